@@ -98,7 +98,7 @@ def test_what_is_selected_of_a_part_is_what_both_have(
     common = set(stored_keys(url, one)) & set(stored_keys(url, other))
     assert sum(stream.samples for stream in loader.plan.order.streams) == len(common)
     assert set(flat(keys(loader, 200))) <= common
-    none = SampleSelection.from_numbers([[]] * len(whole.sizes))
+    none = SampleSelection.from_numbers([np.empty(0)] * len(whole.sizes))
     assert select(open_all(url)[0], none) is None
 
 

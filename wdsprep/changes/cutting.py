@@ -174,7 +174,7 @@ class _Cutter:
 
 # --- keys of several datasets
 def _overlapping(seen: Sequence[_Looked], datasets: int) -> list[_Looked]:
-    """The shards whose keys may be in a shard of another dataset, by their first and last ones."""
+    """Return the shards whose first and last keys allow a key in common with another dataset."""
     spans: list[list[tuple[Order, Order]]] = [[] for _ in range(datasets)]
     for one in seen:
         spans[one.origin].append((_order(one.first), _order(one.last)))

@@ -94,8 +94,9 @@ class OriginShard(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class OriginShards:
-    """The shards of all datasets that are selected from: bucket by bucket, in each the datasets in
-    the order in which they were named."""
+    """The shards of all datasets that are selected from.
+
+    They come bucket by bucket, in each the datasets in the order in which they were named."""
 
     origins: Sequence[Origin]
 
@@ -151,8 +152,9 @@ class WantedKeys:
     def of_shard(
         self, shards: OriginShards, rise: bool, samples: ShardSamples
     ) -> tuple[NDArray[np.bool_], Numbers]:
-        """Return which samples of a shard are wanted, and the places of their keys in the list. A
-        shard whose keys `rise` is not looked into where none of them can be in it."""
+        """Return which samples of a shard are wanted, and the places of their keys in the list.
+
+        A shard whose keys `rise` is not looked into where none of them can be in it."""
         origin, shard = shards.of(samples)
         offsets = origin.offsets(shard)
         if rise and not self._meets(origin.keys(shard, offsets[[0, -2]])):
@@ -218,8 +220,9 @@ def drawn(
 def in_parts(
     selection: SampleSelection, shards: OriginShards, parts: Parts, seed: int
 ) -> dict[str, SampleSelection]:
-    """Return the parts of a split: each sample goes to one part; those beyond the sum of the shares
-    to none."""
+    """Return the samples of each part of a split.
+
+    Each sample goes to one part; those beyond the sum of the shares to none."""
     share, ends = Fraction(0), [0]
     for each in parts.values():
         share += each

@@ -60,7 +60,7 @@ class SampleSelection:
         return cls(shards=shards, starts=np.zeros_like(shards), counts=sizes)
 
     @classmethod
-    def from_numbers(cls, each: Iterable[Numbers]) -> "SampleSelection":
+    def from_numbers(cls, each: Iterable[NDArray[Any]]) -> "SampleSelection":
         """Return a run for each shard in turn, from the numbers of its samples."""
         found = [np.asarray(some, np.uint32) for some in each]
         counts = np.array([*map(len, found)], np.int64)
@@ -82,8 +82,7 @@ class SampleSelection:
         return int(self.counts.sum())
 
     def locate(self, runs: Ints, indices: Ints) -> tuple[Ints, Ints]:
-        """Return where samples lie, by their runs and places in these: the shard, and the number in
-        its tar."""
+        """Return the shards and numbers of samples, given by their runs and places in these."""
         places = indices + self.starts[runs]
         if self.numbers is not None:
             places = self.numbers[places].astype(np.int64)
@@ -104,8 +103,10 @@ class SampleSelection:
         return replace(self, shards=columns[0], starts=columns[1], counts=columns[2])
 
     def split(self, counts: NDArray[np.int32]) -> Iterator["SampleSelection"]:
-        """Yield a selection for each column of `counts`, which has a row for each run: how many of
-        its samples go to which, one after another."""
+        """Yield a selection for each column of `counts`, which has a row for each run.
+
+        A row says how many samples of the run go to the first column, how many after these to the
+        second, and so on."""
         starts = self.starts.copy()
         for own in map(np.ascontiguousarray, counts.T):
             runs = np.flatnonzero(own)
@@ -114,10 +115,9 @@ class SampleSelection:
             starts += own
 
     def filter(self, mask: NDArray[np.bool_]) -> "SampleSelection":
-        """Return the samples for which it is true, where all are counted through; of runs that have
-        some."""
+        """Return the samples for which a mask over all of them is true, in runs that have some."""
         if mask.all():
-            return self
+            return self.pick(self.counts > 0)
         found = []
         counts = np.zeros_like(self.counts)
         ends = np.cumsum(self.counts)
@@ -133,8 +133,9 @@ class SampleSelection:
         return made.pick(counts > 0)
 
     def intersect(self, other: "SampleSelection") -> "SampleSelection":
-        """Return the samples that are in another selection too, which has numbers, in one run for
-        each shard; of runs that have some."""
+        """Return the samples that are in another selection too, in runs that have some.
+
+        The other one has numbers, in one run for each shard."""
         if other.numbers is None:
             raise ValueError("a selection of neighbours cannot be looked up in")
         if self.numbers is None:
@@ -203,8 +204,9 @@ ForkingPickler.register(SampleSelection, _for_a_process)
 
 
 def _bisected(numbers: Numbers, low: Ints, high: Ints, wanted: NDArray[Any]) -> Ints:
-    """Return for each range of rising numbers, from low to high, where the first stands that is no
-    less than the wanted one: for all ranges at once."""
+    """Return where the first number stands that is no less than the wanted one, of each range.
+
+    Numbers rise in each range from low to high. All ranges are searched at once."""
     while (is_open := low < high).any():
         middle = (low + high) // 2
         is_less = is_open.copy()
@@ -223,8 +225,9 @@ def ranges(numbers: Numbers) -> list[list[int]]:
 
 
 def keep_selection(writer: "KeptWriter", shards: int, each: Iterable[ShardSamples]) -> None:
-    """Write samples of so many shards as they come: in the order of the shards, those of one all at
-    once or in parts."""
+    """Write samples of so many shards as they come, to be read by `SampleSelection.from_file`.
+
+    They come in the order of the shards, those of one shard all at once or in parts."""
     counts, digest = np.zeros(shards + 1, np.int64), _NumbersDigest()
 
     def numbers() -> Iterator[Numbers]:
@@ -255,14 +258,12 @@ class _NumbersDigest:
 
 # --- digests that stand in states
 def digest_of_shards(shards: Iterable[tuple[str, int, str | int]]) -> str:
-    """Return what a dataset is known by: the name of each shard, its samples, and what it is made
-    of."""
+    """Return the digest of a dataset, from each shard's name, samples, and what it is made of."""
     return hashlib.sha256(json.dumps(list(shards)).encode()).hexdigest()
 
 
 def digest_of_shape(digest: str, shape: str, counts: NDArray[np.int32]) -> str:
-    """Return the digest of a shape's samples, from that of the dataset and how many of them each of
-    its shards has."""
+    """Return the digest of one shape, from the dataset and the samples of it in each shard."""
     known = f"{digest} {shape} ".encode() + counts.astype("<i4").tobytes()
     return hashlib.sha256(known).hexdigest()
 
@@ -270,8 +271,9 @@ def digest_of_shape(digest: str, shape: str, counts: NDArray[np.int32]) -> str:
 def digest_of_selected(
     digest: str, of: SampleSelection, selected: SampleSelection, shards: int
 ) -> str:
-    """Return the digest of what is selected of samples of so many shards that have a digest. It
-    depends on which of them these are, not on where they lie in the tars."""
+    """Return the digest of what is selected of samples of so many shards, which have one too.
+
+    It depends on which of them these are, not on where they lie in the tars."""
     running, starts = _NumbersDigest(), np.zeros(shards + 1, np.int64)
     starts[selected.shards + 1] = selected.counts
     runs = np.searchsorted(of.shards, selected.shards)

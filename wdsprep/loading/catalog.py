@@ -73,7 +73,7 @@ class Stream(Options):
     )
 
     def __repr__(self) -> str:
-        """What was given, as it may be typed again."""
+        """Return what was given, as it may be typed again."""
         named = ((one.name, getattr(self, one.name)) for one in fields(self)[1:])
         parts = [f"{name}={value!r}" for name, value in named if value not in (None, ())]
         return f"Stream({', '.join([repr(os.fspath(self.url)), *parts])})"
@@ -83,8 +83,9 @@ Streams = str | os.PathLike[str] | Stream | Iterable[str | os.PathLike[str] | St
 
 
 def open_all(streams: Streams, join: Places = ()) -> tuple[Dataset, ...]:
-    """The datasets behind what `load` was given; of those with shapes, each shape's samples. All
-    have these to be joined, beside their own."""
+    """Return the datasets behind what `load` was given; of those with shapes, each shape.
+
+    All have these to be joined, beside their own."""
     found: list[Dataset] = []
     for each in as_streams(streams):
         both = (*places_of(each.join), *places_of(join))
@@ -144,7 +145,7 @@ def load_datasets(stream: Stream) -> tuple[Dataset, ...]:
 def of_manifest(
     store: Store, manifest: Manifest, want: Want, buckets: "frozenset[str] | None" = None
 ) -> Dataset:
-    """The dataset that the manifest in a store tells of."""
+    """Return the dataset that the manifest in a store tells of."""
     there = {shard.name.partition("/")[0] for shard in manifest.shards}
     made_of = _sources(manifest)
     shards = [s for s in manifest.shards if buckets is None or s.name.partition("/")[0] in buckets]
@@ -211,8 +212,9 @@ def counts_by_shape(whole: Dataset, manifest: Manifest) -> "NDArray[np.int32]":
 
 
 def _sources(manifest: Manifest) -> dict[str, str]:
-    """By the shard's name, the digest of what it was made of; of images, and where a receipt does
-    not say, its own."""
+    """Return the digest of what each shard was made of, by its name.
+
+    Of images, and where a receipt does not say, it is the shard's own."""
     found = {shard.name: shard.digest for shard in manifest.shards}
     if manifest.dataset == "latents":
         columns = map(manifest.ledger.column, ("input", "shards"))
@@ -223,7 +225,7 @@ def _sources(manifest: Manifest) -> dict[str, str]:
 
 
 def to_be_encoded(images: Dataset, settings: Mapping[str, Any]) -> Dataset:
-    """The latents that images will be: those of the phase, in the order of the stored ones."""
+    """Return the latents that images will be: those of the phase, in the order of stored ones."""
     if images.kind != "images":
         raise UsageError(
             f"{images.store.url} holds {images.kind}: encode= is for image shards that "
@@ -234,7 +236,7 @@ def to_be_encoded(images: Dataset, settings: Mapping[str, Any]) -> Dataset:
 
 
 def of_phase(images: Dataset, settings: Mapping[str, Any]) -> Dataset:
-    """The images that may be large enough for latents of these settings."""
+    """Return the images that may be large enough for latents of these settings."""
     phase = set(map(str, buckets_encoded(settings, images.settings["buckets"])))
     chosen = [n for n, name in enumerate(images.names) if name.partition("/")[0] in phase]
     if not chosen:
@@ -247,7 +249,9 @@ def of_phase(images: Dataset, settings: Mapping[str, Any]) -> Dataset:
 
 
 def _of_tars(store: Store, want: Want, buckets: "frozenset[str] | None") -> Dataset:
-    """An index tells the samples of its tar by its length, so nothing but the listing is read."""
+    """Return the dataset of tars without a manifest, from their listing alone.
+
+    An index tells the samples of its tar by its length."""
     listed = {entry.name: entry for entry in store.list()}
     names = [n for n in listed if n.endswith(".tar")]
     _check_tars(store.url, listed, bool(names))

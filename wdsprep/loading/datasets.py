@@ -186,7 +186,7 @@ class Dataset:
 
 
 def order_streams(datasets: Sequence[Dataset]) -> tuple[order.OrderStream, ...]:
-    """What the order is to know of them; the shapes of a dataset have its share together."""
+    """Return what the order is to know of datasets; the shapes of one have its share together."""
     numbers = {whole: n for n, whole in enumerate(dict.fromkeys(d.whole for d in datasets))}
     return tuple(
         order.OrderStream(
@@ -201,7 +201,7 @@ def order_streams(datasets: Sequence[Dataset]) -> tuple[order.OrderStream, ...]:
 
 
 def bring_back(dataset: Dataset) -> str:
-    """What to do about a shard that is missing."""
+    """Return what to do about a shard that is missing."""
     repair = command("repair", dataset.store.url)
     again = f" or make it again ({repair}, then the command it is from)"
     return f"bring it back{again if dataset.kind != 'tars' else ''}, or load with skip_missing=True"

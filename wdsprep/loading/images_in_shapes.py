@@ -37,7 +37,7 @@ _log = logging.getLogger("wdsprep")
 def latents_of(
     images: Dataset, settings: Mapping[str, Any], cache: CacheDir | None
 ) -> tuple[Dataset, ...]:
-    """A dataset for each shape of which there are images; one where all are squares."""
+    """Return a dataset for each shape of which there are images; one where all are squares."""
     latents = to_be_encoded(images, settings)
     shapes = shapes_of(settings)
     if not shapes and settings.get("max_crop", 1.0) == 1:
@@ -99,7 +99,7 @@ def _size(facts: Mapping[str, Any] | None) -> Size:
 
 
 def _shape(cut: Shapes, size: Size) -> int:
-    """The number of the shape that an image of this size goes to."""
+    """Return the number of the shape that an image of this size goes to."""
     try:
         fit = cut.fit(*size) if all(size) else None
     except RejectedError:

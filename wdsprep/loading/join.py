@@ -86,8 +86,9 @@ class _Matched(NamedTuple):
 
 
 def _positions(dataset: Dataset, inputs: Ints, parts: Sequence[Dataset]) -> DatasetPositions:
-    """Return where samples are in the image shards. A shard of one shape has them in the order of
-    the images."""
+    """Return where samples are in the image shards.
+
+    A shard of one shape has them in the order of the images."""
     count = np.zeros(len(dataset.names), np.int64)
     for part in parts:
         if part.part_of is not None:
@@ -120,7 +121,7 @@ def _opened(place: str) -> tuple[Dataset, Manifest]:
 
 
 def _in_shapes_of(whole: Dataset, dataset: Dataset, manifest: Manifest) -> tuple[Dataset, ...]:
-    """The shapes of a dataset, which samples have alike where both were cut alike."""
+    """Return the shapes of a dataset; samples have the same in both where both were cut alike."""
     shapes, url = shapes_of(manifest.settings), dataset.store.url
     if not shapes:
         return ()
@@ -223,8 +224,9 @@ def _kept(beside: list[JoinPositions]) -> dict[int, NDArray[np.bool_]]:
 
 
 def _as_one(whole: Dataset, parts: list[Dataset]) -> list[Dataset]:
-    """Return parts with the digests that one dataset would have which holds what all of them have,
-    so that the order is the same."""
+    """Return parts with digests that make their order the one of a single dataset.
+
+    They are those of a dataset that holds the samples which all that are joined have."""
     counts = [np.zeros(len(whole.names), np.int32) for _ in parts]
     for own, part in zip(counts, parts, strict=True):
         own[part.selection.shards] = part.sizes

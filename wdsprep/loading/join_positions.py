@@ -61,7 +61,7 @@ class DatasetPositions:
 
     @cached_property
     def _receipts(self) -> Mapping[str, Receipt]:
-        """By unit; wanted only where rows are missing."""
+        """Receipts by their units, wanted only where rows are missing."""
         manifest = read_manifest(self.store)
         return {receipt.unit: receipt for receipt in manifest.receipts} if manifest else {}
 
@@ -69,8 +69,9 @@ class DatasetPositions:
         return {name: value for name, value in self.__dict__.items() if name != "_receipts"}
 
     def check(self, read: Ints) -> None:
-        """Refuse shards whose rows are missing, but for those that have been read: by a listing,
-        which takes less than reading all."""
+        """Refuse shards whose rows are missing, but for those that have been read.
+
+        A listing takes less than reading all."""
         unread = self.moved.copy()
         unread[read] = False
         if not unread.any():
@@ -83,8 +84,10 @@ class DatasetPositions:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JoinPositions:
-    """Where the samples of a `first` dataset stand in another. `shards` says which of its shards
-    belongs to each of the first (-1: none), and `other` where its samples are in the images."""
+    """The places of the samples of a `first` dataset in another one.
+
+    `shards` says which shard of the other belongs to each of the first (-1: none), and `other`
+    where its samples are in the image shards."""
 
     shards: Ints
     first: DatasetPositions
@@ -92,8 +95,7 @@ class JoinPositions:
     _maps: dict[int, Numbers] = field(default_factory=dict, repr=False)
 
     def locate(self, shards: Ints, indices: Ints) -> tuple[Ints, Ints]:
-        """Where the samples are that stand beside these, by the numbers of shards and of samples in
-        their tars."""
+        """Return the shards and numbers of the samples that stand beside these."""
         own, places = self.shards[shards], indices
         is_moved = self._moved[shards]
         if is_moved.any():
@@ -111,11 +113,11 @@ class JoinPositions:
         return moved
 
     def __getstate__(self) -> dict[str, Any]:
-        """Whoever else needs rows reads them."""
+        """Leave out the rows: whoever else needs them reads them."""
         return {**self.__dict__, "_maps": {}}
 
     def _maps_of(self, shards: Sequence[int]) -> dict[int, Numbers]:
-        """Many are read in threads."""
+        """Return the maps of shards, of which many are read in threads."""
         if sum(shard not in self._maps for shard in shards) <= FEW_SHARDS:
             return {shard: self._map(shard) for shard in shards}
         maps = read_each(self._map, shards, self.other.store.readers)
@@ -142,13 +144,13 @@ class JoinPositions:
         return numbers[self.first.read(shard).positions]
 
     def lacks(self) -> Ints:
-        """The shards of the other of which something may not be here."""
+        """Return the shards of the first of which a sample may be lacking in the other."""
         own, inputs = self.shards, self.other.inputs[self.shards]
         is_less = (self.other.sizes[own] < inputs) | (inputs < self.first.inputs)
         return np.flatnonzero((own < 0) | is_less)
 
     def has(self, shard: int) -> NDArray[np.bool_]:
-        """Of each sample of a shard of the other, whether it is here."""
+        """Return which samples of a shard of the first are in the other too."""
         if self.shards[shard] < 0:
             return np.zeros(int(self.first.sizes[shard]), np.bool_)
         has: NDArray[np.bool_] = self._map(shard) != NOWHERE

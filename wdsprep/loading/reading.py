@@ -64,9 +64,10 @@ Instead = Callable[[Batch, int], None]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reader:
-    """Reads rows of some datasets. `shelves` are of each its own, and those of what is joined to
-    it. `names` is what a batch is to hold, beside arrays and key; `scratch` is where headers are
-    read to."""
+    """A reader of rows of some datasets.
+
+    `shelves` are of each its own, and those of what is joined to it. `names` is what a batch is to
+    hold, beside arrays and key; `scratch` is where headers are read to."""
 
     datasets: tuple[Dataset, ...]
     shelves: tuple[tuple[Shelf, ...], ...]
@@ -181,15 +182,15 @@ class Reader:
         batch.out[name] = made.view(dtype).view(len(batch), *shape)
 
     def fill(self, batch: Batch, rows: range) -> None:
-        """Read these rows. A damaged sample gives its place to another one of its stream, which
-        depends on nothing but the damaged one."""
+        """Read these rows, with other samples of their streams in the places of damaged ones."""
         if faults := self._read(batch, rows):
             self._replace(batch, faults)
         self.effects.finish(batch, rows)
 
     def fill_beside(self, batch: Batch, instead: Instead | None = None) -> None:
-        """Read what stands beside rows that are there already, with their keys. `instead` puts into
-        a row the sample that takes the place of one that is damaged there."""
+        """Read what stands beside rows that are there already, with their keys.
+
+        `instead` puts into a row the sample that takes the place of one that is damaged there."""
         for top in range(0, len(batch) if self._slots > 1 else 0, BESIDE_AT_ONCE):
             rows = range(top, min(top + BESIDE_AT_ONCE, len(batch)))
             faults = self._read(batch, rows, first=1)
@@ -203,7 +204,7 @@ class Reader:
                 ).with_next_step(verify_step(fault.tar.rpartition("/")[0].rpartition("/")[0]))
 
     def _read(self, batch: Batch, rows: range, *, first: int = 0) -> dict[int, Fault]:
-        """From this slot on."""
+        """Read rows from this slot on; return why some cannot be served."""
         faults: dict[int, Fault] = {}
         for slot in range(first, self._slots):
             for taking, own in self._taken(batch, rows, slot, faults):
@@ -214,7 +215,7 @@ class Reader:
     def _taken(
         self, batch: Batch, rows: range, slot: int, faults: Mapping[int, Fault]
     ) -> Iterator[tuple[WantedArrays, Sequence[int]]]:
-        """Of what is to be read of a slot, each kind with the rows that it is read for."""
+        """Yield what is to be read of a slot, each kind with the rows that it is read for."""
         streams = {*batch.stream[rows.start : rows.stop]}
         is_picked = len(self.effects.choices) > 1
         kinds = {taking for n in streams for taking in self._by_choice(n, slot)}
@@ -259,18 +260,18 @@ class Reader:
             faults = {row: why for some in again for row, why in some.items()}
 
     def instead(self, batch: Batch, row: int, wanted: tuple[int, int], attempt: int) -> Batch:
-        """The sample that takes the place of one that was read, but came to nothing later."""
+        """Read the sample that takes the place of one that was read, but came to nothing later."""
         return self.alone(batch, row, self._substitutes.draw(batch.stream[row], wanted, attempt))
 
     def alone(self, batch: Batch, row: int, place: tuple[int, int]) -> Batch:
-        """The sample at this place of the row's stream, as it would be in the row."""
+        """Read the sample at this place of the row's stream, as it would be in the row."""
         shard, index = place
         one = Batch(batch.step, batch.first + row, [batch.stream[row]], [shard], [index])
         self.fill(self.begin(one), range(1))
         return one
 
     def _kind(self, batch: Batch, row: int) -> tuple[int, int]:
-        """The stream of a row, and which captions are picked for it."""
+        """Return the stream of a row, and which captions are picked for it."""
         return batch.stream[row], batch.choice[row] if len(self.effects.choices) > 1 else 0
 
     def _move_beside(self, batch: Batch, row: int) -> None:
@@ -281,7 +282,7 @@ class Reader:
             shards[row], indices[row] = int(shard[0]), int(index[0])
 
     def _place(self, batch: Batch, row: int, slot: int = 0) -> tuple[str, int]:
-        """The tar that a row is read from, and the number of the sample in it."""
+        """Return the tar that a row is read from, and the number of the sample in it."""
         dataset = self.datasets[batch.stream[row]].beside[slot]
         shards, indices = (batch.shard, batch.index) if not slot else batch.beside[slot - 1]
         return f"{dataset.store.url}/{dataset.names[shards[row]]}", indices[row]
@@ -297,8 +298,7 @@ class Reader:
         rest: bool,
         spare: int = 0,
     ) -> "list[Came | str]":
-        """Of each of its own rows what has come beside its part of the columns, or why the sample
-        cannot be had."""
+        """Return what came of each row beside its part of the columns, or why nothing did."""
         places = batch.beside[slot - 1] if slot else (batch.shard, batch.index)
         streams, shards, indices = (_of_rows(each, own) for each in (batch.stream, *places))
         found: list[Came | str] = [""] * len(own)
@@ -343,7 +343,7 @@ class Reader:
     def _take(
         self, batch: Batch, row: int, slot: int, taking: WantedArrays, sample: TarSample
     ) -> str:
-        """Keep what is wanted of a sample; why it cannot be, or nothing."""
+        """Keep what is wanted of a sample; return why that cannot be, or nothing."""
         if slot:
             if sample.key != batch.keys[row]:
                 raise self._of_others(batch, slot, row, sample.key)
@@ -386,7 +386,7 @@ class Reader:
         return ""
 
     def _of_others(self, batch: Batch, slot: int, row: int, key: str) -> FormatError:
-        """A sample that stands beside another is not of its image."""
+        """Return the error of a sample that stands beside another and is not of its image."""
         (tar, index), (other, number) = (self._place(batch, row, n) for n in (0, slot))
         parts = self.datasets[batch.stream[row]].beside
         return FormatError(

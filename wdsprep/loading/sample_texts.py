@@ -20,8 +20,9 @@ _log = logging.getLogger("wdsprep")
 
 
 class SampleTexts:
-    """Puts captions and json into batches; `paths` are the places in the json where captions are,
-    of each choice, where they are picked there."""
+    """The captions and json of samples, put into batches.
+
+    Where captions are picked by places in the json, `paths` has the one of each choice."""
 
     def __init__(self, datasets: Sequence[Dataset], paths: Sequence[str]) -> None:
         self._datasets, self._paths = datasets, paths

@@ -27,9 +27,10 @@ def in_shapes(
     counts: NDArray[np.int32],
     selection: SampleSelection | None = None,
 ) -> tuple[Dataset, ...]:
-    """Return a dataset for each of the shapes of which there are samples. `counts` has a row for
-    each shard: how many of each shape it has, one shape after another, or its run of a selection
-    has."""
+    """Return a dataset for each of the shapes of which there are samples.
+
+    `counts` has a row for each shard: how many samples of each shape stand in it, one shape after
+    another; or in its run of a selection."""
     parts = (selection or whole.selection).split(counts)
     return tuple(
         _part(whole, part, digest_of_shape(whole.digest, shape_name(size), own), size)
@@ -45,9 +46,10 @@ def without_rejects(
     counts: NDArray[np.int32],
     selection: SampleSelection,
 ) -> tuple[Dataset, ...]:
-    """Return the latents that images will be where some are rejected, or go to several shapes: what
-    `encode` would store. `counts` and `selection` are as in `in_shapes`; without shapes there is
-    one column."""
+    """Return the latents that images will be where some are rejected, or go to several shapes.
+
+    It is what `encode` would store. `counts` and `selection` are as in `in_shapes`; without shapes
+    there is one column."""
     left = np.flatnonzero(counts.any(axis=1)).astype(np.int32)
     sizes = counts[left].sum(axis=1, dtype=np.int64)
     images = of_shards(images, left)
@@ -96,8 +98,7 @@ def select(dataset: Dataset, keep: SampleSelection) -> Dataset | None:
 def _part(
     dataset: Dataset, selection: SampleSelection, digest: str, size: Size | None = None
 ) -> Dataset:
-    """Return a dataset with this selection of its opened stream, and of the images that its latents
-    are yet to be made from."""
+    """Return a dataset with this selection of its stream, and of images that it is made from."""
     images = dataset.images
     return replace(
         dataset,

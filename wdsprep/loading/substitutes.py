@@ -52,8 +52,9 @@ class Substitutes:
         return int(shards[0]), int(indices[0])
 
     def next(self, choice: StreamChoice, wanted: ShardPlace, drawn: int) -> tuple[int, ShardPlace]:
-        """Return the next that is drawn whose shard is not known to be missing, and how many are
-        drawn now. What is known changes nothing: those would be drawn and missed."""
+        """Return the next sample whose shard is not known to be missing, and how many were drawn.
+
+        What is known changes nothing: the others would be drawn and missed."""
         dataset, missing = self._datasets[choice[0]], self._missing.get(choice, set())
         while len(missing) < dataset.filled:
             place = self.draw(choice[0], wanted, drawn)

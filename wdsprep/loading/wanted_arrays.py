@@ -21,7 +21,8 @@ OF_TEXTS = (*TEXTS, "json")
 
 @dataclass(frozen=True, eq=False)
 class WantedArrays:
-    """What is read of the samples of a dataset: the arrays, and what is kept of their texts.
+    """The arrays that are read of the samples of a dataset, and what is kept of their texts.
+
     `fields` are all arrays of a sample; it is read whole where that is how it is served. What the
     json of several samples says is put together; `yields` is whether others know better."""
 
@@ -32,7 +33,7 @@ class WantedArrays:
     yields: bool
 
     def facts(self, others: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-        """The json of a sample, with what that of those beside it says."""
+        """Return the json of a sample, with what that of those beside it says."""
         return {**own, **others} if self.yields else {**others, **own}
 
 
@@ -40,7 +41,7 @@ class WantedArrays:
 def _wanted(
     fields: tuple[Field, ...], names: tuple[str, ...], texts: tuple[str, ...], *flags: bool
 ) -> WantedArrays:
-    """The same one for the same, so that rows of several streams are checked together."""
+    """Return the same one for the same, so that rows of several streams are checked together."""
     return WantedArrays(fields, names, texts, *flags)
 
 
@@ -51,7 +52,9 @@ WantedOfAll = tuple[tuple[WantedArrays | None, ...], ...]
 def wanted_of_all(
     dataset: Dataset, names: Sequence[str], choices: Sequence[str], *, raw: bool
 ) -> WantedOfAll:
-    """`choices` are the names of captions, or one that is empty where nothing is picked."""
+    """Return what is read of each dataset that a stream has, by slot and choice.
+
+    `choices` are the names of captions, or one that is empty where nothing is picked."""
     wanted = {*names, short(FLIPPED)} if not raw else None
     if wanted is not None:
         wanted |= {short(field.name) for field in measured(dataset, names)}
@@ -73,7 +76,7 @@ def wanted_of_all(
 
 
 def measured(dataset: Dataset, names: Sequence[str]) -> list[Field]:
-    """The arrays of true length that a batch has; where it has a mask alone, what it is of."""
+    """Return the arrays of true length that a batch has, or that its mask is of."""
     variable = [field for field in dataset.served if field.is_variable]
     wanted = [field for field in variable if short(field.name) in names]
     return wanted or (variable if short(MASK) in names else [])

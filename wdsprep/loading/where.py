@@ -46,8 +46,10 @@ class Where(Condition):
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """What is left of a piece of a shard, and of which names any of its samples has something; of
-    all, how many are damaged, and how many others lack a row in a table."""
+    """The samples of a piece of a shard that are left.
+
+    `seen` says of which names any sample has something; `damaged` counts all that are damaged, and
+    `lacking` how many others lack a row in a table."""
 
     numbers: Numbers
     seen: NDArray[np.bool_]
@@ -57,8 +59,7 @@ class _Left:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Subset:
-    """What decides which samples of a dataset are served: a condition, tables that have to have
-    them, or both."""
+    """A condition that samples are to meet, tables that have to have them, or both."""
 
     whole: Dataset
     condition: Where | None
@@ -71,7 +72,7 @@ class Subset:
 
     @property
     def what(self) -> tuple[str, ...]:
-        """All that it depends on."""
+        """Everything that it depends on."""
         files, tables = self.whole.files, [table.digest for table in self.tables]
         if self.condition is None:
             return "where", *files.names, *files.contents, "", *tables
@@ -106,8 +107,9 @@ class Subset:
         return _Left(numbers, seen, int((~is_sound).sum()), int((is_sound & ~has_rows).sum()))
 
     def _column(self, name: PathParts, some: SomeFacts, places: Sequence[Ints]) -> Sequence[Any]:
-        """Return what a table has, or the json in a place: that of the first dataset, and what that
-        lacks of the first joined one which has it."""
+        """Return what a table has, or the json in a place.
+
+        What the json of the first dataset lacks is that of the first joined one which has it."""
         for table, own in zip(self.tables, places, strict=True):
             if len(name) == 1 and name[0] in table.columns:
                 column = table.column(str(name[0]))[own].astype(object)
@@ -183,8 +185,9 @@ class Subset:
 def those_where(
     datasets: Sequence[Dataset], where: str | None, cache: CacheDir | None
 ) -> tuple[Dataset, ...]:
-    """What is left of datasets where a condition holds, beside the one that a stream may have, and
-    where all tables that are joined have a row; with these tables."""
+    """Return what is left of datasets where a condition holds and all joined tables have a row.
+
+    The condition is beside the one that a stream may have. What is left has these tables."""
     subsets: dict[Dataset, Subset | None] = {}
     known: dict[Subset, SampleSelection] = {}
     found = []
@@ -211,7 +214,7 @@ def those_where(
 
 
 def _subset(dataset: Dataset, where: str | None, cache: CacheDir | None) -> Subset | None:
-    """Which samples of a dataset are asked for, if not all."""
+    """Return which samples of a dataset are asked for, if not all."""
     given = [Where(text) for text in (dataset.where, where) if text is not None and text != ""]
     condition = joint(given) if given else None
     bare = [str(name[0]) for name in condition.names if len(name) == 1] if condition else []
@@ -226,12 +229,12 @@ def _subset(dataset: Dataset, where: str | None, cache: CacheDir | None) -> Subs
 
 
 def joint(conditions: Sequence[Where]) -> Where:
-    """All of them as one."""
+    """Return all conditions as one."""
     if len(conditions) == 1:
         return conditions[0]
     return Where(" and ".join(f"({condition.plain})" for condition in conditions))
 
 
 def in_short(plain: str) -> str:
-    """As a state has it, which is small."""
+    """Return a condition as a state has it, which is small."""
     return plain if len(plain) <= SHOWN else f"{plain[:60]}... {key_of(plain):016x}"
