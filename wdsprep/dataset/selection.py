@@ -57,7 +57,8 @@ class SampleSelection:
     def all_of(cls, sizes: Ints) -> "SampleSelection":
         """Return all samples of shards that have so many."""
         shards = np.arange(len(sizes), dtype=np.int32)
-        return cls(shards=shards, starts=np.zeros_like(shards), counts=sizes)
+        starts = np.zeros(len(sizes), np.int32)  # of which nothing is in memory as yet
+        return cls(shards=shards, starts=starts, counts=sizes)
 
     @classmethod
     def from_numbers(cls, each: Iterable[NDArray[Any]]) -> "SampleSelection":

@@ -201,6 +201,7 @@ def counts_by_shape(whole: Dataset, manifest: Manifest) -> "NDArray[np.int32]":
     for counted, unit in zip(*columns, strict=True):
         if (row := rows.get(latent_shard(unit))) is not None:
             counts[row] = [counted.get(shape, 0) for shape in shapes]  # each is below 2^31
+    del rows  # of many shards it takes more memory than what follows
     wrong = np.flatnonzero(counts.sum(axis=1) != whole.sizes)
     if len(wrong):
         row = int(wrong[0])
