@@ -120,7 +120,7 @@ def _look(shards: OriginShards, samples: ShardSamples) -> _Looked:
     origin, shard = shards.of(samples)
     offsets, numbers = origin.offsets(shard), samples.numbers
     first, last = origin.keys(shard, offsets[numbers[[0, -1]]])
-    number = shards.shards[samples.shard].origin
+    number, _shard = shards.shards[samples.shard]
     return _Looked(samples, number, np.diff(offsets)[numbers], first, last)
 
 

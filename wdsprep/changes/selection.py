@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, partial
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,13 +84,6 @@ def _shard_order(shard: Shard) -> tuple[int, int, int, str]:
     return shard.bucket, int(found[2]), int((found[3] or "_0")[1:]), shard.name
 
 
-class OriginShard(NamedTuple):
-    """A shard of the dataset with this number."""
-
-    origin: int
-    shard: Shard
-
-
 @dataclass(frozen=True, kw_only=True)
 class OriginShards:
     """The shards of all datasets that are selected from.
@@ -101,9 +93,10 @@ class OriginShards:
     origins: Sequence[Origin]
 
     @cached_property
-    def shards(self) -> tuple[OriginShard, ...]:
-        every = (OriginShard(n, s) for n, one in enumerate(self.origins) for s in one.shards)
-        return tuple(sorted(every, key=lambda one: one.shard.bucket))
+    def shards(self) -> tuple[tuple[int, Shard], ...]:
+        """Each with the number of its dataset."""
+        every = [(at, shard) for at, one in enumerate(self.origins) for shard in one.shards]
+        return tuple(sorted(every, key=lambda each: each[1].bucket))
 
     def of(self, samples: ShardSamples) -> tuple[Origin, Shard]:
         """Return the dataset and the shard that samples are of."""
@@ -112,7 +105,7 @@ class OriginShards:
 
     @property
     def all_samples(self) -> SampleSelection:
-        sizes = np.array([each.shard.samples for each in self.shards], np.int64)
+        sizes = np.array([shard.samples for _, shard in self.shards], np.int64)
         return SampleSelection.all_of(sizes).pick(sizes > 0)
 
     @property

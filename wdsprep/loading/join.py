@@ -8,7 +8,7 @@ and what a joined dataset lacks leaves the order. Of shards with rejects the row
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from wdsprep.dataset.chance import Ints
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import latent_shard, latent_unit
 from wdsprep.dataset.selection import SampleSelection, digest_of_shape, digest_of_shards
-from wdsprep.dataset.shapes import shape_name, shapes_of
+from wdsprep.dataset.shapes import Size, shape_name, shapes_of
 from wdsprep.dataset.state import read_manifest
 from wdsprep.errors import UsageError
 from wdsprep.loading.catalog import counts_by_shape, of_manifest
@@ -58,7 +58,8 @@ def _joined(
         )
     files = whole.files
     first = _positions(files, files.inputs, parts if files.kind == "latents" else ())
-    beside: list[_Matched] = []
+    beside: list[Joined] = []
+    shapes: list[tuple[Dataset, ...]] = []
     for place in places:
         store = open_store(place)
         url = store.url
@@ -67,22 +68,19 @@ def _joined(
             raise UsageError(f"{place} is joined twice: name each dataset once")
         if url not in opened:
             opened[url] = _opened(place)
-        beside.append(_matched(files, first, *opened[url], _in_shapes_of(whole, *opened[url])))
+        shapes.append(_in_shapes_of(whole, *opened[url]))
+        beside.append(_matched(files, first, *opened[url], shapes[-1]))
     left = _without_lacking(whole, parts, beside)
-    return [replace(part, joined=tuple(each.beside(part) for each in beside)) for part in left]
+    return [
+        replace(part, joined=tuple(map(partial(_in_shape, part.size), beside, shapes)))
+        for part in left
+    ]
 
 
-class _Matched(NamedTuple):
-    """A dataset that is matched to another, and its shapes."""
-
-    dataset: Dataset
-    positions: JoinPositions
-    shapes: tuple[Dataset, ...]
-
-    def beside(self, part: Dataset) -> Joined:
-        """Return what stands beside samples of one shape: that shape, where it has some."""
-        own = (shape for shape in self.shapes if shape.size == part.size)
-        return Joined(next(own) if self.shapes else self.dataset, self.positions)
+def _in_shape(size: Size | None, joined: Joined, shapes: tuple[Dataset, ...]) -> Joined:
+    """Return the one of its shapes that stands beside samples of this shape, if it has shapes."""
+    own = (shape for shape in shapes if shape.size == size)
+    return joined._replace(dataset=next(own)) if shapes else joined
 
 
 def _positions(dataset: Dataset, inputs: Ints, parts: Sequence[Dataset]) -> DatasetPositions:
@@ -144,7 +142,7 @@ def _matched(
     dataset: Dataset,
     manifest: Manifest,
     shapes: tuple[Dataset, ...],
-) -> _Matched:
+) -> Joined:
     url = dataset.store.url
     ledger = manifest.ledger
     known = dict(zip(ledger.units(), ledger.column("inputs"), strict=True))
@@ -172,7 +170,7 @@ def _matched(
     shards = np.array([numbers.get(name, -1) for name in whole.names], np.int64)
     inputs = np.array([known[latent_unit(name)] for name in dataset.names], np.int64)
     other = _positions(dataset, inputs, shapes)
-    return _Matched(dataset, JoinPositions(shards=shards, first=first, other=other), shapes)
+    return Joined(dataset, JoinPositions(shards=shards, first=first, other=other))
 
 
 def _image_shard(source: str) -> str:
@@ -192,7 +190,7 @@ def _shown(shards: Sequence[str]) -> str:
     return f"{shards[0]}{more}"
 
 
-def _without_lacking(whole: Dataset, parts: list[Dataset], beside: list[_Matched]) -> list[Dataset]:
+def _without_lacking(whole: Dataset, parts: list[Dataset], beside: list[Joined]) -> list[Dataset]:
     """Return those parts, without what is not in every joined dataset."""
     keep = _kept([each.positions for each in beside])
     if all(has.all() for has in keep.values()):

@@ -1,4 +1,4 @@
-"""Parts of datasets: any samples of each shard, as a dataset of their own."""
+"""Datasets of some samples of others: any samples of each shard, as a dataset of their own."""
 
 import json
 import pickle
