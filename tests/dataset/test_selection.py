@@ -109,7 +109,7 @@ def test_numbers_that_are_mapped_are_mapped_again_by_another_process(tmp_path: P
     assert b"arrays" in mapped
     for data in (mapped, pickle.dumps(selection)):
         assert pairs(pickle.loads(data)) == pairs(selection)
-    assert pickle.loads(mapped).file.path == selection.file.path  # type: ignore[union-attr]
+    assert pickle.loads(mapped).holds.path == selection.holds.path  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("count", [1, 2])

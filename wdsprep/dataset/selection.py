@@ -13,14 +13,13 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wdsprep.dataset.chance import Ints
-from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.digests import DigestKind, Hash
 
 if TYPE_CHECKING:
     from wdsprep.dataset.kept import KeptFile, KeptWriter
@@ -44,14 +43,13 @@ class SampleSelection:
 
     Of each run, `shards` says which shard of the list it is of, and `counts` how many samples it
     has. `starts` is the number of its first sample, from which on they are neighbours; where there
-    are `numbers`, it is the place of the first among these. `file` has the numbers, where they are
-    mapped."""
+    are `numbers`, it is the place of the first among these. What `holds` them is an array, or a
+    file that each process maps for itself."""
 
     shards: NDArray[np.int32]
     starts: RunStarts
     counts: Ints
-    numbers: Numbers | None = None
-    file: "KeptFile | None" = None
+    holds: "Numbers | KeptFile | None" = None
 
     @classmethod
     def all_of(cls, sizes: Ints) -> "SampleSelection":
@@ -68,15 +66,20 @@ class SampleSelection:
         numbers = np.concatenate([np.empty(0, np.uint32), *found])
         shards = np.arange(len(found), dtype=np.int32)
         starts = np.cumsum(counts) - counts
-        return cls(shards=shards, starts=starts, counts=counts, numbers=numbers)
+        return cls(shards=shards, starts=starts, counts=counts, holds=numbers)
 
     @classmethod
     def from_file(cls, file: "KeptFile") -> "SampleSelection":
         """Return the runs that `keep_selection` has written, one for each shard."""
         ends = file.arrays["starts"]
         shards = np.arange(len(ends) - 1, dtype=np.int32)
-        numbers, counts = file.arrays["numbers"], np.diff(ends)
-        return cls(shards=shards, starts=ends[:-1], counts=counts, numbers=numbers, file=file)
+        return cls(shards=shards, starts=ends[:-1], counts=np.diff(ends), holds=file)
+
+    @property
+    def numbers(self) -> Numbers | None:
+        if self.holds is None or isinstance(self.holds, np.ndarray):
+            return self.holds
+        return self.holds.arrays["numbers"]
 
     @property
     def samples(self) -> int:
@@ -91,12 +94,13 @@ class SampleSelection:
 
     def per_shard(self) -> Iterator[ShardSamples]:
         """Yield the samples of each run."""
+        numbers = self.numbers
         columns = (self.shards.tolist(), self.starts.tolist(), self.counts.tolist())
         for shard, start, count in zip(*columns, strict=True):
-            if self.numbers is None:
+            if numbers is None:
                 yield ShardSamples(shard, np.arange(start, start + count, dtype=np.uint32))
             else:
-                yield ShardSamples(shard, self.numbers[start : start + count])
+                yield ShardSamples(shard, numbers[start : start + count])
 
     def pick(self, runs: RunStarts | NDArray[np.bool_]) -> "SampleSelection":
         """Return these runs alone."""
@@ -130,7 +134,7 @@ class SampleSelection:
             counts[some] = np.bincount(runs[own], minlength=some.stop - some.start)
         numbers = np.concatenate([np.empty(0, np.uint32), *found])
         starts = np.cumsum(counts) - counts
-        made = replace(self, starts=starts, counts=counts, numbers=numbers, file=None)
+        made = replace(self, starts=starts, counts=counts, holds=numbers)
         return made.pick(counts > 0)
 
     def intersect(self, other: "SampleSelection") -> "SampleSelection":
@@ -183,27 +187,6 @@ class SampleSelection:
         return _bisected(self.numbers, first, last, numbers) - first
 
 
-def _for_a_process(selection: SampleSelection) -> Any:
-    """Have numbers that are mapped mapped again by a process that is started here."""
-    columns = selection.shards, selection.starts, selection.counts
-    numbers = selection.numbers if selection.file is None else None
-    return _made_again, (*columns, numbers, selection.file)
-
-
-def _made_again(
-    shards: NDArray[np.int32],
-    starts: RunStarts,
-    counts: Ints,
-    numbers: Numbers | None,
-    file: "KeptFile | None",
-) -> SampleSelection:
-    numbers = file.arrays["numbers"] if file is not None else numbers
-    return SampleSelection(shards=shards, starts=starts, counts=counts, numbers=numbers, file=file)
-
-
-ForkingPickler.register(SampleSelection, _for_a_process)
-
-
 def _bisected(numbers: Numbers, low: Ints, high: Ints, wanted: NDArray[Any]) -> Ints:
     """Return where the first number stands that is no less than the wanted one, of each range.
 
@@ -229,32 +212,23 @@ def keep_selection(writer: "KeptWriter", shards: int, each: Iterable[ShardSample
     """Write samples of so many shards as they come, to be read by `SampleSelection.from_file`.
 
     They come in the order of the shards, those of one shard all at once or in parts."""
-    counts, digest = np.zeros(shards + 1, np.int64), _NumbersDigest()
+    counts, digest = np.zeros(shards + 1, np.int64), DigestKind.BLAKE3.new()
 
     def numbers() -> Iterator[Numbers]:
         for shard, some in each:
             counts[shard + 1] += len(some)
-            digest.update(some)
+            _hash(digest, some, "<u4")
             yield some
 
     writer.add("numbers", "<u4", numbers())
     starts = np.cumsum(counts)
     writer.add("starts", "<i8", [starts])
-    writer.facts["digest"] = digest.of(starts)  # which wdsprep 0.3.0 and before reads
+    _hash(digest, starts, "<i8")
+    writer.facts["digest"] = digest.hexdigest()  # which wdsprep 0.3.0 and before reads
 
 
-class _NumbersDigest:
-    """The digest of numbers, which come in parts, and of where those of each shard start."""
-
-    def __init__(self) -> None:
-        self._numbers = DigestKind.BLAKE3.new()
-
-    def update(self, numbers: NDArray[Any]) -> None:
-        self._numbers.update(np.ascontiguousarray(numbers, "<u4").tobytes())
-
-    def of(self, starts: Ints) -> str:
-        self._numbers.update(np.ascontiguousarray(starts, "<i8").tobytes())
-        return self._numbers.hexdigest()
+def _hash(digest: Hash, numbers: NDArray[Any], dtype: str) -> None:
+    digest.update(np.ascontiguousarray(numbers, dtype).tobytes())
 
 
 # --- digests that stand in states
@@ -275,11 +249,12 @@ def digest_of_selected(
     """Return the digest of what is selected of samples of so many shards, which have one too.
 
     It depends on which of them these are, not on where they lie in the tars."""
-    running, starts = _NumbersDigest(), np.zeros(shards + 1, np.int64)
+    inner, starts = DigestKind.BLAKE3.new(), np.zeros(shards + 1, np.int64)
     starts[selected.shards + 1] = selected.counts
     runs = np.searchsorted(of.shards, selected.shards)
     of = of.pick(runs)
     for some in selected.blocks():
-        running.update(of.places_of(selected.flat(some), some, selected.counts[some]))
-    known = f"{digest} {running.of(np.cumsum(starts))}"
-    return hashlib.sha256(known.encode()).hexdigest()
+        places = of.places_of(selected.flat(some), some, selected.counts[some])
+        _hash(inner, places, "<u4")
+    _hash(inner, np.cumsum(starts), "<i8")
+    return hashlib.sha256(f"{digest} {inner.hexdigest()}".encode()).hexdigest()

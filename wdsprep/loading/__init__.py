@@ -12,8 +12,7 @@ Of a dataset, `subsets` may be served: of one shape, or those samples that meet 
 (`where`) or have a row in a table (`tables`). Which these are is found in the json of all samples
 (`facts`) and kept on this machine; so are the shapes of images that become latents on the way
 (`images_in_shapes`). `join` puts other datasets of the same images beside one: `join_positions`
-says where their samples are, `joined_arrays` which of them gives which array, and `wanted_arrays`
-what is read of each.
+says where their samples are, and `wanted_arrays` what is read of each.
 
 In: Datasets of images or latents, a seed and a step.
 Out: Batches in one order, whatever the cluster, and the state to go on from.

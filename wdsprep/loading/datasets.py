@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from wdsprep.dataset.arrays import LATENT, Field, fields_of
+from wdsprep.dataset.arrays import LATENT, Field, fields_of, text_fields
 from wdsprep.dataset.chance import Ints
 from wdsprep.dataset.selection import SampleSelection
 from wdsprep.dataset.shapes import Size, fields_in_shape, shape_name
+from wdsprep.encoding.captions import OWN
 from wdsprep.loading import order
+from wdsprep.loading.grid import short
 from wdsprep.loading.join_positions import JoinPositions
-from wdsprep.loading.joined_arrays import served_fields
 from wdsprep.loading.order.mixing import Want
 from wdsprep.store.base import Store
 from wdsprep.text import command
@@ -107,7 +108,29 @@ class Dataset:
     @cached_property
     def served(self) -> tuple[Field, ...]:
         """The arrays of a sample in a batch: its own, then those of what is joined."""
-        return served_fields(self.beside)
+        given, _ = self.givers()
+        return tuple(
+            field
+            for slot, part in enumerate(self.beside)
+            for field in part.fields
+            if given.get(short(field.name)) == slot
+        )
+
+    def givers(self, choice: str = "") -> tuple[dict[str, int], int]:
+        """Return which dataset gives each array of a batch, by its name, and which gives texts.
+
+        Datasets go by their places in `beside`. An array of a later one takes the place of one of
+        the same name. Where captions are picked by chance, each choice has its own dataset for all
+        that is made of captions."""
+        given: dict[str, int] = {}
+        of_texts = 0
+        for slot, own in enumerate(_texts_served(self.beside, choice)):
+            fields = self.beside[slot].fields
+            left_out = {*text_fields(fields)} - {*own}
+            given |= {short(field.name): slot for field in fields if field not in left_out}
+            if own:
+                of_texts = slot
+        return given, of_texts
 
     @property
     def columns(self) -> dict[str, str]:
@@ -183,6 +206,28 @@ class Dataset:
         """Of a folder from the root on, wherever the program goes."""
         place = self.store.root or self.store.url
         return [f"{place}/{name}" for name in self.names]
+
+
+def _texts_served(parts: Sequence[Dataset], choice: str = "") -> list[tuple[Field, ...]]:
+    """Return the text arrays of each dataset that are served.
+
+    One takes the place of the text of an earlier one as a whole where both have an array of one
+    name: else a sample would have arrays of two captions."""
+    found: list[tuple[Field, ...]] = []
+    later: set[str] = set()
+    for part in reversed(parts):
+        own = text_fields(part.fields)
+        is_other = bool(choice) and caption_name(part.settings) != choice
+        if is_other or not later.isdisjoint(field.name for field in own):
+            own = ()
+        later |= {field.name for field in own}
+        found.append(own)
+    return found[::-1]
+
+
+def caption_name(settings: Mapping[str, object]) -> str:
+    """Return what the captions of a dataset are called."""
+    return str(settings.get("caption_name", OWN))
 
 
 def order_streams(datasets: Sequence[Dataset]) -> tuple[order.OrderStream, ...]:

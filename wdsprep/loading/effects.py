@@ -26,7 +26,6 @@ from wdsprep.images.shapes import Shapes
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.loading.datasets import Dataset
 from wdsprep.loading.grid import short
-from wdsprep.loading.joined_arrays import givers
 from wdsprep.loading.memory import Batch
 from wdsprep.loading.wanted_arrays import TEXTS, check_once
 from wdsprep.loading.where import in_short
@@ -273,7 +272,7 @@ def _empties(effects: Effects) -> tuple[tuple[Empty, ...], ...]:
 
     def of(dataset: Dataset, choice: str) -> Empty:
         found: Empty = {}
-        for name, slot in givers(dataset.beside, choice)[0].items():
+        for name, slot in dataset.givers(choice)[0].items():
             part = dataset.beside[slot].whole
             if slot or not dataset.images:
                 if part not in known:

@@ -1,6 +1,8 @@
 """What is wanted of the samples of each dataset: of the first, and of those that are joined.
 
-It is decided once, before anything is read. Slots and choices are those of `joined_arrays`.
+It is decided once, before anything is read. A *slot* is the number of a dataset among those of a
+stream: 0 is the first, which gives the order, and those joined to it follow. Where captions are
+picked by chance, each *choice* has its own dataset for all that is made of captions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,9 +12,8 @@ from typing import Any
 
 from wdsprep.dataset.arrays import FLIPPED, LATENT, MASK, Field, text_fields
 from wdsprep.errors import UsageError
-from wdsprep.loading.datasets import Dataset
+from wdsprep.loading.datasets import Dataset, caption_name
 from wdsprep.loading.grid import short
-from wdsprep.loading.joined_arrays import caption_name, givers
 from wdsprep.text import examples
 
 TEXTS = ("txt", "caption")
@@ -60,7 +61,7 @@ def wanted_of_all(
         wanted |= {short(field.name) for field in measured(dataset, names)}
     texts = tuple(name for name in OF_TEXTS if raw or name in names)
     facts = tuple(name for name in texts if name == "json")
-    by_choice = [givers(dataset.beside, choice) for choice in choices]
+    by_choice = [dataset.givers(choice) for choice in choices]
     found = []
     for slot, part in enumerate(dataset.beside):
         row: list[WantedArrays | None] = []
@@ -107,7 +108,7 @@ def check_choices(dataset: Dataset, names: Sequence[str], choices: Sequence[str]
     served = text_fields(dataset.served)
     wanted = [field for field in served if short(field.name) in names or field in lengths]
     for choice in choices:
-        given, _ = givers(dataset.beside, choice)
+        given, _ = dataset.givers(choice)
         for field in wanted:
             slot = given.get(short(field.name))
             part = None if slot is None else dataset.beside[slot]
