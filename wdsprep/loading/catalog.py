@@ -134,6 +134,8 @@ def load_datasets(stream: Stream) -> tuple[Dataset, ...]:
     dataset = replace(dataset, where=stream.where or "", join=places_of(stream.join))
     if dataset.join:
         dataset = replace(dataset, inputs=inputs_of(dataset, manifest))
+    else:
+        dataset = replace(dataset, made_of=())  # of many shards it takes much memory
     shapes = shapes_of(manifest.settings)
     if not shapes:
         return (dataset,)
@@ -163,6 +165,8 @@ def of_manifest(
         raise UsageError(
             f"{store.url} holds no samples: its shards are empty: see {store.url}/rejects/"
         )
+    known = ((shard.name, shard.samples, made_of[shard.name]) for shard in shards)
+    digest = digest_of_shards(known)  # before all else is made: of many shards it takes most memory
     sizes = np.array([shard.samples for shard in shards], np.int64)
     return Dataset(
         store=store,
@@ -171,9 +175,7 @@ def of_manifest(
         contents=tuple(shard.digest for shard in shards),
         selection=SampleSelection.all_of(sizes),
         nbytes=sum(shard.nbytes for shard in shards),
-        digest=digest_of_shards(
-            (shard.name, shard.samples, made_of[shard.name]) for shard in shards
-        ),
+        digest=digest,
         want=want,
         settings=manifest.settings,
         made_of=tuple(made_of[shard.name] for shard in shards),

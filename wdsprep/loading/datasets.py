@@ -58,10 +58,10 @@ class Dataset:
     """An opened stream, or some samples of it.
 
     `kind` is latents, images, or tars where there is no manifest. Of each shard, `names` and
-    `contents`, which change when its bytes do; `made_of`, the digest of the image shard that it is
-    made of or that it is; and `inputs`, the samples of that image shard that were looked at, where
-    something is to be joined. `where` is the condition that samples are to meet, or that these do;
-    `join` says where the datasets are that are to stand beside it."""
+    `contents`, which change when its bytes do. Where something is to be joined, `made_of` is the
+    digest of the image shard that it is made of or that it is, and `inputs` are the samples of that
+    image shard that were looked at. `where` is the condition that samples are to meet, or that
+    these do; `join` says where the datasets are that are to stand beside it."""
 
     store: Store
     kind: str

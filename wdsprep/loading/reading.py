@@ -207,9 +207,9 @@ class Reader:
         """Read rows from this slot on; return why some cannot be served."""
         faults: dict[int, Fault] = {}
         for slot in range(first, self._slots):
-            for taking, own in self._taken(batch, rows, slot, faults):
-                read = self._read_whole if taking.is_whole else self._read_arrays
-                faults |= read(batch, rows, slot, taking, own)
+            for arrays, own in self._taken(batch, rows, slot, faults):
+                read = self._read_whole if arrays.is_whole else self._read_arrays
+                faults |= read(batch, rows, slot, arrays, own)
         return faults
 
     def _taken(
@@ -218,17 +218,17 @@ class Reader:
         """Yield what is to be read of a slot, each kind with the rows that it is read for."""
         streams = {*batch.stream[rows.start : rows.stop]}
         is_picked = len(self.effects.choices) > 1
-        kinds = {taking for n in streams for taking in self._by_choice(n, slot)}
+        kinds = {arrays for n in streams for arrays in self._by_choice(n, slot)}
         if len(kinds) == 1 and not faults:
-            taking = kinds.pop()
-            if taking is not None:
-                yield taking, rows
+            arrays = kinds.pop()
+            if arrays is not None:
+                yield arrays, rows
             return
         found: dict[WantedArrays, list[int]] = {}
         for row in rows:
-            taking = self._by_choice(batch.stream[row], slot)[batch.choice[row] if is_picked else 0]
-            if taking is not None and row not in faults:
-                found.setdefault(taking, []).append(row)
+            arrays = self._by_choice(batch.stream[row], slot)[batch.choice[row] if is_picked else 0]
+            if arrays is not None and row not in faults:
+                found.setdefault(arrays, []).append(row)
         yield from found.items()
 
     def _by_choice(self, stream: int, slot: int) -> tuple[WantedArrays | None, ...]:
@@ -326,14 +326,14 @@ class Reader:
         return MISSING
 
     def _read_whole(
-        self, batch: Batch, rows: range, slot: int, taking: WantedArrays, own: Sequence[int]
+        self, batch: Batch, rows: range, slot: int, arrays: WantedArrays, own: Sequence[int]
     ) -> dict[int, Fault]:
         faults = {}
         came = self._get(batch, rows, slot, own, (), rest=True)
         for row, one in zip(own, came, strict=True):
             sample = one if isinstance(one, str) else parsed(one.rest)
             fault = (
-                sample if isinstance(sample, str) else self._take(batch, row, slot, taking, sample)
+                sample if isinstance(sample, str) else self._take(batch, row, slot, arrays, sample)
             )
             if fault:
                 faults[row] = Fault(fault, *self._place(batch, row, slot))
@@ -341,18 +341,18 @@ class Reader:
         return faults
 
     def _take(
-        self, batch: Batch, row: int, slot: int, taking: WantedArrays, sample: TarSample
+        self, batch: Batch, row: int, slot: int, arrays: WantedArrays, sample: TarSample
     ) -> str:
         """Keep what is wanted of a sample; return why that cannot be, or nothing."""
         if slot:
             if sample.key != batch.keys[row]:
                 raise self._of_others(batch, slot, row, sample.key)
-            return self._join_raw(batch.out["samples"][row], taking, sample)
+            return self._join_raw(batch.out["samples"][row], arrays, sample)
         batch.keys[row] = sample.key
         if self.raw:
             url = self._place(batch, row)[0]
             others = {
-                field.name for field in taking.fields if short(field.name) not in taking.names
+                field.name for field in arrays.fields if short(field.name) not in arrays.names
             }
             own = {name: data for name, data in sample.fields.items() if name not in others}
             made = {"__key__": sample.key, "__url__": url, **own}
@@ -370,18 +370,18 @@ class Reader:
                 batch.out["pixels"][row] = self.effects.crop(image)
             except RejectedError as error:
                 return str(error)
-        return self._texts.put(batch, row, slot, taking, sample)
+        return self._texts.put(batch, row, slot, arrays, sample)
 
-    def _join_raw(self, made: dict[str, Any], taking: WantedArrays, sample: TarSample) -> str:
+    def _join_raw(self, made: dict[str, Any], arrays: WantedArrays, sample: TarSample) -> str:
         """Put what is taken of a sample that stands beside among the members of the first."""
-        made |= {n: data for n, data in sample.fields.items() if short(n) in taking.names}
-        if taking.texts:
+        made |= {n: data for n, data in sample.fields.items() if short(n) in arrays.names}
+        if arrays.texts:
             try:
                 facts = [parse_json(f.get("json", b"{}")) for f in (made, sample.fields)]
-                made["json"] = facts_bytes(taking.facts(*facts))
+                made["json"] = facts_bytes(arrays.facts(*facts))
             except (ValueError, TypeError, RecursionError):
                 return DAMAGED_JSON
-            if "txt" in taking.texts:
+            if "txt" in arrays.texts:
                 made["txt"] = sample.fields.get("txt", b"")
         return ""
 
@@ -411,14 +411,14 @@ class Reader:
         return ""
 
     def _read_arrays(
-        self, batch: Batch, rows: range, slot: int, taking: WantedArrays, own: Sequence[int]
+        self, batch: Batch, rows: range, slot: int, arrays: WantedArrays, own: Sequence[int]
     ) -> dict[int, Fault]:
-        variable = batch.variable if batch.variable in taking.names else ""
+        variable = batch.variable if batch.variable in arrays.names else ""
         padded = batch.padded if variable else None
-        views = {n: v[rows.start : rows.stop] for n, v in batch.views.items() if n in taking.names}
-        grid = grid_of(taking.fields, (*views, variable))
+        views = {n: v[rows.start : rows.stop] for n, v in batch.views.items() if n in arrays.names}
+        grid = grid_of(arrays.fields, (*views, variable))
         heads = self.scratch.take(len(rows) * grid.heads_nbytes).reshape(len(rows), -1)
-        rest = bool(taking.texts)
+        rest = bool(arrays.texts)
         spare = 0
         if padded is not None:
             padded.open(own)
@@ -464,7 +464,7 @@ class Reader:
                 sample = sample_behind(held, one, grid.padding(int(lengths[number])), key)
                 fault = sample if isinstance(sample, str) else ""
                 if not isinstance(sample, str):
-                    fault = self._texts.put(batch, row, slot, taking, sample)
+                    fault = self._texts.put(batch, row, slot, arrays, sample)
                 if fault:
                     faults[row] = fault
         if padded is not None:
