@@ -80,7 +80,7 @@ def _joined(
 def _in_shape(size: Size | None, joined: Joined, shapes: tuple[Dataset, ...]) -> Joined:
     """Return the one of its shapes that stands beside samples of this shape, if it has shapes."""
     own = (shape for shape in shapes if shape.size == size)
-    return joined._replace(dataset=next(own)) if shapes else joined
+    return Joined(next(own), joined.positions) if shapes else joined
 
 
 def _positions(dataset: Dataset, inputs: Ints, parts: Sequence[Dataset]) -> DatasetPositions:
