@@ -17,8 +17,8 @@ from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import shape_counts
 from wdsprep.encoding import HALF
-from wdsprep.encoding.caption_table import CaptionReport
-from wdsprep.encoding.captions import OWN
+from wdsprep.encoding.captions.sources import OWN
+from wdsprep.encoding.captions.table import CaptionReport
 from wdsprep.encoding.encode import EncodeBegun, EncodeListener, EncodePhase
 from wdsprep.encoding.options import EncodeOptions
 from wdsprep.encoding.progress import Speeds

@@ -25,7 +25,7 @@ from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import SELECTION
 from wdsprep.dataset.receipts import Settings
 from wdsprep.dataset.state import check_claim
-from wdsprep.encoding.caption_table import (
+from wdsprep.encoding.captions.table import (
     CaptionReport,
     ReadyCaptions,
     report_of,

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from wdsprep.encoding import DTYPES
-from wdsprep.encoding.captions import CaptionOptions, OneCaption
+from wdsprep.encoding.captions.sources import CaptionOptions, OneCaption
 from wdsprep.encoding.crew import EncodeCrewOptions
 from wdsprep.encoding.places import check_apart_text, places_of
 from wdsprep.encoding.recipe import (

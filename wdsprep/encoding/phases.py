@@ -11,8 +11,8 @@ from typing import Any
 
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.state import form_there
-from wdsprep.encoding.caption_table import CaptionTable, ReadyCaptions, ready_captions
-from wdsprep.encoding.captions import CaptionOptions, CaptionSource
+from wdsprep.encoding.captions.sources import CaptionOptions, CaptionSource
+from wdsprep.encoding.captions.table import CaptionTable, ReadyCaptions, ready_captions
 from wdsprep.encoding.choices import choices_for, settings_of, settled_for
 from wdsprep.encoding.crew import EncodeCrew, EncodeCrewOptions, find_crew
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of

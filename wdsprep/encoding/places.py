@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from itertools import product
 
-from wdsprep.encoding.captions import CAPTION, OWN, OWN_CAPTIONS, CaptionOptions
+from wdsprep.encoding.captions.sources import CAPTION, OWN, OWN_CAPTIONS, CaptionOptions
 from wdsprep.errors import UsageError
 from wdsprep.store.base import lies_in
 

@@ -36,17 +36,17 @@ from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.shapes import fields_by_shape
 from wdsprep.dataset.state import find_receipt
 from wdsprep.dataset.tar.read import leads_out
-from wdsprep.encoding.captions import Captions, CaptionSource, Named, plain
+from wdsprep.encoding.captions.sources import Captions, CaptionSource, Named, plain
 from wdsprep.encoding.crew import SHARDS_IN_TURN, SHARDS_PER_WORKER
 from wdsprep.encoding.engine import Engine, EngineError, Pending, Result
 from wdsprep.encoding.image_shards import ImageShard, tars_of
 from wdsprep.encoding.latent_shard import LatentShard, write_empty
 from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.models.device import device_name
+from wdsprep.encoding.passes import ImagePass, TextPass, text_nbytes
 from wdsprep.encoding.progress import EncodeProgress
 from wdsprep.encoding.shard_texts import is_read_in_parts, read_texts
 from wdsprep.encoding.turns import Turns, Visit
-from wdsprep.encoding.two_passes import ImagePass, TextPass, text_nbytes
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.images.shapes import cut_of
 from wdsprep.runners.base import PROGRESS_S, BrokenWorkerError, HopelessError

@@ -5,12 +5,12 @@ both are given, `arguments` checks what is asked, `catalog` opens the datasets, 
 samples from a disk or from S3, `reading` makes batches of them, `serving` has threads do that
 ahead. In a batch, `grid` says what of a sample goes where, `memory` is where it lies, and `effects`
 is what chance adds. `to_device` and `worker_memory` bring it to a GPU and out of a DataLoader's
-worker. `encoded` makes latents on the way. `streaming` does the same with other machines, on Ray.
+worker. `on_the_fly` makes latents of images. `streaming` does the same with other machines, on Ray.
 
 A dataset may be served in `parts`: of one shape, or those samples that meet a condition (`where`)
 or have a row in a table (`tables`). What such parts are is found in the json of all samples
-(`facts`) and kept on this machine; so are the shapes of images that become latents on the way
-(`images_in_shapes`). `joining` puts other datasets of the same images beside one, of which `taking`
+(`facts`) and kept on this machine; so are the shapes of images that become latents on the fly.
+`joining` puts other datasets of the same images beside one, of which `taking`
 says what comes from where.
 
 In: Datasets of images or latents, a seed and a step.

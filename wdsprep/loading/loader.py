@@ -48,8 +48,8 @@ from wdsprep.loading.arguments import (
 from wdsprep.loading.catalog import Dataset, of_phase, open_all, order_streams
 from wdsprep.loading.effects import effects_of
 from wdsprep.loading.grid import short
-from wdsprep.loading.images_in_shapes import latents_of
 from wdsprep.loading.joining import joined
+from wdsprep.loading.on_the_fly.image_shapes import latents_of
 from wdsprep.loading.options import FULL, LoadOptions
 from wdsprep.loading.order import MAX_STEP, Order
 from wdsprep.loading.serving import serve, serve_raw
@@ -61,8 +61,8 @@ from wdsprep.store import opened
 from wdsprep.text import brief, plural, whole
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.on_the_way import Encoding
-    from wdsprep.loading.encoded import Session
+    from wdsprep.encoding.on_the_fly.encoding import Encoding
+    from wdsprep.loading.on_the_fly.encoded_batches import Session
 
 
 NumberedBatches = Iterator[tuple[int, dict[str, Any]]]
@@ -374,7 +374,7 @@ class Loader(IterableDataset[dict[str, Any]]):
     @cached_property
     def _session(self) -> "Session":
         """The models, loaded when the first batch is wanted."""
-        from wdsprep.loading.encoded import Session
+        from wdsprep.loading.on_the_fly.encoded_batches import Session
 
         if self._encoding is None:
             raise UsageError("stored latents need no models")

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.arrays import FLIPPED, LATENT, MASK, Field, text_fields
-from wdsprep.encoding.captions import OWN
+from wdsprep.encoding.captions.sources import OWN
 from wdsprep.errors import UsageError
 from wdsprep.loading.grid import short
 from wdsprep.text import examples

@@ -19,11 +19,11 @@ from ray.data.collate_fn import NumpyBatchCollateFn
 from ray.exceptions import RayError
 
 from wdsprep import errors
-from wdsprep.encoding.tee import Tee
+from wdsprep.encoding.on_the_fly.latent_writer import Tee
 from wdsprep.errors import WdsprepError, WorkError
 from wdsprep.loading.arguments import LoadPlan
-from wdsprep.loading.encoded import BatchLayout, EncodedRow, open_tee, with_empty
 from wdsprep.loading.memory import Arrays, Batch
+from wdsprep.loading.on_the_fly.encoded_batches import BatchLayout, EncodedRow, open_tee, with_empty
 from wdsprep.loading.streaming.pieces import Pieces
 from wdsprep.loading.streaming.stages import PackedPiece, PieceFacts, Worked, unpacked
 from wdsprep.loading.streaming.workers import new_trainer

@@ -13,7 +13,7 @@ from wdsprep.dataset.arrays import Field, text_fields
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.samples import Sample
-from wdsprep.encoding.captions import Taken
+from wdsprep.encoding.captions.sources import Taken
 from wdsprep.encoding.engine import Result
 from wdsprep.encoding.latent_shard import LatentShard
 from wdsprep.store.spool import Spool

@@ -26,9 +26,9 @@ from wdsprep.dataset.samples import Sample, facts_bytes
 from wdsprep.encoding.engine import Result, noise_of_mirrored
 from wdsprep.encoding.latent_shard import arrays_of, facts_of
 from wdsprep.encoding.models.base import Tokens
-from wdsprep.encoding.on_the_way import Encoding
-from wdsprep.encoding.step_batches import BatchEncoder, StepBegun
-from wdsprep.encoding.tee import Tee
+from wdsprep.encoding.on_the_fly.encoding import Encoding
+from wdsprep.encoding.on_the_fly.latent_writer import Tee
+from wdsprep.encoding.on_the_fly.step_batches import BatchEncoder, StepBegun
 from wdsprep.errors import FormatError
 from wdsprep.images.shapes import cut_of
 from wdsprep.limits import MAX_AREA, MAX_NBYTES

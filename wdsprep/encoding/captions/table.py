@@ -20,7 +20,8 @@ from wdsprep.dataset.names import CAPTION_TABLE, lookup_name, taken_name
 from wdsprep.dataset.records import Nbytes, Text, read_record
 from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.samples import Sample, facts_bytes
-from wdsprep.encoding.captions import (
+from wdsprep.encoding.captions.lookup import FORM, Lookup, LookupFile, digest_there, open_lookup
+from wdsprep.encoding.captions.sources import (
     BY,
     OWN,
     CaptionOptions,
@@ -31,7 +32,6 @@ from wdsprep.encoding.captions import (
     plain,
 )
 from wdsprep.encoding.image_shards import ImageShard
-from wdsprep.encoding.lookup import FORM, Lookup, LookupFile, digest_there, open_lookup
 from wdsprep.encoding.shard_texts import is_read_in_parts, read_texts
 from wdsprep.errors import FormatError, NotFoundError, SourceError, UsageError
 from wdsprep.limits import MAX_TEXT_NBYTES
@@ -44,7 +44,7 @@ from wdsprep.store.base import Entry, Store, write_bytes
 from wdsprep.text import EXAMPLES, columns, human_bytes, human_time, plural
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.sorted_pairs import Pairs
+    from wdsprep.encoding.captions.sorted_pairs import Pairs
 
 ROWS_AT_ONCE = 4_096
 LOOKED_AT = 1_000  # samples, or rows of JSON lines, that say what the others have

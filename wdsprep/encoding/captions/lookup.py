@@ -31,7 +31,7 @@ from wdsprep.store.base import CHUNK_NBYTES, Store, stream
 from wdsprep.store.local import LocalStore
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.sorted_pairs import Pairs
+    from wdsprep.encoding.captions.sorted_pairs import Pairs
 
 FORM = 1
 """Of lookups; another would have another digest."""
@@ -78,7 +78,9 @@ class LookupFile:
             raise
 
     def _filled(self, out: sqlite3.Connection, pairs: "Iterable[Pairs]") -> Lookup:
-        from wdsprep.encoding.sorted_pairs import SortedPairs  # pyarrow, which no worker needs
+        from wdsprep.encoding.captions.sorted_pairs import (
+            SortedPairs,  # pyarrow, which no worker needs
+        )
 
         out.execute(f"pragma page_size={PAGE_NBYTES}")
         out.execute(TABLE)

@@ -34,9 +34,9 @@ from wdsprep.encoding.engine import Result
 from wdsprep.encoding.fields import fields
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
 from wdsprep.encoding.latent_shard import LatentShard, members_of, shape_of, write_empty
-from wdsprep.encoding.on_the_way import Encoding, prepared, reject_of
+from wdsprep.encoding.on_the_fly.encoding import Encoding, prepared, reject_of
 from wdsprep.encoding.pending import pending_shards, take_back
-from wdsprep.encoding.waiting import WaitingSample, WaitingSamples
+from wdsprep.encoding.sample_spool import WaitingSample, WaitingSamples
 from wdsprep.errors import DamageError
 from wdsprep.images.shapes import cut_of
 from wdsprep.runners.run import opened_dataset

@@ -1,7 +1,7 @@
 """Other captions than the samples' own: out of a table, or out of a field of their json.
 
 `CaptionOptions` is what the user says, `CaptionSource` what becomes of it for one dataset: what its
-settings say, and what a worker finds captions by. `caption_table` reads a table, `lookup` keeps it.
+settings say, and what a worker finds captions by. `table` reads a table, `lookup` keeps it.
 """
 
 import json
@@ -23,7 +23,7 @@ from wdsprep.sources.captions import caption_at
 from wdsprep.text import EXAMPLES, brief, names
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.lookup import OpenLookup
+    from wdsprep.encoding.captions.lookup import OpenLookup
 
 OWN = "caption"
 """What the samples' own captions are called, and those that stand in their place."""
@@ -60,7 +60,7 @@ class CaptionSource:
 
     def open(self) -> "Captions":
         if self.digest:
-            from wdsprep.encoding.lookup import open_lookup  # no help needs it
+            from wdsprep.encoding.captions.lookup import open_lookup  # no help needs it
 
             lookup = open_lookup(self.at, lookup_name(self.digest), self.file_digest)
             return TableCaptions(self.by, lookup)
