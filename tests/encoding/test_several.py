@@ -343,7 +343,6 @@ def test_to_take_more_images_names_the_one_of_several_that_has_none(
         (("--resolution", "64,64"), "resolution 64 is given twice: name each once"),
         (("--resolution", "64,"), "'64,': give pixels, such as 256, or several, as 256,512"),
         (("--resolution", "64,100"), "--resolution 100 is no multiple of 8"),
-        (("--resolution", "64,256"), "has the buckets 64, 128, none for a resolution of 256"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_one_line_before_anything_is_written(

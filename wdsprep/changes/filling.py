@@ -198,8 +198,12 @@ class Out:
     def _buckets(self) -> frozenset[int]:
         """Of the images that latents were made of."""
         images = self.group.follows
-        of = images.settings["buckets"] if images else ()
-        return frozenset(buckets_encoded(self.group.settings, of)) if images else frozenset()
+        if images is None:
+            return frozenset()
+        made = {unit for each in self.group.origins for unit in each.manifest.ledger.units()}
+        return frozenset(
+            buckets_encoded(self.group.settings, images.settings["buckets"], made=made)
+        )
 
     def _unit_name(self, made: Cut) -> str:
         return made.slice if self.group.dataset == "images" else latent_unit(made.name)

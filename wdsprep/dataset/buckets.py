@@ -1,11 +1,12 @@
 """Which bucket an image belongs to, and which buckets a training phase reads.
 
 A bucket is named by the smallest shorter side it takes: of (256, 512), `256` holds [256, 512) and
-`512` holds 512 and up. Phase 256 trains on both, phase 512 on the second alone.
+`512` holds 512 and up. Phase 256 trains on both, phase 512 on the second alone, and phase 1024 on
+those images of the second that are large enough.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from wdsprep.errors import UsageError
@@ -41,13 +42,17 @@ def buckets_of_phase(resolution: int, buckets: Sequence[int]) -> tuple[int, ...]
     return tuple(bucket for bucket in buckets if bucket >= resolution)
 
 
-def buckets_encoded(settings: Mapping[str, Any], buckets: Sequence[int]) -> tuple[int, ...]:
-    """Return the buckets that latents of these settings are made of.
+def buckets_encoded(
+    settings: Mapping[str, Any], buckets: Sequence[int], *, made: Collection[str] = ()
+) -> tuple[int, ...]:
+    """Return the buckets that latents of these settings are made of: those that may hold an image
+    which is large enough for the square, or for one of the shapes.
 
-    They are those of the phase. Where images go to one of several shapes, they are those that
-    may hold an image that is large enough for one of the shapes.
-    """
-    if "shapes" not in settings:
-        return buckets_of_phase(settings["resolution"], buckets)
-    least_side = min(map(min, settings["shapes"]))
-    return tuple(buckets[max(0, bisect_right(buckets, least_side) - 1) :])
+    `made` are the units of a dataset that is whole: wdsprep 0.2 made squares of those buckets alone
+    whose images are all large enough."""
+    least_side = min(map(min, settings.get("shapes", [[settings["resolution"]]])))
+    found = tuple(buckets[max(0, bisect_right(buckets, least_side) - 1) :])
+    all_large = buckets_of_phase(least_side, buckets)
+    if "shapes" in settings or not all_large or not made:
+        return found
+    return found if f"{found[0]}" in {unit.partition("/")[0] for unit in made} else all_large

@@ -89,6 +89,8 @@ class ImageShards:
     is_whole: bool
     max_area: int
     """That pack let pass, in pixels; 0 where nobody says."""
+    text_resolution: int
+    """Of the text dataset that has the captions of all of them, whatever shapes they go to."""
     count: Callable[[Item], int]
     hashed_by: str | None = None
     """The digest that pack gave each image, if any; None where nobody says."""
@@ -97,14 +99,6 @@ class ImageShards:
     def is_foreign(self) -> bool:
         """Whether pack did not make them."""
         return any(shard.is_foreign for shard in self.shards[:1])
-
-    @property
-    def lowest(self) -> int:
-        """The resolution whose phase has all of them, whatever shapes they go to."""
-        if self.is_foreign:
-            return self.resolution
-        buckets = (int(shard.name.partition("/")[0]) for shard in self.shards)
-        return min(self.resolution, *buckets)
 
     def first(self, limit: int) -> tuple[ImageShard, ...]:
         """Those with the first `limit` samples (0: all), the last one cut where they end."""
@@ -141,10 +135,13 @@ def find_image_shards(
     check_kind(store, manifest.dataset, "images")
     manifest = refreshed(store, manifest)
     resolution = resolution or min(manifest.settings["buckets"])
+    shards = _of_dataset(url, manifest, resolution, shapes)
+    lowest = min(int(shard.name.partition("/")[0]) for shard in shards)
     return ImageShards(
         url=store.url,
         resolution=resolution,
-        shards=_of_dataset(url, manifest, resolution, shapes),
+        text_resolution=min(resolution, lowest) if shapes else resolution,
+        shards=shards,
         is_whole=manifest.complete,
         max_area=manifest.settings["max_area"],
         count=lambda item: item.samples,
@@ -157,13 +154,7 @@ def _of_dataset(
 ) -> tuple[ImageShard, ...]:
     buckets = manifest.settings["buckets"]
     wanted = {"resolution": resolution} | ({"shapes": shapes} if shapes else {})
-    phase = set(buckets_encoded(wanted, buckets))
-    if not phase:
-        sizes = ", ".join(map(str, buckets))
-        raise UsageError(
-            f"{url} has the buckets {sizes}, none for a resolution of {resolution}: pack with "
-            f"--buckets {','.join(map(str, buckets))},{resolution}, or choose a lower resolution"
-        )
+    encoded = set(buckets_encoded(wanted, buckets))
     kind = DigestKind.of(manifest.settings)
     shards = tuple(
         ImageShard(
@@ -175,7 +166,7 @@ def _of_dataset(
             kind=kind,
         )
         for shard in manifest.shards
-        if shard.bucket in phase
+        if shard.bucket in encoded
     )
     if not shards:
         raise SourceError(_nothing(url, manifest, min(map(min, shapes), default=resolution)))
@@ -225,6 +216,7 @@ def _of_tars(url: str, resolution: int, kind: DigestKind) -> ImageShards:
     return ImageShards(
         url=source.url,
         resolution=resolution,
+        text_resolution=resolution,
         shards=tuple(shards.values()),
         is_whole=True,
         max_area=0,

@@ -79,7 +79,7 @@ def phases_of(
                     f"{images} was not made by pack, and text lies in the folder of the resolution "
                     "that it is for: give --text-out with one resolution"
                 )
-            how = replace(how, resolution=min(each.source.lowest for each in others))
+            how = replace(how, resolution=min(each.source.text_resolution for each in others))
         phases.append(_phase(images, place, how, limit=limit, overwrite=overwrite))
     return phases
 

@@ -10,7 +10,14 @@ from typing import Any, cast
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import Size
 from wdsprep.encoding import DTYPES, HALF, LATENTS, MODELS, TEXTS
-from wdsprep.encoding.shape_lists import Given, checked_crop, checked_shapes, sizes_of
+from wdsprep.encoding.models.presets import made_for
+from wdsprep.encoding.shape_lists import (
+    SDXL_RESOLUTION,
+    Given,
+    checked_crop,
+    checked_shapes,
+    sizes_of,
+)
 from wdsprep.errors import UsageError
 from wdsprep.images import AREA
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
@@ -61,14 +68,17 @@ class RecipeOptions(Options):
         default=(),
         metadata=about(
             "Cut each image to the shape of a list whose ratio is nearest to its own: to those of "
-            "SDXL, to all whose sides are multiples of STEP and whose ratio is up to MAX, with no "
-            "more pixels than the square, or to those in a file, such as 832x1216 in a line.",
+            f"SDXL, for --resolution {SDXL_RESOLUTION} alone; for any resolution that STEP "
+            "divides, to all whose sides are multiples of STEP and whose ratio is up to MAX, with "
+            "no more pixels than the square; or to those in a file, such as 832x1216 in a line, "
+            "the square of the resolution among them.",
             MODEL,
             read=checked_shapes,
             metavar="FILE|sdxl|nearest:STEP,MAX",
             order=-1,
             page="cut each image to the one of [several shapes](#shapes) whose ratio is nearest to "
-            "its own, in place of the square",
+            f"its own, in place of the square; `sdxl` is for a resolution of {SDXL_RESOLUTION}, "
+            "`nearest` for any that STEP divides",
         ),
     )
     """Among which each image finds its own, as `sizes_of` reads them; none: the square alone."""
@@ -185,9 +195,10 @@ class RecipeOptions(Options):
 
 
 RESOLUTION = about(
-    "Encode centre squares of so many pixels a side, such as 256; several, as 256,512, in one "
-    "pass, each into a dataset of its own. With --latents none it says of which images captions "
-    "are encoded: of all unless given.",
+    "Encode centre squares of so many pixels a side, such as 256, of all images that are large "
+    "enough, whatever their bucket; several, as 256,512, in one pass, each into a dataset of its "
+    f"own. {made_for()} With --latents none it says of which images captions are encoded: of all "
+    "unless given.",
     MODEL,
     read=one_or_several,
     code=Code.TOO_SMALL,
@@ -196,9 +207,10 @@ RESOLUTION = about(
     metavar="N,...",
     order=-2,
     example="256",
-    page="of the phase: 256 takes the buckets from 256 on, 512 those from 512 on; several, as "
-    "`256,512`, are [done in one pass](#several-resolutions). With `--latents none` it may be left "
-    "out: then it is the lowest bucket",
+    page="of the phase: 256 takes the buckets from 256 on, 512 those from 512 on, 1024 the images "
+    "of the bucket 512 that are large enough; several, as `256,512`, are [done in one "
+    f"pass](#several-resolutions). {made_for()} With `--latents none` it may be left out: then it "
+    "is the lowest bucket",
 )
 
 

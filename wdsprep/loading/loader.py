@@ -45,7 +45,7 @@ from wdsprep.loading.arguments import (
     placed,
     threads_for,
 )
-from wdsprep.loading.catalog import Dataset, of_phase, open_all, order_streams
+from wdsprep.loading.catalog import Dataset, large_enough, open_all, order_streams
 from wdsprep.loading.effects import effects_of
 from wdsprep.loading.grid import short
 from wdsprep.loading.joining import joined
@@ -181,9 +181,7 @@ def _served(
         settings = encoding.settings
         datasets = tuple(part for each in datasets for part in latents_of(each, settings, cached))
     if pixels > 0:
-        datasets = tuple(
-            of_phase(d, {"resolution": pixels}) if d.kind == "images" else d for d in datasets
-        )
+        datasets = tuple(large_enough(d, pixels) if d.kind == "images" else d for d in datasets)
     left = those_where(joined(datasets), where, cached)
     lost = sum(dataset.samples for dataset in datasets) - sum(dataset.samples for dataset in left)
     if tee and lost:

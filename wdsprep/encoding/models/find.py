@@ -6,6 +6,7 @@ two models apart. Only safetensors are read, and no code that comes with a model
 imports no torch: a driver knows the shapes of all latents that workers will make.
 """
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -43,6 +44,7 @@ from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.encoding.models.vae_rules import NO_VAE, multiple_of, normed, vae_rule
 from wdsprep.encoding.models.weights import weights_digest
 from wdsprep.errors import UsageError, WdsprepError, WorkError
+from wdsprep.options import nearest_name
 from wdsprep.text import shortened
 
 TINY = Path(__file__).parent / "tiny"
@@ -149,13 +151,37 @@ def find_model(
     repo = _repo_of(repo)
     if is_local(repo):
         raise UsageError(
-            f"{name} is no folder here: pass one, or a repository of the hub as OWNER/NAME or "
-            "OWNER/NAME@REVISION, or sd2, sdxl, flux or another name of those that `wdsprep models`"
-            " lists"
+            f"{name} is no folder here{_suggested(name)}: pass one, or a repository of the hub as "
+            "OWNER/NAME or OWNER/NAME@REVISION, or sd2, sdxl, flux or another name of those that "
+            "`wdsprep models` lists"
         )
     if is_offline:
         return _from_cache(name, repo, revision, wanted)
     return _from_hub(name, repo, revision, wanted, listener)
+
+
+def _suggested(name: str) -> str:
+    """Ask whether a name that is not there is a misspelt model, or a misspelt folder."""
+    model = name.partition("@")[0]
+    if model in PRESETS:
+        return ""
+    near = nearest_name(model.lower(), PRESETS) or _nearest_folder(name)
+    return f" (did you mean {near}?)" if near else ""
+
+
+def _nearest_folder(name: str) -> str:
+    """Return the folder beside the place of a name whose own name is most like it."""
+    parent, slash, own = name.rstrip(os.sep).rpartition(os.sep)
+    try:
+        folders = [
+            each.name
+            for each in Path(parent or slash or ".").expanduser().iterdir()
+            if each.is_dir()
+        ]
+    except OSError:
+        return ""
+    near = nearest_name(own, folders)
+    return f"{parent}{slash}{near}" if near else ""
 
 
 def _repo_of(name: str) -> str:
@@ -187,9 +213,14 @@ def _from_hub(
         if cached and has and not has.missing:
             return _load(name, cached, wanted)
         state = f"lacks {has.missing[0]} on this machine" if has else "is not on this machine"
+        state += _suggested(name)
         raise WorkError(f"{what} {state} and {_unreachable(error, repo, wanted)}") from None
+    except UsageError as error:
+        if cached and has and not has.missing:  # withdrawn since it was fetched
+            return _load(name, cached, wanted)
+        raise UsageError(f"{error}{_suggested(name)}") from None
     except WdsprepError:
-        if cached and has and not has.missing:  # withdrawn or gated since it was fetched
+        if cached and has and not has.missing:  # gated since then
             return _load(name, cached, wanted)
         raise
     return _load(name, place, wanted)

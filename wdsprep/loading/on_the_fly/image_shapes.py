@@ -1,10 +1,11 @@
 """The latents that images will be, known before any of them is opened.
 
-Squares are easy: every image of a phase is large enough for one, so the samples are those of the
-image shards. Where there are shapes, or a limit to what a crop may lose, the width and height in
-the json of a sample say where it goes, or that it is rejected, as `encode` would say
-(`Shapes.fit`). They are read once and kept: how many samples of each shard have which shape, and
-which these are. From there on all is as with stored latents.
+Squares of a bucket's size are easy: every image of the bucket is large enough for one, so the
+samples are those of the image shards. Where squares are larger, there are shapes, or there is a
+limit to what a crop may lose, the width and height in the json of a sample say where it goes, or
+that it is rejected, as `encode` would say (`Shapes.fit`). They are read once and kept: how many
+samples of each shard have which shape, and which these are. From there on all is as with stored
+latents.
 """
 
 import logging
@@ -38,7 +39,7 @@ def latents_of(
     """A dataset for each shape of which there are images; one where all are squares."""
     latents = to_be_encoded(images, settings)
     shapes = shapes_of(settings)
-    if not shapes and settings.get("max_crop", 1.0) == 1:
+    if not shapes and settings.get("max_crop", 1.0) == 1 and _all_hold_square(latents):
         return (latents,)
     chosen, cut = latents.files, cut_of(settings)
     what = "shapes", *chosen.names, *chosen.contents, repr(cut)
@@ -58,6 +59,12 @@ def latents_of(
         )
     sizes = cut.sizes if shapes else ()
     return without_rejects(chosen, settings, sizes, counts, Positions.kept_in(found))
+
+
+def _all_hold_square(latents: Dataset) -> bool:
+    """Return whether the buckets alone say that each image is large enough for the square."""
+    buckets = {int(name.partition("/")[0]) for name in latents.names}
+    return min(buckets) >= latents.settings["resolution"]
 
 
 def _look(images: Dataset, cut: Shapes, writer: KeptWriter, path: Path) -> None:

@@ -68,8 +68,9 @@ class ReportDataset:
         return shape_counts(self.manifest.settings, self.manifest.counts)
 
     def takes(self, images: "ReportDataset") -> tuple[int, ...]:
-        """Return the buckets of images that these latents are made of."""
-        return buckets_encoded(self.manifest.settings, images.manifest.settings["buckets"])
+        """Return the buckets of images that latents are made of."""
+        of, made = images.manifest.settings["buckets"], self.manifest.ledger.units()
+        return buckets_encoded(self.manifest.settings, of, made=made)
 
     @cached_property
     def buckets(self) -> dict[str, list[Shard]]:
