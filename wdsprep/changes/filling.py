@@ -24,7 +24,7 @@ from wdsprep.dataset.names import SELECTION, empty_name, latent_unit
 from wdsprep.dataset.reading import ShardReader
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.sealed import canonical
-from wdsprep.dataset.state import check_claim, dated_manifest, form_there, refreshed
+from wdsprep.dataset.state import dated_manifest, find_claim, read_format, refreshed
 from wdsprep.errors import ExistsError, FingerprintError, FullError, NotFoundError, UsageError
 from wdsprep.runners.base import CrewOptions
 from wdsprep.runners.in_process import runner_for
@@ -139,7 +139,7 @@ class Out:
             return dict(self.group.settings)
         origins = self.group.origins
         return {
-            **form_there(self.place, overwrite=self.overwrite),
+            **read_format(self.place, overwrite=self.overwrite),
             **self.asked.settings(self.part),
             "buckets": self.group.settings["buckets"],
             "max_area": max(origin.manifest.settings["max_area"] for origin in origins),
@@ -157,11 +157,10 @@ class Out:
     def check(self) -> None:
         """Refuse, before anything is written, another dataset in the place."""
         store = open_store(self.place)
-        if check_claim(store, self.group.dataset, self.settings, overwrite=self.overwrite):
-            return
-        there = dated_manifest(store)
-        said = there.extra.get("selection", self.selection) if there else self.selection
-        if said != self.selection:
+        claim = find_claim(store, self.group.dataset, self.settings, overwrite=self.overwrite)
+        if claim.is_there and claim.manifest.extra.get("selection", self.selection) != (
+            self.selection
+        ):
             raise self._other()
 
     def _other(self) -> FingerprintError:

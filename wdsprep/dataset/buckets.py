@@ -6,7 +6,7 @@ those images of the second that are large enough.
 """
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from wdsprep.errors import UsageError
@@ -43,7 +43,7 @@ def buckets_of_phase(resolution: int, buckets: Sequence[int]) -> tuple[int, ...]
 
 
 def buckets_encoded(
-    settings: Mapping[str, Any], buckets: Sequence[int], *, made: Collection[str] = ()
+    settings: Mapping[str, Any], buckets: Sequence[int], *, made: Iterable[str] = ()
 ) -> tuple[int, ...]:
     """Return the buckets that latents of these settings are made of: those that may hold an image
     which is large enough for the square, or for one of the shapes.
@@ -53,6 +53,7 @@ def buckets_encoded(
     least_side = min(map(min, settings.get("shapes", [[settings["resolution"]]])))
     found = tuple(buckets[max(0, bisect_right(buckets, least_side) - 1) :])
     all_large = buckets_of_phase(least_side, buckets)
-    if "shapes" in settings or not all_large or not made:
+    made_of = {unit.partition("/")[0] for unit in made}
+    if "shapes" in settings or not all_large or not made_of or str(found[0]) in made_of:
         return found
-    return found if f"{found[0]}" in {unit.partition("/")[0] for unit in made} else all_large
+    return all_large

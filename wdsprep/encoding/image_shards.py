@@ -89,9 +89,9 @@ class ImageShards:
     is_whole: bool
     max_area: int
     """That pack let pass, in pixels; 0 where nobody says."""
-    text_resolution: int
-    """Of the text dataset that has the captions of all of them, whatever shapes they go to."""
     count: Callable[[Item], int]
+    text_resolution: int = 0
+    """Of the text dataset that has the captions of all of them, whatever shapes they go to."""
     hashed_by: str | None = None
     """The digest that pack gave each image, if any; None where nobody says."""
 

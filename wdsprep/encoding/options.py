@@ -16,7 +16,7 @@ from wdsprep.encoding.recipe import (
     RESOLUTION,
     Encode,
     EncodingOptions,
-    hows_of,
+    recipes_for,
     resolutions_of,
 )
 from wdsprep.encoding.shape_lists import check_serves
@@ -115,4 +115,4 @@ class EncodeOptions(EncodeCall, CaptionOptions):
         """How each of them is made, in the order of their places."""
         how: Callable[..., Encode] = partial(Encode, device=self.device, **self.of_encoding)
         texts = len(self.of_captions.sources)
-        return hows_of(how, self.resolutions, texts, is_apart=bool(self.text_out))
+        return recipes_for(how, self.resolutions, texts, is_apart=bool(self.text_out))

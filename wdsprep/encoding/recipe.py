@@ -304,10 +304,10 @@ class Encode(EncodingOptions, Recipe):
     )
 
 
-def hows_of(
+def recipes_for(
     how: Callable[..., Encode], resolutions: Sequence[int], texts: int, *, is_apart: bool
 ) -> list[Encode]:
-    """Return one for each dataset, in the order of the places of a run."""
+    """Return the recipe of each dataset, in the order of the places of a run."""
     if not is_apart:
         return [how(resolution=number) for number in resolutions] * texts
     latents = [how(resolution=number, text="none", text_length=0) for number in resolutions]
@@ -315,7 +315,8 @@ def hows_of(
     return latents + [how(resolution=min(resolutions), **alone)] * texts
 
 
-def check_on_the_way(encode: Encode) -> None:
+def check_makes_latents(encode: Encode) -> None:
+    """Check that images are encoded, and not text alone."""
     if encode.is_of_text:
         raise UsageError(
             'encode= makes latents of images: leave latents="none" out, or make text first, with '

@@ -123,9 +123,9 @@ class Effects:
 
     def prepare(self, found: TarSample, tar: str) -> "Prepared":
         """The same for the models, which want to know more of it."""
-        from wdsprep.encoding.on_the_fly.encoding import prepared
+        from wdsprep.encoding.on_the_fly.encoding import prepare_image
 
-        return prepared(
+        return prepare_image(
             found,
             tar,
             shapes=self.cut or Shapes.square(self.pixels),

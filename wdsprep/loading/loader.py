@@ -33,7 +33,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from wdsprep.dataset.arrays import FLIPPED
 from wdsprep.dataset.digests import FIRST_FORM
 from wdsprep.dataset.removed import removed_from
-from wdsprep.dataset.state import form_there
+from wdsprep.dataset.state import read_format
 from wdsprep.errors import FingerprintError, FormatError, UsageError
 from wdsprep.limits import MAX_AREA
 from wdsprep.loading.arguments import (
@@ -49,7 +49,7 @@ from wdsprep.loading.catalog import Dataset, large_enough, open_all, order_strea
 from wdsprep.loading.effects import effects_of
 from wdsprep.loading.grid import short
 from wdsprep.loading.joining import joined
-from wdsprep.loading.on_the_fly.image_shapes import latents_of
+from wdsprep.loading.on_the_fly.image_shapes import find_latent_shapes
 from wdsprep.loading.options import FULL, LoadOptions
 from wdsprep.loading.order import MAX_STEP, Order
 from wdsprep.loading.serving import serve, serve_raw
@@ -114,7 +114,7 @@ def load(options: LoadOptions) -> "Loader":
         raise UsageError("max_area= is for pixels=: with encode= it is Encode(max_area=)")
     if encoding is not None and tee:
         check_tee(datasets, options.where)
-        encoding = encoding.in_form(form_there(tee))
+        encoding = encoding.in_format(read_format(tee))
     datasets = _served(datasets, options.where, encoding, pixels=pixels, tee=tee, cached=cached)
     threads = options.threads or threads_for(encoding)
     effects = effects_of(
@@ -179,7 +179,9 @@ def _served(
     condition."""
     if encoding is not None:
         settings = encoding.settings
-        datasets = tuple(part for each in datasets for part in latents_of(each, settings, cached))
+        datasets = tuple(
+            part for each in datasets for part in find_latent_shapes(each, settings, cached)
+        )
     if pixels > 0:
         datasets = tuple(large_enough(d, pixels) if d.kind == "images" else d for d in datasets)
     left = those_where(joined(datasets), where, cached)
@@ -326,7 +328,7 @@ class Loader(IterableDataset[dict[str, Any]]):
         mine = self._plan.effects.parameters["latents"]
         if state["latents"] == mine or not self._plan.order.fits({**state, "latents": mine}):
             return
-        older = encoding.in_form(FIRST_FORM)
+        older = encoding.in_format(FIRST_FORM)
         plan = self._plan.encoded_as(older.settings)
         if plan.order.fits(state):
             self._plan, self._encoding = plan, older

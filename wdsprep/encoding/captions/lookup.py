@@ -205,7 +205,7 @@ def open_lookup(url: str, name: str, file_digest: str) -> OpenLookup:
     return OpenLookup(folder / name)
 
 
-def digest_there(store: Store, name: str) -> str:
+def digest_of_file(store: Store, name: str) -> str:
     """The digest of a lookup's file; nothing where it is not there."""
     digest = blake3()
     try:
@@ -225,7 +225,7 @@ def _copied(store: Store, name: str, file_digest: str) -> LocalStore:
         raise FormatError(f"{folder} is somebody else's: set TMPDIR to another folder")
     local = LocalStore(str(folder))
     with local.hold(f"{name}.hold"):
-        if digest_there(local, name) == file_digest:
+        if digest_of_file(local, name) == file_digest:
             os.utime(folder / name)  # it is of use still
         else:
             _copy(store, local, name, file_digest)

@@ -216,7 +216,7 @@ OWN_CAPTIONS = CaptionOptions()
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class FoundCaption:
     """A caption that was found, and the number of the lookup's row."""
 
     caption: str
@@ -226,7 +226,7 @@ class Named:
 class Captions:
     """What finds the caption of a sample, for any number of threads. These are the samples' own."""
 
-    def find(self, key: str, sample: Sample, *, is_packed: bool) -> Named | None:
+    def find(self, key: str, sample: Sample, *, is_packed: bool) -> FoundCaption | None:
         """None where the sample keeps its own."""
         del key, sample, is_packed
         return None
@@ -239,17 +239,17 @@ class FieldCaptions(Captions):
     def __init__(self, path: str) -> None:
         self._path = path
 
-    def find(self, key: str, sample: Sample, *, is_packed: bool) -> Named | None:
+    def find(self, key: str, sample: Sample, *, is_packed: bool) -> FoundCaption | None:
         del key, is_packed
         found = caption_at(sample.facts, self._path)
-        return None if found is None else Named(found)
+        return None if found is None else FoundCaption(found)
 
 
 class TableCaptions(Captions):
     def __init__(self, by: str, lookup: "OpenLookup") -> None:
         self._by, self._lookup = by, lookup
 
-    def find(self, key: str, sample: Sample, *, is_packed: bool) -> Named | None:
+    def find(self, key: str, sample: Sample, *, is_packed: bool) -> FoundCaption | None:
         """A table may have lost the zeros that a key begins with, as where it has it as a number;
         one that has both has the key."""
         name = name_of(self._by, key, sample, is_packed=is_packed)
@@ -259,7 +259,7 @@ class TableCaptions(Captions):
                 found = self._lookup.find(key.lstrip("0") or "0")
         except FormatError as error:
             raise HopelessError(str(error)) from error
-        return Named(*found) if found else None
+        return FoundCaption(*found) if found else None
 
     def close(self) -> None:
         self._lookup.close()
@@ -281,7 +281,7 @@ def plain(text: str) -> str:
 
 
 @dataclass(slots=True)
-class Taken:
+class CaptionUse:
     """Which rows of a lookup a shard's samples have taken, be the samples rejected for their images
     or not; and the keys of some that it does not name. Kept beside the shard: all of these together
     tell which rows nobody has, whatever runs have made the shards."""
@@ -289,7 +289,7 @@ class Taken:
     rows: "array[int]" = field(default_factory=lambda: array("I"))
     unnamed: list[str] = field(default_factory=list)
 
-    def note_row(self, named: Named | None) -> None:
+    def note_row(self, named: FoundCaption | None) -> None:
         if named is not None and named.row >= 0:
             self.rows.append(named.row)
 
@@ -302,7 +302,7 @@ class Taken:
         return json.dumps(said, separators=(",", ":")).encode() + b"\n"
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> "Taken":
+    def from_bytes(cls, data: bytes) -> "CaptionUse":
         said = read_record(_Said, data, "a list of captions")
         return cls(rows=array("I", said["rows"]), unnamed=list(said["unnamed"]))
 

@@ -20,14 +20,14 @@ from wdsprep.dataset.names import CAPTION_TABLE, lookup_name, taken_name
 from wdsprep.dataset.records import Nbytes, Text, read_record
 from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.samples import Sample, facts_bytes
-from wdsprep.encoding.captions.lookup import FORM, Lookup, LookupFile, digest_there, open_lookup
+from wdsprep.encoding.captions.lookup import FORM, Lookup, LookupFile, digest_of_file, open_lookup
 from wdsprep.encoding.captions.sources import (
     BY,
     OWN,
     CaptionOptions,
     CaptionSource,
+    CaptionUse,
     FieldCaptions,
-    Taken,
     name_of,
     plain,
 )
@@ -206,7 +206,7 @@ def _has(store: Store, lookup: Lookup) -> bool:
     name = lookup_name(lookup.digest)
     if not any((e.name, e.nbytes) == (name, lookup.nbytes) for e in store.list(name)):
         return False
-    return not store.root or digest_there(store, name) == lookup.file_digest
+    return not store.root or digest_of_file(store, name) == lookup.file_digest
 
 
 def _known(place: str) -> TableRead | None:
@@ -216,7 +216,7 @@ def _known(place: str) -> TableRead | None:
     return read if read and _has(store, read.lookup) else None
 
 
-class ReadyCaptions:
+class PreparedCaptions:
     """Where the captions of each dataset come from; a table is read, its lookup made."""
 
     def __init__(
@@ -242,14 +242,14 @@ class ReadyCaptions:
             self._file.close()
 
 
-def table_of(options: CaptionOptions) -> CaptionTable | None:
+def find_table(options: CaptionOptions) -> CaptionTable | None:
     """The table that is asked for, of which nothing but its columns has been looked at."""
     if not options.captions:
         return None
     return CaptionTable.find(str(options.captions), options.captions_by, options.caption_column)
 
 
-def ready_captions(
+def prepare_captions(
     options: CaptionOptions,
     table: CaptionTable | None,
     tars: TarsSource,
@@ -259,7 +259,7 @@ def ready_captions(
     is_kept: bool,
     hashed_by: str | None,
     told: Callable[[str], object],
-) -> ReadyCaptions:
+) -> PreparedCaptions:
     """Nothing is written to the datasets at `places`; a lookup that is there need not be made, if
     it `is_kept`. `hashed_by` is the digest that pack gave the images; None where it did not make
     them. An error where something is not as it has to be."""
@@ -268,7 +268,7 @@ def ready_captions(
         if source.field and (missing := _lacks_field(source.field, tars, shards)):
             told(missing)
     if table is None:
-        return ReadyCaptions(sources)
+        return PreparedCaptions(sources)
     if missing := _lacks_names(table.by, tars, shards, hashed_by):
         told(missing)
     known = {_known(place) for place in places} if is_kept else set()
@@ -280,7 +280,7 @@ def ready_captions(
     source = replace(
         source, by=table.by, digest=made.digest, file_digest=made.file_digest, at=places[0]
     )
-    return ReadyCaptions([source], str(options.captions), read, file)
+    return PreparedCaptions([source], str(options.captions), read, file)
 
 
 def _read(table: CaptionTable, told: Callable[[str], object]) -> tuple[TableRead, LookupFile]:
@@ -377,8 +377,8 @@ class CaptionReport:
     """Files that should say which rows the samples of their unit have, and cannot be read."""
 
 
-def report_of(
-    ready: ReadyCaptions, source: CaptionSource, place: str, manifest: Manifest
+def report_captions(
+    ready: PreparedCaptions, source: CaptionSource, place: str, manifest: Manifest
 ) -> CaptionReport:
     """Which rows nobody has is known of a dataset that is complete."""
     named = manifest.counts.get("named", 0)
@@ -407,7 +407,7 @@ def _taken(
 
     def unnamed(unit: str) -> list[str]:
         try:
-            taken = Taken.from_bytes(store.read(taken_name(unit)))
+            taken = CaptionUse.from_bytes(store.read(taken_name(unit)))
             for row in taken.rows:
                 rows[row] = 1
         except (NotFoundError, FormatError, LookupError):

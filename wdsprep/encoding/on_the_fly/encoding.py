@@ -1,7 +1,7 @@
 """`Encode` with its model found, and images made ready for it as a worker of `encode` makes them.
 
-`find_encoding` opens the model that the settings of an `Encode` name, and `prepared` makes a sample
-of an image shard ready for it. What will not do is told by `reject_of`.
+`find_encoding` opens the model that the settings of an `Encode` name, and `prepare_image` makes a
+sample of an image shard ready for it. What will not do is told by `reject_of`.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ from wdsprep.encoding.models.find import (
     find_model,
     hashed_with,
 )
-from wdsprep.encoding.recipe import Encode, Recipe, check_on_the_way
+from wdsprep.encoding.recipe import Encode, Recipe, check_makes_latents
 from wdsprep.images.crop import NO_PIXELS, Crop, crop
 from wdsprep.images.shapes import Shapes
 from wdsprep.sources import Columns
@@ -50,7 +50,7 @@ class Encoding:
         """Those of the dataset that `encode` would write."""
         return settings_of(self.model, self.recipe, self.form)
 
-    def in_form(self, form: Mapping[str, Any]) -> "Encoding":
+    def in_format(self, form: Mapping[str, Any]) -> "Encoding":
         """For a dataset or a state that was begun in it."""
         model = hashed_with(self.model, DigestKind.of(form))
         return self if form == self.form else replace(self, model=model, form=form)
@@ -62,7 +62,7 @@ class Encoding:
 def find_encoding(encode: Encode, device: str) -> Encoding:
     """Find the model, or say why it cannot be had, before anything is loaded. `device` is the one
     that the trainer or the cluster has."""
-    check_on_the_way(encode)
+    check_makes_latents(encode)
     device = device if encode.device == "auto" else encode.device
     model = find_model(encode.model, text=encode.text)
     check_resolution(model, encode.resolution)
@@ -92,7 +92,7 @@ class Prepared:
         return replace(self, crop=replace(self.crop, pixels=NO_PIXELS))
 
 
-def prepared(
+def prepare_image(
     found: TarSample, tar: str, *, shapes: Shapes, max_area: int, max_nbytes: int
 ) -> Prepared:
     """A RejectedError for what `encode` would reject as well."""

@@ -34,9 +34,9 @@ from wdsprep.encoding.engine import Result
 from wdsprep.encoding.fields import fields
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
 from wdsprep.encoding.latent_shard import LatentShard, members_of, shape_of, write_empty
-from wdsprep.encoding.on_the_fly.encoding import Encoding, prepared, reject_of
-from wdsprep.encoding.pending import pending_shards, take_back
-from wdsprep.encoding.sample_spool import WaitingSample, WaitingSamples
+from wdsprep.encoding.on_the_fly.encoding import Encoding, prepare_image, reject_of
+from wdsprep.encoding.pending import pending_shards, remove_stale_units
+from wdsprep.encoding.sample_spool import SampleSpool, SpooledSample
 from wdsprep.errors import DamageError
 from wdsprep.images.shapes import cut_of
 from wdsprep.runners.run import opened_dataset
@@ -52,12 +52,12 @@ _log = logging.getLogger("wdsprep")
 class Gathering:
     """What has come of one shard, by the number of the sample in it."""
 
-    samples: WaitingSamples = field(default_factory=WaitingSamples)
-    come: dict[int, WaitingSample | Reject] = field(default_factory=dict)
+    samples: SampleSpool = field(default_factory=SampleSpool)
+    come: dict[int, SpooledSample | Reject] = field(default_factory=dict)
     shapes: dict[int, str] = field(default_factory=dict)
 
 
-class Tee:
+class LatentWriter:
     """For one thread, which adds what passes. A second one writes."""
 
     def __init__(
@@ -84,7 +84,7 @@ class Tee:
             source.shards,
             tars=tars_of(source.url, int(encoding.recipe.max_bytes)),
         )
-        take_back(self._edition, found.stale)
+        remove_stale_units(self._edition, found.stale)
         self._manifest = found.manifest
         left = {shard.item.name: shard for shard in found.shards}
         self._sizes = sizes
@@ -187,7 +187,7 @@ class Tee:
         reader = ShardReader(open_store(self._source.url), shard.item)
         for index, sample in zip(missing, reader.samples(missing), strict=True):
             try:
-                prepared(
+                prepare_image(
                     sample,
                     name,
                     shapes=cut_of(self._encoding.settings),

@@ -33,7 +33,7 @@ NOWHERE = -1
 _log = logging.getLogger("wdsprep")
 
 
-def latents_of(
+def find_latent_shapes(
     images: Dataset, settings: Mapping[str, Any], cache: CacheDir | None
 ) -> tuple[Dataset, ...]:
     """A dataset for each shape of which there are images; one where all are squares."""
@@ -64,7 +64,8 @@ def latents_of(
 def _all_hold_square(latents: Dataset) -> bool:
     """Return whether the buckets alone say that each image is large enough for the square."""
     buckets = {int(name.partition("/")[0]) for name in latents.names}
-    return min(buckets) >= latents.settings["resolution"]
+    resolution: int = latents.settings["resolution"]
+    return min(buckets) >= resolution
 
 
 def _look(images: Dataset, cut: Shapes, writer: KeptWriter, path: Path) -> None:
