@@ -14,7 +14,7 @@ from wdsprep.text import shortened
 
 
 def parse_buckets(given: str | int | Iterable[int]) -> tuple[int, ...]:
-    """Parse the buckets that a user names, such as "256,512" or (256, 512)."""
+    """Return the buckets that a user names, such as "256,512" or (256, 512)."""
     is_one = isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable)
     text = ",".join(map(str, [given] if is_one else given))  # type: ignore[arg-type]
     try:
@@ -30,7 +30,7 @@ def parse_buckets(given: str | int | Iterable[int]) -> tuple[int, ...]:
 
 
 def bucket_of(width: int, height: int, buckets: Sequence[int]) -> int:
-    """Return the bucket of an image that is at least as large as the first bucket."""
+    """Return the bucket of an image that is at least as large as the first."""
     place = bisect_right(buckets, min(width, height))
     if not place:
         raise ValueError(f"{width}x{height} is smaller than bucket {buckets[0]}")
@@ -45,11 +45,11 @@ def buckets_of_phase(resolution: int, buckets: Sequence[int]) -> tuple[int, ...]
 def buckets_encoded(
     settings: Mapping[str, Any], buckets: Sequence[int], *, made: Iterable[str] = ()
 ) -> tuple[int, ...]:
-    """Return the buckets that latents of these settings are made of: those that may hold an image
-    which is large enough for the square, or for one of the shapes.
+    """Return the buckets that latents of these settings are made of.
 
-    `made` are the units of a dataset that is whole: wdsprep 0.2 made squares of those buckets alone
-    whose images are all large enough."""
+    They are those that may hold an image which is large enough for the square, or for one of the
+    shapes. `made` are the units of a dataset that is whole: wdsprep 0.2 made squares of those
+    buckets alone whose images are all large enough."""
     least_side = min(map(min, settings.get("shapes", [[settings["resolution"]]])))
     found = tuple(buckets[max(0, bisect_right(buckets, least_side) - 1) :])
     all_large = buckets_of_phase(least_side, buckets)

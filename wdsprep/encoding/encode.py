@@ -63,8 +63,9 @@ def _overloaded(
 @_overloaded(EncodeOne, EncodeOptions)
 @taking(EncodeOptions)
 def encode(options: EncodeOptions) -> Outcome | list[Outcome]:
-    """Encode the image shards in `images` into the dataset `out` (`shards/latents-RESOLUTION` if
-    it is empty; `shards/text` of text alone).
+    """Encode the image shards in `images` into the dataset `out`.
+
+    Where `out` is empty it is `shards/latents-RESOLUTION`, or `shards/text` of text alone.
 
         encoded = wdsprep.encode("shards/images", resolution=256)
         encoded.samples, encoded.manifest.rejects, encoded.is_damaged
@@ -201,12 +202,12 @@ def _runs(
 
 
 def _extra(model: str, speeds: Speeds | None, known: Any) -> dict[str, Any]:
-    """What else a manifest says; `speeds` are those of a trial, and `known` of one before."""
+    """Return what else a manifest says; `speeds` are of a trial, and `known` of one before."""
     return {"model": model} | (speeds.trial(known) if speeds else {})
 
 
 def make_encoder(model: Model, recipe: Recipe, device: str) -> "Encoder":
-    """What a worker does when it begins: load the models, if they are those of the driver."""
+    """Load the models in a worker, if they are those of the driver."""
     from torch import device as torch_device
 
     from wdsprep.encoding.models.device import check_age

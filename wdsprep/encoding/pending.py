@@ -76,8 +76,7 @@ def pending_shards(
     tars: TarsSource | None = None,
     compared: Callable[[int, int], object] = lambda _done, _of: None,
 ) -> PendingShards:
-    """Find the image shards that are wanted and have no receipt, and what goes before. Nothing is
-    written here.
+    """Find the image shards that are wanted and have no receipt, and write nothing.
 
     A shard that an earlier --limit has cut is done anew, and so are those that were packed anew, if
     `redo_changed` asks for that: what was made of them is removed by `remove_stale_units`. What has
@@ -143,8 +142,9 @@ def _only_dated(
 
 
 def _changed(store: Store, names: Sequence[str], *, is_dated: bool) -> FingerprintError:
-    """Return the error where images have changed. `is_dated` says that their dates may be all that
-    is other, and that nothing can tell."""
+    """Return the error where images have changed.
+
+    `is_dated` says that their dates may be all that is other, and that nothing can tell."""
     what = "changed or went away"
     if is_dated:
         what += ", or has another date, and no digest tells more in a dataset of an older wdsprep"
@@ -166,8 +166,9 @@ def _by_size(shard: ImageShard) -> tuple[int, str]:
 
 
 def joint_units(pending: Sequence[PackedShards]) -> Iterator[JointUnit]:
-    """Hand out what each dataset lacks as units, one for each image shard of which as much is
-    wanted for all."""
+    """Hand out what each dataset lacks as units.
+
+    It is one for each image shard of which as much is wanted for all."""
     for same in _joined(shards.hand_out() for shards in pending):
         yield JointUnit(parts=dict(same))
 

@@ -48,8 +48,10 @@ def make_plan(
     told: Callable[[str], None],
     compared: Callable[[int, int], object] = lambda _done, _of: None,
 ) -> EncodePlan:
-    """Plan a run of `encode`, or refuse what cannot be, before anything is written. `told` hears
-    what else a user may want to know, `compared` how many foreign tars have been compared."""
+    """Plan a run of `encode`, or refuse what cannot be, before anything is written.
+
+    `told` hears what else a user may want to know, `compared` how many foreign tars have been
+    compared."""
     places = [absolute(place) for place in options.places.values()]
     phases = _find_phases(options, places)
     recipe = joint_recipe([phase.recipe for phase in phases])
@@ -115,8 +117,10 @@ class _Chosen:
 
 
 def _find_phases(options: EncodeOptions, places: Sequence[str]) -> list[_Phase]:
-    """Find the image shards of each dataset. Text that is stored apart is of the images of all
-    others, also of those that are in a lower bucket than the resolution, for a shape."""
+    """Find the image shards of each dataset.
+
+    Text that is stored apart is of the images of all others, also of those that are in a lower
+    bucket than the resolution, for a shape."""
     images, phases = absolute(options.images), list[_Phase]()
     for place, own in zip(places, options.recipes, strict=True):
         recipe, others = own, [each for each in phases if not each.is_of_text]
@@ -178,8 +182,10 @@ def _choose_model(
 def _settings(
     phases: Sequence[_Phase], joint: Recipe, models: dict[Wanted, Model], device: str
 ) -> list[dict[str, Any]]:
-    """Return the settings of each dataset, but for captions. Of text that is stored apart, and of
-    latents without text, they are of what a run for them alone would need of the model."""
+    """Return the settings of each dataset, but for captions.
+
+    Of text that is stored apart, and of latents without text, they are of what a run for them alone
+    would need of the model."""
     asked: dict[tuple[Wanted, DigestKind], Model] = {}
     settings = []
     for phase in phases:
@@ -204,8 +210,9 @@ def _find_captions(
     recipe: Encode,
     told: Callable[[str], None],
 ) -> tuple[list[_Phase], PreparedCaptions]:
-    """Tell the phases that have text whose captions it is of, and read the table of captions, if
-    there is one. What there is of it in datasets that are started over goes with them."""
+    """Tell the phases that have text whose captions it is of, and read a table of captions.
+
+    What there is of it in datasets that are started over goes with them."""
     own = [phase for phase in phases if phase.is_of_text] or phases  # or latents with their text
     source = own[0].source
     ready = prepare_captions(
@@ -267,8 +274,9 @@ def _plan_dataset(
 
 
 def _check_empty_caption(store: Store, manifest: Manifest) -> None:
-    """Check that the arrays of the empty caption are what receipts say, before a further receipt
-    says it."""
+    """Check that the arrays of the empty caption are what receipts say.
+
+    Else a further receipt would say so too."""
     files = (item for files in manifest.ledger.column("files") for item in files.items())
     known = {(name, digest) for name, digest in files if name.startswith("empty.")}
     kind = DigestKind.of(manifest.settings)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
-    """The same with the model found. Picklable, for workers that load it themselves."""
+    """An `Encode` with its model found, picklable for workers that load it themselves."""
 
     model: Model
     recipe: Recipe
@@ -47,11 +47,11 @@ class Encoding:
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
-        """Those of the dataset that `encode` would write."""
+        """Return the settings of the dataset that `encode` would write."""
         return settings_of(self.model, self.recipe, self.form)
 
     def in_format(self, form: Mapping[str, Any]) -> "Encoding":
-        """For a dataset or a state that was begun in it."""
+        """Return the same for a dataset or a state that was begun in another format."""
         model = hashed_with(self.model, DigestKind.of(form))
         return self if form == self.form else replace(self, model=model, form=form)
 
@@ -60,8 +60,9 @@ class Encoding:
 
 
 def find_encoding(encode: Encode, device: str) -> Encoding:
-    """Find the model, or say why it cannot be had, before anything is loaded. `device` is the one
-    that the trainer or the cluster has."""
+    """Find the model, or say why it cannot be had, before anything is loaded.
+
+    `device` is the one that the trainer or the cluster has."""
     check_makes_latents(encode)
     device = device if encode.device == "auto" else encode.device
     model = find_model(encode.model, text=encode.text)
@@ -88,14 +89,14 @@ class Prepared:
     crop: Crop
 
     def without_pixels(self) -> "Prepared":
-        """For who has them elsewhere."""
+        """Return the same without pixels, for whoever has them elsewhere."""
         return replace(self, crop=replace(self.crop, pixels=NO_PIXELS))
 
 
 def prepare_image(
     found: TarSample, tar: str, *, shapes: Shapes, max_area: int, max_nbytes: int
 ) -> Prepared:
-    """A RejectedError for what `encode` would reject as well."""
+    """Decode and crop the image of a sample, or raise a RejectedError as `encode` would."""
     row = next(_SOURCE.rows(found, tar))
     if isinstance(row, Refusal):
         raise RejectedError(row.code, row.detail)
@@ -105,6 +106,6 @@ def prepare_image(
 
 
 def reject_of(found: TarSample, tar: str, refused: RejectedError) -> Reject:
-    """What `encode` writes down of it."""
+    """Return the reject that `encode` would write of a sample."""
     source = shown(f"{tar}/{found.key}")
     return Reject(key=found.key, source=source, code=refused.code, detail=refused.detail)

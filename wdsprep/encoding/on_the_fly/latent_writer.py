@@ -50,7 +50,7 @@ _log = logging.getLogger("wdsprep")
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
-    """What has come of one shard, by the number of the sample in it."""
+    """The samples of one shard that have come, by their number in it."""
 
     samples: SampleSpool = field(default_factory=SampleSpool)
     come: dict[int, SpooledSample | Reject] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Gathering:
 
 
 class LatentWriter:
-    """For one thread, which adds what passes. A second one writes."""
+    """A writer of latents that pass, for one thread which adds them; a second one writes."""
 
     def __init__(
         self,
@@ -69,8 +69,10 @@ class LatentWriter:
         encoding: Encoding,
         empty: Callable[[], Mapping[str, Any]],
     ) -> None:
-        """`names` are the image shards by number, `sizes` how many samples of each pass, `empty`
-        makes the empty caption's arrays."""
+        """Open the dataset at `url`.
+
+        `names` are the image shards by number, `sizes` how many samples of each pass, `empty` makes
+        the empty caption's arrays."""
         recipe = encoding.recipe
         source = find_image_shards(images, recipe.resolution, shapes=recipe.sizes)
         url = absolute(url)
@@ -142,7 +144,7 @@ class LatentWriter:
             self._writing.append(self._writer.submit(self._write, self._left.pop(shard), made))
 
     def _hear(self, left: int) -> None:
-        """What became of the shards that the writer had, once no more than so many are left."""
+        """Wait until no more than so many shards are being written, and raise what went wrong."""
         while self._writing and (len(self._writing) > left or self._writing[0].done()):
             self._is_listed = False
             self._writing.popleft().result()
@@ -178,7 +180,7 @@ class LatentWriter:
             output.finish(settings, self._empty)
 
     def _refused_by_size(self, shard: ImageShard, come: Collection[int]) -> dict[int, Reject]:
-        """Those that no shape takes, which never pass: what `encode` writes down of them."""
+        """Return the rejects of images that no shape takes, which never pass."""
         found: dict[int, Reject] = {}
         missing = [index for index in range(shard.item.samples) if index not in come]
         if not missing:
@@ -202,12 +204,12 @@ class LatentWriter:
         return found
 
     def _is_unchanged(self, shard: ImageShard) -> bool:
-        """A receipt says what a shard was made of, so that is looked at once more."""
+        """Read the image shard once more, as a receipt says what latents were made of."""
         with HashedTape(open_store(self._source.url), shard.item, shard.kind) as tape:
             return tape.digest() == shard.digest
 
     def close(self) -> None:
-        """What has not come whole is left to `encode`."""
+        """Leave what has not come whole to `encode`."""
         self._writer.shutdown(wait=True)
         for made in self._gathered.values():
             made.samples.close()
