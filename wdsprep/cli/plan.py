@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from wdsprep.checks.inspect import overview
 from wdsprep.cli.plan_options import PlanOptions, sizes
 from wdsprep.dataset.shapes import shape_name
 from wdsprep.dataset.state import open_dataset
@@ -31,6 +30,7 @@ from wdsprep.encoding.models.presets import DC, PRESETS
 from wdsprep.encoding.shape_lists import Given, sizes_of
 from wdsprep.errors import UsageError
 from wdsprep.options import taking
+from wdsprep.reporting.overview import overview
 from wdsprep.text import human_bytes, plural, printed
 
 SHARD_SIZES = (1_000, 10_000, 100_000)
