@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from wdsprep.dataset.arrays import OF_SIZES
-from wdsprep.encoding.choices import settled_for
+from wdsprep.encoding.choices import settle_recipe
 from wdsprep.encoding.estimate import CLIP_ALONE
 from wdsprep.encoding.fields import fields
 from wdsprep.encoding.models.find import find_model
@@ -49,7 +49,7 @@ def test_a_preset_says_which_arrays_its_pipeline_gives(
     for text in ("emb", "tokens"):
         model = find_model(str(family(FAMILIES[name])), text=text)
         recipe = Recipe(resolution=64, text=text, text_length=preset.text_length)
-        recipe, model = settled_for(recipe, model, "cpu")
+        recipe, model = settle_recipe(recipe, model, "cpu")
         found[text] = fields(model, recipe)[1:]
     assert (model.channels, model.factor, model.vae_kind) == (
         preset.channels,

@@ -27,7 +27,7 @@ from wdsprep.encoding.estimate import (
     stored_by_choice,
 )
 from wdsprep.encoding.models.presets import DC, PRESETS
-from wdsprep.encoding.shape_lists import Given, sizes_of
+from wdsprep.encoding.shape_lists import ShapesGiven, sizes_of
 from wdsprep.errors import UsageError
 from wdsprep.options import taking
 from wdsprep.reporting.overview import overview
@@ -106,7 +106,7 @@ def plan_lines(options: PlanOptions) -> str:
     return printed(_lines(phases, one_run, choice, fleet, price_of, lists))
 
 
-def shape_lists(given: Given, resolutions: Sequence[int]) -> dict[int, list[str]]:
+def shape_lists(given: ShapesGiven, resolutions: Sequence[int]) -> dict[int, list[str]]:
     """Return the names of the shapes for each resolution.
 
     A list that fits one resolution only has no shapes for the others. Raise the error of a list

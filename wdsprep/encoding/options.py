@@ -1,5 +1,4 @@
-"""All that `encode` is given, and what follows from it before anything is looked at: the recipes
-and the places of the datasets that a run makes."""
+"""All that `encode` is given, and the recipes and places of the datasets that follow from it."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence

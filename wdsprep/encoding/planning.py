@@ -21,12 +21,12 @@ from wdsprep.encoding.captions.table import (
     find_table,
     prepare_captions,
 )
-from wdsprep.encoding.choices import choices_for, settings_of, settled_for
+from wdsprep.encoding.choices import choices_for, settings_of, settle_recipe
 from wdsprep.encoding.crew import EncodeCrew, EncodeCrewOptions, find_crew, settled
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
 from wdsprep.encoding.models.find import (
     Model,
-    Wanted,
+    ModelNeeds,
     check_resolution,
     check_shapes,
     find_model,
@@ -98,9 +98,9 @@ class _Phase:
         return self.recipe.is_of_text
 
     @property
-    def needs(self) -> Wanted:
+    def needs(self) -> ModelNeeds:
         """What of the model decides its settings."""
-        return Wanted(self.recipe.text, not self.is_of_text)
+        return ModelNeeds(self.recipe.text, not self.is_of_text)
 
     @property
     def kind(self) -> DigestKind:
@@ -165,14 +165,14 @@ def _choose_model(
     told: Callable[[str], None],
 ) -> tuple[_Chosen, list[_Phase]]:
     """Find the model and the machines, and give each phase its settings."""
-    needs = Wanted(recipe.text, not recipe.is_of_text)
+    needs = ModelNeeds(recipe.text, not recipe.is_of_text)
     found = find_model(recipe.model, text=needs.text, has_vae=needs.vae, listener=told)
     for phase in phases:
         if not phase.is_of_text:
             check_resolution(found, phase.recipe.resolution)
             check_shapes(found, phase.recipe.sizes)
     crew = find_crew(options)
-    recipe, model = settled_for(recipe, hashed_with(found, phases[0].kind), crew.device)
+    recipe, model = settle_recipe(recipe, hashed_with(found, phases[0].kind), crew.device)
     settings = _settings(phases, recipe, {needs: found}, crew.device)
     both = zip(phases, settings, strict=True)
     chosen = _Chosen(model=model, recipe=recipe, crew=crew)
@@ -180,13 +180,13 @@ def _choose_model(
 
 
 def _settings(
-    phases: Sequence[_Phase], joint: Recipe, models: dict[Wanted, Model], device: str
+    phases: Sequence[_Phase], joint: Recipe, models: dict[ModelNeeds, Model], device: str
 ) -> list[dict[str, Any]]:
     """Return the settings of each dataset, but for captions.
 
     Of text that is stored apart, and of latents without text, they are of what a run for them alone
     would need of the model."""
-    asked: dict[tuple[Wanted, DigestKind], Model] = {}
+    asked: dict[tuple[ModelNeeds, DigestKind], Model] = {}
     settings = []
     for phase in phases:
         needs, recipe = phase.needs, phase.recipe
@@ -194,7 +194,7 @@ def _settings(
             models[needs] = find_model(recipe.model, text=needs.text, has_vae=needs.vae)
         if (needs, phase.kind) not in asked:
             model = hashed_with(models[needs], phase.kind)
-            asked[needs, phase.kind] = settled_for(recipe, model, device)[1]
+            asked[needs, phase.kind] = settle_recipe(recipe, model, device)[1]
         model = asked[needs, phase.kind]
         own = replace(recipe, **choices_for(recipe, model, device))
         if joint.dtype == "fp32":  # where text has no bf16, what is beside it is not in fp16 either

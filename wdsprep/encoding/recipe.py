@@ -13,7 +13,7 @@ from wdsprep.encoding import DTYPES, HALF, LATENTS, MODELS, TEXTS
 from wdsprep.encoding.models.presets import made_for
 from wdsprep.encoding.shape_lists import (
     SDXL_RESOLUTION,
-    Given,
+    ShapesGiven,
     checked_crop,
     checked_shapes,
     sizes_of,
@@ -64,7 +64,7 @@ def _max_bytes(given: Any) -> int:
 class RecipeOptions(Options):
     """What decides the bytes of latents of every resolution, beside the model."""
 
-    shapes: Given = field(
+    shapes: ShapesGiven = field(
         default=(),
         metadata=about(
             "Cut each image to the shape of a list whose ratio is nearest to its own: to those of "

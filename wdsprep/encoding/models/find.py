@@ -121,7 +121,7 @@ class Model:
     """what of it decides their bytes"""
 
 
-class Wanted(NamedTuple):
+class ModelNeeds(NamedTuple):
     """The networks of a model that are to be used."""
 
     text: str
@@ -141,7 +141,7 @@ def find_model(
     Without `has_vae` these are the files that text takes, and the VAE's config, which decides
     their dtype. If it `is_offline`, they have to be here already.
     """
-    wanted = Wanted(text, has_vae)
+    wanted = ModelNeeds(text, has_vae)
     if name == "tiny":
         return replace(_load(name, Folder(TINY, "tiny"), wanted), note=TINY_NOTE)
     folder = Path(name).expanduser()
@@ -188,7 +188,7 @@ def _repo_of(name: str) -> str:
     return PRESETS[name].repo if name in PRESETS else name
 
 
-def _from_cache(name: str, repo: str, revision: str, wanted: Wanted) -> Model:
+def _from_cache(name: str, repo: str, revision: str, wanted: ModelNeeds) -> Model:
     cached = find_cached(name, repo, revision)
     if cached is None:
         raise WorkError(f"{name} is not on this machine")
@@ -196,7 +196,7 @@ def _from_cache(name: str, repo: str, revision: str, wanted: Wanted) -> Model:
 
 
 def _from_hub(
-    name: str, repo: str, revision: str, wanted: Wanted, listener: Callable[[str], None]
+    name: str, repo: str, revision: str, wanted: ModelNeeds, listener: Callable[[str], None]
 ) -> Model:
     """Return a model of the hub.
 
@@ -226,7 +226,7 @@ def _from_hub(
     return _load(name, place, wanted)
 
 
-def _unreachable(reason: Exception, repo: str, wanted: Wanted) -> str:
+def _unreachable(reason: Exception, repo: str, wanted: ModelNeeds) -> str:
     text, names = wanted.text, [INDEX]
     names += ["vae/*.json"]
     names += [f"vae/{VAE_WEIGHTS}.safetensors"] * wanted.vae
@@ -241,14 +241,14 @@ def _unreachable(reason: Exception, repo: str, wanted: Wanted) -> str:
     )
 
 
-def _load(name: str, place: ModelFiles, wanted: Wanted) -> Model:
+def _load(name: str, place: ModelFiles, wanted: ModelNeeds) -> Model:
     try:
         return _read(name, place, wanted)
     except OSError as error:
         raise WorkError(f"the files of {place.what} cannot be read: {error}") from error
 
 
-def _read(name: str, place: ModelFiles, wanted: Wanted) -> Model:
+def _read(name: str, place: ModelFiles, wanted: ModelNeeds) -> Model:
     """Read the configs first, so that a model that will not do is not fetched."""
     what, text = place.what, wanted.text
     parts = parts_of(place, text, has_vae=wanted.vae)

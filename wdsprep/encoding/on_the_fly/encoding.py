@@ -14,7 +14,7 @@ from wdsprep.dataset.rejects import Refusal, Reject, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.read import TarSample
 from wdsprep.encoding import encode as encoding
-from wdsprep.encoding.choices import settings_of, settled_for
+from wdsprep.encoding.choices import settings_of, settle_recipe
 from wdsprep.encoding.models.find import (
     Model,
     check_resolution,
@@ -68,7 +68,7 @@ def find_encoding(encode: Encode, device: str) -> Encoding:
     model = find_model(encode.model, text=encode.text)
     check_resolution(model, encode.resolution)
     check_shapes(model, encode.sizes)
-    recipe, model = settled_for(encode, model, device.partition(":")[0])
+    recipe, model = settle_recipe(encode, model, device.partition(":")[0])
     return Encoding(
         model=model,
         recipe=recipe,
