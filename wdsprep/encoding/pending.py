@@ -34,6 +34,17 @@ class PendingShards:
     cut: int
     """How many of these an earlier --limit has cut, of images that are as they were."""
 
+    @property
+    def lines(self) -> Iterator[str]:
+        """Say which units are removed first, and why."""
+        if self.cut:
+            what = plural(
+                self.cut, "shard that --limit had cut is", "shards that --limit had cut are"
+            )
+            yield f"the trial goes on: {what} encoded anew"
+        if gone := len(self.stale) - self.cut:
+            yield f"{plural(gone, 'shard')} of latents removed: their images changed or went"
+
 
 class PackedShards:
     """Image shards that wait to be done, in a third of the memory.

@@ -39,8 +39,8 @@ class DatasetPlan:
     """How many these were at first."""
     stale: Mapping[str, str]
     """The units that are removed first, each with the input that it was made of."""
-    cut: int
-    """How many of these an earlier --limit has cut, of images that are as they were."""
+    removals: tuple[str, ...]
+    """Lines that say which these are, and why."""
     is_limited: bool
     """Whether --limit leaves some images out."""
     keeps_content: bool
@@ -49,21 +49,6 @@ class DatasetPlan:
     @property
     def is_of_text(self) -> bool:
         return self.recipe.is_of_text
-
-    @property
-    def removals(self) -> list[str]:
-        """Say which units are removed first, and why."""
-        lines = []
-        if self.cut:
-            what = plural(
-                self.cut, "shard that --limit had cut is", "shards that --limit had cut are"
-            )
-            lines.append(f"the trial goes on: {what} encoded anew")
-        if gone := len(self.stale) - self.cut:
-            lines.append(
-                f"{plural(gone, 'shard')} of latents removed: their images changed or went"
-            )
-        return lines
 
     def __str__(self) -> str:
         return "\n".join(_dataset_lines(self))

@@ -267,7 +267,7 @@ def _plan_dataset(
         missing=len(found.shards),
         pending=PackedShards.emptied(found.shards),
         stale=found.stale,
-        cut=found.cut,
+        removals=tuple(found.lines),
         is_limited=phase.wanted != source.shards,
         keeps_content=manifest.keeps_content,
     )
