@@ -311,5 +311,5 @@ def made_for() -> str:
     names.pop(0)
     usual = max(names, key=lambda each: len(names[each]))
     names[usual] = ["sdxl", "the others"]
-    parts = [f"{' and '.join(each)} with {side}" for side, each in sorted(names.items())]
-    return f"Trained are {', '.join(parts)}."
+    parts = [f"{side} ({', '.join(each)})" for side, each in sorted(names.items())]
+    return f"The models were trained at {', '.join(parts[:-1])} and {parts[-1]} pixels a side."
