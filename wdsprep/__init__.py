@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from wdsprep.changes.duplicates import duplicates
     from wdsprep.changes.remove import remove
     from wdsprep.changes.select import select
-    from wdsprep.checks.inspect import inspect
     from wdsprep.checks.repair import repair
     from wdsprep.checks.verify import verify
     from wdsprep.encoding.encode import encode
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from wdsprep.packing.pack import pack
     from wdsprep.reporting import report
     from wdsprep.reporting.card import card
+    from wdsprep.reporting.inspect import inspect
 
 
 __all__ = [
@@ -52,7 +52,7 @@ _PLACES = {
     "encode": "wdsprep.encoding.encode",
     "export": "wdsprep.exporting.export",
     "import_": "wdsprep.importing.import_latents",
-    "inspect": "wdsprep.checks.inspect",
+    "inspect": "wdsprep.reporting.inspect",
     "load": "wdsprep.loading.loader",
     "pack": "wdsprep.packing.pack",
     "remove": "wdsprep.changes.remove",

@@ -307,7 +307,7 @@ def remedies_of(declared: Callable[..., Any]) -> dict[str, str]:
     return {about.code: about.remedy for about in abouts if about.code}
 
 
-def _nearest(wrong: str, names: Iterable[str]) -> str:
+def nearest_name(wrong: str, names: Iterable[str]) -> str:
     """Return the name that is most like a wrong one, or the only one that begins as it does."""
     import difflib
 
@@ -321,7 +321,7 @@ def _nearest(wrong: str, names: Iterable[str]) -> str:
 
 def _suggestion(function: str, wrong: str, names: Iterable[str]) -> str:
     """Say what somebody may have meant by a name that there is not, or where all names are."""
-    if near := _nearest(wrong, names):
+    if near := nearest_name(wrong, names):
         return f"did you mean {near}?"
     if not wrong.startswith("-"):
         return f"help(wdsprep.{function.removesuffix('()')}) lists them"
@@ -351,7 +351,7 @@ def check_call(
     known = signature.parameters
     several = [p.name for p in known.values() if p.kind is p.VAR_POSITIONAL]
     if wrong := [name for name in kwargs if name not in known or name in several]:
-        if near := _nearest(wrong[0], several):
+        if near := nearest_name(wrong[0], several):
             takes = f"it takes {near} without a name, as {function}({brief(kwargs[wrong[0]])})"
             raise OptionError(f"{function}() has no option {wrong[0]}: {takes}")
         raise OptionError(unknown(f"{function}()", wrong[0], list(known), options))

@@ -16,7 +16,6 @@ from tests.kit.encode_work import Making
 from tests.kit.encodes import encode_here, latents_of, packed, pictures, rejected
 from tests.kit.latent_sets import field, npy
 from tests.kit.packs import manifest_of, tree
-from wdsprep.checks.inspect import Looked, look
 from wdsprep.checks.repair import carry_out, plan_repair
 from wdsprep.checks.rules import array_problem
 from wdsprep.dataset.names import MANIFEST
@@ -26,6 +25,7 @@ from wdsprep.dataset.tar.read import file_tape, read_samples
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.errors import FormatError
 from wdsprep.packing.judge import judged
+from wdsprep.reporting.inspect import Looked, look
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
 

@@ -14,13 +14,13 @@ from tests.kit.damaged import check, findings, packing_here, restore
 from tests.kit.encode_work import Making
 from tests.kit.encodes import encode_here, latents_of, rejected
 from tests.kit.packs import jpeg, manifest_of, pack, tree, write_files
-from wdsprep.checks.inspect import Looked, inspect
 from wdsprep.checks.repair import carry_out, plan_repair
 from wdsprep.cli import main
 from wdsprep.dataset.names import MANIFEST
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.rejects import Reject
 from wdsprep.errors import NotFoundError
+from wdsprep.reporting.inspect import Looked, inspect
 
 Pair = tuple[Path, Path, dict[str, bytes]]
 UNIT = "64/000000"

@@ -1,6 +1,8 @@
+from typing import Any
+
 import pytest
 
-from wdsprep.dataset.buckets import bucket_of, buckets_of_phase, parse_buckets
+from wdsprep.dataset.buckets import bucket_of, buckets_encoded, buckets_of_phase, parse_buckets
 from wdsprep.errors import UsageError
 
 
@@ -23,6 +25,24 @@ def test_a_phase_uses_every_bucket_that_is_large_enough() -> None:
     assert buckets_of_phase(256, (256, 512)) == (256, 512)
     assert buckets_of_phase(512, (256, 512)) == (512,)
     assert buckets_of_phase(300, (256, 512, 1024)) == (512, 1024)
+
+
+def test_squares_are_made_of_every_bucket_that_may_hold_a_large_enough_image() -> None:
+    def encoded(resolution: int, **more: Any) -> tuple[int, ...]:
+        return buckets_encoded({"resolution": resolution}, (256, 512), **more)
+
+    assert encoded(256) == (256, 512)
+    assert encoded(384) == (256, 512)
+    assert encoded(512) == encoded(768) == encoded(1024) == (512,)
+    assert encoded(64) == (256, 512)
+
+
+def test_a_dataset_of_wdsprep_0_2_was_made_of_the_buckets_whose_images_are_all_large() -> None:
+    before, now = ["512/000000"], ["256/000000", "512/000000"]
+    for settings in ({"resolution": 384}, {"resolution": 384, "shapes": [[384, 384]]}):
+        assert buckets_encoded(settings, (256, 512), made=now) == (256, 512)
+    assert buckets_encoded({"resolution": 384}, (256, 512), made=before) == (512,)
+    assert buckets_encoded({"resolution": 512}, (256, 512), made=before) == (512,)
 
 
 @pytest.mark.parametrize("text", ["", "512,256", "256,256", "a", "0,256", "256;512"])

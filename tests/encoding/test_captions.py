@@ -28,9 +28,9 @@ from wdsprep.checks.repair import repair
 from wdsprep.checks.verify import verify
 from wdsprep.cli.encode import captions_lines
 from wdsprep.dataset.names import CAPTION_TABLE
-from wdsprep.encoding.caption_table import CaptionReport
+from wdsprep.encoding.captions.lookup import LookupFile, open_lookup
+from wdsprep.encoding.captions.table import CaptionReport
 from wdsprep.encoding.encode import EncodeListener
-from wdsprep.encoding.lookup import LookupFile, open_lookup
 from wdsprep.errors import FingerprintError, FormatError, SourceError, UsageError, WdsprepError
 from wdsprep.runners.run import Outcome
 from wdsprep.store import open_store

@@ -14,7 +14,7 @@ import wdsprep
 from tests.kit.encodes import encode_here, latents_of, packed, pictures
 from tests.kit.families import NAMES
 from wdsprep.dataset.arrays import text_fields
-from wdsprep.encoding.choices import settled_for
+from wdsprep.encoding.choices import settle_recipe
 from wdsprep.encoding.models.base import Tokens
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.find import find_model
@@ -50,7 +50,7 @@ Family = Callable[[str], Path]
 @cache
 def encoder(folder: Path, **recipe: Any) -> LatentEncoder:
     wanted = Recipe(**{"resolution": SIDE, "latents": "none", **recipe})
-    wanted, model = settled_for(wanted, find_model(str(folder), text=wanted.text), "cpu")
+    wanted, model = settle_recipe(wanted, find_model(str(folder), text=wanted.text), "cpu")
     made = load_encoder(model, wanted, "cpu")
     assert isinstance(made, LatentEncoder)
     return made

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from wdsprep.encoding.choices import settled_for
+from wdsprep.encoding.choices import settle_recipe
 from wdsprep.encoding.models import compiled
 from wdsprep.encoding.models.compiled import NAMES, PER_SHAPE, CompiledNetwork
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
@@ -89,7 +89,7 @@ def test_an_error_of_the_network_is_its_own(graphs: list[Any]) -> None:
 
 
 def test_what_is_computed_again_in_fp32_is_not_compiled(graphs: list[Any]) -> None:
-    recipe, model = settled_for(
+    recipe, model = settle_recipe(
         Recipe(resolution=64, compile=True, dtype="bf16", text="emb"),
         find_model("tiny", text="emb"),
         "cpu",

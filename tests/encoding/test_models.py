@@ -678,6 +678,17 @@ def test_what_can_only_be_a_folder_is_not_looked_for_on_the_hub(name: str) -> No
     assert "`wdsprep models`" in failure(name)
 
 
+@pytest.mark.parametrize(("wrong", "meant"), [("sdx", "sdxl"), ("SDXL", "sdxl"),
+    ("flux1", "flux"), ("sd21@main", "sd2"), ("./models/my-modl", "./models/my-model"),
+    ("models/my-modl/", "models/my-model")])  # fmt: skip
+def test_a_misspelt_model_is_told_what_may_be_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str, meant: str
+) -> None:
+    (tmp_path / "models/my-model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert f"{wrong} is no folder here (did you mean {meant}?)" in failure(wrong)
+
+
 # Workers
 
 

@@ -30,7 +30,7 @@ from tests.kit.families import NAMES, latent_of, negative_of, prompt_of
 from tests.kit.packs import tree
 from wdsprep.checks.verify import verify
 from wdsprep.dataset.arrays import OF_SIZES, text_fields
-from wdsprep.encoding.choices import settled_for
+from wdsprep.encoding.choices import settle_recipe
 from wdsprep.encoding.models.base import Tokens
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.families import BY_MASK, BY_ZEROS, member_of
@@ -50,7 +50,7 @@ Family = Callable[[str], Path]
 @cache
 def encoder(folder: Path, **recipe: Any) -> LatentEncoder:
     wanted = Recipe(**{"resolution": SIDE, "latents": "auto", **recipe})
-    wanted, model = settled_for(wanted, find_model(str(folder), text=wanted.text), "cpu")
+    wanted, model = settle_recipe(wanted, find_model(str(folder), text=wanted.text), "cpu")
     made = load_encoder(model, wanted, "cpu")
     assert isinstance(made, LatentEncoder)
     return made

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from wdsprep.cli import main
 from wdsprep.dataset.arrays import OF_SIZES
-from wdsprep.encoding.choices import settled_for
+from wdsprep.encoding.choices import settle_recipe
 from wdsprep.encoding.estimate import CLIP_ALONE
 from wdsprep.encoding.fields import fields
 from wdsprep.encoding.models.find import find_model
@@ -49,7 +50,7 @@ def test_a_preset_says_which_arrays_its_pipeline_gives(
     for text in ("emb", "tokens"):
         model = find_model(str(family(FAMILIES[name])), text=text)
         recipe = Recipe(resolution=64, text=text, text_length=preset.text_length)
-        recipe, model = settled_for(recipe, model, "cpu")
+        recipe, model = settle_recipe(recipe, model, "cpu")
         found[text] = fields(model, recipe)[1:]
     assert (model.channels, model.factor, model.vae_kind) == (
         preset.channels,
@@ -69,3 +70,12 @@ def test_a_preset_says_which_arrays_its_pipeline_gives(
         assert ids == [run.listed for run in preset.runs]
     masks = [field for field in tokens if field.dtype == "|u1"]
     assert len(masks) == (0 if name in CLIP_ALONE else len(ids))
+
+
+def test_the_help_says_for_which_resolutions_models_and_shapes_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["encode", "--help"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "trained at 512 (sd1, sd2), 1024 (sdxl, the others) and 1328 (qwen-image)" in told
+    assert "to those of SDXL, for --resolution 1024 alone" in told

@@ -42,6 +42,7 @@ from tests.kit.paths import FIND_TESTS, format_recipe
 from wdsprep.cli import main
 from wdsprep.cli.plan import plan_lines
 from wdsprep.dataset.arrays import OF_SIZES, Field
+from wdsprep.dataset.buckets import buckets_of_phase
 from wdsprep.dataset.rejects import read_rejects
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar import padded
@@ -427,7 +428,8 @@ def test_other_shapes_never_mix_with_what_is_there(images: Path, latents: Path) 
 
 def on_the_way(images: Path, **options: Any) -> Any:
     how = {"shapes": NEAREST, "max_crop": MAX_CROP} | options.pop("how", {})
-    encode = wdsprep.Encode(resolution=64, model="tiny", device="cpu", **how)
+    how = {"resolution": 64} | how
+    encode = wdsprep.Encode(model="tiny", device="cpu", **how)
     return wdsprep.load(images, encode=encode, **({"global_batch": 8} | options))
 
 
@@ -441,7 +443,13 @@ def assert_same(found: Any, wanted: Any) -> None:
             assert same, name
 
 
-@pytest.mark.parametrize("how", [{}, {"max_crop": 1.0}, {"shapes": ()}])
+BETWEEN_BUCKETS = {"resolution": 96, "shapes": (), "max_crop": 1.0}
+ABOVE_BUCKETS = {"resolution": 192, "shapes": (), "max_crop": 1.0}
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"max_crop": 1.0}, {"shapes": ()}, BETWEEN_BUCKETS, ABOVE_BUCKETS]
+)
 def test_batches_made_on_the_way_are_those_of_stored_shapes_bit_for_bit(
     images: Path, latents: Path, tmp_path: Path, how: dict[str, Any]
 ) -> None:
@@ -458,6 +466,57 @@ def test_batches_made_on_the_way_are_those_of_stored_shapes_bit_for_bit(
     share = {"rank": 1, "world_size": 2, "global_batch": 16, "shape_batch": 8}
     if not how:
         assert_same(on_the_way(images, **share), wdsprep.load(stored, **share))
+
+
+@pytest.mark.parametrize("how", [BETWEEN_BUCKETS, ABOVE_BUCKETS])
+def test_squares_of_any_resolution_are_made_of_the_images_that_are_large_enough(
+    images: Path, tmp_path: Path, how: dict[str, Any]
+) -> None:
+    """Each of those is a latent, each other one of their buckets is a reject."""
+    side = how["resolution"]
+    encode_here(images, tmp_path / "out", resolution=side)
+    sizes = {key: (json.loads(m["json"])["width"], json.loads(m["json"])["height"])
+             for tar in images.glob("*/*.tar") for key, m in members(tar).items()}  # fmt: skip
+    large = {key for key, size in sizes.items() if min(size) >= side}
+    assert latents_of(tmp_path / "out").keys() == large
+    floor = max(bucket for bucket in (24, 64, 128) if bucket <= side)
+    small = {key for key, size in sizes.items() if floor <= min(size) < side}
+    assert rejected(tmp_path / "out") == dict.fromkeys(small, "too_small")
+    assert large
+    assert small
+    assert main(["verify", str(images), str(tmp_path / "out")]) == 0
+
+
+def test_latents_that_wdsprep_0_2_made_of_one_bucket_are_sound_and_get_the_rest(
+    images: Path, tmp_path: Path
+) -> None:
+    """It made squares of those buckets alone whose images are all large enough."""
+    before, whole = tmp_path / "before", tmp_path / "whole"
+    with patch(
+        "wdsprep.encoding.image_shards.buckets_encoded",
+        lambda settings, buckets: buckets_of_phase(settings["resolution"], buckets),
+    ):
+        encode_here(images, before, resolution=96)
+    assert {shard.bucket for shard in manifest_of(before).shards} == {128}
+    assert main(["verify", str(images), str(before)]) == 0
+    chosen = str(tmp_path / "chosen/{name}")
+    assert main(["select", str(images), str(before), chosen, "--where", "width > 150"]) == 0
+    assert main(["verify", *map(str, (tmp_path / "chosen").iterdir())]) == 0
+    encode_here(images, before, resolution=96)
+    encode_here(images, whole, resolution=96)
+    assert tree(before) == tree(whole)
+
+
+def test_shards_of_large_squares_are_kept_as_encode_writes_them(
+    images: Path, tmp_path: Path
+) -> None:
+    encode_here(images, stored := tmp_path / "stored", resolution=192)
+    kept = tmp_path / "kept"
+    for _ in on_the_way(images, how=ABOVE_BUCKETS, tee=str(kept), epochs=3, global_batch=16):
+        pass
+    assert sum(1 for _ in kept.rglob("*.tar")) > 0
+    encode_here(images, kept, resolution=192)
+    assert tree(kept) == tree(stored)
 
 
 def test_shards_of_shapes_are_kept_as_encode_writes_them(

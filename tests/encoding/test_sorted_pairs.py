@@ -5,7 +5,7 @@ import random
 import pytest
 from blake3 import blake3
 
-from wdsprep.encoding.sorted_pairs import Pairs, SortedPairs
+from wdsprep.encoding.captions.sorted_pairs import Pairs, SortedPairs
 from wdsprep.sources import sorted_rows
 from wdsprep.text import EXAMPLES
 

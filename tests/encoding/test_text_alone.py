@@ -41,7 +41,7 @@ from wdsprep.dataset.state import write_manifest
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.index import decode_index
 from wdsprep.encoding import shard_texts
-from wdsprep.encoding.captions import CaptionOptions
+from wdsprep.encoding.captions.sources import CaptionOptions
 from wdsprep.encoding.image_shards import find_image_shards, tars_of
 from wdsprep.encoding.models.find import TINY, find_model
 from wdsprep.encoding.places import TEXT_PLACE, places_of

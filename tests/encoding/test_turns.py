@@ -16,8 +16,8 @@ from tests.kit.packs import tree
 from wdsprep.encoding import turns
 from wdsprep.encoding.models import encoder as encoders
 from wdsprep.encoding.models.base import Part
+from wdsprep.encoding.passes import TextPass
 from wdsprep.encoding.turns import Turns
-from wdsprep.encoding.two_passes import TextPass
 from wdsprep.runners.base import Event, Finished, Unit, Work
 
 GB = 10**9

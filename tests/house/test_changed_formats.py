@@ -15,7 +15,7 @@ from tests.kit.fuzz.datasets import make_datasets
 from tests.kit.fuzz.judge import at_most, said_by
 from tests.kit.packs import manifest_of
 from tests.kit.sealed_files import resealed
-from wdsprep.encoding.lookup import TABLE, OpenLookup
+from wdsprep.encoding.captions.lookup import TABLE, OpenLookup
 from wdsprep.errors import FingerprintError, FormatError
 from wdsprep.store import open_store
 

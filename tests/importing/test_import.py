@@ -18,9 +18,9 @@ import torch
 import wdsprep
 from tests.kit.packs import tar_bytes, tree, upload
 from tests.kit.paths import ROOT
-from wdsprep.checks.inspect import Looked
 from wdsprep.dataset.arrays import field_of, values_of
 from wdsprep.errors import FingerprintError, NotFoundError, SourceError, UsageError
+from wdsprep.reporting.inspect import Looked
 
 COUNT = 12
 Values = "np.ndarray[Any, Any]"

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map
 
 from wdsprep.encoding import choices
-from wdsprep.encoding.choices import settled_for
+from wdsprep.encoding.choices import settle_recipe
 from wdsprep.encoding.models import room
 from wdsprep.encoding.models.base import InTwoPrecisions
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
@@ -182,7 +182,7 @@ class FakeCuda:
         self._patch.undo()
 
     def load(self, model: Model, recipe: Recipe) -> LatentEncoder:
-        recipe, model = settled_for(recipe, model, "cuda")
+        recipe, model = settle_recipe(recipe, model, "cuda")
         made = load_encoder(model, recipe, str(CUDA))
         assert isinstance(made, LatentEncoder)
         return made

@@ -22,7 +22,7 @@ from tests.kit.encodes import encode_here, packed, pictures
 from tests.kit.joined_sets import LATENTS, TEXT, VARIED, Images, caption, write_part
 from tests.kit.latent_sets import array_of, field, flat, keys
 from tests.kit.packs import upload
-from wdsprep.encoding.step_batches import StepBegun
+from wdsprep.encoding.on_the_fly.step_batches import StepBegun
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, TarError, UsageError
 from wdsprep.loading.catalog import Stream
 from wdsprep.loading.join_positions import DatasetPositions

@@ -31,8 +31,8 @@ from wdsprep.encoding.models.noise import noise_keys, normal
 from wdsprep.errors import UsageError
 from wdsprep.images.crop import NO_PIXELS, Crop
 from wdsprep.images.shapes import Fit
-from wdsprep.loading.encoded import BatchLayout, EncodedRow
 from wdsprep.loading.memory import Batch
+from wdsprep.loading.on_the_fly.encoded_batches import BatchLayout, EncodedRow
 from wdsprep.loading.padding import PaddedRows
 from wdsprep.loading.shelves import local as shelf
 from wdsprep.loading.streaming.stages import PieceFacts, joined, packed

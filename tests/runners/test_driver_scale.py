@@ -27,7 +27,7 @@ from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import MANIFEST
 from wdsprep.dataset.receipts import Receipts
-from wdsprep.encoding.pending import drained, largest_first, pending_shards
+from wdsprep.encoding.pending import PackedShards, largest_first, pending_shards
 from wdsprep.runners.base import Finished
 from wdsprep.runners.run import Outcome, Run, carry_out, opened_dataset
 from wdsprep.runners.schedule import drive
@@ -40,7 +40,9 @@ def whole_run(count: int, workers: int, theirs: bytes = b"") -> tuple[Outcome, S
     pending, store = largest_first(units(count)), Shelf(count, theirs=theirs)
     manifest = replace(manifest_of(1), receipts=())
     run = Run(Edition(store=store), manifest, count=count)
-    (outcome,) = carry_out([run], PretendRunner(workers), None, drained(pending))
+    (outcome,) = carry_out(
+        [run], PretendRunner(workers), None, PackedShards.emptied(pending).hand_out()
+    )
     return outcome, store
 
 
@@ -112,7 +114,7 @@ def test_a_packed_shard_is_the_same_shard() -> None:
 def test_shards_are_given_largest_first() -> None:
     manifest = Manifest(dataset="latents", settings=SETTINGS)
     left = pending_shards(Shelf(), manifest, units(9), units(9))
-    assert [shard.item.samples for shard in drained(left.shards)] == [
+    assert [shard.item.samples for shard in PackedShards.emptied(left.shards).hand_out()] == [
         *(9_919, 9_838, 9_757, 9_676, 9_595, 9_514, 9_433, 9_352),
         9_000,
     ]

@@ -17,7 +17,7 @@ from tests.kit.mds import write_mds, zip_shard
 from tests.kit.packs import jpeg, rows_of, source_of
 from wdsprep.cli import main
 from wdsprep.dataset.rejects import Refusal
-from wdsprep.encoding.caption_table import CaptionTable
+from wdsprep.encoding.captions.table import CaptionTable
 from wdsprep.errors import SourceError, WdsprepError
 from wdsprep.loading.shelves.cache import CacheDir
 from wdsprep.loading.tables import keyed_table

@@ -19,7 +19,7 @@ from tools.benches import Group, Rival, Role, call, took
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.names import MANIFEST
 from wdsprep.dataset.state import read_manifest
-from wdsprep.encoding.pending import drained, largest_first, pending_shards
+from wdsprep.encoding.pending import PackedShards, largest_first, pending_shards
 from wdsprep.runners import make_runner
 from wdsprep.runners.base import Finished
 from wdsprep.runners.run import Run, carry_out, opened_dataset
@@ -113,7 +113,7 @@ def schedule(count: str, workers: str) -> None:
     run = Run(Edition(store=store), manifest, count=len(pending))
     store.count = len(pending)
     started = time.perf_counter()
-    carry_out([run], PretendRunner(int(workers)), None, drained(pending))
+    carry_out([run], PretendRunner(int(workers)), None, PackedShards.emptied(pending).hand_out())
     took(time.perf_counter() - started)
 
 

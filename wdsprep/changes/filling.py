@@ -31,7 +31,7 @@ from wdsprep.dataset.names import SELECTION, empty_name, latent_unit
 from wdsprep.dataset.reading import ShardReader
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.sealed import canonical
-from wdsprep.dataset.state import check_claim, dated_manifest, form_there, refreshed
+from wdsprep.dataset.state import dated_manifest, find_claim, read_format, refreshed
 from wdsprep.errors import ExistsError, FingerprintError, FullError, NotFoundError, UsageError
 from wdsprep.runners.base import CrewOptions
 from wdsprep.runners.in_process import runner_for
@@ -147,7 +147,7 @@ class Out:
             return dict(self.group.settings)
         origins = self.group.origins
         return {
-            **form_there(self.place, overwrite=self.overwrite),
+            **read_format(self.place, overwrite=self.overwrite),
             **self.asked.settings(self.part),
             "buckets": self.group.settings["buckets"],
             "max_area": max(origin.manifest.settings["max_area"] for origin in origins),
@@ -165,11 +165,10 @@ class Out:
     def check(self) -> None:
         """Refuse, before anything is written, another dataset in the place."""
         store = open_store(self.place)
-        if check_claim(store, self.group.dataset, self.settings, overwrite=self.overwrite):
-            return
-        there = dated_manifest(store)
-        said = there.extra.get("selection", self.selection) if there else self.selection
-        if said != self.selection:
+        claim = find_claim(store, self.group.dataset, self.settings, overwrite=self.overwrite)
+        if claim.is_there and claim.manifest.extra.get("selection", self.selection) != (
+            self.selection
+        ):
             raise self._other()
 
     def _other(self) -> FingerprintError:
@@ -206,8 +205,12 @@ class Out:
     def _buckets(self) -> frozenset[int]:
         """Of the images that latents were made of."""
         images = self.group.follows
-        of = images.settings["buckets"] if images else ()
-        return frozenset(buckets_encoded(self.group.settings, of)) if images else frozenset()
+        if images is None:
+            return frozenset()
+        made = {unit for each in self.group.origins for unit in each.manifest.ledger.units()}
+        return frozenset(
+            buckets_encoded(self.group.settings, images.settings["buckets"], made=made)
+        )
 
     def _unit_name(self, made: Cut) -> str:
         return made.slice if self.group.dataset == "images" else latent_unit(made.name)

@@ -6,13 +6,12 @@
    against the format (`rules`).
 3. `verify` puts both together; with images and their latents it also pairs them (`pairs`).
 4. `repair` takes out what they find damaged, so that `pack` or `encode` makes that again.
-5. `inspect` checks nothing: it says what a dataset is, and shows one sample of it.
 
-`options` are what the last three are given. What is wrong becomes a *finding*, which names one file
+`options` are what the last two are given. What is wrong becomes a *finding*, which names one file
 and the next step. A *note* is a finding that does no harm.
 
 In: Datasets.
-Out: Findings, each with its next step; a repaired dataset; an overview or one sample.
+Out: Findings, each with its next step; a repaired dataset.
 """
 
 import shlex

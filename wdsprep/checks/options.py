@@ -1,45 +1,16 @@
-"""What `inspect`, `verify` and `repair` are given."""
+"""What `verify` and `repair` are given."""
 
 import os
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
-from wdsprep.options import Options, about
+from wdsprep.options import about
 from wdsprep.runners.base import CrewOptions
-from wdsprep.text import Counting, unheard
 
 if TYPE_CHECKING:
     from wdsprep.runners.job import JobListener
 
-CHECKS, OUTPUT = "Checks", "Output"
-
-
-@dataclass(frozen=True)
-class OverviewOptions(Options):
-    """What a call that looks at a dataset is given."""
-
-    dataset: "str | os.PathLike[str]" = field(
-        metadata=about("The dataset to look at.", is_place=True)
-    )
-
-
-@dataclass(frozen=True)
-class InspectOptions(OverviewOptions):
-    """What a call that looks at a dataset, or at a sample of it, is given."""
-
-    key: str = field(default="", metadata=about("The key of the sample to show."))
-    _: KW_ONLY
-    out: "str | os.PathLike[str]" = field(
-        default="",
-        metadata=about(
-            "Write the members of the sample into this folder.",
-            OUTPUT,
-            spelling="-o",
-            metavar="DIR",
-            is_place=True,
-        ),
-    )
-    heard: Counting = unheard
+CHECKS = "Checks"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,12 +68,12 @@ def _check_all_encoded(
 ) -> None:
     """Every image shard of the phase has its latents, unless their run has not ended."""
     buckets = images.receipts[0].settings["buckets"] if images.receipts else ()
-    phase = set(buckets_encoded(latents.receipts[0].settings, buckets))
-    encoded = {latent_shard(receipt.unit) for receipt in latents.receipts}
+    made = {receipt.unit for receipt in latents.receipts}
     if latents.manifest:
-        encoded.update(map(latent_shard, latents.manifest.ledger.units()))
+        made.update(latents.manifest.ledger.units())
+    encoded = buckets_encoded(latents.receipts[0].settings, buckets, made=made)
     for name, shard in there.items():
-        if shard.bucket in phase and name not in encoded and latents.is_complete:
+        if shard.bucket in encoded and latent_unit(name) not in made and latents.is_complete:
             _find(latents, latent_unit(name), Kind.CHANGED, f"nothing was made of {name}")
 
 

@@ -16,11 +16,11 @@ from wdsprep.dataset.damage import repair_step
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import shape_counts
-from wdsprep.encoding import HALF
-from wdsprep.encoding.caption_table import CaptionReport
-from wdsprep.encoding.captions import OWN
-from wdsprep.encoding.encode import EncodeBegun, EncodeListener, EncodePhase
+from wdsprep.encoding.captions.sources import OWN
+from wdsprep.encoding.captions.table import CaptionReport
+from wdsprep.encoding.encode import EncodeListener
 from wdsprep.encoding.options import EncodeOptions
+from wdsprep.encoding.plan import EncodePlan, headlines
 from wdsprep.encoding.progress import Speeds
 from wdsprep.options import remedies_of
 from wdsprep.runners.job import JobStatus
@@ -47,14 +47,14 @@ class EncodeShow(Show[Sequence[Outcome]]):
     unit, touched, done = "shard", "touched tar", "encoded"
     counted, spared = "image", "--batch-size or --max-area"
 
-    def __init__(self, images: str, places: Mapping[int | str, str], *, as_json: bool) -> None:
+    def __init__(self, places: Mapping[int | str, str], *, as_json: bool) -> None:
         """Prepare the output of `encode`.
 
         The `places` of latents are named by resolution. Those of several captions, or of
         text that is stored apart, are named by the captions.
         """
         super().__init__(as_json=as_json)
-        self._images, self._places = images, places
+        self._places = places
         self._texts = [place for name, place in places.items() if isinstance(name, str)]
         self._has_latents = len(self._texts) < len(places)
         if len(places) > 1:  # each image is counted for each
@@ -77,10 +77,10 @@ class EncodeShow(Show[Sequence[Outcome]]):
     def _report(self, outcome: Outcome) -> CaptionReport | None:
         return next((report for other, report in self._captions if other is outcome), None)
 
-    def _begin(self, begun: EncodeBegun) -> None:
-        for line in describe(self._images, begun):
+    def _begin(self, plan: EncodePlan) -> None:
+        for line in headlines(plan):
             self.told(line)
-        if begun.recipe.is_of_text:
+        if plan.recipe.is_of_text:
             self._noun = "caption"
             self.counted = "caption" if self.counted == "image" else self.counted
         self.start_counting()
@@ -265,23 +265,3 @@ def _captions_facts(report: CaptionReport) -> dict[str, Any]:
         "unmatched": report.unmatched,
         "unnamed": report.unnamed,
     }
-
-
-def describe(images: str, begun: EncodeBegun) -> list[str]:
-    """Return the lines that say what will be encoded, before anything is done."""
-    recipe, crew = begun.recipe, begun.crew
-    phases = ", ".join(map(_phase, begun.phases))
-    precision = "fp16 and bf16" if recipe.dtype == HALF else recipe.dtype
-    lines = [f"{images}: {phases}; model {begun.model.name} in {precision} on {crew.device}"]
-    if begun.model.note:
-        lines.append(begun.model.note)
-    if not begun.is_whole:
-        lines.append(f"{images} is not packed to its end: run the same again after pack has ended")
-    return lines
-
-
-def _phase(phase: EncodePhase) -> str:
-    noun = "caption" if phase.is_of_text else "image"
-    counted = f", {plural(phase.samples, noun)}" if phase.samples else ""
-    shapes = f" in {plural(phase.shapes, 'shape')}" if phase.shapes else ""
-    return f"{plural(phase.shards, 'shard')}{counted} for resolution {phase.resolution}{shapes}"

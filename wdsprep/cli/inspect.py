@@ -4,12 +4,13 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from wdsprep.checks.inspect import Looked, Overview, inspect
 from wdsprep.cli.output import ProgressLine
 from wdsprep.dataset.arrays import fields_of
 from wdsprep.dataset.receipts import Settings
 from wdsprep.dataset.rejects import Reject
 from wdsprep.errors import UsageError
+from wdsprep.reporting.inspect import Looked, inspect
+from wdsprep.reporting.overview import Overview
 from wdsprep.text import human_bytes, human_counts, plural, printed
 
 DESCRIBED = {"caption": "characters in a caption", "side": "pixels of the shorter side"}

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from wdsprep.checks.inspect import overview
 from wdsprep.cli.plan_options import PlanOptions, sizes
 from wdsprep.dataset.shapes import shape_name
 from wdsprep.dataset.state import open_dataset
@@ -28,9 +27,10 @@ from wdsprep.encoding.estimate import (
     stored_by_choice,
 )
 from wdsprep.encoding.models.presets import DC, PRESETS
-from wdsprep.encoding.shape_lists import Given, sizes_of
+from wdsprep.encoding.shape_lists import ShapesGiven, sizes_of
 from wdsprep.errors import UsageError
 from wdsprep.options import taking
+from wdsprep.reporting.overview import overview
 from wdsprep.text import human_bytes, plural, printed
 
 SHARD_SIZES = (1_000, 10_000, 100_000)
@@ -106,7 +106,7 @@ def plan_lines(options: PlanOptions) -> str:
     return printed(_lines(phases, one_run, choice, fleet, price_of, lists))
 
 
-def shape_lists(given: Given, resolutions: Sequence[int]) -> dict[int, list[str]]:
+def shape_lists(given: ShapesGiven, resolutions: Sequence[int]) -> dict[int, list[str]]:
     """Return the names of the shapes for each resolution.
 
     A list that fits one resolution only has no shapes for the others. Raise the error of a list

@@ -8,7 +8,7 @@ from typing import Any
 
 from wdsprep.encoding import LATENTS, MODELS, TEXTS
 from wdsprep.encoding.models.presets import TOKENS
-from wdsprep.encoding.shape_lists import Given
+from wdsprep.encoding.shape_lists import ShapesGiven
 from wdsprep.errors import UsageError
 from wdsprep.options import Options, about
 
@@ -108,7 +108,7 @@ class PlanOptions(Options):
         default="emb",
         metadata=about("Reckon with this kept of each caption.", MODEL, choices=TEXTS, usual=True),
     )
-    shapes: Given = field(
+    shapes: ShapesGiven = field(
         default="",
         metadata=about(
             "Say of the phases that this list is for what its shapes take beside.",

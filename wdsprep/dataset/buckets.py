@@ -1,7 +1,8 @@
 """Which bucket an image belongs to, and which buckets a training phase reads.
 
 A bucket is named by the smallest shorter side it takes: of (256, 512), `256` holds [256, 512) and
-`512` holds 512 and up. Phase 256 trains on both, phase 512 on the second alone.
+`512` holds 512 and up. Phase 256 trains on both, phase 512 on the second alone, and phase 1024 on
+those images of the second that are large enough.
 """
 
 from bisect import bisect_right
@@ -13,7 +14,7 @@ from wdsprep.text import shortened
 
 
 def parse_buckets(given: str | int | Iterable[int]) -> tuple[int, ...]:
-    """Parse the buckets that a user names, such as "256,512" or (256, 512)."""
+    """Return the buckets that a user names, such as "256,512" or (256, 512)."""
     is_one = isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable)
     text = ",".join(map(str, [given] if is_one else given))  # type: ignore[arg-type]
     try:
@@ -29,7 +30,7 @@ def parse_buckets(given: str | int | Iterable[int]) -> tuple[int, ...]:
 
 
 def bucket_of(width: int, height: int, buckets: Sequence[int]) -> int:
-    """Return the bucket of an image that is at least as large as the first bucket."""
+    """Return the bucket of an image that is at least as large as the first."""
     place = bisect_right(buckets, min(width, height))
     if not place:
         raise ValueError(f"{width}x{height} is smaller than bucket {buckets[0]}")
@@ -41,13 +42,18 @@ def buckets_of_phase(resolution: int, buckets: Sequence[int]) -> tuple[int, ...]
     return tuple(bucket for bucket in buckets if bucket >= resolution)
 
 
-def buckets_encoded(settings: Mapping[str, Any], buckets: Sequence[int]) -> tuple[int, ...]:
+def buckets_encoded(
+    settings: Mapping[str, Any], buckets: Sequence[int], *, made: Iterable[str] = ()
+) -> tuple[int, ...]:
     """Return the buckets that latents of these settings are made of.
 
-    They are those of the phase. Where images go to one of several shapes, they are those that
-    may hold an image that is large enough for one of the shapes.
-    """
-    if "shapes" not in settings:
-        return buckets_of_phase(settings["resolution"], buckets)
-    least_side = min(map(min, settings["shapes"]))
-    return tuple(buckets[max(0, bisect_right(buckets, least_side) - 1) :])
+    They are those that may hold an image which is large enough for the square, or for one of the
+    shapes. `made` are the units of a dataset that is whole: wdsprep 0.2 made squares of those
+    buckets alone whose images are all large enough."""
+    least_side = min(map(min, settings.get("shapes", [[settings["resolution"]]])))
+    found = tuple(buckets[max(0, bisect_right(buckets, least_side) - 1) :])
+    all_large = buckets_of_phase(least_side, buckets)
+    made_of = {unit.partition("/")[0] for unit in made}
+    if "shapes" in settings or not all_large or not made_of or str(found[0]) in made_of:
+        return found
+    return all_large

@@ -7,7 +7,7 @@ what the receipts say, so that a dataset opens with one read; where it is behind
 import contextlib
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 from typing import Any, TypeVar
@@ -106,8 +106,8 @@ def write_manifest(store: Store, manifest: Manifest) -> None:
             sink.write(piece)
 
 
-def form_there(url: str, *, overwrite: bool = False) -> Mapping[str, Any]:
-    """Return the form of the dataset that will be continued there, or else that of new datasets.
+def read_format(url: str, *, overwrite: bool = False) -> Mapping[str, Any]:
+    """Return the format of the dataset that will be continued there, or else that of new datasets.
 
     A dataset that cannot be read is left to whoever opens it, who says why.
     """
@@ -123,6 +123,48 @@ def form_there(url: str, *, overwrite: bool = False) -> Mapping[str, Any]:
     return FORM
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DatasetClaim:
+    """A dataset that a run is to write to, as it lies there before anything is written."""
+
+    edition: Edition
+    manifest: Manifest
+    """The manifest that is there, or else the one that is to be written."""
+    is_there: bool = False
+    """Whether it goes on as it is: its manifest need not be written first."""
+    starts_over: bool = False
+    """Whether what lies there is removed first."""
+
+
+def find_claim(store: Store, dataset: str, settings: Settings, *, overwrite: bool) -> DatasetClaim:
+    """Return the dataset that is to be written, or refuse one that was made otherwise.
+
+    Nothing is written here."""
+    check_before_kept(dataset, settings)
+    edition = Edition.of(store)
+    if overwrite and _is_to_clear(store, dataset):
+        manifest = Manifest(dataset=dataset, settings=settings)
+        return DatasetClaim(edition=edition, manifest=manifest, starts_over=True)
+    found, is_there = _claimed(edition, dataset, settings)
+    return DatasetClaim(edition=edition, manifest=found, is_there=is_there)
+
+
+def take_claim(claim: DatasetClaim) -> Edition:
+    """Begin the dataset of a claim, where it is not there to be gone on with."""
+    if claim.is_there:
+        return claim.edition
+    store, manifest = claim.edition.store, claim.manifest
+    with store.hold(MANIFEST_HOLD):
+        if claim.starts_over:
+            return _started_over(store, manifest)
+        if any(entry.name == MANIFEST for entry in store.list(MANIFEST)):  # of a run beside this
+            edition = Edition.of(store)
+            _claimed(edition, manifest.dataset, manifest.settings)
+            return edition
+        write_manifest(store, manifest)
+    return claim.edition
+
+
 def open_edition(
     store: Store, dataset: str, settings: Settings, *, overwrite: bool
 ) -> tuple[Edition, Manifest]:
@@ -130,33 +172,23 @@ def open_edition(
 
     With `overwrite`, begin it again.
     """
-    check_before_kept(dataset, settings)
     with store.hold(MANIFEST_HOLD):
-        if overwrite and _is_to_clear(store, dataset):
-            edition = Edition.begun(store)
-            wait_for_holders(store)
-            _clear(store, dataset)
-            forget_removal(store)
-            return edition, _written(store, Manifest(dataset=dataset, settings=settings))
-        edition = Edition.of(store)
-        return edition, _claim(edition, dataset, settings)
+        claim = find_claim(store, dataset, settings, overwrite=overwrite)
+        if claim.starts_over:
+            return _started_over(store, claim.manifest), claim.manifest
+        if not claim.is_there:
+            write_manifest(store, claim.manifest)
+        return claim.edition, claim.manifest
 
 
-def check_claim(store: Store, dataset: str, settings: Settings, *, overwrite: bool) -> bool:
-    """Refuse what `open_edition` would refuse, before anything is written.
-
-    Return whether a dataset begins there.
-    """
-    check_before_kept(dataset, settings)
-    if overwrite and _is_to_clear(store, dataset):
-        return True
-    _found, is_written = _claimed(Edition.of(store), dataset, settings)
-    return not is_written
-
-
-def _claim(edition: Edition, dataset: str, settings: Settings) -> Manifest:
-    found, is_written = _claimed(edition, dataset, settings)
-    return found if is_written else _written(edition.store, found)
+def _started_over(store: Store, manifest: Manifest) -> Edition:
+    """Remove what lies there, and write the manifest of a dataset that begins."""
+    edition = Edition.begun(store)
+    wait_for_holders(store)
+    _clear(store, manifest.dataset)
+    forget_removal(store)
+    write_manifest(store, manifest)
+    return edition
 
 
 def _claimed(edition: Edition, dataset: str, settings: Settings) -> tuple[Manifest, bool]:
@@ -198,11 +230,6 @@ def _check_free(store: Store) -> None:
             f"{store.url} holds other things ({examples(some)}): name an empty or new folder for "
             "the dataset"
         )
-
-
-def _written(store: Store, manifest: Manifest) -> Manifest:
-    write_manifest(store, manifest)
-    return manifest
 
 
 def check_kind(store: Store, found: str, wanted: str) -> None:
@@ -372,7 +399,8 @@ def rewrite_manifest(store: Store, heard: Counting = unheard) -> Manifest:
         raise NotFoundError(f"{store.url} has no receipts: it holds no dataset")
     with contextlib.suppress(FormatError):
         manifest = _with_what_receipts_lack(manifest, read_manifest(store))
-    return _written(store, manifest)
+    write_manifest(store, manifest)
+    return manifest
 
 
 def _with_what_receipts_lack(rebuilt: Manifest, old: Manifest | None) -> Manifest:

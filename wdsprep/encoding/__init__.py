@@ -3,22 +3,23 @@
 `encode` is the public function, `options` all that it is given, `recipe` what decides its bytes,
 `fields` the arrays of a sample, `shape_lists` the shapes that a user names; `choices` chooses what
 a recipe leaves open, and `places` says where datasets go. `captions` says where captions come from,
-if not from the samples: `caption_table` reads a table of them, and `lookup` keeps it for the
-workers. `image_shards` says what there is to do, `phases` for which datasets, `pending` what of it
-is left, `crew` who does it, on which of the `gpus`; `worker` feeds one shard after another to the
-`engine`, which keeps a device busy (in `two_passes` where it cannot hold all); `latent_shard`
-writes what comes back, and `waiting` keeps what has to wait for its turn. `models` find and run a
-model family. `work` is what a worker is given, `progress` how fast it goes, and `estimate` reckons
-what it takes.
+if not from the samples. `planning` makes the `plan` of a run, whole, before anything is written:
+which `image_shards` there are, which of them are `pending` for which dataset, and what `crew`
+encodes them, on which of the `gpus`. Then `worker` feeds one shard after another to the `engine`,
+which keeps a device busy (in two `passes` where it cannot hold all); `latent_shard` writes what
+comes back, and `sample_spool` keeps what has to wait for its turn. `models` find and run a model
+family. `work` is what a worker is given, `progress` how fast it goes, and `estimate` reckons what
+it takes.
 
-Trainers may also encode while they train, and get the latents that `encode` would store:
+Trainers may also encode on the fly, and get the latents that `encode` would store:
 
 1. `recipe.Encode` says how: the settings of `wdsprep encode`, and with them its fingerprint.
-   `on_the_way` finds its model and makes images ready for it.
-2. `step_batches.BatchEncoder` computes: a step's pixels in device batches of one size, as a worker
-   of `encode` does. Noise is that of the key, so no step, rank or device batch shows in what comes
+   `on_the_fly.encoding` finds its model and makes images ready for it.
+2. `on_the_fly.step_batches` computes: a step's pixels in device batches of one size, as a worker of
+   `encode` does. Noise is that of the key, so no step, rank or device batch shows in what comes
    out.
-3. `tee.Tee` keeps what passes, and writes each latent shard when the last of its samples has come.
+3. `on_the_fly.latent_writer` keeps what passes, and writes each latent shard when the last of its
+   samples has come.
 
 The order is the loader's (`wdsprep.loading.loader`), whose threads read and crop; on other
 machines that is done by `wdsprep.loading.streaming`.

@@ -19,9 +19,10 @@ from wdsprep.limits import MAX_AREA, MAX_NBYTES
 RecipeT = TypeVar("RecipeT", bound=Recipe)
 
 
-def settled_for(recipe: RecipeT, model: Model, device: str) -> tuple[RecipeT, Model]:
-    """What is left to choose, chosen for a model; and the model with what its pipeline makes of a
-    caption and of sizes. All that needs torch is imported for pipelines alone."""
+def settle_recipe(recipe: RecipeT, model: Model, device: str) -> tuple[RecipeT, Model]:
+    """Choose what a recipe leaves open, and ask a pipeline what it makes of a caption and of sizes.
+
+    All that needs torch is imported for pipelines alone."""
     recipe = replace(recipe, **choices_for(recipe, model, device))
     if not model.pipeline_kind:
         return recipe, model
@@ -31,7 +32,7 @@ def settled_for(recipe: RecipeT, model: Model, device: str) -> tuple[RecipeT, Mo
 
 
 def choices_for(recipe: Recipe, model: Model, device: str) -> dict[str, Any]:
-    """What a recipe leaves to the model and the device, by the field."""
+    """Return what a recipe leaves to the model and the device, by the field."""
     chosen: dict[str, Any] = {
         "latents": latents_of(recipe.latents, model),
         "dtype": dtype_of(recipe.dtype, device, model),
@@ -59,9 +60,10 @@ def latents_of(wanted: str, model: Model) -> str:
 
 
 def dtype_of(wanted: str, device: str, model: Model) -> str:
-    """Half precision on a GPU: each network's own in a pipeline; else with the range of fp32 for a
-    VAE that is known to overflow, where the GPU has that. Text alone has what it has beside
-    latents."""
+    """Return the precision to compute in: on a GPU half, in a pipeline each network's own.
+
+    A VAE that is known to overflow has the range of fp32 then, where the GPU has that. Text alone
+    has what it has beside latents."""
     if wanted != "auto":
         return wanted
     if device != "cuda":
@@ -75,9 +77,11 @@ def dtype_of(wanted: str, device: str, model: Model) -> str:
 
 
 def settings_of(model: Model, recipe: Recipe, form: Mapping[str, Any] = FORM) -> dict[str, Any]:
-    """Everything that decides the bytes of the dataset, but for the images, and all that a reader
-    needs to know of the arrays. Limits and shapes of images are among it where they are not the
-    usual ones; of text alone nothing is that images alone depend on."""
+    """Return everything that decides the bytes of a dataset, but for the images.
+
+    With it comes all that a reader needs to know of the arrays. Limits and shapes of images are
+    among it where they are not the usual ones; of text alone nothing is that images alone depend
+    on."""
     limits = {
         "max_area": recipe.max_area,
         "max_bytes": recipe.max_bytes,

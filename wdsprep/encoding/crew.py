@@ -166,8 +166,9 @@ def _gpu_crew(
 
 
 def settled(options: EncodeCrewOptions, told: Callable[[str], None]) -> EncodeCrewOptions:
-    """With the runner that is chosen, and why: it is told before anything slow, but for the look at
-    the GPUs that decides."""
+    """Choose the runner, and tell which and why.
+
+    That is told before anything slow, but for the look at the GPUs that decides."""
     gpus = 0
     if options.runner == "auto" and not ray_there(options.ray_address):
         gpus = len(this_machine(options.device).gpus)
@@ -208,7 +209,7 @@ def this_machine(device: str) -> Machine:
 def runner_of(
     options: EncodeCrewOptions, crew: EncodeCrew, *, units: int, phase: str = ""
 ) -> Runner:
-    """A runner for this crew, with no more workers than there are units."""
+    """Make a runner for this crew, with no more workers than there are units."""
     return make_runner(
         options.runner,
         workers=min(crew.workers, units),

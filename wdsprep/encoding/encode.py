@@ -7,92 +7,37 @@ its images are decoded and its captions encoded once for all. Their text may be 
 among them, of the captions of all their images; then it is stored once, and no refused image takes
 its text along.
 
-What a run does stands here in its order: the *phases*, one for each dataset, with the model and
-captions (`wdsprep.encoding.phases`); the datasets; what is left to do. All of it is looked at
-before anything is written.
+What a run does is planned whole before anything is written (`plan`, `planning`); here it is done.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ParamSpec, cast
 
-from wdsprep.dataset.damage import UNLIKE_RECEIPT, repair_step
-from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.edition import Edition
-from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import SELECTION
-from wdsprep.dataset.receipts import Settings
-from wdsprep.dataset.state import check_claim
-from wdsprep.encoding.caption_table import (
-    CaptionReport,
-    ReadyCaptions,
-    report_of,
-    table_of,
-)
-from wdsprep.encoding.crew import EncodeCrew, EncodeCrewOptions, runner_of, settled
-from wdsprep.encoding.image_shards import ImageShard, tars_of
-from wdsprep.encoding.models.find import (
-    Model,
-    check_weights,
-)
+from wdsprep.dataset.state import take_claim
+from wdsprep.encoding.captions.table import CaptionReport, report_captions
+from wdsprep.encoding.crew import runner_of
+from wdsprep.encoding.models.find import Model, check_weights
 from wdsprep.encoding.options import EncodeOne, EncodeOptions
-from wdsprep.encoding.pending import Left, count_units, joint_units, pending_shards, take_back
-from wdsprep.encoding.phases import (
-    ChosenEncoding,
-    DatasetPhase,
-    phases_of,
-    whole_of,
-    with_captions,
-    with_models,
-)
+from wdsprep.encoding.pending import joint_units, remove_stale_units
+from wdsprep.encoding.plan import DatasetPlan, EncodePlan, area_warning
+from wdsprep.encoding.planning import make_plan
 from wdsprep.encoding.progress import Speeds
-from wdsprep.encoding.recipe import Encode, Recipe
+from wdsprep.encoding.recipe import Recipe
 from wdsprep.encoding.work import EncodeTarget, EncodeWork
-from wdsprep.errors import DamageError, NotFoundError
 from wdsprep.options import TwoWays, taking
 from wdsprep.runners.base import Runner
 from wdsprep.runners.job import JobListener
-from wdsprep.runners.run import (
-    Outcome,
-    Run,
-    RunProgress,
-    carry_out,
-    opened_dataset,
-)
+from wdsprep.runners.run import Outcome, Run, RunProgress, carry_out, sweep
 from wdsprep.runners.track import tracked
-from wdsprep.store import open_store
-from wdsprep.store.base import Store, absolute
 
 if TYPE_CHECKING:
     from wdsprep.encoding.models.base import Encoder
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EncodePhase:
-    """What there is for a resolution."""
-
-    resolution: int
-    shapes: int
-    """0 where it is the square alone."""
-    shards: int
-    samples: int
-    """0 where nobody has counted them."""
-    is_of_text: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EncodeBegun:
-    """What is known before the first worker starts."""
-
-    model: Model
-    recipe: Recipe
-    """Of the highest resolution."""
-    crew: EncodeCrew
-    phases: tuple[EncodePhase, ...]
-    is_whole: bool
-    """Whether the image dataset is packed to its end, as far as it says."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,8 +63,9 @@ def _overloaded(
 @_overloaded(EncodeOne, EncodeOptions)
 @taking(EncodeOptions)
 def encode(options: EncodeOptions) -> Outcome | list[Outcome]:
-    """Encode the image shards in `images` into the dataset `out` (`shards/latents-RESOLUTION` if
-    it is empty; `shards/text` of text alone).
+    """Encode the image shards in `images` into the dataset `out`.
+
+    Where `out` is empty it is `shards/latents-RESOLUTION`, or `shards/text` of text alone.
 
         encoded = wdsprep.encode("shards/images", resolution=256)
         encoded.samples, encoded.manifest.rejects, encoded.is_damaged
@@ -155,41 +101,28 @@ def encode(options: EncodeOptions) -> Outcome | list[Outcome]:
     return outcomes if is_several else outcomes[0]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _OpenDataset:
-    """What a run writes to, which is open."""
-
-    edition: Edition
-    manifest: Manifest
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Ready:
-    """A run before it goes. The phases are no part of it, nor what they know of all image shards,
-    which would take memory as long as it goes."""
-
-    work: EncodeWork
-    captions: ReadyCaptions
-    runs: list[Run]
-    pending: list[list[ImageShard]]
-    runner: Runner | None
-    """None where nothing is left to do."""
-    settings: Settings
-    before: int
-    """The samples that are there."""
-
-
 def _encoded(options: EncodeOptions, listener: EncodeListener) -> list[Outcome]:
+    plan = make_plan(options, told=listener.told, compared=listener.compared)
+    with closing(plan.captions):
+        editions = _begin_datasets(plan)
+    for line in chain.from_iterable(dataset.removals for dataset in plan.datasets):
+        listener.told(line)
+    if warning := area_warning(plan):
+        listener.told(warning)
+    listener.begun(plan)
     speeds = Speeds()
-    places = [absolute(place) for place in options.places.values()]
     # Of several in one pass nobody can tell how fast each would be alone.
-    ready = _ready(options, places, speeds if len(places) == 1 else Speeds(), listener)
+    trial = speeds if len(plan.datasets) == 1 else Speeds()
+    runs = _runs(plan, editions, options.limit, trial if options.limit else None)
+    places = [dataset.place for dataset in plan.datasets]
+    runner = _runner(plan, places) if plan.units else None
+    work = _work(plan, editions)
     with tracked(
-        options.track if ready.runner else "",
+        options.track if runner else "",
         places,
         listener,
-        settings=ready.settings,
-        before=ready.before,
+        settings=plan.datasets[0].settings,
+        before=sum(dataset.claim.manifest.samples for dataset in plan.datasets),
         more=speeds.figures,
     ) as status:
 
@@ -197,79 +130,41 @@ def _encoded(options: EncodeOptions, listener: EncodeListener) -> list[Outcome]:
             speeds.heard(progress)
             listener.heard(progress)
 
-        units = joint_units(ready.pending)
-        outcomes = carry_out(ready.runs, ready.runner, ready.work, units, heard, status)
-    for target, outcome in zip(ready.work.targets, outcomes, strict=True):
+        units = joint_units([dataset.pending for dataset in plan.datasets])
+        outcomes = carry_out(runs, runner, work, units, heard, status)
+    for target, outcome in zip(work.targets, outcomes, strict=True):
         if target.captions.settings and SELECTION not in outcome.manifest.extra:  # it is not told
-            report = report_of(ready.captions, target.captions, target.latents, outcome.manifest)
+            report = report_captions(
+                plan.captions, target.captions, target.latents, outcome.manifest
+            )
             listener.captioned(outcome, report)
     return outcomes
 
 
-def _ready(
-    options: EncodeOptions, places: Sequence[str], trial: Speeds, listener: EncodeListener
-) -> _Ready:
-    images, captions, overwrite = absolute(options.images), options.of_captions, options.overwrite
-    phases = phases_of(images, places, options.recipes, limit=options.limit, overwrite=overwrite)
-    how = whole_of([phase.how for phase in phases])
-    by = settled(options.part(EncodeCrewOptions), listener.told)
-    table = table_of(captions)  # before a model is fetched for what cannot be
-    chosen, phases = with_models(phases, how, by, listener.told)
-    phases, ready_captions = with_captions(
-        phases, captions, table, how, listener.told, is_kept=not overwrite
-    )
-    with closing(ready_captions):
-        datasets = _opened(phases, overwrite=overwrite)
-        for phase, dataset in zip(phases, datasets, strict=True):
-            if phase.captions.digest:
-                ready_captions.put(dataset.edition.store)
-    extra = partial(_extra, chosen.model.name, trial if options.limit else None)
-    runs, pending = _runs(phases, datasets, how, options, extra, listener)
-    _tell_limit(images, phases, how, listener)
-    listener.begun(_begun(chosen, phases))
-    units, crew = count_units(pending), chosen.crew
-    return _Ready(
-        work=_work(phases, datasets, how, chosen),
-        captions=ready_captions,
-        runs=runs,
-        pending=pending,
-        runner=runner_of(by, crew, units=units, phase=",".join(places)) if units else None,
-        settings=phases[0].settings,
-        before=sum(dataset.manifest.samples for dataset in datasets),
-    )
+def _begin_datasets(plan: EncodePlan) -> list[Edition]:
+    """Write what has to be there before the work: this is the first that is written."""
+    editions = [take_claim(dataset.claim) for dataset in plan.datasets]
+    for dataset, edition in zip(plan.datasets, editions, strict=True):
+        sweep(edition.store, dataset.claim.manifest)
+        if dataset.captions.digest:
+            plan.captions.put(edition.store)
+        remove_stale_units(edition, dataset.stale)
+    return editions
 
 
-def _opened(phases: Sequence[DatasetPhase], *, overwrite: bool) -> list[_OpenDataset]:
-    """The datasets, all of which are looked at before one is written to."""
-    begins = [True]
-    if len(phases) > 1:  # one alone is looked at where it is opened
-        begins = [
-            check_claim(open_store(phase.latents), "latents", phase.settings, overwrite=overwrite)
-            for phase in phases
-        ]
-    opened: dict[int, _OpenDataset] = {}
-    for number in sorted(range(len(phases)), key=begins.__getitem__):  # what is there first
-        place, own = phases[number].latents, phases[number].settings
-        edition, manifest = opened_dataset(place, "latents", own, overwrite=overwrite)
-        _check_empty(edition.store, manifest)
-        opened[number] = _OpenDataset(edition=edition, manifest=manifest)
-    return [opened[number] for number in range(len(phases))]
+def _runner(plan: EncodePlan, places: Sequence[str]) -> Runner:
+    return runner_of(plan.crew_options, plan.crew, units=plan.units, phase=",".join(places))
 
 
-def _work(
-    phases: Sequence[DatasetPhase],
-    datasets: Sequence[_OpenDataset],
-    how: Encode,
-    chosen: ChosenEncoding,
-) -> EncodeWork:
-    crew = chosen.crew
+def _work(plan: EncodePlan, editions: Sequence[Edition]) -> EncodeWork:
+    crew, recipe = plan.crew, plan.recipe
     return EncodeWork(
-        images=phases[0].source.url,
-        targets=tuple(map(_target, phases, datasets)),
-        make_encoder=partial(make_encoder, chosen.model, chosen.recipe, crew.device),
-        max_area=how.max_area,
-        max_nbytes=int(how.max_bytes),
-        batch_size=int(how.batch_size),
+        images=plan.url,
+        targets=tuple(map(_target, plan.datasets, editions)),
+        make_encoder=partial(make_encoder, plan.model, recipe, crew.device),
+        max_area=recipe.max_area,
+        max_nbytes=int(recipe.max_bytes),
+        batch_size=int(recipe.batch_size),
         decoders=crew.threads,
         threads=crew.threads,
         gpus=crew.gpus_per_worker,
@@ -277,72 +172,42 @@ def _work(
     )
 
 
-def _target(phase: DatasetPhase, dataset: _OpenDataset) -> EncodeTarget:
+def _target(dataset: DatasetPlan, edition: Edition) -> EncodeTarget:
     return EncodeTarget(
-        latents=phase.latents,
-        settings=phase.settings,
-        edition=dataset.edition.mark,
-        keeps_content=dataset.manifest.keeps_content,
-        captions=phase.captions,
+        latents=dataset.place,
+        settings=dataset.settings,
+        edition=edition.mark,
+        keeps_content=dataset.keeps_content,
+        captions=dataset.captions,
     )
 
 
 def _runs(
-    phases: Sequence[DatasetPhase],
-    datasets: Sequence[_OpenDataset],
-    how: Encode,
-    options: EncodeOptions,
-    extra: Callable[[Any], Mapping[str, Any]],
-    listener: EncodeListener,
-) -> tuple[list[Run], list[list[ImageShard]]]:
-    """A run for each dataset, and what is left to do for it, which is known of all before anything
-    goes."""
-    runs: list[Run] = []
-    both = [*zip(phases, datasets, strict=True)]
-    lefts = [_left_to_do(phase, dataset, how, options, listener) for phase, dataset in both]
-    for (phase, dataset), left in zip(both, lefts, strict=True):
-        take_back(dataset.edition, left.stale)
-        for line in left.lines:
-            listener.told(line)
-        run = Run(
-            dataset.edition,
-            left.manifest,
-            count=len(left.shards),
-            limit=options.limit if phase.wanted != phase.source.shards else 0,
-            whole=phase.source.is_whole,
-            extra=partial(extra, dataset.manifest.extra.get("trial")),
+    plan: EncodePlan, editions: Sequence[Edition], limit: int, trial: Speeds | None
+) -> list[Run]:
+    """Return a run for each dataset."""
+    return [
+        Run(
+            edition,
+            dataset.claim.manifest,
+            count=dataset.missing,
+            limit=limit if dataset.is_limited else 0,
+            whole=plan.is_whole,
+            extra=partial(
+                _extra, plan.model.name, trial, dataset.claim.manifest.extra.get("trial")
+            ),
         )
-        runs.append(run)
-    return runs, [left.shards for left in lefts]
-
-
-def _left_to_do(
-    phase: DatasetPhase,
-    dataset: _OpenDataset,
-    how: Encode,
-    options: EncodeOptions,
-    listener: EncodeListener,
-) -> Left:
-    source = phase.source
-    return pending_shards(
-        dataset.edition.store,
-        dataset.manifest,
-        source.shards,
-        phase.wanted,
-        redo_changed=options.redo_changed,
-        is_whole=source.is_whole,
-        tars=tars_of(source.url, int(how.max_bytes)),
-        compared=listener.compared,
-    )
+        for dataset, edition in zip(plan.datasets, editions, strict=True)
+    ]
 
 
 def _extra(model: str, speeds: Speeds | None, known: Any) -> dict[str, Any]:
-    """What else a manifest says; `speeds` are those of a trial, and `known` of one before."""
+    """Return what else a manifest says; `speeds` are of a trial, and `known` of one before."""
     return {"model": model} | (speeds.trial(known) if speeds else {})
 
 
 def make_encoder(model: Model, recipe: Recipe, device: str) -> "Encoder":
-    """What a worker does when it begins: load the models, if they are those of the driver."""
+    """Load the models in a worker, if they are those of the driver."""
     from torch import device as torch_device
 
     from wdsprep.encoding.models.device import check_age
@@ -350,45 +215,3 @@ def make_encoder(model: Model, recipe: Recipe, device: str) -> "Encoder":
 
     check_age(torch_device(device))
     return load_encoder(check_weights(model), recipe, device)
-
-
-def _check_empty(store: Store, manifest: Manifest) -> None:
-    """What became of the empty caption must be what receipts say before a further one says it."""
-    files = (item for files in manifest.ledger.column("files") for item in files.items())
-    known = {(name, digest) for name, digest in files if name.startswith("empty.")}
-    kind = DigestKind.of(manifest.settings)
-    for name in {name for name, _ in known}:
-        with suppress(NotFoundError):  # the first worker writes it
-            if (name, kind.hex(store.read(name))) not in known:
-                damage = DamageError(f"{store.url}/{name}", UNLIKE_RECEIPT)
-                raise damage.with_next_step(repair_step(store.url))
-
-
-def _tell_limit(
-    images: str, phases: Sequence[DatasetPhase], how: Encode, listener: EncodeListener
-) -> None:
-    most = phases[0].source.max_area
-    if most > how.max_area and not how.is_of_text:
-        listener.told(
-            f"{images} was packed with --max-area {most}: images of more than "
-            f"{how.max_area:,} pixels are rejected here, unless --max-area says otherwise"
-        )
-
-
-def _begun(chosen: ChosenEncoding, phases: Sequence[DatasetPhase]) -> EncodeBegun:
-    return EncodeBegun(
-        model=chosen.model,
-        recipe=chosen.recipe,
-        crew=chosen.crew,
-        phases=tuple(
-            EncodePhase(
-                resolution=phase.how.resolution,
-                shapes=len(phase.how.sizes),
-                shards=len(phase.wanted),
-                samples=sum(shard.item.take or shard.item.samples for shard in phase.wanted),
-                is_of_text=phase.is_of_text,
-            )
-            for phase in phases
-        ),
-        is_whole=phases[0].source.is_whole,
-    )

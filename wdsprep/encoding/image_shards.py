@@ -1,4 +1,4 @@
-"""Which image shards a phase is encoded from: those of a dataset that `pack` made, or any tars."""
+"""The image shards that latents are made of: of a dataset that `pack` made, or any tars."""
 
 import pickle
 import shlex
@@ -27,8 +27,10 @@ SMALL_NBYTES = 50_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageShard:
-    """A unit of work of `encode`. `digest` is what the dataset of an image shard says of it. A tar
-    that no manifest speaks of has none: its name, size and date are all that `kind` is for."""
+    """A unit of work of `encode`.
+
+    `digest` is what the dataset of an image shard says of it. A tar that no manifest speaks of has
+    none: its name, size and date are all that `kind` is for."""
 
     name: str
     item: Item
@@ -37,12 +39,12 @@ class ImageShard:
 
     @property
     def input(self) -> str:
-        """What a receipt remembers of what its shard was made from."""
+        """Return what a receipt remembers of what its shard was made from."""
         return self.whole_input + (f":{self.item.take}" if self.item.take else "")
 
     @property
     def is_foreign(self) -> bool:
-        """Whether its name, size and date are all that is known of it."""
+        """Return whether its name, size and date are all that is known of it."""
         return not self.digest
 
     @property
@@ -51,12 +53,12 @@ class ImageShard:
 
     @property
     def likely_samples(self) -> int:
-        """How many samples it has; where nobody says, how many small ones it has room for."""
+        """Return how many samples it has, or where nobody says, room for how many small ones."""
         there = self.item.nbytes // SMALL_NBYTES if self.is_foreign else self.item.samples
         return self.item.take or there
 
     def packed(self) -> bytes:
-        """A third of the memory, for those that wait to be done."""
+        """Return it as bytes, in a third of the memory."""
         item = self.item
         parts = item.name, item.parts, item.extra, item.take, item.samples
         return pickle.dumps((self.name, self.digest, self.kind.value, parts))
@@ -68,19 +70,20 @@ class ImageShard:
         return cls(name=own, item=item, digest=digest, kind=DigestKind(kind))
 
     def is_done_by(self, made_of: str) -> bool:
-        """Whether what was made from that input has all that is wanted now."""
+        """Return whether what was made from that input has all that is wanted now."""
         return made_of in (self.input, self.whole_input)
 
 
 def tars_of(url: str, max_nbytes: int) -> TarsSource:
-    """What reads image shards, for a worker."""
+    """Return what reads image shards, for a worker."""
     return TarsSource(url=url, pattern="*", columns=Columns(), max_nbytes=max_nbytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageShards:
-    """The shards of a phase, in the order of their names. `is_whole` is false for a dataset whose
-    packing has not come to its end."""
+    """The image shards of a dataset for one resolution, in the order of their names.
+
+    `is_whole` is false for a dataset whose packing has not come to its end."""
 
     url: str
     resolution: int
@@ -90,24 +93,18 @@ class ImageShards:
     max_area: int
     """That pack let pass, in pixels; 0 where nobody says."""
     count: Callable[[Item], int]
+    text_resolution: int = 0
+    """Of the text dataset that has the captions of all of them, whatever shapes they go to."""
     hashed_by: str | None = None
     """The digest that pack gave each image, if any; None where nobody says."""
 
     @property
     def is_foreign(self) -> bool:
-        """Whether pack did not make them."""
+        """Return whether pack did not make them."""
         return any(shard.is_foreign for shard in self.shards[:1])
 
-    @property
-    def lowest(self) -> int:
-        """The resolution whose phase has all of them, whatever shapes they go to."""
-        if self.is_foreign:
-            return self.resolution
-        buckets = (int(shard.name.partition("/")[0]) for shard in self.shards)
-        return min(self.resolution, *buckets)
-
     def first(self, limit: int) -> tuple[ImageShard, ...]:
-        """Those with the first `limit` samples (0: all), the last one cut where they end."""
+        """Return those with the first `limit` samples (0: all), the last one cut where they end."""
         if not limit:
             return self.shards
         found = []
@@ -129,7 +126,9 @@ def find_image_shards(
     shapes: Sequence[Size] = (),
     kind: DigestKind = DigestKind.BLAKE3,
 ) -> ImageShards:
-    """`kind` is the digest of the latents that are made of them, in `shapes` if there are any. With
+    """Find the image shards that may have an image large enough for a resolution.
+
+    `kind` is the digest of the latents that are made of them, in `shapes` if there are any. With
     the resolution 0 it is all shards."""
     is_pattern = bool(set(url) & set("*?[{")) and not Path(url).is_dir()
     store = None if is_pattern else open_store(url)
@@ -141,10 +140,13 @@ def find_image_shards(
     check_kind(store, manifest.dataset, "images")
     manifest = refreshed(store, manifest)
     resolution = resolution or min(manifest.settings["buckets"])
+    shards = _of_dataset(url, manifest, resolution, shapes)
+    lowest = min(int(shard.name.partition("/")[0]) for shard in shards)
     return ImageShards(
         url=store.url,
         resolution=resolution,
-        shards=_of_dataset(url, manifest, resolution, shapes),
+        text_resolution=min(resolution, lowest) if shapes else resolution,
+        shards=shards,
         is_whole=manifest.complete,
         max_area=manifest.settings["max_area"],
         count=lambda item: item.samples,
@@ -157,13 +159,7 @@ def _of_dataset(
 ) -> tuple[ImageShard, ...]:
     buckets = manifest.settings["buckets"]
     wanted = {"resolution": resolution} | ({"shapes": shapes} if shapes else {})
-    phase = set(buckets_encoded(wanted, buckets))
-    if not phase:
-        sizes = ", ".join(map(str, buckets))
-        raise UsageError(
-            f"{url} has the buckets {sizes}, none for a resolution of {resolution}: pack with "
-            f"--buckets {','.join(map(str, buckets))},{resolution}, or choose a lower resolution"
-        )
+    encoded = set(buckets_encoded(wanted, buckets))
     kind = DigestKind.of(manifest.settings)
     shards = tuple(
         ImageShard(
@@ -175,7 +171,7 @@ def _of_dataset(
             kind=kind,
         )
         for shard in manifest.shards
-        if shard.bucket in phase
+        if shard.bucket in encoded
     )
     if not shards:
         raise SourceError(_nothing(url, manifest, min(map(min, shapes), default=resolution)))
@@ -183,7 +179,7 @@ def _of_dataset(
 
 
 def _nothing(url: str, manifest: Manifest, least_side: int) -> str:
-    """Why a dataset has no shard for a phase, and what to do."""
+    """Say why a dataset has no shard for a resolution, and what to do."""
     if not manifest.receipts:
         return f'{url} holds no shards yet: run the same "wdsprep pack" again, to its end'
     if not manifest.samples:
@@ -195,8 +191,9 @@ def _nothing(url: str, manifest: Manifest, least_side: int) -> str:
 
 
 def _of_tars(url: str, resolution: int, kind: DigestKind) -> ImageShards:
-    """Tars that something else packed. Their latents lie in the folder of the phase, without what
-    says that a tar is gzipped."""
+    """Find tars that something else packed.
+
+    Their latents lie in the folder of the resolution, without what says that a tar is gzipped."""
     try:
         source = recognise(url, columns=Columns(), rows_per_item=1)
     except UnclearSourceError as error:
@@ -225,6 +222,7 @@ def _of_tars(url: str, resolution: int, kind: DigestKind) -> ImageShards:
     return ImageShards(
         url=source.url,
         resolution=resolution,
+        text_resolution=resolution,
         shards=tuple(shards.values()),
         is_whole=True,
         max_area=0,
@@ -233,7 +231,7 @@ def _of_tars(url: str, resolution: int, kind: DigestKind) -> ImageShards:
 
 
 def _stem(url: str, name: str) -> str:
-    """The name that the latents of a tar get, which receipts have to hold."""
+    """Return the name that the latents of a tar get, which receipts have to hold."""
     if shown(name) != name:
         raise SourceError(f"{url}/{shown(name)}: the name of this tar is not UTF-8: rename it")
     return tar_stem(name)

@@ -28,10 +28,10 @@ from wdsprep.dataset.rows import ImagePositions
 from wdsprep.dataset.samples import Sample, facts_bytes, parse_json
 from wdsprep.dataset.shapes import shape_name
 from wdsprep.dataset.tar.write import Data, nbytes_of
-from wdsprep.encoding.captions import Taken
+from wdsprep.encoding.captions.sources import CaptionUse
 from wdsprep.encoding.engine import Result
 from wdsprep.encoding.image_shards import ImageShard
-from wdsprep.encoding.waiting import Members, WaitingSample, WaitingSamples
+from wdsprep.encoding.sample_spool import Members, SampleSpool, SpooledSample
 from wdsprep.errors import ExistsError, NotFoundError, TarError
 from wdsprep.store.base import write_bytes
 
@@ -52,12 +52,12 @@ class LatentShard:
         the shard, where there are several."""
         self._draft, self._shard, self._fields = draft, shard, fields
         self._shapes = shapes or {}
-        self._waiting: dict[str, list[WaitingSample]] = {name: [] for name in self._shapes}
+        self._waiting: dict[str, list[SpooledSample]] = {name: [] for name in self._shapes}
         self._rows = {name: array("I") for name in self._shapes or ("",)}
         """By shape, the numbers in the image shard of the samples that were added."""
-        self._spool = WaitingSamples()
+        self._spool = SampleSpool()
         self._tar: DraftTar | None = None
-        self.taken = Taken()
+        self.taken = CaptionUse()
         self.rejects = draft.rejects
         self.samples = self.nbytes = 0
         self.counts: Counter[str] = Counter()

@@ -1,5 +1,4 @@
-"""All that `encode` is given, and what follows from it before anything is looked at: the recipes
-and the places of the datasets that a run makes."""
+"""All that `encode` is given, and the recipes and places of the datasets that follow from it."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +7,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from wdsprep.encoding import DTYPES
-from wdsprep.encoding.captions import CaptionOptions, OneCaption
+from wdsprep.encoding.captions.sources import CaptionOptions, OneCaption
 from wdsprep.encoding.crew import EncodeCrewOptions
 from wdsprep.encoding.places import check_apart_text, places_of
 from wdsprep.encoding.recipe import (
@@ -16,7 +15,7 @@ from wdsprep.encoding.recipe import (
     RESOLUTION,
     Encode,
     EncodingOptions,
-    hows_of,
+    recipes_for,
     resolutions_of,
 )
 from wdsprep.encoding.shape_lists import check_serves
@@ -115,4 +114,4 @@ class EncodeOptions(EncodeCall, CaptionOptions):
         """How each of them is made, in the order of their places."""
         how: Callable[..., Encode] = partial(Encode, device=self.device, **self.of_encoding)
         texts = len(self.of_captions.sources)
-        return hows_of(how, self.resolutions, texts, is_apart=bool(self.text_out))
+        return recipes_for(how, self.resolutions, texts, is_apart=bool(self.text_out))

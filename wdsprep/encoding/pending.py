@@ -1,4 +1,4 @@
-"""What is left to do: the image shards that are wanted, minus those that have a receipt.
+"""The image shards that are left to do: those that are wanted, minus those that have a receipt.
 
 What was made of images that have changed or gone since is refused, or goes. What remains are the
 units of a run, the largest first, so that no worker begins a large one when the others have ended.
@@ -23,8 +23,8 @@ from wdsprep.text import examples, plural
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Left:
-    """What is left to do for a dataset, and what has to go before."""
+class PendingShards:
+    """The image shards that a dataset lacks, and what has to be removed from it before."""
 
     manifest: Manifest
     """Without that."""
@@ -36,7 +36,7 @@ class Left:
 
     @property
     def lines(self) -> Iterator[str]:
-        """Say what goes, and why."""
+        """Say which units are removed first, and why."""
         if self.cut:
             what = plural(
                 self.cut, "shard that --limit had cut is", "shards that --limit had cut are"
@@ -44,6 +44,36 @@ class Left:
             yield f"the trial goes on: {what} encoded anew"
         if gone := len(self.stale) - self.cut:
             yield f"{plural(gone, 'shard')} of latents removed: their images changed or went"
+
+
+class PackedShards:
+    """Image shards that wait to be done, in a third of the memory.
+
+    Where a million of them lie scattered over half a GB, no part of that is free before the last
+    goes; packed, each goes when it is handed out."""
+
+    def __init__(self, shards: Iterable[ImageShard] = ()) -> None:
+        self._packed = [shard.packed() for shard in shards]
+        self._packed.reverse()
+
+    @classmethod
+    def emptied(cls, shards: list[ImageShard]) -> "PackedShards":
+        """Pack the shards of a list, which is empty then."""
+        made = cls(shards)
+        shards.clear()
+        gc.collect()  # tuples that Python keeps for reuse hold on to all the memory around them
+        return made
+
+    def __len__(self) -> int:
+        return len(self._packed)
+
+    def __iter__(self) -> Iterator[ImageShard]:
+        return map(ImageShard.unpacked, reversed(self._packed))
+
+    def hand_out(self) -> Iterator[ImageShard]:
+        """Yield each shard, in order, and keep it no longer."""
+        while self._packed:
+            yield ImageShard.unpacked(self._packed.pop())
 
 
 def pending_shards(
@@ -56,12 +86,13 @@ def pending_shards(
     is_whole: bool = True,
     tars: TarsSource | None = None,
     compared: Callable[[int, int], object] = lambda _done, _of: None,
-) -> Left:
-    """The shards that are left to do: those wanted minus receipts present. One that an earlier
-    --limit has cut is done anew, and so are those that were packed anew if that is asked for, so
-    what was made of them is to go (`take_back`). So is what has no image any more, if packing
-    `is_whole`: else it may be packed again. `tars` reads foreign tars, to tell those that have
-    changed from those that have another date. Nothing is written here."""
+) -> PendingShards:
+    """Find the image shards that are wanted and have no receipt, and write nothing.
+
+    A shard that an earlier --limit has cut is done anew, and so are those that were packed anew, if
+    `redo_changed` asks for that: what was made of them is removed by `remove_stale_units`. What has
+    no image any more is removed too if packing `is_whole`; else it may be packed again. `tars`
+    reads foreign tars, to tell those that have changed from those that have another date."""
     ledger = manifest.ledger
     done = dict(zip(ledger.units(), ledger.column("input"), strict=True))
     made_of = {shard.name: shard.whole_input for shard in known}
@@ -81,7 +112,7 @@ def pending_shards(
     cut = {shard.name for shard in pending if shard.name in done} - stale
     stale |= cut
     kept = [line for unit, line in ledger.named_lines() if unit not in stale]
-    return Left(
+    return PendingShards(
         manifest=replace(manifest, receipts=ledger.with_lines(kept)),
         shards=largest_first(pending),
         stale={name: done[name] for name in sorted(stale)},
@@ -89,8 +120,8 @@ def pending_shards(
     )
 
 
-def take_back(edition: Edition, stale: Mapping[str, str]) -> None:
-    """Remove units with what was made of them."""
+def remove_stale_units(edition: Edition, stale: Mapping[str, str]) -> None:
+    """Remove units, and what was made of them, from a dataset."""
     if stale:
         mark_incomplete(edition)
     for name, input_digest in stale.items():
@@ -104,7 +135,7 @@ def _only_dated(
     tars: TarsSource,
     compared: Callable[[int, int], object],
 ) -> dict[str, str]:
-    """The foreign tars among the stale that hold what they held, and what their input is now."""
+    """Return the foreign tars among the stale that hold what they held, each with its input."""
     shards = {shard.name: shard for shard in known if shard.name in stale and shard.is_foreign}
     receipts = {r.unit: r for r in manifest.receipts if r.unit in shards and r.content}
     takes = {unit: int(r.input.partition(":")[2] or 0) for unit, r in receipts.items()}
@@ -122,7 +153,9 @@ def _only_dated(
 
 
 def _changed(store: Store, names: Sequence[str], *, is_dated: bool) -> FingerprintError:
-    """`is_dated` is whether their dates may be all that is other, and nothing can tell."""
+    """Return the error where images have changed.
+
+    `is_dated` says that their dates may be all that is other, and that nothing can tell."""
     what = "changed or went away"
     if is_dated:
         what += ", or has another date, and no digest tells more in a dataset of an older wdsprep"
@@ -135,7 +168,7 @@ def _changed(store: Store, names: Sequence[str], *, is_dated: bool) -> Fingerpri
 
 
 def largest_first(shards: Iterable[ImageShard]) -> list[ImageShard]:
-    """So that no worker begins a large one when the others have ended."""
+    """Sort shards so that no worker begins a large one when the others have ended."""
     return sorted(shards, key=_by_size)
 
 
@@ -143,31 +176,24 @@ def _by_size(shard: ImageShard) -> tuple[int, str]:
     return -(shard.item.take or shard.item.samples), shard.item.name
 
 
-def joint_units(pending: Sequence[list[ImageShard]]) -> Iterator[JointUnit]:
-    """What is left to do for each dataset as units: one for each image shard, where as much of it
-    is wanted for all."""
-    for same in _joined(map(drained, pending)):
+def joint_units(pending: Sequence[PackedShards]) -> Iterator[JointUnit]:
+    """Hand out what each dataset lacks as units.
+
+    It is one for each image shard of which as much is wanted for all."""
+    for same in _joined(shards.hand_out() for shards in pending):
         yield JointUnit(parts=dict(same))
 
 
-def count_units(pending: Sequence[list[ImageShard]]) -> int:
-    """How many that will be."""
+def count_units(pending: Sequence[PackedShards]) -> int:
+    """Return how many units that will be."""
+    if len(pending) == 1:
+        return len(pending[0])
     return sum(1 for _ in _joined(pending))
 
 
 def _joined(pending: Iterable[Iterable[ImageShard]]) -> Iterator[Iterator[tuple[int, ImageShard]]]:
-    """The same image shard of each dataset, with the dataset's number."""
+    """Yield the same image shard of all datasets together, each with the dataset's number."""
     numbered = (zip(repeat(number), shards) for number, shards in enumerate(pending))
     in_order = merge(*numbered, key=lambda found: _by_size(found[1]))
     for _, same in groupby(in_order, key=lambda found: (found[1].item, found[1].digest)):
         yield same
-
-
-def drained(shards: list[ImageShard]) -> Iterator[ImageShard]:
-    """Give away what is in the list, from its start, until nothing is. What waits is packed: where
-    a million shards lie scattered over half a GB, no part of that is free before the last goes."""
-    waiting = [shard.packed() for shard in reversed(shards)]
-    shards.clear()
-    gc.collect()  # tuples that Python keeps for reuse hold on to all the memory around them
-    while waiting:
-        yield ImageShard.unpacked(waiting.pop())

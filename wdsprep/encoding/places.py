@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from itertools import product
 
-from wdsprep.encoding.captions import CAPTION, OWN, OWN_CAPTIONS, CaptionOptions
+from wdsprep.encoding.captions.sources import CAPTION, OWN, OWN_CAPTIONS, CaptionOptions
 from wdsprep.errors import UsageError
 from wdsprep.store.base import lies_in
 
@@ -27,7 +27,7 @@ def _check_alone(latents: str, resolutions: Sequence[int]) -> None:
 
 
 def check_apart_text(text_out: "str | os.PathLike[str]", latents: str, text: str) -> None:
-    """It is for text that stands beside latents."""
+    """Check that text that is stored apart stands beside latents."""
     if text_out and latents == "none":
         raise UsageError(
             "--text-out is for text beside latents, and --latents none makes text alone: leave "
@@ -44,8 +44,9 @@ def places_of(
     captions: CaptionOptions = OWN_CAPTIONS,
     text_out: "str | os.PathLike[str]" = "",
 ) -> dict[int | str, str]:
-    """Where the latents of each resolution go, or their text; of several captions, and of text
-    that is stored apart, by the names of captions."""
+    """Return where the latents of each resolution go, or their text.
+
+    Of several captions, and of text that is stored apart, it is by the names of captions."""
     if text_out:
         return _places_apart(out, resolutions, captions, os.fspath(text_out))
     _check_alone(latents, resolutions)
@@ -90,7 +91,7 @@ def _places_apart(
 def _check_place(
     place: str, resolutions: Sequence[int], latents: str, captions: CaptionOptions
 ) -> None:
-    """What stands for something in it has to be given."""
+    """Check that what {resolution} and {caption} stand for is given."""
     if CAPTION in place and not (captions.caption_field or captions.paths or captions.caption_name):
         raise UsageError(
             f"{place} needs a name for its captions: give --caption-field, --caption-fields or "

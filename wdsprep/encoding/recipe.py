@@ -10,7 +10,14 @@ from typing import Any, cast
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import Size
 from wdsprep.encoding import DTYPES, HALF, LATENTS, MODELS, TEXTS
-from wdsprep.encoding.shape_lists import Given, checked_crop, checked_shapes, sizes_of
+from wdsprep.encoding.models.presets import made_for
+from wdsprep.encoding.shape_lists import (
+    SDXL_RESOLUTION,
+    ShapesGiven,
+    checked_crop,
+    checked_shapes,
+    sizes_of,
+)
 from wdsprep.errors import UsageError
 from wdsprep.images import AREA
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
@@ -57,18 +64,21 @@ def _max_bytes(given: Any) -> int:
 class RecipeOptions(Options):
     """What decides the bytes of latents of every resolution, beside the model."""
 
-    shapes: Given = field(
+    shapes: ShapesGiven = field(
         default=(),
         metadata=about(
             "Cut each image to the shape of a list whose ratio is nearest to its own: to those of "
-            "SDXL, to all whose sides are multiples of STEP and whose ratio is up to MAX, with no "
-            "more pixels than the square, or to those in a file, such as 832x1216 in a line.",
+            f"SDXL, for --resolution {SDXL_RESOLUTION} alone; for any resolution that STEP "
+            "divides, to all whose sides are multiples of STEP and whose ratio is up to MAX, with "
+            "no more pixels than the square; or to those in a file, such as 832x1216 in a line, "
+            "the square of the resolution among them.",
             MODEL,
             read=checked_shapes,
             metavar="FILE|sdxl|nearest:STEP,MAX",
             order=-1,
             page="cut each image to the one of [several shapes](#shapes) whose ratio is nearest to "
-            "its own, in place of the square",
+            f"its own, in place of the square; `sdxl` is for a resolution of {SDXL_RESOLUTION}, "
+            "`nearest` for any that STEP divides",
         ),
     )
     """Among which each image finds its own, as `sizes_of` reads them; none: the square alone."""
@@ -185,9 +195,10 @@ class RecipeOptions(Options):
 
 
 RESOLUTION = about(
-    "Encode centre squares of so many pixels a side, such as 256; several, as 256,512, in one "
-    "pass, each into a dataset of its own. With --latents none it says of which images captions "
-    "are encoded: of all unless given.",
+    "Encode centre squares of so many pixels a side, such as 256, of all images that are large "
+    "enough, whatever their bucket; several, as 256,512, in one pass, each into a dataset of its "
+    f"own. {made_for()} With --latents none it says of which images captions are encoded: of all "
+    "unless given.",
     MODEL,
     read=one_or_several,
     code=Code.TOO_SMALL,
@@ -196,9 +207,10 @@ RESOLUTION = about(
     metavar="N,...",
     order=-2,
     example="256",
-    page="of the phase: 256 takes the buckets from 256 on, 512 those from 512 on; several, as "
-    "`256,512`, are [done in one pass](#several-resolutions). With `--latents none` it may be left "
-    "out: then it is the lowest bucket",
+    page="of the phase: 256 takes the buckets from 256 on, 512 those from 512 on, 1024 the images "
+    "of the bucket 512 that are large enough; several, as `256,512`, are [done in one "
+    f"pass](#several-resolutions). {made_for()} With `--latents none` it may be left out: then it "
+    "is the lowest bucket",
 )
 
 
@@ -292,10 +304,10 @@ class Encode(EncodingOptions, Recipe):
     )
 
 
-def hows_of(
+def recipes_for(
     how: Callable[..., Encode], resolutions: Sequence[int], texts: int, *, is_apart: bool
 ) -> list[Encode]:
-    """Return one for each dataset, in the order of the places of a run."""
+    """Return the recipe of each dataset, in the order of the places of a run."""
     if not is_apart:
         return [how(resolution=number) for number in resolutions] * texts
     latents = [how(resolution=number, text="none", text_length=0) for number in resolutions]
@@ -303,7 +315,8 @@ def hows_of(
     return latents + [how(resolution=min(resolutions), **alone)] * texts
 
 
-def check_on_the_way(encode: Encode) -> None:
+def check_makes_latents(encode: Encode) -> None:
+    """Check that images are encoded, and not text alone."""
     if encode.is_of_text:
         raise UsageError(
             'encode= makes latents of images: leave latents="none" out, or make text first, with '

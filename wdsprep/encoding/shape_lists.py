@@ -17,7 +17,7 @@ from wdsprep.errors import UsageError
 from wdsprep.images.shapes import Shapes
 from wdsprep.text import brief, real, shortened
 
-Given = str | os.PathLike[str] | Iterable[Size]
+ShapesGiven = str | os.PathLike[str] | Iterable[Size]
 """`sdxl`, `nearest:STEP,MAX`, a file with a shape in each line, or widths and heights."""
 SDXL_RESOLUTION = 1024
 # Those that SDXL was trained with: the longer sides that go with a shorter one. Its paper has all
@@ -42,7 +42,7 @@ NEAREST = re.compile(r"nearest:(\d{1,6}),(\d{1,6}(?:\.\d{1,6})?)")
 KINDS = "sdxl, nearest:STEP,MAX, or a file with lines such as 832x1216"
 
 
-def checked_shapes(given: Any) -> Given:
+def checked_shapes(given: Any) -> ShapesGiven:
     """Return what names shapes; which they are depends on the resolution."""
     if isinstance(given, str | os.PathLike):
         return given
@@ -51,8 +51,8 @@ def checked_shapes(given: Any) -> Given:
     return tuple(tuple(size) if isinstance(size, list) else size for size in given)
 
 
-def sizes_of(given: Given, resolution: int) -> tuple[Size, ...]:
-    """The shapes that are named, from the tallest to the widest; none where none are."""
+def sizes_of(given: ShapesGiven, resolution: int) -> tuple[Size, ...]:
+    """Return the shapes that are named, from the tallest to the widest."""
     if not isinstance(given, str | os.PathLike):
         given = tuple(given)
         return _checked(given, resolution, "--shapes") if given else ()
@@ -68,8 +68,8 @@ def sizes_of(given: Given, resolution: int) -> tuple[Size, ...]:
     return _checked(sizes, resolution, what)
 
 
-def check_serves(given: Given, resolutions: Sequence[int]) -> None:
-    """A list is of one resolution; a rule makes one of each."""
+def check_serves(given: ShapesGiven, resolutions: Sequence[int]) -> None:
+    """Check that a list is for one resolution; a rule makes one for each."""
     is_rule = isinstance(given, str) and (not given or given.startswith("nearest:"))
     if len(resolutions) > 1 and not is_rule and given != ():
         raise UsageError(
@@ -79,7 +79,7 @@ def check_serves(given: Given, resolutions: Sequence[int]) -> None:
 
 
 def checked_crop(given: Any) -> float:
-    """The most of an image's area that may be cut off."""
+    """Check the largest part of an image's area that may be cut off."""
     if not 0 < real("--max-crop", given) <= 1:
         raise UsageError(f"--max-crop {brief(given)}: give a part of the area, above 0 and up to 1")
     return float(given)
@@ -98,8 +98,9 @@ def _sdxl(resolution: int) -> Iterator[Size]:
 
 
 def _nearest(text: str, resolution: int) -> Iterator[Size]:
-    """For each longer side the shorter one that brings the area nearest to that of the square, and
-    not above it. Where two have one ratio, the larger counts."""
+    """Yield for each longer side the shorter one whose area is nearest to the square's.
+
+    It is not above that. Where two have one ratio, the larger counts."""
     match = NEAREST.fullmatch(text)
     if match is None:
         raise UsageError(f"--shapes {text}: write nearest:STEP,MAX, such as nearest:64,4")
@@ -138,8 +139,7 @@ def _read(path: Path, what: str) -> Iterator[Size]:
 
 
 def _checked(sizes: Iterable[Any], resolution: int, what: str) -> tuple[Size, ...]:
-    """An error where a trainer could do nothing with the list, or it is meant for something
-    else."""
+    """Refuse a list with which a trainer could do nothing, or that is meant for something else."""
     found = [_size(size, what) for size in sizes]
     if not found:
         raise UsageError(f"{what} lists no shape: write one in a line, such as 832x1216")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from wdsprep.dataset.receipts import Settings
-from wdsprep.encoding.captions import CaptionSource
+from wdsprep.encoding.captions.sources import CaptionSource
 from wdsprep.encoding.gpus import prepare_allocator
 from wdsprep.limits import MAX_NBYTES
 

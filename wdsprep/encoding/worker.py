@@ -36,17 +36,17 @@ from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.shapes import fields_by_shape
 from wdsprep.dataset.state import find_receipt
 from wdsprep.dataset.tar.read import leads_out
-from wdsprep.encoding.captions import Captions, CaptionSource, Named, plain
+from wdsprep.encoding.captions.sources import Captions, CaptionSource, FoundCaption, plain
 from wdsprep.encoding.crew import SHARDS_IN_TURN, SHARDS_PER_WORKER
 from wdsprep.encoding.engine import Engine, EngineError, Pending, Result
 from wdsprep.encoding.image_shards import ImageShard, tars_of
 from wdsprep.encoding.latent_shard import LatentShard, write_empty
 from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.models.device import device_name
+from wdsprep.encoding.passes import ImagePass, TextPass, text_nbytes
 from wdsprep.encoding.progress import EncodeProgress
 from wdsprep.encoding.shard_texts import is_read_in_parts, read_texts
 from wdsprep.encoding.turns import Turns, Visit
-from wdsprep.encoding.two_passes import ImagePass, TextPass, text_nbytes
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.images.shapes import cut_of
 from wdsprep.runners.base import PROGRESS_S, BrokenWorkerError, HopelessError
@@ -76,7 +76,7 @@ class Fed:
 
     key: str
     sample: Sample
-    named: Named | None
+    named: FoundCaption | None
     result: Pending
     outputs: Sequence[int]
     """The numbers of those that the results are for."""
@@ -87,7 +87,7 @@ class NotFed:
     """A sample that is none; what was found for it is taken all the same, for those outputs."""
 
     reject: Reject
-    named: Sequence[tuple[Named | None, Sequence[int]]]
+    named: Sequence[tuple[FoundCaption | None, Sequence[int]]]
 
 
 class Feeder:
@@ -165,7 +165,7 @@ class Feeder:
         ]
         return NotFed(reject, named)
 
-    def _find(self, captions: Captions, key: str, row: Sample) -> Named | None:
+    def _find(self, captions: Captions, key: str, row: Sample) -> FoundCaption | None:
         return captions.find(key, row, is_packed=not self._shard.is_foreign)
 
     def _rows(self) -> Iterator[tuple[str, Sample | Refusal]]:

@@ -52,7 +52,7 @@ def import_(options: ImportOptions) -> "Outcome":
     was.
     """
     from wdsprep.dataset.digests import DigestKind
-    from wdsprep.dataset.state import form_there
+    from wdsprep.dataset.state import read_format
     from wdsprep.encoding.shape_lists import sizes_of
     from wdsprep.importing.cache import find_cache
     from wdsprep.importing.column_names import parse_columns
@@ -73,7 +73,7 @@ def import_(options: ImportOptions) -> "Outcome":
     items = list(cache.items())
     plan = _plan(cache, items, asked, resolution=resolution, sizes=sizes, text_length=text_length)
     pixels = resolution_of(plan, resolution, cache.url)
-    form = form_there(latents, overwrite=options.overwrite)
+    form = read_format(latents, overwrite=options.overwrite)
     settings = settings_of(
         plan,
         form=form,
@@ -173,7 +173,7 @@ def _left_to_do(
 ) -> "tuple[tuple[ImageShard, ...], list[ImageShard], Manifest]":
     """Files wanted minus receipts present; one that an earlier limit has cut is done anew."""
     from wdsprep.encoding.image_shards import ImageShards
-    from wdsprep.encoding.pending import pending_shards, take_back
+    from wdsprep.encoding.pending import pending_shards, remove_stale_units
 
     units = manifest.ledger.units()
     done = dict(zip(units, manifest.ledger.column("input"), strict=True))
@@ -194,7 +194,7 @@ def _left_to_do(
     )
     wanted = known.first(limit)
     left = pending_shards(edition.store, manifest, shards, wanted)
-    take_back(edition, left.stale)
+    remove_stale_units(edition, left.stale)
     return wanted, left.shards, left.manifest
 
 

@@ -4,7 +4,7 @@ import os
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
-from wdsprep.encoding.shape_lists import Given, checked_shapes
+from wdsprep.encoding.shape_lists import ShapesGiven, checked_shapes
 from wdsprep.errors import UsageError
 from wdsprep.options import about
 from wdsprep.runners.base import CrewOptions
@@ -36,7 +36,7 @@ class ImportOptions(CrewOptions):
             page="of how many pixels a side the images were, where no name says it",
         ),
     )
-    shapes: Given = field(
+    shapes: ShapesGiven = field(
         default="",
         metadata=about(
             "Take latents of all these shapes, as --shapes of encode lists them; others are "

@@ -21,7 +21,7 @@ from wdsprep.loading.wanted_arrays import TEXTS, check_choices, measured, shapes
 from wdsprep.text import examples, plural
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.on_the_way import Encoding
+    from wdsprep.encoding.on_the_fly.encoding import Encoding
     from wdsprep.encoding.recipe import Encode
 
 
@@ -141,7 +141,7 @@ def encoding_of(
     if raw or pixels:
         raise UsageError("encode= makes latents: leave out raw= and pixels=")
     # all that encoding needs, which stored latents do not
-    from wdsprep.encoding.on_the_way import find_encoding
+    from wdsprep.encoding.on_the_fly.encoding import find_encoding
 
     own = "cuda" if torch.cuda.is_available() else "cpu"
     return find_encoding(encode, own if device is None else str(device))

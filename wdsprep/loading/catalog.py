@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.dataset.buckets import buckets_encoded
+from wdsprep.dataset.buckets import buckets_encoded, buckets_of_phase
 from wdsprep.dataset.chance import Ints
 from wdsprep.dataset.damage import verify_step
 from wdsprep.dataset.manifest import Manifest
@@ -234,19 +234,23 @@ def to_be_encoded(images: Dataset, settings: Mapping[str, Any]) -> Dataset:
             f"{images.store.url} holds {images.kind}: encode= is for image shards that "
             '"wdsprep pack" has made'
         )
-    chosen = of_phase(images, settings)
+    buckets = buckets_encoded(settings, images.settings["buckets"])
+    chosen = _of_buckets(images, buckets, settings["resolution"])
     return replace(chosen, kind="latents", settings=settings, images=chosen)
 
 
-def of_phase(images: Dataset, settings: Mapping[str, Any]) -> Dataset:
-    """Return the images that may be large enough for latents of these settings."""
-    phase = set(map(str, buckets_encoded(settings, images.settings["buckets"])))
-    chosen = [n for n, name in enumerate(images.names) if name.partition("/")[0] in phase]
+def large_enough(images: Dataset, side: int) -> Dataset:
+    """Return the images of those buckets whose images all hold a square of this side."""
+    return _of_buckets(images, buckets_of_phase(side, images.settings["buckets"]), side)
+
+
+def _of_buckets(images: Dataset, buckets: Iterable[int], side: int) -> Dataset:
+    wanted = set(map(str, buckets))
+    chosen = [n for n, name in enumerate(images.names) if name.partition("/")[0] in wanted]
     if not chosen:
         there = ", ".join(sorted({name.partition("/")[0] for name in images.names}))
         raise UsageError(
-            f"{images.store.url}: none of the buckets to load ({there}) is of "
-            f"{settings['resolution']} pixels"
+            f"{images.store.url}: none of the buckets to load ({there}) is of {side} pixels"
         )
     return of_shards(images, chosen)
 

@@ -24,7 +24,7 @@ from wdsprep.dataset.arrays import LATENT, Field, fields_of, text_fields
 from wdsprep.dataset.chance import Ints
 from wdsprep.dataset.selection import SampleSelection
 from wdsprep.dataset.shapes import Size, fields_in_shape, shape_name
-from wdsprep.encoding.captions import OWN
+from wdsprep.encoding.captions.sources import OWN
 from wdsprep.loading import order
 from wdsprep.loading.grid import short
 from wdsprep.loading.join_positions import JoinPositions

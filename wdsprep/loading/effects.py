@@ -32,7 +32,7 @@ from wdsprep.loading.where import in_short
 from wdsprep.text import brief, plural, real
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.on_the_way import Prepared
+    from wdsprep.encoding.on_the_fly.encoding import Prepared
 
 
 NAMED = 8  # joined datasets that a state lists one by one
@@ -123,9 +123,9 @@ class Effects:
 
     def prepare(self, found: TarSample, tar: str) -> "Prepared":
         """The same for the models, which want to know more of it."""
-        from wdsprep.encoding.on_the_way import prepared
+        from wdsprep.encoding.on_the_fly.encoding import prepare_image
 
-        return prepared(
+        return prepare_image(
             found,
             tar,
             shapes=self.cut or Shapes.square(self.pixels),

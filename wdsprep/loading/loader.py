@@ -33,7 +33,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from wdsprep.dataset.arrays import FLIPPED
 from wdsprep.dataset.digests import FIRST_FORM
 from wdsprep.dataset.removed import removed_from
-from wdsprep.dataset.state import form_there
+from wdsprep.dataset.state import read_format
 from wdsprep.errors import FingerprintError, FormatError, UsageError
 from wdsprep.limits import MAX_AREA
 from wdsprep.loading.arguments import (
@@ -45,12 +45,12 @@ from wdsprep.loading.arguments import (
     placed,
     threads_for,
 )
-from wdsprep.loading.catalog import of_phase, open_all
+from wdsprep.loading.catalog import large_enough, open_all
 from wdsprep.loading.datasets import Dataset, order_streams
 from wdsprep.loading.effects import effects_of
 from wdsprep.loading.grid import short
-from wdsprep.loading.images_in_shapes import latents_of
 from wdsprep.loading.join import joined
+from wdsprep.loading.on_the_fly.image_shapes import find_latent_shapes
 from wdsprep.loading.options import FULL, LoadOptions
 from wdsprep.loading.order import MAX_STEP, Order
 from wdsprep.loading.serving import serve, serve_raw
@@ -62,8 +62,8 @@ from wdsprep.store import opened
 from wdsprep.text import brief, plural, whole
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.on_the_way import Encoding
-    from wdsprep.loading.encoded import Session
+    from wdsprep.encoding.on_the_fly.encoding import Encoding
+    from wdsprep.loading.on_the_fly.encoded_batches import Session
 
 
 NumberedBatches = Iterator[tuple[int, dict[str, Any]]]
@@ -115,7 +115,7 @@ def load(options: LoadOptions) -> "Loader":
         raise UsageError("max_area= is for pixels=: with encode= it is Encode(max_area=)")
     if encoding is not None and tee:
         check_tee(datasets, options.where)
-        encoding = encoding.in_form(form_there(tee))
+        encoding = encoding.in_format(read_format(tee))
     datasets = _served(datasets, options.where, encoding, pixels=pixels, tee=tee, cached=cached)
     threads = options.threads or threads_for(encoding)
     effects = effects_of(
@@ -180,11 +180,11 @@ def _served(
     condition."""
     if encoding is not None:
         settings = encoding.settings
-        datasets = tuple(part for each in datasets for part in latents_of(each, settings, cached))
-    if pixels > 0:
         datasets = tuple(
-            of_phase(d, {"resolution": pixels}) if d.kind == "images" else d for d in datasets
+            part for each in datasets for part in find_latent_shapes(each, settings, cached)
         )
+    if pixels > 0:
+        datasets = tuple(large_enough(d, pixels) if d.kind == "images" else d for d in datasets)
     left = those_where(joined(datasets), where, cached)
     lost = sum(dataset.samples for dataset in datasets) - sum(dataset.samples for dataset in left)
     if tee and lost:
@@ -329,7 +329,7 @@ class Loader(IterableDataset[dict[str, Any]]):
         mine = self._plan.effects.parameters["latents"]
         if state["latents"] == mine or not self._plan.order.fits({**state, "latents": mine}):
             return
-        older = encoding.in_form(FIRST_FORM)
+        older = encoding.in_format(FIRST_FORM)
         plan = self._plan.encoded_as(older.settings)
         if plan.order.fits(state):
             self._plan, self._encoding = plan, older
@@ -375,7 +375,7 @@ class Loader(IterableDataset[dict[str, Any]]):
     @cached_property
     def _session(self) -> "Session":
         """The models, loaded when the first batch is wanted."""
-        from wdsprep.loading.encoded import Session
+        from wdsprep.loading.on_the_fly.encoded_batches import Session
 
         if self._encoding is None:
             raise UsageError("stored latents need no models")

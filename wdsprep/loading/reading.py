@@ -395,7 +395,9 @@ class Reader:
         ).with_next_step(verify_step(parts[0].store.url, parts[slot].store.url))
 
     def _prepare(self, batch: Batch, row: int, sample: TarSample) -> str:
-        from wdsprep.encoding.on_the_way import reject_of  # with Pillow, which latents do not need
+        from wdsprep.encoding.on_the_fly.encoding import (
+            reject_of,  # with Pillow, which latents do not need
+        )
 
         shard, index = batch.shard[row], batch.index[row]
         tar = self.datasets[batch.stream[row]].names[shard]

@@ -33,7 +33,7 @@ def pack(options: PackOptions) -> "Outcome":
     where it was.
     """
     from wdsprep.dataset.settings import loosened
-    from wdsprep.dataset.state import form_there
+    from wdsprep.dataset.state import read_format
     from wdsprep.packing.crew import find_crew, runner_of
     from wdsprep.packing.retry_rejected import Curable, Retries, read_retries
     from wdsprep.packing.slices import make_plan, restore_inputs, survey_source
@@ -64,7 +64,7 @@ def pack(options: PackOptions) -> "Outcome":
     slice_size = rules.samples_per_shard if found.kind == "folder" else 1
     check_slices(-(-seen.count // slice_size))  # before --overwrite removes anything
     listener.begun(seen)
-    form = form_there(images, overwrite=options.overwrite)
+    form = read_format(images, overwrite=options.overwrite)
     settings = settings_of(options, found.kind, form)
     edition, manifest = opened_dataset(images, "images", settings, overwrite=options.overwrite)
     retries = read_retries(edition) if has_urls else Retries(edition=edition)

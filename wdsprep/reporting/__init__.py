@@ -1,14 +1,18 @@
-"""`report`: a dataset as one page that people can look at, and that needs nothing but a browser.
+"""What a dataset is, to show: `inspect`, `card`, and the page of `report`.
+
+`overview` is what a manifest tells of a dataset: `inspect` shows it beside one sample, `card` as
+the README of datasets on the Hugging Face hub, and `plan` reckons with it. The page of a report is
+for people to look at, and needs nothing but a browser:
 
 1. `facts` are what can be told: counts from receipts, the rest from some samples, some rejects and
    the times of the receipts. No shard is read whole.
 2. `sheet` has the samples to show: picked by chance, read where they lie, with their latents.
 3. `page` writes both down, and escapes everything that comes from data.
 
-`card` is the README of datasets on the Hugging Face hub. `options` are what both are given.
+`options` are what `inspect`, `report` and `card` are given.
 
 In: Datasets.
-Out: One HTML page, or a page of Markdown.
+Out: An overview, one sample, one HTML page, or a page of Markdown.
 """
 
 import os

@@ -21,9 +21,7 @@ from itertools import pairwise
 
 from wdsprep.dataset.ahead import read_each
 from wdsprep.dataset.arrays import fields_of
-from wdsprep.dataset.counts import quantile
 from wdsprep.dataset.names import CARD
-from wdsprep.dataset.state import phases
 from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.options import Place, taking_datasets
 from wdsprep.reporting.facts.datasets import ReportDataset, check_folder, open_each
@@ -302,15 +300,10 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 
 def _counted(given: ReportDataset) -> tuple[str, ...]:
-    manifest = given.manifest
-    what = given.label if manifest.dataset == "latents" else "images"
-    what += "" if manifest.complete else ", not complete"
-    return (
-        what,
-        f"{given.samples:,}",
-        f"{len(manifest.shards):,}",
-        human_bytes(given.nbytes),
-    )
+    facts = given.overview
+    what = given.label if given.manifest.dataset == "latents" else "images"
+    what += "" if facts["complete"] else ", not complete"
+    return what, f"{facts['samples']:,}", f"{facts['shards']:,}", human_bytes(facts["nbytes"])
 
 
 def _described(one: Placed) -> Iterator[str]:
@@ -323,21 +316,24 @@ def _described(one: Placed) -> Iterator[str]:
 
 
 def _images(given: ReportDataset) -> Iterator[str]:
-    manifest = given.manifest
+    facts = given.overview
     yield "Images with captions. A bucket has those whose shorter side is at least its number of\n"
     yield "pixels, and below the next one's.\n\n"
-    rows = []
-    for bucket, shards in given.buckets.items():
-        counts = sum(shard.samples for shard in shards), len(shards)
-        size = human_bytes(sum(shard.nbytes for shard in shards))
-        rows.append((bucket, *(f"{count:,}" for count in counts), size))
+    rows = [
+        (bucket, f"{row['samples']:,}", f"{row['shards']:,}", human_bytes(row["nbytes"]))
+        for bucket, row in facts["buckets"].items()
+    ]
     yield from table(("bucket", "samples", "shards", "size"), rows)
     yield "\n"
-    for resolution, (samples, _shards) in phases(manifest).items():
-        yield f"- for training at {resolution}: {plural(samples, 'sample')}\n"
+    for resolution, phase in facts["phases"].items():
+        yield f"- for training at {resolution}: {plural(phase['samples'], 'sample')}\n"
     for what, name in (("side", "pixels of the shorter side"), ("caption", "characters")):
-        found = [(share, quantile(manifest.counts, what, share)) for share in SHARES]
-        parts = [f"{share:.0%} at most {most[1]:,}" for share, most in found if most]
+        ranges = facts["quantiles"].get(what, {}).items()
+        parts = [
+            f"{float(share):.0%} at most {most:,}"
+            for share, (_, most) in ranges
+            if float(share) in SHARES
+        ]
         yield f"- {name}: {', '.join(parts)}\n" if parts else ""
 
 

@@ -1,13 +1,14 @@
-"""What `report` and `card` are given, but for the datasets."""
+"""What `inspect` is given, and `report` and `card`, but for their datasets."""
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 from wdsprep.encoding import MODELS
 from wdsprep.limits import MAX_AREA
 from wdsprep.options import About, Options, about
+from wdsprep.text import Counting, unheard
 
 if TYPE_CHECKING:
     from wdsprep.reporting import ReportListener
@@ -15,6 +16,34 @@ if TYPE_CHECKING:
 
 SAMPLES, CARD, OUTPUT = "Samples", "Card", "Output"
 REPO = "OWNER/NAME"
+
+
+@dataclass(frozen=True)
+class OverviewOptions(Options):
+    """What a call that looks at a dataset is given."""
+
+    dataset: "str | os.PathLike[str]" = field(
+        metadata=about("The dataset to look at.", is_place=True)
+    )
+
+
+@dataclass(frozen=True)
+class InspectOptions(OverviewOptions):
+    """What a call that looks at a dataset, or at a sample of it, is given."""
+
+    key: str = field(default="", metadata=about("The key of the sample to show."))
+    _: KW_ONLY
+    out: "str | os.PathLike[str]" = field(
+        default="",
+        metadata=about(
+            "Write the members of the sample into this folder.",
+            OUTPUT,
+            spelling="-o",
+            metavar="DIR",
+            is_place=True,
+        ),
+    )
+    heard: Counting = unheard
 
 
 def _samples(of: str, heading: str, page: str) -> Mapping[str, About]:

@@ -18,8 +18,8 @@ from wdsprep.text import plural
     "inspect",
     cls=DeclaredCommand,
     resumes=False,
-    function="wdsprep.checks.inspect:inspect",
-    declared="wdsprep.checks.options:InspectOptions",
+    function="wdsprep.reporting.inspect:inspect",
+    declared="wdsprep.reporting.options:InspectOptions",
     headings=("Output",),
     examples=(
         "wdsprep inspect shards/images",

@@ -36,7 +36,7 @@ def encode_command(as_json: bool, **given: Any) -> int:
     from wdsprep.encoding.options import EncodeOptions
 
     options = EncodeOptions(**given)
-    show = EncodeShow(given["images"], options.places, as_json=as_json)
+    show = EncodeShow(options.places, as_json=as_json)
     encoded = wdsprep.encode(listener=show.listener, **given)
     outcomes = encoded if isinstance(encoded, list) else [encoded]
     tell(show.result(outcomes))

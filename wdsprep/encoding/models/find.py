@@ -6,6 +6,7 @@ two models apart. Only safetensors are read, and no code that comes with a model
 imports no torch: a driver knows the shapes of all latents that workers will make.
 """
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -43,6 +44,7 @@ from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.encoding.models.vae_rules import NO_VAE, multiple_of, normed, vae_rule
 from wdsprep.encoding.models.weights import weights_digest
 from wdsprep.errors import UsageError, WdsprepError, WorkError
+from wdsprep.options import nearest_name
 from wdsprep.text import shortened
 
 TINY = Path(__file__).parent / "tiny"
@@ -119,7 +121,7 @@ class Model:
     """what of it decides their bytes"""
 
 
-class Wanted(NamedTuple):
+class ModelNeeds(NamedTuple):
     """The networks of a model that are to be used."""
 
     text: str
@@ -139,7 +141,7 @@ def find_model(
     Without `has_vae` these are the files that text takes, and the VAE's config, which decides
     their dtype. If it `is_offline`, they have to be here already.
     """
-    wanted = Wanted(text, has_vae)
+    wanted = ModelNeeds(text, has_vae)
     if name == "tiny":
         return replace(_load(name, Folder(TINY, "tiny"), wanted), note=TINY_NOTE)
     folder = Path(name).expanduser()
@@ -149,20 +151,44 @@ def find_model(
     repo = _repo_of(repo)
     if is_local(repo):
         raise UsageError(
-            f"{name} is no folder here: pass one, or a repository of the hub as OWNER/NAME or "
-            "OWNER/NAME@REVISION, or sd2, sdxl, flux or another name of those that `wdsprep models`"
-            " lists"
+            f"{name} is no folder here{_suggested(name)}: pass one, or a repository of the hub as "
+            "OWNER/NAME or OWNER/NAME@REVISION, or sd2, sdxl, flux or another name of those that "
+            "`wdsprep models` lists"
         )
     if is_offline:
         return _from_cache(name, repo, revision, wanted)
     return _from_hub(name, repo, revision, wanted, listener)
 
 
+def _suggested(name: str) -> str:
+    """Ask whether a name that is not there is a misspelt model, or a misspelt folder."""
+    model = name.partition("@")[0]
+    if model in PRESETS:
+        return ""
+    near = nearest_name(model.lower(), PRESETS) or _nearest_folder(name)
+    return f" (did you mean {near}?)" if near else ""
+
+
+def _nearest_folder(name: str) -> str:
+    """Return the folder beside the place of a name whose own name is most like it."""
+    parent, slash, own = name.rstrip(os.sep).rpartition(os.sep)
+    try:
+        folders = [
+            each.name
+            for each in Path(parent or slash or ".").expanduser().iterdir()
+            if each.is_dir()
+        ]
+    except OSError:
+        return ""
+    near = nearest_name(own, folders)
+    return f"{parent}{slash}{near}" if near else ""
+
+
 def _repo_of(name: str) -> str:
     return PRESETS[name].repo if name in PRESETS else name
 
 
-def _from_cache(name: str, repo: str, revision: str, wanted: Wanted) -> Model:
+def _from_cache(name: str, repo: str, revision: str, wanted: ModelNeeds) -> Model:
     cached = find_cached(name, repo, revision)
     if cached is None:
         raise WorkError(f"{name} is not on this machine")
@@ -170,7 +196,7 @@ def _from_cache(name: str, repo: str, revision: str, wanted: Wanted) -> Model:
 
 
 def _from_hub(
-    name: str, repo: str, revision: str, wanted: Wanted, listener: Callable[[str], None]
+    name: str, repo: str, revision: str, wanted: ModelNeeds, listener: Callable[[str], None]
 ) -> Model:
     """Return a model of the hub.
 
@@ -187,15 +213,20 @@ def _from_hub(
         if cached and has and not has.missing:
             return _load(name, cached, wanted)
         state = f"lacks {has.missing[0]} on this machine" if has else "is not on this machine"
+        state += _suggested(name)
         raise WorkError(f"{what} {state} and {_unreachable(error, repo, wanted)}") from None
+    except UsageError as error:
+        if cached and has and not has.missing:  # withdrawn since it was fetched
+            return _load(name, cached, wanted)
+        raise UsageError(f"{error}{_suggested(name)}") from None
     except WdsprepError:
-        if cached and has and not has.missing:  # withdrawn or gated since it was fetched
+        if cached and has and not has.missing:  # gated since then
             return _load(name, cached, wanted)
         raise
     return _load(name, place, wanted)
 
 
-def _unreachable(reason: Exception, repo: str, wanted: Wanted) -> str:
+def _unreachable(reason: Exception, repo: str, wanted: ModelNeeds) -> str:
     text, names = wanted.text, [INDEX]
     names += ["vae/*.json"]
     names += [f"vae/{VAE_WEIGHTS}.safetensors"] * wanted.vae
@@ -210,14 +241,14 @@ def _unreachable(reason: Exception, repo: str, wanted: Wanted) -> str:
     )
 
 
-def _load(name: str, place: ModelFiles, wanted: Wanted) -> Model:
+def _load(name: str, place: ModelFiles, wanted: ModelNeeds) -> Model:
     try:
         return _read(name, place, wanted)
     except OSError as error:
         raise WorkError(f"the files of {place.what} cannot be read: {error}") from error
 
 
-def _read(name: str, place: ModelFiles, wanted: Wanted) -> Model:
+def _read(name: str, place: ModelFiles, wanted: ModelNeeds) -> Model:
     """Read the configs first, so that a model that will not do is not fetched."""
     what, text = place.what, wanted.text
     parts = parts_of(place, text, has_vae=wanted.vae)

@@ -82,6 +82,8 @@ class Preset:
     """the class, or what else its operations go by"""
     channels: int
     factor: int
+    resolution: int = 1024
+    """of the squares that it was trained with; 0 where it makes no pictures"""
     arrays: tuple[TextArray, ...]
     runs: tuple[TowerRun, ...]
     needs_login: bool = False
@@ -166,6 +168,7 @@ PRESETS: Mapping[str, Preset] = {
         vae=KL,
         channels=4,
         factor=8,
+        resolution=512,
         arrays=(_emb(77, 768, dtype="<f2"),),
         runs=(TowerRun(tower=CLIP_L, length=77),),
     ),
@@ -174,6 +177,7 @@ PRESETS: Mapping[str, Preset] = {
         vae=KL,
         channels=4,
         factor=8,
+        resolution=512,
         arrays=(_emb(77, 1024, dtype="<f2"),),
         runs=(TowerRun(tower=CLIP_H, length=77),),
     ),
@@ -232,6 +236,7 @@ PRESETS: Mapping[str, Preset] = {
         vae=QWEN,
         channels=16,
         factor=8,
+        resolution=1328,
         arrays=(_emb(512, 3584, is_trimmed=True),),
         runs=(TowerRun(tower=QWEN25_7B, length=512, template=39, is_padded=False, ids=1058),),
     ),
@@ -290,8 +295,21 @@ PRESETS: Mapping[str, Preset] = {
         vae="tiny",
         channels=4,
         factor=8,
+        resolution=0,
         arrays=(_emb(77, 64, dtype="<f2"),),
         runs=(TowerRun(tower=CLIP_TINY, length=77),),
         note="a toy in the package, for trials",
     ),
 }
+
+
+def made_for() -> str:
+    """Say in a sentence which resolution the models that have a name were trained with."""
+    names: dict[int, list[str]] = {}
+    for name, preset in PRESETS.items():
+        names.setdefault(preset.resolution, []).append(name)
+    names.pop(0)
+    usual = max(names, key=lambda each: len(names[each]))
+    names[usual] = ["sdxl", "the others"]
+    parts = [f"{side} ({', '.join(each)})" for side, each in sorted(names.items())]
+    return f"The models were trained at {', '.join(parts[:-1])} and {parts[-1]} pixels a side."

@@ -21,9 +21,9 @@ import numpy as np
 import torch
 
 from wdsprep.dataset.arrays import FLIPPED, OF_SIZES, Field
-from wdsprep.encoding.step_batches import BatchEncoder
-from wdsprep.loading.encoded import EncodedRow, EncodingReader, reading_plan
+from wdsprep.encoding.on_the_fly.step_batches import BatchEncoder
 from wdsprep.loading.memory import Batch
+from wdsprep.loading.on_the_fly.encoded_batches import EncodedRow, EncodingReader, reading_plan
 from wdsprep.loading.order import Samples
 from wdsprep.loading.serving import NOTHING, locate, open_reader
 from wdsprep.loading.streaming.pieces import PIECE, PiecePlace, Pieces

@@ -19,11 +19,11 @@ from ray.data.collate_fn import NumpyBatchCollateFn
 from ray.exceptions import RayError
 
 from wdsprep import errors
-from wdsprep.encoding.tee import Tee
+from wdsprep.encoding.on_the_fly.latent_writer import LatentWriter
 from wdsprep.errors import WdsprepError, WorkError
 from wdsprep.loading.arguments import LoadPlan
-from wdsprep.loading.encoded import BatchLayout, EncodedRow, open_tee, with_empty
 from wdsprep.loading.memory import Arrays, Batch
+from wdsprep.loading.on_the_fly.encoded_batches import BatchLayout, EncodedRow, open_tee, with_empty
 from wdsprep.loading.streaming.pieces import Pieces
 from wdsprep.loading.streaming.stages import PackedPiece, PieceFacts, Worked, unpacked
 from wdsprep.loading.streaming.workers import new_trainer
@@ -194,7 +194,7 @@ class Trainer:
             if known is None or known.worked.samples < worked.samples:
                 self._workers[name] = WorkerHeard(worked, now)
 
-    def _keep(self, tee: Tee, pieces: Sequence[Piece]) -> None:
+    def _keep(self, tee: LatentWriter, pieces: Sequence[Piece]) -> None:
         for piece in pieces:
             for number, row in enumerate(piece.facts.rows):
                 arrays = {name: of_all[number] for name, of_all in piece.arrays.items()}
@@ -220,7 +220,7 @@ class Trainer:
         return BatchLayout(with_empty(self._pieces.plan, self._empty))
 
     @cached_property
-    def _tee(self) -> Tee | None:
+    def _tee(self) -> LatentWriter | None:
         return open_tee(
             self._tee_url, self._pieces.plan, self._pieces.encoding, lambda: self._empty
         )

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt, Shard
-from wdsprep.dataset.shapes import shape_counts
 from wdsprep.dataset.state import open_dataset, refreshed
 from wdsprep.errors import NotFoundError, UsageError
+from wdsprep.reporting.overview import overview
 from wdsprep.store import open_store, split_url
 from wdsprep.store.base import Store, absolute, is_web
 from wdsprep.store.places import ANY_PLACE
@@ -62,14 +63,21 @@ class ReportDataset:
         """Describe latents or text in a few words."""
         return "text" if self.is_of_text else f"latents {self.resolution}"
 
+    @cached_property
+    def overview(self) -> dict[str, Any]:
+        """Return the facts that `inspect` shows too."""
+        return overview(self.manifest)
+
     @property
     def shapes(self) -> dict[str, int]:
-        """The samples of each shape, of latents that are of several."""
-        return shape_counts(self.manifest.settings, self.manifest.counts)
+        """Return the samples of each shape, of latents that are of several."""
+        found: dict[str, int] = self.overview["shapes"]
+        return found
 
     def takes(self, images: "ReportDataset") -> tuple[int, ...]:
-        """Return the buckets of images that these latents are made of."""
-        return buckets_encoded(self.manifest.settings, images.manifest.settings["buckets"])
+        """Return the buckets of images that latents are made of."""
+        of, made = images.manifest.settings["buckets"], self.manifest.ledger.units()
+        return buckets_encoded(self.manifest.settings, of, made=made)
 
     @cached_property
     def buckets(self) -> dict[str, list[Shard]]:

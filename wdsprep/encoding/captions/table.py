@@ -20,18 +20,18 @@ from wdsprep.dataset.names import CAPTION_TABLE, lookup_name, taken_name
 from wdsprep.dataset.records import Nbytes, Text, read_record
 from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.samples import Sample, facts_bytes
-from wdsprep.encoding.captions import (
+from wdsprep.encoding.captions.lookup import FORM, Lookup, LookupFile, digest_of_file, open_lookup
+from wdsprep.encoding.captions.sources import (
     BY,
     OWN,
     CaptionOptions,
     CaptionSource,
+    CaptionUse,
     FieldCaptions,
-    Taken,
     name_of,
     plain,
 )
 from wdsprep.encoding.image_shards import ImageShard
-from wdsprep.encoding.lookup import FORM, Lookup, LookupFile, digest_there, open_lookup
 from wdsprep.encoding.shard_texts import is_read_in_parts, read_texts
 from wdsprep.errors import FormatError, NotFoundError, SourceError, UsageError
 from wdsprep.limits import MAX_TEXT_NBYTES
@@ -44,7 +44,7 @@ from wdsprep.store.base import Entry, Store, write_bytes
 from wdsprep.text import EXAMPLES, columns, human_bytes, human_time, plural
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.sorted_pairs import Pairs
+    from wdsprep.encoding.captions.sorted_pairs import Pairs
 
 ROWS_AT_ONCE = 4_096
 LOOKED_AT = 1_000  # samples, or rows of JSON lines, that say what the others have
@@ -62,7 +62,7 @@ class CaptionTable:
 
     @classmethod
     def find(cls, url: str, by: str, column: str) -> "CaptionTable":
-        """An error where there is none, or a column is not there."""
+        """Find the files of a table, or refuse one that lacks a column."""
         files = recognise_tables(url)
         entries = tuple(files.entries())
         found = cls(url=url, files=files, entries=entries, by=by, column=column or "caption")
@@ -92,12 +92,12 @@ class CaptionTable:
 
     @cached_property
     def identity(self) -> str:
-        """The digest of what tells that the table is the same, without reading it."""
+        """Return a digest that tells whether the table is the same, without reading it."""
         files = [[entry.name, entry.nbytes, entry.stamp] for entry in self.entries]
         return DigestKind.BLAKE3.hex(json.dumps([FORM, self.by, self.column, files]).encode())
 
     def values(self) -> Iterator[tuple[str, int, list[Any], list[Any]]]:
-        """Names and captions of some rows of a file, and the number of the first of them."""
+        """Yield names and captions of some rows of a file, and the number of the first of them."""
         for entry in self.entries:
             first = 0
             table = self.files.open(entry.name)
@@ -107,7 +107,7 @@ class CaptionTable:
 
 
 def _columns(table: Table) -> list[str]:
-    """Of JSON lines, those that any of the first rows has."""
+    """Return the columns of a table; of JSON lines those that any of the first rows has."""
     if table.has_schema:
         return table.columns()
     where = next(table.parts(LOOKED_AT), ("", 0))[0]
@@ -156,7 +156,7 @@ class _Pairs:
 
 
 def _usual(names: list[Any], captions: list[Any]) -> "Pairs | None":
-    """Of rows that are as nearly all are, the pairs; one by one it takes six times as long."""
+    """Return the pairs of rows that are as nearly all are, in a sixth of the time."""
     if {*map(type, names), *map(type, captions)} != {str} or not all(names):
         return None
     texts = [caption.strip() for caption in captions]
@@ -166,8 +166,9 @@ def _usual(names: list[Any], captions: list[Any]) -> "Pairs | None":
 
 
 def _is_too_long(caption: str) -> bool:
-    """Whether it takes more than half of what the json of a sample may have, where a character
-    takes up to 6 bytes."""
+    """Return whether a caption takes more than half of what the json of a sample may have.
+
+    A character takes up to 6 bytes there."""
     if 12 * len(caption) < MAX_TEXT_NBYTES:
         return False
     return 2 * len(facts_bytes({OWN: caption})) > MAX_TEXT_NBYTES
@@ -188,7 +189,7 @@ class TableRead:
 
     @classmethod
     def of(cls, store: Store) -> "TableRead | None":
-        """What is said in a dataset."""
+        """Read what a dataset says of the table that it was made with."""
         with suppress(NotFoundError, FormatError):
             said = read_record(cls, store.read(CAPTION_TABLE), CAPTION_TABLE)
             known = {field.name: said["lookup"][field.name] for field in fields(Lookup)}
@@ -202,22 +203,22 @@ class TableRead:
 
 
 def _has(store: Store, lookup: Lookup) -> bool:
-    """Whether it is there, byte for byte; of a remote one its copies are compared."""
+    """Return whether a store has a lookup, byte for byte."""
     name = lookup_name(lookup.digest)
     if not any((e.name, e.nbytes) == (name, lookup.nbytes) for e in store.list(name)):
         return False
-    return not store.root or digest_there(store, name) == lookup.file_digest
+    return not store.root or digest_of_file(store, name) == lookup.file_digest
 
 
 def _known(place: str) -> TableRead | None:
-    """What is said there, if the lookup is there too."""
+    """Return what a dataset says of a table, if it has the lookup too."""
     store = open_store(place)
     read = TableRead.of(store)
     return read if read and _has(store, read.lookup) else None
 
 
-class ReadyCaptions:
-    """Where the captions of each dataset come from; a table is read, its lookup made."""
+class PreparedCaptions:
+    """The sources of captions for all datasets of a run; a table has been read into its lookup."""
 
     def __init__(
         self,
@@ -229,7 +230,7 @@ class ReadyCaptions:
         self.sources, self.table, self.read, self._file = tuple(sources), table, read, file
 
     def put(self, store: Store) -> None:
-        """Leave the lookup in a dataset that it is for."""
+        """Put the lookup into a dataset that it is for."""
         if self.read is None:
             return
         if self._file and not _has(store, self.read.lookup):
@@ -242,14 +243,14 @@ class ReadyCaptions:
             self._file.close()
 
 
-def table_of(options: CaptionOptions) -> CaptionTable | None:
-    """The table that is asked for, of which nothing but its columns has been looked at."""
+def find_table(options: CaptionOptions) -> CaptionTable | None:
+    """Find the table that is asked for; nothing but its columns is read."""
     if not options.captions:
         return None
     return CaptionTable.find(str(options.captions), options.captions_by, options.caption_column)
 
 
-def ready_captions(
+def prepare_captions(
     options: CaptionOptions,
     table: CaptionTable | None,
     tars: TarsSource,
@@ -259,16 +260,18 @@ def ready_captions(
     is_kept: bool,
     hashed_by: str | None,
     told: Callable[[str], object],
-) -> ReadyCaptions:
-    """Nothing is written to the datasets at `places`; a lookup that is there need not be made, if
-    it `is_kept`. `hashed_by` is the digest that pack gave the images; None where it did not make
-    them. An error where something is not as it has to be."""
+) -> PreparedCaptions:
+    """Read the captions that a run needs, and refuse what cannot be.
+
+    Nothing is written to the datasets at `places`; a lookup that is there need not be made, if it
+    `is_kept`. `hashed_by` is the digest that pack gave the images; None where it did not make
+    them."""
     sources = options.sources
     for source in sources:
         if source.field and (missing := _lacks_field(source.field, tars, shards)):
             told(missing)
     if table is None:
-        return ReadyCaptions(sources)
+        return PreparedCaptions(sources)
     if missing := _lacks_names(table.by, tars, shards, hashed_by):
         told(missing)
     known = {_known(place) for place in places} if is_kept else set()
@@ -280,7 +283,7 @@ def ready_captions(
     source = replace(
         source, by=table.by, digest=made.digest, file_digest=made.file_digest, at=places[0]
     )
-    return ReadyCaptions([source], str(options.captions), read, file)
+    return PreparedCaptions([source], str(options.captions), read, file)
 
 
 def _read(table: CaptionTable, told: Callable[[str], object]) -> tuple[TableRead, LookupFile]:
@@ -299,7 +302,7 @@ def _read(table: CaptionTable, told: Callable[[str], object]) -> tuple[TableRead
 
 
 def _first(tars: TarsSource, shards: Sequence[ImageShard]) -> Iterator[tuple[str, Sample, bool]]:
-    """Of what can be read: who encodes a shard says what is wrong with it."""
+    """Yield the first samples that can be read; whoever encodes them says what is wrong."""
     for shard in shards[:1]:
         with suppress(NotFoundError, FormatError):
             for key, row in islice(_texts(replace(tars, has_images=False), shard), LOOKED_AT):
@@ -317,8 +320,9 @@ def _texts(tars: TarsSource, shard: ImageShard) -> Iterator[tuple[str, Sample | 
 def _lacks_names(
     by: str, tars: TarsSource, shards: Sequence[ImageShard], hashed_by: str | None
 ) -> str:
-    """What is to be told where the first samples lack what a table names them by. Others may have
-    it, but for a digest that pack was not asked for."""
+    """Return a warning where the first samples lack what a table names them by.
+
+    Others may have it, but for a digest that pack was not asked for, which is refused."""
     if by == "key":
         return ""
     first = [name_of(by, *each[:2], is_packed=each[2]) for each in _first(tars, shards)]
@@ -337,7 +341,7 @@ def _lacks_names(
 
 
 def _lacks_field(path: str, tars: TarsSource, shards: Sequence[ImageShard]) -> str:
-    """What is to be told where the first samples have no caption there."""
+    """Return a warning where the first samples have no caption in a field."""
     captions = FieldCaptions(path)
     there: dict[str, None] = {}
     seen = 0
@@ -358,7 +362,7 @@ def _lacks_field(path: str, tars: TarsSource, shards: Sequence[ImageShard]) -> s
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CaptionReport:
-    """What became of captions in one dataset."""
+    """A report of how many samples of a dataset have a caption from a table or a field."""
 
     source: CaptionSource
     named: int
@@ -377,10 +381,10 @@ class CaptionReport:
     """Files that should say which rows the samples of their unit have, and cannot be read."""
 
 
-def report_of(
-    ready: ReadyCaptions, source: CaptionSource, place: str, manifest: Manifest
+def report_captions(
+    ready: PreparedCaptions, source: CaptionSource, place: str, manifest: Manifest
 ) -> CaptionReport:
-    """Which rows nobody has is known of a dataset that is complete."""
+    """Report the captions of a dataset; rows that no sample has are known once it is complete."""
     named = manifest.counts.get("named", 0)
     unnamed = manifest.samples - named
     report = CaptionReport(source=source, named=named, unnamed=unnamed, place=place)
@@ -401,13 +405,14 @@ def report_of(
 def _taken(
     store: Store, manifest: Manifest, names: int
 ) -> tuple[bytearray, tuple[str, ...], tuple[str, ...]]:
-    """A byte for each row of the lookup, 1 where a sample has taken it; some keys of samples that
-    it does not name; and files that cannot be read."""
+    """Return a byte for each row of the lookup, 1 where a sample has taken it.
+
+    With it come keys of samples that the lookup does not name, and files that cannot be read."""
     rows, lost = bytearray(names), list[str]()
 
     def unnamed(unit: str) -> list[str]:
         try:
-            taken = Taken.from_bytes(store.read(taken_name(unit)))
+            taken = CaptionUse.from_bytes(store.read(taken_name(unit)))
             for row in taken.rows:
                 rows[row] = 1
         except (NotFoundError, FormatError, LookupError):

@@ -1,7 +1,7 @@
 """`Encode` with its model found, and images made ready for it as a worker of `encode` makes them.
 
-`find_encoding` opens the model that the settings of an `Encode` name, and `prepared` makes a sample
-of an image shard ready for it. What will not do is told by `reject_of`.
+`find_encoding` opens the model that the settings of an `Encode` name, and `prepare_image` makes a
+sample of an image shard ready for it. What will not do is told by `reject_of`.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from wdsprep.dataset.rejects import Refusal, Reject, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.read import TarSample
 from wdsprep.encoding import encode as encoding
-from wdsprep.encoding.choices import settings_of, settled_for
+from wdsprep.encoding.choices import settings_of, settle_recipe
 from wdsprep.encoding.models.find import (
     Model,
     check_resolution,
@@ -22,7 +22,7 @@ from wdsprep.encoding.models.find import (
     find_model,
     hashed_with,
 )
-from wdsprep.encoding.recipe import Encode, Recipe, check_on_the_way
+from wdsprep.encoding.recipe import Encode, Recipe, check_makes_latents
 from wdsprep.images.crop import NO_PIXELS, Crop, crop
 from wdsprep.images.shapes import Shapes
 from wdsprep.sources import Columns
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
-    """The same with the model found. Picklable, for workers that load it themselves."""
+    """An `Encode` with its model found, picklable for workers that load it themselves."""
 
     model: Model
     recipe: Recipe
@@ -47,11 +47,11 @@ class Encoding:
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
-        """Those of the dataset that `encode` would write."""
+        """Return the settings of the dataset that `encode` would write."""
         return settings_of(self.model, self.recipe, self.form)
 
-    def in_form(self, form: Mapping[str, Any]) -> "Encoding":
-        """For a dataset or a state that was begun in it."""
+    def in_format(self, form: Mapping[str, Any]) -> "Encoding":
+        """Return the same for a dataset or a state that was begun in another format."""
         model = hashed_with(self.model, DigestKind.of(form))
         return self if form == self.form else replace(self, model=model, form=form)
 
@@ -60,14 +60,15 @@ class Encoding:
 
 
 def find_encoding(encode: Encode, device: str) -> Encoding:
-    """Find the model, or say why it cannot be had, before anything is loaded. `device` is the one
-    that the trainer or the cluster has."""
-    check_on_the_way(encode)
+    """Find the model, or say why it cannot be had, before anything is loaded.
+
+    `device` is the one that the trainer or the cluster has."""
+    check_makes_latents(encode)
     device = device if encode.device == "auto" else encode.device
     model = find_model(encode.model, text=encode.text)
     check_resolution(model, encode.resolution)
     check_shapes(model, encode.sizes)
-    recipe, model = settled_for(encode, model, device.partition(":")[0])
+    recipe, model = settle_recipe(encode, model, device.partition(":")[0])
     return Encoding(
         model=model,
         recipe=recipe,
@@ -88,14 +89,14 @@ class Prepared:
     crop: Crop
 
     def without_pixels(self) -> "Prepared":
-        """For who has them elsewhere."""
+        """Return the same without pixels, for whoever has them elsewhere."""
         return replace(self, crop=replace(self.crop, pixels=NO_PIXELS))
 
 
-def prepared(
+def prepare_image(
     found: TarSample, tar: str, *, shapes: Shapes, max_area: int, max_nbytes: int
 ) -> Prepared:
-    """A RejectedError for what `encode` would reject as well."""
+    """Decode and crop the image of a sample, or raise a RejectedError as `encode` would."""
     row = next(_SOURCE.rows(found, tar))
     if isinstance(row, Refusal):
         raise RejectedError(row.code, row.detail)
@@ -105,6 +106,6 @@ def prepared(
 
 
 def reject_of(found: TarSample, tar: str, refused: RejectedError) -> Reject:
-    """What `encode` writes down of it."""
+    """Return the reject that `encode` would write of a sample."""
     source = shown(f"{tar}/{found.key}")
     return Reject(key=found.key, source=source, code=refused.code, detail=refused.detail)

@@ -7,33 +7,30 @@ and if that leads nowhere, all headers are.
 """
 
 import os
-import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, cast
 
-from wdsprep.checks.options import InspectOptions, OverviewOptions
 from wdsprep.dataset.arrays import BFLOAT16, field_of, values_of
-from wdsprep.dataset.counts import quantile
 from wdsprep.dataset.damage import naming_repair
-from wdsprep.dataset.digests import format_of
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import SELECTION, latent_unit
 from wdsprep.dataset.reading import ShardReader, ShardSize, read_shards
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.samples import parse_json
-from wdsprep.dataset.shapes import shape_counts, shape_ranges, shapes_of
-from wdsprep.dataset.state import open_dataset, phases
+from wdsprep.dataset.shapes import shape_ranges, shapes_of
+from wdsprep.dataset.state import open_dataset
 from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.options import TwoWays, taking
+from wdsprep.reporting.options import InspectOptions, OverviewOptions
+from wdsprep.reporting.overview import Overview
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, write_bytes
-from wdsprep.text import command, plural
+from wdsprep.text import command
 
-SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
 CountHeard = Callable[[int], None]
 
 
@@ -72,114 +69,6 @@ def inspect(options: InspectOptions) -> "Overview | Looked | Reject":
     return found
 
 
-# --- the dataset
-@dataclass(frozen=True, kw_only=True)
-class Overview:
-    """What a dataset is."""
-
-    dataset: str
-    manifest: Manifest
-
-    def __repr__(self) -> str:
-        manifest = self.manifest
-        state = "complete" if manifest.complete else "not complete"
-        samples, shards = plural(manifest.samples, "sample"), plural(len(manifest.shards), "shard")
-        what = f"{manifest.kind}, {state}: {samples} in {shards}"
-        return f"<Overview {self.dataset!r}: {what}>"
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        return overview(self.manifest)
-
-    @property
-    def urls(self) -> list[str]:
-        """Every shard: in a list, webdataset takes names as they are and expands no braces."""
-        store_url = open_store(self.dataset).url
-        return [f"{store_url}/{shard.name}" for shard in self.manifest.shards]
-
-    @property
-    def patterns(self) -> list[str]:
-        """The shards in few words, with braces, to be given one by one or joined with `::`."""
-        return patterns(self.dataset, self.manifest)
-
-
-def overview(manifest: Manifest) -> dict[str, Any]:
-    """What a dataset is. Caption lengths and sides are ranges that hold the quantile."""
-    shards = manifest.shards
-    shapes = shape_counts(manifest.settings, manifest.counts)
-    facts: dict[str, Any] = {
-        "buckets": _by_bucket(shards),
-        "complete": manifest.complete,
-        "counts": {n: c for n, c in manifest.counts.items() if "<" not in n and n not in shapes},
-        "extra": dict(manifest.extra),
-        "format": format_of(manifest.settings),
-        "generations": list(manifest.generations),
-        "inputs": manifest.inputs,
-        "kind": manifest.kind,
-        "nbytes": manifest.nbytes,
-        "quantiles": _quantiles(manifest.counts),
-        "rejects": manifest.rejects,
-        "samples": manifest.samples,
-        "settings": dict(manifest.settings),
-        "shapes": shapes,
-        "shards": len(shards),
-        "units": len(manifest.receipts),
-    }
-    if manifest.dataset == "images":
-        facts["phases"] = {
-            str(resolution): {"samples": samples, "shards": count}
-            for resolution, (samples, count) in phases(manifest).items()
-        }
-    return facts
-
-
-def _by_bucket(shards: Sequence[Shard]) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {}
-    for shard in shards:
-        bucket = shard.name.partition("/")[0]
-        row = found.setdefault(bucket, {"nbytes": 0, "samples": 0, "shards": 0})
-        row["nbytes"] += shard.nbytes
-        row["samples"] += shard.samples
-        row["shards"] += 1
-    return found
-
-
-def _quantiles(counts: Mapping[str, int]) -> dict[str, dict[str, tuple[int, int]]]:
-    found = {}
-    for what in ("caption", "side"):
-        ranges = {f"{share:.2f}": quantile(counts, what, share) for share in SHARES}
-        found[what] = {share: both for share, both in ranges.items() if both}
-    return {what: ranges for what, ranges in found.items() if ranges}
-
-
-def patterns(url: str, manifest: Manifest) -> list[str]:
-    """The shards as people hand them on: a brace pattern for each bucket whose numbers have no
-    gap, else one URL after another."""
-    store_url = open_store(url).url
-    by_bucket: dict[str, list[str]] = {}
-    for shard in manifest.shards:
-        by_bucket.setdefault(shard.name.partition("/")[0], []).append(shard.name)
-    return [
-        f"{store_url}/{name}" for names in by_bucket.values() for name in _braces(store_url, names)
-    ]
-
-
-def _braces(store_url: str, names: list[str]) -> list[str]:
-    """One pattern where it stands for exactly these names, in this order."""
-    parts = [re.fullmatch(r"(.*?)(\d+)(\.tar)", name) for name in names]
-    heads = {part[1] if part else None for part in parts}
-    numbers = [part[2] if part else "" for part in parts]
-    if len(names) < 2 or len(heads) > 1 or None in heads or set(store_url + names[0]) & set("{},"):
-        return names
-    first = int(numbers[0])
-    width = len(numbers[0])
-    wanted = [f"{number:0{width}d}" for number in range(first, first + len(numbers))]
-    if numbers != wanted or len(numbers[-1]) != width:
-        return names
-    return [f"{heads.pop()}{{{numbers[0]}..{numbers[-1]}}}.tar"]
-
-
-# --- one sample
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Located:
     """Where a sample is: the shard, its number in it, and the byte that it begins at.

@@ -15,7 +15,7 @@ Members = Sequence[tuple[str, Data]]
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingSample:
+class SpooledSample:
     """Its members by name and size, and where they are. `cut` is whether its caption was."""
 
     key: str
@@ -24,19 +24,19 @@ class WaitingSample:
     cut: bool
 
 
-class WaitingSamples:
+class SampleSpool:
     """All in one file, which is gone when it is closed."""
 
     def __init__(self) -> None:
         self._spool = Spool()
 
-    def put(self, key: str, members: Members, *, cut: bool = False) -> WaitingSample:
+    def put(self, key: str, members: Members, *, cut: bool = False) -> SpooledSample:
         pieces = chain.from_iterable(pieces_of(data) for _, data in members)
         place = self._spool.put(b"".join(pieces))
         sizes = tuple((name, nbytes_of(data)) for name, data in members)
-        return WaitingSample(key, sizes, place, cut)
+        return SpooledSample(key, sizes, place, cut)
 
-    def members(self, one: WaitingSample) -> list[tuple[str, bytes]]:
+    def members(self, one: SpooledSample) -> list[tuple[str, bytes]]:
         data, start = self._spool.get(one.place), 0
         members = []
         for name, nbytes in one.members:

@@ -31,7 +31,7 @@ from wdsprep.store.base import CHUNK_NBYTES, Store, stream
 from wdsprep.store.local import LocalStore
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.sorted_pairs import Pairs
+    from wdsprep.encoding.captions.sorted_pairs import Pairs
 
 FORM = 1
 """Of lookups; another would have another digest."""
@@ -50,8 +50,10 @@ UNUSED_S = 7 * 24 * 3600
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lookup:
-    """What one holds: so many different names. `twice` of them came more than once, some of which
-    are the `examples`. `file_digest` is of the bytes, which another SQLite may write otherwise."""
+    """A description of a lookup, which holds so many different names.
+
+    `twice` of them came more than once, some of which are the `examples`. `file_digest` is of the
+    bytes, which another SQLite may write otherwise."""
 
     digest: Hex
     file_digest: Hex
@@ -78,7 +80,9 @@ class LookupFile:
             raise
 
     def _filled(self, out: sqlite3.Connection, pairs: "Iterable[Pairs]") -> Lookup:
-        from wdsprep.encoding.sorted_pairs import SortedPairs  # pyarrow, which no worker needs
+        from wdsprep.encoding.captions.sorted_pairs import (
+            SortedPairs,  # pyarrow, which no worker needs
+        )
 
         out.execute(f"pragma page_size={PAGE_NBYTES}")
         out.execute(TABLE)
@@ -136,8 +140,7 @@ class OpenLookup:
             raise _damaged(str(path), "it holds something else than captions")
 
     def find(self, name: str) -> tuple[str, int] | None:
-        """The caption, and the number of its row among the sorted; None where the name is not
-        there."""
+        """Return the caption of a name and the number of its row, or None where it has none."""
         with self._lock, self._sound(), self._bounded():
             found: tuple[Any, Any] | None = self._file.execute(
                 "select caption, number from captions where name = ?", (name,)
@@ -150,7 +153,7 @@ class OpenLookup:
         return found
 
     def names(self, numbers: Iterable[int]) -> list[str]:
-        """Of rows by their numbers, which rise."""
+        """Return the names of rows by their numbers, which rise."""
         wanted = iter(numbers)
         number, found = next(wanted, -1), []
         with self._lock, self._sound():
@@ -182,7 +185,7 @@ class OpenLookup:
 
 
 def _check_opens(path: Path) -> None:
-    """What SQLite says of a file that cannot be opened does not tell why."""
+    """Check that a file can be opened, as SQLite does not tell why it cannot."""
     try:
         path.open("rb").close()
     except FileNotFoundError as error:
@@ -196,15 +199,16 @@ def _damaged(what: str, cause: str) -> DamageError:
 
 
 def open_lookup(url: str, name: str, file_digest: str) -> OpenLookup:
-    """The lookup of that name in the store at `url`; of a remote store a copy in TMPDIR, which the
-    workers of a machine share."""
+    """Open the lookup of that name in the store at `url`.
+
+    Of a remote store it is a copy in TMPDIR, which the workers of a machine share."""
     store = open_store(url)
     folder = store.root or _copied(store, name, file_digest).root
     return OpenLookup(folder / name)
 
 
-def digest_there(store: Store, name: str) -> str:
-    """The digest of a lookup's file; nothing where it is not there."""
+def digest_of_file(store: Store, name: str) -> str:
+    """Return the digest of a lookup's file, or nothing where there is none."""
     digest = blake3()
     try:
         with stream(store, name, watch=digest.update) as data:
@@ -216,14 +220,14 @@ def digest_there(store: Store, name: str) -> str:
 
 
 def _copied(store: Store, name: str, file_digest: str) -> LocalStore:
-    """Whoever has made the copy, it is the one, if its bytes are those that were written."""
+    """Return the store of copies, with that of a lookup in it, whoever has made it."""
     folder = Path(tempfile.gettempdir()) / f"wdsprep-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid() or folder.is_symlink():
         raise FormatError(f"{folder} is somebody else's: set TMPDIR to another folder")
     local = LocalStore(str(folder))
     with local.hold(f"{name}.hold"):
-        if digest_there(local, name) == file_digest:
+        if digest_of_file(local, name) == file_digest:
             os.utime(folder / name)  # it is of use still
         else:
             _copy(store, local, name, file_digest)
@@ -232,7 +236,7 @@ def _copied(store: Store, name: str, file_digest: str) -> LocalStore:
 
 
 def _drop_unused(local: LocalStore, name: str) -> None:
-    """Remove copies that no worker has opened for long; one that has it open keeps it."""
+    """Remove copies that no worker has opened for long."""
     for entry in local.list(f"{name.rpartition('/')[0]}/"):
         if entry.name != name and time.time() - entry.written_s > UNUSED_S:
             local.delete(entry.name)
@@ -249,7 +253,7 @@ def _copy(store: Store, local: LocalStore, name: str, file_digest: str) -> None:
 
 
 def _writing(path: str) -> sqlite3.Connection:
-    """A file, or one without a name."""
+    """Open a file for writing, with settings for one that nobody else sees."""
     file = sqlite3.connect(path, isolation_level=None)
     for pragma in (*UNSAFE, CACHE):
         file.execute(pragma)

@@ -12,7 +12,6 @@ import pytest
 from tests.kit.damaged import check, pack_here, source_of_photos
 from tests.kit.latent_sets import field, layout, npy, write_shard
 from tests.kit.packs import manifest_of, tree, upload
-from wdsprep.checks.inspect import Looked, inspect, look, member_facts, overview, patterns
 from wdsprep.cli import main
 from wdsprep.cli.inspect import _settings
 from wdsprep.dataset.arrays import Field
@@ -24,6 +23,8 @@ from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.state import open_dataset
 from wdsprep.dataset.tar.read import file_tape, read_samples
 from wdsprep.errors import NotFoundError, UsageError
+from wdsprep.reporting.inspect import Looked, inspect, look, member_facts
+from wdsprep.reporting.overview import overview, patterns
 from wdsprep.sources.patterns import expand_braces
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes

@@ -13,7 +13,7 @@ from wdsprep.dataset.arrays import Field, text_fields
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.samples import Sample
-from wdsprep.encoding.captions import Taken
+from wdsprep.encoding.captions.sources import CaptionUse
 from wdsprep.encoding.engine import Result
 from wdsprep.encoding.latent_shard import LatentShard
 from wdsprep.store.spool import Spool
@@ -32,7 +32,7 @@ class TextPass:
         self.nbytes = 0
         """What waits here, or will at most; 0 once nothing does."""
         self._places: dict[str, tuple[int, int]] = {}
-        self.rejects, self.counts, self.taken = _Lost(), Counter[str](), Taken()
+        self.rejects, self.counts, self.taken = _Lost(), Counter[str](), CaptionUse()
 
     def add(self, key: str, _sample: Sample, result: Result) -> None:
         own = {name: array.clone() for name, array in result.arrays.items()}  # not its whole batch

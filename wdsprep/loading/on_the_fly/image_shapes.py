@@ -1,10 +1,11 @@
 """The latents that images will be, known before any of them is opened.
 
-Squares are easy: every image of a phase is large enough for one, so the samples are those of the
-image shards. Where there are shapes, or a limit to what a crop may lose, the width and height in
-the json of a sample say where it goes, or that it is rejected, as `encode` would say
-(`Shapes.fit`). They are read once and kept: how many samples of each shard have which shape, and
-which these are. From there on all is as with stored latents.
+Squares of a bucket's size are easy: every image of the bucket is large enough for one, so the
+samples are those of the image shards. Where squares are larger, there are shapes, or there is a
+limit to what a crop may lose, the width and height in the json of a sample say where it goes, or
+that it is rejected, as `encode` would say (`Shapes.fit`). They are read once and kept: how many
+samples of each shard have which shape, and which these are. From there on all is as with stored
+latents.
 """
 
 import logging
@@ -34,13 +35,13 @@ NOWHERE = -1
 _log = logging.getLogger("wdsprep")
 
 
-def latents_of(
+def find_latent_shapes(
     images: Dataset, settings: Mapping[str, Any], cache: CacheDir | None
 ) -> tuple[Dataset, ...]:
     """Return a dataset for each shape of which there are images; one where all are squares."""
     latents = to_be_encoded(images, settings)
     shapes = shapes_of(settings)
-    if not shapes and settings.get("max_crop", 1.0) == 1:
+    if not shapes and settings.get("max_crop", 1.0) == 1 and _all_hold_square(latents):
         return (latents,)
     chosen, cut = latents.files, cut_of(settings)
     what = "shapes", *chosen.names, *chosen.contents, repr(cut)
@@ -60,6 +61,13 @@ def latents_of(
         )
     sizes = cut.sizes if shapes else ()
     return without_rejects(chosen, settings, sizes, counts, SampleSelection.from_file(found))
+
+
+def _all_hold_square(latents: Dataset) -> bool:
+    """Return whether the buckets alone say that each image is large enough for the square."""
+    buckets = {int(name.partition("/")[0]) for name in latents.names}
+    resolution: int = latents.settings["resolution"]
+    return min(buckets) >= resolution
 
 
 def _look(images: Dataset, cut: Shapes, writer: KeptWriter, path: Path) -> None:

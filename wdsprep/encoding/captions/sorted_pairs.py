@@ -19,8 +19,9 @@ Pairs = tuple[Sequence[str], Sequence[str]]
 
 @dataclass(kw_only=True, slots=True)
 class SortedPairs:
-    """The first caption of each name, sorted by name; and what is told of all of them, once they
-    have been gone through."""
+    """The first caption of each name, sorted by name.
+
+    Once they have been gone through, it knows how many names there are, and which came twice."""
 
     pairs: Iterable[Pairs]
     digest: blake3

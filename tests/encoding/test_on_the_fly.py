@@ -194,7 +194,7 @@ def test_the_shards_that_wait_longest_are_given_up_and_left_to_encode(
     images: Path, stored: Path, tmp_path: Path
 ) -> None:
     tee = tmp_path / "tee"
-    with patch("wdsprep.encoding.tee.GATHERED", 2):
+    with patch("wdsprep.encoding.on_the_fly.latent_writer.GATHERED", 2):
         list(online(images, tee=str(tee), epochs=2))
     assert encode_here(images, tee).units_before < len(list(stored.glob("*/*.tar")))
     assert tree(tee) == tree(stored)

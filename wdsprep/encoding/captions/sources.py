@@ -1,7 +1,7 @@
 """Other captions than the samples' own: out of a table, or out of a field of their json.
 
 `CaptionOptions` is what the user says, `CaptionSource` what becomes of it for one dataset: what its
-settings say, and what a worker finds captions by. `caption_table` reads a table, `lookup` keeps it.
+settings say, and what a worker finds captions by. `table` reads a table, `lookup` keeps it.
 """
 
 import json
@@ -23,7 +23,7 @@ from wdsprep.sources.captions import caption_at
 from wdsprep.text import EXAMPLES, brief, names
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.lookup import OpenLookup
+    from wdsprep.encoding.captions.lookup import OpenLookup
 
 OWN = "caption"
 """What the samples' own captions are called, and those that stand in their place."""
@@ -36,9 +36,10 @@ NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CaptionSource:
-    """Where the captions of a dataset come from: the samples' own unless a field is given, or the
-    `digest` of a lookup that lies in the dataset `at`, in a file of that `file_digest`. `name` is
-    what a loader calls them."""
+    """The source of the captions of a dataset.
+
+    They are the samples' own unless a field is given, or the `digest` of a lookup that lies in the
+    dataset `at`, in a file of that `file_digest`. `name` is what a loader calls them."""
 
     name: str = OWN
     field: str = ""
@@ -49,7 +50,7 @@ class CaptionSource:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What they decide, where they are not the usual ones."""
+        """Return the settings that captions decide, where they are not the usual ones."""
         said = {
             "caption_field": self.field,
             "caption_name": self.name if self.name != OWN else "",
@@ -60,7 +61,7 @@ class CaptionSource:
 
     def open(self) -> "Captions":
         if self.digest:
-            from wdsprep.encoding.lookup import open_lookup  # no help needs it
+            from wdsprep.encoding.captions.lookup import open_lookup  # no help needs it
 
             lookup = open_lookup(self.at, lookup_name(self.digest), self.file_digest)
             return TableCaptions(self.by, lookup)
@@ -71,7 +72,7 @@ CAPTIONS = "Captions"
 
 
 def _path(given: Any) -> str:
-    """A path in a json."""
+    """Check a path in a json, such as meta.long."""
     if not isinstance(given, str) or not all(given.split(".")):
         raise UsageError(f"{brief(given)} is no path in a json: write meta.long or captions.1")
     return given
@@ -83,8 +84,9 @@ def _paths(given: Any) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class OneCaption(Options):
-    """What a user says of captions, of which each sample has one; what contradicts itself is
-    refused."""
+    """The options of captions where each sample has one.
+
+    What contradicts itself is refused."""
 
     captions: "str | os.PathLike[str]" = field(
         default="",
@@ -145,7 +147,7 @@ class OneCaption(Options):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The fields of the json whose captions each make a dataset; none for one dataset."""
+        """Return the fields of the json whose captions each make a dataset."""
         return ()
 
     def check_together(self) -> None:
@@ -182,7 +184,7 @@ class OneCaption(Options):
 
     @property
     def sources(self) -> tuple[CaptionSource, ...]:
-        """One for each dataset that is to be made for a resolution, before a table is read."""
+        """Return a source for each dataset of a resolution, before a table is read."""
         return tuple(map(self._source, self.paths or (self.caption_field,)))
 
     def _source(self, path: str) -> CaptionSource:
@@ -192,7 +194,7 @@ class OneCaption(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionOptions(OneCaption):
-    """The same where each sample may have several captions, each in a dataset of its own."""
+    """The options of captions where a sample may have several, each in a dataset of its own."""
 
     caption_fields: str | Sequence[str] = field(
         default=(),
@@ -216,7 +218,7 @@ OWN_CAPTIONS = CaptionOptions()
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class FoundCaption:
     """A caption that was found, and the number of the lookup's row."""
 
     caption: str
@@ -224,34 +226,36 @@ class Named:
 
 
 class Captions:
-    """What finds the caption of a sample, for any number of threads. These are the samples' own."""
+    """A finder of captions, for any number of threads: this one leaves samples their own."""
 
-    def find(self, key: str, sample: Sample, *, is_packed: bool) -> Named | None:
-        """None where the sample keeps its own."""
+    def find(self, key: str, sample: Sample, *, is_packed: bool) -> FoundCaption | None:
+        """Return the caption of a sample, or None where it keeps its own."""
         del key, sample, is_packed
         return None
 
     def close(self) -> None:
-        """Nothing is looked for any more."""
+        """End the search."""
 
 
 class FieldCaptions(Captions):
     def __init__(self, path: str) -> None:
         self._path = path
 
-    def find(self, key: str, sample: Sample, *, is_packed: bool) -> Named | None:
+    def find(self, key: str, sample: Sample, *, is_packed: bool) -> FoundCaption | None:
         del key, is_packed
         found = caption_at(sample.facts, self._path)
-        return None if found is None else Named(found)
+        return None if found is None else FoundCaption(found)
 
 
 class TableCaptions(Captions):
     def __init__(self, by: str, lookup: "OpenLookup") -> None:
         self._by, self._lookup = by, lookup
 
-    def find(self, key: str, sample: Sample, *, is_packed: bool) -> Named | None:
-        """A table may have lost the zeros that a key begins with, as where it has it as a number;
-        one that has both has the key."""
+    def find(self, key: str, sample: Sample, *, is_packed: bool) -> FoundCaption | None:
+        """Return the caption that the table has for a sample.
+
+        A table may have lost the zeros that a key begins with, as where it has it as a number; one
+        that has both has the key."""
         name = name_of(self._by, key, sample, is_packed=is_packed)
         try:
             found = self._lookup.find(plain(name)) if name else None
@@ -259,14 +263,14 @@ class TableCaptions(Captions):
                 found = self._lookup.find(key.lstrip("0") or "0")
         except FormatError as error:
             raise HopelessError(str(error)) from error
-        return Named(*found) if found else None
+        return FoundCaption(*found) if found else None
 
     def close(self) -> None:
         self._lookup.close()
 
 
 def name_of(by: str, key: str, sample: Sample, *, is_packed: bool) -> str:
-    """What a sample is called there; nothing where it lacks that."""
+    """Return what a table calls a sample, or nothing where the sample lacks that."""
     if by == "key":
         return key
     if by == "source" and not is_packed:
@@ -276,20 +280,21 @@ def name_of(by: str, key: str, sample: Sample, *, is_packed: bool) -> str:
 
 
 def plain(text: str) -> str:
-    """As it is stored: what is no character is replaced."""
+    """Return a text as it is stored: what is no character is replaced."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 @dataclass(slots=True)
-class Taken:
-    """Which rows of a lookup a shard's samples have taken, be the samples rejected for their images
-    or not; and the keys of some that it does not name. Kept beside the shard: all of these together
-    tell which rows nobody has, whatever runs have made the shards."""
+class CaptionUse:
+    """The rows of a lookup that the samples of a shard have used, and keys of some without one.
+
+    Samples that are rejected for their images count too. It is kept beside the shard: all of these
+    together tell which rows no sample has, whatever runs have made the shards."""
 
     rows: "array[int]" = field(default_factory=lambda: array("I"))
     unnamed: list[str] = field(default_factory=list)
 
-    def note_row(self, named: Named | None) -> None:
+    def note_row(self, named: FoundCaption | None) -> None:
         if named is not None and named.row >= 0:
             self.rows.append(named.row)
 
@@ -302,7 +307,7 @@ class Taken:
         return json.dumps(said, separators=(",", ":")).encode() + b"\n"
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> "Taken":
+    def from_bytes(cls, data: bytes) -> "CaptionUse":
         said = read_record(_Said, data, "a list of captions")
         return cls(rows=array("I", said["rows"]), unnamed=list(said["unnamed"]))
 

@@ -34,9 +34,9 @@ from wdsprep.encoding.engine import Result
 from wdsprep.encoding.fields import fields
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
 from wdsprep.encoding.latent_shard import LatentShard, members_of, shape_of, write_empty
-from wdsprep.encoding.on_the_way import Encoding, prepared, reject_of
-from wdsprep.encoding.pending import pending_shards, take_back
-from wdsprep.encoding.waiting import WaitingSample, WaitingSamples
+from wdsprep.encoding.on_the_fly.encoding import Encoding, prepare_image, reject_of
+from wdsprep.encoding.pending import pending_shards, remove_stale_units
+from wdsprep.encoding.sample_spool import SampleSpool, SpooledSample
 from wdsprep.errors import DamageError
 from wdsprep.images.shapes import cut_of
 from wdsprep.runners.run import opened_dataset
@@ -50,15 +50,15 @@ _log = logging.getLogger("wdsprep")
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
-    """What has come of one shard, by the number of the sample in it."""
+    """The samples of one shard that have come, by their number in it."""
 
-    samples: WaitingSamples = field(default_factory=WaitingSamples)
-    come: dict[int, WaitingSample | Reject] = field(default_factory=dict)
+    samples: SampleSpool = field(default_factory=SampleSpool)
+    come: dict[int, SpooledSample | Reject] = field(default_factory=dict)
     shapes: dict[int, str] = field(default_factory=dict)
 
 
-class Tee:
-    """For one thread, which adds what passes. A second one writes."""
+class LatentWriter:
+    """A writer of latents that pass, for one thread which adds them; a second one writes."""
 
     def __init__(
         self,
@@ -69,8 +69,10 @@ class Tee:
         encoding: Encoding,
         empty: Callable[[], Mapping[str, Any]],
     ) -> None:
-        """`names` are the image shards by number, `sizes` how many samples of each pass, `empty`
-        makes the empty caption's arrays."""
+        """Open the dataset at `url`.
+
+        `names` are the image shards by number, `sizes` how many samples of each pass, `empty` makes
+        the empty caption's arrays."""
         recipe = encoding.recipe
         source = find_image_shards(images, recipe.resolution, shapes=recipe.sizes)
         url = absolute(url)
@@ -84,7 +86,7 @@ class Tee:
             source.shards,
             tars=tars_of(source.url, int(encoding.recipe.max_bytes)),
         )
-        take_back(self._edition, found.stale)
+        remove_stale_units(self._edition, found.stale)
         self._manifest = found.manifest
         left = {shard.item.name: shard for shard in found.shards}
         self._sizes = sizes
@@ -142,7 +144,7 @@ class Tee:
             self._writing.append(self._writer.submit(self._write, self._left.pop(shard), made))
 
     def _hear(self, left: int) -> None:
-        """What became of the shards that the writer had, once no more than so many are left."""
+        """Wait until no more than so many shards are being written, and raise what went wrong."""
         while self._writing and (len(self._writing) > left or self._writing[0].done()):
             self._is_listed = False
             self._writing.popleft().result()
@@ -178,7 +180,7 @@ class Tee:
             output.finish(settings, self._empty)
 
     def _refused_by_size(self, shard: ImageShard, come: Collection[int]) -> dict[int, Reject]:
-        """Those that no shape takes, which never pass: what `encode` writes down of them."""
+        """Return the rejects of images that no shape takes, which never pass."""
         found: dict[int, Reject] = {}
         missing = [index for index in range(shard.item.samples) if index not in come]
         if not missing:
@@ -187,7 +189,7 @@ class Tee:
         reader = ShardReader(open_store(self._source.url), shard.item)
         for index, sample in zip(missing, reader.samples(missing), strict=True):
             try:
-                prepared(
+                prepare_image(
                     sample,
                     name,
                     shapes=cut_of(self._encoding.settings),
@@ -202,12 +204,12 @@ class Tee:
         return found
 
     def _is_unchanged(self, shard: ImageShard) -> bool:
-        """A receipt says what a shard was made of, so that is looked at once more."""
+        """Read the image shard once more, as a receipt says what latents were made of."""
         with HashedTape(open_store(self._source.url), shard.item, shard.kind) as tape:
             return tape.digest() == shard.digest
 
     def close(self) -> None:
-        """What has not come whole is left to `encode`."""
+        """Leave what has not come whole to `encode`."""
         self._writer.shutdown(wait=True)
         for made in self._gathered.values():
             made.samples.close()

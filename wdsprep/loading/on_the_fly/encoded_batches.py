@@ -26,9 +26,9 @@ from wdsprep.dataset.samples import Sample, facts_bytes
 from wdsprep.encoding.engine import Result, noise_of_mirrored
 from wdsprep.encoding.latent_shard import arrays_of, facts_of
 from wdsprep.encoding.models.base import Tokens
-from wdsprep.encoding.on_the_way import Encoding
-from wdsprep.encoding.step_batches import BatchEncoder, StepBegun
-from wdsprep.encoding.tee import Tee
+from wdsprep.encoding.on_the_fly.encoding import Encoding
+from wdsprep.encoding.on_the_fly.latent_writer import LatentWriter
+from wdsprep.encoding.on_the_fly.step_batches import BatchEncoder, StepBegun
 from wdsprep.errors import FormatError
 from wdsprep.images.shapes import cut_of
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
@@ -309,14 +309,14 @@ class Session:
 
 def open_tee(
     url: str, plan: LoadPlan, encoding: Encoding, empty: Callable[[], Mapping[str, torch.Tensor]]
-) -> Tee | None:
+) -> LatentWriter | None:
     images = plan.datasets[0].whole
     if not url:
         return None
-    return Tee(url, images.store.url, images.names, images.sizes.tolist(), encoding, empty)
+    return LatentWriter(url, images.store.url, images.names, images.sizes.tolist(), encoding, empty)
 
 
-def _close(encoder: BatchEncoder, tee: Tee | None) -> None:
+def _close(encoder: BatchEncoder, tee: LatentWriter | None) -> None:
     encoder.close()
     if tee is not None:
         tee.close()

@@ -1,0 +1,287 @@
+"""How a run of `encode` is planned: all is looked at and checked before anything is written.
+
+In this order: which images there are for each dataset (`_find_phases`); the model, and with it the
+settings (`_choose_model`); captions (`_find_captions`); what lies in the places of the datasets,
+and which image shards are missing there (`_plan_dataset`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from wdsprep.dataset.damage import UNLIKE_RECEIPT, repair_step
+from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.state import find_claim, read_format, refreshed
+from wdsprep.encoding.captions.sources import CaptionSource
+from wdsprep.encoding.captions.table import (
+    CaptionTable,
+    PreparedCaptions,
+    find_table,
+    prepare_captions,
+)
+from wdsprep.encoding.choices import choices_for, settings_of, settle_recipe
+from wdsprep.encoding.crew import EncodeCrew, EncodeCrewOptions, find_crew, settled
+from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
+from wdsprep.encoding.models.find import (
+    Model,
+    ModelNeeds,
+    check_resolution,
+    check_shapes,
+    find_model,
+    hashed_with,
+)
+from wdsprep.encoding.options import EncodeOptions
+from wdsprep.encoding.pending import PackedShards, pending_shards
+from wdsprep.encoding.plan import DatasetPlan, EncodePlan, units_of
+from wdsprep.encoding.recipe import Encode, Recipe
+from wdsprep.errors import DamageError, NotFoundError, UsageError
+from wdsprep.sources.patterns import is_glob
+from wdsprep.store import open_store
+from wdsprep.store.base import Store, absolute, check_apart
+
+
+def make_plan(
+    options: EncodeOptions,
+    *,
+    told: Callable[[str], None],
+    compared: Callable[[int, int], object] = lambda _done, _of: None,
+) -> EncodePlan:
+    """Plan a run of `encode`, or refuse what cannot be, before anything is written.
+
+    `told` hears what else a user may want to know, `compared` how many foreign tars have been
+    compared."""
+    places = [absolute(place) for place in options.places.values()]
+    phases = _find_phases(options, places)
+    recipe = joint_recipe([phase.recipe for phase in phases])
+    crew_options = settled(options.part(EncodeCrewOptions), told)
+    table = find_table(options.of_captions)  # before a model is fetched for what cannot be
+    chosen, phases = _choose_model(phases, recipe, crew_options, told)
+    phases, captions = _find_captions(phases, options, table, recipe, told)
+    try:
+        datasets = tuple(_plan_dataset(phase, options, recipe, compared) for phase in phases)
+    except BaseException:
+        captions.close()
+        raise
+    source = phases[0].source
+    return EncodePlan(
+        images=str(options.images),
+        url=source.url,
+        is_whole=source.is_whole,
+        packed_area=source.max_area,
+        model=chosen.model,
+        recipe=chosen.recipe,
+        crew=chosen.crew,
+        crew_options=crew_options,
+        captions=captions,
+        datasets=datasets,
+        units=units_of(datasets),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Phase:
+    """The image shards that a dataset is to be made of, all of them, and what it is to be."""
+
+    recipe: Encode
+    place: str
+    format: Mapping[str, Any]
+    source: ImageShards
+    wanted: tuple[ImageShard, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Once a model is chosen."""
+    captions: CaptionSource = field(default_factory=CaptionSource)
+
+    @property
+    def is_of_text(self) -> bool:
+        return self.recipe.is_of_text
+
+    @property
+    def needs(self) -> ModelNeeds:
+        """What of the model decides its settings."""
+        return ModelNeeds(self.recipe.text, not self.is_of_text)
+
+    @property
+    def kind(self) -> DigestKind:
+        return DigestKind.of(self.format)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Chosen:
+    """With what images and captions are encoded."""
+
+    model: Model
+    recipe: Encode
+    crew: EncodeCrew
+
+
+def _find_phases(options: EncodeOptions, places: Sequence[str]) -> list[_Phase]:
+    """Find the image shards of each dataset.
+
+    Text that is stored apart is of the images of all others, also of those that are in a lower
+    bucket than the resolution, for a shape."""
+    images, phases = absolute(options.images), list[_Phase]()
+    for place, own in zip(places, options.recipes, strict=True):
+        recipe, others = own, [each for each in phases if not each.is_of_text]
+        if own.is_of_text and others:
+            if len(others) > 1 and others[0].source.is_foreign:
+                raise UsageError(
+                    f"{images} was not made by pack, and text lies in the folder of the resolution "
+                    "that it is for: give --text-out with one resolution"
+                )
+            resolution = min(each.source.text_resolution for each in others)
+            recipe = replace(own, resolution=resolution)
+        phases.append(_find_phase(images, place, recipe, options))
+    return phases
+
+
+def joint_recipe(recipes: Sequence[Encode]) -> Encode:
+    """Return what a worker makes of a sample for all datasets together."""
+    of_images = [recipe for recipe in recipes if not recipe.is_of_text]
+    largest = max(of_images or recipes, key=lambda recipe: recipe.resolution)
+    apart = recipes[-1]
+    return replace(largest, text=apart.text, text_length=apart.text_length)
+
+
+def _find_phase(images: str, place: str, recipe: Encode, options: EncodeOptions) -> _Phase:
+    format_there = read_format(place, overwrite=options.overwrite)
+    kind = DigestKind.of(format_there)
+    source = find_image_shards(images, recipe.resolution, shapes=recipe.sizes, kind=kind)
+    check_apart(source.url if is_glob(images) else images, place)
+    return _Phase(
+        recipe=replace(recipe, resolution=source.resolution),
+        place=place,
+        format=format_there,
+        source=source,
+        wanted=source.first(options.limit),
+    )
+
+
+def _choose_model(
+    phases: Sequence[_Phase],
+    recipe: Encode,
+    options: EncodeCrewOptions,
+    told: Callable[[str], None],
+) -> tuple[_Chosen, list[_Phase]]:
+    """Find the model and the machines, and give each phase its settings."""
+    needs = ModelNeeds(recipe.text, not recipe.is_of_text)
+    found = find_model(recipe.model, text=needs.text, has_vae=needs.vae, listener=told)
+    for phase in phases:
+        if not phase.is_of_text:
+            check_resolution(found, phase.recipe.resolution)
+            check_shapes(found, phase.recipe.sizes)
+    crew = find_crew(options)
+    recipe, model = settle_recipe(recipe, hashed_with(found, phases[0].kind), crew.device)
+    settings = _settings(phases, recipe, {needs: found}, crew.device)
+    both = zip(phases, settings, strict=True)
+    chosen = _Chosen(model=model, recipe=recipe, crew=crew)
+    return chosen, [replace(phase, settings=own) for phase, own in both]
+
+
+def _settings(
+    phases: Sequence[_Phase], joint: Recipe, models: dict[ModelNeeds, Model], device: str
+) -> list[dict[str, Any]]:
+    """Return the settings of each dataset, but for captions.
+
+    Of text that is stored apart, and of latents without text, they are of what a run for them alone
+    would need of the model."""
+    asked: dict[tuple[ModelNeeds, DigestKind], Model] = {}
+    settings = []
+    for phase in phases:
+        needs, recipe = phase.needs, phase.recipe
+        if needs not in models:
+            models[needs] = find_model(recipe.model, text=needs.text, has_vae=needs.vae)
+        if (needs, phase.kind) not in asked:
+            model = hashed_with(models[needs], phase.kind)
+            asked[needs, phase.kind] = settle_recipe(recipe, model, device)[1]
+        model = asked[needs, phase.kind]
+        own = replace(recipe, **choices_for(recipe, model, device))
+        if joint.dtype == "fp32":  # where text has no bf16, what is beside it is not in fp16 either
+            own = replace(own, dtype="fp32")
+        settings.append(settings_of(model, own, phase.format))
+    return settings
+
+
+def _find_captions(
+    phases: Sequence[_Phase],
+    options: EncodeOptions,
+    table: CaptionTable | None,
+    recipe: Encode,
+    told: Callable[[str], None],
+) -> tuple[list[_Phase], PreparedCaptions]:
+    """Tell the phases that have text whose captions it is of, and read a table of captions.
+
+    What there is of it in datasets that are started over goes with them."""
+    own = [phase for phase in phases if phase.is_of_text] or phases  # or latents with their text
+    source = own[0].source
+    ready = prepare_captions(
+        options.of_captions,
+        table,
+        tars_of(source.url, int(recipe.max_bytes)),
+        own[0].wanted,
+        [phase.place for phase in own],
+        is_kept=not options.overwrite,
+        hashed_by=source.hashed_by,
+        told=told,
+    )
+    sources = ready.sources * (len(own) // len(ready.sources))  # the same for all resolutions
+    found = [
+        replace(phase, captions=said, settings={**phase.settings, **said.settings})
+        for phase, said in zip(own, sources, strict=True)
+    ]
+    return [*phases[: len(phases) - len(own)], *found], ready
+
+
+def _plan_dataset(
+    phase: _Phase,
+    options: EncodeOptions,
+    recipe: Encode,
+    compared: Callable[[int, int], object],
+) -> DatasetPlan:
+    """Look at what lies in the place of a dataset, and find which image shards are missing."""
+    store, source = open_store(phase.place), phase.source
+    claim = find_claim(store, "latents", phase.settings, overwrite=options.overwrite)
+    manifest = claim.manifest
+    if claim.is_there or manifest.receipts:
+        manifest = refreshed(store, manifest)
+    _check_empty_caption(store, manifest)
+    found = pending_shards(
+        store,
+        manifest,
+        source.shards,
+        phase.wanted,
+        redo_changed=options.redo_changed,
+        is_whole=source.is_whole,
+        tars=tars_of(source.url, int(recipe.max_bytes)),
+        compared=compared,
+    )
+    return DatasetPlan(
+        place=phase.place,
+        claim=replace(claim, manifest=found.manifest),
+        settings=phase.settings,
+        recipe=phase.recipe,
+        captions=phase.captions,
+        shards=len(phase.wanted),
+        samples=sum(shard.item.take or shard.item.samples for shard in phase.wanted),
+        missing=len(found.shards),
+        pending=PackedShards.emptied(found.shards),
+        stale=found.stale,
+        removals=tuple(found.lines),
+        is_limited=phase.wanted != source.shards,
+        keeps_content=manifest.keeps_content,
+    )
+
+
+def _check_empty_caption(store: Store, manifest: Manifest) -> None:
+    """Check that the arrays of the empty caption are what receipts say.
+
+    Else a further receipt would say so too."""
+    files = (item for files in manifest.ledger.column("files") for item in files.items())
+    known = {(name, digest) for name, digest in files if name.startswith("empty.")}
+    kind = DigestKind.of(manifest.settings)
+    for name in {name for name, _ in known}:
+        with suppress(NotFoundError):  # the first worker writes it
+            if (name, kind.hex(store.read(name))) not in known:
+                damage = DamageError(f"{store.url}/{name}", UNLIKE_RECEIPT)
+                raise damage.with_next_step(repair_step(store.url))

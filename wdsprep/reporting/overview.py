@@ -1,0 +1,122 @@
+"""An overview of a dataset by its manifest alone, which `inspect`, `plan` and the card show."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from wdsprep.dataset.counts import quantile
+from wdsprep.dataset.digests import format_of
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.receipts import Shard
+from wdsprep.dataset.shapes import shape_counts
+from wdsprep.dataset.state import phases
+from wdsprep.store import open_store
+from wdsprep.text import plural
+
+SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overview:
+    """An overview of a dataset, as `inspect` returns it."""
+
+    dataset: str
+    manifest: Manifest
+
+    def __repr__(self) -> str:
+        manifest = self.manifest
+        state = "complete" if manifest.complete else "not complete"
+        samples, shards = plural(manifest.samples, "sample"), plural(len(manifest.shards), "shard")
+        what = f"{manifest.kind}, {state}: {samples} in {shards}"
+        return f"<Overview {self.dataset!r}: {what}>"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return overview(self.manifest)
+
+    @property
+    def urls(self) -> list[str]:
+        """Return the URL of every shard, as webdataset takes them in a list."""
+        store_url = open_store(self.dataset).url
+        return [f"{store_url}/{shard.name}" for shard in self.manifest.shards]
+
+    @property
+    def patterns(self) -> list[str]:
+        """Return the shards as patterns with braces, to be given one by one or joined by `::`."""
+        return patterns(self.dataset, self.manifest)
+
+
+def overview(manifest: Manifest) -> dict[str, Any]:
+    """Return the facts of a dataset; caption lengths and sides are ranges that hold a quantile."""
+    shards = manifest.shards
+    shapes = shape_counts(manifest.settings, manifest.counts)
+    facts: dict[str, Any] = {
+        "buckets": _by_bucket(shards),
+        "complete": manifest.complete,
+        "counts": {n: c for n, c in manifest.counts.items() if "<" not in n and n not in shapes},
+        "extra": dict(manifest.extra),
+        "format": format_of(manifest.settings),
+        "generations": list(manifest.generations),
+        "inputs": manifest.inputs,
+        "kind": manifest.kind,
+        "nbytes": manifest.nbytes,
+        "quantiles": _quantiles(manifest.counts),
+        "rejects": manifest.rejects,
+        "samples": manifest.samples,
+        "settings": dict(manifest.settings),
+        "shapes": shapes,
+        "shards": len(shards),
+        "units": len(manifest.receipts),
+    }
+    if manifest.dataset == "images":
+        facts["phases"] = {
+            str(resolution): {"samples": samples, "shards": count}
+            for resolution, (samples, count) in phases(manifest).items()
+        }
+    return facts
+
+
+def _by_bucket(shards: Sequence[Shard]) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for shard in shards:
+        bucket = shard.name.partition("/")[0]
+        row = found.setdefault(bucket, {"nbytes": 0, "samples": 0, "shards": 0})
+        row["nbytes"] += shard.nbytes
+        row["samples"] += shard.samples
+        row["shards"] += 1
+    return found
+
+
+def _quantiles(counts: Mapping[str, int]) -> dict[str, dict[str, tuple[int, int]]]:
+    found = {}
+    for what in ("caption", "side"):
+        ranges = {f"{share:.2f}": quantile(counts, what, share) for share in SHARES}
+        found[what] = {share: both for share, both in ranges.items() if both}
+    return {what: ranges for what, ranges in found.items() if ranges}
+
+
+def patterns(url: str, manifest: Manifest) -> list[str]:
+    """Return a brace pattern for each bucket whose numbers have no gap, else each URL."""
+    store_url = open_store(url).url
+    by_bucket: dict[str, list[str]] = {}
+    for shard in manifest.shards:
+        by_bucket.setdefault(shard.name.partition("/")[0], []).append(shard.name)
+    return [
+        f"{store_url}/{name}" for names in by_bucket.values() for name in _braces(store_url, names)
+    ]
+
+
+def _braces(store_url: str, names: list[str]) -> list[str]:
+    """Return one pattern where it stands for exactly these names, in this order."""
+    parts = [re.fullmatch(r"(.*?)(\d+)(\.tar)", name) for name in names]
+    heads = {part[1] if part else None for part in parts}
+    numbers = [part[2] if part else "" for part in parts]
+    if len(names) < 2 or len(heads) > 1 or None in heads or set(store_url + names[0]) & set("{},"):
+        return names
+    first = int(numbers[0])
+    width = len(numbers[0])
+    wanted = [f"{number:0{width}d}" for number in range(first, first + len(numbers))]
+    if numbers != wanted or len(numbers[-1]) != width:
+        return names
+    return [f"{heads.pop()}{{{numbers[0]}..{numbers[-1]}}}.tar"]
