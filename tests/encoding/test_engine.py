@@ -16,7 +16,8 @@ from tests.kit.encodes import Broken, Means
 from wdsprep.dataset.arrays import FLIPPED
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.encoding.engine import Engine, EngineError, Pending, Result
+from wdsprep.encoding.encoded_samples import PendingBlock, Result, SampleInput
+from wdsprep.encoding.engine import Engine, EngineError
 from wdsprep.encoding.models.base import Encoded, InTwoPrecisions, Part, Tokens
 from wdsprep.encoding.models.batch_size import beside_a_trainer, fitting, is_out_of_memory
 from wdsprep.encoding.models.device import Device, ImageBatch
@@ -45,20 +46,25 @@ def grey(level: int, size: tuple[int, int] = (16, 16)) -> bytes:
     return out.getvalue()
 
 
-def fed(made: Engine, levels: Iterable[int]) -> dict[int, Pending]:
+def put(made: Engine, level: int, image: bytes, text: str, part: Part = Part.BOTH) -> PendingBlock:
+    """Feed one sample, in a block of its own."""
+    return made.put([SampleInput(str(level), image, text)], part)
+
+
+def fed(made: Engine, levels: Iterable[int]) -> dict[int, PendingBlock]:
     with made.feeding(), made.turn():
-        return {level: made.put(str(level), grey(level), "x" * level) for level in levels}
+        return {level: put(made, level, grey(level), "x" * level) for level in levels}
 
 
-def only(found: Pending) -> Result:
+def only(found: PendingBlock) -> Result:
     """What came of an image that is cut in one way; raises why nothing did."""
-    [made] = found.result(60)
+    [[made]] = found.result(60)
     if isinstance(made, RejectedError):
         raise made
     return made
 
 
-def level_of(found: Pending) -> tuple[float, float]:
+def level_of(found: PendingBlock) -> tuple[float, float]:
     arrays = only(found).arrays
     return arrays["latent.npy"].item(), arrays["emb.npy"].item()
 
@@ -120,11 +126,11 @@ class CrampedInFp32(Overflowing):
 @pytest.mark.parametrize("threads", [1, 3])
 def test_results_are_never_mixed_between_samples(threads: int) -> None:
     made = engine(Means(), threads=threads)
-    results: dict[int, Pending] = {}
+    results: dict[int, PendingBlock] = {}
     for some in (range(3), range(3, 50), range(50, 53)):
         with made.feeding(), made.turn():
             for level in some:
-                results[level] = made.put(str(level), grey(level), "x" * level)
+                results[level] = put(made, level, grey(level), "x" * level)
                 if level >= 10:  # results are taken in order
                     with results[level - 10] as found:
                         level_of(found)
@@ -136,7 +142,7 @@ def test_results_are_never_mixed_between_samples(threads: int) -> None:
 def test_batches_span_shards() -> None:
     encoder = Means()
     made = engine(encoder, batch_size=8)
-    results: dict[int, Pending] = {}
+    results: dict[int, PendingBlock] = {}
     with made.feeding():  # a third shard, which has nothing yet
         for first in (0, 5):
             results |= fed(made, range(first, first + 5))
@@ -474,14 +480,14 @@ def test_an_endless_feeder_gets_back_what_it_fed_long_ago(
 ) -> None:
     """Captions of lengths that seldom come wait for others of theirs, but not for ever, whether
     images or captions come after them."""
-    monkeypatch.setattr("wdsprep.encoding.engine.TEXTS_WAITING", 24)
+    monkeypatch.setattr("wdsprep.encoding.engine.MOST_WAITING", 24)
     made = engine(ByLength())
-    results: dict[int, Pending] = {}
+    results: dict[int, PendingBlock] = {}
     with made.feeding(), made.turn():
         for level in range(101):
             text = "x" * (7 if level not in (5, 60) else 3)  # these have a length of their own
             image = grey(level) if level <= 60 else b"broken"
-            results[level] = made.put(str(level), image, text)
+            results[level] = put(made, level, image, text)
             if 40 <= level <= 100:
                 with results[level - 40] as found:
                     assert level_of(found)[0] == level - 40
@@ -529,8 +535,8 @@ def test_a_caption_that_becomes_no_tokens_is_rejected() -> None:
 def test_parts_of_a_sample_may_be_fed_apart() -> None:
     made = engine(Means())
     with made.feeding(), made.turn():
-        text = made.put("7", b"", "x" * 7, Part.TEXT)
-        image = made.put("7", grey(7), "x" * 7, Part.IMAGE)
+        text = put(made, 7, b"", "x" * 7, Part.TEXT)
+        image = put(made, 7, grey(7), "x" * 7, Part.IMAGE)
     assert only(text).arrays.keys() == {"emb.npy"}
     assert only(image).arrays.keys() == {"latent.npy"}
     made.close()
@@ -586,9 +592,9 @@ def test_several_cuts_of_an_image_cost_one_decoding_and_one_caption(
     made = engine(encoder, cuts=[Shapes.square(16), Shapes.square(8)])
     sizes = {10: (16, 16), 20: (20, 30), 30: (9, 9), 40: (16, 8), 50: (7, 50)}
     with made.feeding(), made.turn():
-        fed = {n: made.put(str(n), grey(n, size), "x" * n) for n, size in sizes.items()}
+        fed = {n: put(made, n, grey(n, size), "x" * n) for n, size in sizes.items()}
     fed[60] = fed_damaged(made)
-    found = {n: pending.result(60) for n, pending in fed.items()}
+    found = {n: pending.result(60)[0] for n, pending in fed.items()}
     codes = {
         n: [one.code.value if isinstance(one, RejectedError) else "" for one in each]
         for n, each in found.items()
@@ -611,24 +617,24 @@ def test_several_cuts_of_an_image_cost_one_decoding_and_one_caption(
     made.close()
 
 
-def fed_damaged(made: Engine) -> Pending:
+def fed_damaged(made: Engine) -> PendingBlock:
     with made.feeding(), made.turn():
-        return made.put("60", grey(60)[:60], "")
+        return put(made, 60, grey(60)[:60], "")
 
 
 @pytest.mark.parametrize("waiting", [0, 16])
 def test_batches_have_one_shape_and_one_that_seldom_comes_waits_but_not_for_ever(
     monkeypatch: pytest.MonkeyPatch, waiting: int
 ) -> None:
-    monkeypatch.setattr("wdsprep.encoding.engine.CUTS_WAITING", waiting)
+    monkeypatch.setattr("wdsprep.encoding.engine.MOST_WAITING", waiting)
     encoder = Shaped()
     shapes = Shapes.of([(16, 16), (8, 32), (32, 8)])
     made = engine(encoder, cuts=[shapes])
-    results: dict[int, Pending] = {}
+    results: dict[int, PendingBlock] = {}
     behind = waiting + 8
     with made.feeding(), made.turn():
         for level in range(120):
-            results[level] = made.put(str(level), grey(level, size_of(level)), "x" * level)
+            results[level] = put(made, level, grey(level, size_of(level)), "x" * level)
             if level >= behind:
                 with results[level - behind] as found:
                     made_of = only(found)

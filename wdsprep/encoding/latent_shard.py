@@ -29,7 +29,7 @@ from wdsprep.dataset.samples import Sample, facts_bytes, parse_json
 from wdsprep.dataset.shapes import shape_name
 from wdsprep.dataset.tar.write import Data, nbytes_of
 from wdsprep.encoding.captions import Taken
-from wdsprep.encoding.engine import Result
+from wdsprep.encoding.encoded_samples import Result
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.encoding.waiting import Members, WaitingSample, WaitingSamples
 from wdsprep.errors import ExistsError, NotFoundError, TarError

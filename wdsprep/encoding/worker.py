@@ -14,8 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, closing, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import cache, reduce
 from itertools import chain, islice
 from operator import or_
@@ -38,7 +38,8 @@ from wdsprep.dataset.state import find_receipt
 from wdsprep.dataset.tar.read import leads_out
 from wdsprep.encoding.captions import Captions, CaptionSource, Named, plain
 from wdsprep.encoding.crew import SHARDS_IN_TURN, SHARDS_PER_WORKER
-from wdsprep.encoding.engine import Engine, EngineError, Pending, Result
+from wdsprep.encoding.encoded_samples import PendingBlock, Result, SampleInput
+from wdsprep.encoding.engine import Engine, EngineError
 from wdsprep.encoding.image_shards import ImageShard, tars_of
 from wdsprep.encoding.latent_shard import LatentShard, write_empty
 from wdsprep.encoding.models.base import Part
@@ -70,14 +71,17 @@ NOTHING_LEFT = RunProgress(samples=0, nbytes=0, share=1.0, rejects={})
 Taking = LatentShard | TextPass | ImagePass
 
 
+BLOCK_NBYTES = 1 << 20
+"""Of the images of a block at most: the pool is to decode several at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """A sample that the engine is working on, which has its image."""
+    """A sample that the engine is working on, without its image."""
 
     key: str
     sample: Sample
     named: Named | None
-    result: Pending
     outputs: Sequence[int]
     """The numbers of those that the results are for."""
 
@@ -90,9 +94,28 @@ class NotFed:
     named: Sequence[tuple[Named | None, Sequence[int]]]
 
 
+@dataclass(slots=True)
+class Block:
+    """Samples of a shard in order, fed or refused; `results` are of those that were fed."""
+
+    entries: list[Fed | NotFed] = field(default_factory=list)
+    inputs: list[SampleInput] = field(default_factory=list)
+    nbytes: int = 0
+    results: PendingBlock | None = None
+
+    def add(self, entry: Fed | NotFed, image: bytes) -> None:
+        self.entries.append(entry)
+        if isinstance(entry, Fed):
+            self.inputs.append(SampleInput(entry.key, image, entry.sample.caption, entry.outputs))
+            self.nbytes += len(image)
+
+    def has_room(self, most: int) -> bool:
+        return len(self.entries) < most and self.nbytes < BLOCK_NBYTES
+
+
 class Feeder:
-    """`entries` are the samples of the shard in order, each one fed or refused; after them None,
-    or the error that ended the reading."""
+    """`blocks` are the samples of the shard in order; after them None, or the error that ended the
+    reading."""
 
     def __init__(
         self,
@@ -105,7 +128,7 @@ class Feeder:
     ) -> None:
         """`captioned` are where captions are found, and which of the engine's cuts of each image go
         with them. Where no `part` of a sample is its image, that is passed over."""
-        self.entries: queue.SimpleQueue[Fed | NotFed | Exception | None] = queue.SimpleQueue()
+        self.blocks: queue.SimpleQueue[Block | Exception | None] = queue.SimpleQueue()
         has_images = Part.IMAGE in part or shard.is_foreign  # known by the images' bytes too
         self._engine, self._shard = engine, shard
         self._source = source if has_images else replace(source, has_images=False)
@@ -121,12 +144,12 @@ class Feeder:
     def __exit__(self, *_: object) -> None:
         """What is still in the engine is of no interest, but it takes up places there."""
         self._stopped = True
-        while self._thread.is_alive() or not self.entries.empty():
+        while self._thread.is_alive() or not self.blocks.empty():
             self._thread.join(JOIN_S)
-            while not self.entries.empty():
-                entry = self.entries.get()
-                if isinstance(entry, Fed):
-                    with entry.result:
+            while not self.blocks.empty():
+                block = self.blocks.get()
+                if isinstance(block, Block) and block.results is not None:
+                    with block.results:
                         pass
 
     def _run(self) -> None:
@@ -135,29 +158,42 @@ class Feeder:
                 rows = self._rows()
                 first = list(islice(rows, 1))  # the tar is open, its first bytes are here
                 with self._engine.turn():
-                    for key, row in chain(first, rows):
-                        if self._stopped:
-                            return
-                        for entry in self._feed(key, row):
-                            self.entries.put(entry)
-        except Exception as error:  # noqa: BLE001  raised again where the entries are read
-            self.entries.put(error)
+                    for block in self._blocks(chain(first, rows)):
+                        if block.inputs:
+                            block.results = self._engine.put(block.inputs, self._part)
+                            block.inputs = []
+                        self.blocks.put(block)
+        except Exception as error:  # noqa: BLE001  raised again where the blocks are taken
+            self.blocks.put(error)
         else:
-            self.entries.put(None)
+            self.blocks.put(None)
 
-    def _feed(self, key: str, row: Sample | Refusal) -> Iterator[Fed | NotFed]:
+    def _blocks(self, rows: Iterable[tuple[str, Sample | Refusal]]) -> Iterator[Block]:
+        block, most = Block(), self._engine.block_size
+        for key, row in rows:
+            if self._stopped:
+                return
+            self._feed(key, row, block)
+            if not block.has_room(most):
+                yield block
+                block = Block()
+        if block.entries:
+            yield block
+
+    def _feed(self, key: str, row: Sample | Refusal, block: Block) -> None:
         if isinstance(row, Refusal):
-            yield self._refused(row.to_reject(key), Sample(source=row.source, image=b""))
+            source = Sample(source=row.source, image=b"")
+            block.add(self._refused(row.to_reject(key), source), b"")
             return
         if leads_out(key):
-            yield self._refused(Reject(key=key, source=row.source, code=Code.BAD_KEY), row)
+            reject = Reject(key=key, source=row.source, code=Code.BAD_KEY)
+            block.add(self._refused(reject, row), b"")
             return
         for captions, cuts in self._captioned:
             named = self._find(captions, key, row)
             caption = plain(named.caption if named else row.caption)
-            sample = replace(row, image=b"", captions=(caption,))
-            result = self._engine.put(key, row.image, caption, self._part, cuts)
-            yield Fed(key, sample, named, result, cuts)
+            sample = Sample(source=row.source, image=b"", captions=(caption,), facts=row.facts)
+            block.add(Fed(key, sample, named, cuts), row.image)
 
     def _refused(self, reject: Reject, row: Sample) -> NotFed:
         named = [
@@ -409,33 +445,32 @@ class EncodeWorker:
         told = time.monotonic()
         while True:
             try:
-                entry = feeder.entries.get(timeout=PROGRESS_S)
+                block = feeder.blocks.get(timeout=PROGRESS_S)
             except Empty:
                 self._engine.check()
                 yield
                 continue
-            if entry is None:
+            if block is None:
                 return
-            if isinstance(entry, Exception):
-                raise entry
-            if isinstance(entry, NotFed):
-                for named, numbers in entry.named:
-                    for number in numbers:
-                        outputs[number].taken.note_row(named)
-                        outputs[number].rejects.add(entry.reject)
-            else:
-                yield from self._write(entry, outputs)
+            if isinstance(block, Exception):
+                raise block
+            yield from self._write(block, outputs)
             if time.monotonic() - told > PROGRESS_S:
                 told = time.monotonic()
                 yield
 
-    def _write(self, fed: Fed, outputs: Mapping[int, Taking]) -> Iterator[None]:
-        with fed.result as pending:
-            while not (pending.done() or wait([pending], PROGRESS_S).done):
+    def _write(self, block: Block, outputs: Mapping[int, Taking]) -> Iterator[None]:
+        with block.results or nullcontext() as pending:
+            while pending and not (pending.done() or wait([pending], PROGRESS_S).done):
                 self._engine.check()
                 yield
-            for number, made in zip(fed.outputs, pending.result(), strict=True):
-                _take(outputs[number], fed, made)
+            results = iter(pending.result() if pending else ())
+            for entry in block.entries:
+                if isinstance(entry, NotFed):
+                    _refuse(outputs, entry)
+                    continue
+                for number, made in zip(entry.outputs, next(results), strict=True):
+                    _take(outputs[number], entry, made)
 
     def _working(self, unit: JointUnit, making: Mapping[int, Making]) -> EncodeProgress:
         stats = self._engine.stats
@@ -463,6 +498,13 @@ def _own_cores(gpus: float) -> int:
     from wdsprep.runners.ray.cluster import node_share  # where nobody else could know
 
     return max(1, int(node_share(gpus)))
+
+
+def _refuse(outputs: Mapping[int, Taking], entry: NotFed) -> None:
+    for named, numbers in entry.named:
+        for number in numbers:
+            outputs[number].taken.note_row(named)
+            outputs[number].rejects.add(entry.reject)
 
 
 def _take(output: Taking, fed: Fed, made: Result | RejectedError) -> None:
