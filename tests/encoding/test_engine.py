@@ -494,6 +494,52 @@ def test_an_endless_feeder_gets_back_what_it_fed_long_ago(
     made.close()
 
 
+def test_a_full_memory_brings_the_oldest_caption_on_its_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Room for bytes is free again in the order in which samples came, and the oldest waits for
+    others of its length, which cannot come for want of room."""
+    monkeypatch.setattr("wdsprep.encoding.engine.WAITING_NBYTES", 20 * len(grey(7)))
+    made = engine(ByLength())
+    results: dict[int, PendingBlock] = {}
+    taken = 0
+
+    def take() -> None:
+        nonlocal taken
+        with results[taken] as found:
+            assert level_of(found)[0] == taken
+        taken += 1
+
+    with made.feeding(), made.turn():
+        for level in range(100):
+            text = "x" * (3 if level % 40 == 5 else 7)  # seldom come
+            results[level] = put(made, level, grey(level), text)
+            while taken <= level and results[taken].done():
+                take()
+    while taken < 100:
+        take()
+    assert made.is_idle
+    made.close()
+
+
+def test_samples_of_a_block_keep_their_order_and_a_damaged_one_costs_no_other() -> None:
+    made = engine(Means(), batch_size=16)
+    images = {level: grey(level) for level in range(40)}
+    images[7] = images[7][:60]
+    inputs = [SampleInput(str(n), image, "x" * n) for n, image in images.items()]
+    assert made.block_size == 4
+    with made.feeding(), made.turn():
+        blocks = [made.put(inputs[n : n + 4]) for n in range(0, 40, 4)]
+    found = [results for block in blocks for results in block.result(60)]
+    for level, [one] in enumerate(found):
+        if level == 7:
+            assert isinstance(one, RejectedError)
+        else:
+            assert isinstance(one, Result)
+            assert one.arrays["latent.npy"].item() == one.arrays["emb.npy"].item() == level
+    made.close()
+
+
 class BadText(Means):
     """Numbers of long captions are not finite, whatever the precision."""
 

@@ -5,8 +5,10 @@
 a recipe leaves open, and `places` says where datasets go. `captions` says where captions come from,
 if not from the samples: `caption_table` reads a table of them, and `lookup` keeps it for the
 workers. `image_shards` says what there is to do, `phases` for which datasets, `pending` what of it
-is left, `crew` who does it, on which of the `gpus`; `worker` feeds one shard after another to the
-`engine`, which keeps a device busy (in `two_passes` where it cannot hold all); `latent_shard`
+is left, `crew` who does it, on which of the `gpus`. `worker` makes one shard after another: its
+`feeder` reads one and feeds the `engine`, which keeps a device busy (in `two_passes` where it
+cannot hold all). There `admission` bounds what is inside, `batching` says which of the
+`encoded_samples` share a batch, and `device_batches` computes several at once. `latent_shard`
 writes what comes back, and `waiting` keeps what has to wait for its turn. `models` find and run a
 model family. `work` is what a worker is given, `progress` how fast it goes, and `estimate` reckons
 what it takes.

@@ -4,8 +4,11 @@ import threading
 
 
 class Admission:
-    """One count of samples, and one of the bytes that they take in memory by now: images that wait
-    to be decoded, pixels that wait for a batch, and arrays that wait to be written."""
+    """A count of samples, and one of the bytes that they take in memory by now.
+
+    These are of images that wait to be decoded, of pixels that wait for a batch, and of arrays that
+    wait to be written.
+    """
 
     def __init__(self, samples: int, nbytes: int) -> None:
         self._most, self._most_nbytes = samples, nbytes
@@ -15,8 +18,10 @@ class Admission:
         """Whether somebody waits because of the bytes of those that are inside."""
 
     def enter(self, samples: int, nbytes: int, timeout_s: float) -> bool:
-        """Wait for room for so much more; whether it is inside now. When nothing is, anything may
-        enter."""
+        """Wait for room for so much more, and return whether it is inside now.
+
+        When nothing is inside, anything may enter.
+        """
         with self._changed:
             if not self._has_room(samples, nbytes):
                 self._changed.wait(timeout_s)

@@ -23,8 +23,11 @@ ShapeT = TypeVar("ShapeT", bound=tuple[int, ...])
 
 @dataclass
 class Batcher:
-    """Parts of samples that wait for a batch. Captions come as they are, and are then sorted by
-    shape. `refuse` is told of those that become no tokens."""
+    """Parts of samples that wait for a batch.
+
+    Captions come as they are, and are then sorted by shape. `refuse` is told of those that become
+    no tokens.
+    """
 
     encoder: Encoder
     refuse: Callable[[Row, Code], object]
@@ -39,8 +42,10 @@ class Batcher:
     _texts: dict[tuple[int, ...], list[Row]] = field(default_factory=dict)
 
     def add(self, sample: SampleUnderWay) -> None:
-        """Take a sample whose image is cut. Those that are refused have a place too, until it is
-        their turn."""
+        """Take a sample whose image is cut.
+
+        Those that are refused have a place in the order too.
+        """
         self._come += 1
         sample.number = self._come
         sample.images = [{} for _ in sample.cuts]
@@ -65,15 +70,18 @@ class Batcher:
     def next_images(
         self, size: int, size_of: Callable[[Size], int], *, now: bool, head: PendingBlock | None
     ) -> tuple[Size, list[Row], int] | None:
-        """Return a batch of cuts of one shape, and its size; `size` is that of squares. `now`
-        brings one that is not full, as does `head`, the oldest block, if a cut of it waits."""
+        """Return a batch of cuts of one shape, and its size.
+
+        `size` is that of squares. `now` brings one that is not full, as does `head`, the oldest
+        block, if a cut of it waits.
+        """
         most = 2 * size - 1 + self.image_window
         return self._take_out(self._images, size_of, most=most, now=now, head=head)
 
     def next_texts(
         self, size: int, *, now: bool, head: PendingBlock | None
     ) -> tuple[tuple[int, ...], list[Row], int] | None:
-        """The same of captions."""
+        """Return a batch of captions of one shape, by the same rules."""
         waiting = self._captions
         if waiting and (now or head is not None or self._since(waiting[0]) >= size - 1):
             self._sort()
@@ -109,8 +117,10 @@ class Batcher:
         now: bool,
         head: PendingBlock | None,
     ) -> tuple[ShapeT, list[Row], int] | None:
-        """A batch of the shape whose first row has waited for long enough, or else of one that
-        fills it; if there is none, `now` a part of one."""
+        """Return a batch of the shape whose first row has waited for long enough, or of a full one.
+
+        If there is none, `now` brings a part of one.
+        """
         if not rows:
             return None
         oldest = min(rows, key=lambda shape: rows[shape][0].sample.number)

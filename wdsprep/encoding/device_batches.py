@@ -45,8 +45,11 @@ class DeviceBatches:
         gpu_share: float = 1.0,
         enter: Callable[[], object] = lambda: None,
     ) -> None:
-        """`lanes` is how many batches a CPU computes at once. `enter` is called in each thread
-        before it uses the device."""
+        """Begin the threads.
+
+        `lanes` is how many batches a CPU computes at once. `enter` is called in each thread before
+        it uses the device.
+        """
         self.lanes = lanes if encoder.device.type == "cpu" else 1
         self._enter = enter
         self._devices = [Device(encoder, batch_size, gpu_share) for _ in range(self.lanes)]

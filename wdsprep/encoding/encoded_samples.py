@@ -21,6 +21,7 @@ from wdsprep.images.shapes import Fit
 
 CAPTION = -1
 """In place of the number of a cut."""
+NO_TOKENS = Tokens("")
 NO_CROP = Crop(pixels=NO_PIXELS, width=0, height=0, fit=Fit(0, 0, 0, 0))
 """Of a sample whose caption alone is fed."""
 
@@ -50,8 +51,11 @@ class SampleInput:
 
 @dataclass(slots=True, eq=False)
 class SampleUnderWay:
-    """A sample in the engine. It is done when no part of it is `missing`: each of its cuts, and its
-    caption where something is made of that."""
+    """A sample in the engine.
+
+    It is done when no part of it is `missing`: each of its cuts, and its caption where something is
+    made of that.
+    """
 
     key: str
     caption: str
@@ -84,12 +88,11 @@ class SampleUnderWay:
         return Result(crop=cut, tokens=self.tokens, arrays={**made, **self.text})
 
 
-NO_TOKENS = Tokens("")
-
-
 class PendingBlock(Future[list[Results]]):
-    """What samples that were fed together will become, in their order. They take up room in the
-    engine until a block with it ends."""
+    """The results of samples that were fed together, in their order, once they are there.
+
+    The samples take up room in the engine until a block with it ends.
+    """
 
     def __init__(self, leave: Callable[["PendingBlock"], None]) -> None:
         super().__init__()
@@ -124,8 +127,10 @@ class PendingBlock(Future[list[Results]]):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A sample, for a cut of it by its number, or for its caption. Of a cut that is mirrored too,
-    the mirrored one comes last."""
+    """A part of a sample in a batch: a cut, by its number, or the caption.
+
+    Of a cut that is mirrored too, the mirrored one comes last.
+    """
 
     sample: SampleUnderWay
     cut: int = CAPTION
@@ -163,5 +168,5 @@ class Row:
 
 
 def noise_of_mirrored(key: str) -> str:
-    """What the noise of the latents of a mirror image depends on."""
+    """Return what the noise of the latents of a mirror image depends on."""
     return f"{key}:flipped"

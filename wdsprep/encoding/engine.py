@@ -78,10 +78,13 @@ class Engine:
         cuts: Sequence[Shapes] = (),
         parts: Sequence[Part] = (),
     ) -> None:
-        """`batch_size` 0 is chosen; `threads` is how many batches a CPU computes at once. `cuts`
-        are the shapes of each cut of an image, by default the one square of the encoder's
-        resolution; `parts` are what of a sample each is for, by default all that the encoder makes
-        something of."""
+        """Load what is needed and begin the threads.
+
+        `batch_size` 0 is chosen; `threads` is how many batches a CPU computes at once. `cuts` are
+        the shapes of each cut of an image, by default the one square of the encoder's resolution;
+        `parts` are what of a sample each is for, by default all that the encoder makes something
+        of.
+        """
         self._encoder, self._seed = encoder, seed
         self._cuts = tuple(cuts) or (Shapes.square(encoder.resolution),)
         self._parts = tuple(parts) or (Part.BOTH,) * len(self._cuts)
@@ -158,8 +161,10 @@ class Engine:
             self._turn.release()
 
     def put(self, samples: Sequence[SampleInput], part: Part = Part.BOTH) -> PendingBlock:
-        """Feed samples, or a part of each, when there is room for them. Whoever waits for the
-        results calls `check` from time to time: they may never come."""
+        """Feed samples, or a part of each, when there is room for them.
+
+        Whoever waits for the results calls `check` from time to time: they may never come.
+        """
         block = PendingBlock(self._leave)
         block.samples = [self._begun(sample, part, block) for sample in samples]
         block.missing = len(samples)
@@ -193,7 +198,7 @@ class Engine:
         self._admission.leave(len(block.samples), block.nbytes)
 
     def empty(self) -> dict[str, torch.Tensor]:
-        """What stands for no caption, computed on one core as all else is."""
+        """Return what stands for no caption, computed on one core as all else is."""
         self._encoder.bring(Part.TEXT)
         return self._batches.run(self._encoder.empty)
 
@@ -290,7 +295,7 @@ class Engine:
             self._batches.submit(batch).add_done_callback(partial(self._give_out, rows, batch))
 
     def _next_batch(self, *, all_of_it: bool) -> tuple[list[Row], DeviceBatch] | None:
-        """A device may halve its sizes at any time."""
+        """Return a batch that can begin, by the sizes that the device has by now."""
         batches, now = self._batches, all_of_it
         head = self._head() if self._admission.is_full else None
         text = self._batcher.next_texts(batches.text_size, now=now, head=head)
@@ -307,16 +312,19 @@ class Engine:
     def _images(self, rows: Sequence[Row], shape: tuple[int, int], size: int) -> ImageBatch:
         width, height = shape
         pixels = self._room((size, 3, height, width))
-        for own, row in zip(pixels, rows, strict=False):
-            own.copy_(row.pixels)
+        if rows:
+            torch.stack([row.pixels for row in rows], out=pixels[: len(rows)])
         pixels[len(rows) :].zero_()
         keys = [row.noise for row in rows]
         self._let_go([row for row in rows if row.is_last])
         return ImageBatch.of(pixels, keys, seed=self._seed)
 
     def _room(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """Memory that a GPU can fetch by itself; that of a batch which is done, where there is one
-        like it. To get new pages from the system may take longer than to fill them."""
+        """Return memory for pixels, which a GPU can fetch by itself.
+
+        It is that of a batch which is done, where there is one like it: to get new pages from the
+        system may take longer than to fill them.
+        """
         for _ in range(len(self._spare)):
             pixels = self._spare.popleft()
             if pixels.shape == shape:
@@ -326,7 +334,7 @@ class Engine:
         return torch.empty(shape, dtype=torch.uint8, pin_memory=pin)
 
     def _let_go(self, rows: Sequence[Row]) -> None:
-        """Of pixels that are in a batch."""
+        """Drop pixels that are in a batch."""
         nbytes = 0
         for row in rows:
             crop = row.crop
@@ -348,8 +356,10 @@ class Engine:
             self._take(rows, [Code.NOT_FINITE if each is None else each for each in found])
 
     def _take(self, rows: Sequence[Row], found: "Sequence[Arrays | Code]") -> None:
-        """Give samples parts of them, or why these cannot be had. A sample is there when the last
-        of its parts is."""
+        """Give samples parts of them, or why these cannot be had.
+
+        A sample is done when the last of its parts is there.
+        """
         done, nbytes = [], 0
         with self._finishing:
             for row, each in zip(rows, found, strict=True):
@@ -374,7 +384,7 @@ class Engine:
             self._fed.put(None)  # another block is the oldest now
 
     def _head(self) -> PendingBlock | None:
-        """The oldest block that is not done."""
+        """Return the oldest block that is not done."""
         with self._finishing:
             while self._unfinished and self._unfinished[0].done():
                 self._unfinished.popleft()

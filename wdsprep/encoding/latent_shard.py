@@ -192,7 +192,8 @@ def npy_of(field: Field, array: Tensor) -> tuple[bytes, memoryview]:
     """The header and the bytes of the array, where they lie. NumPy has no bfloat16, so its bits are
     written."""
     header = field.header_for(len(array)) if field.is_variable else field.header
-    return header, array.contiguous().flatten().view(torch.uint8).numpy().data
+    bits = array.view(torch.int16) if array.dtype == torch.bfloat16 else array
+    return header, bits.contiguous().numpy().data.cast("B")
 
 
 def facts_of(

@@ -46,7 +46,7 @@ class StepBegun:
     has_text: bool
 
     def rows(self) -> Rows:
-        """The arrays of each sample, when all are there; None where the numbers are not finite."""
+        """Wait for the arrays of each sample; None where its numbers are not finite."""
         found: Rows = [{} if one.count or not self.has_text else None for one in self.tokens]
         for part in self.parts:
             for place, made in zip(part.places, part.made(), strict=True):
@@ -86,8 +86,12 @@ class BatchEncoder:
         *,
         with_mirrored: bool = False,
     ) -> StepBegun:
-        """uint8 (N, 3, R, R) on the host, pinned where there is a GPU; not to be changed until the
-        rows are there. These have the latents of mirror images too, if they are wanted."""
+        """Begin a step.
+
+        Its pixels are uint8 (N, 3, R, R) on the host, pinned where there is a GPU, and not to be
+        changed until the rows are there. These have the latents of mirror images too, if they are
+        wanted.
+        """
         tokens = self.encoder.tokens(captions)
         texts = self._texts(tokens) if self.encoder.has_text else []
         parts = [_Part(places, self._batches.submit(batch)) for places, batch in texts]
@@ -127,7 +131,7 @@ class BatchEncoder:
         return batches
 
     def empty(self) -> dict[str, Tensor]:
-        """What the empty caption becomes."""
+        """Return what the empty caption becomes."""
         return self._batches.run(self.encoder.empty)
 
     def close(self) -> None:

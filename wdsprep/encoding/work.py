@@ -1,5 +1,6 @@
 """What a worker of `encode` is made from, without loading what it works with."""
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -51,4 +52,6 @@ class EncodeWork:
         prepare_allocator()
         from wdsprep.encoding.worker import EncodeWorker  # torch and models: for workers alone
 
-        return EncodeWorker(self)
+        worker = EncodeWorker(self)
+        gc.freeze()  # or each full collection looks at all of torch: 180 ms in which nothing runs
+        return worker

@@ -8,248 +8,55 @@ image is: nothing is cut for it, so nothing that an image is refused for concern
 """
 
 import os
-import queue
 import socket
-import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import ExitStack, closing, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cache, reduce
-from itertools import chain, islice
 from operator import or_
 from queue import Empty
 from typing import TYPE_CHECKING, Any, cast
 
 from wdsprep.dataset.arrays import fields_of
 from wdsprep.dataset.counts import count_up
-from wdsprep.dataset.damage import repair_step
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.names import taken_name
 from wdsprep.dataset.receipts import Receipt
-from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import Refusal, Reject, RejectedError
-from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.shapes import fields_by_shape
 from wdsprep.dataset.state import find_receipt
-from wdsprep.dataset.tar.read import leads_out
-from wdsprep.encoding.captions import Captions, CaptionSource, Named, plain
+from wdsprep.encoding.captions import Captions, CaptionSource
 from wdsprep.encoding.crew import SHARDS_IN_TURN, SHARDS_PER_WORKER
-from wdsprep.encoding.encoded_samples import PendingBlock, Result, SampleInput
+from wdsprep.encoding.encoded_samples import Result
 from wdsprep.encoding.engine import Engine, EngineError
+from wdsprep.encoding.feeder import Block, Fed, Feeder, NotFed
 from wdsprep.encoding.image_shards import ImageShard, tars_of
 from wdsprep.encoding.latent_shard import LatentShard, write_empty
 from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.models.device import device_name
 from wdsprep.encoding.progress import EncodeProgress
-from wdsprep.encoding.shard_texts import is_read_in_parts, read_texts
 from wdsprep.encoding.turns import Turns, Visit
 from wdsprep.encoding.two_passes import ImagePass, TextPass, text_nbytes
-from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.images.shapes import cut_of
-from wdsprep.runners.base import PROGRESS_S, BrokenWorkerError, HopelessError
+from wdsprep.runners.base import PROGRESS_S, BrokenWorkerError
 from wdsprep.runners.run import JointUnit, RunProgress, share_of
-from wdsprep.sources import LeftOut
 from wdsprep.sources.fingerprints import Content
-from wdsprep.sources.tars import TarsSource
-from wdsprep.store import open_store, opened
-from wdsprep.store.base import Store
-from wdsprep.text import human_bytes, one_line, plural, shortened, shown
+from wdsprep.store import open_store
+from wdsprep.text import one_line, plural, shortened, shown
 
 if TYPE_CHECKING:
     from wdsprep.encoding.work import EncodeTarget, EncodeWork
 
 
-JOIN_S = 0.05
 GPU = "gpu:"
 """What the name of a count begins with that says on which GPU shards were made."""
 NOTHING_LEFT = RunProgress(samples=0, nbytes=0, share=1.0, rejects={})
 """Of a dataset that has got the shard from another run."""
 Taking = LatentShard | TextPass | ImagePass
-
-
-BLOCK_NBYTES = 1 << 20
-"""Of the images of a block at most: the pool is to decode several at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fed:
-    """A sample that the engine is working on, without its image."""
-
-    key: str
-    sample: Sample
-    named: Named | None
-    outputs: Sequence[int]
-    """The numbers of those that the results are for."""
-
-
-@dataclass(frozen=True, slots=True)
-class NotFed:
-    """A sample that is none; what was found for it is taken all the same, for those outputs."""
-
-    reject: Reject
-    named: Sequence[tuple[Named | None, Sequence[int]]]
-
-
-@dataclass(slots=True)
-class Block:
-    """Samples of a shard in order, fed or refused; `results` are of those that were fed."""
-
-    entries: list[Fed | NotFed] = field(default_factory=list)
-    inputs: list[SampleInput] = field(default_factory=list)
-    nbytes: int = 0
-    results: PendingBlock | None = None
-
-    def add(self, entry: Fed | NotFed, image: bytes) -> None:
-        self.entries.append(entry)
-        if isinstance(entry, Fed):
-            self.inputs.append(SampleInput(entry.key, image, entry.sample.caption, entry.outputs))
-            self.nbytes += len(image)
-
-    def has_room(self, most: int) -> bool:
-        return len(self.entries) < most and self.nbytes < BLOCK_NBYTES
-
-
-class Feeder:
-    """`blocks` are the samples of the shard in order; after them None, or the error that ended the
-    reading."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        source: TarsSource,
-        shard: ImageShard,
-        content: Content,
-        part: Part,
-        captioned: Sequence[tuple[Captions, Sequence[int]]],
-    ) -> None:
-        """`captioned` are where captions are found, and which of the engine's cuts of each image go
-        with them. Where no `part` of a sample is its image, that is passed over."""
-        self.blocks: queue.SimpleQueue[Block | Exception | None] = queue.SimpleQueue()
-        has_images = Part.IMAGE in part or shard.is_foreign  # known by the images' bytes too
-        self._engine, self._shard = engine, shard
-        self._source = source if has_images else replace(source, has_images=False)
-        self.left_out, self._content = LeftOut(), content
-        self._part, self._captioned = part, captioned
-        self._stopped = False
-        self._thread = threading.Thread(target=self._run, name=f"feed {shard.name}", daemon=True)
-
-    def __enter__(self) -> "Feeder":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """What is still in the engine is of no interest, but it takes up places there."""
-        self._stopped = True
-        while self._thread.is_alive() or not self.blocks.empty():
-            self._thread.join(JOIN_S)
-            while not self.blocks.empty():
-                block = self.blocks.get()
-                if isinstance(block, Block) and block.results is not None:
-                    with block.results:
-                        pass
-
-    def _run(self) -> None:
-        try:
-            with self._engine.feeding():
-                rows = self._rows()
-                first = list(islice(rows, 1))  # the tar is open, its first bytes are here
-                with self._engine.turn():
-                    for block in self._blocks(chain(first, rows)):
-                        if block.inputs:
-                            block.results = self._engine.put(block.inputs, self._part)
-                            block.inputs = []
-                        self.blocks.put(block)
-        except Exception as error:  # noqa: BLE001  raised again where the blocks are taken
-            self.blocks.put(error)
-        else:
-            self.blocks.put(None)
-
-    def _blocks(self, rows: Iterable[tuple[str, Sample | Refusal]]) -> Iterator[Block]:
-        block, most = Block(), self._engine.block_size
-        for key, row in rows:
-            if self._stopped:
-                return
-            self._feed(key, row, block)
-            if not block.has_room(most):
-                yield block
-                block = Block()
-        if block.entries:
-            yield block
-
-    def _feed(self, key: str, row: Sample | Refusal, block: Block) -> None:
-        if isinstance(row, Refusal):
-            source = Sample(source=row.source, image=b"")
-            block.add(self._refused(row.to_reject(key), source), b"")
-            return
-        if leads_out(key):
-            reject = Reject(key=key, source=row.source, code=Code.BAD_KEY)
-            block.add(self._refused(reject, row), b"")
-            return
-        for captions, cuts in self._captioned:
-            named = self._find(captions, key, row)
-            caption = plain(named.caption if named else row.caption)
-            sample = Sample(source=row.source, image=b"", captions=(caption,), facts=row.facts)
-            block.add(Fed(key, sample, named, cuts), row.image)
-
-    def _refused(self, reject: Reject, row: Sample) -> NotFed:
-        named = [
-            (self._find(captions, reject.key, row), cuts) for captions, cuts in self._captioned
-        ]
-        return NotFed(reject, named)
-
-    def _find(self, captions: Captions, key: str, row: Sample) -> Named | None:
-        return captions.find(key, row, is_packed=not self._shard.is_foreign)
-
-    def _rows(self) -> Iterator[tuple[str, Sample | Refusal]]:
-        """The samples of the tar, and at the end the certainty that it is what it was."""
-        store = opened(self._source.url)
-        if not self._source.has_images and is_read_in_parts(store, self._shard):
-            yield from self._texts(store)
-            return
-        item, digest = self._shard.item, self._shard.kind.new()
-        rows = self._source.read_keyed(
-            item,
-            watch=None if self._shard.is_foreign else digest.update,
-            left_out=self.left_out.note,
-        )
-        for key, row in islice(rows, item.take or None):
-            if isinstance(row, Refusal) and row.code is Code.TAR_VANISHED:
-                raise HopelessError(self._damaged("is not there"))
-            self._content.add(self._content.mark(row))
-            yield key, row
-        is_known = not (self._shard.is_foreign or item.take)
-        if is_known and digest.hexdigest() != self._shard.digest:
-            raise HopelessError(self._damaged(self._how(f"another {self._shard.kind.shown}")))
-
-    def _texts(self, store: Store) -> Iterator[tuple[str, Sample | Refusal]]:
-        """The same without images, and as much certainty as there is without their bytes."""
-        try:
-            rows = read_texts(self._source, store, self._shard)
-            yield from islice(rows, self._shard.item.take or None)
-        except NotFoundError as error:
-            raise HopelessError(self._damaged("is not there, or its index is not")) from error
-        except FormatError as error:
-            raise HopelessError(self._damaged(self._how(str(error)))) from error
-
-    def _how(self, why: str) -> str:
-        """Reading ends where a tar is broken, so only the store knows how long it is."""
-        name, expected = self._shard.item.name, self._shard.item.nbytes
-        listed = opened(self._source.url).list(name)
-        nbytes = next((entry.nbytes for entry in listed if entry.name == name), 0)
-        if nbytes < expected:
-            return f"is truncated (expected {human_bytes(expected)}, found {human_bytes(nbytes)})"
-        return f"is not what was packed ({why})"
-
-    def _damaged(self, how: str) -> str:
-        name = self._shard.item.name
-        if self._shard.is_foreign:
-            return f"{name} {how}"
-        next_step = repair_step(self._source.url, '"wdsprep pack"')
-        return f"{name} {how}: {next_step}"
 
 
 @dataclass(frozen=True, slots=True)
