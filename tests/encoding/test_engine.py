@@ -1,8 +1,10 @@
 """The engine, with a stand-in for the models: results keep apart, whatever batches they came in."""
 
+import gc
 import io
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -537,6 +539,24 @@ def test_samples_of_a_block_keep_their_order_and_a_damaged_one_costs_no_other() 
         else:
             assert isinstance(one, Result)
             assert one.arrays["latent.npy"].item() == one.arrays["emb.npy"].item() == level
+    made.close()
+
+
+def test_nothing_is_kept_of_a_block_whose_results_were_taken() -> None:
+    made = engine(Means(), batch_size=4)
+    results = fed(made, range(8))
+    kept = [weakref.ref(found) for found in results.values()]
+    for level, found in results.items():
+        with found:
+            assert level_of(found) == (level, level)
+    del found
+    results.clear()
+    end_s = time.monotonic() + 60
+    while any(each() is not None for each in kept):  # a thread may be about to let go
+        assert time.monotonic() < end_s
+        gc.collect()
+        time.sleep(0.05)
+    assert (made._admission._samples, made._admission._nbytes) == (0, 0)
     made.close()
 
 

@@ -380,8 +380,10 @@ class Engine:
                     blocks.append(sample.block)
         for block in blocks:
             block.set_result([sample.results() for sample in block.samples])
-        if blocks and self._admission.is_full:
-            self._fed.put(None)  # another block is the oldest now
+        if blocks:
+            self._head()  # forgets those that are done
+            if self._admission.is_full:
+                self._fed.put(None)  # another block is the oldest now
 
     def _head(self) -> PendingBlock | None:
         """Return the oldest block that is not done."""
