@@ -1,6 +1,5 @@
 """What a worker of `encode` is made from, without loading what it works with."""
 
-import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -52,6 +51,4 @@ class EncodeWork:
         prepare_allocator()
         from wdsprep.encoding.worker import EncodeWorker  # torch and models: for workers alone
 
-        worker = EncodeWorker(self)
-        gc.freeze()  # or each full collection looks at all of torch: 180 ms in which nothing runs
-        return worker
+        return EncodeWorker(self)
