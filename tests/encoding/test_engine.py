@@ -1,8 +1,10 @@
 """The engine, with a stand-in for the models: results keep apart, whatever batches they came in."""
 
+import gc
 import io
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +18,8 @@ from tests.kit.encodes import Broken, Means
 from wdsprep.dataset.arrays import FLIPPED
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.encoding.engine import Engine, EngineError, Pending, Result
+from wdsprep.encoding.encoded_samples import PendingBlock, Result, SampleInput
+from wdsprep.encoding.engine import Engine, EngineError
 from wdsprep.encoding.models.base import Encoded, InTwoPrecisions, Part, Tokens
 from wdsprep.encoding.models.batch_size import beside_a_trainer, fitting, is_out_of_memory
 from wdsprep.encoding.models.device import Device, ImageBatch
@@ -45,20 +48,25 @@ def grey(level: int, size: tuple[int, int] = (16, 16)) -> bytes:
     return out.getvalue()
 
 
-def fed(made: Engine, levels: Iterable[int]) -> dict[int, Pending]:
+def put(made: Engine, level: int, image: bytes, text: str, part: Part = Part.BOTH) -> PendingBlock:
+    """Feed one sample, in a block of its own."""
+    return made.put([SampleInput(str(level), image, text)], part)
+
+
+def fed(made: Engine, levels: Iterable[int]) -> dict[int, PendingBlock]:
     with made.feeding(), made.turn():
-        return {level: made.put(str(level), grey(level), "x" * level) for level in levels}
+        return {level: put(made, level, grey(level), "x" * level) for level in levels}
 
 
-def only(found: Pending) -> Result:
+def only(found: PendingBlock) -> Result:
     """What came of an image that is cut in one way; raises why nothing did."""
-    [made] = found.result(60)
+    [[made]] = found.result(60)
     if isinstance(made, RejectedError):
         raise made
     return made
 
 
-def level_of(found: Pending) -> tuple[float, float]:
+def level_of(found: PendingBlock) -> tuple[float, float]:
     arrays = only(found).arrays
     return arrays["latent.npy"].item(), arrays["emb.npy"].item()
 
@@ -120,11 +128,11 @@ class CrampedInFp32(Overflowing):
 @pytest.mark.parametrize("threads", [1, 3])
 def test_results_are_never_mixed_between_samples(threads: int) -> None:
     made = engine(Means(), threads=threads)
-    results: dict[int, Pending] = {}
+    results: dict[int, PendingBlock] = {}
     for some in (range(3), range(3, 50), range(50, 53)):
         with made.feeding(), made.turn():
             for level in some:
-                results[level] = made.put(str(level), grey(level), "x" * level)
+                results[level] = put(made, level, grey(level), "x" * level)
                 if level >= 10:  # results are taken in order
                     with results[level - 10] as found:
                         level_of(found)
@@ -136,7 +144,7 @@ def test_results_are_never_mixed_between_samples(threads: int) -> None:
 def test_batches_span_shards() -> None:
     encoder = Means()
     made = engine(encoder, batch_size=8)
-    results: dict[int, Pending] = {}
+    results: dict[int, PendingBlock] = {}
     with made.feeding():  # a third shard, which has nothing yet
         for first in (0, 5):
             results |= fed(made, range(first, first + 5))
@@ -474,17 +482,81 @@ def test_an_endless_feeder_gets_back_what_it_fed_long_ago(
 ) -> None:
     """Captions of lengths that seldom come wait for others of theirs, but not for ever, whether
     images or captions come after them."""
-    monkeypatch.setattr("wdsprep.encoding.engine.TEXTS_WAITING", 24)
+    monkeypatch.setattr("wdsprep.encoding.engine.MOST_WAITING", 24)
     made = engine(ByLength())
-    results: dict[int, Pending] = {}
+    results: dict[int, PendingBlock] = {}
     with made.feeding(), made.turn():
         for level in range(101):
             text = "x" * (7 if level not in (5, 60) else 3)  # these have a length of their own
             image = grey(level) if level <= 60 else b"broken"
-            results[level] = made.put(str(level), image, text)
+            results[level] = put(made, level, image, text)
             if 40 <= level <= 100:
                 with results[level - 40] as found:
                     assert level_of(found)[0] == level - 40
+    made.close()
+
+
+def test_a_full_memory_brings_the_oldest_caption_on_its_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Room for bytes is free again in the order in which samples came, and the oldest waits for
+    others of its length, which cannot come for want of room."""
+    monkeypatch.setattr("wdsprep.encoding.engine.WAITING_NBYTES", 20 * len(grey(7)))
+    made = engine(ByLength())
+    results: dict[int, PendingBlock] = {}
+    taken = 0
+
+    def take() -> None:
+        nonlocal taken
+        with results[taken] as found:
+            assert level_of(found)[0] == taken
+        taken += 1
+
+    with made.feeding(), made.turn():
+        for level in range(100):
+            text = "x" * (3 if level % 40 == 5 else 7)  # seldom come
+            results[level] = put(made, level, grey(level), text)
+            while taken <= level and results[taken].done():
+                take()
+    while taken < 100:
+        take()
+    assert made.is_idle
+    made.close()
+
+
+def test_samples_of_a_block_keep_their_order_and_a_damaged_one_costs_no_other() -> None:
+    made = engine(Means(), batch_size=16)
+    images = {level: grey(level) for level in range(40)}
+    images[7] = images[7][:60]
+    inputs = [SampleInput(str(n), image, "x" * n) for n, image in images.items()]
+    assert made.block_size == 4
+    with made.feeding(), made.turn():
+        blocks = [made.put(inputs[n : n + 4]) for n in range(0, 40, 4)]
+    found = [results for block in blocks for results in block.result(60)]
+    for level, [one] in enumerate(found):
+        if level == 7:
+            assert isinstance(one, RejectedError)
+        else:
+            assert isinstance(one, Result)
+            assert one.arrays["latent.npy"].item() == one.arrays["emb.npy"].item() == level
+    made.close()
+
+
+def test_nothing_is_kept_of_a_block_whose_results_were_taken() -> None:
+    made = engine(Means(), batch_size=4)
+    results = fed(made, range(8))
+    kept = [weakref.ref(found) for found in results.values()]
+    for level, found in results.items():
+        with found:
+            assert level_of(found) == (level, level)
+    del found
+    results.clear()
+    end_s = time.monotonic() + 60
+    while any(each() is not None for each in kept):  # a thread may be about to let go
+        assert time.monotonic() < end_s
+        gc.collect()
+        time.sleep(0.05)
+    assert (made._admission._samples, made._admission._nbytes) == (0, 0)
     made.close()
 
 
@@ -529,8 +601,8 @@ def test_a_caption_that_becomes_no_tokens_is_rejected() -> None:
 def test_parts_of_a_sample_may_be_fed_apart() -> None:
     made = engine(Means())
     with made.feeding(), made.turn():
-        text = made.put("7", b"", "x" * 7, Part.TEXT)
-        image = made.put("7", grey(7), "x" * 7, Part.IMAGE)
+        text = put(made, 7, b"", "x" * 7, Part.TEXT)
+        image = put(made, 7, grey(7), "x" * 7, Part.IMAGE)
     assert only(text).arrays.keys() == {"emb.npy"}
     assert only(image).arrays.keys() == {"latent.npy"}
     made.close()
@@ -586,9 +658,9 @@ def test_several_cuts_of_an_image_cost_one_decoding_and_one_caption(
     made = engine(encoder, cuts=[Shapes.square(16), Shapes.square(8)])
     sizes = {10: (16, 16), 20: (20, 30), 30: (9, 9), 40: (16, 8), 50: (7, 50)}
     with made.feeding(), made.turn():
-        fed = {n: made.put(str(n), grey(n, size), "x" * n) for n, size in sizes.items()}
+        fed = {n: put(made, n, grey(n, size), "x" * n) for n, size in sizes.items()}
     fed[60] = fed_damaged(made)
-    found = {n: pending.result(60) for n, pending in fed.items()}
+    found = {n: pending.result(60)[0] for n, pending in fed.items()}
     codes = {
         n: [one.code.value if isinstance(one, RejectedError) else "" for one in each]
         for n, each in found.items()
@@ -611,24 +683,24 @@ def test_several_cuts_of_an_image_cost_one_decoding_and_one_caption(
     made.close()
 
 
-def fed_damaged(made: Engine) -> Pending:
+def fed_damaged(made: Engine) -> PendingBlock:
     with made.feeding(), made.turn():
-        return made.put("60", grey(60)[:60], "")
+        return put(made, 60, grey(60)[:60], "")
 
 
 @pytest.mark.parametrize("waiting", [0, 16])
 def test_batches_have_one_shape_and_one_that_seldom_comes_waits_but_not_for_ever(
     monkeypatch: pytest.MonkeyPatch, waiting: int
 ) -> None:
-    monkeypatch.setattr("wdsprep.encoding.engine.CUTS_WAITING", waiting)
+    monkeypatch.setattr("wdsprep.encoding.engine.MOST_WAITING", waiting)
     encoder = Shaped()
     shapes = Shapes.of([(16, 16), (8, 32), (32, 8)])
     made = engine(encoder, cuts=[shapes])
-    results: dict[int, Pending] = {}
+    results: dict[int, PendingBlock] = {}
     behind = waiting + 8
     with made.feeding(), made.turn():
         for level in range(120):
-            results[level] = made.put(str(level), grey(level, size_of(level)), "x" * level)
+            results[level] = put(made, level, grey(level, size_of(level)), "x" * level)
             if level >= behind:
                 with results[level - behind] as found:
                     made_of = only(found)

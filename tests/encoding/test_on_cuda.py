@@ -108,6 +108,15 @@ def test_token_ids_are_brought_to_the_gpu(name: str, family: Family) -> None:
             assert_stored(made, made.encode_texts(texts), len(texts))
 
 
+@pytest.mark.parametrize(("name", "size"), [("StableDiffusionXL", 128), ("Flux", 32)])
+def test_more_captions_share_a_batch_where_clip_alone_encodes_them(
+    name: str, size: int, family: Family
+) -> None:
+    model = find_model(str(family(name)), text="emb")
+    with FakeCuda() as gpu:
+        assert gpu.load(model, Recipe(resolution=SIDE)).text_batch_size == size
+
+
 @pytest.mark.parametrize("name", ["StableDiffusion", "QwenImage"])
 def test_a_gpu_that_is_split_holds_what_it_works_with_alone(name: str, family: Family) -> None:
     model = find_model(str(family(name)), text="emb")

@@ -47,7 +47,7 @@ from wdsprep.dataset.rejects import read_rejects
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar import padded
 from wdsprep.dataset.tar.index import decode_index
-from wdsprep.encoding.engine import Result
+from wdsprep.encoding.encoded_samples import Result
 from wdsprep.encoding.latent_shard import members_of
 from wdsprep.encoding.models.base import Tokens
 from wdsprep.encoding.models.find import Model

@@ -29,7 +29,7 @@ from wdsprep.dataset.samples import Sample, facts_bytes, parse_json
 from wdsprep.dataset.shapes import shape_name
 from wdsprep.dataset.tar.write import Data, nbytes_of
 from wdsprep.encoding.captions.sources import CaptionUse
-from wdsprep.encoding.engine import Result
+from wdsprep.encoding.encoded_samples import Result
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.encoding.sample_spool import Members, SampleSpool, SpooledSample
 from wdsprep.errors import ExistsError, NotFoundError, TarError
@@ -192,7 +192,8 @@ def npy_of(field: Field, array: Tensor) -> tuple[bytes, memoryview]:
     """The header and the bytes of the array, where they lie. NumPy has no bfloat16, so its bits are
     written."""
     header = field.header_for(len(array)) if field.is_variable else field.header
-    return header, array.contiguous().flatten().view(torch.uint8).numpy().data
+    bits = array.view(torch.int16) if array.dtype == torch.bfloat16 else array
+    return header, bits.contiguous().numpy().data.cast("B")
 
 
 def facts_of(

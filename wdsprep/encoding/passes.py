@@ -14,7 +14,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.encoding.captions.sources import CaptionUse
-from wdsprep.encoding.engine import Result
+from wdsprep.encoding.encoded_samples import Result
 from wdsprep.encoding.latent_shard import LatentShard
 from wdsprep.store.spool import Spool
 

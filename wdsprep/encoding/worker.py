@@ -8,212 +8,55 @@ image is: nothing is cut for it, so nothing that an image is refused for concern
 """
 
 import os
-import queue
 import socket
-import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, closing, nullcontext
+from dataclasses import dataclass
 from functools import cache, reduce
-from itertools import chain, islice
 from operator import or_
 from queue import Empty
 from typing import TYPE_CHECKING, Any, cast
 
 from wdsprep.dataset.arrays import fields_of
 from wdsprep.dataset.counts import count_up
-from wdsprep.dataset.damage import repair_step
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.names import taken_name
 from wdsprep.dataset.receipts import Receipt
-from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import Refusal, Reject, RejectedError
-from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.shapes import fields_by_shape
 from wdsprep.dataset.state import find_receipt
-from wdsprep.dataset.tar.read import leads_out
-from wdsprep.encoding.captions.sources import Captions, CaptionSource, FoundCaption, plain
+from wdsprep.encoding.captions.sources import Captions, CaptionSource
 from wdsprep.encoding.crew import SHARDS_IN_TURN, SHARDS_PER_WORKER
-from wdsprep.encoding.engine import Engine, EngineError, Pending, Result
+from wdsprep.encoding.encoded_samples import Result
+from wdsprep.encoding.engine import Engine, EngineError
+from wdsprep.encoding.feeder import Block, Fed, Feeder, NotFed
 from wdsprep.encoding.image_shards import ImageShard, tars_of
 from wdsprep.encoding.latent_shard import LatentShard, write_empty
 from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.models.device import device_name
 from wdsprep.encoding.passes import ImagePass, TextPass, text_nbytes
 from wdsprep.encoding.progress import EncodeProgress
-from wdsprep.encoding.shard_texts import is_read_in_parts, read_texts
 from wdsprep.encoding.turns import Turns, Visit
-from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.images.shapes import cut_of
-from wdsprep.runners.base import PROGRESS_S, BrokenWorkerError, HopelessError
+from wdsprep.runners.base import PROGRESS_S, BrokenWorkerError
 from wdsprep.runners.run import JointUnit, RunProgress, share_of
-from wdsprep.sources import LeftOut
 from wdsprep.sources.fingerprints import Content
-from wdsprep.sources.tars import TarsSource
-from wdsprep.store import open_store, opened
-from wdsprep.store.base import Store
-from wdsprep.text import human_bytes, one_line, plural, shortened, shown
+from wdsprep.store import open_store
+from wdsprep.text import one_line, plural, shortened, shown
 
 if TYPE_CHECKING:
     from wdsprep.encoding.work import EncodeTarget, EncodeWork
 
 
-JOIN_S = 0.05
 GPU = "gpu:"
 """What the name of a count begins with that says on which GPU shards were made."""
 NOTHING_LEFT = RunProgress(samples=0, nbytes=0, share=1.0, rejects={})
 """Of a dataset that has got the shard from another run."""
 Taking = LatentShard | TextPass | ImagePass
-
-
-@dataclass(frozen=True, slots=True)
-class Fed:
-    """A sample that the engine is working on, which has its image."""
-
-    key: str
-    sample: Sample
-    named: FoundCaption | None
-    result: Pending
-    outputs: Sequence[int]
-    """The numbers of those that the results are for."""
-
-
-@dataclass(frozen=True, slots=True)
-class NotFed:
-    """A sample that is none; what was found for it is taken all the same, for those outputs."""
-
-    reject: Reject
-    named: Sequence[tuple[FoundCaption | None, Sequence[int]]]
-
-
-class Feeder:
-    """`entries` are the samples of the shard in order, each one fed or refused; after them None,
-    or the error that ended the reading."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        source: TarsSource,
-        shard: ImageShard,
-        content: Content,
-        part: Part,
-        captioned: Sequence[tuple[Captions, Sequence[int]]],
-    ) -> None:
-        """`captioned` are where captions are found, and which of the engine's cuts of each image go
-        with them. Where no `part` of a sample is its image, that is passed over."""
-        self.entries: queue.SimpleQueue[Fed | NotFed | Exception | None] = queue.SimpleQueue()
-        has_images = Part.IMAGE in part or shard.is_foreign  # known by the images' bytes too
-        self._engine, self._shard = engine, shard
-        self._source = source if has_images else replace(source, has_images=False)
-        self.left_out, self._content = LeftOut(), content
-        self._part, self._captioned = part, captioned
-        self._stopped = False
-        self._thread = threading.Thread(target=self._run, name=f"feed {shard.name}", daemon=True)
-
-    def __enter__(self) -> "Feeder":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """What is still in the engine is of no interest, but it takes up places there."""
-        self._stopped = True
-        while self._thread.is_alive() or not self.entries.empty():
-            self._thread.join(JOIN_S)
-            while not self.entries.empty():
-                entry = self.entries.get()
-                if isinstance(entry, Fed):
-                    with entry.result:
-                        pass
-
-    def _run(self) -> None:
-        try:
-            with self._engine.feeding():
-                rows = self._rows()
-                first = list(islice(rows, 1))  # the tar is open, its first bytes are here
-                with self._engine.turn():
-                    for key, row in chain(first, rows):
-                        if self._stopped:
-                            return
-                        for entry in self._feed(key, row):
-                            self.entries.put(entry)
-        except Exception as error:  # noqa: BLE001  raised again where the entries are read
-            self.entries.put(error)
-        else:
-            self.entries.put(None)
-
-    def _feed(self, key: str, row: Sample | Refusal) -> Iterator[Fed | NotFed]:
-        if isinstance(row, Refusal):
-            yield self._refused(row.to_reject(key), Sample(source=row.source, image=b""))
-            return
-        if leads_out(key):
-            yield self._refused(Reject(key=key, source=row.source, code=Code.BAD_KEY), row)
-            return
-        for captions, cuts in self._captioned:
-            named = self._find(captions, key, row)
-            caption = plain(named.caption if named else row.caption)
-            sample = replace(row, image=b"", captions=(caption,))
-            result = self._engine.put(key, row.image, caption, self._part, cuts)
-            yield Fed(key, sample, named, result, cuts)
-
-    def _refused(self, reject: Reject, row: Sample) -> NotFed:
-        named = [
-            (self._find(captions, reject.key, row), cuts) for captions, cuts in self._captioned
-        ]
-        return NotFed(reject, named)
-
-    def _find(self, captions: Captions, key: str, row: Sample) -> FoundCaption | None:
-        return captions.find(key, row, is_packed=not self._shard.is_foreign)
-
-    def _rows(self) -> Iterator[tuple[str, Sample | Refusal]]:
-        """The samples of the tar, and at the end the certainty that it is what it was."""
-        store = opened(self._source.url)
-        if not self._source.has_images and is_read_in_parts(store, self._shard):
-            yield from self._texts(store)
-            return
-        item, digest = self._shard.item, self._shard.kind.new()
-        rows = self._source.read_keyed(
-            item,
-            watch=None if self._shard.is_foreign else digest.update,
-            left_out=self.left_out.note,
-        )
-        for key, row in islice(rows, item.take or None):
-            if isinstance(row, Refusal) and row.code is Code.TAR_VANISHED:
-                raise HopelessError(self._damaged("is not there"))
-            self._content.add(self._content.mark(row))
-            yield key, row
-        is_known = not (self._shard.is_foreign or item.take)
-        if is_known and digest.hexdigest() != self._shard.digest:
-            raise HopelessError(self._damaged(self._how(f"another {self._shard.kind.shown}")))
-
-    def _texts(self, store: Store) -> Iterator[tuple[str, Sample | Refusal]]:
-        """The same without images, and as much certainty as there is without their bytes."""
-        try:
-            rows = read_texts(self._source, store, self._shard)
-            yield from islice(rows, self._shard.item.take or None)
-        except NotFoundError as error:
-            raise HopelessError(self._damaged("is not there, or its index is not")) from error
-        except FormatError as error:
-            raise HopelessError(self._damaged(self._how(str(error)))) from error
-
-    def _how(self, why: str) -> str:
-        """Reading ends where a tar is broken, so only the store knows how long it is."""
-        name, expected = self._shard.item.name, self._shard.item.nbytes
-        listed = opened(self._source.url).list(name)
-        nbytes = next((entry.nbytes for entry in listed if entry.name == name), 0)
-        if nbytes < expected:
-            return f"is truncated (expected {human_bytes(expected)}, found {human_bytes(nbytes)})"
-        return f"is not what was packed ({why})"
-
-    def _damaged(self, how: str) -> str:
-        name = self._shard.item.name
-        if self._shard.is_foreign:
-            return f"{name} {how}"
-        next_step = repair_step(self._source.url, '"wdsprep pack"')
-        return f"{name} {how}: {next_step}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,33 +252,32 @@ class EncodeWorker:
         told = time.monotonic()
         while True:
             try:
-                entry = feeder.entries.get(timeout=PROGRESS_S)
+                block = feeder.blocks.get(timeout=PROGRESS_S)
             except Empty:
                 self._engine.check()
                 yield
                 continue
-            if entry is None:
+            if block is None:
                 return
-            if isinstance(entry, Exception):
-                raise entry
-            if isinstance(entry, NotFed):
-                for named, numbers in entry.named:
-                    for number in numbers:
-                        outputs[number].taken.note_row(named)
-                        outputs[number].rejects.add(entry.reject)
-            else:
-                yield from self._write(entry, outputs)
+            if isinstance(block, Exception):
+                raise block
+            yield from self._write(block, outputs)
             if time.monotonic() - told > PROGRESS_S:
                 told = time.monotonic()
                 yield
 
-    def _write(self, fed: Fed, outputs: Mapping[int, Taking]) -> Iterator[None]:
-        with fed.result as pending:
-            while not (pending.done() or wait([pending], PROGRESS_S).done):
+    def _write(self, block: Block, outputs: Mapping[int, Taking]) -> Iterator[None]:
+        with block.results or nullcontext() as pending:
+            while pending and not (pending.done() or wait([pending], PROGRESS_S).done):
                 self._engine.check()
                 yield
-            for number, made in zip(fed.outputs, pending.result(), strict=True):
-                _take(outputs[number], fed, made)
+            results = iter(pending.result() if pending else ())
+            for entry in block.entries:
+                if isinstance(entry, NotFed):
+                    _refuse(outputs, entry)
+                    continue
+                for number, made in zip(entry.outputs, next(results), strict=True):
+                    _take(outputs[number], entry, made)
 
     def _working(self, unit: JointUnit, making: Mapping[int, Making]) -> EncodeProgress:
         stats = self._engine.stats
@@ -463,6 +305,13 @@ def _own_cores(gpus: float) -> int:
     from wdsprep.runners.ray.cluster import node_share  # where nobody else could know
 
     return max(1, int(node_share(gpus)))
+
+
+def _refuse(outputs: Mapping[int, Taking], entry: NotFed) -> None:
+    for named, numbers in entry.named:
+        for number in numbers:
+            outputs[number].taken.note_row(named)
+            outputs[number].rejects.add(entry.reject)
 
 
 def _take(output: Taking, fed: Fed, made: Result | RejectedError) -> None:

@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from wdsprep.dataset.reject_codes import Code
@@ -74,6 +75,7 @@ class Shapes:
 
         return min(self.sizes[max(0, at - 1) : at + 1], key=distance)
 
+    @lru_cache(1 << 14)  # noqa: B019  no more than so many are kept
     def fit(self, width: int, height: int) -> Fit:
         """Return where an upright image of this size is cut.
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 CPU_BATCH = 2  # more do not stay in the cache: on 2 cores, 8 at a time took 1.5 times as long
 MAX_BATCH = 128
-GROUPED_BATCH = 8  # of captions of one length: more would seldom come together
+GROUPED_BATCH = 8  # of captions of one length at least, and
+GROUPED_TOKENS = 1 << 10  # what they have together: fewer take about as long, weights are read once
 TEXT_NBYTES = 1 << 28  # that a caption may need, where kernels do not say what they lacked
 EXACT_BATCH = 4  # of the few images that are computed again in fp32
 # An image takes about this many tensors of the VAE's first width at full resolution, at the peak.
@@ -61,8 +62,14 @@ def in_shape(size: int, resolution: int, pixels: int) -> int:
 
 
 def text_size(shape: tuple[int, ...], usual: int) -> int:
-    """Return how many captions of a shape make a batch."""
-    return min(usual, GROUPED_BATCH) if shape else usual
+    """Return how many captions of a shape make a batch.
+
+    Where these are of one length, it is as many as keep a GPU busy: of more, others of that length
+    would seldom come together.
+    """
+    if not shape:
+        return usual
+    return min(usual, max(GROUPED_BATCH, GROUPED_TOKENS // max(1, sum(shape))))
 
 
 def beside_a_trainer(size: int, resolution: int) -> int:

@@ -95,9 +95,13 @@ class TextBatch:
     texts: Sequence[Tokens]
 
     @classmethod
-    def of(cls, texts: Sequence[Tokens], size: int) -> "TextBatch":
+    def of(cls, texts: Sequence[Tokens], size: int, device: torch.device) -> "TextBatch":
+        """Pad a batch to a size. On a GPU one of captions of a certain length is not padded: it
+        would compute each row of padding, and of most lengths few captions come together."""
         whole = cls(len(texts), texts)
-        return whole.pick(range(len(texts)), size)
+        has_length = any(text.shape for text in texts)
+        is_padded = device.type == "cpu" or not has_length
+        return whole.pick(range(len(texts)), size) if is_padded else whole
 
     @property
     def size(self) -> int:

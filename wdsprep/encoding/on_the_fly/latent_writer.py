@@ -30,7 +30,7 @@ from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.shapes import fields_by_shape
 from wdsprep.dataset.state import find_receipt, refreshed, write_manifest
-from wdsprep.encoding.engine import Result
+from wdsprep.encoding.encoded_samples import Result
 from wdsprep.encoding.fields import fields
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
 from wdsprep.encoding.latent_shard import LatentShard, members_of, shape_of, write_empty

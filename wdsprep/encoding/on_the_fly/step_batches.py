@@ -1,36 +1,24 @@
 """Pixels of a step to arrays, on one device, while steps before and after it are under way.
 
 Batches have one fixed size, the last one of a step padded, and on a CPU each is computed by one
-core alone: what a sample becomes is what `encode` makes of it. A batch is launched by one thread
-and awaited by another, so that on a GPU the next one is queued when one ends. There it runs on a
-stream of its own, beside the trainer's.
+core alone: what a sample becomes is what `encode` makes of it. On a GPU they run on a stream of
+their own, beside the trainer's.
 """
 
-import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from wdsprep.dataset.arrays import FLIPPED, LATENT
-from wdsprep.encoding.engine import noise_of_mirrored
+from wdsprep.encoding.device_batches import DeviceBatches, Rows
+from wdsprep.encoding.encoded_samples import noise_of_mirrored
 from wdsprep.encoding.models.base import Encoder, Tokens
 from wdsprep.encoding.models.batch_size import auto_batch_size, beside_a_trainer, text_size
-from wdsprep.encoding.models.device import (
-    Arrays,
-    Device,
-    DeviceBatch,
-    ImageBatch,
-    Launched,
-    Stats,
-    TextBatch,
-    combined,
-)
+from wdsprep.encoding.models.device import ImageBatch, Stats, TextBatch
 from wdsprep.errors import WorkError
-
-Rows = list[Arrays | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +46,7 @@ class StepBegun:
     has_text: bool
 
     def rows(self) -> Rows:
-        """The arrays of each sample, when all are there; None where the numbers are not finite."""
+        """Wait for the arrays of each sample; None where its numbers are not finite."""
         found: Rows = [{} if one.count or not self.has_text else None for one in self.tokens]
         for part in self.parts:
             for place, made in zip(part.places, part.made(), strict=True):
@@ -83,16 +71,12 @@ class BatchEncoder:
         self._size = batch_size or auto_batch_size(encoder)
         if is_cuda and not batch_size:
             self._size = even(beside_a_trainer(self._size, encoder.resolution), most)
-        self._here = threading.local()
-        self._devices: list[Device] = []
         self._stream = _stream(encoder.device) if is_cuda else None
-        torch.get_num_threads()  # fixes how many this thread has, before others take one each
-        self._launcher = ThreadPoolExecutor(1 if is_cuda else lanes, "encode", self._enter)
-        self._finisher = ThreadPoolExecutor(1, "encoded", self._enter)
+        self._batches = DeviceBatches(encoder, self._size, lanes=lanes, enter=self._enter)
 
     @property
     def stats(self) -> Stats:
-        return combined([each.stats for each in self._devices]) if self._devices else Stats()
+        return self._batches.stats
 
     def begin(
         self,
@@ -102,11 +86,15 @@ class BatchEncoder:
         *,
         with_mirrored: bool = False,
     ) -> StepBegun:
-        """uint8 (N, 3, R, R) on the host, pinned where there is a GPU; not to be changed until the
-        rows are there. These have the latents of mirror images too, if they are wanted."""
+        """Begin a step.
+
+        Its pixels are uint8 (N, 3, R, R) on the host, pinned where there is a GPU, and not to be
+        changed until the rows are there. These have the latents of mirror images too, if they are
+        wanted.
+        """
         tokens = self.encoder.tokens(captions)
         texts = self._texts(tokens) if self.encoder.has_text else []
-        parts = [_Part(places, self._launched(batch)) for places, batch in texts]
+        parts = [_Part(places, self._batches.submit(batch)) for places, batch in texts]
         parts += self._images(pixels, keys)
         if with_mirrored:
             mirrored = pixels.flip(-1)
@@ -123,7 +111,7 @@ class BatchEncoder:
         ):
             start = number * self._size
             places = range(start, start + batch.count)
-            parts.append(_Part(places, self._launched(batch), is_mirrored))
+            parts.append(_Part(places, self._batches.submit(batch), is_mirrored))
         return parts
 
     def _texts(self, tokens: Sequence[Tokens]) -> list[tuple[Sequence[int], TextBatch]]:
@@ -138,38 +126,21 @@ class BatchEncoder:
             size = text_size(shape, usual)
             for start in range(0, len(places), size):
                 some = places[start : start + size]
-                batches.append((some, TextBatch.of([tokens[n] for n in some], size)))
+                batch = TextBatch.of([tokens[n] for n in some], size, self.encoder.device)
+                batches.append((some, batch))
         return batches
 
     def empty(self) -> dict[str, Tensor]:
-        """What the empty caption becomes."""
-        return self._launcher.submit(self.encoder.empty).result()
+        """Return what the empty caption becomes."""
+        return self._batches.run(self.encoder.empty)
 
     def close(self) -> None:
-        for pool in (self._launcher, self._finisher):
-            pool.shutdown(wait=True, cancel_futures=True)
+        self._batches.close()
 
     def _enter(self) -> None:
-        torch.set_num_threads(1)
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.default_stream(self._stream.device))
             torch.cuda.set_stream(self._stream)
-
-    def _launched(self, batch: DeviceBatch) -> "Future[Rows]":
-        launched = self._launcher.submit(self._launch, batch)
-        return self._finisher.submit(_finish, launched)
-
-    def _launch(self, batch: DeviceBatch) -> tuple[Device, list[Launched]]:
-        device: Device | None = getattr(self._here, "device", None)
-        if device is None:
-            device = self._here.device = Device(self.encoder, self._size)
-            self._devices.append(device)
-        return device, device.launch(batch)
-
-
-def _finish(launched: "Future[tuple[Device, list[Launched]]]") -> Rows:
-    device, batches = launched.result()
-    return device.finish(batches)
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream:

@@ -23,7 +23,7 @@ from wdsprep.dataset.arrays import FLIPPED, LATENT
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.samples import Sample, facts_bytes
-from wdsprep.encoding.engine import Result, noise_of_mirrored
+from wdsprep.encoding.encoded_samples import Result, noise_of_mirrored
 from wdsprep.encoding.latent_shard import arrays_of, facts_of
 from wdsprep.encoding.models.base import Tokens
 from wdsprep.encoding.on_the_fly.encoding import Encoding

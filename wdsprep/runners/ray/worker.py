@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import time
 from collections.abc import Generator, Mapping
@@ -31,6 +32,7 @@ class RayWorker:
 
     def open(self) -> tuple[str, Message]:
         self._worker, message = open_worker(lambda: pickle.loads(self._work))  # noqa: S301  ours
+        gc.freeze()  # as in local workers
         return ray.get_runtime_context().get_node_id(), message
 
     def do(self, unit: Unit) -> Generator[Message, None, None]:

@@ -1,0 +1,52 @@
+"""How much may be inside the engine at once: so many samples, and the bytes that they take."""
+
+import threading
+
+
+class Admission:
+    """A count of samples, and one of the bytes that they take in memory by now.
+
+    These are of images that wait to be decoded, of pixels that wait for a batch, and of arrays that
+    wait to be written.
+    """
+
+    def __init__(self, samples: int, nbytes: int) -> None:
+        self._most, self._most_nbytes = samples, nbytes
+        self._samples = self._nbytes = 0
+        self._changed = threading.Condition()
+        self.is_full = False
+        """Whether somebody waits because of the bytes of those that are inside."""
+
+    def enter(self, samples: int, nbytes: int, timeout_s: float) -> bool:
+        """Wait for room for so much more, and return whether it is inside now.
+
+        When nothing is inside, anything may enter.
+        """
+        with self._changed:
+            if not self._has_room(samples, nbytes):
+                self._changed.wait(timeout_s)
+            if not self._has_room(samples, nbytes):
+                return False
+            self.is_full = False
+            self._samples += samples
+            self._nbytes += nbytes
+            return True
+
+    def _has_room(self, samples: int, nbytes: int) -> bool:
+        if not self._samples:
+            return True
+        self.is_full = self._nbytes + nbytes > self._most_nbytes
+        return self._samples + samples <= self._most and not self.is_full
+
+    def hold(self, nbytes: int) -> None:
+        """Count more bytes, or fewer, of samples that are inside."""
+        with self._changed:
+            self._nbytes += nbytes
+            if nbytes < 0:
+                self._changed.notify_all()
+
+    def leave(self, samples: int, nbytes: int) -> None:
+        with self._changed:
+            self._samples -= samples
+            self._nbytes -= nbytes
+            self._changed.notify_all()

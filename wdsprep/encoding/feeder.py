@@ -1,0 +1,217 @@
+"""Reads an image shard and feeds its samples to the engine, in order and in blocks."""
+
+import queue
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
+
+from wdsprep.dataset.damage import repair_step
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import Refusal, Reject
+from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.tar.read import leads_out
+from wdsprep.encoding.captions.sources import Captions, FoundCaption, plain
+from wdsprep.encoding.encoded_samples import PendingBlock, SampleInput
+from wdsprep.encoding.engine import Engine
+from wdsprep.encoding.image_shards import ImageShard
+from wdsprep.encoding.models.base import Part
+from wdsprep.encoding.shard_texts import is_read_in_parts, read_texts
+from wdsprep.errors import FormatError, NotFoundError
+from wdsprep.runners.base import HopelessError
+from wdsprep.sources import LeftOut
+from wdsprep.sources.fingerprints import Content
+from wdsprep.sources.tars import TarsSource
+from wdsprep.store import opened
+from wdsprep.store.base import Store
+from wdsprep.text import human_bytes
+
+JOIN_S = 0.05
+BLOCK_NBYTES = 1 << 20
+"""Of the images of a block at most: the pool is to decode several at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """A sample that the engine is working on, without its image."""
+
+    key: str
+    sample: Sample
+    named: FoundCaption | None
+    outputs: Sequence[int]
+    """The numbers of those that the results are for."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotFed:
+    """A sample that is none.
+
+    What was found for it is taken all the same, for those outputs.
+    """
+
+    reject: Reject
+    named: Sequence[tuple[FoundCaption | None, Sequence[int]]]
+
+
+@dataclass(slots=True)
+class Block:
+    """Samples of a shard in order, fed or refused; `results` are of those that were fed."""
+
+    entries: list[Fed | NotFed] = field(default_factory=list)
+    inputs: list[SampleInput] = field(default_factory=list)
+    nbytes: int = 0
+    results: PendingBlock | None = None
+
+    def add(self, entry: Fed | NotFed, image: bytes) -> None:
+        self.entries.append(entry)
+        if isinstance(entry, Fed):
+            self.inputs.append(SampleInput(entry.key, image, entry.sample.caption, entry.outputs))
+            self.nbytes += len(image)
+
+    def has_room(self, most: int) -> bool:
+        return len(self.entries) < most and self.nbytes < BLOCK_NBYTES
+
+
+class Feeder:
+    """A thread that reads a shard.
+
+    `blocks` are the samples of the shard in order; after them None, or the error that ended the
+    reading.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        source: TarsSource,
+        shard: ImageShard,
+        content: Content,
+        part: Part,
+        captioned: Sequence[tuple[Captions, Sequence[int]]],
+    ) -> None:
+        """Prepare to read; entering begins it.
+
+        `captioned` are where captions are found, and which of the engine's cuts of each image go
+        with them. Where no `part` of a sample is its image, that is passed over.
+        """
+        self.blocks: queue.SimpleQueue[Block | Exception | None] = queue.SimpleQueue()
+        has_images = Part.IMAGE in part or shard.is_foreign  # known by the images' bytes too
+        self._engine, self._shard = engine, shard
+        self._source = source if has_images else replace(source, has_images=False)
+        self.left_out, self._content = LeftOut(), content
+        self._part, self._captioned = part, captioned
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name=f"feed {shard.name}", daemon=True)
+
+    def __enter__(self) -> "Feeder":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Drop what is still in the engine, where it takes up room."""
+        self._stopped = True
+        while self._thread.is_alive() or not self.blocks.empty():
+            self._thread.join(JOIN_S)
+            while not self.blocks.empty():
+                block = self.blocks.get()
+                if isinstance(block, Block) and block.results is not None:
+                    with block.results:
+                        pass
+
+    def _run(self) -> None:
+        try:
+            with self._engine.feeding():
+                rows = self._rows()
+                first = list(islice(rows, 1))  # the tar is open, its first bytes are here
+                with self._engine.turn():
+                    for block in self._blocks(chain(first, rows)):
+                        if block.inputs:
+                            block.results = self._engine.put(block.inputs, self._part)
+                            block.inputs = []
+                        self.blocks.put(block)
+        except Exception as error:  # noqa: BLE001  raised again where the blocks are taken
+            self.blocks.put(error)
+        else:
+            self.blocks.put(None)
+
+    def _blocks(self, rows: Iterable[tuple[str, Sample | Refusal]]) -> Iterator[Block]:
+        block, most = Block(), self._engine.block_size
+        for key, row in rows:
+            if self._stopped:
+                return
+            self._feed(key, row, block)
+            if not block.has_room(most):
+                yield block
+                block = Block()
+        if block.entries:
+            yield block
+
+    def _feed(self, key: str, row: Sample | Refusal, block: Block) -> None:
+        if isinstance(row, Refusal):
+            source = Sample(source=row.source, image=b"")
+            block.add(self._refused(row.to_reject(key), source), b"")
+            return
+        if leads_out(key):
+            reject = Reject(key=key, source=row.source, code=Code.BAD_KEY)
+            block.add(self._refused(reject, row), b"")
+            return
+        for captions, cuts in self._captioned:
+            named = self._find(captions, key, row)
+            caption = plain(named.caption if named else row.caption)
+            sample = Sample(source=row.source, image=b"", captions=(caption,), facts=row.facts)
+            block.add(Fed(key, sample, named, cuts), row.image)
+
+    def _refused(self, reject: Reject, row: Sample) -> NotFed:
+        named = [
+            (self._find(captions, reject.key, row), cuts) for captions, cuts in self._captioned
+        ]
+        return NotFed(reject, named)
+
+    def _find(self, captions: Captions, key: str, row: Sample) -> FoundCaption | None:
+        return captions.find(key, row, is_packed=not self._shard.is_foreign)
+
+    def _rows(self) -> Iterator[tuple[str, Sample | Refusal]]:
+        """Yield the samples of the tar, and make sure at the end that it is what it was."""
+        store = opened(self._source.url)
+        if not self._source.has_images and is_read_in_parts(store, self._shard):
+            yield from self._texts(store)
+            return
+        item, digest = self._shard.item, self._shard.kind.new()
+        rows = self._source.read_keyed(
+            item,
+            watch=None if self._shard.is_foreign else digest.update,
+            left_out=self.left_out.note,
+        )
+        for key, row in islice(rows, item.take or None):
+            if isinstance(row, Refusal) and row.code is Code.TAR_VANISHED:
+                raise HopelessError(self._damaged("is not there"))
+            self._content.add(self._content.mark(row))
+            yield key, row
+        is_known = not (self._shard.is_foreign or item.take)
+        if is_known and digest.hexdigest() != self._shard.digest:
+            raise HopelessError(self._damaged(self._how(f"another {self._shard.kind.shown}")))
+
+    def _texts(self, store: Store) -> Iterator[tuple[str, Sample | Refusal]]:
+        """Yield the same without images, as sure as one can be without their bytes."""
+        try:
+            rows = read_texts(self._source, store, self._shard)
+            yield from islice(rows, self._shard.item.take or None)
+        except NotFoundError as error:
+            raise HopelessError(self._damaged("is not there, or its index is not")) from error
+        except FormatError as error:
+            raise HopelessError(self._damaged(self._how(str(error)))) from error
+
+    def _how(self, why: str) -> str:
+        """Return how the tar differs. Reading ends where it is broken; the store knows its size."""
+        name, expected = self._shard.item.name, self._shard.item.nbytes
+        listed = opened(self._source.url).list(name)
+        nbytes = next((entry.nbytes for entry in listed if entry.name == name), 0)
+        if nbytes < expected:
+            return f"is truncated (expected {human_bytes(expected)}, found {human_bytes(nbytes)})"
+        return f"is not what was packed ({why})"
+
+    def _damaged(self, how: str) -> str:
+        name = self._shard.item.name
+        if self._shard.is_foreign:
+            return f"{name} {how}"
+        next_step = repair_step(self._source.url, '"wdsprep pack"')
+        return f"{name} {how}: {next_step}"
