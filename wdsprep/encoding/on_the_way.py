@@ -14,7 +14,7 @@ from wdsprep.dataset.rejects import Refusal, Reject, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.read import TarSample
 from wdsprep.encoding import encode as encoding
-from wdsprep.encoding.choices import settings_of, settled_for
+from wdsprep.encoding.choices import form_at, new_form, settings_of, settled_for
 from wdsprep.encoding.models.find import (
     Model,
     check_resolution,
@@ -55,6 +55,10 @@ class Encoding:
         model = hashed_with(self.model, DigestKind.of(form))
         return self if form == self.form else replace(self, model=model, form=form)
 
+    def as_at(self, place: str) -> "Encoding":
+        """For the dataset that lies there, or a new one."""
+        return self.in_form(form_at(place, self.recipe))
+
     def load(self) -> "Encoder":
         return self.make(self.model, self.recipe, self.device)
 
@@ -73,6 +77,7 @@ def find_encoding(encode: Encode, device: str) -> Encoding:
         recipe=recipe,
         device=device,
         batch_size=int(encode.batch_size),
+        form=new_form(recipe),
         make=encoding.make_encoder,
     )
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.state import form_there
 from wdsprep.encoding.caption_table import CaptionTable, ReadyCaptions, ready_captions
 from wdsprep.encoding.captions import CaptionOptions, CaptionSource
-from wdsprep.encoding.choices import choices_for, settings_of, settled_for
+from wdsprep.encoding.choices import choices_for, form_at, settings_of, settled_for
 from wdsprep.encoding.crew import EncodeCrew, EncodeCrewOptions, find_crew
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
 from wdsprep.encoding.models.find import (
@@ -93,7 +92,7 @@ def whole_of(hows: Sequence[Encode]) -> Encode:
 
 
 def _phase(images: str, latents: str, how: Encode, *, limit: int, overwrite: bool) -> DatasetPhase:
-    form = form_there(latents, overwrite=overwrite)
+    form = form_at(latents, how, overwrite=overwrite)
     kind = DigestKind.of(form)
     source = find_image_shards(images, how.resolution, shapes=how.sizes, kind=kind)
     check_apart(source.url if is_glob(images) else images, latents)

@@ -175,8 +175,14 @@ def _libtiff(name: str) -> Callable[[int | None], int | None]:
     return handler
 
 
+BLOCK_NBYTES = 1 << 30
+
+
 class _Quiet:
     """A block in which Pillow and libtiff are silent, and Pillow's size limit is off.
+
+    An image has one piece of memory there, which can be used in place; Pillow would cut it at
+    16 MB.
 
     Our size limit was checked before, and may be higher. libtiff's lines on stderr name no
     file: what is damaged is a reject.
@@ -199,6 +205,8 @@ class _Quiet:
                 self._filters.__enter__()
                 warnings.simplefilter("ignore")
                 self._limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+                self._block = Image.core.get_block_size()
+                Image.core.set_block_size(BLOCK_NBYTES)
                 self._handlers = [set_handler(None) for set_handler in self._setters]
             self._users += 1
 
@@ -207,6 +215,7 @@ class _Quiet:
             self._users -= 1
             if not self._users:
                 Image.MAX_IMAGE_PIXELS = self._limit
+                Image.core.set_block_size(self._block)
                 for set_handler, handler in zip(self._setters, self._handlers, strict=True):
                     set_handler(handler)
                 self._filters.__exit__(None, None, None)
