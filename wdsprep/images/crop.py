@@ -203,5 +203,5 @@ def _reduced(pixels: torch.Tensor, picture: Picture, fit: Fit, reduction: int) -
 
 
 def _batch(pixels: torch.Tensor) -> torch.Tensor:
-    """Return a batch of one image that torch sees with channels last, as with [None] it does not."""
+    """Return a batch of one image whose channels are last to torch too, as with [None] not."""
     return pixels.permute(1, 2, 0)[None].permute(0, 3, 1, 2)
