@@ -242,3 +242,12 @@ def test_text_takes_what_its_shapes_say(model: str, full: float, at_60: float) -
             for text in ("emb", "none")
         )
         assert (each - none) / 1e6 == pytest.approx(wanted, rel=0.02)
+
+
+def test_large_images_at_a_reduced_scale_take_fewer_cores() -> None:
+    """1,024 pixels to 256 are reduced, 512 to 256 and 1,024 to 512 are not."""
+    whole, fewer = (
+        estimate(COUNTS, SPEEDS, Choice(decode=decode), Fleet()) for decode in ("full", "fast")
+    )
+    assert fewer[0].cores_each < whole[0].cores_each
+    assert fewer[1].cores_each == whole[1].cores_each

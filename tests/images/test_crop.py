@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from io import BytesIO
 from math import inf, log10
@@ -19,9 +20,10 @@ from tests.kit.corpus import CASES, DEEP
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.images import Limits
+from wdsprep.images import crop as cropping
 from wdsprep.images import rule as images
 from wdsprep.images.crop import Crop, crop, crops
-from wdsprep.images.shapes import Shapes, covering
+from wdsprep.images.shapes import OVERSAMPLING, Shapes, covering
 
 R = 64
 ANY_SHAPE = Limits(min_side=R, max_area=100_000_000, max_aspect_ratio=0.0)
@@ -299,3 +301,99 @@ def test_square_outlives_the_bytes_and_can_be_written_to():
     pixels.zero_()
     assert torch.equal(crop(corpus.png(size=(64, 64)), R).pixels, before)
     assert pixels.untyped_storage().nbytes() == 3 * R * R
+
+
+# --- at a reduced scale
+
+
+def fast(data: bytes, side: int) -> Crop:
+    return crop(data, Shapes.square(side, OVERSAMPLING))
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("size", [(1024, 1024), (1023, 769), (517, 2001), (1601, 1207)])
+def test_large_jpeg_is_nearly_the_same_at_a_reduced_scale(
+    mode: str, progressive: bool, size: tuple[int, int]
+):
+    data = corpus.saved(photo(size).convert(mode), "JPEG", quality=90, progressive=progressive)
+    whole, found = crop(data, 128), fast(data, 128)
+    assert not torch.equal(found.pixels, whole.pixels)
+    assert psnr(found, whole.pixels.numpy()) > 42
+    assert (found.width, found.height, found.fit) == (*size, whole.fit)
+
+
+@pytest.mark.parametrize(
+    ("size", "side", "reduction"),
+    [((974, 974), 256, 2), ((972, 972), 256, 1), ((3000, 2000), 512, 2), ((1947, 1946), 256, 4),
+     ((8000, 512), 32, 8), ((63, 8000), 32, 1), ((99_999, 99_999), 32, 8)],
+)  # fmt: skip
+def test_what_is_decoded_leaves_about_twice_the_pixels(
+    size: tuple[int, int], side: int, reduction: int
+):
+    width, height = size
+    picture = images.Picture(
+        data=b"", extension="jpg", width=width, height=height, source_width=width,
+        source_height=height, changes=(),
+    )  # fmt: skip
+    shapes = Shapes.square(side, OVERSAMPLING)
+    if min(size) < side * 2:
+        assert cropping._reduction(picture, shapes.fit(*size), shapes) == 1
+    assert cropping._reduction(picture, shapes.fit(*size), shapes) == reduction
+    assert cropping._reduction(picture, shapes.fit(*size), Shapes.square(side)) == 1
+    png = replace(picture, extension="png")
+    assert cropping._reduction(png, shapes.fit(*size), shapes) == 1
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_what_is_small_or_no_jpeg_stays_to_the_bit(kind: str):
+    data = corpus.saved(photo((480, 480)).convert("RGB"), kind)
+    assert torch.equal(fast(data, 128).pixels, crop(data, 128).pixels)
+    if kind != "JPEG":
+        assert torch.equal(fast(data, 32).pixels, crop(data, 32).pixels)
+
+
+def test_scale_is_that_of_the_true_size():
+    """Of 1,025 columns an eighth is 128.1, for which libjpeg gives 129. A ramp shows each shift."""
+    ramp = np.linspace(0, 255, 1025).round().astype(np.uint8)
+    for image in (np.tile(ramp, (1025, 1)), np.tile(ramp[:, None], (1, 1025))):
+        data = corpus.saved(Image.fromarray(image), "JPEG", quality=100)
+        found, whole = fast(data, 64).pixels.float(), crop(data, 64).pixels.float()
+        assert (found - whole).abs()[:, 1:-1, 1:-1].max() <= 1
+        assert abs((found - whole).mean()) < 0.3
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_turned_image_is_upright_at_a_reduced_scale(turn: int):
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    data = corpus.saved(photo((640, 480)), "JPEG", quality=90, exif=exif)
+    whole, found = crop(data, 64), fast(data, 64)
+    assert psnr(found, whole.pixels.numpy()) > 40
+    assert (found.width, found.height) == ((640, 480) if turn < 5 else (480, 640))
+
+
+@pytest.mark.parametrize("cut", [0.3, 0.9])
+def test_damage_is_found_at_a_reduced_scale(cut: float):
+    data = corpus.saved(photo((800, 800)), "JPEG", quality=90)
+    with pytest.raises(RejectedError) as refused:
+        fast(data[: int(len(data) * cut)], 64)
+    assert refused.value.code is Code.TRUNCATED
+
+
+def test_each_of_several_has_what_it_has_alone_at_its_scale():
+    data = corpus.saved(photo((1024, 1100)), "JPEG", quality=90)
+    several = [Shapes.square(side, times) for side in (512, 256, 64) for times in (0, OVERSAMPLING)]
+    for shapes, found in zip(several, crops(data, several), strict=True):
+        assert isinstance(found, Crop)
+        assert torch.equal(found.pixels, crop(data, shapes).pixels)
+
+
+def test_photo_of_a_camera_is_taken_where_it_lies(monkeypatch: pytest.MonkeyPatch):
+    """Pillow's `set_block_size`, which is no public name: without it images over 16 MB come in
+    pieces, and are copied twice."""
+    monkeypatch.setattr(Image.Image, "tobytes", lambda *_: pytest.fail("it is copied"))
+    before = Image.core.get_block_size()
+    data = corpus.saved(smooth((2600, 2000)), "JPEG")
+    assert crop(data, 256).pixels.shape == (3, 256, 256)
+    assert Image.core.get_block_size() == before

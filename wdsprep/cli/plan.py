@@ -85,6 +85,7 @@ def plan_lines(options: PlanOptions) -> str:
         text=options.text,
         tokens=options.tokens,
         samples_per_shard=options.samples_per_shard,
+        decode=options.decode,
     )
     if choice.latents == "moments" and choice.preset.vae == DC:
         raise UsageError(f"--latents moments: the VAE of {choice.model} gives no distribution")

@@ -10,6 +10,7 @@ from wdsprep.encoding import LATENTS, MODELS, TEXTS
 from wdsprep.encoding.models.presets import TOKENS
 from wdsprep.encoding.shape_lists import ShapesGiven
 from wdsprep.errors import UsageError
+from wdsprep.images.shapes import FAST, FULL
 from wdsprep.options import Options, about
 
 IMAGES, SPEED, MODEL = "Images", "Speed", "Model"
@@ -103,6 +104,15 @@ class PlanOptions(Options):
     )
     flip: bool = field(
         default=False, metadata=about("Reckon with latents of mirror images too.", MODEL)
+    )
+    decode: str = field(
+        default=FAST,
+        metadata=about(
+            "Reckon with JPEGs decoded at a reduced scale, or in full.",
+            MODEL,
+            choices=(FAST, FULL),
+            usual=True,
+        ),
     )
     text: str = field(
         default="emb",

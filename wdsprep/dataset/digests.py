@@ -5,7 +5,7 @@ what it would have been, to the byte. `FORM` is that of new ones, which two of t
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any, Protocol
 
@@ -52,9 +52,9 @@ FORM: Mapping[str, Any] = {"digest": DigestKind.BLAKE3.value, "format": FORMAT}
 FIRST_FORM: Mapping[str, Any] = {"format": 1}
 
 
-def form_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+def form_of(settings: Mapping[str, Any], names: Iterable[str] = FORM) -> dict[str, Any]:
     """Return the part of settings that says the form of their dataset."""
-    return {name: settings[name] for name in FORM if name in settings}
+    return {name: settings[name] for name in names if name in settings}
 
 
 def format_of(settings: Mapping[str, Any]) -> int:

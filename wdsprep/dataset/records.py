@@ -75,13 +75,18 @@ def matching(pattern: str, wanted: str) -> ValueRule:
 
     The pattern must not match a zero character, so that many texts can be matched at once.
     """
-    match = re.compile(rf"(?:(?:{pattern})\0)*").fullmatch
 
     def holds(values: Values) -> bool:
         joined = "\0".join(values) + "\0" if values else ""
-        return match(joined) is not None and joined.count("\0") == len(values)
+        return _many_of(pattern).fullmatch(joined) is not None and joined.count("\0") == len(values)
 
     return ValueRule(wanted, holds)
+
+
+@functools.cache
+def _many_of(pattern: str) -> re.Pattern[str]:
+    """Compiled when it is first needed: most commands need few of them."""
+    return re.compile(rf"(?:(?:{pattern})\0)*")
 
 
 def _are_hex(values: Values) -> bool:

@@ -105,6 +105,8 @@ def _changed(name: str, before: Any, now: Any) -> str:
         return f"--shapes are {_listed(now)} (were {_listed(before)})"
     if name == "captions":
         return _captions(before, now)
+    if name == "decode":
+        return f"--decode {now or 'full'} (was {before or 'full'})"
     if name in NO_OPTIONS:
         return f"another {name}"
     option, value = f"--{name.replace('_', '-')}", _value(now)

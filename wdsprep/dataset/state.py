@@ -106,21 +106,28 @@ def write_manifest(store: Store, manifest: Manifest) -> None:
             sink.write(piece)
 
 
-def read_format(url: str, *, overwrite: bool = False) -> Mapping[str, Any]:
+def read_format(
+    url: str,
+    *,
+    overwrite: bool = False,
+    new: Mapping[str, Any] = FORM,
+    names: Iterable[str] = FORM,
+) -> Mapping[str, Any]:
     """Return the format of the dataset that will be continued there, or else that of new datasets.
 
-    A dataset that cannot be read is left to whoever opens it, who says why.
+    The form is what the settings of these names say. A dataset that cannot be read is left to
+    whoever opens it, who says why.
     """
     if overwrite:
-        return FORM
+        return new
     store = open_store(url)
     with contextlib.suppress(FormatError, NotFoundError):  # a manifest may be half a GB
         if unit := next(done_units(store), None):
-            return form_of(read_receipt(store, unit).settings)
+            return form_of(read_receipt(store, unit).settings, names)
     with contextlib.suppress(FormatError):
         if found := read_manifest(store):
-            return form_of(found.settings)
-    return FORM
+            return form_of(found.settings, names)
+    return new
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -42,3 +42,6 @@ DTYPES = ("auto", "fp16", "bf16", "fp32")
 """Of the models, not of what is stored; auto goes by the device, and is settled before the work."""
 HALF = "half"
 """What auto comes to where networks differ: each has its own half precision."""
+DECODES = ("auto", "fast", "full")
+"""How JPEGs are decoded: where they are large, at a reduced scale, or always in full; auto is fast,
+or what a dataset was begun with."""

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from wdsprep.dataset.arrays import layout
 from wdsprep.dataset.digests import FORM
 from wdsprep.dataset.settings import as_json
+from wdsprep.dataset.state import read_format
 from wdsprep.encoding import HALF
 from wdsprep.encoding.fields import fields
 from wdsprep.encoding.gpus import has_bf16
@@ -14,6 +15,7 @@ from wdsprep.encoding.models.find import Model, rule_of
 from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.encoding.recipe import Recipe
 from wdsprep.errors import UsageError
+from wdsprep.images.shapes import DECODE, FAST, FULL
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 
 RecipeT = TypeVar("RecipeT", bound=Recipe)
@@ -76,6 +78,24 @@ def dtype_of(wanted: str, device: str, model: Model) -> str:
     return "bf16" if has_bf16() else "fp32"
 
 
+def new_format(recipe: Recipe) -> dict[str, Any]:
+    """Return the form of a new dataset."""
+    return dict(FORM) if recipe.is_of_text else {**FORM, DECODE: FAST}
+
+
+def format_at(place: str, recipe: Recipe, *, overwrite: bool = False) -> Mapping[str, Any]:
+    """Return the form of the dataset that lies there, how its images are decoded included, or that
+    of a new one."""
+    new = new_format(recipe)
+    return read_format(place, overwrite=overwrite, new=new, names=(*FORM, DECODE))
+
+
+def _decoding(recipe: Recipe, form: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how JPEGs are decoded, where it is not in full."""
+    chosen = form.get(DECODE, FULL) if recipe.decode == "auto" else recipe.decode
+    return {} if recipe.is_of_text or chosen == FULL else {DECODE: chosen}
+
+
 def settings_of(model: Model, recipe: Recipe, form: Mapping[str, Any] = FORM) -> dict[str, Any]:
     """Return everything that decides the bytes of a dataset, but for the images.
 
@@ -90,6 +110,8 @@ def settings_of(model: Model, recipe: Recipe, form: Mapping[str, Any] = FORM) ->
     }
     usual = {"max_area": MAX_AREA, "max_bytes": MAX_NBYTES, "max_crop": 1.0, "shapes": []}
     of_images = {"crop": "centre", "seed": recipe.seed, **rule_of(model)}
+    of_images |= _decoding(recipe, form)
+    form = {name: told for name, told in form.items() if name != DECODE}
     if recipe.is_of_text:
         of_images, limits = {}, {"max_bytes": recipe.max_bytes}
     settings = {

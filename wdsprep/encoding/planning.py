@@ -13,7 +13,7 @@ from typing import Any
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, repair_step
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.state import find_claim, read_format, refreshed
+from wdsprep.dataset.state import find_claim, refreshed
 from wdsprep.encoding.captions.sources import CaptionSource
 from wdsprep.encoding.captions.table import (
     CaptionTable,
@@ -21,7 +21,7 @@ from wdsprep.encoding.captions.table import (
     find_table,
     prepare_captions,
 )
-from wdsprep.encoding.choices import choices_for, settings_of, settle_recipe
+from wdsprep.encoding.choices import choices_for, format_at, settings_of, settle_recipe
 from wdsprep.encoding.crew import EncodeCrew, EncodeCrewOptions, find_crew, settled
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
 from wdsprep.encoding.models.find import (
@@ -145,7 +145,7 @@ def joint_recipe(recipes: Sequence[Encode]) -> Encode:
 
 
 def _find_phase(images: str, place: str, recipe: Encode, options: EncodeOptions) -> _Phase:
-    format_there = read_format(place, overwrite=options.overwrite)
+    format_there = format_at(place, recipe, overwrite=options.overwrite)
     kind = DigestKind.of(format_there)
     source = find_image_shards(images, recipe.resolution, shapes=recipe.sizes, kind=kind)
     check_apart(source.url if is_glob(images) else images, place)

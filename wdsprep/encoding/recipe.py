@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import Size
-from wdsprep.encoding import DTYPES, HALF, LATENTS, MODELS, TEXTS
+from wdsprep.encoding import DECODES, DTYPES, HALF, LATENTS, MODELS, TEXTS
 from wdsprep.encoding.models.presets import made_for
 from wdsprep.encoding.shape_lists import (
     SDXL_RESOLUTION,
@@ -156,6 +156,19 @@ class RecipeOptions(Options):
             "network](#precision). A value that overflows is computed again in fp32",
         ),
     )
+    decode: str = field(
+        default=DECODES[0],
+        metadata=about(
+            "Decode a JPEG that is large at 1/2, 1/4 or 1/8, so that about twice the pixels that "
+            "are wanted a side remain to be scaled (fast), or always in full. auto is fast, or "
+            "what the dataset was begun with.",
+            MODEL,
+            choices=DECODES,
+            usual=True,
+            page="[at a reduced scale](#decoding) where a JPEG is large, or always in full; auto "
+            "is fast, or what the dataset was begun with",
+        ),
+    )
     seed: int = field(
         default=0,
         metadata=about(
@@ -235,6 +248,7 @@ class Recipe(RecipeOptions):
             "--shapes": bool(self.shapes),
             "--max-crop": self.max_crop < 1,
             "--flip": self.flip,
+            "--decode": self.decode != DECODES[0],
         }
         given = [option for option, is_given in of_images.items() if is_given]
         if self.is_of_text and given:
@@ -311,7 +325,13 @@ def recipes_for(
     if not is_apart:
         return [how(resolution=number) for number in resolutions] * texts
     latents = [how(resolution=number, text="none", text_length=0) for number in resolutions]
-    alone: dict[str, Any] = {"latents": "none", "shapes": (), "max_crop": 1.0, "flip": False}
+    alone: dict[str, Any] = {
+        "latents": "none",
+        "shapes": (),
+        "max_crop": 1.0,
+        "flip": False,
+        "decode": DECODES[0],
+    }
     return latents + [how(resolution=min(resolutions), **alone)] * texts
 
 

@@ -10,13 +10,16 @@ torch scales, for these reasons:
   noise, text, ramps; torch 2.14, Pillow 13.0) 0 to 0.8 % of the levels are others, 0.25 % in the
   median, by 1 and seldom by 2. Of fine regular patterns, whose mean lies halfway between two
   levels, it is up to half of them, by 1.
+- libjpeg decodes a JPEG at 1/2, 1/4 or 1/8 (Pillow's `draft`), where shapes allow it, by a smaller
+  inverse transform of each block: of what an image costs the Huffman code stays. Pillow can reduce
+  no WebP, nor a PNG.
 - torchvision 0.29 crashes the process on a PNG with a wrong checksum, and its libjpeg prints a line
   for every slightly damaged JPEG. With Pillow a file is damaged here when it is damaged to `pack`.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -38,6 +41,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _KINDS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}
+WHOLE = 1
+REDUCTIONS = (8, 4, 2)
+"""By what libjpeg makes the sides of an image smaller, as it decodes it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,11 +69,15 @@ def crop(data: bytes, shapes: Shapes | int, *, max_area: int = MAX_AREA) -> Crop
     shapes = Shapes.square(shapes) if isinstance(shapes, int) else shapes
     picture = _prepared(data, shapes.least_side, max_area)
     fit = shapes.fit(picture.width, picture.height)
-    return _cut_out(_pixels(_decoded(picture)), fit)
+    reduction = _reduction(picture, fit, shapes)
+    return _cut_out(_pixels(_decoded(picture, reduction)), picture, fit, reduction)
 
 
 def crops(data: bytes, several: Sequence[Shapes], *, max_area: int = MAX_AREA) -> list[Cut]:
-    """Return what `crop` gives for each of several lists of shapes, with one decoding."""
+    """Return what `crop` gives for each of several lists of shapes.
+
+    The image is decoded once for each scale at which they want it.
+    """
 
     def alone(shapes: Shapes) -> Cut:
         return _or_refused(lambda: crop(data, shapes, max_area=max_area))
@@ -78,15 +88,21 @@ def crops(data: bytes, several: Sequence[Shapes], *, max_area: int = MAX_AREA) -
     picture = _or_refused(lambda: _prepared(data, least, max_area))
     if isinstance(picture, RejectedError):  # for some it may be too small before that
         return list(map(alone, several))
-    decoded = cache(partial(_or_refused, lambda: _pixels(_decoded(picture))))
+
+    @cache
+    def decoded(reduction: int) -> torch.Tensor | RejectedError:
+        return _or_refused(lambda: _pixels(_decoded(picture, reduction)))
 
     def cut(shapes: Shapes) -> Cut:
         try:
             fit = shapes.fit(picture.width, picture.height)
         except RejectedError:  # alone, it would perhaps not have come so far
             return alone(shapes)
-        pixels = decoded()
-        return pixels if isinstance(pixels, RejectedError) else _cut_out(pixels, fit)
+        reduction = _reduction(picture, fit, shapes)
+        pixels = decoded(reduction)
+        if isinstance(pixels, RejectedError):
+            return pixels
+        return _cut_out(pixels, picture, fit, reduction)
 
     return list(map(cut, several))
 
@@ -103,11 +119,20 @@ def _prepared(data: bytes, least_side: int, max_area: int) -> Picture:
     return prepare(data, limits=limits, full=False)
 
 
-def _cut_out(pixels: torch.Tensor, fit: Fit) -> Crop:
-    _, height, width = pixels.shape
-    scaled = _scaled(pixels, fit.scaled_width, fit.scaled_height)
+def _reduction(picture: Picture, fit: Fit, shapes: Shapes) -> int:
+    """Return by how much the image may be reduced, so that enough is left to be scaled."""
+    if not shapes.oversampling or picture.extension != "jpg":
+        return WHOLE
+    times = min(picture.width / fit.scaled_width, picture.height / fit.scaled_height)
+    return next((each for each in REDUCTIONS if times >= each * shapes.oversampling), WHOLE)
+
+
+def _cut_out(pixels: torch.Tensor, picture: Picture, fit: Fit, reduction: int) -> Crop:
+    scaled = (
+        _scaled(pixels, fit) if reduction == WHOLE else _reduced(pixels, picture, fit, reduction)
+    )
     middle = scaled[:, fit.top : fit.top + fit.height, fit.left : fit.left + fit.width]
-    return Crop(pixels=_planes(middle), width=width, height=height, fit=fit)
+    return Crop(pixels=_planes(middle), width=picture.width, height=picture.height, fit=fit)
 
 
 def _planes(pixels: torch.Tensor) -> torch.Tensor:
@@ -124,15 +149,21 @@ def _planes(pixels: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(planes)
 
 
-def _decoded(picture: Picture) -> "Image.Image":
-    """Decode an image. This finds the damage that `pack --check full` finds."""
+def _decoded(picture: Picture, reduction: int = WHOLE) -> "Image.Image":
+    """Decode an image. This finds the damage that `pack --check full` finds.
+
+    Where the image is reduced, a side that does not divide is rounded up.
+    """
     kind = _KINDS[picture.extension]
     if kind == "PNG":
         headers.check_png(picture.data)
+    width, height = picture.width, picture.height
     with formats.quiet:
         image = formats.opened(picture.data, kind)
-        if image.size != (picture.width, picture.height):  # or the limits were checked in vain
+        if image.size != (width, height):  # or the limits were checked in vain
             raise RejectedError(Code.CORRUPT, "two sizes in one file")
+        if reduction != WHOLE:
+            image.draft(None, (width // reduction, height // reduction))
         loaded = formats.load(image, kind)
         return loaded if loaded.mode in ("L", "RGB") else loaded.convert("RGB")
 
@@ -142,16 +173,35 @@ def _pixels(image: "Image.Image") -> torch.Tensor:
     try:
         stored = pyarrow.array(image)
         flat = from_dlpack(stored if image.mode == "L" else stored.values)
-    except ValueError:  # over 16 MB Pillow keeps an image in several pieces
+    except ValueError:  # over `formats.BLOCK_NBYTES` Pillow keeps an image in several pieces
         raw = bytearray(image.tobytes("raw", "L" if image.mode == "L" else "RGBX"))
         flat = torch.frombuffer(raw, dtype=torch.uint8)
     return flat.view(image.height, image.width, -1).permute(2, 0, 1)
 
 
-def _scaled(pixels: torch.Tensor, width: int, height: int) -> torch.Tensor:
-    if pixels.shape[1:] == (height, width):
+def _scaled(pixels: torch.Tensor, fit: Fit) -> torch.Tensor:
+    size = fit.scaled_height, fit.scaled_width
+    if pixels.shape[1:] == size:
         return pixels
-    batch = pixels.permute(1, 2, 0)[None].permute(
-        0, 3, 1, 2
-    )  # channels last to torch, as [None] not
-    return interpolate(batch, size=(height, width), mode="bicubic", antialias=True)[0]
+    return interpolate(_batch(pixels), size=size, mode="bicubic", antialias=True)[0]
+
+
+def _reduced(pixels: torch.Tensor, picture: Picture, fit: Fit, reduction: int) -> torch.Tensor:
+    """Scale by the factors of the true width and height; those of `pixels` were rounded up.
+
+    torch rounds the scaled sides down, so the factors are a hair too large.
+    """
+    sides = (fit.scaled_height, picture.height), (fit.scaled_width, picture.width)
+    factors = tuple(scaled * reduction / true * (1 + 1e-9) for scaled, true in sides)
+    return interpolate(
+        _batch(pixels),
+        scale_factor=factors,
+        mode="bicubic",
+        antialias=True,
+        recompute_scale_factor=False,
+    )[0]
+
+
+def _batch(pixels: torch.Tensor) -> torch.Tensor:
+    """Return a batch of one image whose channels are last to torch too, as with [None] not."""
+    return pixels.permute(1, 2, 0)[None].permute(0, 3, 1, 2)

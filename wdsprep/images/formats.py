@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from io import BytesIO
+from typing import Any
 
 from PIL import (
     AvifImagePlugin,
@@ -164,19 +165,28 @@ def text(start: bytes) -> str:
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 
+_core: Any = Image.core  # type: ignore[attr-defined]
+
+
 def _libtiff(name: str) -> Callable[[int | None], int | None]:
     """Return a function of Pillow's libtiff that sets a handler of messages.
 
     That function returns the last handler.
     """
-    found = getattr(ctypes.CDLL(Image.core.__file__), name)  # type: ignore[attr-defined]
+    found = getattr(ctypes.CDLL(_core.__file__), name)
     found.argtypes, found.restype = [ctypes.c_void_p], ctypes.c_void_p
     handler: Callable[[int | None], int | None] = found
     return handler
 
 
+BLOCK_NBYTES = 1 << 30
+
+
 class _Quiet:
     """A block in which Pillow and libtiff are silent, and Pillow's size limit is off.
+
+    An image has one piece of memory there, which can be used in place; Pillow would cut it at
+    16 MB.
 
     Our size limit was checked before, and may be higher. libtiff's lines on stderr name no
     file: what is damaged is a reject.
@@ -199,6 +209,8 @@ class _Quiet:
                 self._filters.__enter__()
                 warnings.simplefilter("ignore")
                 self._limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+                self._block = _core.get_block_size()
+                _core.set_block_size(BLOCK_NBYTES)
                 self._handlers = [set_handler(None) for set_handler in self._setters]
             self._users += 1
 
@@ -207,6 +219,7 @@ class _Quiet:
             self._users -= 1
             if not self._users:
                 Image.MAX_IMAGE_PIXELS = self._limit
+                _core.set_block_size(self._block)
                 for set_handler, handler in zip(self._setters, self._handlers, strict=True):
                     set_handler(handler)
                 self._filters.__exit__(None, None, None)

@@ -31,9 +31,8 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from wdsprep.dataset.arrays import FLIPPED
-from wdsprep.dataset.digests import FIRST_FORM
+from wdsprep.dataset.digests import FIRST_FORM, FORM
 from wdsprep.dataset.removed import removed_from
-from wdsprep.dataset.state import read_format
 from wdsprep.errors import FingerprintError, FormatError, UsageError
 from wdsprep.limits import MAX_AREA
 from wdsprep.loading.arguments import (
@@ -115,7 +114,7 @@ def load(options: LoadOptions) -> "Loader":
         raise UsageError("max_area= is for pixels=: with encode= it is Encode(max_area=)")
     if encoding is not None and tee:
         check_tee(datasets, options.where)
-        encoding = encoding.in_format(read_format(tee))
+        encoding = encoding.as_at(tee)
     datasets = _served(datasets, options.where, encoding, pixels=pixels, tee=tee, cached=cached)
     threads = options.threads or threads_for(encoding)
     effects = effects_of(
@@ -291,7 +290,7 @@ class Loader(IterableDataset[dict[str, Any]]):
         row, world, worker = self._place_in(state)
         own = {name: state[name] for name in state if name not in ("row", "worker")}
         if self._encoding is not None and own.get("latents"):
-            self._go_on_in_first_form(self._encoding, own)
+            self._go_on_in_older_form(self._encoding, own)
         try:
             step = self._plan.order.resume(own)
         except FingerprintError as error:
@@ -324,15 +323,18 @@ class Loader(IterableDataset[dict[str, Any]]):
             )
         return ""
 
-    def _go_on_in_first_form(self, encoding: "Encoding", state: Mapping[str, Any]) -> None:
-        """A state of an older wdsprep knows the models by another digest, which takes a while."""
+    def _go_on_in_older_form(self, encoding: "Encoding", state: Mapping[str, Any]) -> None:
+        """Decode as for a state of an older wdsprep, in full; of one that is older still, the
+        models are known by another digest, which takes a while."""
         mine = self._plan.effects.parameters["latents"]
         if state["latents"] == mine or not self._plan.order.fits({**state, "latents": mine}):
             return
-        older = encoding.in_format(FIRST_FORM)
-        plan = self._plan.encoded_as(older.settings)
-        if plan.order.fits(state):
-            self._plan, self._encoding = plan, older
+        for form in (FORM, FIRST_FORM):
+            older = encoding.in_format(form)
+            plan = self._plan.encoded_as(older.settings)
+            if plan.order.fits(state):
+                self._plan, self._encoding = plan, older
+                return
 
     def _move(self, place: int, worker: tuple[int, int, int] | None) -> None:
         """Let the next iteration begin at this place."""

@@ -49,7 +49,6 @@ from wdsprep.errors import DamageError, NotFoundError
 from wdsprep.fetch.options import ROBOTS, TRANSIENT, FetchRules
 from wdsprep.packing.touched import packed_items
 from wdsprep.sources import Item, Slice
-from wdsprep.sources.url_tables import some_rows, source_name, sources_of
 from wdsprep.store.base import Store, write_bytes
 from wdsprep.store.places import is_keyed
 
@@ -167,6 +166,8 @@ def read_retries(edition: Edition) -> Retries:
 
 
 def _read(store: Store, number: int) -> Slice:
+    from wdsprep.sources.url_tables import sources_of  # what reads tables, for these alone
+
     bare = Slice(number=number, items=())
     items = packed_items(store, [bare.name])
     try:
@@ -178,6 +179,8 @@ def _read(store: Store, number: int) -> Slice:
 
 
 def _rows_of(parts: Iterable[Slice]) -> Moved:
+    from wdsprep.sources.url_tables import sources_of
+
     found: dict[str, set[str]] = defaultdict(set)
     for part in parts:
         for item in part.items:
@@ -232,6 +235,8 @@ def _rewrite(store: Store, receipt: Receipt) -> None:
 
 def _items(store: Store, unit: str, planned: frozenset[str], curable: Curable) -> Iterator[Item]:
     """Yield the rows of a slice that may succeed now, by the items that it was made of."""
+    from wdsprep.sources.url_tables import some_rows, source_name, sources_of
+
     with naming_repair(store):
         rejects = rejects_in(store, unit)
     wanted = {

@@ -346,6 +346,7 @@ SETTINGS = {
     "dtype": "computed in",
     "seed": "seed of the noise",
     "max_crop": "at most cut off of an image",
+    "decode": "decoding of large JPEGs",
     "caption_field": "captions from the field",
     "weights": "digest of the weights",
 }

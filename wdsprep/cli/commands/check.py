@@ -89,7 +89,7 @@ def repair_command(dataset: str, as_json: bool, **options: Any) -> int:
 
     Verifies first, shows what it will do, and asks.
     """
-    from wdsprep.cli.checks import RepairShow
+    from wdsprep.cli.repair import RepairShow
 
     show = RepairShow(as_json=as_json)
     repaired = wdsprep.repair(dataset, listener=show.listener, **options)

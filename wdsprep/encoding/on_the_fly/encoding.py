@@ -14,7 +14,7 @@ from wdsprep.dataset.rejects import Refusal, Reject, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.read import TarSample
 from wdsprep.encoding import encode as encoding
-from wdsprep.encoding.choices import settings_of, settle_recipe
+from wdsprep.encoding.choices import format_at, new_format, settings_of, settle_recipe
 from wdsprep.encoding.models.find import (
     Model,
     check_resolution,
@@ -55,6 +55,10 @@ class Encoding:
         model = hashed_with(self.model, DigestKind.of(form))
         return self if form == self.form else replace(self, model=model, form=form)
 
+    def as_at(self, place: str) -> "Encoding":
+        """For the dataset that lies there, or a new one."""
+        return self.in_format(format_at(place, self.recipe))
+
     def load(self) -> "Encoder":
         return self.make(self.model, self.recipe, self.device)
 
@@ -74,6 +78,7 @@ def find_encoding(encode: Encode, device: str) -> Encoding:
         recipe=recipe,
         device=device,
         batch_size=int(encode.batch_size),
+        form=new_format(recipe),
         make=encoding.make_encoder,
     )
 
