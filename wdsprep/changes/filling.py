@@ -3,7 +3,7 @@
 import contextlib
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from wdsprep.changes import selection
 from wdsprep.changes.copying import CopyUnit, CopyWork
 from wdsprep.changes.cutting import Cut, ShardLimits, ShardPiece, cut
 from wdsprep.changes.grouping import NAME, Group
+from wdsprep.changes.joined_columns import JoinedColumns, subsets_of
 from wdsprep.changes.selection import Parts, WantedKeys
 from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.damage import naming_repair
@@ -48,12 +49,15 @@ class SelectAsked:
     samples: int
     nbytes: int
     prefix: bool
+    columns: JoinedColumns = field(default_factory=JoinedColumns)
+    """What the condition may ask for beside the json."""
 
     def settings(self, part: str) -> dict[str, Any]:
         """What decides the bytes, beside the datasets. What was not asked for is no setting."""
         chance = self.count or self.parts
         found = {
             "count": self.count,
+            "join": self.columns.digest,
             "keys": self.keys.digest if self.keys else "",
             "part": part,
             "prefix": self.prefix,
@@ -72,7 +76,8 @@ def cut_all(group: Group, asked: SelectAsked) -> dict[str, list[Cut]]:
     if asked.keys:
         every = selection.left(selection.with_keys(every, group.origins, asked.keys, rise=rise))
     if asked.where:
-        every = selection.left(selection.where(every, group.origins, asked.where))
+        subsets = subsets_of(group.origins, asked.columns, asked.where)
+        every = selection.left(selection.where(every, subsets))
     if not every:
         shown = " and ".join(origin.shown for origin in group.origins)
         raise UsageError(f"nothing is selected: no sample of {shown} is left: ask for less")

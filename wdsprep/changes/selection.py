@@ -24,8 +24,7 @@ from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import SHARD
 from wdsprep.dataset.receipts import Shard
 from wdsprep.errors import UsageError
-from wdsprep.loading.catalog import Stream, load_datasets
-from wdsprep.loading.where import Subset, Where
+from wdsprep.loading.where import Subset
 from wdsprep.store import opened
 from wdsprep.store.base import Store
 from wdsprep.text import examples, plural
@@ -197,14 +196,12 @@ def with_keys(
 
 
 # --- by a condition
-def where(every: Sequence[Some], origins: Sequence[Origin], condition: str) -> list[Some]:
-    """Those whose json meets it."""
-    parsed = Where(condition)
+def where(every: Sequence[Some], subsets: Sequence[Subset]) -> list[Some]:
+    """Return the samples of each dataset that meet a condition."""
     found: dict[tuple[int, str], Numbers] = {}
-    for at, origin in enumerate(origins):
-        whole = load_datasets(Stream(origin.url))[0].whole
-        meets = Subset(whole=whole, condition=parsed, tables=()).positions(None)
-        for number, name in enumerate(whole.files.names):
+    for at, subset in enumerate(subsets):
+        meets = subset.positions(None)
+        for number, name in enumerate(subset.whole.files.names):
             begin, end = meets.starts[number], meets.starts[number + 1]
             found[at, name] = meets.numbers[begin:end]
     return [

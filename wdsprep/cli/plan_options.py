@@ -11,6 +11,7 @@ from wdsprep.encoding.models.presets import TOKENS
 from wdsprep.encoding.shape_lists import Given
 from wdsprep.errors import UsageError
 from wdsprep.options import Options, about
+from wdsprep.scoring.options import PRESETS
 
 IMAGES, SPEED, MODEL = "Images", "Speed", "Model"
 
@@ -123,6 +124,16 @@ class PlanOptions(Options):
             MODEL,
             least=1,
             usual=True,
+        ),
+    )
+    score: Sequence[str] = field(
+        default=(),
+        metadata=about(
+            "Reckon what scoring adds by this model: clip, siglip, dinov2 or nsfw; several in one "
+            "pass.",
+            MODEL,
+            choices=tuple(PRESETS),
+            is_many=True,
         ),
     )
     as_json: bool = False

@@ -20,8 +20,9 @@ def count_sample(
         counts[bin_name("caption", len(facts["caption"]))] += 1
         counts[bin_name("side", min(facts["width"], facts["height"]))] += 1
         return
-    counts["cut"] += bool(facts.get("cut"))
-    counts["empty_caption"] += not facts.get("caption")
+    if "caption" in facts:  # scores have none
+        counts["cut"] += bool(facts.get("cut"))
+        counts["empty_caption"] += not facts["caption"]
     if shape:
         counts[shape] += 1
 

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from wdsprep.dataset.arrays import fields_of
 from wdsprep.dataset.counts import count_up
-from wdsprep.dataset.damage import repair_step
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.edition import Edition
@@ -44,19 +43,16 @@ from wdsprep.encoding.latent_shard import LatentShard, write_empty
 from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.models.device import device_name
 from wdsprep.encoding.progress import EncodeProgress
-from wdsprep.encoding.shard_texts import is_read_in_parts, read_texts
+from wdsprep.encoding.shard_rows import ShardRows
 from wdsprep.encoding.turns import Turns, Visit
 from wdsprep.encoding.two_passes import ImagePass, TextPass, text_nbytes
-from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.images.shapes import cut_of
-from wdsprep.runners.base import PROGRESS_S, BrokenWorkerError, HopelessError
+from wdsprep.runners.base import PROGRESS_S, BrokenWorkerError
 from wdsprep.runners.run import JointUnit, RunProgress, share_of
-from wdsprep.sources import LeftOut
 from wdsprep.sources.fingerprints import Content
 from wdsprep.sources.tars import TarsSource
-from wdsprep.store import open_store, opened
-from wdsprep.store.base import Store
-from wdsprep.text import human_bytes, one_line, plural, shortened, shown
+from wdsprep.store import open_store
+from wdsprep.text import one_line, plural, shortened, shown
 
 if TYPE_CHECKING:
     from wdsprep.encoding.work import EncodeTarget, EncodeWork
@@ -106,10 +102,11 @@ class Feeder:
         """`captioned` are where captions are found, and which of the engine's cuts of each image go
         with them. Where no `part` of a sample is its image, that is passed over."""
         self.entries: queue.SimpleQueue[Fed | NotFed | Exception | None] = queue.SimpleQueue()
-        has_images = Part.IMAGE in part or shard.is_foreign  # known by the images' bytes too
         self._engine, self._shard = engine, shard
-        self._source = source if has_images else replace(source, has_images=False)
-        self.left_out, self._content = LeftOut(), content
+        self._rows = ShardRows(
+            source=source, shard=shard, content=content, has_images=Part.IMAGE in part
+        )
+        self.left_out = self._rows.left_out
         self._part, self._captioned = part, captioned
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name=f"feed {shard.name}", daemon=True)
@@ -132,7 +129,7 @@ class Feeder:
     def _run(self) -> None:
         try:
             with self._engine.feeding():
-                rows = self._rows()
+                rows = self._rows.read()
                 first = list(islice(rows, 1))  # the tar is open, its first bytes are here
                 with self._engine.turn():
                     for key, row in chain(first, rows):
@@ -167,53 +164,6 @@ class Feeder:
 
     def _find(self, captions: Captions, key: str, row: Sample) -> Named | None:
         return captions.find(key, row, is_packed=not self._shard.is_foreign)
-
-    def _rows(self) -> Iterator[tuple[str, Sample | Refusal]]:
-        """The samples of the tar, and at the end the certainty that it is what it was."""
-        store = opened(self._source.url)
-        if not self._source.has_images and is_read_in_parts(store, self._shard):
-            yield from self._texts(store)
-            return
-        item, digest = self._shard.item, self._shard.kind.new()
-        rows = self._source.read_keyed(
-            item,
-            watch=None if self._shard.is_foreign else digest.update,
-            left_out=self.left_out.note,
-        )
-        for key, row in islice(rows, item.take or None):
-            if isinstance(row, Refusal) and row.code is Code.TAR_VANISHED:
-                raise HopelessError(self._damaged("is not there"))
-            self._content.add(self._content.mark(row))
-            yield key, row
-        is_known = not (self._shard.is_foreign or item.take)
-        if is_known and digest.hexdigest() != self._shard.digest:
-            raise HopelessError(self._damaged(self._how(f"another {self._shard.kind.shown}")))
-
-    def _texts(self, store: Store) -> Iterator[tuple[str, Sample | Refusal]]:
-        """The same without images, and as much certainty as there is without their bytes."""
-        try:
-            rows = read_texts(self._source, store, self._shard)
-            yield from islice(rows, self._shard.item.take or None)
-        except NotFoundError as error:
-            raise HopelessError(self._damaged("is not there, or its index is not")) from error
-        except FormatError as error:
-            raise HopelessError(self._damaged(self._how(str(error)))) from error
-
-    def _how(self, why: str) -> str:
-        """Reading ends where a tar is broken, so only the store knows how long it is."""
-        name, expected = self._shard.item.name, self._shard.item.nbytes
-        listed = opened(self._source.url).list(name)
-        nbytes = next((entry.nbytes for entry in listed if entry.name == name), 0)
-        if nbytes < expected:
-            return f"is truncated (expected {human_bytes(expected)}, found {human_bytes(nbytes)})"
-        return f"is not what was packed ({why})"
-
-    def _damaged(self, how: str) -> str:
-        name = self._shard.item.name
-        if self._shard.is_foreign:
-            return f"{name} {how}"
-        next_step = repair_step(self._source.url, '"wdsprep pack"')
-        return f"{name} {how}: {next_step}"
 
 
 @dataclass(frozen=True, slots=True)

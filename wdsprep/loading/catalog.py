@@ -31,6 +31,7 @@ from wdsprep.dataset.damage import verify_step
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import MANIFEST, index_name, latent_shard, maker_of
 from wdsprep.dataset.reindex import is_older, is_whole
+from wdsprep.dataset.scores import columns_of
 from wdsprep.dataset.shapes import Size, fields_in_shape, shape_name, shapes_of
 from wdsprep.dataset.state import check_place, read_manifest
 from wdsprep.errors import FormatError, NotFoundError, UsageError
@@ -167,6 +168,11 @@ class Dataset:
     def columns(self) -> dict[str, str]:
         """Those of the tables, with what they hold."""
         return {name: kind for table in self.tables for name, kind in table.columns.items()}
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether the json of its samples has columns of scores."""
+        return bool(columns_of(self.settings))
 
     @property
     def latents(self) -> "Dataset":

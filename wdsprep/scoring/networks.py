@@ -1,0 +1,238 @@
+"""Loads models that score, and runs them on batches.
+
+Each image is prepared by the model's own image processor, alone, and each caption by its tokenizer,
+padded to the longest that the model takes: so nothing that a sample becomes depends on others.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from wdsprep.encoding.models.base import DTYPES
+from wdsprep.encoding.models.batch_size import is_out_of_memory
+from wdsprep.encoding.models.loading import library_at_work, load_weights, silence
+from wdsprep.errors import UsageError
+from wdsprep.scoring.heads import LinearHead
+from wdsprep.scoring.models import Role, ScoreModel
+from wdsprep.text import plural
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+Prepared = Mapping[str, Tensor]
+"""An image as a processor gives it, without the dimension of a batch."""
+BACKENDS = {"auto": None, "fast": "torchvision", "slow": "pil"}
+TOLERANCE = 1e-3
+"""How much an output may differ by rounding where its companions are others."""
+LONGEST = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class BatchScores:
+    """What a network gives for a batch: numbers by column, and embeddings where they are kept."""
+
+    columns: dict[str, Tensor]
+    embeddings: Tensor | None
+
+
+class ImageProcessor:
+    """The image processor of a model. Two models whose processors are equal share one."""
+
+    def __init__(self, model: ScoreModel) -> None:
+        from transformers import AutoImageProcessor
+
+        path = Path(model.folder)
+        with library_at_work(path, AutoImageProcessor):
+            self._own = AutoImageProcessor.from_pretrained(
+                str(path),
+                backend=BACKENDS[model.processor],
+                local_files_only=True,
+                trust_remote_code=False,
+            )
+        self.is_fast = "TorchvisionBackend" in {base.__name__ for base in type(self._own).__mro__}
+        if model.processor != "auto" and self.is_fast != (model.processor == "fast"):
+            raise UsageError(
+                f"{model.name} has no {model.processor} image processor: leave --processor out"
+            )
+
+    @property
+    def known_by(self) -> str:
+        """What decides what it makes of an image."""
+        return f"{type(self._own).__name__} {self._own.to_json_string()}"
+
+    def __str__(self) -> str:
+        """Its name and kind, as settings have them."""
+        return f"{type(self._own).__name__} ({'fast' if self.is_fast else 'slow'})"
+
+    def prepare(self, image: "Image.Image") -> Prepared:
+        """Return what the network is given of an image. May be called by several threads."""
+        made = self._own(images=[image], return_tensors="pt")
+        return {name: value[0] for name, value in made.items() if isinstance(value, Tensor)}
+
+
+class ScoringNetwork:
+    """A model that is loaded onto a device."""
+
+    def __init__(
+        self, model: ScoreModel, device: torch.device, dtype: str, processor: ImageProcessor
+    ) -> None:
+        import transformers
+
+        silence()
+        self.model, self.processor, self._device = model, processor, device
+        is_classifier = model.role is Role.CLASSIFIER
+        kind = (
+            transformers.AutoModelForImageClassification
+            if is_classifier
+            else transformers.AutoModel
+        )
+        options = {"dtype": torch.float32, "trust_remote_code": False}
+        network = load_weights(kind, model, "", options)
+        if wrong := next((n for n, p in network.named_parameters() if not p.isfinite().all()), ""):
+            raise UsageError(f"{model.name}: its weights are not finite, such as those of {wrong}")
+        self._network = network.to(device, DTYPES[dtype]).eval().requires_grad_(False)
+        self._dtype = DTYPES[dtype]
+        self._heads = [LinearHead(head) for head in model.heads]
+        self._lock = threading.Lock()
+        self._tokenizer: Any = self._load_tokenizer() if model.role is Role.DUAL else None
+
+    def _load_tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        path = Path(self.model.folder)
+        with library_at_work(path, AutoTokenizer):
+            made = AutoTokenizer.from_pretrained(
+                str(path), local_files_only=True, trust_remote_code=False
+            )
+        text = self._network.config.get_text_config()
+        most = getattr(text, "max_position_embeddings", None) or made.model_max_length
+        self._length = int(min(made.model_max_length, most, LONGEST))
+        return made
+
+    def run(self, images: Sequence[Prepared], captions: Sequence[str]) -> BatchScores:
+        """Return the scores of a batch, on the host; one that does not fit is halved."""
+        try:
+            return self._run(images, captions)
+        except RuntimeError as error:
+            if not is_out_of_memory(error, free=0, wanted=1) or len(images) == 1:
+                raise
+        half = len(images) // 2
+        first = self.run(images[:half], captions[:half])
+        rest = self.run(images[half:], captions[half:])
+        embeddings = None
+        if first.embeddings is not None and rest.embeddings is not None:
+            embeddings = torch.cat([first.embeddings, rest.embeddings])
+        columns = {
+            name: torch.cat([own, rest.columns[name]]) for name, own in first.columns.items()
+        }
+        return BatchScores(columns, embeddings)
+
+    def _run(self, images: Sequence[Prepared], captions: Sequence[str]) -> BatchScores:
+        with torch.inference_mode():
+            inputs = {name: self._stacked(images, name) for name in images[0]}
+            if self.model.role is Role.CLASSIFIER:
+                logits = self._network(**inputs).logits.float()
+                return BatchScores(self._labelled(logits), None)
+            columns: dict[str, Tensor] = {}
+            if self.model.role is Role.DUAL:
+                output = self._network(**inputs, **self._tokens(captions))
+                embeddings = functional.normalize(output.image_embeds.float(), dim=-1)
+                texts = functional.normalize(output.text_embeds.float(), dim=-1)
+                columns[self.model.column("similarity")] = (embeddings * texts).sum(-1)
+            else:
+                embeddings = self._pooled(self._network(**inputs))
+            columns |= {head.column: head.scores(embeddings) for head in self._heads}
+            kept = embeddings.cpu() if self.model.embedding else None
+            return BatchScores({name: own.cpu() for name, own in columns.items()}, kept)
+
+    def _stacked(self, images: Sequence[Prepared], name: str) -> Tensor:
+        made = torch.stack([image[name] for image in images]).to(self._device)
+        return made.to(self._dtype) if made.is_floating_point() else made
+
+    def _tokens(self, captions: Sequence[str]) -> dict[str, Tensor]:
+        with self._lock:  # a tokenizer is told of padding before each call
+            made = self._tokenizer(
+                list(captions),
+                padding="max_length",
+                truncation=True,
+                max_length=self._length,
+                return_tensors="pt",
+            )
+        return {name: value.to(self._device) for name, value in made.items()}
+
+    def _labelled(self, logits: Tensor) -> dict[str, Tensor]:
+        activate = {"softmax": lambda x: x.softmax(-1), "sigmoid": torch.sigmoid}
+        found = activate.get(self.model.activation, lambda x: x)(logits).cpu()
+        return {column: found[:, number] for number, column in self.model.labels.items()}
+
+    def _pooled(self, output: Any) -> Tensor:
+        pooled = getattr(output, "pooler_output", None)
+        if pooled is None:
+            raise UsageError(
+                f"{self.model.name} gives no pooled output, so there is no embedding of an image: "
+                "choose another --model"
+            )
+        made: Tensor = pooled.flatten(1).float()
+        return made
+
+    def check(self, images: "Sequence[Image.Image]") -> int:
+        """Return the width of embeddings, or 0 for none; refuse a model whose outputs depend on
+        companions, by three images of different sizes."""
+        with library_at_work(Path(self.model.folder), type(self._network)):
+            one, two, three = map(self.processor.prepare, images)
+            shapes = [{name: own.shape for name, own in each.items()} for each in (one, two, three)]
+            if shapes[0] != shapes[1] or shapes[0] != shapes[2]:
+                raise UsageError(
+                    f"the processor of {self.model.name} makes images of different sizes, which no "
+                    "batch holds: choose another --model"
+                )
+            first = self.run([one, two], ["a", "a"])
+            other = self.run([three, two], ["b c d", "a"])
+        self._check_alike(first, other)
+        width = 0 if first.embeddings is None else first.embeddings.shape[1]
+        return int(width)
+
+    def _check_alike(self, first: BatchScores, other: BatchScores) -> None:
+        """Check the second of each batch, which is the same image."""
+        pairs = [(own[1], other.columns[name][1]) for name, own in first.columns.items()]
+        if first.embeddings is not None and other.embeddings is not None:
+            pairs.append((first.embeddings[1], other.embeddings[1]))
+        for one, two in pairs:
+            if not (one.isfinite().all() and two.isfinite().all()):
+                raise UsageError(f"{self.model.name} gives what is not finite: try --dtype fp32")
+            if not torch.allclose(one, two, rtol=TOLERANCE, atol=TOLERANCE):
+                raise UsageError(
+                    f"what {self.model.name} gives of an image depends on the others in its batch: "
+                    "choose another --model"
+                )
+
+
+def load_networks(
+    models: Sequence[ScoreModel], device: str, dtype: str
+) -> tuple[ScoringNetwork, ...]:
+    """Load models; those whose image processors are equal share one."""
+    place = torch.device(device)
+    processors: dict[str, ImageProcessor] = {}
+    found = []
+    for model in models:
+        own = ImageProcessor(model)
+        shared = processors.setdefault(own.known_by, own)
+        found.append(ScoringNetwork(model, place, dtype, shared))
+    return tuple(found)
+
+
+def check_heads(model: ScoreModel, width: int) -> None:
+    """Refuse heads that stand on embeddings of another width."""
+    for head in model.heads:
+        own = LinearHead(head).width
+        if own != width:
+            raise UsageError(
+                f"--head {head.place} is for embeddings of {plural(own, 'number')}, and those of "
+                f"{model.name} have {width}: choose the --model that it was made for"
+            )
