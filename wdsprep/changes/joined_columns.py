@@ -1,5 +1,6 @@
-"""What a condition of `select` may ask for beside the json of samples: columns of scores that are
-selected too, and of what `--join` names.
+"""Columns that a condition of `select` may ask for beside the json of samples.
+
+They are those of scores that are selected along, and of what `--join` names.
 """
 
 from collections.abc import Sequence
@@ -17,16 +18,20 @@ from wdsprep.loading.where import Subset, Where, subset_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JoinedColumns:
-    """Places of scores and tables: for each dataset that is selected from, those beside it. The
-    digest is of what they hold."""
+    """Places of scores and tables, for each dataset that is selected from those beside it.
+
+    The digest is of what they hold.
+    """
 
     places: tuple[tuple[str, ...], ...] = ()
     digest: str = ""
 
 
 def find_columns(groups: Sequence[Group], join: Sequence[str], condition: str) -> JoinedColumns:
-    """Return what stands beside the datasets of the first group: what `join` names, and scores
-    that are selected along."""
+    """Return what stands beside the datasets of the first group.
+
+    That is what `join` names, and scores that are selected along.
+    """
     origins = groups[0].origins
     if not condition:
         return JoinedColumns(places=((),) * len(origins))

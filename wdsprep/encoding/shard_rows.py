@@ -26,8 +26,11 @@ from wdsprep.text import human_bytes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardRows:
-    """Reads a shard once. `content` takes the marks of its rows; without `has_images` the bytes of
-    images are passed over, but for foreign tars, which are known by them."""
+    """A shard to be read once.
+
+    `content` takes the marks of its rows. Without `has_images` the bytes of images are passed over,
+    but for foreign tars, which are known by them.
+    """
 
     source: TarsSource
     shard: ImageShard
@@ -60,7 +63,7 @@ class ShardRows:
             raise HopelessError(self._damaged(self._how(f"another {self.shard.kind.shown}")))
 
     def _texts(self, source: TarsSource, store: Store) -> Iterator[tuple[str, Sample | Refusal]]:
-        """The same without images, and as much certainty as there is without their bytes."""
+        """Yield samples without images, checked as far as that goes without their bytes."""
         try:
             rows = read_texts(source, store, self.shard)
             yield from islice(rows, self.shard.item.take or None)
@@ -70,7 +73,7 @@ class ShardRows:
             raise HopelessError(self._damaged(self._how(str(error)))) from error
 
     def _how(self, why: str) -> str:
-        """Reading ends where a tar is broken, so only the store knows how long it is."""
+        """Say how a shard is damaged: only the store knows how long a broken tar is."""
         name, expected = self.shard.item.name, self.shard.item.nbytes
         listed = opened(self.source.url).list(name)
         nbytes = next((entry.nbytes for entry in listed if entry.name == name), 0)

@@ -20,8 +20,10 @@ DTYPES = {NUMBER: "<f8", WHOLE: "<i8"}
 
 
 class ScoreRows(TableRows):
-    """Reads the json of all samples of a dataset of scores. `texts` are wanted, if they are
-    columns."""
+    """The json of all samples of a dataset of scores, as rows.
+
+    Columns of texts are left out but for `texts`.
+    """
 
     def __init__(self, dataset: Dataset, texts: Sequence[str]) -> None:
         super().__init__(dataset.store.url)

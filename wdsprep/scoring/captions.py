@@ -47,8 +47,10 @@ def _identifier() -> Any:
 
 
 def language_of(caption: str) -> tuple[str, float]:
-    """Return the code of a caption's language, and its probability; none where it has no letters,
-    of which no language can be told."""
+    """Return the code of a caption's language, and its probability.
+
+    Of one without letters no language can be told: it is `und`, with 0.
+    """
     if not any(map(str.isalpha, caption)):
         return UNKNOWN, 0.0
     code, probability = _identifier().classify(caption)
@@ -62,8 +64,10 @@ def share_of_letters(caption: str) -> float:
 
 
 class RepeatedCaptions:
-    """Counts captions of one shard; those that differ in case or white space alone are equal. A
-    count is known once all have been added."""
+    """Counts of the captions of one shard, known once all have been added.
+
+    Captions that differ in case or white space alone are equal.
+    """
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()

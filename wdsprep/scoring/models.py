@@ -256,8 +256,10 @@ def _labels_of(what: str, config: Config) -> tuple[dict[int, str], str]:
 
 
 def with_labels(models: Sequence[ScoreModel], wanted: Sequence[WantedLabel]) -> list[ScoreModel]:
-    """Return the models with the columns that are wanted of classifiers: those that are named; of a
-    model of which none is named, all."""
+    """Return the models with the columns that are wanted of classifiers.
+
+    Those are the labels that are named; of a model of which none is named, all.
+    """
     left = {each.label for each in wanted}
     found = []
     for model in models:

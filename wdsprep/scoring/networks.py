@@ -182,8 +182,10 @@ class ScoringNetwork:
         return made
 
     def check(self, images: "Sequence[Image.Image]") -> int:
-        """Return the width of embeddings, or 0 for none; refuse a model whose outputs depend on
-        companions, by three images of different sizes."""
+        """Return the width of embeddings, or 0 for none, as three images of different sizes show it.
+
+        A model whose outputs depend on companions is refused.
+        """
         with library_at_work(Path(self.model.folder), type(self._network)):
             one, two, three = map(self.processor.prepare, images)
             shapes = [{name: own.shape for name, own in each.items()} for each in (one, two, three)]

@@ -8,15 +8,18 @@ does then is what `encode` does: settings, what is left to do, units, receipts, 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from wdsprep.dataset.arrays import Field, layout
 from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.receipts import Settings
 from wdsprep.dataset.scores import NUMBER, SCORES
 from wdsprep.dataset.state import form_there
 from wdsprep.encoding.crew import EncodeCrew, EncodeCrewOptions, find_crew, runner_of, settled
-from wdsprep.encoding.image_shards import ImageShards, find_image_shards, tars_of
-from wdsprep.encoding.pending import drained, pending_shards, take_back
+from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
+from wdsprep.encoding.pending import Left, drained, pending_shards, take_back
 from wdsprep.errors import UsageError
 from wdsprep.options import taking
 from wdsprep.runners.job import JobListener
@@ -73,6 +76,23 @@ class TriedModel:
     """of its embeddings; 0 for none"""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScorePlan:
+    """A run before anything is written."""
+
+    out: str
+    source: ImageShards
+    wanted: tuple[ImageShard, ...]
+    tried: tuple[TriedModel, ...]
+    columns: Mapping[str, str]
+    fields: tuple[Field, ...]
+    settings: Settings
+    by: EncodeCrewOptions
+    """Who shall work, with the runner that is chosen."""
+    crew: EncodeCrew
+    dtype: str
+
+
 @taking(ScoreOptions)
 def score(options: ScoreOptions) -> Outcome:
     """Score the image shards in `images` into the dataset `out`, by models and by captions.
@@ -85,6 +105,32 @@ def score(options: ScoreOptions) -> Outcome:
     Interrupted or killed, the same call goes on where it was.
     """
     listener = options.listener or JobListener()
+    plan = _plan_of(options, listener)
+    edition, manifest = opened_dataset(
+        plan.out, "latents", plan.settings, overwrite=options.overwrite
+    )
+    left = _left_to_do(plan, edition, manifest, options, listener)
+    listener.begun(_begun(plan))
+    run = Run(
+        edition,
+        left.manifest,
+        count=len(left.shards),
+        limit=options.limit if plan.wanted != plan.source.shards else 0,
+        whole=plan.source.is_whole,
+        extra=partial(dict, model=", ".join(each.model.name for each in plan.tried)),
+    )
+    work = _work(plan, options, edition.mark, keeps_content=manifest.keeps_content)
+    count, before = len(left.shards), manifest.samples
+    runner = runner_of(plan.by, plan.crew, units=count, phase=plan.out, name="score")
+    track = options.track if count else ""
+    with tracked(track, [plan.out], listener, settings=plan.settings, before=before) as status:
+        units = drained(left.shards)
+        (outcome,) = carry_out([run], runner if count else None, work, units, status=status)
+    return outcome
+
+
+def _plan_of(options: ScoreOptions, listener: JobListener) -> ScorePlan:
+    """Find images, models and workers, and see that all of it can be done."""
     images, out = absolute(options.images), absolute(options.out)
     form = form_there(out, overwrite=options.overwrite)
     kind = DigestKind.of(form)
@@ -111,54 +157,64 @@ def score(options: ScoreOptions) -> Outcome:
         },
         "text": "none",
     }
-    wanted = source.first(options.limit)
-    edition, manifest = opened_dataset(out, "latents", settings, overwrite=options.overwrite)
+    return ScorePlan(
+        out=out,
+        source=source,
+        wanted=source.first(options.limit),
+        tried=tuple(tried),
+        columns=columns,
+        fields=tuple(fields),
+        settings=settings,
+        by=by,
+        crew=crew,
+        dtype=dtype,
+    )
+
+
+def _left_to_do(
+    plan: ScorePlan,
+    edition: Edition,
+    manifest: Manifest,
+    options: ScoreOptions,
+    listener: JobListener,
+) -> Left:
+    """Return the shards that are left, without those that were packed anew since."""
     left = pending_shards(
         edition.store,
         manifest,
-        source.shards,
-        wanted,
+        plan.source.shards,
+        plan.wanted,
         redo_changed=options.redo_changed,
-        is_whole=source.is_whole,
-        tars=tars_of(source.url, int(options.max_bytes)),
+        is_whole=plan.source.is_whole,
+        tars=tars_of(plan.source.url, int(options.max_bytes)),
         compared=listener.compared,
     )
     take_back(edition, left.stale)
     for line in left.lines:
         listener.told(line)
-    listener.begun(_begun(source, tried, columns, fields, crew, options.limit))
-    work = ScoreWork(
-        images=source.url,
-        scores=out,
-        settings=settings,
-        edition=edition.mark,
-        models=tuple(each.model for each in tried),
+    return left
+
+
+def _work(
+    plan: ScorePlan, options: ScoreOptions, edition: str, *, keeps_content: bool
+) -> ScoreWork:
+    crew = plan.crew
+    return ScoreWork(
+        images=plan.source.url,
+        scores=plan.out,
+        settings=plan.settings,
+        edition=edition,
+        models=tuple(each.model for each in plan.tried),
         has_captions=options.language,
         device=crew.device,
-        dtype=dtype,
+        dtype=plan.dtype,
         max_area=options.max_area,
         max_nbytes=int(options.max_bytes),
         batch_size=int(options.batch_size) or (CPU_BATCH if crew.device == "cpu" else GPU_BATCH),
         threads=crew.threads,
         gpus=crew.gpus_per_worker,
-        keeps_content=manifest.keeps_content,
+        keeps_content=keeps_content,
     )
-    run = Run(
-        edition,
-        left.manifest,
-        count=len(left.shards),
-        limit=options.limit if wanted != source.shards else 0,
-        whole=source.is_whole,
-        extra=partial(dict, model=", ".join(each.name for each in models) or library),
-    )
-    count = len(left.shards)
-    runner = runner_of(by, crew, units=count, phase=out, name="score") if count else None
-    before = manifest.samples
-    track = options.track if runner else ""
-    with tracked(track, [out], listener, settings=settings, before=before) as status:
-        units = drained(left.shards)
-        (outcome,) = carry_out([run], runner, work, units, status=status)
-    return outcome
 
 
 def _dtype(wanted: str, device: str) -> str:
@@ -264,22 +320,14 @@ def _fields(tried: Sequence[TriedModel]) -> list[Field]:
     ]
 
 
-def _begun(
-    source: ImageShards,
-    tried: Sequence[TriedModel],
-    columns: Mapping[str, str],
-    fields: Sequence[Field],
-    crew: EncodeCrew,
-    limit: int,
-) -> ScoreBegun:
-    wanted: Sequence[Any] = source.first(limit)
+def _begun(plan: ScorePlan) -> ScoreBegun:
     return ScoreBegun(
-        models=tuple(each.model for each in tried),
-        processors=tuple(each.processor for each in tried),
-        columns=columns,
-        embeddings=tuple(fields),
-        crew=crew,
-        shards=len(wanted),
-        samples=sum(shard.item.take or shard.item.samples for shard in wanted),
-        is_whole=source.is_whole,
+        models=tuple(each.model for each in plan.tried),
+        processors=tuple(each.processor for each in plan.tried),
+        columns=plan.columns,
+        embeddings=plan.fields,
+        crew=plan.crew,
+        shards=len(plan.wanted),
+        samples=sum(shard.item.take or shard.item.samples for shard in plan.wanted),
+        is_whole=plan.source.is_whole,
     )
