@@ -182,7 +182,7 @@ class ScoringNetwork:
         return made
 
     def check(self, images: "Sequence[Image.Image]") -> int:
-        """Return the width of embeddings, or 0 for none, as three images of different sizes show it.
+        """Return the width of embeddings, or 0 for none, by three images of different sizes.
 
         A model whose outputs depend on companions is refused.
         """

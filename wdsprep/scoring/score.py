@@ -92,6 +92,12 @@ class ScorePlan:
     crew: EncodeCrew
     dtype: str
 
+    @property
+    def made_by(self) -> list[str]:
+        """Return the names of the models, and of what tells languages."""
+        language = self.settings[SCORES]["language"]
+        return [*(each.model.name for each in self.tried), *([language] if language else [])]
+
 
 @taking(ScoreOptions)
 def score(options: ScoreOptions) -> Outcome:
@@ -117,15 +123,17 @@ def score(options: ScoreOptions) -> Outcome:
         count=len(left.shards),
         limit=options.limit if plan.wanted != plan.source.shards else 0,
         whole=plan.source.is_whole,
-        extra=partial(dict, model=", ".join(each.model.name for each in plan.tried)),
+        extra=partial(dict, model=", ".join(plan.made_by)),
     )
     work = _work(plan, options, edition.mark, keeps_content=manifest.keeps_content)
     count, before = len(left.shards), manifest.samples
-    runner = runner_of(plan.by, plan.crew, units=count, phase=plan.out, name="score")
+    runner = None
+    if count:
+        runner = runner_of(plan.by, plan.crew, units=count, phase=plan.out, name="score")
     track = options.track if count else ""
     with tracked(track, [plan.out], listener, settings=plan.settings, before=before) as status:
         units = drained(left.shards)
-        (outcome,) = carry_out([run], runner if count else None, work, units, status=status)
+        (outcome,) = carry_out([run], runner, work, units, status=status)
     return outcome
 
 
