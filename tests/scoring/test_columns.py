@@ -3,6 +3,8 @@
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -131,3 +133,47 @@ def test_scores_made_again_choose_anew(images: Path, models: Path, tmp_path: Pat
         )
         assert {batch["key"][0] for batch in loader} == wanted
         shutil.rmtree(tmp_path / "kept", ignore_errors=True)
+
+
+def test_a_table_of_scores_is_exported_which_a_loader_joins(
+    scores: Path, images: Path, least: float, tmp_path: Path
+) -> None:
+    wdsprep.export(str(scores), str(tmp_path / "table"), to="parquet")
+    rows = pq.read_table(tmp_path / "table").to_pylist()
+    columns = columns_in(scores)
+    assert {row["key"]: row["aesthetic"] for row in rows} == {
+        key: each["aesthetic"] for key, each in columns.items()
+    }
+    kept = pa.Table.from_pylist([{n: row[n] for n in ("key", "aesthetic")} for row in rows])
+    pq.write_table(kept, tmp_path / "scores.parquet")
+    loader = wdsprep.load(
+        str(images),
+        join=str(tmp_path / "scores.parquet"),
+        where=f"aesthetic >= {least}",
+        pixels=64,
+        global_batch=1,
+    )
+    assert {batch["key"][0] for batch in loader} == wanted(scores, least)
+
+
+def test_images_are_exported_with_their_scores(scores: Path, images: Path, tmp_path: Path) -> None:
+    wdsprep.export(str(images), str(tmp_path / "table"), to="parquet", join=[str(scores)])
+    rows = pq.read_table(tmp_path / "table").to_pylist()
+    columns = columns_in(scores)
+    assert len(rows) == len(columns)
+    for row in rows:
+        assert row["aesthetic"] == columns[row["key"]]["aesthetic"]
+        assert row["image"]["bytes"]
+
+
+def test_a_report_shows_each_column_and_both_ends(
+    scores: Path, images: Path, tmp_path: Path
+) -> None:
+    wdsprep.report(str(images), str(scores), output=str(tmp_path / "r.html"), samples=2)
+    page = (tmp_path / "r.html").read_text()
+    assert 'id="scores"' in page
+    assert "The lowest and the highest of 15 samples" in page
+    by_score = sorted(columns_in(scores).items(), key=lambda pair: pair[1]["aesthetic"])
+    part = page.partition('aria-label="lowest aesthetic"')[2].partition("</section>")[0]
+    assert all(key in part for key, _ in by_score[:4])
+    assert not any(key in part for key, _ in by_score[4:])

@@ -98,6 +98,11 @@ def decode_image(data: bytes, *, max_area: int = MAX_AREA) -> "Image.Image":
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
+def planes_of(image: "Image.Image") -> torch.Tensor:
+    """Return the pixels of an image, uint8 (3, H, W)."""
+    return _planes(_pixels(image))
+
+
 def _or_refused(act: Callable[[], T]) -> "T | RejectedError":
     try:
         return act()

@@ -7,10 +7,13 @@ padded to the longest that the model takes: so nothing that a sample becomes dep
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
@@ -18,12 +21,10 @@ from wdsprep.encoding.models.base import DTYPES
 from wdsprep.encoding.models.batch_size import is_out_of_memory
 from wdsprep.encoding.models.loading import library_at_work, load_weights, silence
 from wdsprep.errors import UsageError
+from wdsprep.images.crop import planes_of
 from wdsprep.scoring.heads import LinearHead
 from wdsprep.scoring.models import Role, ScoreModel
 from wdsprep.text import plural
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 Prepared = Mapping[str, Tensor]
 """An image as a processor gives it, without the dimension of a batch."""
@@ -31,6 +32,8 @@ BACKENDS = {"auto": None, "fast": "torchvision", "slow": "pil"}
 TOLERANCE = 1e-3
 """How much an output may differ by rounding where its companions are others."""
 LONGEST = 4096
+PROBES = ((96, 64), (72, 88), (130, 60))
+"""The sizes of the images by which models are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,17 @@ class BatchScores:
 
     columns: dict[str, Tensor]
     embeddings: Tensor | None
+
+
+class DecodedImage:
+    """An image in RGB, whose planes are made once."""
+
+    def __init__(self, image: "Image.Image") -> None:
+        self.image = image
+
+    @cached_property
+    def planes(self) -> Tensor:
+        return planes_of(self.image)
 
 
 class ImageProcessor:
@@ -56,6 +70,7 @@ class ImageProcessor:
                 trust_remote_code=False,
             )
         self.is_fast = "TorchvisionBackend" in {base.__name__ for base in type(self._own).__mro__}
+        self.takes_planes = False
         if model.processor != "auto" and self.is_fast != (model.processor == "fast"):
             raise UsageError(
                 f"{model.name} has no {model.processor} image processor: leave --processor out"
@@ -70,10 +85,32 @@ class ImageProcessor:
         """Its name and kind, as settings have them."""
         return f"{type(self._own).__name__} ({'fast' if self.is_fast else 'slow'})"
 
-    def prepare(self, image: "Image.Image") -> Prepared:
+    def prepare(self, image: "DecodedImage") -> Prepared:
         """Return what the network is given of an image. May be called by several threads."""
-        made = self._own(images=[image], return_tensors="pt")
+        if self.takes_planes:
+            return self._made(image.planes, input_data_format="channels_first")
+        return self._made(image.image)
+
+    def _made(self, image: Any, **more: Any) -> Prepared:
+        made = self._own(images=[image], return_tensors="pt", **more)
         return {name: value[0] for name, value in made.items() if isinstance(value, Tensor)}
+
+    def choose_planes(self, image: "DecodedImage") -> None:
+        """Take pixels as planes from now on, if that gives the same.
+
+        A fast processor takes 2.6 ms for an image of 1024 x 768 as Pillow has it, and 1.1 ms for
+        its planes, of which the models of a pass share one copy.
+        """
+        if not self.is_fast:
+            return
+        plain = self._made(image.image)
+        try:
+            found = self._made(image.planes, input_data_format="channels_first")
+        except (TypeError, ValueError, RuntimeError, AttributeError):  # it is written for Pillow's
+            return
+        self.takes_planes = plain.keys() == found.keys() and all(
+            torch.equal(own, found[name]) for name, own in plain.items()
+        )
 
 
 class ScoringNetwork:
@@ -181,7 +218,7 @@ class ScoringNetwork:
         made: Tensor = pooled.flatten(1).float()
         return made
 
-    def check(self, images: "Sequence[Image.Image]") -> int:
+    def check(self, images: Sequence[DecodedImage]) -> int:
         """Return the width of embeddings, or 0 for none, by three images of different sizes.
 
         A model whose outputs depend on companions is refused.
@@ -215,6 +252,13 @@ class ScoringNetwork:
                 )
 
 
+def probes() -> list[DecodedImage]:
+    """Return noise of different sizes, by which models are tried."""
+    random = np.random.default_rng(0)
+    noises = (random.integers(0, 256, (*size, 3), np.uint8) for size in PROBES)
+    return [DecodedImage(Image.fromarray(noise)) for noise in noises]
+
+
 def load_networks(
     models: Sequence[ScoreModel], device: str, dtype: str
 ) -> tuple[ScoringNetwork, ...]:
@@ -225,6 +269,8 @@ def load_networks(
     for model in models:
         own = ImageProcessor(model)
         shared = processors.setdefault(own.known_by, own)
+        if shared is own:
+            own.choose_planes(probes()[0])
         found.append(ScoringNetwork(model, place, dtype, shared))
     return tuple(found)
 

@@ -8,7 +8,6 @@ does then is what `encode` does: settings, what is left to do, units, receipts, 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from wdsprep.dataset.arrays import Field, layout
 from wdsprep.dataset.digests import DigestKind
@@ -41,13 +40,8 @@ from wdsprep.scoring.work import ScoreWork
 from wdsprep.sources.patterns import is_glob
 from wdsprep.store.base import absolute, check_apart
 
-if TYPE_CHECKING:
-    from PIL import Image
-
 CPU_BATCH, GPU_BATCH = 16, 64
 STORED = {"fp16": "<f2", "fp32": "<f4"}
-PROBES = ((96, 64), (72, 88), (130, 60))
-"""The sizes of the images by which models are tried."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -290,15 +284,13 @@ def _tried(models: Sequence[ScoreModel]) -> list[TriedModel]:
     """Load each model once, and see what it gives of three images."""
     if not models:
         return []
-    import torch
-
-    from wdsprep.scoring.networks import ImageProcessor, ScoringNetwork, check_heads
+    from wdsprep.scoring.networks import check_heads, load_networks, probes
 
     found = []
     for model in models:
         bare = replace(model, heads=(), embedding="fp32")
-        network = ScoringNetwork(bare, torch.device("cpu"), "fp32", ImageProcessor(model))
-        width = network.check(_probes())
+        (network,) = load_networks([bare], "cpu", "fp32")
+        width = network.check(probes())
         check_heads(model, width)
         found.append(
             TriedModel(
@@ -308,15 +300,6 @@ def _tried(models: Sequence[ScoreModel]) -> list[TriedModel]:
             )
         )
     return found
-
-
-def _probes() -> "list[Image.Image]":
-    import numpy as np
-    from PIL import Image
-
-    random = np.random.default_rng(0)
-    noises = (random.integers(0, 256, (*size, 3), np.uint8) for size in PROBES)
-    return [Image.fromarray(noise) for noise in noises]
 
 
 def _fields(tried: Sequence[TriedModel]) -> list[Field]:

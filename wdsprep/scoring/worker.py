@@ -37,7 +37,7 @@ from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import RunProgress, share_of
 from wdsprep.scoring.captions import RepeatedCaptions, caption_columns
 from wdsprep.scoring.models import check_here
-from wdsprep.scoring.networks import BatchScores, Prepared, load_networks
+from wdsprep.scoring.networks import BatchScores, DecodedImage, Prepared, load_networks
 from wdsprep.sources import alone
 from wdsprep.sources.fingerprints import Content
 from wdsprep.store import open_store
@@ -203,7 +203,7 @@ class ScoreWorker:
         caption = plain(row.caption)
         images: list[Prepared] = []
         if self._processors:
-            image = decode_image(row.image, max_area=self._work.max_area)
+            image = DecodedImage(decode_image(row.image, max_area=self._work.max_area))
             images = [each.prepare(image) for each in self._processors]
         columns = caption_columns(caption) if self._work.has_captions else {}
         sample = Sample(source=row.source, image=b"", captions=(caption,), facts=row.facts)
