@@ -1,4 +1,4 @@
-"""The whole way of the run that wdsprep follows, on drawn pictures: URLs, images, scores, phases."""
+"""The whole way of the published run, on drawn pictures: URLs, images, scores, phases."""
 
 from pathlib import Path
 

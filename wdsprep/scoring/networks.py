@@ -43,6 +43,11 @@ class BatchScores:
     columns: dict[str, Tensor]
     embeddings: Tensor | None
 
+    @property
+    def is_finite(self) -> bool:
+        every = [*self.columns.values(), *([] if self.embeddings is None else [self.embeddings])]
+        return all(bool(each.isfinite().all()) for each in every)
+
 
 class DecodedImage:
     """An image in RGB, whose planes are made once."""
@@ -153,15 +158,30 @@ class ScoringNetwork:
         return made
 
     def run(self, images: Sequence[Prepared], captions: Sequence[str]) -> BatchScores:
-        """Return the scores of a batch, on the host; one that does not fit is halved."""
+        """Return the scores of a batch, on the host.
+
+        A batch that does not fit is halved, and one of half precision with values that are not
+        finite is computed again in fp32.
+        """
+        found = self._in_parts(images, captions)
+        if self._dtype is torch.float32 or found.is_finite:
+            return found
+        half = self._dtype
+        try:
+            self._network, self._dtype = self._network.float(), torch.float32
+            return self._in_parts(images, captions)
+        finally:
+            self._network, self._dtype = self._network.to(half), half
+
+    def _in_parts(self, images: Sequence[Prepared], captions: Sequence[str]) -> BatchScores:
         try:
             return self._run(images, captions)
         except RuntimeError as error:
             if not is_out_of_memory(error, free=0, wanted=1) or len(images) == 1:
                 raise
         half = len(images) // 2
-        first = self.run(images[:half], captions[:half])
-        rest = self.run(images[half:], captions[half:])
+        first = self._in_parts(images[:half], captions[:half])
+        rest = self._in_parts(images[half:], captions[half:])
         embeddings = None
         if first.embeddings is not None and rest.embeddings is not None:
             embeddings = torch.cat([first.embeddings, rest.embeddings])

@@ -87,7 +87,8 @@ class ScoreWorker:
         self._networks = load_networks(here, work.device, work.dtype)
         self._processors = list(dict.fromkeys(each.processor for each in self._networks))
         threads = work.threads or _own_cores(work.gpus)
-        lanes = threads if work.device == "cpu" else 1
+        # A network of half precision may turn to fp32 for a batch, so nothing else computes there.
+        lanes = threads if work.device == "cpu" and work.dtype == "fp32" else 1
         self._size = work.batch_size
         self._ahead = 2 * threads + self._size
         self._pool = ThreadPoolExecutor(threads, "decode", torch.set_num_threads, (1,))
