@@ -9,7 +9,7 @@ import pytest
 import wdsprep
 from tests.kit.encodes import encode_here
 from tests.kit.scores import columns_in, score_here
-from tests.kit.webserver import Connection, Request, WebServer, ok
+from tests.kit.webserver import Connection, Request, WebServer, ok, status
 from wdsprep.cli.demo.drawings import draw
 from wdsprep.cli.demo.pictures import KINDS
 
@@ -27,7 +27,9 @@ def test_urls_become_chosen_latents_of_both_phases(models: Path, tmp_path: Path)
     ]
 
     def answer(connection: Connection, request: Request) -> bool:
-        return ok(drawn[int(request.path.strip("/"))])(connection, request)
+        name = request.path.strip("/")
+        behave = ok(drawn[int(name)]) if name.isdecimal() else status(404)  # of robots.txt
+        return behave(connection, request)
 
     with WebServer(answer) as server:
         rows = [

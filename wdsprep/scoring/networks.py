@@ -205,7 +205,8 @@ class ScoringNetwork:
             else:
                 embeddings = self._pooled(self._network(**inputs))
             columns |= {head.column: head.scores(embeddings) for head in self._heads}
-            kept = embeddings.cpu() if self.model.embedding else None
+            stored = self.model.embedding
+            kept = embeddings.to(DTYPES[stored]).cpu() if stored else None
             return BatchScores({name: own.cpu() for name, own in columns.items()}, kept)
 
     def _stacked(self, images: Sequence[Prepared], name: str) -> Tensor:
