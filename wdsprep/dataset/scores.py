@@ -18,6 +18,11 @@ def is_scored(settings: Mapping[str, Any]) -> bool:
     return SCORES in settings
 
 
+def counted_as(dataset: str, settings: Mapping[str, Any]) -> str:
+    """Return what the samples of a dataset are counted as: images, latents or scores."""
+    return SCORES if is_scored(settings) else dataset
+
+
 def columns_of(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return what each column of scores holds, in the order in which they were asked for."""
     found = settings.get(SCORES, {}).get("columns", {})

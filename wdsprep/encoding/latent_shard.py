@@ -81,8 +81,9 @@ class LatentShard:
         self._rows[shape].append(self._come)
         self.samples += 1
         self.nbytes += sum(nbytes_of(data) for _, data in members)
-        told = {} if cut is None else {"cut": cut, "caption": members[-1][1]}
-        count_sample(self.counts, "latents", told, shape)
+        if cut is not None:
+            told = {"cut": cut, "caption": members[-1][1]}
+            count_sample(self.counts, "latents", told, shape)
 
     def _was_removed(self, members: Members) -> bool:
         """Whether it was taken out of these latents alone: the images have it still."""
