@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from wdsprep.reporting import report
     from wdsprep.reporting.card import card
     from wdsprep.reporting.inspect import inspect
+    from wdsprep.scoring.score import score
 
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "remove",
     "repair",
     "report",
+    "score",
     "select",
     "stream",
     "verify",
@@ -58,6 +60,7 @@ _PLACES = {
     "remove": "wdsprep.changes.remove",
     "repair": "wdsprep.checks.repair",
     "report": "wdsprep.reporting",
+    "score": "wdsprep.scoring.score",
     "select": "wdsprep.changes.select",
     "stream": "wdsprep.loading.streaming",
     "verify": "wdsprep.checks.verify",

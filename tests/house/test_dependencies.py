@@ -66,7 +66,7 @@ def texts(folder: Path) -> Iterator[str]:
 
 PACKAGE = distributions(texts(ROOT / "wdsprep"), own=("wdsprep",))
 IMPORTED, GIVEN = named("dependencies")
-EXTRAS = set(re.findall(r'\n(tensorboard|wandb) = \["\1>', PYPROJECT))
+EXTRAS = set(re.findall(r'\n(?:language|tensorboard|wandb) = \["([\w-]+)>', PYPROJECT))
 """What is imported where somebody has asked for it."""
 
 

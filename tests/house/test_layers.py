@@ -23,7 +23,7 @@ from wdsprep.cli import cli
 PACKAGE = ROOT / "wdsprep"
 ROOMS = (
     *("store", "dataset", "fetch", "images", "runners", "sources", "packing", "encoding"),
-    *("importing", "loading", "changes", "checks", "reporting", "exporting", "cli"),
+    *("importing", "scoring", "loading", "changes", "checks", "reporting", "exporting", "cli"),
 )
 """From the ground up. Files beside them are the ground itself: every room may import them."""
 PLACES = {
@@ -31,20 +31,20 @@ PLACES = {
     "boto3": ("store",),
     "botocore": ("store",),
     "pycurl": ("fetch",),
-    "PIL": ("images", "reporting", "cli"),
+    "PIL": ("images", "scoring", "reporting", "cli"),
     "pyarrow": (
         *("sources", "images", "importing", "encoding", "loading", "changes", "exporting"),
         "reporting",
     ),
     "ray": ("runners", "loading"),
     "numpy": (
-        *("dataset", "images", "encoding", "importing", "loading", "changes", "checks"),
-        *("reporting", "exporting"),
+        *("dataset", "images", "encoding", "importing", "scoring", "loading"),
+        *("changes", "checks", "reporting", "exporting"),
     ),
-    "torch": ("encoding", "loading", "images", "importing", "exporting"),
+    "torch": ("encoding", "loading", "images", "importing", "scoring", "exporting"),
     "torchvision": (),
     "diffusers": ("encoding",),
-    "transformers": ("encoding",),
+    "transformers": ("encoding", "scoring"),
     "huggingface_hub": ("encoding", "store"),
     "safetensors": ("encoding",),
     "webdataset": (),

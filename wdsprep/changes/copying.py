@@ -32,6 +32,7 @@ from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.removed import Removed
 from wdsprep.dataset.rows import ImagePositions
 from wdsprep.dataset.samples import facts_bytes, key_order, parse_object
+from wdsprep.dataset.scores import counted_as
 from wdsprep.dataset.selection import Numbers
 from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.dataset.spans import Span, spans
@@ -421,8 +422,9 @@ class _Made:
         self.rows += part.positions[found.places].tolist()
         self.samples += len(found.keys)
         self.nbytes += sum(end - begin for begin, end in found.reach)
+        kind = counted_as(self.work.dataset, self.work.settings)
         for facts in found.facts:
-            count_sample(self.counts, self.work.dataset, facts, part.shape)
+            count_sample(self.counts, kind, facts, part.shape)
 
 
 def _is_removed(removed: Removed, found: CopiedSamples, number: int) -> bool:

@@ -3,7 +3,7 @@
 import contextlib
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 from wdsprep.changes.copying import CopyUnit, CopyWork
 from wdsprep.changes.cutting import Cut, ShardLimits, ShardPiece, cut
 from wdsprep.changes.grouping import NAME, Group
+from wdsprep.changes.joined_columns import JoinedColumns, subsets_of
 from wdsprep.changes.selection import (
     OriginShards,
     Parts,
@@ -55,12 +56,15 @@ class SelectAsked:
     samples: int
     nbytes: int
     prefix: bool
+    columns: JoinedColumns = field(default_factory=JoinedColumns)
+    """What the condition may ask for beside the json."""
 
     def settings(self, part: str) -> dict[str, Any]:
         """What decides the bytes, beside the datasets. What was not asked for is no setting."""
         chance = self.count or self.parts
         found = {
             "count": self.count,
+            "join": self.columns.digest,
             "keys": self.keys.digest if self.keys else "",
             "part": part,
             "prefix": self.prefix,
@@ -80,7 +84,7 @@ def cut_all(group: Group, asked: SelectAsked) -> dict[str, list[Cut]]:
     if asked.keys:
         every = with_keys(every, shards, asked.keys, rise=rise)
     if asked.where:
-        every = where(every, shards, asked.where)
+        every = where(every, shards, subsets_of(group.origins, asked.columns, asked.where))
     if not every.samples:
         shown = " and ".join(origin.shown for origin in group.origins)
         raise UsageError(f"nothing is selected: no sample of {shown} is left: ask for less")

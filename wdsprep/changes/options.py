@@ -113,6 +113,16 @@ class SelectOptions(SpanCrewOptions, ShardSizes):
         default="",
         metadata=about('Take what this is true of in the json, such as "width >= 768".', SAMPLES),
     )
+    join: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]" = field(
+        default=(),
+        metadata=about(
+            "Let --where ask for the columns of these too: scores, or tables with a column key.",
+            SAMPLES,
+            is_place=True,
+            is_many=True,
+            metavar="PLACE",
+        ),
+    )
     keys: NameList = field(
         default="",
         metadata=about(
@@ -150,6 +160,11 @@ class SelectOptions(SpanCrewOptions, ShardSizes):
     overwrite: bool = field(default=False, metadata=overwrite("what is in OUT"))
     track: str = field(default="", metadata=TRACK)
     listener: "JobListener | None" = None
+
+    def check_together(self) -> None:
+        super().check_together()
+        if self.join and not self.where:
+            raise UsageError("--join is for what --where asks for: give a condition")
 
     @property
     def places(self) -> tuple[Place, ...]:

@@ -40,6 +40,7 @@ from wdsprep.dataset.rejects import Reject, RejectsFile, hidden, read_rejects
 from wdsprep.dataset.removed import Removed, ShardRemoval, UnitRemoval
 from wdsprep.dataset.rows import ImagePositions, may_have_rows
 from wdsprep.dataset.samples import key_order, parse_json, parse_object
+from wdsprep.dataset.scores import counted_as
 from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.dataset.spans import offsets_without, spans
 from wdsprep.dataset.state import read_receipt
@@ -161,7 +162,8 @@ class UnitChange:
                 raise self._unlike_receipt(each.name)
             for row, fields in zip(each.rows, gone[each.name], strict=True):
                 shape = next((name for name, rows in shapes.items() if row in rows), "")
-                count_sample(counts, receipt.dataset, parse_json(fields["json"]), shape)
+                kind = counted_as(receipt.dataset, receipt.settings)
+                count_sample(counts, kind, parse_json(fields["json"]), shape)
         return counts
 
     def _made_of_now(self, receipt: Receipt) -> Receipt:

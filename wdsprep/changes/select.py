@@ -30,13 +30,13 @@
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from wdsprep.changes.options import SelectOptions
 from wdsprep.errors import UsageError
-from wdsprep.options import taking
+from wdsprep.options import as_places, taking
 from wdsprep.runners.base import CrewOptions, SpanCrewOptions, settled
 from wdsprep.runners.job import JobListener
 from wdsprep.store.base import check_apart
@@ -100,6 +100,7 @@ def select(options: SelectOptions) -> Selected:
         options.overwrite,
         options.track,
         options.listener or JobListener(),
+        join=[os.fspath(place) for place in as_places(options.join)],
     )
 
 
@@ -130,15 +131,19 @@ def _selected(
     overwrite: bool,
     track: str,
     listener: JobListener,
+    *,
+    join: Sequence[str],
 ) -> Selected:
     from wdsprep.changes.filling import Out, check_room, cut_all
     from wdsprep.changes.grouping import SPLIT, groups_of
+    from wdsprep.changes.joined_columns import find_columns
 
     if asked.parts and SPLIT not in out:
         raise UsageError(f"--split makes several datasets: put {SPLIT} into OUT: {out}/{SPLIT}")
     if SPLIT in out and not asked.parts:
         raise UsageError(f"{out}: {SPLIT} is for --split, such as train=0.9,val=0.1")
     groups = groups_of(given, out)
+    asked = replace(asked, columns=find_columns(groups, join, asked.where))
     outs = [
         Out(group=group, part=part, asked=asked, overwrite=overwrite, track=track)
         for part in asked.parts or [""]

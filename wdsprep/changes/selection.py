@@ -26,8 +26,7 @@ from wdsprep.dataset.names import SHARD
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.selection import Numbers, SampleSelection, ShardSamples
 from wdsprep.errors import UsageError
-from wdsprep.loading.catalog import Stream, load_datasets
-from wdsprep.loading.where import Subset, Where
+from wdsprep.loading.where import Subset
 from wdsprep.store import opened
 from wdsprep.store.base import Store
 from wdsprep.text import examples, plural
@@ -186,14 +185,14 @@ def with_keys(
 
 
 # --- by a condition
-def where(selection: SampleSelection, shards: OriginShards, condition: str) -> SampleSelection:
-    """Return samples whose json meets it."""
-    parsed = Where(condition)
+def where(
+    selection: SampleSelection, shards: OriginShards, subsets: Sequence[Subset]
+) -> SampleSelection:
+    """Return the samples of each dataset that meet a condition."""
     found: dict[tuple[int, str], Numbers] = {}
-    for at, origin in enumerate(shards.origins):
-        whole = load_datasets(Stream(origin.url))[0].whole
-        meets = Subset(whole=whole, condition=parsed, tables=()).selection(None)
-        for name, samples in zip(whole.files.names, meets.per_shard(), strict=True):
+    for at, subset in enumerate(subsets):
+        meets = subset.selection(None)
+        for name, samples in zip(subset.whole.files.names, meets.per_shard(), strict=True):
             found[at, name] = samples.numbers
     each = (found[origin, shard.name] for origin, shard in shards.shards)
     return selection.intersect(SampleSelection.from_numbers(each))

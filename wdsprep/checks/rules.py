@@ -10,6 +10,7 @@ from wdsprep.dataset.arrays import Field, fields_of, is_finite, is_imported, is_
 from wdsprep.dataset.buckets import bucket_of
 from wdsprep.dataset.receipts import Receipt, Settings, Shard
 from wdsprep.dataset.rejects import RejectedError
+from wdsprep.dataset.scores import NUMBER, TEXT, WHOLE, columns_of, is_scored
 from wdsprep.dataset.shapes import (
     cut_size,
     fields_by_shape,
@@ -40,6 +41,8 @@ LATENT_FACTS: dict[str, type] = {
     "crop": list,
 }
 
+KINDS_OF_COLUMNS = {TEXT: (str,), WHOLE: (int,), NUMBER: (int, float)}
+
 View = Callable[[int, int], memoryview]
 
 
@@ -68,6 +71,8 @@ def rules_of(receipt: Receipt, shard: Shard) -> CheckRules:
     if shapes_of(receipt.settings):
         return ShapedRules(receipt.settings, receipt.counts)
     fields = fields_of(receipt.settings["layout"])
+    if is_scored(receipt.settings):
+        return ScoreRules(fields, receipt.settings)
     if is_imported(receipt.settings):
         return LatentRules(fields, IMPORTED_FACTS)
     return LatentRules(fields, TEXT_FACTS if is_of_text(fields) else LATENT_FACTS)
@@ -120,6 +125,22 @@ class LatentRules:
 
     def facts(self, facts: Mapping[str, Any]) -> str:
         return _wrong_types(facts, self._facts)
+
+
+class ScoreRules(LatentRules):
+    """Samples of scores, whose json has each column."""
+
+    def __init__(self, fields: tuple[Field, ...], settings: Settings) -> None:
+        super().__init__(fields, {"key": str, "source": str})
+        self._columns = columns_of(settings)
+
+    def facts(self, facts: Mapping[str, Any]) -> str:
+        for name, holds in self._columns.items():
+            value = facts.get(name)
+            kinds = KINDS_OF_COLUMNS[holds]
+            if not isinstance(value, kinds) or isinstance(value, bool):
+                return f"json has no {holds} as {name}"
+        return super().facts(facts)
 
 
 class ShapedRules(LatentRules):
@@ -192,7 +213,7 @@ def text_problem(key: str, json_data: bytes, txt: bytes, rules: CheckRules) -> s
         return wrong
     if facts["key"] != key:
         return f"json has the key {facts['key']}"
-    return "" if facts["caption"] == caption else "txt is not the caption of the json"
+    return "" if facts.get("caption", "") == caption else "txt is not the caption of the json"
 
 
 def _wrong_types(facts: Mapping[str, Any], types: Mapping[str, type]) -> str:

@@ -6,9 +6,9 @@ Option names have dashes; underscores mean the same. `pack` takes the options of
 `commands` are each command's help and its call; `command` is what they are made of. Options are
 declared beside the functions of the library (`wdsprep.options`), and `declared` makes click's of
 them; `options` are those that commands alone have. `output` owns the terminal. `pack`, `encode`,
-`importing`, `select`, `duplicates`, `inspect`, `report`, `card`, `export` and `plan` hold what the
-commands of their names print, `checks` what `verify` and `repair` do, `changes` what `remove` does,
-`plan_options` what `plan` is given; `demo` packs and encodes drawings of its own.
+`importing`, `score`, `select`, `duplicates`, `inspect`, `report`, `card`, `export` and `plan` hold
+what the commands of their names print, `checks` what `verify` and `repair` do, `changes` what
+`remove` does, `plan_options` what `plan` is given; `demo` packs and encodes drawings of its own.
 
 In: The words of a command line.
 Out: Calls of the library, text on the terminal, an exit code.
@@ -35,6 +35,7 @@ from wdsprep.cli.commands.encode import encode_command
 from wdsprep.cli.commands.pack import pack_command
 from wdsprep.cli.commands.plan import models_command, plan_command
 from wdsprep.cli.commands.report import card_command, report_command
+from wdsprep.cli.commands.score import score_command
 from wdsprep.cli.output import TERMINAL, complain, echo
 from wdsprep.errors import UsageError, WdsprepError
 from wdsprep.version import __version__
@@ -123,6 +124,7 @@ COMMANDS = (
     demo_command,
     plan_command,
     models_command,
+    score_command,
     repair_command,
     remove_command,
     select_command,

@@ -8,6 +8,7 @@ from wdsprep.cli.output import ProgressLine
 from wdsprep.dataset.arrays import fields_of
 from wdsprep.dataset.receipts import Settings
 from wdsprep.dataset.rejects import Reject
+from wdsprep.dataset.scores import SCORES
 from wdsprep.errors import UsageError
 from wdsprep.reporting.inspect import Looked, inspect
 from wdsprep.reporting.overview import Overview
@@ -85,6 +86,8 @@ def _settings(settings: Settings, extra: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _setting(name: str, value: Any) -> str:
+    if name == SCORES:
+        return ", ".join(f"{column} ({holds})" for column, holds in value["columns"].items())
     if isinstance(value, Mapping):
         is_counts = all(type(count) is int for count in value.values())
         return human_counts(value) if is_counts else json.dumps(value)

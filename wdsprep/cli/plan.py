@@ -31,6 +31,7 @@ from wdsprep.encoding.shape_lists import ShapesGiven, sizes_of
 from wdsprep.errors import UsageError
 from wdsprep.options import taking
 from wdsprep.reporting.overview import overview
+from wdsprep.scoring.estimate import ScoreEstimate, estimate_scores
 from wdsprep.text import human_bytes, plural, printed
 
 SHARD_SIZES = (1_000, 10_000, 100_000)
@@ -99,12 +100,35 @@ def plan_lines(options: PlanOptions) -> str:
     phases = estimate(buckets, speeds, choice, fleet)
     lists = shape_lists(options.shapes, [phase.resolution for phase in phases])
     one_run = in_one_run(phases, choice, fleet) if len(phases) > 1 else None
+    scored = None
+    if options.score:
+        samples = sum(bucket.samples for bucket in buckets.values())
+        nbytes_read = max(phase.nbytes_read for phase in phases)
+        found = find_gpu(gpu) if gpu else None
+        scored = estimate_scores(options.score, samples, nbytes_read, found, fleet)
     if options.as_json:
         listed = [facts(phase) | {"shapes": lists[phase.resolution]} for phase in phases]
         together = None if one_run is None else asdict(one_run)
-        return json.dumps({"phases": listed, "one_run": together}, sort_keys=True)
+        scores = {"scores": asdict(scored)} if scored else {}
+        return json.dumps({"phases": listed, "one_run": together, **scores}, sort_keys=True)
     price_of = find_gpu(gpu).price_of if gpu and not price else ""
-    return printed(_lines(phases, one_run, choice, fleet, price_of, lists))
+    lines = _lines(phases, one_run, choice, fleet, price_of, lists)
+    return printed([*(_scores(scored, fleet) if scored else ()), *lines])
+
+
+def _scores(scored: ScoreEstimate, fleet: Fleet) -> Iterator[str]:
+    each = human_bytes(scored.nbytes_written / max(1, scored.samples))
+    yield f"scores by {' and '.join(scored.models)}: {plural(scored.samples, 'image')}"
+    if scored.device_hours:
+        dollars = f", ${scored.dollars:,.0f}" if scored.dollars else ""
+        wall = f"{scored.wall_hours / 24:,.1f} days on {fleet.devices:,}"
+        hours = f"{scored.device_hours:,.1f} GPU hours"
+        yield f"  GPUs      {hours}{dollars}; {wall} (derived, not measured)"
+    yield (
+        f"  bytes     {human_bytes(scored.nbytes_read)} read, "
+        f"{human_bytes(scored.nbytes_written)} written ({each} a sample, without embeddings)"
+    )
+    yield ""
 
 
 def shape_lists(given: ShapesGiven, resolutions: Sequence[int]) -> dict[int, list[str]]:

@@ -12,6 +12,7 @@ from wdsprep.encoding.shape_lists import ShapesGiven
 from wdsprep.errors import UsageError
 from wdsprep.images.shapes import FAST, FULL
 from wdsprep.options import Options, about
+from wdsprep.scoring.options import PRESETS
 
 IMAGES, SPEED, MODEL = "Images", "Speed", "Model"
 
@@ -133,6 +134,16 @@ class PlanOptions(Options):
             MODEL,
             least=1,
             usual=True,
+        ),
+    )
+    score: Sequence[str] = field(
+        default=(),
+        metadata=about(
+            "Reckon what scoring adds by this model: clip, siglip, dinov2 or nsfw; several in one "
+            "pass.",
+            MODEL,
+            choices=tuple(PRESETS),
+            is_many=True,
         ),
     )
     as_json: bool = False

@@ -28,6 +28,8 @@ FLIPPED = "latent_flipped.npy"
 OF_SIZES = ("time_ids.npy", "original_size.npy", "target_size.npy", "crop_coords.npy")
 """Those that are made of an image's sizes; all others but latents are made of its caption."""
 OF_IMAGES = frozenset((LATENT, FLIPPED, *OF_SIZES))
+IMAGE_EMB = "image_emb.npy"
+"""An image's embedding, among scores; the name of its model may stand before it."""
 MASK = "mask.npy"
 """What the loader tells lengths by, so that no array beside a variable one may be called so."""
 BFLOAT16 = "bfloat16"
@@ -109,7 +111,7 @@ def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
 
 def text_fields(fields: Iterable[Field]) -> tuple[Field, ...]:
     """Return the fields that are made of the caption, and change where it is empty."""
-    return tuple(field for field in fields if field.name not in OF_IMAGES)
+    return tuple(field for field in fields if not _is_of_image(field.name))
 
 
 def empty_fields(settings: Mapping[str, Any]) -> tuple[Field, ...]:
@@ -128,7 +130,11 @@ def is_imported(settings: Mapping[str, Any]) -> bool:
 
 def is_of_text(fields: Iterable[Field]) -> bool:
     """Return whether no field is made of images: it is a text dataset."""
-    return OF_IMAGES.isdisjoint(field.name for field in fields)
+    return not any(_is_of_image(field.name) for field in fields)
+
+
+def _is_of_image(name: str) -> bool:
+    return name in OF_IMAGES or name.endswith(IMAGE_EMB)
 
 
 def layout(fields: Iterable[Field]) -> list[dict[str, Any]]:

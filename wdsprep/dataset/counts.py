@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from wdsprep.dataset.scores import SCORES
+
 
 def count_sample(
     counts: Counter[str], dataset: str, facts: Mapping[str, Any], shape: str = ""
@@ -19,6 +21,8 @@ def count_sample(
     if dataset == "images":
         counts[bin_name("caption", len(facts["caption"]))] += 1
         counts[bin_name("side", min(facts["width"], facts["height"]))] += 1
+        return
+    if dataset == SCORES:
         return
     counts["cut"] += bool(facts.get("cut"))
     counts["empty_caption"] += not facts.get("caption")

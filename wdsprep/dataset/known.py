@@ -26,6 +26,7 @@ from wdsprep.dataset.records import (
     check_values,
     matching,
 )
+from wdsprep.dataset.scores import is_scored
 from wdsprep.dataset.shapes import fields_by_shape, shapes_of
 from wdsprep.errors import DamageError, FormatError, UsageError
 from wdsprep.limits import MAX_ARRAY_NBYTES
@@ -85,6 +86,7 @@ class ImageSettings(_ImageNeeds, total=False):
     url_col: Text
     verify_hash: Text
     count: Whole | None
+    join: Text
     keys: Text
     of: list[Text] | Text
     part: Text
@@ -107,6 +109,23 @@ class LayoutLine(_LayoutNeeds, total=False):
 
 class _LatentNeeds(Form):
     layout: list[LayoutLine]
+
+
+class ScoredModel(TypedDict, total=False):
+    columns: list[Text]
+    dtype: Text
+    embedding: Text
+    heads: dict[Text, Hex]
+    processor: Text
+    weights: Text
+
+
+class ScoreSettings(TypedDict):
+    """What scores were made with."""
+
+    columns: dict[Text, Annotated[str, matching("number|whole|text", "what a column holds")]]
+    language: Text
+    models: list[ScoredModel]
 
 
 class LatentSettings(_LatentNeeds, total=False):
@@ -132,6 +151,7 @@ class LatentSettings(_LatentNeeds, total=False):
     patch: Annotated[int, between(1, 64, "a size of patches")]
     pipeline: Text
     scale: float | list[float]
+    scores: ScoreSettings
     seed: Whole
     shapes: Annotated[list[tuple[Length, Length]], ValueRule("different shapes", _differ)]
     shift: float | list[float]
@@ -228,7 +248,7 @@ _SETTINGS = {"images": _OfImages, "latents": _OfLatents}
 def _check_layout(settings: Mapping[str, Any]) -> None:
     fields = fields_of(settings["layout"])
     names = {field.name for field in fields}
-    if not fields or len(names) < len(fields):
+    if not (fields or is_scored(settings)) or len(names) < len(fields):
         raise FormatError("a layout of no arrays, or with one twice")
     if shapes_of(settings) and is_of_text(fields):
         raise FormatError("shapes, and no latents")

@@ -31,6 +31,7 @@ from wdsprep.dataset.receipts import (
     line_of,
 )
 from wdsprep.dataset.records import check_record
+from wdsprep.dataset.scores import SCORES, is_scored
 from wdsprep.dataset.sealed import check_seal, seal, unseal
 from wdsprep.text import brief, command, shortened
 
@@ -76,11 +77,19 @@ class Manifest:
     @cached_property
     def is_of_text(self) -> bool:
         """Return whether it is made of captions alone."""
-        return self.dataset == "latents" and is_of_text(fields_of(self.settings["layout"]))
+        is_of_latents = self.dataset == "latents" and not self.is_scored
+        return is_of_latents and is_of_text(fields_of(self.settings["layout"]))
+
+    @property
+    def is_scored(self) -> bool:
+        """Return whether it holds scores."""
+        return is_scored(self.settings)
 
     @property
     def kind(self) -> str:
-        """Return its kind in a word: images, latents or text."""
+        """Return its kind in a word: images, latents, text or scores."""
+        if self.is_scored:
+            return SCORES
         return "text" if self.is_of_text else self.dataset
 
     @property

@@ -25,6 +25,7 @@ Where captions come from a table, these lie there by the digest of what the tabl
 import re
 from collections.abc import Mapping
 
+from wdsprep.dataset.scores import SCORER, is_scored
 from wdsprep.store.base import HELD
 
 MAKERS = {"images": "wdsprep pack", "latents": "wdsprep encode"}
@@ -76,6 +77,8 @@ _HELD = re.compile(rf"(.+{re.escape(HELD)})(\.\d+)?")
 def maker_of(dataset: str, settings: Mapping[str, object]) -> str:
     """Return the command that continues a dataset with these settings."""
     source = settings.get("source", "")
+    if is_scored(settings):
+        return SCORER
     if source == SELECTION:
         return "wdsprep select"
     return IMPORTER if dataset == "latents" and source else MAKERS[dataset]

@@ -12,6 +12,7 @@ from typing import Any
 
 from wdsprep.dataset.names import SELECTION
 from wdsprep.dataset.receipts import Settings
+from wdsprep.dataset.scores import SCORES
 from wdsprep.dataset.sealed import canonical
 
 POLICIES = {"allow_s3": "allow-s3", "opt_outs": "ignore-opt-outs", "robots": "ignore-robots"}
@@ -32,6 +33,7 @@ KINDS = {
 }
 OF_SELECTIONS = {
     "of": "the datasets that samples are selected from are others, or have changed",
+    "join": "--join has other columns, or --where asks for other ones",
     "keys": "--keys has other keys",
     "part": "another part of --split",
     "split": "--split has other parts",
@@ -107,6 +109,8 @@ def _changed(name: str, before: Any, now: Any) -> str:
         return _captions(before, now)
     if name == "decode":
         return f"--decode {now or 'full'} (was {before or 'full'})"
+    if name == SCORES:
+        return _scores(before, now)
     if name in NO_OPTIONS:
         return f"another {name}"
     option, value = f"--{name.replace('_', '-')}", _value(now)
@@ -125,6 +129,22 @@ def _captions(before: str | None, now: str | None) -> str:
     if not before or not now:
         return "--captions is given (was not)" if now else "no --captions (was given)"
     return "--captions says other captions than those it was made with"
+
+
+def _scores(before: Any, now: Any) -> str:
+    """Say what of scores is another: the columns, or what made them."""
+    were, are = ((each or {}).get("columns", {}) for each in (before, now))
+    if {*were} != {*are}:
+        shown = (", ".join(each) or "embeddings alone" for each in (are, were))
+        return "the columns are {} (were {})".format(*shown)
+    if (before or {}).get("language") != (now or {}).get("language"):
+        return f"--language is by {now['language']} (was by {before['language']})"
+    pairs = zip((before or {}).get("models", ()), (now or {}).get("models", ()), strict=False)
+    for old, new in pairs:
+        if names := [n for n in sorted({*old, *new}) if old.get(n) != new.get(n)]:
+            what = {"weights": "other weights", "processor": f"the processor {new['processor']}"}
+            return f"--model has {what.get(names[0], f'another {names[0]}')}"
+    return "other models"
 
 
 def _listed(shapes: Sequence[Sequence[int]] | None) -> str:

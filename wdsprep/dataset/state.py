@@ -42,6 +42,7 @@ from wdsprep.dataset.names import (
 )
 from wdsprep.dataset.receipts import Receipt, Receipts, Settings, by_unit, line_of
 from wdsprep.dataset.removed import check_no_removal, forget_removal
+from wdsprep.dataset.scores import SCORES, is_scored
 from wdsprep.dataset.settings import changed_options, is_same
 from wdsprep.errors import DamageError, FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.store import open_store
@@ -210,14 +211,15 @@ def _claimed(edition: Edition, dataset: str, settings: Settings) -> tuple[Manife
     check_kind(store, found.dataset, dataset)
     check_no_removal(store)
     if changed := changed_options(found.settings, settings):
-        again = maker_of(dataset, settings)
-        if "resolution" in settings:  # of several that one command fills, this one alone
+        again, new = maker_of(dataset, settings), SCORES if is_scored(settings) else dataset
+        # of several that one command fills, this one alone
+        if "resolution" in settings and not is_scored(settings):
             again += f" --resolution {settings['resolution']}"
             no = [f" --{name} none" for name in ("latents", "text") if settings.get(name) == "none"]
             again += "".join(no)
         raise FingerprintError(
             f"{store.url} was made with other settings: {_few(changed)}: run with "
-            f"those that it was made with, name another place for {dataset}, or let "
+            f"those that it was made with, name another place for {new}, or let "
             f'"{again} ... --overwrite" start over'
         )
     return found, there is not None

@@ -207,7 +207,12 @@ def this_machine(device: str) -> Machine:
 
 
 def runner_of(
-    options: EncodeCrewOptions, crew: EncodeCrew, *, units: int, phase: str = ""
+    options: EncodeCrewOptions,
+    crew: EncodeCrew,
+    *,
+    units: int,
+    phase: str = "",
+    name: str = "encode",
 ) -> Runner:
     """Make a runner for this crew, with no more workers than there are units."""
     return make_runner(
@@ -216,7 +221,7 @@ def runner_of(
         max_workers=min(options.most, units),
         units_per_worker=SHARDS_IN_TURN,
         max_attempts=options.max_attempts,
-        name="encode",
+        name=name,
         phase=phase,
         units=units,
         address=options.ray_address,

@@ -3,10 +3,9 @@
 import queue
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain, islice
 
-from wdsprep.dataset.damage import repair_step
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, Reject
 from wdsprep.dataset.samples import Sample
@@ -16,15 +15,9 @@ from wdsprep.encoding.encoded_samples import PendingBlock, SampleInput
 from wdsprep.encoding.engine import Engine
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.encoding.models.base import Part
-from wdsprep.encoding.shard_texts import is_read_in_parts, read_texts
-from wdsprep.errors import FormatError, NotFoundError
-from wdsprep.runners.base import HopelessError
-from wdsprep.sources import LeftOut
+from wdsprep.encoding.shard_rows import ShardRows
 from wdsprep.sources.fingerprints import Content
 from wdsprep.sources.tars import TarsSource
-from wdsprep.store import opened
-from wdsprep.store.base import Store
-from wdsprep.text import human_bytes
 
 JOIN_S = 0.05
 BLOCK_NBYTES = 1 << 20
@@ -94,10 +87,11 @@ class Feeder:
         with them. Where no `part` of a sample is its image, that is passed over.
         """
         self.blocks: queue.SimpleQueue[Block | Exception | None] = queue.SimpleQueue()
-        has_images = Part.IMAGE in part or shard.is_foreign  # known by the images' bytes too
         self._engine, self._shard = engine, shard
-        self._source = source if has_images else replace(source, has_images=False)
-        self.left_out, self._content = LeftOut(), content
+        self._rows = ShardRows(
+            source=source, shard=shard, content=content, has_images=Part.IMAGE in part
+        )
+        self.left_out = self._rows.left_out
         self._part, self._captioned = part, captioned
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name=f"feed {shard.name}", daemon=True)
@@ -120,7 +114,7 @@ class Feeder:
     def _run(self) -> None:
         try:
             with self._engine.feeding():
-                rows = self._rows()
+                rows = self._rows.read()
                 first = list(islice(rows, 1))  # the tar is open, its first bytes are here
                 with self._engine.turn():
                     for block in self._blocks(chain(first, rows)):
@@ -168,50 +162,3 @@ class Feeder:
 
     def _find(self, captions: Captions, key: str, row: Sample) -> FoundCaption | None:
         return captions.find(key, row, is_packed=not self._shard.is_foreign)
-
-    def _rows(self) -> Iterator[tuple[str, Sample | Refusal]]:
-        """Yield the samples of the tar, and make sure at the end that it is what it was."""
-        store = opened(self._source.url)
-        if not self._source.has_images and is_read_in_parts(store, self._shard):
-            yield from self._texts(store)
-            return
-        item, digest = self._shard.item, self._shard.kind.new()
-        rows = self._source.read_keyed(
-            item,
-            watch=None if self._shard.is_foreign else digest.update,
-            left_out=self.left_out.note,
-        )
-        for key, row in islice(rows, item.take or None):
-            if isinstance(row, Refusal) and row.code is Code.TAR_VANISHED:
-                raise HopelessError(self._damaged("is not there"))
-            self._content.add(self._content.mark(row))
-            yield key, row
-        is_known = not (self._shard.is_foreign or item.take)
-        if is_known and digest.hexdigest() != self._shard.digest:
-            raise HopelessError(self._damaged(self._how(f"another {self._shard.kind.shown}")))
-
-    def _texts(self, store: Store) -> Iterator[tuple[str, Sample | Refusal]]:
-        """Yield the same without images, as sure as one can be without their bytes."""
-        try:
-            rows = read_texts(self._source, store, self._shard)
-            yield from islice(rows, self._shard.item.take or None)
-        except NotFoundError as error:
-            raise HopelessError(self._damaged("is not there, or its index is not")) from error
-        except FormatError as error:
-            raise HopelessError(self._damaged(self._how(str(error)))) from error
-
-    def _how(self, why: str) -> str:
-        """Return how the tar differs. Reading ends where it is broken; the store knows its size."""
-        name, expected = self._shard.item.name, self._shard.item.nbytes
-        listed = opened(self._source.url).list(name)
-        nbytes = next((entry.nbytes for entry in listed if entry.name == name), 0)
-        if nbytes < expected:
-            return f"is truncated (expected {human_bytes(expected)}, found {human_bytes(nbytes)})"
-        return f"is not what was packed ({why})"
-
-    def _damaged(self, how: str) -> str:
-        name = self._shard.item.name
-        if self._shard.is_foreign:
-            return f"{name} {how}"
-        next_step = repair_step(self._source.url, '"wdsprep pack"')
-        return f"{name} {how}: {next_step}"

@@ -69,8 +69,9 @@ class LatentShard:
         members = members_of(fields, key, sample, result, is_packed=is_packed)
         self.add_members(key, members, cut=result.tokens.cut, shape=shape)
 
-    def add_members(self, key: str, members: Members, *, cut: bool, shape: str = "") -> None:
-        """The same for what `members_of` has made before; `cut` is whether the caption was."""
+    def add_members(self, key: str, members: Members, *, cut: bool | None, shape: str = "") -> None:
+        """The same for what `members_of` has made before; `cut` is whether the caption was, None of
+        samples without one."""
         if self._draft.removed and self._was_removed(members):
             raise RejectedError(Code.REMOVED)
         try:
@@ -80,8 +81,9 @@ class LatentShard:
         self._rows[shape].append(self._come)
         self.samples += 1
         self.nbytes += sum(nbytes_of(data) for _, data in members)
-        told = {"cut": cut, "caption": members[-1][1]}
-        count_sample(self.counts, "latents", told, shape)
+        if cut is not None:
+            told = {"cut": cut, "caption": members[-1][1]}
+            count_sample(self.counts, "latents", told, shape)
 
     def _was_removed(self, members: Members) -> bool:
         """Whether it was taken out of these latents alone: the images have it still."""

@@ -12,6 +12,7 @@ from itertools import groupby, repeat
 
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.scores import SCORER
 from wdsprep.dataset.state import retract
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.errors import FingerprintError
@@ -41,9 +42,11 @@ class PendingShards:
             what = plural(
                 self.cut, "shard that --limit had cut is", "shards that --limit had cut are"
             )
-            yield f"the trial goes on: {what} encoded anew"
+            done = "scored" if self.manifest.is_scored else "encoded"
+            yield f"the trial goes on: {what} {done} anew"
         if gone := len(self.stale) - self.cut:
-            yield f"{plural(gone, 'shard')} of latents removed: their images changed or went"
+            of = "scores" if self.manifest.is_scored else "latents"
+            yield f"{plural(gone, 'shard')} of {of} removed: their images changed or went"
 
 
 class PackedShards:
@@ -105,7 +108,7 @@ def pending_shards(
     now = done | same
     if stale and not redo_changed:
         is_dated = is_foreign and not manifest.keeps_content
-        raise _changed(store, sorted(stale), is_dated=is_dated)
+        raise _changed(store, manifest, sorted(stale), is_dated=is_dated)
     if not is_whole:
         stale &= made_of.keys()
     pending = [shard for shard in wanted if not shard.is_done_by(now.get(shard.name, ""))]
@@ -152,17 +155,22 @@ def _only_dated(
     return {unit: shard.input for unit, shard in shards.items() if unit not in other}
 
 
-def _changed(store: Store, names: Sequence[str], *, is_dated: bool) -> FingerprintError:
+def _changed(
+    store: Store, manifest: Manifest, names: Sequence[str], *, is_dated: bool
+) -> FingerprintError:
     """Return the error where images have changed.
 
     `is_dated` says that their dates may be all that is other, and that nothing can tell."""
     what = "changed or went away"
     if is_dated:
         what += ", or has another date, and no digest tells more in a dataset of an older wdsprep"
+    does, did = ("scores", "scored") if manifest.is_scored else ("encodes", "encoded")
+    new = "scores" if manifest.is_scored else "latents"
+    command = SCORER if manifest.is_scored else "wdsprep encode"
     return FingerprintError(
-        f"{store.url} was encoded from other images: {plural(len(names), 'image shard')} of then "
-        f"{what} ({examples(names)}): name another place for the new latents; or, "
-        "if these are the same images packed anew, wdsprep encode --redo-changed encodes what "
+        f"{store.url} was {did} from other images: {plural(len(names), 'image shard')} of then "
+        f"{what} ({examples(names)}): name another place for the new {new}; or, "
+        f"if these are the same images packed anew, {command} --redo-changed {does} what "
         "changed again, and removes what has no image any more"
     )
 

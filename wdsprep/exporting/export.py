@@ -22,6 +22,7 @@ from wdsprep.dataset.manifest import Manifest, differences
 from wdsprep.dataset.names import HUB_FILES, empty_name, latent_unit
 from wdsprep.dataset.records import Nbytes, Text, read_record
 from wdsprep.dataset.rows import may_have_rows
+from wdsprep.dataset.scores import columns_of
 from wdsprep.dataset.state import check_kind, open_dataset
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.exporting import WITH_IMAGES
@@ -124,14 +125,17 @@ def _exportable(places: Sequence[str], manifests: Sequence[Manifest], to: str) -
     for place, manifest in zip(places[1:], joined, strict=True):
         if not (has_images and manifest.dataset == "images"):
             check_kind(open_store(place), manifest.dataset, "latents")
-    if joined and first.dataset != "latents":
-        raise UsageError(f"{places[0]} is a dataset of images: --join goes with latents or text")
+    if first.dataset != "latents" and not all(manifest.is_scored for manifest in joined):
+        raise UsageError(
+            f"{places[0]} is a dataset of images: --join goes with latents or text, and with "
+            "images for scores alone"
+        )
     taken = _taken(manifests)
     fields = [
         item
         for manifest, names in zip(manifests, taken, strict=True)
         for item in _fields(manifest)
-        if item.name in names
+        if item.name in names and first.dataset == "latents"
     ]
     with_latents = [m for m in manifests if m.settings.get("latents", "none") != "none"]
     of_texts = [m for m, names in zip(manifests, taken, strict=True) if _texts(m) & names]
@@ -143,6 +147,7 @@ def _exportable(places: Sequence[str], manifests: Sequence[Manifest], to: str) -
         model=str((of_texts or [first])[-1].extra.get("model", "")),
         shards=tuple((shard.name, shard.samples) for shard in first.shards),
         has_images=has_images,
+        columns={n: holds for m in manifests for n, holds in columns_of(m.settings).items()},
     )
 
 
@@ -193,6 +198,7 @@ def _units(
                     shard=there[shard.name],
                     digest=DigestKind.of(manifest.settings),
                     arrays=_wanted(manifest, names, layout),
+                    gives_columns=manifest.is_scored,
                     gives_caption=bool(_texts(manifest) & names),
                     receipt=units.get(unit),
                 )

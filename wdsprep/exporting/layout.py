@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from wdsprep.dataset.arrays import Field, is_of_text, text_fields
 from wdsprep.dataset.records import Name, Nbytes, Text
+from wdsprep.dataset.scores import SCORES, is_scored
 from wdsprep.dataset.shapes import shapes_of
 from wdsprep.dataset.tar.write import Buffer
 from wdsprep.errors import FormatError, UsageError
@@ -28,6 +29,8 @@ class Exportable:
     """By name, with the samples of each."""
     has_images: bool = False
     """Whether the images are joined to latents that were made of them."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Those of scores, with what they hold."""
 
     @property
     def has_shapes(self) -> bool:
@@ -39,7 +42,9 @@ class Exportable:
 
     @property
     def what(self) -> str:
-        """images, latents or text."""
+        """images, latents, text or scores."""
+        if is_scored(self.settings):
+            return SCORES
         return "text" if self.kind == "latents" and is_of_text(self.fields) else self.kind
 
     def field(self, name: str) -> Field | None:

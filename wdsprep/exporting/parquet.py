@@ -15,6 +15,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.arrays import EMB, FLIPPED, LATENT, POOLED, field_of
+from wdsprep.dataset.scores import NUMBER, TEXT, WHOLE
 from wdsprep.exporting.arrays import bfloat16_bits, npy, npy_parts
 from wdsprep.exporting.layout import (
     Exportable,
@@ -52,6 +53,8 @@ class ParquetLayout:
     kind: str = ""
     """images, arrays, moments or mlperf."""
     arrays: tuple[str, ...] = ()
+    scores: tuple[tuple[str, str], ...] = ()
+    """Columns of scores, with what they hold."""
     heads: bool = False
 
     def check(self, dataset: Exportable) -> Layout:
@@ -59,7 +62,8 @@ class ParquetLayout:
         is_flux = dataset.has_moments and {*names} == FLUX
         of_arrays = "mlperf" if is_flux else "moments" if dataset.has_moments else "arrays"
         kind = "images" if dataset.kind == "images" else of_arrays
-        return replace(self, kind=kind, arrays=names)
+        scores = () if kind == "mlperf" else tuple(dataset.columns.items())
+        return replace(self, kind=kind, arrays=names, scores=scores)
 
     def _columns(self, name: str) -> tuple[str, ...]:
         """Of an array. Moments are two, so that nobody takes them for latents."""
@@ -74,6 +78,8 @@ class ParquetLayout:
             names = (*MLPERF.values(), "mean", "logvar")
             return pa.schema([("__key__", pa.string()), *((n, pa.binary()) for n in names)])
         texts = [("key", pa.string()), ("caption", pa.string()), ("json", pa.string())]
+        kinds = {NUMBER: pa.float64(), WHOLE: pa.int64(), TEXT: pa.string()}
+        texts += [(name, kinds[holds]) for name, holds in self.scores]
         if self.kind != "images":
             arrays = chain.from_iterable(map(self._columns, self.arrays))
             return pa.schema([*texts, *((name, pa.binary()) for name in arrays)])
@@ -119,6 +125,7 @@ class ParquetLayout:
             "key": sample.key,
             "caption": sample.caption,
             "json": to_json(sample.facts).decode(),
+            **{name: sample.facts.get(name) for name, _ in self.scores},
         }
         if self.kind != "images":
             for name in self.arrays:

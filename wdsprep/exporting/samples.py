@@ -45,6 +45,8 @@ class UnitSource:
     arrays: tuple[str, ...] | None = None
     """None: all that there are."""
     gives_caption: bool = True
+    gives_columns: bool = False
+    """Whether its json has columns of scores, which the sample gets."""
     receipt: Receipt | None = None
     """Where samples may stand elsewhere than in the image shard."""
 
@@ -180,6 +182,8 @@ def _sample(
                 "what image each sample is of"
             )
         found |= {n: data for n, data in other.members.items() if n not in ("json", "txt")}
+        if where.gives_columns:
+            facts = {**_facts(other, where), **facts}
         if where.gives_caption:
             caption = other.members.get("txt", caption)
     return ExportSample(

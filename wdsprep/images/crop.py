@@ -107,6 +107,18 @@ def crops(data: bytes, several: Sequence[Shapes], *, max_area: int = MAX_AREA) -
     return list(map(cut, several))
 
 
+def decode_image(data: bytes, *, max_area: int = MAX_AREA) -> "Image.Image":
+    """Return an image as `pack` would have stored it, in RGB; a RejectedError for what is damaged
+    or too large."""
+    image = _decoded(_prepared(data, 1, max_area))
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def planes_of(image: "Image.Image") -> torch.Tensor:
+    """Return the pixels of an image, uint8 (3, H, W)."""
+    return _planes(_pixels(image))
+
+
 def _or_refused(act: Callable[[], T]) -> "T | RejectedError":
     try:
         return act()

@@ -22,6 +22,7 @@ import numpy as np
 
 from wdsprep.dataset.arrays import LATENT, Field, fields_of, text_fields
 from wdsprep.dataset.chance import Ints
+from wdsprep.dataset.scores import columns_of
 from wdsprep.dataset.selection import SampleSelection
 from wdsprep.dataset.shapes import Size, fields_in_shape, shape_name
 from wdsprep.encoding.captions.sources import OWN
@@ -136,6 +137,11 @@ class Dataset:
     def columns(self) -> dict[str, str]:
         """Those of the tables, with what they hold."""
         return {name: kind for table in self.tables for name, kind in table.columns.items()}
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether the json of its samples has columns of scores."""
+        return bool(columns_of(self.settings))
 
     @property
     def latents(self) -> "Dataset":

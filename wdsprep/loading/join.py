@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from wdsprep.dataset.ahead import ahead
 from wdsprep.dataset.chance import Ints
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import latent_shard, latent_unit
+from wdsprep.dataset.names import latent_shard, latent_unit, maker_of
 from wdsprep.dataset.selection import SampleSelection, digest_of_shape, digest_of_shards
 from wdsprep.dataset.shapes import Size, shape_name, shapes_of
 from wdsprep.dataset.state import read_manifest
@@ -149,7 +149,7 @@ def _matched(
     source = dict(zip(map(latent_shard, known), ledger.column("input"), strict=True))
     lacking = [name for name in whole.names if name not in source]
     if lacking:
-        raise UsageError(_unfinished(whole, url, lacking, is_complete=manifest.complete))
+        raise UsageError(_unfinished(whole, url, lacking, manifest))
     others = [
         name
         for name, made_of in zip(whole.names, whole.made_of, strict=True)
@@ -164,7 +164,7 @@ def _matched(
         raise UsageError(
             f"{url} and {whole.store.url} are of different images in {_shown(others)}: these were "
             'packed anew in between: run "wdsprep repair" on both with their images, then the '
-            '"wdsprep encode" that they are from'
+            f'"{maker_of(manifest.dataset, manifest.settings)}" that they are from'
         )
     numbers = {name: number for number, name in enumerate(dataset.names)}
     shards = np.array([numbers.get(name, -1) for name in whole.names], np.int64)
@@ -178,11 +178,12 @@ def _image_shard(source: str) -> str:
     return source.partition(":")[0]
 
 
-def _unfinished(whole: Dataset, url: str, lacking: Sequence[str], *, is_complete: bool) -> str:
+def _unfinished(whole: Dataset, url: str, lacking: Sequence[str], manifest: Manifest) -> str:
     what = f"{url} has nothing of {_shown(lacking)}, which {whole.store.url} has"
-    if is_complete:
+    if manifest.complete:
         return f"{what}: make it with --resolution as small, or load without them (buckets=)"
-    return f'{what}: it is not complete: run the same "wdsprep encode" again, to its end'
+    maker = maker_of(manifest.dataset, manifest.settings)
+    return f'{what}: it is not complete: run the same "{maker}" again, to its end'
 
 
 def _shown(shards: Sequence[str]) -> str:

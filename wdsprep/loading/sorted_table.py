@@ -34,8 +34,13 @@ def sort_table(
     place: str, table: Table, texts: Sequence[str], writer: KeptWriter, path: Path
 ) -> None:
     """Write the first row of each key, sorted by key. `texts` are columns that may be of texts."""
+    sort_rows(rows_of(place, table, texts), writer, path)
+
+
+def sort_rows(rows: TableRows, writer: KeptWriter, path: Path) -> None:
+    """Write the first of the rows of each key, sorted by key."""
+    place = rows.place
     _log.info("%s: reading the table; its columns, sorted by key, are kept in %s", place, path)
-    rows = rows_of(place, table, texts)
     with closing(Spool(SORTED_THERE)) as spool:
         found = _Sorted(rows, spool)
         with sorted_rows(rows.batches()) as batches:

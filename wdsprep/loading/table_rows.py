@@ -51,7 +51,7 @@ class TableRows:
         """Return the numbers of a batch, NaN where there is none, and its texts."""
         raise NotImplementedError
 
-    def _noted(self, keys: pa.Array) -> pa.Array:
+    def note_keys(self, keys: pa.Array) -> pa.Array:
         """Count these keys, and return them with nothing for those that no sample can have."""
         self.count += len(keys)
         lengths = pc.binary_length(keys)
@@ -85,7 +85,7 @@ class _ParquetRows(TableRows):
     def batches(self) -> Iterator[pa.RecordBatch]:
         names = [KEY, *self.columns, *self.texts]
         for batch in self._table.batches(names, ROWS_AT_ONCE):
-            keys = self._noted(_as_bytes(batch[KEY]))
+            keys = self.note_keys(_as_bytes(batch[KEY]))
             good = pc.not_equal(keys, b"").to_numpy(zero_copy_only=False)
             numbers = [
                 pa.array(_as_stored(self.place, name, batch[name], dtype, good))
@@ -151,7 +151,7 @@ class _TextRows(TableRows):
     def _batch(self, rows: "list[dict[str, Any]]") -> pa.RecordBatch:
         keys = [row.get(KEY) or "" for row in rows]
         _check_keys(self.place, keys)
-        named = self._noted(pa.array(packed(keys), BYTES))
+        named = self.note_keys(pa.array(packed(keys), BYTES))
         columns = {KEY: named}
         for name in dict.fromkeys(name for row in rows for name in row if name != KEY):
             values = [row.get(name) for row in rows]

@@ -6,19 +6,20 @@ names, and for columns of texts, which batches do not have. A row whose key or o
 is not there, or is NaN, is as good as none; of two rows with a key the first holds.
 
 A table is read once, sorted by key in bounded memory (`sorted_table`), kept in a file and mapped
-(`kept`).
+(`kept`). Datasets of scores are such tables too: their columns stand in the json of their samples.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wdsprep.dataset.chance import Ints
 from wdsprep.dataset.kept import KeptFile, KeptWriter, kept
+from wdsprep.dataset.scores import columns_of
 from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.loading.shelves.cache import CacheDir, folder_of
 from wdsprep.loading.table_keys import KEY, LACKING, as_numbers, packed
@@ -26,6 +27,9 @@ from wdsprep.sources.patterns import table_kind
 from wdsprep.sources.tables.files import open_table
 from wdsprep.store import split_url
 from wdsprep.text import examples
+
+if TYPE_CHECKING:
+    from wdsprep.loading.datasets import Dataset
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -98,7 +102,26 @@ def keyed_table(place: str, cache: CacheDir | None, texts: Sequence[str] = ()) -
 
         sort_table(place, table, wanted, writer, path)
 
-    found = kept(folder_of(cache), what, make)
+    return _opened(place, kept(folder_of(cache), what, make))
+
+
+def scores_table(
+    scores: "Dataset", cache: CacheDir | None, texts: Sequence[str] = ()
+) -> KeyedTable:
+    """Return the columns of scores as a table, made ready once."""
+    wanted = tuple(sorted({*texts} & {*columns_of(scores.settings)}))
+    what = "scores", *scores.names, *scores.contents, *wanted
+
+    def make(writer: KeptWriter, path: Path) -> None:
+        from wdsprep.loading.score_rows import ScoreRows  # pyarrow, which few need
+        from wdsprep.loading.sorted_table import sort_rows
+
+        sort_rows(ScoreRows(scores, wanted), writer, path)
+
+    return _opened(scores.store.url, kept(folder_of(cache), what, make))
+
+
+def _opened(place: str, found: KeptFile) -> KeyedTable:
     if not found.facts["rows"]:
         raise UsageError(f"{place} has no row with a key and numbers")
     return KeyedTable(

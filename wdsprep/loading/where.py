@@ -30,7 +30,7 @@ from wdsprep.loading.facts import FactsBeside, SomeFacts, look_at_all
 from wdsprep.loading.shelves.cache import CacheDir, folder_of
 from wdsprep.loading.subsets import select
 from wdsprep.loading.table_keys import LACKING
-from wdsprep.loading.tables import KeyedTable, is_table, keyed_table
+from wdsprep.loading.tables import KeyedTable, is_table, keyed_table, scores_table
 from wdsprep.text import examples, human_bytes, plural
 
 SHOWN = 200
@@ -193,7 +193,7 @@ def those_where(
     found = []
     for dataset in datasets:
         if dataset.whole not in subsets:
-            subsets[dataset.whole] = _subset(dataset, where, cache)
+            subsets[dataset.whole] = subset_of(dataset, where, cache)
         subset = subsets[dataset.whole]
         if subset is None:
             found.append(dataset)
@@ -213,13 +213,17 @@ def those_where(
     return tuple(found)
 
 
-def _subset(dataset: Dataset, where: str | None, cache: CacheDir | None) -> Subset | None:
+def subset_of(dataset: Dataset, where: str | None, cache: CacheDir | None) -> Subset | None:
     """Return which samples of a dataset are asked for, if not all."""
     given = [Where(text) for text in (dataset.where, where) if text is not None and text != ""]
     condition = joint(given) if given else None
     bare = [str(name[0]) for name in condition.names if len(name) == 1] if condition else []
     places = dict.fromkeys(place for place in dataset.join if is_table(place))
-    tables = tuple(keyed_table(place, cache, bare) for place in places)
+    scores = [each.dataset.whole for each in dataset.joined if each.dataset.has_columns]
+    tables = (
+        *(keyed_table(place, cache, bare) for place in places),
+        *(scores_table(each, cache, bare) for each in scores),
+    )
     names = [name for table in tables for name in table.columns]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UsageError(f"two of the tables that are joined have {twice[0]}: leave one out")

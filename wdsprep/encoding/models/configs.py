@@ -103,22 +103,22 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def check_part(config: Config, *, is_ported: bool = False) -> None:
+def check_part(config: Config, *, is_ported: bool = False, remedy: str = NO_CODE) -> None:
     """Check the config of a network or a tokenizer that a library will load.
 
     It must not bring code that would be run. Where diffusers `is_ported` to have that code, it
-    is not run, and may be named.
+    is not run, and may be named. `remedy` ends what is said of code.
     """
     for name, value in _each_value(config.values):
         if name == "auto_map" and value and not is_ported:
             raise UsageError(
                 f"{config.path} wants to run code that comes with the model (auto_map, "
-                f"trust_remote_code), {NO_CODE}"
+                f"trust_remote_code), {remedy}"
             )
         if "_implementation" in name and "/" in str(value):  # of the network, or of its parts
             raise UsageError(
                 f"{config.path} wants to run code of another repository ({name} {brief(value)}), "
-                f"{NO_CODE}"
+                f"{remedy}"
             )
         if name.endswith("_file") and _is_elsewhere(config.path.parent, value):
             raise UsageError(

@@ -5,7 +5,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from wdsprep.encoding.models.configs import MOST_STATES, MOST_WIDTH
 from wdsprep.encoding.models.find import Model
@@ -37,9 +37,18 @@ def load_tower(kind: Any, model: Model, folder: str, dtype: Any) -> Any:
     return load_weights(kind, model, folder, {"dtype": dtype, "trust_remote_code": False})
 
 
+class HasFiles(Protocol):
+    """A model whose files lie in a folder."""
+
+    @property
+    def folder(self) -> str: ...
+    @property
+    def files(self) -> Sequence[str]: ...
+
+
 def load_weights(
     kind: Any,
-    model: Model,
+    model: HasFiles,
     folder: str,
     options: Mapping[str, Any],
     needed: tuple[str, ...] = ("",),

@@ -49,6 +49,7 @@ class TensorEntry(NamedTuple):
     begin: int
     end: int
     """of its bytes, behind the header"""
+    shape: tuple[int, ...] = ()
 
 
 def read_head(file: IO[bytes]) -> tuple[dict[str, TensorEntry], int]:
@@ -57,7 +58,8 @@ def read_head(file: IO[bytes]) -> tuple[dict[str, TensorEntry], int]:
     Raise ValueError for what is no header, or claims more than the file has. It is read by
     hand, without torch.
     """
-    size = os.fstat(file.fileno()).st_size
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
     head = file.read(8)
     nbytes = int.from_bytes(head, "little")
     if len(head) < 8 or nbytes > min(size - 8, HEAD_NBYTES):
@@ -88,7 +90,7 @@ def _entry(listed: Mapping[str, Any], nbytes: int) -> TensorEntry:
         raise ValueError("a tensor has a place or a shape that is no whole number")
     if not 0 <= begin <= end <= nbytes or not 0 <= (numel := prod(shape)) <= 8 * (end - begin):
         raise ValueError("a tensor is larger than its bytes")
-    return TensorEntry(str(dtype), numel, begin, end)
+    return TensorEntry(str(dtype), numel, begin, end, tuple(shape))
 
 
 def _sums(folder: Path, files: Sequence[str], kind: DigestKind) -> dict[str, str]:

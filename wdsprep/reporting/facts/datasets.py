@@ -8,6 +8,7 @@ from typing import Any
 from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt, Shard
+from wdsprep.dataset.scores import SCORES, columns_of
 from wdsprep.dataset.state import open_dataset, refreshed
 from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.reporting.overview import overview
@@ -59,8 +60,19 @@ class ReportDataset:
         return self.manifest.is_of_text
 
     @property
+    def has_latents(self) -> bool:
+        return self.manifest.kind == "latents"
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Those of scores, with what they hold."""
+        return columns_of(self.manifest.settings)
+
+    @property
     def label(self) -> str:
-        """Describe latents or text in a few words."""
+        """Describe latents, text or scores in a few words."""
+        if self.manifest.is_scored:
+            return SCORES
         return "text" if self.is_of_text else f"latents {self.resolution}"
 
     @cached_property

@@ -54,7 +54,7 @@ def funnel(datasets: Datasets) -> list[FunnelRow]:
         rows.append(FunnelRow(label="packed", count=images.samples))
     labels = Counter(latents.label for latents in datasets.latents)
     for latents in datasets.latents:
-        phase = "text" if latents.is_of_text else str(latents.resolution)
+        phase = latents.label if not latents.has_latents else str(latents.resolution)
         whose = "" if labels[latents.label] == 1 else f" ({latents.shown})"
         rows += _encoded(images, latents, f"{phase}{whose}")
     return rows
@@ -74,16 +74,18 @@ def _encoded(
         buckets = latents.takes(images)
         fit = [shard.samples for shard in images.manifest.shards if shard.bucket in buckets]
         wanted = max(wanted, sum(fit))
-    of, at = ("for", "as") if latents.is_of_text else ("for phase", "at")
+    of, at = ("for phase", "at") if latents.has_latents else ("for", "as")
+    done = "given" if latents.manifest.is_scored else "encoded"
+    at = "" if latents.manifest.is_scored else f"{at} "
     yield FunnelRow(label=f"{of} {phase}", count=wanted)
     if missing := wanted - latents.inputs:
-        label = f"not encoded {at} {phase} so far"
+        label = f"not {done} {at}{phase} so far"
         yield FunnelRow(label=label, count=missing, start=latents.inputs, is_lost=True)
     if rejected := latents.rejected:
-        label = f"could not be encoded {at} {phase}"
+        label = f"could not be {done} {at}{phase}"
         start = latents.inputs - rejected
         yield FunnelRow(label=label, count=rejected, start=start, is_lost=True)
-    yield FunnelRow(label=f"encoded {at} {phase}", count=latents.samples)
+    yield FunnelRow(label=f"{done} {at}{phase}", count=latents.samples)
 
 
 BINS = 48

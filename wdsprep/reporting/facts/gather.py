@@ -10,6 +10,7 @@ from wdsprep.reporting.facts.histograms import Surveyed, histograms_of
 from wdsprep.reporting.facts.rejects import Refused, look_at_rejects
 from wdsprep.reporting.facts.spectrum import Spectrum, spectrum_of
 from wdsprep.reporting.sheet.decoding import Decoders, Decoding, find_decoding, model_name
+from wdsprep.reporting.sheet.ends import ColumnEnds, ends_of
 from wdsprep.reporting.sheet.items import Sheet, SheetItem, to_show
 from wdsprep.text import Counting, plural
 
@@ -38,13 +39,14 @@ class ReportFacts:
     chapters: tuple[Chapter, ...]
     items: tuple[SheetItem, ...]
     copies: "ShownCopies | None"
+    ends: tuple[ColumnEnds, ...]
     seed: int
 
 
 def plan_of(datasets: Datasets, samples: int, model: str) -> str:
     """Say what is about to be done. Decoding may take long."""
     shown, latents = to_show(datasets, samples)
-    with_latents = [given for given in datasets.latents if not given.is_of_text]
+    with_latents = [given for given in datasets.latents if given.has_latents]
     models = sorted({name for given in with_latents if (name := model_name(given, model))})
     plan = f"{shown_names(datasets.every)}: {plural(shown, 'sample')} to show"
     if not latents or not models:
@@ -72,7 +74,7 @@ def gather(
         from wdsprep.reporting.sheet.copies import copies_shown  # pyarrow takes a while to load
 
         copies = copies_shown(datasets, duplicates, max_area, heard)
-    with_latents = (given for given in datasets.latents if not given.is_of_text)
+    with_latents = (given for given in datasets.latents if given.has_latents)
     decodings = {given.url: find_decoding(given, model) for given in with_latents}
     chapters = tuple(
         _chapter(given, decodings.get(given.url), seed, heard) for given in datasets.every
@@ -90,6 +92,11 @@ def gather(
         chapters=chapters,
         items=tuple(sheet.items(samples, f"sheet {seed}")),
         copies=copies,
+        ends=ends_of(
+            datasets.images,
+            [(chapter.given, chapter.surveyed.samples) for chapter in chapters],
+            max_area,
+        ),
         seed=seed,
     )
 

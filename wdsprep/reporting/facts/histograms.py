@@ -4,6 +4,7 @@ Receipts count caption lengths and shorter sides of all images, in coarse ranges
 comes from a few hundred samples, picked by chance over the whole dataset.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -16,6 +17,8 @@ from wdsprep.reporting.sheet.picking import SheetSample, pick, read_sample
 from wdsprep.text import Counting
 
 SAMPLES = 256
+STEPS = 12
+"""Of the histogram of a column."""
 MAX_AREA = 1 << 60  # more is no size
 ASPECTS = (
     (0.0, 1 / 3, "under 1:3"),
@@ -103,7 +106,34 @@ def _histograms(given: ReportDataset, samples: Sequence[SheetSample]) -> list[Hi
             is_of_all=is_counted or is_every,
         ),
     ]
+    found += (_of_column(name, samples, is_every) for name in given.columns)
     return [histogram for histogram in found if histogram.count]
+
+
+def _of_column(name: str, samples: Sequence[SheetSample], is_every: bool) -> Histogram:
+    """Of numbers equal steps, of texts those that are most frequent."""
+    values = [value for sample in samples if (value := sample.facts.get(name)) is not None]
+    numbers = [float(value) for value in values if isinstance(value, int | float)]
+    texts = Counter(value for value in values if isinstance(value, str))
+    bars = tuple(Bar(label=text, range=text, count=n) for text, n in texts.most_common(STEPS))
+    return Histogram(title=name, unit="", bars=_steps(numbers) or bars, is_of_all=is_every)
+
+
+def _steps(numbers: Sequence[float]) -> tuple[Bar, ...]:
+    if not numbers:
+        return ()
+    least, most = min(numbers), max(numbers)
+    width = (most - least) / STEPS
+    counts = Counter(min(STEPS - 1, int((n - least) / width)) if width else 0 for n in numbers)
+    edges = [least + step * width for step in range(STEPS)] if width else [least]
+    return tuple(
+        Bar(
+            label=f"{edge:.3g}",
+            range=f"{edge:.4g} to {edge + width:.4g}" if width else f"{edge:.4g}",
+            count=counts[step],
+        )
+        for step, edge in enumerate(edges)
+    )
 
 
 def _size(sample: SheetSample) -> tuple[int, int] | None:

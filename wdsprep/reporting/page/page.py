@@ -15,6 +15,7 @@ from wdsprep.reporting.facts.datasets import NAME, ReportDataset
 from wdsprep.reporting.facts.gather import ReportFacts, shown_names
 from wdsprep.reporting.page.charts import note, share, table
 from wdsprep.reporting.page.markup import DASH, Child, Html, by, el
+from wdsprep.reporting.page.scores import scores_section
 from wdsprep.reporting.page.sections import (
     buckets_section,
     funnel_section,
@@ -37,6 +38,7 @@ SECTIONS = {
     "pace": ("Throughput", pace_section),
     "hosts": ("Hosts", hosts_section),
     "latents": ("Latents", latents_section),
+    "scores": ("Scores", scores_section),
     "copies": ("Copies", copies_section),
     "samples": ("Samples", sheet_section),
 }
@@ -112,6 +114,8 @@ def _kind(given: ReportDataset) -> str:
     if given.manifest.dataset == "images":
         return "Images"
     settings = given.manifest.settings
+    if given.manifest.is_scored:
+        return f"{given.shown}, scores"
     if given.is_of_text:
         return f"{given.shown}, text ({settings['text']})"
     how = f"{settings['latents']}, {settings['text']}"
@@ -131,6 +135,8 @@ def _figures(facts: ReportFacts) -> Iterator[Html]:
         label = f"{_noun('latent', latents)} at {latents.resolution}, {size}"
         if latents.is_of_text:
             label = f"{_noun('caption', latents)} as text, {size}"
+        if latents.manifest.is_scored:
+            label = f"{_noun('sample', latents)} with scores, {size}"
         yield _figure(f"{latents.samples:,}", label)
 
 

@@ -277,7 +277,9 @@ def _moments(first_s: float, last_s: float) -> str:
 
 def latents_section(facts: ReportFacts) -> Html | None:
     chapters = [
-        chapter for chapter in facts.chapters if chapter.given.manifest.dataset == "latents"
+        chapter
+        for chapter in facts.chapters
+        if chapter.given.manifest.dataset == "latents" and not chapter.given.manifest.is_scored
     ]
     if not chapters:
         return None

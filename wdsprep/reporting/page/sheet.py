@@ -32,7 +32,7 @@ def sheet_section(facts: ReportFacts) -> Html | None:
                 el(
                     "section",
                     el("h3", name),
-                    el("ul", *(_card(item) for item in items), class_="cards", role="list"),
+                    el("ul", *(card(item) for item in items), class_="cards", role="list"),
                     class_="group",
                     aria_label=name,
                     data_group=name,
@@ -60,7 +60,7 @@ def copies_section(facts: ReportFacts) -> Html | None:
             el(
                 "section",
                 el("h3", f"{group.items[0].key} and {plural(group.copies, 'copy', 'copies')}"),
-                el("ul", *(_card(item) for item in group.items), class_="cards", role="list"),
+                el("ul", *(card(item) for item in group.items), class_="cards", role="list"),
                 class_="group",
             )
             for group in copies.groups
@@ -110,7 +110,7 @@ def _select(name: str, options: Sequence[tuple[str, str]]) -> Html:
     return el("select", *(el("option", text, value=value) for value, text in options), id=name)
 
 
-def _card(item: SheetItem) -> Html:
+def card(item: SheetItem) -> Html:
     return el("li", *_parts(item), class_="card")
 
 

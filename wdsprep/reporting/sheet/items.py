@@ -54,7 +54,7 @@ def to_show(datasets: Datasets, count: int) -> tuple[int, int]:
             samples = min(count, sum(shard.samples for shard in shards))
             shown += samples
             made = _takers(datasets, bucket) if datasets.images else [base]
-            latents += samples * sum(not each.is_of_text for each in made)
+            latents += samples * sum(each.has_latents for each in made)
     return shown, latents
 
 
@@ -131,7 +131,7 @@ class Sheet:
                 facts += ((one.latents.label, one.reason),)
                 continue
             facts += _facts_of_latent(one.latents, one.sample.facts)
-            if one.latents.is_of_text:
+            if not one.latents.has_latents:
                 continue
             pictures += self._of_pair(one.latents, one.sample, image)
         return SheetItem(
@@ -149,7 +149,7 @@ class Sheet:
             key=sample.key,
             caption=_caption(sample),
             facts=(("source", source), *_facts_of_latent(base, sample.facts)),
-            pictures=() if base.is_of_text else tuple(self._of_pair(base, sample, None)),
+            pictures=tuple(self._of_pair(base, sample, None)) if base.has_latents else (),
         )
 
     def _of_pair(
@@ -228,6 +228,11 @@ def facts_of_image(facts: Mapping[str, Any]) -> FactPairs:
     return tuple(found)
 
 
+def shown_value(value: Any) -> str:
+    """What a column says, in few digits."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def _meta(facts: Mapping[str, Any]) -> str:
     """Return the metadata that the source has of a sample, without what is shown already."""
     meta, shown = facts.get("meta"), (facts.get("caption"), facts.get("url"))
@@ -238,11 +243,13 @@ def _meta(facts: Mapping[str, Any]) -> str:
 
 
 def _facts_of_latent(latents: ReportDataset, facts: Mapping[str, Any]) -> FactPairs:
+    if latents.columns:
+        return tuple((name, shown_value(facts.get(name))) for name in latents.columns)
     scaled = f"scaled to {by(facts.get('scaled_width'), facts.get('scaled_height'))}"
     crop = facts.get("crop")
     if isinstance(crop, list) and len(crop) == 4:
         scaled += f", cut from {crop[0]}, {crop[1]}"
-    parts = [] if latents.is_of_text else [scaled]
+    parts = [scaled] if latents.has_latents else []
     if tokens := facts.get("tokens"):
         parts.append(f"{tokens} tokens" + (", caption cut" if facts.get("cut") else ""))
     return ((latents.label, "; ".join(parts)),)

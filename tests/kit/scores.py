@@ -1,0 +1,52 @@
+"""Scores for tests: made in this process, and read back."""
+
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from PIL import Image
+
+from tests.kit.encodes import Here
+from wdsprep.runners.run import Outcome
+from wdsprep.scoring.score import score
+
+
+def score_here(images: Path | str, out: Path | str, **options: Any) -> Outcome:
+    """Score without worker processes."""
+    with patch("wdsprep.scoring.score.runner_of", lambda *_args, **_options: Here()):
+        return score(str(images), str(out), **{"device": "cpu", "runner": "local", **options})
+
+
+def members(dataset: Path) -> dict[str, dict[str, bytes]]:
+    """The members of each sample of a dataset, by its key."""
+    found: dict[str, dict[str, bytes]] = {}
+    for path in sorted(dataset.glob("*/*.tar")):
+        with tarfile.open(path) as tar:
+            for member in tar:
+                key, _, field = member.name.partition(".")
+                data = tar.extractfile(member)
+                assert data is not None
+                found.setdefault(key, {})[field] = data.read()
+    return found
+
+
+def columns_in(scores: Path) -> dict[str, dict[str, Any]]:
+    """The json of each sample of scores, by its key."""
+    return {key: json.loads(own["json"]) for key, own in members(scores).items()}
+
+
+def arrays_in(scores: Path, name: str) -> dict[str, Any]:
+    return {key: np.load(io.BytesIO(own[f"{name}.npy"])) for key, own in members(scores).items()}
+
+
+def pictures_in(images: Path) -> dict[str, tuple[Image.Image, str]]:
+    """The image and caption of each sample."""
+    found = {}
+    for key, own in members(images).items():
+        data = next(own[name] for name in ("jpg", "png", "webp") if name in own)
+        found[key] = Image.open(io.BytesIO(data)).convert("RGB"), own["txt"].decode()
+    return found

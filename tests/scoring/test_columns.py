@@ -1,0 +1,179 @@
+"""Columns of scores, where samples are chosen by them."""
+
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import wdsprep
+from tests.kit.encodes import encode_here, packed, pictures
+from tests.kit.scores import columns_in, score_here
+from wdsprep.dataset.state import read_manifest
+from wdsprep.errors import FingerprintError, UsageError
+from wdsprep.store import open_store
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def least(scores: Path) -> float:
+    """What half of the pictures reach."""
+    return sorted(each["aesthetic"] for each in columns_in(scores).values())[8]
+
+
+def wanted(scores: Path, least: float) -> set[str]:
+    return {key for key, each in columns_in(scores).items() if each["aesthetic"] >= least}
+
+
+def test_load_serves_what_a_condition_on_scores_leaves_with_their_columns(
+    scores: Path, images: Path, least: float
+) -> None:
+    loader = wdsprep.load(
+        str(images), join=str(scores), where=f"aesthetic >= {least}", pixels=64, global_batch=1
+    )
+    columns, seen = columns_in(scores), set()
+    for batch in loader:
+        (key,) = batch["key"]
+        seen.add(key)
+        assert batch["aesthetic"].dtype == torch.float32
+        assert batch["aesthetic"].item() == pytest.approx(columns[key]["aesthetic"])
+        assert batch["clip_image_emb"].shape == (1, 24)
+    assert seen == wanted(scores, least)
+
+
+def test_select_takes_columns_of_scores_that_are_joined(
+    scores: Path, images: Path, least: float, tmp_path: Path
+) -> None:
+    out = tmp_path / "good"
+    wdsprep.select(str(images), str(out), join=str(scores), where=f"aesthetic >= {least}")
+    good = read_manifest(open_store(str(out)))
+    assert good is not None
+    assert good.samples == len(wanted(scores, least))
+
+
+def test_select_takes_scores_along_and_chooses_by_them(
+    scores: Path, images: Path, least: float, tmp_path: Path
+) -> None:
+    given = [str(images), str(scores)]
+    wdsprep.select(given, str(tmp_path / "{name}"), where=f"aesthetic >= {least}")
+    chosen = columns_in(tmp_path / "scores")
+    assert chosen.keys() == wanted(scores, least)
+    assert chosen.items() <= columns_in(scores).items()
+    assert not wdsprep.verify(str(tmp_path / "images"), str(tmp_path / "scores")).findings
+
+
+def test_another_selection_by_other_scores_into_the_same_place_is_refused(
+    images: Path, models: Path, tmp_path: Path
+) -> None:
+    asked = {"where": "nsfw >= 0"}
+    score_here(images, tmp_path / "vit", model=str(models / "vit"))
+    score_here(images, tmp_path / "swin", model=str(models / "swin"), label="logo=nsfw")
+    wdsprep.select(str(images), str(tmp_path / "out"), join=str(tmp_path / "vit"), **asked)
+    with pytest.raises(FingerprintError, match="--join has other columns"):
+        wdsprep.select(str(images), str(tmp_path / "out"), join=str(tmp_path / "swin"), **asked)
+
+
+def test_latents_are_served_by_scores_of_their_images(
+    scores: Path, images: Path, least: float, tmp_path: Path
+) -> None:
+    encode_here(images, tmp_path / "latents")
+    loader = wdsprep.load(
+        str(tmp_path / "latents"), join=str(scores), where=f"aesthetic >= {least}", global_batch=1
+    )
+    keys = {batch["key"][0] for batch in loader}
+    assert keys == wanted(scores, least)
+
+
+def test_scores_of_other_images_are_refused(scores: Path, tmp_path: Path) -> None:
+    other = packed(pictures(tmp_path / "in", range(30, 45)), tmp_path / "images")
+    with pytest.raises(UsageError, match="are of different images"):
+        wdsprep.load(str(other), join=str(scores), pixels=64, global_batch=1)
+    with pytest.raises(UsageError, match="are of different images"):
+        wdsprep.select(str(other), str(tmp_path / "o"), join=str(scores), where="aesthetic > 1")
+    assert not (tmp_path / "o").exists()
+
+
+def test_unfinished_scores_are_refused_by_the_command_that_ends_them(
+    images: Path, models: Path, tmp_path: Path
+) -> None:
+    score_here(images, tmp_path / "scores", model=str(models / "vit"), limit=4)
+    with pytest.raises(UsageError, match='run the same "wdsprep score" again'):
+        wdsprep.load(str(images), join=str(tmp_path / "scores"), pixels=64, global_batch=1)
+    with pytest.raises(UsageError, match='run the same "wdsprep score" again'):
+        wdsprep.select(
+            str(images), str(tmp_path / "o"), join=str(tmp_path / "scores"), where="nsfw > 0"
+        )
+
+
+def test_a_column_that_there_is_not_is_refused(scores: Path, images: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no sample has beauty"):
+        wdsprep.select(str(images), str(tmp_path / "o"), join=str(scores), where="beauty > 0")
+
+
+def test_a_joined_place_without_a_condition_is_refused(scores: Path, images: Path) -> None:
+    with pytest.raises(UsageError, match="--join is for what --where asks for"):
+        wdsprep.select(str(images), "out", join=str(scores))
+
+
+def test_scores_made_again_choose_anew(images: Path, models: Path, tmp_path: Path) -> None:
+    out = tmp_path / "scores"
+    for label in ("nsfw=bad", "neutral=bad"):
+        score_here(images, out, model=str(models / "vit"), label=label, overwrite=True)
+        wanted = {key for key, each in columns_in(out).items() if each["bad"] > 0.5}
+        loader = (
+            wdsprep.load(str(images), join=str(out), where="bad > 0.5", pixels=64, global_batch=1)
+            if wanted
+            else []
+        )
+        assert {batch["key"][0] for batch in loader} == wanted
+        shutil.rmtree(tmp_path / "kept", ignore_errors=True)
+
+
+def test_a_table_of_scores_is_exported_which_a_loader_joins(
+    scores: Path, images: Path, least: float, tmp_path: Path
+) -> None:
+    wdsprep.export(str(scores), str(tmp_path / "table"), to="parquet")
+    rows = pq.read_table(tmp_path / "table").to_pylist()
+    columns = columns_in(scores)
+    assert {row["key"]: row["aesthetic"] for row in rows} == {
+        key: each["aesthetic"] for key, each in columns.items()
+    }
+    kept = pa.Table.from_pylist([{n: row[n] for n in ("key", "aesthetic")} for row in rows])
+    pq.write_table(kept, tmp_path / "scores.parquet")
+    loader = wdsprep.load(
+        str(images),
+        join=str(tmp_path / "scores.parquet"),
+        where=f"aesthetic >= {least}",
+        pixels=64,
+        global_batch=1,
+    )
+    assert {batch["key"][0] for batch in loader} == wanted(scores, least)
+
+
+def test_images_are_exported_with_their_scores(scores: Path, images: Path, tmp_path: Path) -> None:
+    wdsprep.export(str(images), str(tmp_path / "table"), to="parquet", join=[str(scores)])
+    rows = pq.read_table(tmp_path / "table").to_pylist()
+    columns = columns_in(scores)
+    assert len(rows) == len(columns)
+    for row in rows:
+        assert row["aesthetic"] == columns[row["key"]]["aesthetic"]
+        assert row["image"]["bytes"]
+
+
+def test_a_report_shows_each_column_and_both_ends(
+    scores: Path, images: Path, tmp_path: Path
+) -> None:
+    wdsprep.report(str(images), str(scores), output=str(tmp_path / "r.html"), samples=2)
+    page = (tmp_path / "r.html").read_text()
+    assert 'id="scores"' in page
+    assert "The lowest and the highest of 15 samples" in page
+    by_score = sorted(columns_in(scores).items(), key=lambda pair: pair[1]["aesthetic"])
+    part = page.partition('aria-label="lowest aesthetic"')[2].partition("</section>")[0]
+    assert all(key in part for key, _ in by_score[:4])
+    assert not any(key in part for key, _ in by_score[4:])

@@ -1,0 +1,226 @@
+"""Models that score: found by what their files say, or refused before the first image."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.kit.scores import columns_in, score_here
+from tests.kit.scoring_models import head, small
+from wdsprep.errors import UsageError, WdsprepError
+
+
+@pytest.fixture
+def copied(models: Path, tmp_path: Path) -> Callable[[str], Path]:
+    """A model of one's own, to spoil."""
+    return lambda kind: Path(shutil.copytree(models / kind, tmp_path / kind))
+
+
+def refused(images: Path, out: Path, words: str, **options: Any) -> None:
+    """One line before anything is written."""
+    with pytest.raises(WdsprepError, match=words) as said:
+        score_here(images, out, **options)
+    assert "\n" not in str(said.value)
+    assert not out.exists()
+
+
+def change(path: Path, **more: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | more))
+
+
+def test_a_model_without_a_processor_is_refused(
+    images: Path, copied: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = copied("vit")
+    (model / "preprocessor_config.json").unlink()
+    refused(images, tmp_path / "out", "has no image processor", model=str(model))
+
+
+@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json"])
+def test_code_that_comes_with_a_model_is_refused(
+    name: str, images: Path, copied: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = copied("vit")
+    change(model / name, auto_map={"AutoModel": "evil.Model"})
+    (model / "evil.py").write_text(f"import pathlib; pathlib.Path({str(tmp_path / 'x')!r}).touch()")
+    refused(images, tmp_path / "out", "wants to run code", model=str(model))
+    assert not (tmp_path / "x").exists()
+
+
+def test_pickles_are_refused(images: Path, copied: Callable[[str], Path], tmp_path: Path) -> None:
+    model = copied("vit")
+    torch.save(load_file(model / "model.safetensors"), model / "pytorch_model.bin")
+    (model / "model.safetensors").unlink()
+    refused(images, tmp_path / "out", "has only pickled weights", model=str(model))
+
+
+def test_weights_that_lack_a_tensor_are_refused(
+    images: Path, copied: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = copied("vit")
+    tensors = load_file(model / "model.safetensors")
+    del tensors["classifier.weight"]
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    refused(images, tmp_path / "out", "lacks 1 tensor", model=str(model))
+
+
+def test_weights_that_are_not_finite_are_refused(
+    images: Path, copied: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = copied("vit")
+    tensors = load_file(model / "model.safetensors")
+    tensors["classifier.bias"][0] = float("nan")
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    refused(images, tmp_path / "out", "its weights are not finite", model=str(model))
+
+
+def test_a_language_model_is_no_model_of_images(
+    images: Path, copied: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = copied("vit")
+    change(model / "config.json", model_type="strange", architectures=["StrangeModel"])
+    refused(images, tmp_path / "out", "no image classifier and no encoder", model=str(model))
+
+
+def test_outputs_that_depend_on_companions_are_refused(
+    images: Path, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import ViTForImageClassification
+
+    forward = ViTForImageClassification.forward
+
+    def mixed(self: Any, *args: Any, **options: Any) -> Any:
+        found = forward(self, *args, **options)
+        found.logits = found.logits - 9 * found.logits.mean(0)
+        return found
+
+    monkeypatch.setattr(ViTForImageClassification, "forward", mixed)
+    refused(
+        images, tmp_path / "out", "depends on the others in its batch", model=str(models / "vit")
+    )
+
+
+def test_images_of_different_sizes_are_refused(
+    images: Path, copied: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = copied("dinov2")
+    change(model / "preprocessor_config.json", do_center_crop=False)
+    refused(images, tmp_path / "out", "makes images of different sizes", model=str(model))
+
+
+def test_two_models_with_the_same_column_are_refused(
+    images: Path, models: Path, tmp_path: Path
+) -> None:
+    both = [str(models / "clip"), str(models / "siglip")]
+    refused(images, tmp_path / "out", "two models give the column 'similarity'", model=both)
+    both = [str(models / "vit"), str(models / "swin")]
+    same = ["nsfw=bad", "logo=bad"]
+    refused(images, tmp_path / "out", "two models give the column 'bad'", model=both, label=same)
+    both = [str(models / "dinov2"), f"{models}/dinov2/"]
+    refused(images, tmp_path / "out", "give the column 'image_emb.npy'", model=both)
+
+
+def test_labels_that_are_no_names_of_columns_are_refused(images: Path, tmp_path: Path) -> None:
+    model = small("vit", tmp_path / "vit", id2label={0: "safe", 1: "not safe for work"})
+    words = "has the label 'not safe for work', which is no name of a column"
+    refused(images, tmp_path / "out", words, model=str(model))
+    score_here(images, tmp_path / "out", model=str(model), label="not safe for work=nsfw")
+    assert {"nsfw", "key", "source"} == {*next(iter(columns_in(tmp_path / "out").values()))}
+
+
+def test_of_a_thousand_labels_the_user_says_which(images: Path, tmp_path: Path) -> None:
+    labels = {number: f"thing, {number}" for number in range(1000)}
+    model = small("vit", tmp_path / "vit", id2label=labels)
+    refused(images, tmp_path / "out", "1,000 labels.*say which are wanted", model=str(model))
+    wanted = ["thing, 7=seven", "thing, 8=eight"]
+    score_here(images, tmp_path / "out", model=str(model), label=wanted, limit=3)
+    assert {"seven", "eight"} <= next(iter(columns_in(tmp_path / "out").values())).keys()
+
+
+def test_a_label_that_no_model_has_is_refused(images: Path, models: Path, tmp_path: Path) -> None:
+    refused(
+        images,
+        tmp_path / "out",
+        "no model has the label 'cat'",
+        model=str(models / "vit"),
+        label="cat",
+    )
+
+
+def test_a_column_cannot_have_a_name_that_samples_have(
+    images: Path, models: Path, tmp_path: Path
+) -> None:
+    model = str(models / "vit")
+    refused(images, tmp_path / "out", "cannot be called width", model=model, label="nsfw=width")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda path: head(path, 25), "embeddings of 25 numbers, and those of .* have 24"),
+        (lambda path: head(path, 24, value=float("nan")), "not finite"),
+        (lambda path: path.write_bytes(b"junk" * 9), "no safetensors file of floats"),
+        (lambda path: save_file({"weight": torch.ones(2, 24)}, path), "has 2 outputs"),
+        (lambda path: save_file({"conv.weight": torch.ones(1, 3, 3)}, path), "no linear layer"),
+        (lambda path: save_file({"running_mean": torch.ones(4)}, path), "linear layers alone"),
+    ],
+)
+def test_a_head_that_does_not_fit_is_refused(
+    spoil: Callable[[Path], object], words: str, images: Path, models: Path, tmp_path: Path
+) -> None:
+    spoil(tmp_path / "h.safetensors")
+    given = {"model": str(models / "clip"), "head": f"aesthetic={tmp_path / 'h.safetensors'}"}
+    refused(images, tmp_path / "out", words, **given)
+
+
+def test_a_head_of_several_layers_is_their_chain(tmp_path: Path) -> None:
+    from wdsprep.dataset.digests import DigestKind
+    from wdsprep.scoring.heads import LinearHead, read_head
+    from wdsprep.scoring.options import WantedHead
+
+    first, last = torch.randn(5, 24), torch.randn(1, 5)
+    path = tmp_path / "h.safetensors"
+    save_file({"layers.10.weight": last, "layers.2.weight": first}, path)
+    read = read_head(WantedHead("a", "", str(path)), DigestKind.BLAKE3)
+    rows = torch.randn(3, 24)
+    assert torch.allclose(LinearHead(read).scores(rows), (rows @ first.T @ last.T)[:, 0], atol=1e-4)
+    save_file({"0.weight": first, "1.weight": last}, path, {"activation": "relu"})
+    read = read_head(WantedHead("a", "", str(path)), DigestKind.BLAKE3)
+    wanted = ((rows @ first.T).relu() @ last.T)[:, 0]
+    assert torch.allclose(LinearHead(read).scores(rows), wanted, atol=1e-4)
+
+
+def test_a_head_on_a_classifier_is_refused(images: Path, models: Path, tmp_path: Path) -> None:
+    given = {"model": str(models / "vit"), "head": f"aesthetic={models / 'head.safetensors'}"}
+    refused(images, tmp_path / "out", "no model of that name has an embedding", **given)
+
+
+def test_the_slow_processor_is_taken_if_asked_and_stands_in_the_settings(
+    images: Path, models: Path, tmp_path: Path
+) -> None:
+    out = score_here(images, tmp_path / "o", model=str(models / "vit"), processor="slow", limit=3)
+    (model,) = out.manifest.settings["scores"]["models"]
+    assert model["processor"] == "ViTImageProcessorPil (slow)"
+
+
+def test_a_folder_that_is_not_there_is_refused(images: Path, tmp_path: Path) -> None:
+    refused(images, tmp_path / "out", "is no folder here", model=os.fspath(tmp_path / "nothing"))
+
+
+def test_words_that_are_no_options_are_refused() -> None:
+    from wdsprep.scoring.options import ScoreOptions
+
+    for options, words in (
+        ({"model": "a b=x"}, "no name of a column"),
+        ({"model": "x", "label": "a=b c"}, "no name of a column"),
+        ({"model": "x", "head": "a=h.pth"}, "give a file of safetensors"),
+        ({"language": True, "label": "a"}, "are of a --model"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            ScoreOptions(**options)  # type: ignore[arg-type]

@@ -1,0 +1,256 @@
+"""`score`: columns and embeddings of images, however the run goes."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import wdsprep
+from tests.kit.encodes import packed, pictures
+from tests.kit.packs import SCRIPT, tree, upload, write_files
+from tests.kit.scores import arrays_in, columns_in, members, pictures_in, score_here
+from tests.kit.scoring_models import KINDS, LABELS, alone, small
+from wdsprep.cli.demo.drawings import draw
+from wdsprep.cli.demo.pictures import KINDS as PICTURES
+from wdsprep.cli.demo.pictures import SUFFIXES
+from wdsprep.dataset.scores import columns_of
+from wdsprep.errors import FingerprintError, UsageError
+from wdsprep.store import open_store
+
+CLOSE = 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_number_is_what_transformers_gives_of_that_image_alone(
+    kind: str, scores: Path, images: Path, models: Path
+) -> None:
+    columns, there = columns_in(scores), pictures_in(images)
+    assert columns.keys() == there.keys()
+    embeddings = arrays_in(scores, f"{kind}_image_emb") if kind not in LABELS else {}
+    for key, (image, caption) in there.items():
+        for name, wanted in alone(models / kind, image, caption).items():
+            if name == "image_emb":
+                assert np.abs(embeddings[key] - wanted.numpy()).max() < CLOSE
+            else:
+                assert abs(columns[key][f"{kind}_{name}"] - float(wanted)) < CLOSE
+
+
+def test_a_head_gives_what_its_layer_makes_of_the_embedding(scores: Path, models: Path) -> None:
+    from safetensors.numpy import load_file
+
+    layer = load_file(models / "head.safetensors")
+    embeddings = arrays_in(scores, "clip_image_emb")
+    for key, facts in columns_in(scores).items():
+        wanted = float(layer["weight"][0] @ embeddings[key] + layer["bias"][0])
+        assert abs(facts["aesthetic"] - wanted) < CLOSE
+
+
+def test_columns_do_not_depend_on_which_models_are_in_the_pass(
+    scores: Path, images: Path, models: Path, tmp_path: Path
+) -> None:
+    both = columns_in(scores)
+    for kind in ("clip", "vit"):
+        score_here(images, tmp_path / kind, model=f"{kind}={models / kind}")
+        for key, facts in columns_in(tmp_path / kind).items():
+            assert facts == {name: both[key][name] for name in facts}
+
+
+def test_columns_do_not_depend_on_companions(
+    scores: Path, images: Path, models: Path, tmp_path: Path
+) -> None:
+    given = {"model": f"clip={models / 'clip'}", "head": f"aesthetic={models / 'head.safetensors'}"}
+    score_here(images, tmp_path / "ones", batch_size=1, **given)
+    both = columns_in(scores)
+    for key, facts in columns_in(tmp_path / "ones").items():
+        for name in ("clip_similarity", "aesthetic"):
+            assert abs(facts[name] - both[key][name]) < CLOSE
+
+
+def test_a_sound_dataset_comes_out_which_verify_holds_to_the_images(
+    scores: Path, images: Path
+) -> None:
+    verified = wdsprep.verify(str(images), str(scores))
+    assert not verified.findings
+    dataset = wdsprep.inspect(str(scores))
+    assert dataset.manifest.kind == "scores"
+    assert columns_of(dataset.manifest.settings)["aesthetic"] == "number"
+
+
+def scored(out: Path, images: Path, models: Path, *more: str) -> list[str]:
+    words = [str(SCRIPT), "score", str(images), str(out), "--model", str(models / "clip")]
+    return [*words, "--device", "cpu", "--runner", "local", *more]
+
+
+@pytest.mark.system
+def test_a_killed_run_goes_on_to_the_same_bytes(images: Path, models: Path, tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    score_here(images, whole, model=str(models / "clip"))
+    begun = subprocess.Popen(scored(killed, images, models), start_new_session=True)
+    end = time.monotonic() + 120
+    while not [*killed.glob("receipts/*/*.json")] and time.monotonic() < end:
+        assert begun.poll() is None or [*killed.glob("receipts/*/*.json")]
+        time.sleep(0.02)
+    if begun.poll() is None:
+        os.killpg(begun.pid, signal.SIGKILL)
+    begun.wait()
+    subprocess.run(scored(killed, images, models), check=True, timeout=300)
+    assert tree(killed) == tree(whole)
+
+
+@pytest.mark.system
+def test_bytes_are_the_same_on_ray(images: Path, models: Path, tmp_path: Path) -> None:
+    score_here(images, tmp_path / "here", model=str(models / "clip"))
+    words = scored(tmp_path / "ray", images, models, "--workers", "2", "--cpus-per-worker", "1")
+    words[words.index("local")] = "ray"
+    subprocess.run(words, check=True, timeout=300)
+    assert tree(tmp_path / "ray") == tree(tmp_path / "here")
+
+
+def test_a_shard_that_was_lost_is_made_again_to_the_same_bytes(
+    images: Path, models: Path, tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {"model": str(models / "vit")}
+    out = tmp_path / "scores"
+    score_here(images, out, **given)
+    before = tree(out)
+    damaged = out / "64/000001.tar"
+    damaged.write_bytes(damaged.read_bytes()[:-600] + b"x" * 600)
+    assert wdsprep.repair(str(out), yes=True).done
+    assert not damaged.exists()
+    assert score_here(images, out, **given).samples == 4
+    assert tree(out) == before
+
+
+def test_new_shards_of_an_append_are_scored_by_the_next_run(models: Path, tmp_path: Path) -> None:
+    source = pictures(tmp_path / "downloads", range(6))
+    images = packed(source, tmp_path / "images")
+    given = {"model": str(models / "vit")}
+    score_here(images, tmp_path / "scores", **given)
+    pictures(tmp_path / "downloads", range(6, 12))
+    packed(source, images, "--append")
+    again = score_here(images, tmp_path / "scores", **given)
+    assert (again.samples, again.manifest.samples, again.manifest.complete) == (6, 12, True)
+
+
+def test_remove_takes_samples_out_of_scores_too(images: Path, models: Path, tmp_path: Path) -> None:
+    own = tmp_path / "images"
+    shutil.copytree(images, own)
+    given = {"model": str(models / "vit")}
+    score_here(own, tmp_path / "scores", **given)
+    key = next(iter(columns_in(tmp_path / "scores")))
+    wdsprep.remove(str(own), str(tmp_path / "scores"), keys=[key], yes=True)
+    assert key not in columns_in(tmp_path / "scores")
+    assert not wdsprep.verify(str(own), str(tmp_path / "scores")).findings
+    assert score_here(own, tmp_path / "scores", **given).samples == 0
+
+
+def test_a_resume_with_other_weights_is_refused_in_words(
+    images: Path, models: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "scores"
+    score_here(images, out, model=str(models / "vit"), limit=4)
+    small("vit", tmp_path / "other", hidden_act="relu")
+    with pytest.raises(FingerprintError, match=r"--model has other weights.*wdsprep score"):
+        score_here(images, out, model=str(tmp_path / "other"))
+    with pytest.raises(FingerprintError, match=r"are similarity \(were neutral, nsfw\)"):
+        score_here(images, out, model=str(models / "clip"))
+
+
+def test_scores_of_other_images_are_not_gone_on_with(
+    images: Path, models: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "scores"
+    score_here(images, out, model=str(models / "vit"))
+    other = packed(pictures(tmp_path / "others", range(30, 45)), tmp_path / "other-images")
+    with pytest.raises(
+        FingerprintError, match=r"was scored from other images.*wdsprep score --redo"
+    ):
+        score_here(other, out, model=str(models / "vit"))
+
+
+def test_a_bad_image_is_a_reject_and_costs_no_other(models: Path, tmp_path: Path) -> None:
+    source = pictures(tmp_path / "downloads", range(4))
+    cut = (source / "photo-0000.jpg").read_bytes()
+    (source / "photo-0000.jpg").write_bytes(cut[: len(cut) // 2])
+    images = packed(source, tmp_path / "images", "--check", "header")
+    out = score_here(images, tmp_path / "scores", model=str(models / "clip"))
+    assert (out.samples, dict(out.manifest.rejects)) == (3, {"truncated": 1})
+    assert not wdsprep.verify(str(images), str(tmp_path / "scores")).findings
+
+
+def test_images_of_every_kind_are_scored_as_they_were_packed(models: Path, tmp_path: Path) -> None:
+    files = {
+        f"{kind}{SUFFIXES.get(kind, '.jpg')}": make(draw(kind, (160, 120)).image)
+        for kind, make in PICTURES.items()
+    }
+    images = packed(write_files(tmp_path / "in", dict(files)), tmp_path / "images")
+    score_here(images, tmp_path / "scores", model=str(models / "vit"))
+    columns, there = columns_in(tmp_path / "scores"), pictures_in(images)
+    assert columns.keys() == there.keys()
+    assert len(columns) == len(files)
+    for key, (image, _) in there.items():
+        wanted = alone(models / "vit", image)["nsfw"]
+        assert abs(columns[key]["nsfw"] - float(wanted)) < CLOSE
+
+
+def test_embeddings_are_kept_in_half_precision_if_asked(
+    images: Path, models: Path, scores: Path, tmp_path: Path
+) -> None:
+    given = {"model": f"clip={models / 'clip'}", "embedding": "fp16"}
+    score_here(images, tmp_path / "scores", **given)
+    full = arrays_in(scores, "clip_image_emb")
+    for key, half in arrays_in(tmp_path / "scores", "clip_image_emb").items():
+        assert half.dtype == np.float16
+        assert np.abs(half - full[key]).max() < 1e-3
+
+
+def test_the_command_says_what_it_gives_and_what_to_do_next(
+    images: Path, models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from unittest.mock import patch
+
+    from tests.kit.encodes import Here
+    from wdsprep.cli import main
+
+    with patch("wdsprep.scoring.score.runner_of", lambda *_args, **_options: Here()):
+        assert main(scored(tmp_path / "s", images, models, "--json")[1:]) == 0
+    out, err = capsys.readouterr()
+    said = json.loads(out)
+    assert said["columns"] == {"similarity": "number"}
+    assert said["samples"] == 15
+    assert "CLIPImageProcessor (fast)" in err
+
+
+def test_without_a_model_or_language_there_is_nothing_to_do(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nothing to score by"):
+        wdsprep.score(str(images), str(tmp_path / "scores"))
+    assert not (tmp_path / "scores").exists()
+
+
+def test_text_of_samples_is_not_copied_into_scores(scores: Path) -> None:
+    assert {own["txt"] for own in members(scores).values()} == {b""}
+
+
+@pytest.mark.system
+def test_scores_on_s3_are_those_of_a_disk(
+    bucket: str, images: Path, models: Path, tmp_path: Path
+) -> None:
+    there = f"s3://{bucket}"
+    upload(images, f"{there}/images")
+    score_here(images, tmp_path / "here", model=str(models / "vit"))
+    score_here(f"{there}/images", f"{there}/scores", model=str(models / "vit"))
+    assert not wdsprep.verify(f"{there}/images", f"{there}/scores").findings
+    wdsprep.select(
+        f"{there}/images", str(tmp_path / "good"), join=f"{there}/scores", where="nsfw > 0"
+    )
+    store = open_store(f"{there}/scores")
+    for path in (tmp_path / "here").glob("*/*.tar"):
+        name = str(path.relative_to(tmp_path / "here"))
+        assert store.read(name) == path.read_bytes()

@@ -1,0 +1,72 @@
+"""Columns that a condition of `select` may ask for beside the json of samples.
+
+They are those of scores that are selected along, and of what `--join` names.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from wdsprep.changes.grouping import Group, open_origin
+from wdsprep.changes.selection import Origin
+from wdsprep.dataset.digests import DigestKind
+from wdsprep.errors import UsageError
+from wdsprep.loading.catalog import Stream, load_datasets
+from wdsprep.loading.join import joined
+from wdsprep.loading.tables import is_table, keyed_table
+from wdsprep.loading.where import Subset, Where, subset_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JoinedColumns:
+    """Places of scores and tables, for each dataset that is selected from those beside it.
+
+    The digest is of what they hold.
+    """
+
+    places: tuple[tuple[str, ...], ...] = ()
+    digest: str = ""
+
+
+def find_columns(groups: Sequence[Group], join: Sequence[str], condition: str) -> JoinedColumns:
+    """Return what stands beside the datasets of the first group.
+
+    That is what `join` names, and scores that are selected along.
+    """
+    origins = groups[0].origins
+    if not condition:
+        return JoinedColumns(places=((),) * len(origins))
+    follow = [g for g in groups[1:] if g.follows and g.origins[0].manifest.is_scored]
+    along = [tuple(group.origins[at].url for group in follow) for at in range(len(origins))]
+    named = [place for place in join if not is_table(place)]
+    if named and len(origins) > 1:
+        raise UsageError(
+            f"--join {named[0]} is of one dataset, and several are selected from: name it among "
+            "the datasets, with the scores of the others"
+        )
+    urls = [open_origin(place).url for place in named]
+    tables = [place for place in join if is_table(place)]
+    places = tuple(tuple(dict.fromkeys((*urls, *own, *tables))) for own in along)
+    return JoinedColumns(places=places, digest=_digest(places, condition))
+
+
+def _digest(places: Sequence[Sequence[str]], condition: str) -> str:
+    """Return a digest of what is joined; nothing where nothing is."""
+    texts = [str(name[0]) for name in Where(condition).names if len(name) == 1]
+    each = dict.fromkeys(place for own in places for place in own)
+    contents = [
+        keyed_table(place, None, texts).digest if is_table(place) else open_origin(place).content
+        for place in each
+    ]
+    return DigestKind.BLAKE3.hex("\n".join(contents).encode()) if contents else ""
+
+
+def subsets_of(origins: Sequence[Origin], columns: JoinedColumns, condition: str) -> list[Subset]:
+    """Return what meets a condition in each dataset; samples that a joined one lacks do not."""
+    found = []
+    for origin, places in zip(origins, columns.places, strict=True):
+        stream = Stream(origin.url, where=condition, join=places)
+        dataset = joined(load_datasets(stream))[0]
+        subset = subset_of(dataset, None, None)
+        if subset is not None:
+            found.append(subset)
+    return found

@@ -1,0 +1,62 @@
+"""What `wdsprep score` says on the way and at the end."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from wdsprep.cli.output import Show, rejects_lines
+from wdsprep.dataset.scores import NUMBER, columns_of
+from wdsprep.runners.job import JobListener
+from wdsprep.runners.run import Outcome
+from wdsprep.scoring.score import ScoreBegun
+from wdsprep.text import command, human_bytes, plural
+
+
+class ScoreShow(Show[Outcome]):
+    """Prints the models, a progress line, and at the end what came of it."""
+
+    unit, done, counted = "shard", "scored", "sample"
+
+    def __init__(self, images: str, scores: str, *, as_json: bool) -> None:
+        super().__init__(as_json=as_json)
+        self._images, self._scores = images, scores
+        self.listener = JobListener(
+            told=self.told, compared=self.compared, begun=self._begin, status=self.status
+        )
+
+    def _begin(self, begun: ScoreBegun) -> None:
+        for model, processor in zip(begun.models, begun.processors, strict=True):
+            self.told(f"{model.name}: {model.role.value}, {processor}")
+        of = f"{plural(begun.samples, 'image')} in {plural(begun.shards, 'shard')}"
+        given = [*begun.columns, *(f"{field.name} {field}" for field in begun.embeddings)]
+        self.told(f"{self._images}: {of}; each gets {', '.join(given)}")
+        self.start_counting()
+
+    def summary(self, outcome: Outcome) -> list[str]:
+        manifest, place = outcome.manifest, self._scores
+        lines = [self.headline([outcome], f", {human_bytes(outcome.nbytes)}")]
+        held = f"{plural(manifest.samples, 'sample')} in {plural(len(manifest.shards), 'shard')}"
+        lines.append(f"{place}: {held}, {human_bytes(manifest.nbytes)}")
+        lines += rejects_lines(manifest.rejects, place)
+        lines += self.left_out(outcome)
+        lines += self.again([outcome])
+        columns = columns_of(manifest.settings)
+        if manifest.shards and not outcome.quarantined and columns:
+            least = next((name for name, holds in columns.items() if holds == NUMBER), "")
+            words = ("select", self._images, "OUT", "--join", place, "--where", f"{least} > 0.5")
+            lines.append(f"next: {command(*words)[1:-1]}")
+        return lines
+
+    def facts(self, outcome: Outcome) -> Iterator[dict[str, Any]]:
+        manifest = outcome.manifest
+        yield {
+            "columns": columns_of(manifest.settings),
+            "complete": manifest.complete,
+            "quarantined": [failed.unit.name for failed in outcome.quarantined],
+            "rejects": manifest.rejects,
+            "samples": manifest.samples,
+            "scored": outcome.samples,
+            "scored_bytes": outcome.nbytes,
+            "scores": self._scores,
+            "shards": len(manifest.shards),
+            "shards_before": outcome.units_before,
+        }

@@ -1,0 +1,29 @@
+"""What settings say of scores: a dataset whose samples have columns in their json.
+
+Such a dataset is one of latents without latents or text, as text alone is one without latents. Its
+arrays, if it has any, are embeddings of images.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+SCORES = "scores"
+NUMBER, WHOLE, TEXT = "number", "whole", "text"
+"""What a column may hold: real numbers, whole ones or texts."""
+SCORER = "wdsprep score"
+
+
+def is_scored(settings: Mapping[str, Any]) -> bool:
+    """Whether a dataset of these settings holds scores."""
+    return SCORES in settings
+
+
+def counted_as(dataset: str, settings: Mapping[str, Any]) -> str:
+    """Return what the samples of a dataset are counted as: images, latents or scores."""
+    return SCORES if is_scored(settings) else dataset
+
+
+def columns_of(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return what each column of scores holds, in the order in which they were asked for."""
+    found = settings.get(SCORES, {}).get("columns", {})
+    return dict(found) if isinstance(found, Mapping) else {}

@@ -1,0 +1,89 @@
+"""The samples of an image shard, and the certainty that it is what was packed.
+
+A shard that pack made is compared with its digest while it is read. Where images are not wanted
+and lie on a disk of this machine, or are large, their bytes are passed over (`shard_texts`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from wdsprep.dataset.damage import repair_step
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import Refusal
+from wdsprep.dataset.samples import Sample
+from wdsprep.encoding.image_shards import ImageShard
+from wdsprep.encoding.shard_texts import is_read_in_parts, read_texts
+from wdsprep.errors import FormatError, NotFoundError
+from wdsprep.runners.base import HopelessError
+from wdsprep.sources import LeftOut
+from wdsprep.sources.fingerprints import Content
+from wdsprep.sources.tars import TarsSource
+from wdsprep.store import opened
+from wdsprep.store.base import Store
+from wdsprep.text import human_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardRows:
+    """A shard to be read once.
+
+    `content` takes the marks of its rows. Without `has_images` the bytes of images are passed over,
+    but for foreign tars, which are known by them.
+    """
+
+    source: TarsSource
+    shard: ImageShard
+    content: Content
+    has_images: bool = True
+    left_out: LeftOut = field(default_factory=LeftOut)
+
+    def read(self) -> Iterator[tuple[str, Sample | Refusal]]:
+        """Yield each sample with its key, and check at the end that the shard is what it was."""
+        source = self.source
+        if not (self.has_images or self.shard.is_foreign):
+            source = replace(source, has_images=False)
+        store = opened(source.url)
+        if not source.has_images and is_read_in_parts(store, self.shard):
+            yield from self._texts(source, store)
+            return
+        item, digest = self.shard.item, self.shard.kind.new()
+        rows = source.read_keyed(
+            item,
+            watch=None if self.shard.is_foreign else digest.update,
+            left_out=self.left_out.note,
+        )
+        for key, row in islice(rows, item.take or None):
+            if isinstance(row, Refusal) and row.code is Code.TAR_VANISHED:
+                raise HopelessError(self._damaged("is not there"))
+            self.content.add(self.content.mark(row))
+            yield key, row
+        is_known = not (self.shard.is_foreign or item.take)
+        if is_known and digest.hexdigest() != self.shard.digest:
+            raise HopelessError(self._damaged(self._how(f"another {self.shard.kind.shown}")))
+
+    def _texts(self, source: TarsSource, store: Store) -> Iterator[tuple[str, Sample | Refusal]]:
+        """Yield samples without images, checked as far as that goes without their bytes."""
+        try:
+            rows = read_texts(source, store, self.shard)
+            yield from islice(rows, self.shard.item.take or None)
+        except NotFoundError as error:
+            raise HopelessError(self._damaged("is not there, or its index is not")) from error
+        except FormatError as error:
+            raise HopelessError(self._damaged(self._how(str(error)))) from error
+
+    def _how(self, why: str) -> str:
+        """Say how a shard is damaged: only the store knows how long a broken tar is."""
+        name, expected = self.shard.item.name, self.shard.item.nbytes
+        listed = opened(self.source.url).list(name)
+        nbytes = next((entry.nbytes for entry in listed if entry.name == name), 0)
+        if nbytes < expected:
+            return f"is truncated (expected {human_bytes(expected)}, found {human_bytes(nbytes)})"
+        return f"is not what was packed ({why})"
+
+    def _damaged(self, how: str) -> str:
+        name = self.shard.item.name
+        if self.shard.is_foreign:
+            return f"{name} {how}"
+        next_step = repair_step(self.source.url, '"wdsprep pack"')
+        return f"{name} {how}: {next_step}"

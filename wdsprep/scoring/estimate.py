@@ -1,0 +1,50 @@
+"""What scoring takes, for `wdsprep plan`: GPU hours by operations, and bytes by the format.
+
+Operations are those of the models' published configs, two for each multiplication with an addition,
+at the share of the peak that the table of GPUs has for encoding. They have not been measured.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from wdsprep.dataset.tar import BLOCK
+from wdsprep.encoding.estimate import Choice, Fleet, Gpu, derived_rate, gflops
+
+SCORE_GFLOPS: Mapping[str, float] = {"clip": 175, "siglip": 700, "dinov2": 46, "nsfw": 35}
+"""Of an image, and of its caption where that counts: at 224 pixels, of siglip at 384."""
+SAMPLE_NBYTES = 3 * BLOCK + 8
+"""The headers of json and txt, the json, and a place in the index."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreEstimate:
+    """What scoring by some models in one pass takes."""
+
+    models: tuple[str, ...]
+    samples: int
+    device_hours: float
+    """0 where no GPU is named"""
+    dollars: float
+    wall_hours: float
+    nbytes_read: int
+    nbytes_written: int
+
+
+def estimate_scores(
+    models: Sequence[str], samples: int, nbytes_read: int, gpu: Gpu | None, fleet: Fleet
+) -> ScoreEstimate:
+    """Return what it takes to score so many samples, whose images are of so many bytes."""
+    rate = 0.0
+    if gpu is not None and models:
+        each = derived_rate(gpu, 256, Choice()) * gflops(256, Choice())
+        rate = each / sum(SCORE_GFLOPS[name] for name in models)
+    hours = samples / rate / 3600 if rate else 0.0
+    return ScoreEstimate(
+        models=tuple(models),
+        samples=samples,
+        device_hours=hours,
+        dollars=hours * fleet.price,
+        wall_hours=hours / fleet.devices,
+        nbytes_read=nbytes_read,
+        nbytes_written=samples * SAMPLE_NBYTES,
+    )

@@ -1,0 +1,136 @@
+"""Heads on top of embeddings: linear layers in safetensors, such as an aesthetic predictor.
+
+A head has one layer, `weight` of (1, width) with a `bias` or without, or several whose names begin
+with rising numbers, as `layers.0.weight`. They follow each other with nothing between, as LAION's
+predictors do, unless the file's metadata names an `activation`: relu or gelu.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from wdsprep.dataset.digests import DigestKind
+from wdsprep.encoding.models import weights
+from wdsprep.errors import NotFoundError, UsageError
+from wdsprep.scoring.options import WantedHead
+from wdsprep.store import split_url
+from wdsprep.text import brief, human_bytes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LARGEST_NBYTES = 64 << 20
+ACTIVATIONS = ("", "relu", "gelu")
+NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Head:
+    """The bytes of a head, small enough to travel to workers, and the column that it gives."""
+
+    column: str
+    place: str
+    data: bytes
+    digest: str
+
+
+def read_head(wanted: WantedHead, kind: DigestKind) -> Head:
+    store, name = split_url(wanted.place)
+    entry = next((each for each in store.list(name) if each.name == name), None)
+    if entry is None:
+        raise NotFoundError(f"--head {wanted.place} is not there: give a file of safetensors")
+    if entry.nbytes > LARGEST_NBYTES:
+        raise UsageError(
+            f"--head {wanted.place} has {human_bytes(entry.nbytes)}, and a head has "
+            f"{human_bytes(LARGEST_NBYTES)} at most: is it a whole model?"
+        )
+    data = store.read(name)
+    return Head(column=wanted.column, place=wanted.place, data=data, digest=kind.hex(data))
+
+
+class LinearHead:
+    """A head that is ready to compute, in fp32."""
+
+    def __init__(self, head: Head) -> None:
+        self.column, self._place = head.column, head.place
+        tensors, self._activation = _opened(head)
+        self._layers = [*_layers(head.place, tensors)]
+        outputs = len(self._layers[-1][0])
+        if outputs != 1:
+            raise UsageError(f"--head {head.place} has {outputs} outputs: it has to have one")
+
+    @property
+    def width(self) -> int:
+        """The numbers of an embedding that it stands on."""
+        return int(self._layers[0][0].shape[1])
+
+    def scores(self, embeddings: "Tensor") -> "Tensor":
+        """Return a number for each embedding."""
+        from torch.nn import functional
+
+        found = embeddings.float()
+        for number, (weight, bias) in enumerate(self._layers):
+            if number and self._activation:
+                found = getattr(functional, self._activation)(found)
+            found = functional.linear(found, weight.to(found.device), bias.to(found.device))
+        return found[:, 0]
+
+
+def _opened(head: Head) -> "tuple[Mapping[str, Tensor], str]":
+    """Return the tensors of a file, and the activation that its metadata names."""
+    import torch
+
+    kinds = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+    try:
+        entries, start = weights.read_head(BytesIO(head.data))
+        metadata: Any = json.loads(head.data[8:start]).get("__metadata__") or {}
+        tensors = {}
+        for name, entry in entries.items():
+            data = bytearray(head.data[start + entry.begin : start + entry.end])
+            tensors[name] = torch.frombuffer(data, dtype=kinds[entry.dtype]).view(entry.shape)
+    except (ValueError, KeyError, RuntimeError) as error:
+        raise UsageError(
+            f"--head {head.place} is no safetensors file of floats ({error})"
+        ) from None
+    activation = str(metadata.get("activation", "")) if isinstance(metadata, dict) else ""
+    if activation not in ACTIVATIONS:
+        raise UsageError(
+            f"--head {head.place} names the activation {brief(activation)}: only "
+            f"{' and '.join(ACTIVATIONS[1:])} are known"
+        )
+    return tensors, activation
+
+
+def _layers(place: str, tensors: "Mapping[str, Tensor]") -> "list[tuple[Tensor, Tensor]]":
+    """Return weight and bias of each layer, in the order of the numbers in their names."""
+    import torch
+
+    weights = sorted((name for name in tensors if name.endswith("weight")), key=_numbers)
+    known = {*weights, *(_bias(name) for name in weights)}
+    width = None
+    found = []
+    for name in weights:
+        weight = tensors[name].float()
+        bias = tensors[_bias(name)].float() if _bias(name) in tensors else None
+        fits = weight.ndim == 2 and width in (None, weight.shape[1])
+        if not fits or (bias is not None and bias.shape != weight.shape[:1]):
+            raise UsageError(f"--head {place}: {name} is no linear layer that fits the one before")
+        if not torch.isfinite(weight).all() or (bias is not None and not bias.isfinite().all()):
+            raise UsageError(f"--head {place}: {name} has values that are not finite")
+        width = weight.shape[0]
+        found.append((weight, torch.zeros(width) if bias is None else bias))
+    if not found or not known.issuperset(tensors):
+        strange = sorted({*tensors} - known) or ["nothing"]
+        raise UsageError(f"--head {place} holds {strange[0]}, and linear layers alone are known")
+    return found
+
+
+def _numbers(name: str) -> tuple[int, ...]:
+    return tuple(map(int, NUMBER.findall(name)))
+
+
+def _bias(weight: str) -> str:
+    return f"{weight.removesuffix('weight')}bias"

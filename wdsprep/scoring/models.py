@@ -1,0 +1,340 @@
+"""Which models score: found, fetched and checked before anything heavy begins.
+
+A model is known by what its own files say: config.json names its class, by which transformers' Auto
+classes load it, and its image processor has a file of its own. Only safetensors are read, and no
+code that comes with a model is run. This module imports no torch.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from wdsprep.dataset.digests import DigestKind
+from wdsprep.encoding.models.configs import Config, check_part, check_sizes, check_weight_index
+from wdsprep.encoding.models.hub import (
+    COMMIT,
+    Folder,
+    ModelFiles,
+    UnreachableError,
+    ask_hub,
+    find_cached,
+    is_local,
+)
+from wdsprep.encoding.models.parts import variant_of
+from wdsprep.encoding.models.weights import weights_digest
+from wdsprep.errors import UsageError, WdsprepError, WorkError
+from wdsprep.scoring.heads import Head
+from wdsprep.scoring.options import NAME, PRESETS, NamedModel, WantedLabel
+from wdsprep.text import brief, examples, plural, shortened
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+TOKENIZER = (
+    *("added_tokens.json", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"),
+    *("vocab.json", "merges.txt", "vocab.txt", "spiece.model", "tokenizer.model"),
+)
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
+ADAPTER = "adapter_config.json"
+MOST_LABELS = 64
+"""That a model may have without the user saying which are wanted."""
+RESERVED = frozenset(
+    {"caption", "captions", "emb", "height", "image", "json", "key", "latent", "made", "mask"}
+    | {"meta", "pixels", "pooled", "samples", "shape", "source", "tokens", "txt", "url", "width"}
+)
+"""What the json of images, and batches, have already by these names."""
+ANOTHER = "which wdsprep never does: choose another --model"
+
+
+class Role(str, Enum):
+    """What a model is used as."""
+
+    CLASSIFIER = "classifier"
+    DUAL = "dual encoder"
+    ENCODER = "encoder"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreModel:
+    """A model on this machine, and what it gives. It is picklable: workers load it by this."""
+
+    name: str
+    """as the user gave it"""
+    prefix: str
+    """that is put before its columns, or nothing"""
+    folder: str
+    revision: str
+    files: tuple[str, ...]
+    weights: str
+    """a digest over the names and bytes of `files`"""
+    digest_kind: DigestKind
+    role: Role
+    labels: Mapping[int, str] = field(default_factory=dict)
+    """the columns of a classifier, by the number of its output"""
+    activation: str = ""
+    """what makes probabilities of its outputs: softmax, sigmoid or nothing"""
+    heads: tuple[Head, ...] = ()
+    processor: str = "auto"
+    """the kind of the image processor that is wanted"""
+    embedding: str = ""
+    """the dtype of the embeddings that are kept, or nothing"""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        own = tuple(self.labels.values())
+        if self.role is Role.DUAL:
+            own = (self.column("similarity"),)
+        return (*own, *(head.column for head in self.heads))
+
+    @property
+    def member(self) -> str:
+        """The name of the array that has embeddings."""
+        return f"{self.column('image_emb')}.npy"
+
+    def column(self, name: str) -> str:
+        return f"{self.prefix}_{name}" if self.prefix else name
+
+
+def find_score_model(
+    wanted: NamedModel, kind: DigestKind, told: Callable[[str], None] = lambda _line: None
+) -> ScoreModel:
+    """Find the model that a user named, with all of its files on this machine."""
+    name = wanted.place
+    folder = Path(name).expanduser()
+    if name not in PRESETS and folder.is_dir():
+        return _load(wanted, Folder(folder.absolute(), name), kind)
+    place, _, revision = name.partition("@")
+    repo = PRESETS.get(place, place)
+    if is_local(repo):
+        raise UsageError(
+            f"--model {name} is no folder here: pass one, or a repository of the hub as OWNER/NAME "
+            f"or OWNER/NAME@REVISION, or {', '.join(PRESETS)}"
+        )
+    cached = find_cached(name, repo, revision)
+    if cached and COMMIT.fullmatch(revision):
+        return _load(wanted, cached, kind)
+    try:
+        hub = ask_hub(name, repo, revision, told)
+    except UnreachableError as error:
+        if cached:
+            return _load(wanted, cached, kind)
+        raise WorkError(
+            f"{name} is not on this machine and the hub cannot be reached ({error}): run "
+            f"`hf download {repo}` where there is a network and bring its cache here, or pass a "
+            "folder"
+        ) from None
+    except WdsprepError:
+        if cached:  # withdrawn or gated since it was fetched
+            return _load(wanted, cached, kind)
+        raise
+    return _load(wanted, hub, kind)
+
+
+def _load(wanted: NamedModel, place: ModelFiles, kind: DigestKind) -> ScoreModel:
+    try:
+        return _read(wanted, place, kind)
+    except OSError as error:
+        raise WorkError(f"the files of {place.what} cannot be read: {error}") from error
+
+
+def _read(wanted: NamedModel, place: ModelFiles, kind: DigestKind) -> ScoreModel:
+    """Read the configs first, so that a model that will not do is not fetched."""
+    names = place.names()
+    _check_names(place.what, names)
+    jsons = [name for name in (CONFIG, *PROCESSORS, "tokenizer_config.json") if name in names]
+    indexes = [f"{WEIGHTS}.index.json"] if WEIGHTS not in names else []
+    folder = place.fetch([*jsons, *indexes])
+    config = Config.read(folder / CONFIG)
+    for name in jsons:
+        check_part(Config.read(folder / name), remedy=ANOTHER)
+    check_sizes(config)
+    _check_processor(place.what, folder, names)
+    role = _role_of(place.what, config)
+    weights = _weights(place, folder, names)
+    tokenizer = [name for name in TOKENIZER if name in names] if role is Role.DUAL else []
+    files = tuple(sorted({*jsons, *indexes, *weights, *tokenizer}))
+    folder = place.fetch(files)
+    found = ScoreModel(
+        name=wanted.place,
+        prefix=wanted.name,
+        folder=str(folder),
+        revision=place.revision,
+        files=files,
+        weights=weights_digest(folder, files, kind),
+        digest_kind=kind,
+        role=role,
+    )
+    if role is not Role.CLASSIFIER:
+        return found
+    labels, activation = _labels_of(place.what, config)
+    return replace(found, labels=labels, activation=activation)
+
+
+def _check_names(what: str, names: frozenset[str]) -> None:
+    """Refuse a model by what its files are called."""
+    if CONFIG not in names:
+        raise UsageError(f"{what} has no {CONFIG}, so it is no model of transformers")
+    if not names & {*PROCESSORS}:
+        raise UsageError(
+            f"{what} has no image processor ({PROCESSORS[0]}), which says how images are prepared: "
+            "copy the file there, or choose another --model"
+        )
+    if ADAPTER in names:
+        raise UsageError(
+            f"{what} has {ADAPTER}, so its weights lie elsewhere: merge them, or choose another "
+            "--model"
+        )
+    if not names & {WEIGHTS, f"{WEIGHTS}.index.json"}:
+        pickled = sorted(n for n in names if n.endswith(PICKLES) and "/" not in n)
+        if pickled:
+            raise UsageError(
+                f"{what} has only pickled weights ({pickled[0]}), which can run code when they are "
+                "opened: convert it to safetensors, or pass another --model"
+            )
+        raise UsageError(f"{what} lacks {WEIGHTS}: choose another --model")
+
+
+def _check_processor(what: str, folder: Path, names: frozenset[str]) -> None:
+    """Refuse a processor that is one of texts alone."""
+    if PROCESSORS[0] in names:
+        return
+    if not isinstance(Config.read(folder / PROCESSORS[1]).get("image_processor"), dict):
+        raise UsageError(
+            f"{what} has no image processor in {PROCESSORS[1]}: choose another --model"
+        )
+
+
+def _weights(place: ModelFiles, folder: Path, names: frozenset[str]) -> list[str]:
+    if WEIGHTS in names:
+        return [WEIGHTS]
+    index = Config.read(folder / f"{WEIGHTS}.index.json")
+    check_weight_index(index, "", names)
+    listed = index.get("weight_map", {})
+    found = sorted({*listed.values()}) if isinstance(listed, dict) else []
+    if not found or variant_of(found) or not all(name.endswith(".safetensors") for name in found):
+        raise UsageError(f"{place.what}: {WEIGHTS}.index.json names no weights in safetensors")
+    return found
+
+
+def _role_of(what: str, config: Config) -> Role:
+    """Tell what transformers has the model's class as."""
+    from transformers.models.auto import modeling_auto as auto
+
+    kinds = config.get("architectures", [])
+    kind = kinds[0] if isinstance(kinds, list) and kinds else ""
+    model_type = config.get("model_type", "")
+    if kind in auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES.values():
+        return Role.CLASSIFIER
+    if model_type in auto.MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES:
+        return Role.DUAL
+    if model_type in auto.MODEL_MAPPING_NAMES:
+        return Role.ENCODER
+    shown = shortened(str(kind or model_type or "of no class"))
+    raise UsageError(
+        f"{what} is {shown}, which the transformers here has as no image classifier and no encoder "
+        "of images: install a newer one, or choose another --model"
+    )
+
+
+def _labels_of(what: str, config: Config) -> tuple[dict[int, str], str]:
+    """Return all labels of a classifier by number, and what makes probabilities of its outputs."""
+    listed = config.get("id2label", {})
+    count = config.whole("num_labels", len(listed) or 2)
+    if not isinstance(listed, dict) or len(listed) != count:
+        listed = {number: f"LABEL_{number}" for number in range(count)}
+    try:
+        labels = {int(number): str(label) for number, label in listed.items()}
+    except ValueError:
+        labels = {}
+    if sorted(labels) != list(range(count)):
+        raise UsageError(f"{what}: id2label of its config does not number its {count} labels")
+    problem = config.get("problem_type")
+    is_plain = problem == "regression" or (count == 1 and not problem)
+    several = "sigmoid" if problem == "multi_label_classification" else "softmax"
+    return labels, "" if is_plain else several
+
+
+def with_labels(models: Sequence[ScoreModel], wanted: Sequence[WantedLabel]) -> list[ScoreModel]:
+    """Return the models with the columns that are wanted of classifiers.
+
+    Those are the labels that are named; of a model of which none is named, all.
+    """
+    left = {each.label for each in wanted}
+    found = []
+    for model in models:
+        own = {label.casefold(): number for number, label in model.labels.items()}
+        named = {own[w.label.casefold()]: w for w in wanted if w.label.casefold() in own}
+        left -= {each.label for each in named.values()}
+        columns = {number: each.column for number, each in named.items()} or model.labels
+        if model.role is Role.CLASSIFIER and not named:
+            _check_labels(model)
+            columns = {n: label.lower() for n, label in columns.items()}
+        labels = {number: model.column(columns[number]) for number in sorted(columns)}
+        found.append(replace(model, labels=labels))
+    if left:
+        there = [label for model in models for label in model.labels.values()]
+        raise UsageError(
+            f"no model has the label {brief(min(left))}: --label names those of a classifier, such "
+            f"as {examples(there)}"
+            if there
+            else f"--label {brief(min(left))} is of a classifier, and none is given"
+        )
+    return found
+
+
+def _check_labels(model: ScoreModel) -> None:
+    """Refuse labels that cannot all be columns by themselves."""
+    labels = [*model.labels.values()]
+    if len(labels) > MOST_LABELS:
+        raise UsageError(
+            f"{model.name} has {plural(len(labels), 'label')} ({examples(labels)}): say which are "
+            "wanted, by --label LABEL or --label LABEL=COLUMN for each"
+        )
+    wrong = [label for label in labels if not NAME.fullmatch(label)]
+    if wrong:
+        raise UsageError(
+            f"{model.name} has the label {brief(wrong[0])}, which is no name of a column: give "
+            f"those that are wanted as --label {brief(wrong[0])}=COLUMN"
+        )
+
+
+def check_names(columns: Sequence[str]) -> None:
+    """Refuse columns whose names samples or batches have already."""
+    if taken := sorted(RESERVED.intersection(columns)):
+        raise UsageError(
+            f"a column cannot be called {taken[0]}, as samples have something else: give --label "
+            "LABEL=COLUMN, or --model NAME=MODEL"
+        )
+
+
+def check_here(model: ScoreModel) -> ScoreModel:
+    """Return the driver's model as this node has it; an error where it has another, or none."""
+    folder = Path(model.folder)
+    if not folder.is_dir() and model.revision:
+        place = model.name.partition("@")[0]
+        again = NamedModel("", f"{PRESETS.get(place, place)}@{model.revision}")
+        folder = Path(find_score_model(again, model.digest_kind).folder)
+    try:
+        digest = weights_digest(folder, model.files, model.digest_kind)
+    except OSError as error:
+        raise WorkError(f"{model.name} cannot be read on this node: {error}") from None
+    if digest != model.weights:
+        raise WorkError(
+            f"{folder} holds other weights of {model.name} than the driver has: bring those there"
+        )
+    return replace(model, folder=str(folder))
+
+
+def settings_of(model: ScoreModel, processor: str, dtype: str) -> dict[str, Any]:
+    """Return what of a model decides the bytes of scores."""
+    found: dict[str, Any] = {
+        "columns": list(model.columns),
+        "dtype": dtype,
+        "embedding": model.member if model.embedding else "",
+        "processor": processor,
+        "weights": model.weights,
+    }
+    if model.heads:
+        found["heads"] = {head.column: head.digest for head in model.heads}
+    return found

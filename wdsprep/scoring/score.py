@@ -1,0 +1,324 @@
+"""`score`: columns and embeddings of image shards, on any number of workers.
+
+A shard is a unit of work; its scores have its name, its keys and its order. All models are loaded
+once here, before anything is written, so that what is wrong with one is a line at once. What a run
+does then is what `encode` does: settings, what is left to do, units, receipts, the manifest.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from wdsprep.dataset.arrays import Field, layout
+from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.receipts import Settings
+from wdsprep.dataset.scores import NUMBER, SCORES
+from wdsprep.dataset.state import read_format
+from wdsprep.encoding.crew import EncodeCrew, EncodeCrewOptions, find_crew, runner_of, settled
+from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
+from wdsprep.encoding.pending import PackedShards, PendingShards, pending_shards, remove_stale_units
+from wdsprep.errors import UsageError
+from wdsprep.options import taking
+from wdsprep.runners.job import JobListener
+from wdsprep.runners.run import Outcome, Run, carry_out, opened_dataset
+from wdsprep.runners.track import tracked
+from wdsprep.scoring import captions
+from wdsprep.scoring.captions import check_columns, language_library
+from wdsprep.scoring.heads import read_head
+from wdsprep.scoring.models import (
+    Role,
+    ScoreModel,
+    check_names,
+    find_score_model,
+    settings_of,
+    with_labels,
+)
+from wdsprep.scoring.options import ScoreOptions, WantedHead
+from wdsprep.scoring.work import ScoreWork
+from wdsprep.sources.patterns import is_glob
+from wdsprep.store.base import absolute, check_apart
+
+CPU_BATCH, GPU_BATCH = 16, 64
+STORED = {"fp16": "<f2", "fp32": "<f4"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreBegun:
+    """What is known before the first worker starts."""
+
+    models: tuple[ScoreModel, ...]
+    processors: tuple[str, ...]
+    """The name and kind of each model's image processor."""
+    columns: Mapping[str, str]
+    embeddings: tuple[Field, ...]
+    crew: EncodeCrew
+    shards: int
+    samples: int
+    is_whole: bool
+    """Whether the image dataset is packed to its end, as far as it says."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TriedModel:
+    """A model that has been loaded once."""
+
+    model: ScoreModel
+    processor: str
+    width: int
+    """of its embeddings; 0 for none"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScorePlan:
+    """A run before anything is written."""
+
+    out: str
+    source: ImageShards
+    wanted: tuple[ImageShard, ...]
+    tried: tuple[TriedModel, ...]
+    columns: Mapping[str, str]
+    fields: tuple[Field, ...]
+    settings: Settings
+    by: EncodeCrewOptions
+    """Who shall work, with the runner that is chosen."""
+    crew: EncodeCrew
+    dtype: str
+
+    @property
+    def made_by(self) -> list[str]:
+        """Return the names of the models, and of what tells languages."""
+        language = self.settings[SCORES]["language"]
+        return [*(each.model.name for each in self.tried), *([language] if language else [])]
+
+
+@taking(ScoreOptions)
+def score(options: ScoreOptions) -> Outcome:
+    """Score the image shards in `images` into the dataset `out`, by models and by captions.
+
+        scored = wdsprep.score("shards/images", "shards/scores", model="clip", language=True)
+        wdsprep.select("shards/images", "shards/good", join="shards/scores",
+                       where="language == 'en' and similarity > 0.25")
+
+    The options are those of `wdsprep score`; `model`, `label` and `head` may be one or several.
+    Interrupted or killed, the same call goes on where it was.
+    """
+    listener = options.listener or JobListener()
+    plan = _plan_of(options, listener)
+    edition, manifest = opened_dataset(
+        plan.out, "latents", plan.settings, overwrite=options.overwrite
+    )
+    left = _left_to_do(plan, edition, manifest, options, listener)
+    listener.begun(_begun(plan))
+    run = Run(
+        edition,
+        left.manifest,
+        count=len(left.shards),
+        limit=options.limit if plan.wanted != plan.source.shards else 0,
+        whole=plan.source.is_whole,
+        extra=partial(dict, model=", ".join(plan.made_by)),
+    )
+    work = _work(plan, options, edition.mark, keeps_content=manifest.keeps_content)
+    count, before = len(left.shards), manifest.samples
+    runner = None
+    if count:
+        runner = runner_of(plan.by, plan.crew, units=count, phase=plan.out, name="score")
+    track = options.track if count else ""
+    with tracked(track, [plan.out], listener, settings=plan.settings, before=before) as status:
+        units = PackedShards.emptied(left.shards).hand_out()
+        (outcome,) = carry_out([run], runner, work, units, status=status)
+    return outcome
+
+
+def _plan_of(options: ScoreOptions, listener: JobListener) -> ScorePlan:
+    """Find images, models and workers, and see that all of it can be done."""
+    images, out = absolute(options.images), absolute(options.out)
+    form = read_format(out, overwrite=options.overwrite)
+    kind = DigestKind.of(form)
+    source = find_image_shards(images, options.resolution, kind=kind)
+    check_apart(source.url if is_glob(images) else images, out)
+    by = settled(options.part(EncodeCrewOptions), listener.told)
+    library = language_library() if options.language else ""
+    models = _models(options, kind, listener.told)
+    columns = _columns(models, has_captions=options.language)
+    crew = find_crew(by)
+    dtype = _dtype(options.dtype, crew.device)
+    tried = _tried(models)
+    fields = _fields(tried)
+    settings = {
+        **form,
+        "latents": "none",
+        "layout": layout(fields),
+        "max_area": options.max_area,
+        "resolution": source.resolution,
+        SCORES: {
+            "columns": dict(columns),
+            "language": library,
+            "models": [settings_of(each.model, each.processor, dtype) for each in tried],
+        },
+        "text": "none",
+    }
+    return ScorePlan(
+        out=out,
+        source=source,
+        wanted=source.first(options.limit),
+        tried=tuple(tried),
+        columns=columns,
+        fields=tuple(fields),
+        settings=settings,
+        by=by,
+        crew=crew,
+        dtype=dtype,
+    )
+
+
+def _left_to_do(
+    plan: ScorePlan,
+    edition: Edition,
+    manifest: Manifest,
+    options: ScoreOptions,
+    listener: JobListener,
+) -> PendingShards:
+    """Return the shards that are left, without those that were packed anew since."""
+    left = pending_shards(
+        edition.store,
+        manifest,
+        plan.source.shards,
+        plan.wanted,
+        redo_changed=options.redo_changed,
+        is_whole=plan.source.is_whole,
+        tars=tars_of(plan.source.url, int(options.max_bytes)),
+        compared=listener.compared,
+    )
+    remove_stale_units(edition, left.stale)
+    for line in left.lines:
+        listener.told(line)
+    return left
+
+
+def _work(
+    plan: ScorePlan, options: ScoreOptions, edition: str, *, keeps_content: bool
+) -> ScoreWork:
+    crew = plan.crew
+    return ScoreWork(
+        images=plan.source.url,
+        scores=plan.out,
+        settings=plan.settings,
+        edition=edition,
+        models=tuple(each.model for each in plan.tried),
+        has_captions=options.language,
+        device=crew.device,
+        dtype=plan.dtype,
+        max_area=options.max_area,
+        max_nbytes=int(options.max_bytes),
+        batch_size=int(options.batch_size) or (CPU_BATCH if crew.device == "cpu" else GPU_BATCH),
+        threads=crew.threads,
+        gpus=crew.gpus_per_worker,
+        keeps_content=keeps_content,
+    )
+
+
+def _dtype(wanted: str, device: str) -> str:
+    return wanted if wanted != "auto" else "fp32" if device == "cpu" else "fp16"
+
+
+def _models(
+    options: ScoreOptions, kind: DigestKind, told: Callable[[str], None]
+) -> list[ScoreModel]:
+    """Find all models, with the columns and heads that are wanted of them."""
+    found = [find_score_model(each, kind, told) for each in options.model]
+    found = with_labels(found, options.label)
+    found = [replace(each, processor=options.processor) for each in found]
+    return [_kept(each, options.embedding) for each in _with_heads(found, options.head, kind)]
+
+
+def _with_heads(
+    models: Sequence[ScoreModel], wanted: Sequence[WantedHead], kind: DigestKind
+) -> list[ScoreModel]:
+    """Put each head on the model that it names, or on the only one that has an embedding."""
+    left = list(models)
+    for head in wanted:
+        able = [
+            number
+            for number, each in enumerate(left)
+            if each.role is not Role.CLASSIFIER and head.model in ("", each.prefix)
+        ]
+        if len(able) != 1:
+            which = "say on which, as MODEL.COLUMN=FILE" if able else "give a --model that has one"
+            what = "more than one model has" if able else "no model of that name has"
+            raise UsageError(
+                f"--head {head.column}={head.place}: {what} an embedding to stand on: {which}"
+            )
+        own = left[able[0]]
+        left[able[0]] = replace(own, heads=(*own.heads, read_head(head, kind)))
+    return left
+
+
+def _kept(model: ScoreModel, wanted: str) -> ScoreModel:
+    """Return the model with what is kept of its embeddings."""
+    if model.role is Role.CLASSIFIER or wanted == "none":
+        kept = ""
+    elif wanted == "auto":
+        kept = "" if model.columns else "fp32"
+    else:
+        kept = wanted
+    if not (kept or model.columns):
+        raise UsageError(
+            f"nothing is kept of {model.name}, which gives an embedding alone: leave --embedding "
+            "out, or give a --head"
+        )
+    return replace(model, embedding=kept)
+
+
+def _columns(models: Sequence[ScoreModel], *, has_captions: bool) -> dict[str, str]:
+    """Return what all columns hold; refuse one that is there twice, or cannot be."""
+    names = [name for model in models for name in model.columns]
+    own = captions.COLUMNS if has_captions else {}
+    check_columns([*names, *own, *(model.member for model in models if model.embedding)])
+    check_names(names)
+    return {**dict.fromkeys(names, NUMBER), **own}
+
+
+def _tried(models: Sequence[ScoreModel]) -> list[TriedModel]:
+    """Load each model once, and see what it gives of three images."""
+    if not models:
+        return []
+    from wdsprep.scoring.networks import check_heads, load_networks, probes
+
+    found = []
+    for model in models:
+        bare = replace(model, heads=(), embedding="fp32")
+        (network,) = load_networks([bare], "cpu", "fp32")
+        width = network.check(probes())
+        check_heads(model, width)
+        found.append(
+            TriedModel(
+                model=model,
+                processor=str(network.processor),
+                width=width if model.embedding else 0,
+            )
+        )
+    return found
+
+
+def _fields(tried: Sequence[TriedModel]) -> list[Field]:
+    """Return the arrays of a sample: the embeddings that are kept."""
+    return [
+        Field(name=each.model.member, dtype=STORED[each.model.embedding], shape=(each.width,))
+        for each in tried
+        if each.width
+    ]
+
+
+def _begun(plan: ScorePlan) -> ScoreBegun:
+    return ScoreBegun(
+        models=tuple(each.model for each in plan.tried),
+        processors=tuple(each.processor for each in plan.tried),
+        columns=plan.columns,
+        embeddings=plan.fields,
+        crew=plan.crew,
+        shards=len(plan.wanted),
+        samples=sum(shard.item.take or shard.item.samples for shard in plan.wanted),
+        is_whole=plan.source.is_whole,
+    )

@@ -1,0 +1,299 @@
+"""The work of `score`: one image shard becomes a shard of scores, rejects, and last a receipt.
+
+Images are decoded once, and prepared by each processor, in a pool of threads; batches of one size
+go to each network in turn. Batches never span shards, so what comes out of a shard is the same
+after a kill. A CPU computes several batches at once, each on one core: sums that are split between
+cores come out differently for each number of them. A worker has two shards under way, so that the
+one is read while the other is computed.
+"""
+
+import time
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from wdsprep.dataset.arrays import fields_of
+from wdsprep.dataset.draft import Draft
+from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.receipts import Receipt
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import Refusal, Reject, RejectedError
+from wdsprep.dataset.samples import Sample, facts_bytes
+from wdsprep.dataset.state import find_receipt
+from wdsprep.dataset.tar.read import leads_out
+from wdsprep.dataset.tar.write import Data
+from wdsprep.encoding.captions.sources import plain
+from wdsprep.encoding.image_shards import ImageShard, tars_of
+from wdsprep.encoding.latent_shard import LatentShard, npy_of
+from wdsprep.encoding.shard_rows import ShardRows
+from wdsprep.images.crop import decode_image
+from wdsprep.runners.base import PROGRESS_S
+from wdsprep.runners.run import RunProgress, share_of
+from wdsprep.scoring.captions import RepeatedCaptions, caption_columns
+from wdsprep.scoring.models import check_here
+from wdsprep.scoring.networks import BatchScores, DecodedImage, Prepared, load_networks
+from wdsprep.sources import alone
+from wdsprep.sources.fingerprints import Content
+from wdsprep.store import open_store
+
+if TYPE_CHECKING:
+    from wdsprep.scoring.work import ScoreWork
+
+UNITS_AT_ONCE = 2
+WAITING_NBYTES = 256 << 20
+"""Of images that wait to be decoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedSample:
+    """A sample whose image is ready for each network, and what its caption says."""
+
+    key: str
+    sample: Sample
+    images: Sequence[Prepared]
+    """By the number of the processor."""
+    columns: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredSample:
+    """A sample with its columns, and an embedding of each network that keeps one."""
+
+    key: str
+    sample: Sample
+    columns: dict[str, Any]
+    embeddings: Sequence[Tensor]
+
+
+Found = PreparedSample | Reject
+
+
+class ScoreWorker:
+    """One process with its models. It is called for each shard, for several at once."""
+
+    units_at_once = UNITS_AT_ONCE
+
+    def __init__(self, work: "ScoreWork") -> None:
+        self._work = work
+        self._edition = Edition(store=open_store(work.scores), mark=work.edition)
+        self._fields = fields_of(work.settings["layout"])
+        here = [check_here(model) for model in work.models]
+        self._networks = load_networks(here, work.device, work.dtype)
+        self._processors = list(dict.fromkeys(each.processor for each in self._networks))
+        threads = work.threads or _own_cores(work.gpus)
+        # A network of half precision may turn to fp32 for a batch, so nothing else computes there.
+        lanes = threads if work.device == "cpu" and work.dtype == "fp32" else 1
+        self._size = work.batch_size
+        self._ahead = 2 * threads + self._size
+        self._pool = ThreadPoolExecutor(threads, "decode", torch.set_num_threads, (1,))
+        self._lanes = ThreadPoolExecutor(lanes, "score", torch.set_num_threads, (1,))
+        self._most = 1 + lanes
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        self._lanes.shutdown(cancel_futures=True)
+
+    def __call__(self, shard: ImageShard) -> Generator[RunProgress, None, Receipt]:
+        """Write all of a shard, its receipt last."""
+        work = self._work
+        if done := find_receipt(self._edition.store, shard.name, shard.input, work.settings):
+            return done
+        content = Content(is_kept=work.keeps_content and shard.is_foreign)
+        rows = ShardRows(
+            source=tars_of(work.images, work.max_nbytes),
+            shard=shard,
+            content=content,
+            has_images=bool(self._networks),
+        )
+        with (
+            Draft(self._edition, shard.name, work.settings) as draft,
+            closing(LatentShard(draft, shard, self._fields)) as output,
+        ):
+            scored: list[ScoredSample | Reject] = []
+            told = time.monotonic()
+            for each in self._scored(rows):
+                if each is not None:
+                    scored.append(each)
+                if each is None or time.monotonic() - told > PROGRESS_S:
+                    told = time.monotonic()
+                    yield _progress(shard, scored)
+            yield _progress(shard, scored)
+            self._write(scored, output)
+            output.counts.update(rows.left_out.counts())
+            files = content.file if work.keeps_content and shard.is_foreign else {}
+            return output.finish(work.settings, files)
+
+    def _scored(self, rows: ShardRows) -> Iterator[ScoredSample | Reject | None]:
+        """Yield what becomes of each sample, in order; None where nothing has come for a while."""
+        batch: list[PreparedSample] = []
+        going: deque[tuple[list[Found], Future[list[ScoredSample]]]] = deque()
+        span: list[Found] = []
+        try:
+            for found in self._prepared(rows):
+                if found is None:
+                    yield None
+                    continue
+                span.append(found)
+                if isinstance(found, PreparedSample):
+                    batch.append(found)
+                if len(batch) == self._size:
+                    yield from self._make_room(going)
+                    going.append((span, self._lanes.submit(self._run, batch)))
+                    batch, span = [], []
+            going.append((span, self._lanes.submit(self._run, batch)))
+            while going:
+                yield from self._first_of(going)
+        finally:
+            for _, future in going:
+                future.cancel()
+
+    def _make_room(
+        self, going: "deque[tuple[list[Found], Future[list[ScoredSample]]]]"
+    ) -> Iterator[ScoredSample | Reject | None]:
+        """Wait for the oldest batches, where as many are under way as keep a device busy."""
+        while len(going) > self._most or (going and going[0][1].done()):
+            yield from self._first_of(going)
+
+    def _first_of(
+        self, going: "deque[tuple[list[Found], Future[list[ScoredSample]]]]"
+    ) -> Iterator[ScoredSample | Reject | None]:
+        """Yield what has come of the oldest batch, and the rejects that stand between."""
+        span, future = going[0]
+        while not wait([future], PROGRESS_S).done:
+            yield None
+        scored = iter(future.result())
+        for found in span:
+            yield found if isinstance(found, Reject) else next(scored)
+        going.popleft()
+
+    def _prepared(self, rows: ShardRows) -> Iterator[Found | None]:
+        """Yield each sample once it is ready, in order; some are decoded ahead."""
+        waiting: deque[tuple[Future[Found], int]] = deque()
+        nbytes = 0
+        try:
+            for key, row in rows.read():
+                size = 0 if isinstance(row, Refusal) else len(row.image)
+                while waiting and (len(waiting) > self._ahead or nbytes + size > WAITING_NBYTES):
+                    yield from _waited(waiting[0][0])
+                    nbytes -= waiting.popleft()[1]
+                waiting.append((self._pool.submit(self._prepare, key, row), size))
+                nbytes += size
+            while waiting:
+                yield from _waited(waiting[0][0])
+                waiting.popleft()
+        finally:
+            for future, _ in waiting:
+                future.cancel()
+
+    def _prepare(self, key: str, row: Sample | Refusal) -> Found:
+        """Return a sample that is ready, or why there is none."""
+        if isinstance(row, Refusal):
+            return row.to_reject(key)
+        if leads_out(key):
+            return Reject(key=key, source=row.source, code=Code.BAD_KEY)
+        made = alone(row.source, lambda: self._ready(key, row))
+        return made.to_reject(key) if isinstance(made, Refusal) else made
+
+    def _ready(self, key: str, row: Sample) -> PreparedSample:
+        caption = plain(row.caption)
+        images: list[Prepared] = []
+        if self._processors:
+            image = DecodedImage(decode_image(row.image, max_area=self._work.max_area))
+            images = [each.prepare(image) for each in self._processors]
+        columns = caption_columns(caption) if self._work.has_captions else {}
+        sample = Sample(source=row.source, image=b"", captions=(caption,), facts=row.facts)
+        return PreparedSample(key, sample, images, columns)
+
+    def _run(self, batch: Sequence[PreparedSample]) -> list[ScoredSample]:
+        """Compute a batch by each network."""
+        if not batch:
+            return []
+        captions = [each.sample.caption for each in batch]
+        made: list[BatchScores] = []
+        for network in self._networks:
+            number = self._processors.index(network.processor)
+            made.append(network.run([each.images[number] for each in batch], captions))
+        return [_scored_sample(each, made, row) for row, each in enumerate(batch)]
+
+    def _write(self, scored: Sequence[ScoredSample | Reject], output: LatentShard) -> None:
+        """Write all samples of a shard, in its order."""
+        repeats = RepeatedCaptions()
+        if self._work.has_captions:
+            repeats.add(e.sample.caption for e in scored if isinstance(e, ScoredSample))
+        for each in scored:
+            if isinstance(each, Reject):
+                output.rejects.add(each)
+                continue
+            columns = dict(each.columns)
+            if self._work.has_captions:
+                columns["caption_repeats"] = repeats.of(each.sample.caption)
+            try:
+                self._add(output, each, columns)
+            except RejectedError as refused:
+                source, code, detail = each.sample.source, refused.code, refused.detail
+                output.rejects.add(Reject(key=each.key, source=source, code=code, detail=detail))
+
+    def _add(self, output: LatentShard, scored: ScoredSample, columns: dict[str, Any]) -> None:
+        numbers = [value for value in columns.values() if not isinstance(value, str)]
+        arrays = [*scored.embeddings]
+        if not all(map(_is_finite, numbers)) or not all(a.isfinite().all() for a in arrays):
+            raise RejectedError(Code.NOT_FINITE)
+        source = scored.sample.facts.get("source", scored.sample.source)
+        facts = {**columns, "key": scored.key, "source": source}
+        members: list[tuple[str, Data]] = [
+            *((item.name, npy_of(item, a)) for item, a in zip(self._fields, arrays, strict=True)),
+            ("json", facts_bytes(facts)),
+            ("txt", b""),
+        ]
+        output.add_members(scored.key, members, cut=None)
+
+
+def _is_finite(value: float) -> bool:
+    return value - value == 0
+
+
+def _waited(future: "Future[Found]") -> Iterator[Found | None]:
+    while not wait([future], PROGRESS_S).done:
+        yield None
+    yield future.result()
+
+
+def _scored_sample(prepared: PreparedSample, made: Sequence[BatchScores], row: int) -> ScoredSample:
+    """Return a row of a batch. A number is written with as many digits as fp32 has."""
+    columns = dict(prepared.columns)
+    for each in made:
+        for name, numbers in each.columns.items():
+            columns[name] = short_number(numbers[row])
+    embeddings = [each.embeddings[row] for each in made if each.embeddings is not None]
+    return ScoredSample(prepared.key, prepared.sample, columns, embeddings)
+
+
+def short_number(value: Tensor) -> float:
+    """Return the number with the fewest digits that is this one in fp32."""
+    return float(str(value.numpy()))
+
+
+def _progress(shard: ImageShard, scored: Sequence[ScoredSample | Reject]) -> RunProgress:
+    samples = sum(isinstance(each, ScoredSample) for each in scored)
+    codes: dict[str, int] = {}
+    for each in scored:
+        if isinstance(each, Reject):
+            codes[each.code.value] = codes.get(each.code.value, 0) + 1
+    return RunProgress(
+        samples=samples,
+        nbytes=0,
+        share=share_of(len(scored), shard.item.take or shard.item.samples),
+        rejects=codes,
+    )
+
+
+def _own_cores(gpus: float) -> int:
+    from wdsprep.runners.ray.cluster import node_share  # where nobody else could know
+
+    return max(1, int(node_share(gpus)))
