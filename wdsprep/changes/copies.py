@@ -40,8 +40,11 @@ _TABLE = pa.schema(
 
 @dataclass(frozen=True, kw_only=True)
 class Copies:
-    """Rows that may go, as they rise, each with the row that stays for it, in how many bits they
-    differ, and whether they have the same bytes; and all rows that stay for others."""
+    """Rows that may go, in rising order, each with the row that stays for it.
+
+    `bits` is in how many bits they differ, and `equal` whether they have the same bytes.
+    `stays` are all rows that stay for others.
+    """
 
     rows: Rows
     stay: Rows
@@ -52,8 +55,10 @@ class Copies:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CopiedSample:
-    """A sample of a group: in how many bits it differs from the one that stays, and whether it has
-    the same bytes."""
+    """A sample of a group of copies.
+
+    It differs from the one that stays in `distance` bits of its hash, or has the same bytes.
+    """
 
     dataset: str
     key: str
@@ -73,7 +78,7 @@ class DuplicateGroup:
 
 
 class CopySearch:
-    """All samples of some datasets of images."""
+    """The search for copies among all samples of some datasets of images."""
 
     def __init__(self, images: Sequence[ImagesLooked]) -> None:
         self._images = images
@@ -85,7 +90,7 @@ class CopySearch:
         self.flat = int(blank.sum()) - self.damaged
 
     def copies(self, distance: int, heard: Counting) -> Copies:
-        """The hashes are let go on the way."""
+        """Find the copies. The hashes are freed on the way."""
         order = numpy.lexsort((~self.pixels, self._hashes))
         hashes = self._hashes[order]
         del self._hashes
@@ -126,7 +131,7 @@ class CopySearch:
         return stays
 
     def _of_same_bytes(self, rows: Rows, content: Rows) -> tuple[Rows, Rows]:
-        """Of these rows, those with the bytes of one that stays, and that one."""
+        """Return the rows with the bytes of a row that stays, and that row."""
         order = rows[numpy.lexsort((~self.pixels[rows], content[rows]))]
         starts = _starts(content[order])
         copies, at = _others(order, starts, numpy.arange(len(starts)))
@@ -140,14 +145,14 @@ def _pixels(table: pa.Table) -> NDArray[numpy.uint32]:
 
 
 def _starts(rising: NDArray[numpy.generic]) -> Rows:
-    """Where each value begins."""
+    """Return where each value begins."""
     is_first = numpy.ones(len(rising), bool)
     is_first[1:] = rising[1:] != rising[:-1]
     return numpy.flatnonzero(is_first)
 
 
 def _others(order: Rows, starts: Rows, stays: Rows) -> tuple[Rows, Rows]:
-    """All but the first rows of the things that stay, each with its thing."""
+    """Return all rows but the first of each picture that stays, each with its picture."""
     goes = numpy.ones(len(order), bool)
     goes[starts[stays == numpy.arange(len(stays))]] = False
     places = numpy.flatnonzero(goes)
@@ -162,7 +167,7 @@ def _spans(images: Sequence[ImagesLooked]) -> list[tuple[ImagesLooked, HashUnit,
 
 
 def largest(images: Sequence[ImagesLooked], copies: Copies) -> Iterator[DuplicateGroup]:
-    """The groups with the most copies."""
+    """Yield the groups with the most copies."""
     spans = _spans(images)
 
     def sample(row: int, distance: int = 0, is_equal: bool = True) -> CopiedSample:
@@ -234,7 +239,7 @@ class CopyFiles:
 
 @contextmanager
 def copy_files(output: str, table: str, images: Sequence[ImagesLooked]) -> Iterator[CopyFiles]:
-    """A place that cannot be written to is known before the work."""
+    """Open the files of keys. A place that cannot be written to is known before the work."""
     for option, url in (("-o", output), ("--table", table)):
         if len(images) > 1 and url and NUMBER not in url:
             raise UsageError(

@@ -53,8 +53,11 @@ AHEAD, AHEAD_S3 = 1, 8  # reads, and the looks at what they bring
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CopyUnit:
-    """A shard to make. `input` is what the receipt is to say that it was made from; of images it is
-    the digest of the list of `pieces`."""
+    """A shard to make.
+
+    `input` is what its receipt says that it was made from; of images it is the digest of the
+    list of `pieces`.
+    """
 
     name: str
     shard: str
@@ -65,9 +68,12 @@ class CopyUnit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CopyWork:
-    """A worker's recipe. `origins` are the datasets by their numbers, and `prefixes` what their
-    keys get. Latents are selected `by_images` where pieces are of the image shards that theirs were
-    made of; `empty` has the digests of what became of the empty caption."""
+    """The work of a worker that copies.
+
+    `origins` are the datasets by number, and `prefixes` what their keys get. Latents are
+    selected `by_images` where pieces are of the image shards that they were made of. `empty`
+    has the digests of the files for the empty caption.
+    """
 
     dataset: str
     origins: tuple[str, ...]
@@ -83,8 +89,10 @@ class CopyWork:
 
 
 class PlacedPart(NamedTuple):
-    """Samples of one shard that stand together in the new one. `positions` are what their image
-    shard has as theirs, in the new one."""
+    """Samples of one shard that stand together in the new one.
+
+    `positions` are those of their images in the new image shard.
+    """
 
     origin: int
     shard: str
@@ -207,7 +215,7 @@ class _Source:
 
     @cached_property
     def _rejects(self) -> list[Reject]:
-        """In the order of their keys."""
+        """Return the rejects in the order of their keys."""
         found = rejects_in(self.store, self.receipt.unit) if self.receipt.rejects else []
         return sorted(found, key=lambda reject: key_order(reject.key))
 
@@ -227,7 +235,10 @@ class _Source:
         return found.positions.astype(np.int64), rest
 
     def rejects(self) -> list[Reject]:
-        """Those of what is selected; latents that follow no images have left theirs behind."""
+        """Return the rejects among what is selected.
+
+        Latents that follow no images have left theirs behind.
+        """
         if not self._by_images:
             return []
         _, places = self._places
@@ -245,7 +256,10 @@ class _Source:
         ]
 
     def part(self, before: int, among: range | None = None, shape: str = "") -> PlacedPart:
-        """What is selected `among` its samples, behind so many positions of shards before."""
+        """Return the selected samples `among` its samples.
+
+        So many positions of shards come before.
+        """
         positions, _ = self._places
         numbers = np.flatnonzero(np.isin(positions, self.piece.numbers))
         if among is not None:
@@ -262,7 +276,7 @@ def _digest_of(receipt: Receipt, shard: str) -> str:
 
 
 def placed(sources: Sequence[_Source], settings: Settings) -> tuple[list[PlacedPart], list[Reject]]:
-    """The parts of a shard in their order, those of each shape together; and what was rejected."""
+    """Return the parts of a shard in their order, those of each shape together, and the rejects."""
     before, ends = [], 0
     for source in sources:
         before.append(ends)
@@ -288,7 +302,7 @@ def _misplaced(store: Store, name: str) -> DamageError:
 
 # --- their bytes
 def read(store: Store, part: PlacedPart) -> Iterator["CopiedSamples"]:
-    """Samples in their order, some at a time."""
+    """Yield samples in their order, some at a time."""
     most = AHEAD if store.root else AHEAD_S3
 
     def bring(span: Span) -> CopiedSamples:
@@ -341,7 +355,7 @@ class CopiedSamples:
         self.facts = [self.facts[n] for n in numbers]
 
     def blocks(self) -> list[bytes | memoryview]:
-        """The samples as they stand there, neighbours together."""
+        """Return the bytes of the samples, neighbours together."""
         if len(self.data) == sum(end - begin for begin, end in self.reach):
             return [self.data]
         view = memoryview(self.data)
@@ -390,7 +404,7 @@ class _Made:
     rows: list[int] = field(default_factory=list)
 
     def keep_away(self, found: CopiedSamples, prefix: str) -> None:
-        """What was taken out of the new dataset does not come back into it."""
+        """Leave out samples that were removed from the new dataset."""
         if not (removed := self.draft.removed):
             return
         kept = [n for n in range(len(found.keys)) if not _is_removed(removed, found, n)]
@@ -418,7 +432,7 @@ class _Made:
         return self.tar
 
     def count(self, found: CopiedSamples, part: PlacedPart) -> None:
-        """What pack and encode count of each sample."""
+        """Count of each sample what pack and encode count."""
         self.rows += part.positions[found.places].tolist()
         self.samples += len(found.keys)
         self.nbytes += sum(end - begin for begin, end in found.reach)
@@ -428,7 +442,7 @@ class _Made:
 
 
 def _is_removed(removed: Removed, found: CopiedSamples, number: int) -> bool:
-    """By what pack knows a sample by."""
+    """Return whether a sample was removed, by all that pack recognises it by."""
     facts = found.facts[number]
     known = removed.has("source", str(facts.get("source", "")))
     known = known or removed.has("url", str(facts.get("url", "")))

@@ -36,7 +36,10 @@ class ShardPiece:
     numbers: Numbers
 
     def line(self) -> bytes:
-        """As the list of a unit's inputs has it: wherever the dataset lies."""
+        """Return its line in the list of a unit's inputs.
+
+        It does not depend on where the dataset is.
+        """
         said = {
             "dataset": self.origin,
             "digest": self.shard.digest,
@@ -83,7 +86,7 @@ class _Looked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardLimits:
-    """Of a shard."""
+    """The limits on a shard."""
 
     samples: int
     nbytes: int
@@ -97,10 +100,11 @@ def cut(
     prefixes: Sequence[str],
     rise: bool,
 ) -> list[Cut]:
-    """Cut what is selected into shards.
+    """Divide the selected samples into shards.
 
-    `prefixes` are what keys of each dataset get; without them, no two datasets may have the same
-    key. Keys of latents of several shapes do not `rise`."""
+    `prefixes` are what keys of each dataset get. Without them, no two datasets may have the
+    same key. Keys of latents of several shapes do not `rise`.
+    """
     look = partial(_look, shards)
     cutter = _Cutter(shards=shards, limits=limits, prefixes=prefixes, rise=rise)
     seen = []
@@ -164,7 +168,7 @@ class _Cutter:
         self._pieces, self._samples, self._nbytes = [], 0, 0
 
     def _room(self, sizes: NDArray[np.int64]) -> int:
-        """How many of these fit into the open shard."""
+        """Return how many of these samples fit into the open shard."""
         ends = sizes[: self.limits.samples - self._samples].cumsum()
         return int(np.searchsorted(ends, self.limits.nbytes - self._nbytes, side="right"))
 
@@ -174,7 +178,7 @@ class _Cutter:
 
 # --- keys of several datasets
 def _overlapping(seen: Sequence[_Looked], datasets: int) -> list[_Looked]:
-    """Return the shards whose first and last keys allow a key in common with another dataset."""
+    """Return the shards whose first and last keys overlap with a shard of another dataset."""
     spans: list[list[tuple[Order, Order]]] = [[] for _ in range(datasets)]
     for one in seen:
         spans[one.origin].append((_order(one.first), _order(one.last)))

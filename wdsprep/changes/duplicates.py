@@ -40,8 +40,10 @@ from wdsprep.store.base import absolute
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Duplicates:
-    """What came of a search: how many samples there are, how many may go, and the largest groups.
-    `flat` have too little detail to be compared, `damaged` cannot be read."""
+    """The result of a search: how many samples there are, how many may go, and the largest groups.
+
+    `flat` have too little detail to be compared, and `damaged` cannot be read.
+    """
 
     datasets: tuple[str, ...]
     distance: int

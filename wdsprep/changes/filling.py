@@ -60,7 +60,10 @@ class SelectAsked:
     """What the condition may ask for beside the json."""
 
     def settings(self, part: str) -> dict[str, Any]:
-        """What decides the bytes, beside the datasets. What was not asked for is no setting."""
+        """Return the settings that decide the bytes, beside the datasets.
+
+        What was not asked for is none.
+        """
         chance = self.count or self.parts
         found = {
             "count": self.count,
@@ -77,7 +80,7 @@ class SelectAsked:
 
 
 def cut_all(group: Group, asked: SelectAsked) -> dict[str, list[Cut]]:
-    """The shards of each part."""
+    """Return the shards of each part."""
     rise = group.dataset == "images"
     shards = OriginShards(origins=group.origins)
     every = shards.all_samples
@@ -104,7 +107,7 @@ def cut_all(group: Group, asked: SelectAsked) -> dict[str, list[Cut]]:
 
 
 def prefixes(group: Group, asked: SelectAsked) -> tuple[str, ...]:
-    """What the keys of each dataset get."""
+    """Return the prefix of the keys of each dataset."""
     many = len(group.origins)
     if not asked.prefix:
         return ("",) * many
@@ -207,7 +210,7 @@ class Out:
 
     @cached_property
     def _buckets(self) -> frozenset[int]:
-        """Of the images that latents were made of."""
+        """Return the buckets of the images that latents were made of."""
         images = self.group.follows
         if images is None:
             return frozenset()
@@ -247,8 +250,11 @@ class Out:
             )
 
     def _pieces(self, made: Cut, written: Shard | None) -> tuple[ShardPiece, ...]:
-        """Those of latents have another unit than those of the images that they follow, and no
-        sample that the image shard which was `written` lacks: it was removed there."""
+        """Return the pieces of a shard of latents.
+
+        They are units of the images that they follow. Samples that the `written` image
+        shard lacks, because they were removed there, are left out.
+        """
         images = self.group.follows
         if not images or not written:
             return made.pieces
@@ -260,7 +266,7 @@ class Out:
         return tuple(replace(piece, unit=latent_unit(piece.shard.name)) for piece in pieces)
 
     def _among(self, keys: set[str], piece: ShardPiece) -> ShardPiece | None:
-        """What of a piece of images has one of the keys."""
+        """Return the part of a piece of images that has one of the keys; None if there is none."""
         images = self.group.follows or self.group
         store, number = images.origins[piece.origin].store, piece.origin
         prefix = prefixes(images, self.asked)[number]
@@ -305,13 +311,13 @@ class Out:
         return outcome
 
     def _extra(self) -> dict[str, Any]:
-        """What the first dataset has beside its settings, such as the name of its model."""
+        """Return what the first dataset has beside its settings, such as the name of its model."""
         known = self.group.origins[0].manifest.extra
         own = {"model": known["model"]} if "model" in known else {}
         return {**own, "selection": self.selection}
 
     def _empty(self, edition: Edition) -> dict[str, str]:
-        """What stands for no caption: copied from the first dataset, and the same in all."""
+        """Copy the files for the empty caption from the first dataset. They are the same in all."""
         if self.group.dataset == "images":
             return {}
         found: dict[str, set[str]] = {}

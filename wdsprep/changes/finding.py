@@ -60,13 +60,13 @@ class DatasetPlace:
 
     @property
     def is_selection(self) -> bool:
-        """Whether keys say nothing of the unit that their samples are in."""
+        """Return whether keys do not tell the unit that their samples are in."""
         source = self.manifest.settings.get("source")
         return source == SELECTION or SELECTION in self.manifest.extra
 
     @property
     def is_foreign(self) -> bool:
-        """Whether its latents are of tars that something else packed."""
+        """Return whether its latents were made of tars that another program packed."""
         return not self.has_images and any(
             CONTENT in receipt.files or not LATENTS.fullmatch(f"{unit}.tar")
             for unit, receipt in self.receipts.items()
@@ -75,8 +75,10 @@ class DatasetPlace:
 
 @dataclass(kw_only=True)
 class Found:
-    """What was found in a dataset: by units, with the `marks` of what is to stay away. `known` are
-    keys of rejects that were removed before."""
+    """The samples that were found in a dataset, by units, and the `marks` of what is to stay away.
+
+    `known` are keys of rejects that were removed before.
+    """
 
     units: dict[str, UnitRemoval] = field(default_factory=dict)
     marks: set[bytes] = field(default_factory=set)
@@ -175,7 +177,7 @@ class Finder:
         return name == "json" or ("sha256" in self.wanted.kinds and name in IMAGES)
 
     def _hits(self, fields: Fields) -> Iterator[bytes]:
-        """What is wanted of a sample, as marks."""
+        """Yield the marks of a sample that are wanted."""
         facts = _facts(fields)
         yield from self._wanted_of(facts["source"], facts.get("url", ""))
         for digest in image_digests(fields, facts) if "sha256" in self.wanted.kinds else ():
@@ -186,7 +188,7 @@ class Finder:
         yield from self.wanted.marks_of("url", url)
 
     def _marks(self, fields: Fields) -> Iterator[bytes]:
-        """What tells `pack` that an input is this sample."""
+        """Yield the marks by which `pack` recognises an input as this sample."""
         facts = _facts(fields)
         yield mark_of("source", facts["source"])
         if not self.keeps_copies:
@@ -197,7 +199,7 @@ class Finder:
     def _rejects(
         self, place: DatasetPlace, receipt: Receipt, keys: Sought | set[str], found: Found
     ) -> tuple[str, ...]:
-        """The keys of those that are wanted and can still be read."""
+        """Return the keys of wanted rejects that can still be read."""
         marks = place.has_images and self.wanted.kinds
         if not receipt.rejects or not (keys or marks):
             return ()
@@ -248,8 +250,11 @@ def _note(
 
 
 def image_digests(fields: Fields, facts: Mapping[str, Any]) -> Iterator[str]:
-    """SHA-256 by which an image may be known: of the bytes that came, where that is told, or they
-    are still the same; and of those that are stored."""
+    """Yield the SHA-256 digests by which an image may be known.
+
+    They are of the bytes that came, where that is stated or they are unchanged, and of those
+    that are stored.
+    """
     if digest := facts.get("sha256"):
         yield str(digest).lower()
     for name in IMAGES:
@@ -258,7 +263,7 @@ def image_digests(fields: Fields, facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _facts(fields: Fields) -> Mapping[str, Any]:
-    """The json of a sample, which those of latents without a source lack."""
+    """Return the json of a sample, with an empty source where latents have none."""
     found = parse_object(fields.get("json", b""))
     if found is None:
         raise BadSampleError("the json of a sample is no object")
@@ -272,5 +277,5 @@ def _sources(reader: ShardReader, numbers: Collection[int]) -> set[bytes]:
 
 
 def by_latent_unit(units: Iterable[UnitRemoval]) -> dict[str, ShardRemoval]:
-    """The image shards that lose samples, by the units of the latents that are made of them."""
+    """Return the image shards that lose samples, by the units of the latents made of them."""
     return {latent_unit(shard.name): shard for unit in units for shard in unit.shards}

@@ -22,8 +22,11 @@ NAME, SPLIT = "{name}", "{split}"
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Datasets that become one, in `place`, where `{split}` may stand yet. Latents of which images
-    are given follow those: `made_of` has the number of the images for each of the datasets."""
+    """Datasets that become one, in `place`, which may still have `{split}` in it.
+
+    Latents whose images are given too follow those: `made_of` has the number of the images for
+    each of the datasets.
+    """
 
     place: str
     origins: tuple[Origin, ...]
@@ -62,7 +65,7 @@ def open_origin(given: "str | os.PathLike[str]") -> Origin:
 
 
 def groups_of(given: "Sequence[str | os.PathLike[str]]", out: str) -> list[Group]:
-    """The datasets by their places, images first."""
+    """Return the datasets by their places, images first."""
     if not given:
         raise UsageError("nothing to select from: name a dataset")
     by_place: dict[str, list[Origin]] = {}
@@ -120,7 +123,7 @@ def _following(group: Group, images: Group) -> Group:
 
 
 def _images_of(latents: Origin, images: Group) -> int:
-    """The number of the images that latents were made of, all of which have theirs."""
+    """Return the number of the images that latents were made of. All of these must have latents."""
     ledger = latents.manifest.ledger
     made = dict(zip(ledger.units(), ledger.column("input"), strict=True))
     for at, origin in enumerate(images.origins):

@@ -149,7 +149,7 @@ class ImagesLooked:
     units: tuple[HashUnit, ...]
 
     def missing(self) -> tuple[HashUnit, ...]:
-        """What is not looked at yet; what is kept of shards that are no more goes."""
+        """Return the shards without hashes. Hashes of shards that are gone are deleted."""
         there = {entry.name for entry in self.kept.list() if not is_hidden(entry.name)}
         files = {unit.file for unit in self.units}
         for name in there - files:
@@ -158,21 +158,21 @@ class ImagesLooked:
         return tuple(unit for unit in self.units if unit.file not in there)
 
     def columns(self, unit: HashUnit, *names: str) -> pa.Table:
-        """What is kept of one shard.
+        """Return the hashes that are kept of one shard.
 
-        No thread of Arrow takes part: one that still held these bytes when Python ends would end
-        the process with "terminate called without an active exception".
+        No thread of Arrow takes part: one that still held these bytes when Python ends
+        would end the process with "terminate called without an active exception".
         """
         data = pa.BufferReader(self.kept.read(unit.file))
         return pq.ParquetFile(data, pre_buffer=False).read(columns=list(names), use_threads=False)
 
     def each(self, *names: str) -> list[pa.Table]:
-        """The same of all, in their order, many of them read at a time."""
+        """Return the hashes of all shards, in their order, read in threads."""
         return read_each(lambda unit: self.columns(unit, *names), self.units, self.kept.readers)
 
 
 def open_images(url: str, shown: str, kept: str) -> ImagesLooked:
-    """The images at `url`, of which `kept` is the place for what they look like."""
+    """Open the images at `url`. Their hashes are kept at `kept`."""
     store = open_store(url)
     manifest = dated_manifest(store)
     if manifest is None:

@@ -68,8 +68,11 @@ def blocks_of(count: int) -> list[Block]:
 
 
 def near_pairs(hashes: Hashes, distance: int, heard: Counting = unheard) -> tuple[Rows, Rows]:
-    """The places in `hashes`, which rise and are each there once, of all pairs of them that differ
-    in 1 to `distance` bits. `heard` is told how many sorts are done, of how many."""
+    """Return all pairs of hashes that differ in 1 to `distance` bits, as places in `hashes`.
+
+    The hashes rise, and each is there once. `heard` is told how many sorts are done, of how
+    many.
+    """
     if not distance or len(hashes) < 2:
         return numpy.empty(0, numpy.int64), numpy.empty(0, numpy.int64)
     count, agreeing = plan(len(hashes), distance)
@@ -105,7 +108,7 @@ def _pairs_of_choice(
 
 
 def _in_order(hashes: Hashes, blocks: Sequence[Block]) -> Hashes:
-    """With their blocks in this order, from the highest bit on."""
+    """Return the hashes with their blocks in this order, from the highest bit on."""
     moved = numpy.zeros(len(hashes), numpy.uint64)
     for at in range(0, len(hashes), HASHES_AT_ONCE):
         some, to = hashes[at : at + HASHES_AT_ONCE], moved[at : at + HASHES_AT_ONCE]
@@ -142,7 +145,7 @@ def _alike(front: Hashes, key_nbits: int, distance: int) -> Iterator[tuple[Hashe
 
 
 def bits_set(numbers: Hashes) -> NDArray[numpy.uint64]:
-    """How many bits each has set: NumPy counts them itself from 2.0 on alone."""
+    """Count the bits set in each number. NumPy has a function for it from 2.0 on."""
     pairs, fours, eights = (
         numpy.uint64(int(half * (NBITS // len(half)), 2)) for half in ("01", "0011", "00001111")
     )
@@ -155,9 +158,10 @@ def bits_set(numbers: Hashes) -> NDArray[numpy.uint64]:
 
 
 def kept_of(better: Rows, worse: Rows, count: int) -> NDArray[numpy.int64]:
-    """Which of `count` things stays for each: itself, or the first that stays of those better
-    things that it is paired with. Things are numbered from the best on. So one that is better than
-    all it is paired with stays, what is paired with one that stays goes, and so on with the rest.
+    """Return which of `count` pictures stays for each: itself, or the best that it is paired with.
+
+    Pictures are numbered from the best on. A picture that is better than all it is paired with
+    stays; a picture paired with one that stays goes; and so on with the rest.
     """
     stays, goes = numpy.zeros(count, bool), numpy.zeros(count, bool)
     left_better, left_worse = better, worse

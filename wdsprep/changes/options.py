@@ -46,7 +46,7 @@ def _distance(given: Any) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class RemoveOptions(Options):
-    """All that `remove` is given, but for the datasets."""
+    """Options of `remove`, without the datasets."""
 
     keys: NameList = field(
         default="",
@@ -100,7 +100,7 @@ class RemoveOptions(Options):
 
 @dataclass(frozen=True)
 class SelectOptions(SpanCrewOptions, ShardSizes):
-    """All that `select` is given."""
+    """Options of `select`."""
 
     datasets: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]" = field(
         metadata=about(
@@ -173,7 +173,7 @@ class SelectOptions(SpanCrewOptions, ShardSizes):
 
 @dataclass(frozen=True, kw_only=True)
 class DuplicatesOptions(CrewOptions):
-    """All that `duplicates` is given, but for the datasets."""
+    """Options of `duplicates`, without the datasets."""
 
     distance: int = field(
         default=DISTANCE,

@@ -104,8 +104,7 @@ def remove(datasets: Sequence[Place], options: RemoveOptions) -> "Removal":
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RemovalPlace:
-    """What goes out of one dataset: how many samples, rejects, and shards that are written again,
-    of all that it has."""
+    """The removal from one dataset: its samples, rejects and shards to write, of how many."""
 
     shown: str
     dataset: str
@@ -120,8 +119,11 @@ class RemovalPlace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Removal:
-    """`nowhere` keys, some of them in `examples`, are in no dataset; `known` were removed before.
-    `ended` are the datasets in which an earlier removal has been ended."""
+    """A removal from some datasets.
+
+    `nowhere` keys, some of them in `examples`, are in no dataset; `known` keys were removed
+    before. `ended` are the datasets in which an earlier removal has been ended.
+    """
 
     places: tuple[RemovalPlace, ...]
     nowhere: int = 0
@@ -178,8 +180,10 @@ def _end_begun(urls: Sequence[str], listener: JobListener) -> tuple[str, ...]:
 
 
 def _moved_images(latents: Removed, urls: Sequence[str]) -> str:
-    """Return which dataset has the images of latents, where that has moved since the removal began:
-    by the digests that its shards have, or had before they lost samples."""
+    """Return the dataset with the images of latents, where it has moved since the removal began.
+
+    It is found by the digests that its shards have, or had before they lost samples.
+    """
     wanted = {unit.made_of for unit in latents.units}
     for url in urls:
         store, manifest = open_dataset(url)
@@ -260,7 +264,10 @@ class _Job:
     def _check_current(
         self, place: DatasetPlace, receipts: Sequence[Receipt], lost: Mapping[str, ShardRemoval]
     ) -> None:
-        """By what only images tell, nothing can be found in latents of other images."""
+        """Check that latents were made of the images as they are now.
+
+        Otherwise what only images tell cannot be found in them.
+        """
         if not (self._finder and self._finder.wanted.kinds):
             return
         for receipt in receipts:
@@ -353,7 +360,10 @@ class _Job:
 
     # --- change
     def take_up(self, begun: Mapping[str, Removed]) -> None:
-        """What another one was to do. Of latents whose images were never marked, nothing was."""
+        """Take up the removal that an earlier run began.
+
+        Nothing was removed from latents whose images were never marked.
+        """
         for url, removed in begun.items():
             self._made_of[url] = removed.images
             units = {unit.unit: unit for unit in removed.units}
@@ -396,7 +406,7 @@ class _Job:
             place.store.publish()
 
     def _digests(self, images: str) -> dict[str, str]:
-        """Of the image shards as they are now, by the units that are made of them."""
+        """Return the digests of image shards as they are now, by the units made of them."""
         if images not in self._places:
             return {}
         place = self._places[images]
@@ -421,7 +431,9 @@ class _Job:
 
 
 def _without(there: Manifest, gone: set[str], place: DatasetPlace) -> Manifest:
-    """The manifest by the receipts that are there now. Units that have gone with their image shard
-    are none that are left to do."""
+    """Return the manifest with the receipts that are there now.
+
+    Units that have gone with their image shard are not left to do.
+    """
     kept = [line for unit, line in there.ledger.named_lines() if unit not in gone]
     return refreshed(place.store, replace(there, receipts=there.ledger.with_lines(kept)))

@@ -74,7 +74,7 @@ class UnitChange:
         self._removal, self._removed, self._image = removal, removed, image
 
     def carry_out(self) -> Receipt | None:
-        """The receipt of the unit as it is after that; none where nothing is left of it."""
+        """Change the unit, and return its new receipt; None where nothing is left of it."""
         unit = self._removal.unit
         with self._edition.holding(unit), ExitStack() as naming:
             try:
@@ -103,8 +103,10 @@ class UnitChange:
 
     # --- the receipt
     def _is_as_before(self, shard: ShardRemoval, receipt: Receipt) -> bool:
-        """Whether the tar still has what is to go. One that was killed after the receipt was there
-        has left it so."""
+        """Return whether the tar still has the samples to remove.
+
+        A run that was killed after it wrote the receipt has left it so.
+        """
         now = {one.name: one for one in receipt.shards}.get(shard.name)
         there = (e.nbytes for e in self._store.list(shard.name) if e.name == shard.name)
         if next(there, 0) != shard.nbytes:
@@ -112,7 +114,7 @@ class UnitChange:
         return now is None or now.digest == shard.digest or now.nbytes != shard.nbytes
 
     def _after(self, receipt: Receipt, made: Sequence[Rewritten]) -> Receipt:
-        """What the receipt is to say, or says already."""
+        """Return the new receipt, or the present one if it is new already."""
         digests = {shard.name: shard.digest for shard in receipt.shards}
         is_before = all(digests.get(each.name) == each.digest for each in self._removal.shards)
         if not is_before or not self._is_first(receipt):
@@ -138,7 +140,7 @@ class UnitChange:
         return self._with_rows(receipt, self._made_of_now(after))
 
     def _is_first(self, receipt: Receipt) -> bool:
-        """Whether nothing of this has been done to a unit that loses no sample, but rejects."""
+        """Return whether nothing has been done yet to a unit that loses rejects, but no sample."""
         if self._removal.shards:
             return True
         if self._removal.made_of:
@@ -167,8 +169,10 @@ class UnitChange:
         return counts
 
     def _made_of_now(self, receipt: Receipt) -> Receipt:
-        """So that the next encode finds it as new as its image shard. Of one that a --limit has cut
-        there are fewer by as many as have gone."""
+        """Make the receipt name the new image shard, so that the next encode finds it up to date.
+
+        Of a shard that a --limit has cut, it counts fewer samples by as many as have gone.
+        """
         whole, _, first = receipt.input.partition(":")
         if not self._removal.made_of or whole != self._removal.made_of or not self._image:
             return receipt
@@ -191,8 +195,10 @@ class UnitChange:
         )
 
     def _rejects(self, data: bytes, kind: DigestKind) -> tuple[bytes, RejectsFile]:
-        """Without what can be read of those that go; of latents, without them where the images do
-        not have them any more either."""
+        """Remove what can be read of removed samples from the rejects.
+
+        Latents lose these rejects where the images do not have them any more either.
+        """
         gone = dict.fromkeys((key for shard in self._removal.shards for key in shard.keys), "")
         gone |= dict.fromkeys(self._removal.rejects, "")
         kept = []
@@ -218,7 +224,7 @@ class UnitChange:
         return replace(receipt, input=kind.hex(self._inputs(data)))
 
     def _inputs(self, data: bytes) -> bytes:
-        """A folder's table may have told captions of those that are gone."""
+        """Remove the metadata of removed samples, which a folder's table may have given."""
         lines = data.splitlines(keepends=True)
         return b"".join(self._without_facts(line) if b'"{' in line else line for line in lines)
 
@@ -230,8 +236,10 @@ class UnitChange:
         return without_facts(item).to_json().encode()
 
     def _with_rows(self, before: Receipt, receipt: Receipt) -> Receipt:
-        """Which samples of the image shard those are that stay, as that is now. Where nobody can
-        tell, of a dataset from before there were rows, that stays so."""
+        """Write the positions of the samples that stay, in their image shard as it is now.
+
+        Of an old dataset whose positions nobody can tell, that stays so.
+        """
         kind, files = DigestKind.of(receipt.settings), dict(receipt.files)
         for shard in before.shards:
             name = rows_name(shard.name)
@@ -245,7 +253,7 @@ class UnitChange:
         return replace(receipt, files=files)
 
     def _rows(self, shard: Shard, data: bytes) -> bytes:
-        """Nothing where they are 0, 1, 2 and so on, as where there is no `data`."""
+        """Return the positions of the samples that stay; empty where they are 0, 1, 2 and so on."""
         going = {each.name: each for each in self._removal.shards}.get(shard.name)
         count = going.samples if going else shard.samples
         rows = (
@@ -286,7 +294,7 @@ class UnitChange:
         write_bytes(self._store, name, data)
 
     def _settle_shards(self, receipt: Receipt) -> None:
-        """The index of each, and nothing of those that are empty."""
+        """Write the index of each changed shard, and delete the shards that are empty."""
         now = {shard.name: shard for shard in receipt.shards}
         for each in self._removal.shards:
             if each.name not in now:
@@ -358,7 +366,7 @@ class UnitChange:
             return offsets_of(self._store, removal)
 
     def _read_gone(self, removal: ShardRemoval) -> tuple[Fields, ...]:
-        """Of a shard that loses all."""
+        """Read the samples of a shard that loses all."""
         offsets = self._offsets(removal)
         gone = _Taken(removal, offsets)
         list(gone.pieces(0, self._store.read(removal.name)))
@@ -376,7 +384,7 @@ class _Taken:
         self._gone: list[bytes] = []
 
     def pieces(self, position: int, chunk: bytes) -> Iterator[bytes]:
-        """What stays of a chunk of the tar that stands at `position`."""
+        """Yield what stays of a chunk of the tar at `position`."""
         start, end = position, position + len(chunk)
         at = bisect_right(self._cuts, position)
         while start < end:
@@ -394,7 +402,7 @@ class _Taken:
         return encode_index(offsets_without(self._offsets, self._removal.rows))
 
     def samples(self, store: Store) -> Iterator[Fields]:
-        """Those that go; refused where the index has led to others."""
+        """Yield the samples that go. Refuse them where the index has led to others."""
         what = f"{store.url}/{index_name(self._removal.name)}"
         data, at = b"".join(self._gone), 0
         sizes = np.diff(self._offsets)[list(self._removal.rows)].tolist()

@@ -52,7 +52,7 @@ WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 @dataclass(frozen=True, kw_only=True)
 class Selected:
-    """What came of each dataset that was written, by its place."""
+    """The outcome of each dataset that was written, by its place."""
 
     outcomes: "Mapping[str, Outcome]"
 
@@ -67,8 +67,10 @@ class Selected:
 
 @taking(SelectOptions)
 def select(options: SelectOptions) -> Selected:
-    """Copy samples of datasets into new ones: those that meet `where`, have one of `keys`, are
-    among `count` drawn at random, or all; in parts, if there is a `split`.
+    """Copy samples of datasets into new ones.
+
+    They are those that meet `where`, have one of `keys`, are among `count` drawn at random, or
+    all; in parts, if there is a `split`.
 
         wdsprep.select("shards/images", "shards/large", where="width >= 768")
         wdsprep.select(["shards/images", "shards/latents-256"], "{split}/{name}",
@@ -105,7 +107,7 @@ def select(options: SelectOptions) -> Selected:
 
 
 def parts_of(split: "str | Mapping[str, float]") -> "Parts":
-    """Of "train=0.9,val=0.1", or of a mapping."""
+    """Parse the shares of a split: "train=0.9,val=0.1", or a mapping."""
     if isinstance(split, Mapping):
         words = [(str(name), str(share)) for name, share in split.items()]
     else:

@@ -49,12 +49,12 @@ class Origin:
 
     @cached_property
     def shards(self) -> tuple[Shard, ...]:
-        """In the order in which pack numbered their samples, bucket by bucket."""
+        """Return the shards in the order in which pack numbered their samples, bucket by bucket."""
         return tuple(sorted(self.manifest.shards, key=_shard_order))
 
     @cached_property
     def units(self) -> Mapping[str, str]:
-        """Of each shard the unit that made it."""
+        """Return the unit that made each shard."""
         ledger = self.manifest.ledger
         made = zip(ledger.units(), ledger.column("shards"), strict=True)
         return {shard["name"]: unit for unit, shards in made for shard in shards}

@@ -37,11 +37,11 @@ class Keys:
         return bool(self._by_slice)
 
     def __iter__(self) -> Iterator[str]:
-        """Each once, slice by slice."""
+        """Yield each key once, slice by slice."""
         return chain.from_iterable(map(self._some, sorted(self._by_slice)))
 
     def of_slice(self, name: str) -> set[str]:
-        """Those that samples of a slice may have."""
+        """Return the keys that samples of a slice may have."""
         return {key for key in self._some(name[:DIGITS]) if _is_in(key, name)}
 
     def _some(self, first: str) -> list[str]:
@@ -68,7 +68,7 @@ class Sought:
         return isinstance(key, str) and bool(self.between(key, key))
 
     def between(self, first: str, last: str) -> list[str]:
-        """Those that may stand in a shard that begins and ends with these."""
+        """Return the keys that may be in a shard that begins and ends with these."""
         start = bisect_left(self._keys, key_order(first), key=key_order)
         return self._keys[start : bisect_right(self._keys, key_order(last), key=key_order)]
 
@@ -97,13 +97,16 @@ class WantedSamples:
         return bool(self.keys or self.kinds)
 
     def marks_of(self, kind: str, value: str) -> Iterator[bytes]:
-        """The mark of what a sample is known by, if that is wanted."""
+        """Yield the mark of a value that samples are known by, if it is wanted."""
         if kind in self.kinds and (mark := mark_of(kind, value)) in self.marks:
             yield mark
 
 
 def _keys(asked: NameList) -> Iterable[str]:
-    """A file, where there is one of that name or it can be no key; else keys with commas."""
+    """Read keys from a file, or split a text of keys at its commas.
+
+    It is a file where one of that name exists, or where it can be no key.
+    """
     if not isinstance(asked, str):
         return read_lines("keys", asked)
     is_there = "://" in asked or is_file(local_path(asked) or asked)

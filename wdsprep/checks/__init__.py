@@ -23,7 +23,7 @@ from wdsprep.dataset.reindex import AGAIN
 
 
 class Kind(Enum):
-    """What sort of thing is wrong, which decides what can be done about it."""
+    """The kind of a finding, which decides what can be done about it."""
 
     MANIFEST = "manifest"  # damaged, or not what the receipts say: it can be made from them
     INDEX = "index"  # it can be made from its tar
@@ -64,8 +64,11 @@ class CheckedDataset:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """What is wrong with one file. `unit` is the unit of work that has to be done again for it;
-    none where the file belongs to no unit, or can be made again from others."""
+    """A fault of one file.
+
+    `unit` is the unit of work that has to be done again for it. It is empty where the file
+    belongs to no unit, or can be made again from others.
+    """
 
     place: CheckedDataset
     name: str
@@ -106,8 +109,11 @@ _NEXT = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitFindings:
-    """What came of checking one unit: the findings, and for each shard a digest of its keys, by
-    what a latent shard made of it states as its input (see `pairs`)."""
+    """The result of checking one unit.
+
+    `keys` has a digest of each shard's keys, by the name that a latent shard made of it states
+    as its input (see `pairs`).
+    """
 
     findings: tuple[Finding, ...] = ()
     keys: dict[str, str] = field(default_factory=dict)

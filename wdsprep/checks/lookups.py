@@ -36,7 +36,7 @@ def check_lookup(found: DatasetSurvey) -> None:
 
 
 def _stated(store: Store, digest: str) -> str:
-    """The digest of the lookup's file; nothing where nobody says it."""
+    """Return the digest of the lookup's file as its table states it; empty where it does not."""
     with suppress(NotFoundError, FormatError):
         lookup = read_record(_Table, store.read(CAPTION_TABLE), CAPTION_TABLE)["lookup"]
         if lookup["digest"] == digest:

@@ -15,7 +15,7 @@ CHECKS = "Checks"
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions(CrewOptions):
-    """All that `verify` is given, but for the datasets."""
+    """Options of `verify`, without the datasets."""
 
     quick: bool = field(
         default=False,
@@ -26,7 +26,7 @@ class VerifyOptions(CrewOptions):
 
 @dataclass(frozen=True)
 class RepairOptions(CrewOptions):
-    """All that `repair` is given."""
+    """Options of `repair`."""
 
     dataset: "str | os.PathLike[str]" = field(
         metadata=about("The dataset to repair.", is_place=True)

@@ -22,7 +22,10 @@ def keys_digest(keys: Iterable[str]) -> str:
 
 
 def images_of(latents: DatasetSurvey, others: Sequence[DatasetSurvey]) -> DatasetSurvey | None:
-    """The image dataset that latents were made of: the one of which they have most shards."""
+    """Return the image dataset that latents were made of.
+
+    It is the one of which they have most shards.
+    """
     inputs = {whole_input(receipt) for receipt in latents.receipts}
 
     def shared(images: DatasetSurvey) -> int:
@@ -36,7 +39,7 @@ def whole_input(receipt: Receipt) -> str:
 
 
 def firsts(latents: DatasetSurvey) -> dict[str, int]:
-    """The image shards of which only the first samples were encoded, and how many."""
+    """Return the image shards of which only the first samples were encoded, and how many."""
     cut = (receipt.input.partition(":")[2] for receipt in latents.receipts)
     return {
         latent_shard(receipt.unit): int(number)
@@ -46,7 +49,7 @@ def firsts(latents: DatasetSurvey) -> dict[str, int]:
 
 
 def check_pairs(latents: DatasetSurvey, images: DatasetSurvey) -> None:
-    """What the receipts alone tell; findings are added to those of the latents."""
+    """Compare the receipts of latents with those of their images. Findings go to the latents."""
     there = {shard.name: shard for receipt in images.receipts for shard in receipt.shards}
     for receipt in latents.receipts:
         name, inputs = latent_shard(receipt.unit), receipt.inputs

@@ -79,9 +79,12 @@ def repair(options: RepairOptions) -> "Repair":
 
 @dataclass(frozen=True, kw_only=True)
 class Repair:
-    """What can be done about a dataset. `units` are done again, each for the files that it names;
-    `names` are removed in this order; of `kept` slices only the list of their inputs stays, which
-    tells the next run what an earlier append had put into them."""
+    """The plan of a repair.
+
+    `units` are done again, each for the files that it lists. `names` are removed in this order.
+    Of `kept` slices only the list of their inputs stays, which tells the next run what an
+    earlier append had put into them.
+    """
 
     survey: DatasetSurvey
     units: Mapping[str, tuple[Finding, ...]]
@@ -114,7 +117,7 @@ class Repair:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all that was found has been mended."""
+        """Return whether everything that was found has been mended."""
         return self.done is self.is_needed and not self.beyond and not self.changed
 
     @property
@@ -130,13 +133,13 @@ class Repair:
 
     @property
     def samples(self) -> int:
-        """In the shards that go, as far as their receipts can be read."""
+        """Count the samples in the shards that go, as far as their receipts can be read."""
         lost = (r for r in self.survey.receipts if r.unit in self.units)
         return sum(shard.samples for receipt in lost for shard in receipt.shards)
 
 
 def plan_repair(found: DatasetSurvey) -> Repair:
-    """What to do about the findings of a verification."""
+    """Plan what to do about the findings of a verification."""
     units: dict[str, list[Finding]] = {}
     indexes, beyond = [], []
     lost = {finding.unit for finding in found.findings if _is_last_trace(finding)}
@@ -165,7 +168,7 @@ def plan_repair(found: DatasetSurvey) -> Repair:
 
 
 def _can_stay(found: DatasetSurvey, unit: str, units: Mapping[str, Iterable[Finding]]) -> bool:
-    """Whether its shards are of images from the web, and sound."""
+    """Return whether a unit's shards are sound and have images from the web."""
     is_of_web = any(
         r.unit == unit and r.settings.get("source") == "urls" and r.inputs <= MOST_MENDED
         for r in found.receipts
@@ -177,7 +180,7 @@ def _can_stay(found: DatasetSurvey, unit: str, units: Mapping[str, Iterable[Find
 def _names(
     found: DatasetSurvey, units: Mapping[str, Iterable[Finding]]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What to remove, receipts first, and the inputs that are kept."""
+    """Return the files to remove, receipts first, and the inputs that are kept."""
     receipts = [name for unit in units if (name := receipt_name(unit)) in found.there]
     named = {finding.name for findings in units.values() for finding in findings}
     kept = sorted(
@@ -200,7 +203,7 @@ def _is_last_trace(finding: Finding) -> bool:
 
 
 def _is_of_earlier_append(found: DatasetSurvey, unit: str) -> bool:
-    """Whether the order of the source alone no longer tells what is in a slice."""
+    """Return whether the order of the source alone no longer tells what is in a slice."""
     generations = found.manifest.generations if found.manifest else ()
     last = max((*generations, *(receipt.generation for receipt in found.receipts)), default=0)
     return found.place.dataset == "images" and unit.isdecimal() and int(unit) < last
@@ -217,8 +220,11 @@ def _is_ours(found: DatasetSurvey, name: str) -> bool:
 
 
 def carry_out(repair: Repair, heard: Callable[[int], None] = lambda _count: None) -> Repair:
-    """Do it; `heard` is told how many files were removed or written. Units that are not as they
-    were found are left as they are; what has been done is what comes back."""
+    """Carry the repair out, and return what was done.
+
+    `heard` is told how many files were removed or written. Units that have changed since they
+    were found are left as they are.
+    """
     repairer = _Repairer(repair, heard)
     edition = repair.survey.edition
     for unit in repair.units:
@@ -292,7 +298,7 @@ class _Repairer:
         self._tell()
 
     def _is_changed(self, names: Collection[str]) -> bool:
-        """Whether another run has written or removed one of these since."""
+        """Return whether another run has written or removed one of these files since."""
         now = {e.name: e for name in names for e in self._store.list(name) if e.name == name}
         return now != {name: self._there[name] for name in names if name in self._there}
 
@@ -302,8 +308,10 @@ class _Repairer:
 
 
 def mend_rejects(store: Store, receipt: Receipt, gone: Collection[str]) -> None:
-    """Make the rejects of a unit whole again, but for the sources that are `gone` to a retry, and
-    its receipt say what they are then. Done twice, it is the same."""
+    """Make the rejects of a unit whole again, and correct its receipt.
+
+    Sources that are `gone` to a retry are left out. Done twice, it is the same.
+    """
     name = rejects_name(receipt.unit)
     left = [r for r in _readable(store, receipt.unit) if not leaves(r, gone)]
     taken = {key for shard in receipt.shards for key in _keys(store, shard.name)}
@@ -327,7 +335,7 @@ def mend_rejects(store: Store, receipt: Receipt, gone: Collection[str]) -> None:
 
 
 def _readable(store: Store, unit: str) -> Iterator[Reject]:
-    """The rejects that can still be read."""
+    """Yield the rejects that can still be read."""
     with suppress(NotFoundError):
         for line in store.read(rejects_name(unit)).splitlines():
             with suppress(FormatError):

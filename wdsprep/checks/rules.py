@@ -47,13 +47,13 @@ View = Callable[[int, int], memoryview]
 
 
 class CheckRules(Protocol):
-    """What a shard's samples must be; each call gives what is wrong, or nothing."""
+    """The rules for the samples of a shard. Each call returns what is wrong, or an empty text."""
 
     def begin(self, number: int) -> None:
         """Go on to the sample with this number in its shard."""
 
     def place(self, number: int, field: str) -> str:
-        """Whether this field may be the member with this number of its sample."""
+        """Check that this field may be the member with this number of its sample."""
 
     def member(self, field: str, view: View, start: int, nbytes: int) -> str:
         """Look at what is neither json nor txt."""
@@ -62,7 +62,7 @@ class CheckRules(Protocol):
 
     @property
     def members(self) -> int:
-        """of each sample"""
+        """Return how many members each sample has."""
 
 
 def rules_of(receipt: Receipt, shard: Shard) -> CheckRules:
@@ -85,7 +85,7 @@ class ImageRules:
         self._buckets, self._bucket = buckets, bucket
 
     def begin(self, number: int) -> None:
-        """All are alike."""
+        """Do nothing: all samples are alike."""
 
     def place(self, number: int, field: str) -> str:
         if field in IMAGES if number == 0 else field == ("", "json", "txt")[number]:
@@ -114,7 +114,7 @@ class LatentRules:
         self.members = len(self._order)
 
     def begin(self, number: int) -> None:
-        """All are alike."""
+        """Do nothing: all samples are alike."""
 
     def place(self, number: int, field: str) -> str:
         wanted = self._order[number]
@@ -144,8 +144,11 @@ class ScoreRules(LatentRules):
 
 
 class ShapedRules(LatentRules):
-    """Where samples are of several shapes. Those of one stand together, in the range that the
-    receipt counts, and a sample's shape is the one that its image's size says."""
+    """The rules where samples have several shapes.
+
+    Samples of one shape stand together, in the range that the receipt counts. A sample's shape
+    is the one that its image's size demands.
+    """
 
     def __init__(self, settings: Settings, counts: Mapping[str, int]) -> None:
         self._is_imported = is_imported(settings)
@@ -189,7 +192,7 @@ class ShapedRules(LatentRules):
 
 
 def array_problem(field: Field, data: memoryview, nbytes: int) -> str:
-    """What is wrong with a member that must be this array."""
+    """Return what is wrong with a member that must be this array."""
     header = field.header_of(nbytes)
     if not header or bytes(data[: len(header)]) != header:
         return f"{field.name} is not the array of {field} that it should be"
@@ -199,7 +202,7 @@ def array_problem(field: Field, data: memoryview, nbytes: int) -> str:
 
 
 def text_problem(key: str, json_data: bytes, txt: bytes, rules: CheckRules) -> str:
-    """What is wrong with the facts and the caption of a sample."""
+    """Return what is wrong with the json and the caption of a sample."""
     try:
         facts = json.loads(json_data.decode("utf-8", "surrogatepass"))
         caption = txt.decode()

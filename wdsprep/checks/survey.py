@@ -47,8 +47,10 @@ from wdsprep.text import human_bytes, plural
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetSurvey:
-    """A dataset as its receipts have it; `there` has each file, `manifest` what the manifest says
-    where it can be read."""
+    """A dataset as its receipts describe it.
+
+    `there` has each file, and `manifest` what the manifest says where it can be read.
+    """
 
     place: CheckedDataset
     edition: Edition
@@ -65,7 +67,7 @@ class DatasetSurvey:
 
     @property
     def is_at_its_end(self) -> bool:
-        """Whether its last run left nothing to do, be it all or what a limit asked for."""
+        """Return whether its last run left nothing to do, of all or of what a limit asked for."""
         return self.is_complete or bool(self.manifest and "limit" in self.manifest.extra)
 
     @property
@@ -120,7 +122,7 @@ def survey(store: Store, shown: str, heard: Callable[[int], None]) -> DatasetSur
 
 
 def _manifest(store: Store) -> tuple[Manifest | None, str]:
-    """The manifest, or why there is none."""
+    """Return the manifest, or the reason why there is none."""
     try:
         manifest = Manifest.from_bytes(store.read(MANIFEST), MANIFEST)
         manifest.ledger.check()
@@ -137,7 +139,7 @@ def _how(error: DamageError) -> str:
 
 
 def _removed(store: Store) -> tuple[Removed, str]:
-    """What was removed, and what is wrong with the list of it."""
+    """Return the removed samples, and what is wrong with the list of them."""
     try:
         return removed_from(store), ""
     except DamageError as error:
@@ -171,7 +173,7 @@ class _Receipts:
         return None
 
     def _settle(self, found: list[Receipt]) -> None:
-        """All receipts speak of one dataset with one fingerprint: the manifest's, or most's."""
+        """Sort out receipts with another fingerprint than the manifest's, or than most have."""
         marks = [(r.dataset, repr(sorted(r.settings.items()))) for r in found]
         ours = Counter(marks).most_common(1)[0][0] if marks else None
         if self._manifest is not None:
@@ -207,7 +209,7 @@ def _check_manifest(found: DatasetSurvey, broken: Mapping[str, str]) -> None:
 
 
 def _is_of_a_retry(receipt: Receipt) -> bool:
-    """Whether a retry has made it, or taken rows from it."""
+    """Return whether a retry has made the unit, or taken rows from it."""
     return RETRIED in receipt.counts or is_retry(receipt.unit)
 
 
@@ -222,7 +224,7 @@ class Expected:
 
 
 def expected_files(receipt: Receipt) -> Iterator[Expected]:
-    """What a finished unit has left in the dataset."""
+    """Yield the files that a finished unit has left in the dataset."""
     unit = receipt.unit
     yield Expected(name=receipt_name(unit), unit=unit)
     yield Expected(name=rejects_name(unit), unit=unit)
@@ -285,14 +287,14 @@ def _other_size(expected: int, nbytes: int) -> str:
 
 
 def empty_names(found: DatasetSurvey) -> list[str]:
-    """The files for the empty caption: of latents that have been made, one for each text array."""
+    """Return the files for the empty caption. Latents have one for each text array."""
     if found.place.dataset == "images" or not found.receipts:
         return []
     return [empty_name(item.name) for item in empty_fields(found.receipts[0].settings)]
 
 
 def smallest_unit(found: DatasetSurvey) -> str:
-    """The unit that is done again to have the files for the empty caption written again."""
+    """Return the unit that is done again to write the files for the empty caption again."""
     return min(found.receipts, key=lambda receipt: (receipt.inputs, receipt.unit)).unit
 
 
@@ -319,7 +321,7 @@ def _check_unexpected(found: DatasetSurvey, store: Store, broken: Iterable[str])
 
 
 def _unexpected(found: DatasetSurvey, name: str) -> None:
-    """A file of no unit that is done. A run that is under way or was killed leaves some."""
+    """Note a file of no finished unit. A run that is under way or was killed leaves some."""
     _receipt, ours = OURS[found.place.dataset]
     if retry_of_inputs(name):
         found.find(name, Kind.UNFINISHED, "rejects that are to be tried again")

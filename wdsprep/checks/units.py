@@ -40,8 +40,11 @@ from wdsprep.text import plural
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckUnit:
-    """A finished unit to check. `known` are files of it that have a finding already; `firsts` says
-    of which shards the latents hold the first samples only, and how many."""
+    """A finished unit to check.
+
+    `known` are files of it that have a finding already. `firsts` tells of which shards the
+    latents hold only the first samples, and how many.
+    """
 
     place: CheckedDataset
     receipt: Receipt
@@ -80,7 +83,7 @@ def check_unit(unit: CheckUnit) -> Generator[int, None, UnitFindings]:
 
 
 def check_empty(found: DatasetSurvey) -> None:
-    """The files for the empty caption, which belong to all units."""
+    """Check the files for the empty caption, which belong to all units."""
     if found.place.dataset == "images" or not found.receipts:
         return
     store, unit = opened(found.place.url), smallest_unit(found)
@@ -114,8 +117,11 @@ class _Checker:
         return f"its {self._kind.shown} is not what its receipt says"
 
     def _unreadable(self, name: str, error: StoreError) -> None:
-        """A file that went away is damage, and so is one that a disk has lost. Everything else is
-        trouble with the place, which says nothing about the dataset."""
+        """Note a file that cannot be read.
+
+        A file that went away is damage, and so is one that a disk has lost. Any other error
+        is trouble with the place, and is raised.
+        """
         if isinstance(error, NotFoundError):
             self._find(name, Kind.MISSING, "it is missing")
         elif isinstance(error, AccessError) or self._store.root is None:
@@ -144,7 +150,7 @@ class _Checker:
             self._index(index_name(shard.name), walked.index)
 
     def _keys_problem(self, shard: Shard, keys: list[str]) -> str:
-        """What is wrong with the keys of a sound shard."""
+        """Return what is wrong with the keys of a sound shard."""
         if len(keys) != shard.samples:
             return f"it has {plural(len(keys), 'sample')} where its receipt says {shard.samples:,}"
         if self._receipt.dataset == "images" and not _rise(keys):
@@ -167,7 +173,7 @@ class _Checker:
         return None
 
     def beside(self) -> None:
-        """The small files of the unit, and whether every input is in a shard or a reject."""
+        """Check the small files of the unit, and that every input is in a shard or a reject."""
         receipt = self._receipt
         if receipt.dataset == "images":
             self._digest(inputs_name(receipt.unit), receipt.input)
@@ -185,7 +191,7 @@ class _Checker:
             self._check_inputs()
 
     def _digest(self, name: str, *wanted: str) -> bytes | None:
-        """The bytes of a file that is what its receipt says."""
+        """Return the bytes of a file if its digest is one that the receipt has."""
         data = None if name in self._unit.known else self._read(name)
         if data is None or self._kind.hex(data) in wanted:
             return data
@@ -203,9 +209,11 @@ class _Checker:
             self._find(name, Kind.WRONG, "its codes are not those that its receipt counts")
 
     def _rows(self) -> None:
-        """Which samples of the image shard those of a shard are: what its receipt says. One from
-        before there were rows says nothing: then what keys say where pack gave them, else what may
-        be."""
+        """Check the positions of samples in their image shard against the receipt.
+
+        An old receipt says nothing of them. Then they are checked against the keys where
+        pack gave these, and otherwise for what is possible.
+        """
         for shard in self._receipt.shards:
             name = rows_name(shard.name)
             told = self._told_by_keys(shard)
@@ -225,7 +233,10 @@ class _Checker:
                 self._find(name, Kind.ROWLESS, "it is missing")
 
     def _told_by_keys(self, shard: Shard) -> bytes | None:
-        """What keys say that the rows are: none where these are plain."""
+        """Return the rows as keys tell them.
+
+        They are empty where no file is needed, and None where keys do not tell them.
+        """
         keys, rejected = self._keys.get(shard.name), self._rejected
         if keys is None or rejected is None:
             return None
@@ -235,7 +246,7 @@ class _Checker:
         return told.to_bytes()
 
     def _stated_rows(self, name: str, told: bytes | None) -> None:
-        """What keys tell again costs no unit."""
+        """Check rows that the receipt has a digest of. If keys tell them too, they cost no unit."""
         stated = self._receipt.files[name]
         is_told = told is not None and self._kind.hex(told) == stated
         data = None if name in self._unit.known else self._read(name)
@@ -243,7 +254,7 @@ class _Checker:
             self._find(name, Kind.INDEX if is_told else Kind.DAMAGED, self._other)
 
     def _may_be_rows(self, data: bytes, samples: int) -> bool:
-        """Whether each sample has a number of its own, which rise where keys would."""
+        """Return whether each sample has a position of its own. Positions rise where keys would."""
         if len(data) != NBYTES * samples:
             return False
         found = ImagePositions.from_bytes(data)
@@ -253,7 +264,7 @@ class _Checker:
         return is_rising and found.is_sound(samples, self._receipt.inputs)
 
     def _there(self, name: str) -> bytes:
-        """What a file holds that need not be there."""
+        """Read a file that need not exist; empty where it does not."""
         try:
             return self._store.read(name)
         except NotFoundError:
@@ -263,8 +274,11 @@ class _Checker:
             return b""
 
     def _check_inputs(self) -> None:
-        """The keys of a slice are its number and 0, 1, 2, ..., each in one place. Of URLs, some may
-        have gone to a slice that tried them again; of a selection they are those of others."""
+        """Check that every input of a slice is in one place.
+
+        The keys of a slice are its number and 0, 1, 2, ... Of URLs, some may have gone to a
+        slice that tried them again. Keys of a selection are those of other datasets.
+        """
         unit, inputs = self._receipt.unit, self._receipt.inputs
         keys = [*(k for keys in self._keys.values() for k in keys), *(self._rejected or ())]
         if len(keys) != inputs:
@@ -285,7 +299,7 @@ class _Checker:
         self._find(receipt_name(unit), Kind.WRONG, what)
 
     def digests(self) -> dict[str, str]:
-        """By what receipts of latents call it: the digest of the image shard, or with `:N`."""
+        """Return digests of keys, by the digests of shards as receipts of latents state them."""
         if self._receipt.dataset == "images":
             return dict(self._image_digests())
         if self._rejected is None or len(self._keys) < len(self._receipt.shards):
@@ -297,7 +311,7 @@ class _Checker:
         return {self._receipt.input: keys_digest(both)}
 
     def _runs(self, count: int) -> list[range]:
-        """Where keys rise: in each shape that samples are of, else in all."""
+        """Return the ranges in which keys rise: one for each shape, or one for all."""
         ranges = shape_ranges(self._receipt.settings, self._receipt.counts)
         return list(ranges.values()) or [range(count)]
 

@@ -29,7 +29,7 @@ _log = logging.getLogger("wdsprep")
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """What a verification found, by dataset; `is_quick` says that no shard was read."""
+    """The findings of a verification, by dataset; `is_quick` says that no shard was read."""
 
     surveys: tuple[DatasetSurvey, ...]
     is_quick: bool
@@ -71,8 +71,10 @@ def check_datasets(
     quick: bool = False,
     listener: JobListener | None = None,
 ) -> Verified:
-    """Check the datasets at `urls`. Latents are held against the images among them. Shards are read
-    on the workers of `make_runner(units, nbytes)`."""
+    """Check the datasets at `urls`. Latents are compared with the images among them.
+
+    Shards are read by the workers of `make_runner(units, nbytes)`.
+    """
     listener = listener or JobListener()
     places = [absolute(url) for url in urls]
     if len(set(places)) < len(places):

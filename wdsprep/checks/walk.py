@@ -23,8 +23,11 @@ SHOWN = 2
 
 @dataclass(slots=True)
 class Walked:
-    """What a shard holds. `problems` are the first of the `count` that its samples have, and
-    `stopped` is why the walk ended before the tar did."""
+    """The content of a shard.
+
+    `problems` are the first of the `count` that its samples have, and `stopped` is why the walk
+    ended before the tar did.
+    """
 
     offsets: "array[int]" = field(default_factory=lambda: array("Q"))
     keys: list[str] = field(default_factory=list)
@@ -60,7 +63,7 @@ def walk(tape: HashedTape, rules: CheckRules, found: Walked) -> Iterator[int]:
 
 
 class _Walker:
-    """Where a walk stands: in which sample, at which of its members."""
+    """The state of a walk: the sample, and which of its members comes next."""
 
     def __init__(self, tape: HashedTape, rules: CheckRules, found: Walked) -> None:
         self._tape, self._rules, self.found = tape, rules, found

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def bfloat16_bits(field: Field, data: Buffer) -> "NDArray[Any]":
-    """As unsigned integers."""
+    """Return an array as bfloat16, in the bits of unsigned integers."""
     import numpy as np
 
     if field.dtype == BFLOAT16:
@@ -21,7 +21,7 @@ def bfloat16_bits(field: Field, data: Buffer) -> "NDArray[Any]":
 
 
 def padded_to(array: "NDArray[Any]", length: int) -> "NDArray[Any]":
-    """With zeros behind it."""
+    """Pad an array with zeros at its end."""
     import numpy as np
 
     short = length - len(array)
@@ -31,7 +31,7 @@ def padded_to(array: "NDArray[Any]", length: int) -> "NDArray[Any]":
 
 
 def npy_parts(name: str, data: Buffer, count: int) -> list[Buffer]:
-    """The file of an array as the files of so many parts of it, along its first side."""
+    """Split the file of an array into the files of `count` parts, along its first axis."""
     if count == 1:
         return [data]
     field = field_of(name, data)
@@ -41,7 +41,7 @@ def npy_parts(name: str, data: Buffer, count: int) -> list[Buffer]:
 
 
 def npy(array: "NDArray[Any]") -> bytes:
-    """The file that holds it."""
+    """Return the `.npy` file of an array."""
     import io
 
     import numpy as np

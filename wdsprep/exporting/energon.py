@@ -21,13 +21,13 @@ _BRACES = re.compile(r"([\\{},])")
 
 
 def beside(dataset: Exportable, out: str) -> dict[str, bytes]:
-    """The metadata of a dataset whose tars stay where they are."""
+    """Return the metadata for a dataset whose tars stay where they are."""
     way = path_between(out, dataset.url)
     return metadata({f"{way}{name}": samples for name, samples in dataset.shards}, {})
 
 
 def path_between(out: str, dataset: str) -> str:
-    """The relative path from one place to the other, with a slash at its end."""
+    """Return the relative path from one place to the other, with a slash at its end."""
     places = [local_path(url) for url in (out, dataset)]
     if None in places:
         (ours, to), (theirs, at) = root_and_name(out), root_and_name(dataset)
@@ -43,7 +43,7 @@ def path_between(out: str, dataset: str) -> str:
 
 
 def metadata(counts: Mapping[str, int], subflavors: Mapping[str, str]) -> dict[str, bytes]:
-    """All of JSON is YAML."""
+    """Return the files of metadata. They are JSON, all of which is YAML."""
     named = [_BRACES.sub(r"\\\1", name) for name in counts]
     config = {"__class__": "CrudeWebdataset", "__module__": "megatron.energon"}
     parts = {"split_parts": {"test": [], "train": named, "val": []}}

@@ -46,8 +46,11 @@ FORM = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What is there now: `files` of so many `nbytes` beside the `index`. Of the shards,
-    `units_before` were there already. `left_out` are samples that what is joined lacks."""
+    """The result of an export: `files` of so many `nbytes`, beside the `index`.
+
+    Of the shards, `units_before` were there already. `left_out` counts the samples that joined
+    datasets lack.
+    """
 
     to: str
     out: str
@@ -105,7 +108,7 @@ def export(options: ExportOptions) -> Exported:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is to be exported, and as what."""
+    """The plan of an export: the dataset, the layout, and the shards as units."""
 
     to: str
     dataset: Exportable
@@ -160,7 +163,7 @@ def _texts(manifest: Manifest) -> set[str]:
 
 
 def _taken(manifests: Sequence[Manifest]) -> list[set[str]]:
-    """The arrays that each gives."""
+    """Return the arrays that each dataset gives. A later dataset goes before an earlier one."""
     taken: list[set[str]] = []
     for manifest in manifests:
         own = {item.name for item in _fields(manifest)}
@@ -224,7 +227,7 @@ def _wanted(manifest: Manifest, names: set[str], layout: Layout) -> tuple[str, .
 
 
 def _beside(dataset: Exportable, target: str) -> Exported:
-    """For a reader of our tars as they are."""
+    """Write metadata for a reader that takes our tars as they are."""
     from wdsprep.exporting.energon import beside
 
     store, files = open_store(target), beside(dataset, target)
@@ -247,7 +250,7 @@ def _beside(dataset: Exportable, target: str) -> Exported:
 # --- what a shard became
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportMark:
-    """That a shard is exported: what it was, and the files that it became."""
+    """The mark of an exported shard: what it was made from, and the files that it became."""
 
     unit: str
     inputs: tuple[str, ...]
@@ -264,7 +267,7 @@ class ExportMark:
 
     @classmethod
     def read(cls, store: Store, unit: str) -> "ExportMark | None":
-        """None where there is none that can be read."""
+        """Read the mark of a shard; None where there is none that can be read."""
         with suppress(NotFoundError, FormatError):
             body = read_record(_Mark, store.read(mark_name(unit)), mark_name(unit))
             known = [field.name for field in fields(ExportedFile)]
@@ -365,8 +368,10 @@ class _Export:
         )
 
     def _claimed(self, store: Store) -> dict[str, int]:
-        """What lies there, with its sizes, once that is known to be of this export. What is of
-        shards that are no more, or are others by now, is removed."""
+        """Check that the place belongs to this export, and return its files with their sizes.
+
+        Files of shards that have changed or are gone are removed.
+        """
         there = {entry.name: entry.nbytes for entry in store.list()}
         claim = to_json(self.plan.claim)
         if CLAIM not in there:
@@ -406,7 +411,7 @@ class _Export:
             )
 
     def _empty(self) -> Iterator[tuple[str, bytes]]:
-        """What stands for the empty caption, beside arrays that are made of captions."""
+        """Yield the files for the empty caption, beside arrays that are made of captions."""
         for source in self.plan.units[0].sources if self.plan.units else ():
             for name in source.arrays or ():
                 if self.plan.dataset.is_text(name):

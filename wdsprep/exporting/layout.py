@@ -17,8 +17,11 @@ from wdsprep.store.base import Store
 
 @dataclass(frozen=True, kw_only=True)
 class Exportable:
-    """A dataset with what is joined to it. `fields` are the arrays of a sample (in the square where
-    there are shapes), and `settings` those that its latents were made with."""
+    """A dataset to export, with what is joined to it.
+
+    `fields` are the arrays of a sample (in the square where there are shapes), and `settings`
+    those that its latents were made with.
+    """
 
     url: str
     kind: str
@@ -71,8 +74,11 @@ class Exportable:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportSample:
-    """`members` are files of a sample by their names in the dataset: arrays and images; `caption`
-    is what was encoded."""
+    """A sample to export.
+
+    `members` are its files by their names in the dataset: arrays and images. `caption` is the
+    text that was encoded.
+    """
 
     key: str
     members: Mapping[str, Buffer]
@@ -82,7 +88,7 @@ class ExportSample:
     """Where each file of it stands in its tar: the first byte, and how many."""
 
     def number(self, name: str) -> int:
-        """What the json says there."""
+        """Return a whole number of the json. Raise an error where it has none."""
         found = self.facts.get(name)
         if not isinstance(found, int):
             raise FormatError(f"the json of {self.key} has no {name}")
@@ -91,8 +97,11 @@ class ExportSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportedFile:
-    """`digests` are by the names of their algorithms, where a reader checks them. An index beside a
-    file has no samples of its own."""
+    """A file of an export.
+
+    `digests` are by the names of their algorithms, where a reader checks them. An index beside
+    a file has no samples of its own.
+    """
 
     name: Name
     nbytes: Nbytes
@@ -108,24 +117,24 @@ class Layout(Protocol):
 
     @property
     def heads(self) -> bool:
-        """Whether it is enough to know where images stand in their tars."""
+        """Return whether it is enough to know where images are in their tars."""
 
     @property
     def arrays(self) -> tuple[str, ...]:
-        """Those that it writes."""
+        """Return the arrays that it writes."""
 
     def check(self, dataset: Exportable) -> "Layout":
         """Refuse what does not fit; otherwise what writes this dataset."""
 
     def write(self, out: Store, unit: str, samples: Iterator[ExportSample]) -> Writing:
-        """The files that a shard becomes; yields after each sample."""
+        """Write the files that a shard becomes. Yield after each sample."""
 
     def index(self, files: Sequence[ExportedFile]) -> Mapping[str, bytes]:
-        """What is written last, when all files are there."""
+        """Return the files that are written last, when all others are there."""
 
 
 def layout_of(to: str, tower: str) -> Layout:
-    """By its name. Each is imported alone, with what it needs."""
+    """Return the layout of this name. Each is imported alone, with what it needs."""
     module = importlib.import_module(f"wdsprep.exporting.{to}")
     found: Layout = module.layout(tower=tower)
     return found

@@ -63,8 +63,11 @@ def layout(*, tower: str) -> "MdsLayout":
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Column:
-    """What a sample has under a name. `member` is what it is made of, if it is an array; `shape`
-    is where that is the same in every sample."""
+    """A column of MDS.
+
+    `member` is the array that it is made of, if any. `shape` is given where it is the same in
+    every sample.
+    """
 
     name: str
     kind: str
@@ -80,7 +83,7 @@ class Column:
 
     @property
     def size(self) -> int | None:
-        """Of what takes the same number of bytes in every sample."""
+        """Return the bytes of a value, where they are the same in every sample; else None."""
         import numpy as np
 
         if self.kind == INT:
@@ -88,7 +91,11 @@ class Column:
         return int(np.prod(self.shape)) * np.dtype(self.kind).itemsize if self.shape else None
 
     def encoded(self, array: "NDArray[Any]") -> Data:
-        """Where shapes vary: the number of axes, and in two bits how wide the sizes are."""
+        """Encode an array.
+
+        Where shapes vary, the number of axes comes first, and in two bits how wide the
+        sizes are.
+        """
         data = array.astype(self.kind, order="C", copy=False).data.cast("B")
         if self.shape:
             return data
@@ -212,7 +219,7 @@ class MdsLayout:
         }
 
     def encoded(self, sample: ExportSample) -> tuple[Buffer, ...]:
-        """In few pieces, of which large arrays are not copied."""
+        """Encode a sample in few pieces. Large arrays are not copied."""
         parts = [self._value(column, sample) for column in self.columns]
         varying = [
             nbytes_of(part)

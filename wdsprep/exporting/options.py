@@ -17,7 +17,7 @@ LAYOUT = "Layout"
 
 @dataclass(frozen=True)
 class ExportOptions(CrewOptions):
-    """All that `export` is given."""
+    """Options of `export`."""
 
     dataset: "str | os.PathLike[str]" = field(
         metadata=about("The dataset to export.", is_place=True)

@@ -66,7 +66,10 @@ class ParquetLayout:
         return replace(self, kind=kind, arrays=names, scores=scores)
 
     def _columns(self, name: str) -> tuple[str, ...]:
-        """Of an array. Moments are two, so that nobody takes them for latents."""
+        """Return the columns of an array.
+
+        Moments become two, so that nobody takes them for latents.
+        """
         if self.kind == "moments" and name in MOMENTS:
             return MOMENTS[name]
         return (short(name),)
@@ -157,7 +160,7 @@ def short(name: str) -> str:
 
 
 def _features() -> dict[str, Any]:
-    """As `datasets` notes what its columns hold."""
+    """Return the types of columns as `datasets` notes them."""
 
     def value(kind: str) -> dict[str, str]:
         return {"_type": "Value", "dtype": kind}
@@ -176,7 +179,10 @@ def _table(rows: Sequence[Mapping[str, Any]], schema: "pyarrow.Schema") -> Any:
 
 
 def _column(values: Sequence[Any], kind: "pyarrow.DataType") -> "pyarrow.Array":
-    """What is large is copied once: pyarrow's own way grows a buffer by and by."""
+    """Make a column.
+
+    Large values are copied once, where pyarrow's own way grows a buffer step by step.
+    """
     import numpy as np
     import pyarrow as pa
 
@@ -207,7 +213,7 @@ class _Counted:
         return self.nbytes
 
     def flush(self) -> None:
-        """What is written is with the store."""
+        """Do nothing: what is written is with the store."""
 
     def close(self) -> None:
-        """The store closes its file."""
+        """Do nothing: the store closes its file."""

@@ -81,7 +81,7 @@ def bits_of(sample: ExportSample, name: str) -> "NDArray[Any]":
 
 
 def saved_tensor(bits: "NDArray[Any]") -> bytes:
-    """What torch.save makes of a bfloat16 tensor."""
+    """Return a bfloat16 tensor as torch.save writes it."""
     import torch
 
     out = io.BytesIO()

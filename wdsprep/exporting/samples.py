@@ -69,8 +69,11 @@ class ExportUnit:
 
 
 class Reading:
-    """The samples of a unit. `nbytes` is how far it has come, `left_out` how many samples what is
-    joined lacks. With `heads` alone no image and no array is read."""
+    """The samples of a unit, read one after the other.
+
+    `nbytes` tells how far it has come, and `left_out` how many samples the joined datasets
+    lack. With `heads` alone no image and no array is read.
+    """
 
     def __init__(self, unit: ExportUnit, *, heads: bool = False) -> None:
         self._first, *self._joined = unit.sources
@@ -106,7 +109,7 @@ class Reading:
 
 @dataclass(slots=True)
 class _Read:
-    """What a tar has of a sample."""
+    """A sample as one tar has it."""
 
     key: str
     members: dict[str, Buffer]
@@ -151,8 +154,10 @@ def _grouped(
 
 
 def _heads_of(source: UnitSource) -> Iterator[_Read]:
-    """Texts, and where all else stands. From a store that is far away the tar comes whole: so many
-    small ranges would take longer."""
+    """Yield the texts of samples, and where their other members are.
+
+    From a remote store the tar is read whole: so many small ranges would take longer.
+    """
     store, name = opened(source.url), source.shard.name
     wanted = frozenset(("json", "txt"))
     with open_tape(store, name) as at:
@@ -170,7 +175,10 @@ def _sample(
     source: UnitSource,
     joined: Sequence[UnitSource],
 ) -> ExportSample:
-    """The texts are those of the last dataset that has arrays of a caption."""
+    """Join a sample with its counterparts.
+
+    Its texts are those of the last dataset that has arrays made of captions.
+    """
     found = {name: data for name, data in one.members.items() if name not in ("json", "txt")}
     facts = _facts(one, source)
     caption = one.members.get("txt", b"")

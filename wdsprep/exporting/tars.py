@@ -18,8 +18,7 @@ def write_tar(
     *,
     indexed: bool = False,
 ) -> Writing:
-    """One tar; `indexed` with its index beside it. Where nothing is left of the samples there is
-    none."""
+    """Write one tar, `indexed` with its index beside it. Write none where no sample is left."""
     name = f"{unit}.tar"
     first = next(samples, None)
     if first is None:

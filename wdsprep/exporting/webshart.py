@@ -58,8 +58,11 @@ class WebshartLayout:
 
 
 def entries(sample: ExportSample) -> dict[str, dict[str, Any]]:
-    """Of the image and the json. Captions stand with the image, as webshart itself puts them: some
-    of its versions take a text beside it for a sample."""
+    """Return the entries for the image and the json.
+
+    Captions stand with the image, as webshart itself puts them: some of its versions take a
+    text beside it for a sample.
+    """
     found: dict[str, dict[str, Any]] = {}
     for name, (offset, nbytes) in sample.places.items():
         if name == "txt":

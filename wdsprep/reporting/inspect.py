@@ -71,9 +71,9 @@ def inspect(options: InspectOptions) -> "Overview | Looked | Reject":
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Located:
-    """Where a sample is: the shard, its number in it, and the byte that it begins at.
+    """The place of a sample: its shard, its number there, and the byte at which it begins.
 
-    The shape is told where there are several.
+    The shape is given where there are several.
     """
 
     shard: str
@@ -109,7 +109,10 @@ class Looked:
         }
 
     def write(self, folder: str) -> list[str]:
-        """Its members as files in a folder, a bucket or on the hub; no name leads out of it."""
+        """Write its members as files into a folder, a bucket or the hub.
+
+        No name leads out of it.
+        """
         store = open_store(folder)
         stem = self.key.rpartition("/")[2]
         named = {f"{stem}.{name}": data for name, data in self.members}
@@ -127,7 +130,7 @@ def _json(data: bytes) -> Any:
 
 
 def member_facts(name: str, data: bytes) -> dict[str, Any]:
-    """The size of a member; of an array, its shape, dtype and statistics too."""
+    """Return the size of a member; of an array also its shape, dtype and statistics."""
     facts: dict[str, Any] = {"nbytes": len(data)}
     if name.endswith(".npy"):
         try:
@@ -173,7 +176,7 @@ class _Finder:
 
     @property
     def _is_packed(self) -> bool:
-        """Whether keys say where their samples are."""
+        """Return whether keys tell where their samples are."""
         is_selection = self._manifest.settings.get("source") == SELECTION
         return self._manifest.dataset == "images" and not is_selection
 
@@ -206,7 +209,7 @@ class _Finder:
         return None
 
     def rejects(self, key: str) -> Iterator[Reject]:
-        """Those of the units that may have had the key."""
+        """Yield the rejects of the units that may have had the key."""
         for receipt in self._manifest.receipts:
             if receipt.rejects and (not self._is_packed or _may_hold(receipt.unit, key)):
                 yield from rejects_in(self._store, receipt.unit)
@@ -244,6 +247,6 @@ class _Finder:
 
 
 def _may_hold(name: str, key: str) -> bool:
-    """Whether the key begins with the number that the shard's name is."""
+    """Return whether the key begins with the number in the shard's name."""
     stem = name.rpartition("/")[2].partition(".")[0].partition("_")[0]
     return key.rpartition("/")[2].startswith(stem)
