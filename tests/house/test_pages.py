@@ -24,8 +24,8 @@ from wdsprep.cli import cli, main
 PAGES = pages()
 SIZES = {"a": (300, 400), "b": (640, 520), "c": (100, 100)}
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-# Lines of the README that need a network.
-ONLINE = ("pip install", "pipx", "uv tool", "git clone", "--model sd2")
+# Lines of the README that need a network or the clone.
+ONLINE = ("pip install", "pipx", "uv tool", "git clone", "--model sd2", "tools/demo", "tools/test")
 # Lines of the pages that need what a test does not have: other data, real weights, a cluster.
 NEEDS = ("s3://", "gs://", "az://", "hf://", "laion", "photos/", "parquet", "part-{", "--trial")
 NEEDS += ("--limit", "tools/", "torchrun", "energon", "shards/trial", "http.server", "kill %1")

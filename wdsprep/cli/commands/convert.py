@@ -48,7 +48,6 @@ def import_command(source: str, latents: str, as_json: bool, **options: Any) -> 
     examples=(
         "wdsprep export shards/latents-256 --to energon",
         "wdsprep export shards/latents-256 shards/mds --to mds",
-        "wdsprep export shards/latents-256 s3://bucket/primus --to primus --join shards/text",
         "wdsprep export shards/latents-1024 kohya --to kohya --join shards/images",
     ),
 )
