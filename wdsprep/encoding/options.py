@@ -82,8 +82,8 @@ class EncodeOptions(EncodeCall, CaptionOptions):
             is_place=True,
             metavar="PLACE",
             order=-1,
-            page="text in a dataset of its own there, and none beside the latents: [text stored "
-            "once](#text-stored-once)",
+            page="store text in a dataset of its own there, and none beside the latents: [text "
+            "stored once](#text-stored-once)",
         ),
     )
 

@@ -76,9 +76,9 @@ class RecipeOptions(Options):
             read=checked_shapes,
             metavar="FILE|sdxl|nearest:STEP,MAX",
             order=-1,
-            page="cut each image to the one of [several shapes](#shapes) whose ratio is nearest to "
-            f"its own, in place of the square; `sdxl` is for a resolution of {SDXL_RESOLUTION}, "
-            "`nearest` for any that STEP divides",
+            page="cut each image to one of [several shapes](#shapes), not to the square: to the "
+            "one whose ratio is nearest to its own. `sdxl` is for a resolution of "
+            f"{SDXL_RESOLUTION}, `nearest` for any that STEP divides",
         ),
     )
     """Among which each image finds its own, as `sizes_of` reads them; none: the square alone."""
@@ -103,9 +103,9 @@ class RecipeOptions(Options):
             MODEL,
             choices=LATENTS,
             usual=True,
-            page="a sample of the VAE's distribution, its mean, or mean and log-variance to sample "
-            "from anew in each epoch; auto is a sample, or, of SANA's VAE, which has no "
-            "distribution, what it gives; none is [text alone](#text-alone)",
+            page="what to keep of the VAE's distribution: a sample, its mean, or moments (mean and "
+            "log-variance, to sample from anew in each epoch). auto is a sample; SANA's VAE has no "
+            "distribution, and its output is kept. none is [text alone](#text-alone)",
         ),
     )
     flip: bool = field(
@@ -113,11 +113,11 @@ class RecipeOptions(Options):
         metadata=about(
             "Keep latents of mirror images too, as latent_flipped.npy.",
             MODEL,
-            page="latents of each image's mirror image too, in `latent_flipped.npy`, for "
-            "`wdsprep.load(..., flip=0.5)`: twice the VAE's work and the latents' bytes. A latent "
-            "that is mirrored itself is not the latent of the mirror image: with the tiny VAE they "
-            "are apart by 16 % of the variance, and of 64 pictures the first decode to 28.6 dB, "
-            "the second to 29.4, as the latents of the pictures themselves do",
+            page="keep latents of each image's mirror image too, in `latent_flipped.npy`, for "
+            "`wdsprep.load(..., flip=0.5)`. This doubles the VAE's work and the latents' bytes. To "
+            "mirror the latent itself is not the same: with the tiny VAE the two differ by 16 % of "
+            "the variance. Of 64 pictures, mirrored latents decode to 28.6 dB, latents of mirror "
+            "images to 29.4, as the latents of the pictures themselves do",
         ),
     )
     text: str = field(
@@ -127,8 +127,8 @@ class RecipeOptions(Options):
             MODEL,
             choices=TEXTS,
             usual=True,
-            page="embeddings, the ids of each tokenizer for trainers that run the text encoders "
-            "themselves, or nothing",
+            page="what to keep of captions: embeddings, the ids of each tokenizer (for trainers "
+            "that run the text encoders themselves), or nothing",
         ),
     )
     text_length: int = field(
@@ -139,8 +139,8 @@ class RecipeOptions(Options):
             MODEL,
             least=0,
             usual=True,
-            page="tokens of a caption, where a pipeline lets its user choose "
-            "(`max_sequence_length`); 0 is what it takes by itself",
+            page="how many tokens of a caption to take, where a pipeline lets its user choose "
+            "(`max_sequence_length`); 0 is the pipeline's own number",
         ),
     )
     dtype: str = field(
@@ -152,8 +152,9 @@ class RecipeOptions(Options):
             choices=DTYPES,
             inner=(HALF,),
             usual=True,
-            page="of the models; auto is fp32 on the CPU, and on a GPU [the half precision of each "
-            "network](#precision). A value that overflows is computed again in fp32",
+            page="compute in this precision; auto is fp32 on the CPU, and on a GPU [the half "
+            "precision of each network](#precision). A value that overflows is computed again in "
+            "fp32",
         ),
     )
     decode: str = field(
@@ -165,8 +166,8 @@ class RecipeOptions(Options):
             MODEL,
             choices=DECODES,
             usual=True,
-            page="[at a reduced scale](#decoding) where a JPEG is large, or always in full; auto "
-            "is fast, or what the dataset was begun with",
+            page="decode a large JPEG [at a reduced scale](#decoding) (fast), or always in full; "
+            "auto is fast, or what the dataset was begun with",
         ),
     )
     seed: int = field(
@@ -175,7 +176,7 @@ class RecipeOptions(Options):
             "Seed the sampling noise with this.",
             MODEL,
             usual=True,
-            page="of the sampling noise",
+            page="the seed of the sampling noise",
         ),
     )
     compile: bool = field(
@@ -197,7 +198,7 @@ class RecipeOptions(Options):
             metavar="SIZE",
             usual="250MB",
             example="250MB",
-            page="images of more bytes are rejects, whatever the dataset of images let pass",
+            page="reject images of more bytes, whatever the dataset of images let pass",
         ),
     )
 
@@ -220,10 +221,11 @@ RESOLUTION = about(
     metavar="N,...",
     order=-2,
     example="256",
-    page="of the phase: 256 takes the buckets from 256 on, 512 those from 512 on, 1024 the images "
-    "of the bucket 512 that are large enough; several, as `256,512`, are [done in one "
-    f"pass](#several-resolutions). {made_for()} With `--latents none` it may be left out: then it "
-    "is the lowest bucket",
+    page="the side of the square in pixels, which also says which images are encoded: 256 takes "
+    "the buckets from 256 on, 512 those from 512 on, 1024 the images of the bucket 512 that are "
+    "large enough. Several, as `256,512`, are [encoded in one pass](#several-resolutions). "
+    f"{made_for()} `--latents none` does not need it: by default it takes the lowest bucket, and "
+    "so all images",
 )
 
 
@@ -276,7 +278,7 @@ class EncodingOptions(RecipeOptions):
             usual=True,
             order=-1,
             example="NAME|REPO[@REV]|FOLDER",
-            page="one that `wdsprep models` lists, a pipeline of the Hugging Face hub, or its "
+            page="a name that `wdsprep models` lists, a pipeline of the Hugging Face hub, or its "
             "folder; safetensors only, in one file or several with their index",
         ),
     )
@@ -290,8 +292,8 @@ class EncodingOptions(RecipeOptions):
             usual=True,
             order=-2,
             example="auto|N",
-            page="auto: what fits into the GPU's free memory, fewer of a shape that is larger than "
-            "the square; it is halved where that was too much",
+            page="images at once; auto is what fits into the GPU's free memory, fewer of a shape "
+            "that is larger than the square. Too large a batch is halved",
         ),
     )
 

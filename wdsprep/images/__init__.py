@@ -38,7 +38,6 @@ AREA = about(
     usual=True,
     code=Code.TOO_LARGE,
     remedy="--overwrite with a larger --max-area takes larger images",
-    page="images of more pixels are rejects",
 )
 """What is said of `max_area`, wherever images are looked at."""
 

@@ -74,8 +74,7 @@ def _pool(given: Any) -> Pool:
 ENCODE = about(
     "How image shards become latents on the way.",
     read=_encode,
-    page="image shards as the latents they will be: [Encode while "
-    "training](#encode-while-training)",
+    page="encode image shards on the way: [Encode while training](#encode-while-training)",
 )
 
 
@@ -98,7 +97,7 @@ class ServingOptions(Options):
         metadata=about(
             "Datasets of the same images, whose arrays stand beside these.",
             example='["shards/text", "scores.parquet"]',
-            page="beside the samples what else was [made of the same images]"
+            page="add to the samples other arrays that were [made of the same images]"
             "(#text-and-latents-apart), and [columns of a table](#columns-of-a-table)",
         ),
     )
@@ -108,8 +107,8 @@ class ServingOptions(Options):
             "A condition on the json of samples: others are left out.",
             also=("filter",),
             example='"aesthetic >= 6"',
-            page="only [samples that meet a condition](#samples-that-meet-a-condition) on their "
-            "json",
+            page="serve only [samples whose json meets a condition]"
+            "(#samples-that-meet-a-condition)",
         ),
     )
     seed: int = field(default=0, metadata=about("The seed of the order.", least=0))
@@ -129,9 +128,9 @@ class ServingOptions(Options):
             read=_fields,
             also=("columns", "keys"),
             example='("latent", "emb", "txt", "json", "key")',
-            page="what a batch holds; by default the arrays, `mask` where there is one, `shape` "
-            "where there are several, and `key`, and of image shards `image` (bytes), `txt` and "
-            "`key`",
+            page="what a batch holds. By default, of latents: the arrays, `key`, `mask` if there "
+            "is one, and `shape` if there are several. By default, of image shards: `image` "
+            "(bytes), `txt` and `key`",
         ),
     )
     captions: Mapping[str, float] | None = field(
@@ -139,7 +138,7 @@ class ServingOptions(Options):
         metadata=about(
             "Weights by which each sample has one of several captions.",
             example='{"long": 0.8, "alt": 0.2}',
-            page="for each sample one of [several captions](#several-captions)",
+            page="give each sample one of [several captions](#several-captions), by these weights",
         ),
     )
     drop_text: float = field(
@@ -149,7 +148,7 @@ class ServingOptions(Options):
             read=_rate,
             also=("caption_dropout", "drop_caption", "cfg_dropout"),
             example="0.1",
-            page="the rate of captions, up to 1, that become the empty one, the same after a "
+            page="the share of captions, up to 1, that become the empty one; the same ones after a "
             "resume",
         ),
     )
@@ -159,8 +158,9 @@ class ServingOptions(Options):
             "The rate at which latents are those of mirror images.",
             read=_rate,
             example="0.5",
-            page="the rate of images, up to 1, whose latents are those of the mirror image, the "
-            "same after a resume; of datasets encoded with `--flip`, and with `Encode(flip=True)`",
+            page="the share of images, up to 1, whose latents are those of the mirror image; the "
+            "same ones after a resume. It needs a dataset encoded with `--flip`, or "
+            "`Encode(flip=True)`",
         ),
     )
     homogeneous: bool = field(
@@ -168,8 +168,8 @@ class ServingOptions(Options):
         metadata=about(
             "Whether each step is of one stream, or of one shape of it.",
             example="True",
-            page="each batch from one stream, for arrays of different shapes, as latents of 256 "
-            "and of 512; always so where a dataset has [many shapes](#images-of-many-shapes)",
+            page="take each batch from one stream. Arrays of different shapes need it, as latents "
+            "of 256 and of 512. A dataset of [many shapes](#images-of-many-shapes) always has it",
         ),
     )
     shape_batch: int | None = field(
@@ -177,8 +177,8 @@ class ServingOptions(Options):
         metadata=about(
             "How many neighbours in a step are of one shape, a multiple of what a rank gets.",
             least=1,
-            page="so many neighbours of a step are of one stream and shape, not all of it: [images "
-            "of many shapes](#images-of-many-shapes)",
+            page="how many neighbours in a step have one stream and shape; by default the whole "
+            "step has: [images of many shapes](#images-of-many-shapes)",
         ),
     )
     window: int = field(
@@ -211,7 +211,8 @@ class ServingOptions(Options):
         metadata=about(
             "Whether other samples are served in place of those of a missing shard.",
             example="True",
-            page="other samples in place of a missing shard's; without it, an error",
+            page="serve other samples in place of those of a missing shard; by default that is an "
+            "error",
         ),
     )
     pad: str = field(
@@ -220,15 +221,15 @@ class ServingOptions(Options):
             "How far arrays as long as their captions are filled with zeros.",
             choices=PADS,
             example='"longest"',
-            page="where captions are of true length, zeros up to the longest of the batch, not of "
-            "all: [captions of true length](#captions-of-true-length)",
+            page="pad [captions of true length](#captions-of-true-length) with zeros up to the "
+            "longest of the batch, not of the dataset",
         ),
     )
     tee: "str | os.PathLike[str]" = field(
         default="",
         metadata=about(
             "The place to keep latents that are made on the way.",
-            page="where to keep latents that are made on the way, as `wdsprep encode` would",
+            page="where to keep the latents that `encode=` makes, as `wdsprep encode` would",
         ),
     )
 
@@ -245,7 +246,8 @@ class LoadOptions(ServingOptions):
         metadata=about(
             "The number of this process among those that train.",
             least=0,
-            page="where neither torch.distributed nor `RANK` in the environment says it",
+            page="the number of this process; needed if neither torch.distributed nor `RANK` in "
+            "the environment says it",
         ),
     )
     world_size: int | None = field(
@@ -253,7 +255,8 @@ class LoadOptions(ServingOptions):
         metadata=about(
             "How many processes train.",
             least=1,
-            page="where neither torch.distributed nor `WORLD_SIZE` in the environment says it",
+            page="how many processes train; needed if neither torch.distributed nor `WORLD_SIZE` "
+            "in the environment says it",
         ),
     )
     raw: bool = field(
@@ -261,8 +264,8 @@ class LoadOptions(ServingOptions):
         metadata=about(
             "Whether samples come one by one, as webdataset has them.",
             example="True",
-            page="samples one by one as webdataset has them; for tars of another program "
-            "(`wdsprep index` first) this or `pixels=`",
+            page="give samples one by one as webdataset has them. Tars of another program "
+            "(`wdsprep index` first) need this or `pixels=`",
         ),
     )
     pixels: int = field(
@@ -272,8 +275,8 @@ class LoadOptions(ServingOptions):
             read=_side,
             also=("resolution", "image_size"),
             example="256",
-            page="image shards as crops: `pixels` in place of `image`, uint8 (batch, 3, 256, 256), "
-            "of the images that are large enough",
+            page="serve image shards as crops: `pixels` in place of `image`, uint8 (batch, 3, 256, "
+            "256), of the images that are large enough",
         ),
     )
     max_area: int = field(
@@ -291,7 +294,8 @@ class LoadOptions(ServingOptions):
             least=0,
             also=("num_workers", "workers"),
             example="3",
-            page="threads that read; 2 on a machine with two cores",
+            page="how many threads read; by default 3, or 2 on a machine with two cores. With "
+            "`encode=`, by default one for each core, at least 3",
         ),
     )
     ahead: int | None = field(
@@ -301,7 +305,7 @@ class LoadOptions(ServingOptions):
             least=0,
             also=("prefetch", "prefetch_factor"),
             example="4",
-            page="steps that are read beforehand; by default one more than threads",
+            page="how many steps are read beforehand; by default one more than threads",
         ),
     )
     cache: "str | os.PathLike[str] | None" = field(
@@ -323,7 +327,7 @@ class LoadOptions(ServingOptions):
             "Whether batches are in pinned memory, for the trainer to copy.",
             also=("pin_memory",),
             example="True",
-            page="only pin the memory of batches",
+            page="put batches into pinned memory, and leave the copying to the trainer",
         ),
     )
     device: "str | torch.device | None" = field(

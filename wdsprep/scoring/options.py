@@ -154,8 +154,8 @@ class ScoreOptions(EncodeCrewOptions):
             read=wanted_head,
             is_many=True,
             metavar="[MODEL.]COLUMN=FILE",
-            page="linear layers in safetensors on top of the image's embedding, [as an aesthetic "
-            "predictor](#heads); of several models `MODEL.` says on which",
+            page="put linear layers in safetensors on the image's embedding, [as an aesthetic "
+            "predictor](#heads) is; with several models `MODEL.` says on which",
         ),
     )
     embedding: str = field(
@@ -197,7 +197,7 @@ class ScoreOptions(EncodeCrewOptions):
             "Tell the language of each caption, how long it is and how often it comes; needs "
             "wdsprep[language].",
             CAPTIONS,
-            page="columns of the caption: its [language](#captions), its length, its share of "
+            page="add columns of the caption: its [language](#captions), its length, its share of "
             "letters, and how often it comes",
         ),
     )
@@ -209,8 +209,8 @@ class ScoreOptions(EncodeCrewOptions):
             least=0,
             usual="all images",
             example="512",
-            page="score the images of this phase alone; of tars of another program it has to be "
-            "given, and names the folder of their scores",
+            page="score the images of this phase alone. Tars of another program need it: it names "
+            "the folder of their scores",
         ),
     )
     max_area: int = field(default=MAX_AREA, metadata=AREA)

@@ -96,7 +96,7 @@ class OneCaption(Options):
             CAPTIONS,
             is_place=True,
             metavar="TABLE",
-            page="captions out of a table, [in place of the samples' own](#other-captions)",
+            page="take captions from a table, [in place of the samples' own](#other-captions)",
         ),
     )
     captions_by: str = field(
@@ -130,7 +130,7 @@ class OneCaption(Options):
             read=_path,
             metavar="PATH",
             example="meta.long",
-            page="captions out of a field of the samples' json",
+            page="take captions from a field of the samples' json",
         ),
     )
     caption_name: str = field(
@@ -205,7 +205,7 @@ class CaptionOptions(OneCaption):
             read=_paths,
             metavar="A,B,...",
             example="alt,long",
-            page="captions out of several fields at once, each into a text dataset",
+            page="take captions from several fields at once, each into a text dataset of its own",
         ),
     )
 
