@@ -46,8 +46,8 @@ class EncodeCrewOptions(SpanCrewOptions):
             usual=True,
             metavar="AUTO|N|MIN:MAX",
             example="auto|N|MIN:MAX",
-            page="how many; `auto` takes every core, or what room the cluster's machines have; of "
-            "`encode` one a GPU, or one in all without any",
+            page="how many workers; `auto` is one a core, or as many as the cluster's machines "
+            "have room for; for `encode` one a GPU, or one in all without a GPU",
         ),
     )
     gpus_per_worker: float = field(

@@ -84,8 +84,8 @@ class FetchOptions(Options):
             DOWNLOADING,
             least=1,
             usual=True,
-            page="have so many requests under way at a time from one machine: its workers share "
-            "them, on each node of a Ray cluster too",
+            page="have so many requests under way at a time from one machine, or from each node of "
+            "a Ray cluster; its workers share them",
         ),
     )
     per_host: int = field(
@@ -113,7 +113,7 @@ class FetchOptions(Options):
     ignore_outage: bool = field(
         default=False,
         metadata=about(
-            "Take hosts for gone, not the network for down, where none of many answers.",
+            "If none of many hosts answers, reject their URLs, and do not stop.",
             DOWNLOADING,
         ),
     )

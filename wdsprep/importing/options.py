@@ -33,7 +33,7 @@ class ImportOptions(CrewOptions):
             least=0,
             usual="what the name of a column says",
             example="256",
-            page="of how many pixels a side the images were, where no name says it",
+            page="how many pixels a side the images had, if no name of a column says it",
         ),
     )
     shapes: ShapesGiven = field(
@@ -55,7 +55,7 @@ class ImportOptions(CrewOptions):
             COLUMNS,
             metavar="ROLE=NAME,...",
             usual="recognised",
-            page="names of columns where they are not recognised",
+            page="names of columns that are not recognised",
         ),
     )
     caption_col: str = field(
@@ -73,7 +73,8 @@ class ImportOptions(CrewOptions):
             least=0,
             usual="the length of the mask",
             example="256",
-            page="the most tokens of a caption, where text varies in length and has no mask",
+            page="how many tokens the longest caption may have, if text varies in length and has "
+            "no mask",
         ),
     )
     scale: float | None = field(
@@ -83,7 +84,7 @@ class ImportOptions(CrewOptions):
             COLUMNS,
             usual="of Flux.1 where the names are MLPerf's",
             example="N",
-            page="of the VAE, for means and variances: by what latents are multiplied",
+            page="for means and variances: the number by which the VAE's latents are multiplied",
         ),
     )
     shift: float | None = field(
@@ -92,7 +93,7 @@ class ImportOptions(CrewOptions):
             "Say what is subtracted from them before.",
             COLUMNS,
             example="N",
-            page="and what is subtracted from them before",
+            page="the number that is subtracted from them before",
         ),
     )
     empty: str = field(
@@ -103,7 +104,7 @@ class ImportOptions(CrewOptions):
             COLUMNS,
             metavar="zeros|ROLE=FILE,...",
             page="what `drop_text=` puts in place of a caption, as "
-            "`emb=t5_empty.npy,pooled=clip_empty.npy`: no cache says it, but its trainer has it",
+            "`emb=t5_empty.npy,pooled=clip_empty.npy`; no cache has it, but its trainer does",
         ),
     )
     limit: int = field(

@@ -127,7 +127,7 @@ class PackRules(ShardSizes, ImageOptions):
             code=Code.TOO_MANY_BYTES,
             remedy="--overwrite with larger --max-bytes takes larger files",
             example="250MB",
-            page="reject images of more bytes, from any source; of a download 50 MB unless given",
+            page="reject images of more bytes, from any source; 50 MB for a download unless given",
         ),
     )
     reencode: int | str = field(
@@ -229,8 +229,7 @@ class PackRules(ShardSizes, ImageOptions):
             remedy="look whether --verify-hash names the right column and hash",
             metavar="COLUMN[:HASH]",
             example="COLUMN:HASH",
-            page="reject images whose bytes are not those that the table has the sha256, md5 or "
-            "sha512 of",
+            page="reject images whose sha256, md5 or sha512 differs from the one in this column",
         ),
     )
     compute_hash: str = field(
@@ -335,7 +334,7 @@ class PackOptions(SpanCrewOptions, FetchOptions, PackRules):
             metavar="FORMAT",
             usual=True,
             example="auto|images|tars|parquet|csv|tsv|jsonl|txt|arrow|mds",
-            page="what the source holds, where a folder holds several kinds",
+            page="what to read, if the source is a folder with several kinds of input",
         ),
     )
     retry_rejected: bool = field(
@@ -343,7 +342,7 @@ class PackOptions(SpanCrewOptions, FetchOptions, PackRules):
         metadata=about(
             "Fetch again what failed in a way that may pass.",
             "Downloading",
-            page="fetch again what failed in a way that may pass, and what these options allow now",
+            page="fetch again after failures that may pass, and fetch what these options allow now",
         ),
     )
     overwrite: bool = field(default=False, metadata=overwrite("the dataset IMAGES"))

@@ -65,13 +65,13 @@ class ReportOptions(Options):
     samples: int = field(
         default=12,
         metadata=_samples(
-            "so many samples of each bucket", SAMPLES, "to show of each bucket; 0 for none"
+            "so many samples of each bucket", SAMPLES, "show so many of each bucket; 0 for none"
         ),
     )
     seed: int = field(
         default=0,
         metadata=_seed(
-            SAMPLES, "of the samples' choice: the same data and seed give the same page"
+            SAMPLES, "pick the samples with it: the same data and seed give the same page"
         ),
     )
     model: str = field(
@@ -83,7 +83,7 @@ class ReportOptions(Options):
             usual="the one they were made with, where it is on this machine",
             example="NAME",
             page="decode latents with it; by default with the model that they were made "
-            "with, where that is on this machine; `none` decodes nothing. Nothing is "
+            "with, if that is on this machine; `none` decodes nothing. Nothing is "
             "ever fetched",
         ),
     )
@@ -94,7 +94,7 @@ class ReportOptions(Options):
             SAMPLES,
             least=1,
             usual=True,
-            page="images of more pixels are not shown",
+            page="do not show images of more pixels",
         ),
     )
     duplicates: "str | os.PathLike[str]" = field(
@@ -105,8 +105,8 @@ class ReportOptions(Options):
             metavar="FILE",
             is_place=True,
             example="copies.parquet",
-            page="show some groups of copies side by side, out of the table that `wdsprep "
-            "duplicates --table` wrote: those whose copies differ most first",
+            page="show some groups of copies side by side, from the table that `wdsprep "
+            "duplicates --table` wrote; groups whose copies differ most come first",
         ),
     )
     output: "str | os.PathLike[str]" = field(
@@ -160,10 +160,10 @@ class CardOptions(Options):
         metadata=_samples(
             "the captions of so many samples of each dataset",
             CARD,
-            "captions to show of each dataset; 0 for none",
+            "show so many captions of each dataset; 0 for none",
         ),
     )
-    seed: int = field(default=0, metadata=_seed(CARD, "of the samples' choice"))
+    seed: int = field(default=0, metadata=_seed(CARD, "pick the samples with it"))
     output: "str | os.PathLike[str]" = field(
         default="",
         metadata=about(
