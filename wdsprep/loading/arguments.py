@@ -1,4 +1,7 @@
-"""What a loader serves and how it reads: decided, and refused, before anything is read."""
+"""Decide what a loader serves and how it reads, and refuse what cannot be served.
+
+All of this happens before any sample is read.
+"""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -30,12 +33,12 @@ CROPS_NBYTES = 1 << 30  # of crops that wait to be encoded
 OF_IMAGES = ("image", "txt", "key")
 OF_ALL = (*TEXTS, "json", "key")
 RESERVED = (*OF_IMAGES, *OF_ALL, "pixels", SHAPE, "samples", "made", "__key__", "__url__")
-"""What no column of a table may be called."""
+"""The names that columns of a table may not have."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LoadPlan:
-    """All that a loader keeps, but for its step."""
+    """Everything that a loader needs to know, except its step."""
 
     datasets: tuple[Dataset, ...]
     order: Order
@@ -81,7 +84,7 @@ class LoadPlan:
         return f"<LoadPlan {self.summary}>"
 
     def _check_alike(self, dataset: Dataset) -> None:
-        """Check that what is to stand in one batch is of one shape."""
+        """Check that samples which may share a batch have arrays of the same shapes."""
         first = self.datasets[0]
         flips = (short(FLIPPED),) if self.effects.flip else ()
         own, others = (shapes_of(each, (*self.names, *flips)) for each in (dataset, first))
@@ -94,7 +97,7 @@ class LoadPlan:
 
     @property
     def summary(self) -> str:
-        """Of which datasets, how much."""
+        """The datasets, the samples, and the steps of an epoch, as a text."""
         wholes = dict.fromkeys(dataset.whole for dataset in self.datasets)
         places = examples([repr(whole.store.url) for whole in wholes])
         samples = plural(sum(stream.samples for stream in self.order.streams), "sample")
@@ -104,12 +107,12 @@ class LoadPlan:
         return f"{places}: {samples}, {steps} of {self.order.global_batch:,} an epoch"
 
     def at(self, step: int) -> str:
-        """The same, and how far this rank is."""
+        """Return the summary, followed by the rank, the step and the epoch."""
         rank = f"rank {self.rank} of {self.world}, " if self.world > 1 else ""
         return f"{self.summary}; {rank}at step {step:,}, epoch {self.order.epoch(step):,}"
 
     def encoded_as(self, settings: Mapping[str, Any]) -> "LoadPlan":
-        """The same of latents that are made on the way, with other settings."""
+        """Return this plan for latents that are made on the fly with other settings."""
         datasets = tuple(replace(dataset, settings=settings) for dataset in self.datasets)
         effects = replace(self.effects, datasets=datasets)
         order = replace(self.order, also=effects.parameters)
@@ -121,7 +124,7 @@ class LoadPlan:
 
     @property
     def pinned(self) -> bool:
-        """Whether batches are made in pinned memory; copies to a GPU need it to run beside."""
+        """True if batches are made in pinned memory, without which a copy to a GPU blocks."""
         return self.pin or (self.device is not None and self.device.type == "cuda")
 
 
@@ -133,7 +136,7 @@ def encoding_of(
     pixels: int,
     tee: str,
 ) -> "Encoding | None":
-    """How images become latents on the way, if they do."""
+    """Return how images become latents on the fly, or None if nothing is encoded."""
     if encode is None:
         if tee:
             raise UsageError("tee= keeps what encode= makes: give both, or none")
@@ -148,7 +151,7 @@ def encoding_of(
 
 
 def check_tee(datasets: tuple[Dataset, ...], where: str | None) -> None:
-    """What is kept are the whole shards of one dataset, as `wdsprep encode` would make them."""
+    """Check that `tee` is given whole shards of one dataset, as `wdsprep encode` makes them."""
     if len({dataset.whole for dataset in datasets}) > 1:
         raise UsageError("tee= is for one dataset: encode a mixture without it")
     if where or datasets[0].where:
@@ -156,7 +159,10 @@ def check_tee(datasets: tuple[Dataset, ...], where: str | None) -> None:
 
 
 def placed(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Rank and world size: as given, from torch.distributed, from the environment, or 0 of 1."""
+    """Return the rank and the world size.
+
+    They are those given, those of torch.distributed, those in the environment, or 0 and 1.
+    """
     if rank is not None or world_size is not None:
         if rank is None or world_size is None:
             raise UsageError("give both rank and world_size, or none")
@@ -175,13 +181,21 @@ def placed(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
 
 def threads_for(encoding: "Encoding | None") -> int:
-    """Decoding takes all cores; of threads that only read, more than cores slow each other."""
+    """Return how many threads read and decode.
+
+    Decoding takes all cores. Threads that only read slow each other where they are more than
+    cores.
+    """
     cpus = usable_cpus()
     return max(2, min(THREADS, cpus)) if encoding is None else max(THREADS, cpus)
 
 
 def ahead_of(threads: int, encoding: "Encoding | None", share: int) -> int:
-    """Steps that are read beforehand; crops are large, and a machine may have many threads."""
+    """Return how many steps are read ahead (the prefetch depth).
+
+    Crops that wait to be encoded are large, and a machine may have many threads, so their bytes
+    bound the number.
+    """
     if encoding is None:
         return threads + 1
     step_nbytes = max(1, share) * 3 * encoding.recipe.resolution**2
@@ -198,7 +212,7 @@ def _check_devices(*, pin: bool, device: torch.device | None) -> None:
 
 
 def _check_text(datasets: tuple[Dataset, ...], names: tuple[str, ...], *, drop_text: float) -> None:
-    """Refuse to leave out captions where a batch can have none."""
+    """Refuse `drop_text` for batches without captions."""
     has_texts = not {*TEXTS, "json"}.isdisjoint(names)
     has_texts = has_texts or any(text_fields(dataset.served) for dataset in datasets)
     if drop_text and datasets[0].kind == "latents" and not has_texts:
@@ -226,7 +240,7 @@ def _check_flips(datasets: tuple[Dataset, ...], names: tuple[str, ...], *, flip:
 def _check_captions(
     datasets: tuple[Dataset, ...], names: tuple[str, ...], effects: Effects, *, raw: bool
 ) -> None:
-    """Refuse captions that cannot be picked, or of which a mask would not say whose it is."""
+    """Refuse captions that cannot be picked, and a batch that would need two masks."""
     if effects.captions and raw:
         raise UsageError("captions= picks what a batch has: leave out raw=")
     if effects.paths and datasets[0].kind == "latents":
@@ -248,7 +262,7 @@ def _check_captions(
 
 
 def _check_kind(first: Dataset, dataset: Dataset, *, pixels: int) -> None:
-    """Check that what is to stand in one batch is of one kind."""
+    """Check that samples which may share a batch are all latents or all images."""
     if dataset.kind == "tars" and not pixels:
         raise UsageError(
             f"{dataset.store.url} holds tars without a manifest: load with raw=True or pixels="
@@ -262,7 +276,10 @@ def _check_kind(first: Dataset, dataset: Dataset, *, pixels: int) -> None:
 def names_of(
     datasets: tuple[Dataset, ...], fields: Iterable[str] | None, pixels: int
 ) -> tuple[str, ...]:
-    """What a batch holds; where streams differ, what any of them has."""
+    """Return the names of what a batch holds: the `fields` asked for, or the usual ones.
+
+    Where datasets differ, a batch may hold what any of them has.
+    """
     arrays = tuple(dict.fromkeys(short(f.name) for d in datasets for f in d.served))
     if any(field.is_variable for dataset in datasets for field in dataset.served):
         arrays = tuple(dict.fromkeys((*arrays, short(MASK))))

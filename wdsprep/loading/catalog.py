@@ -1,7 +1,7 @@
-"""What a loader is given, opened: by the manifest of a dataset, or by the listing of other tars.
+"""Open what a loader is given: datasets by their manifests, other tars by a listing.
 
-A dataset with shapes becomes several, one for each of its shapes, whose sizes say how many samples
-of it each shard has: receipts count them.
+A dataset with shapes becomes several datasets, one for each shape. Receipts count how many samples
+of each shape a shard holds.
 """
 
 import logging
@@ -41,17 +41,17 @@ Places = Place | Sequence[Place] | None
 @suggesting
 @dataclass(frozen=True)
 class Stream(Options):
-    """One dataset among those a loader mixes.
+    """One of the datasets that a loader mixes.
 
         large = wdsprep.Stream("s3://bucket/latents-256", weight=3)
         small = wdsprep.Stream("shards/latents-256", weight=1)
         loader = wdsprep.load([large, small], global_batch=1024)
 
-    At most one of `weight` (its proportion to the other streams), `repeat` (how often each sample
-    comes in an epoch) and `count` (so many samples an epoch) says how much of it an epoch has; by
-    default each sample comes once. `buckets` names the folders to take, by default all, and `where`
-    is a condition that samples are to meet. `join` names datasets of the same images, whose arrays
-    stand beside those of this one.
+    At most one of `weight` (its proportion to the other streams), `repeat` (how often each
+    sample comes in an epoch) and `count` (so many samples an epoch) says how much of it an
+    epoch has. By default each sample comes once. `buckets` names the folders to take, by
+    default all. `where` is a condition: samples that do not meet it are left out. `join` names
+    datasets of the same images; batches then have their arrays too.
     """
 
     is_command: ClassVar[bool] = False
@@ -73,7 +73,7 @@ class Stream(Options):
     )
 
     def __repr__(self) -> str:
-        """Return what was given, as it may be typed again."""
+        """Return the call that makes this stream."""
         named = ((one.name, getattr(self, one.name)) for one in fields(self)[1:])
         parts = [f"{name}={value!r}" for name, value in named if value not in (None, ())]
         return f"Stream({', '.join([repr(os.fspath(self.url)), *parts])})"
@@ -83,9 +83,11 @@ Streams = str | os.PathLike[str] | Stream | Iterable[str | os.PathLike[str] | St
 
 
 def open_all(streams: Streams, join: Places = ()) -> tuple[Dataset, ...]:
-    """Return the datasets behind what `load` was given; of those with shapes, each shape.
+    """Open the datasets that `load` was given; one with shapes gives a dataset for each shape.
 
-    All have these to be joined, beside their own."""
+    `join` names datasets that are joined to each of them, beside those that a stream names
+    itself.
+    """
     found: list[Dataset] = []
     for each in as_streams(streams):
         both = (*places_of(each.join), *places_of(join))
@@ -94,7 +96,7 @@ def open_all(streams: Streams, join: Places = ()) -> tuple[Dataset, ...]:
 
 
 def places_of(join: Places) -> tuple[str, ...]:
-    """Of what is to be joined."""
+    """Return the paths and URLs that `join` names, as texts."""
     given: list[Any] = [] if join is None else [join]
     if isinstance(join, Iterable) and not isinstance(join, str | os.PathLike):
         given = [*join]
@@ -118,7 +120,10 @@ def as_streams(streams: Streams) -> list[Stream]:
 
 
 def load_datasets(stream: Stream) -> tuple[Dataset, ...]:
-    """One GET where there is a manifest; a listing for tars that something else made."""
+    """Open the dataset of a stream; one with shapes gives a dataset for each shape.
+
+    This takes one GET where there is a manifest, and a listing for tars of another program.
+    """
     store = open_store(os.fspath(stream.url))
     want = Want(weight=stream.weight, repeat=stream.repeat, count=stream.count)
     chosen = [stream.buckets] if isinstance(stream.buckets, str | int) else stream.buckets
@@ -147,7 +152,7 @@ def load_datasets(stream: Stream) -> tuple[Dataset, ...]:
 def of_manifest(
     store: Store, manifest: Manifest, want: Want, buckets: "frozenset[str] | None" = None
 ) -> Dataset:
-    """Return the dataset that the manifest in a store tells of."""
+    """Return the dataset that a manifest describes."""
     there = {shard.name.partition("/")[0] for shard in manifest.shards}
     made_of = _sources(manifest)
     shards = [s for s in manifest.shards if buckets is None or s.name.partition("/")[0] in buckets]
@@ -183,7 +188,7 @@ def of_manifest(
 
 
 def inputs_of(dataset: Dataset, manifest: Manifest) -> Ints:
-    """Of each shard of a dataset, the samples of the image shard that receipts count."""
+    """Return how many samples each shard's image shard has, as receipts count them."""
     if dataset.kind != "latents":
         return dataset.sizes
     columns = map(manifest.ledger.column, ("unit", "inputs"))
@@ -195,7 +200,7 @@ def inputs_of(dataset: Dataset, manifest: Manifest) -> Ints:
 
 
 def counts_by_shape(whole: Dataset, manifest: Manifest) -> "NDArray[np.int32]":
-    """How many samples of each shape each shard has: a row for each shard."""
+    """Return how many samples of each shape each shard has: one row for each shard."""
     shapes = [shape_name(size) for size in shapes_of(manifest.settings)]
     rows = {name: row for row, name in enumerate(whole.names)}
     counts = np.zeros((len(rows), len(shapes)), np.int32)
@@ -215,9 +220,10 @@ def counts_by_shape(whole: Dataset, manifest: Manifest) -> "NDArray[np.int32]":
 
 
 def _sources(manifest: Manifest) -> dict[str, str]:
-    """Return the digest of what each shard was made of, by its name.
+    """Return the digest of the image shard that each shard was made from, by the shard's name.
 
-    Of images, and where a receipt does not say, it is the shard's own."""
+    For image shards, and where a receipt does not say it, that is the shard's own digest.
+    """
     found = {shard.name: shard.digest for shard in manifest.shards}
     if manifest.dataset == "latents":
         columns = map(manifest.ledger.column, ("input", "shards"))
@@ -228,7 +234,10 @@ def _sources(manifest: Manifest) -> dict[str, str]:
 
 
 def to_be_encoded(images: Dataset, settings: Mapping[str, Any]) -> Dataset:
-    """Return the latents that images will be: those of the phase, in the order of stored ones."""
+    """Return the latents that will be made of these images.
+
+    They come from the buckets of the settings' phase, in the order of stored latents.
+    """
     if images.kind != "images":
         raise UsageError(
             f"{images.store.url} holds {images.kind}: encode= is for image shards that "
@@ -240,7 +249,7 @@ def to_be_encoded(images: Dataset, settings: Mapping[str, Any]) -> Dataset:
 
 
 def large_enough(images: Dataset, side: int) -> Dataset:
-    """Return the images of those buckets whose images all hold a square of this side."""
+    """Return the images of the buckets whose images are all at least `side` pixels a side."""
     return _of_buckets(images, buckets_of_phase(side, images.settings["buckets"]), side)
 
 
@@ -258,7 +267,8 @@ def _of_buckets(images: Dataset, buckets: Iterable[int], side: int) -> Dataset:
 def _of_tars(store: Store, want: Want, buckets: "frozenset[str] | None") -> Dataset:
     """Return the dataset of tars without a manifest, from their listing alone.
 
-    An index tells the samples of its tar by its length."""
+    The length of an index says how many samples its tar holds.
+    """
     listed = {entry.name: entry for entry in store.list()}
     names = [n for n in listed if n.endswith(".tar")]
     _check_tars(store.url, listed, bool(names))
@@ -293,7 +303,7 @@ def _of_tars(store: Store, want: Want, buckets: "frozenset[str] | None") -> Data
 
 
 def _check_tars(url: str, listed: Mapping[str, Entry], has_tars: bool) -> None:
-    """Without a manifest: whether these are tars of another program, or a dataset is elsewhere."""
+    """Check that a place without a manifest holds tars of another program, and no other data."""
     check_place(url, listed)
     if not has_tars:
         is_pattern = url.endswith(".tar") or any(sign in url for sign in "*?{")

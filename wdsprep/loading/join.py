@@ -1,9 +1,9 @@
-"""Datasets beside each other: the arrays of several, of the same samples.
+"""Join datasets of the same images: a batch then has the arrays of all of them.
 
-The shards of two datasets are matched by name, and their samples by their positions in the image
-shards (`join_positions`). Receipts say which image shard each unit was made of, and how many of its
-samples there are. So all that can be wrong is told before the first step, from the manifests alone,
-and what a joined dataset lacks leaves the order. Of shards with rejects the rows are read for that.
+Shards are matched by name, and samples by their positions in the image shards (`join_positions`).
+Receipts say which image shard each unit was made from, and how many samples that has. So the
+manifests alone tell every fault of a join before the first step. Samples that a joined dataset
+lacks leave the order. To find them, the rows of shards with rejects are read.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ from wdsprep.text import plural
 
 
 def joined(datasets: Iterable[Dataset]) -> tuple[Dataset, ...]:
-    """Return datasets with what is to stand beside them, without what one of these lacks."""
+    """Return the datasets with what their `join` names, without samples that a joined one lacks."""
     opened: dict[str, tuple[Dataset, Manifest]] = {}
     by_whole: dict[Dataset, list[Dataset]] = {}
     for dataset in datasets:
@@ -78,15 +78,16 @@ def _joined(
 
 
 def _in_shape(size: Size | None, joined: Joined, shapes: tuple[Dataset, ...]) -> Joined:
-    """Return the one of its shapes that stands beside samples of this shape, if it has shapes."""
+    """Return the joined dataset's samples of this shape, if it has shapes."""
     own = (shape for shape in shapes if shape.size == size)
     return Joined(next(own), joined.positions) if shapes else joined
 
 
 def _positions(dataset: Dataset, inputs: Ints, parts: Sequence[Dataset]) -> DatasetPositions:
-    """Return where samples are in the image shards.
+    """Return the positions of a dataset's samples in the image shards.
 
-    A shard of one shape has them in the order of the images."""
+    A shard whose samples all have one shape keeps the order of the images.
+    """
     count = np.zeros(len(dataset.names), np.int64)
     for part in parts:
         if part.part_of is not None:
@@ -101,7 +102,7 @@ def _positions(dataset: Dataset, inputs: Ints, parts: Sequence[Dataset]) -> Data
 
 
 def _place_of(store: Store) -> str:
-    """One for all ways to write it."""
+    """Return one text for all ways to write the same place."""
     return str(store.root.resolve()) if store.root else store.url
 
 
@@ -119,7 +120,10 @@ def _opened(place: str) -> tuple[Dataset, Manifest]:
 
 
 def _in_shapes_of(whole: Dataset, dataset: Dataset, manifest: Manifest) -> tuple[Dataset, ...]:
-    """Return the shapes of a dataset; samples have the same in both where both were cut alike."""
+    """Split a joined dataset by shape; refuse other shapes than the first dataset has.
+
+    Where both were cropped alike, a sample has the same shape in both.
+    """
     shapes, url = shapes_of(manifest.settings), dataset.store.url
     if not shapes:
         return ()
@@ -174,7 +178,7 @@ def _matched(
 
 
 def _image_shard(source: str) -> str:
-    """Of which shard something was made, be it of its first samples alone."""
+    """Return the image shard of a source, which may also name its first samples alone."""
     return source.partition(":")[0]
 
 
@@ -192,7 +196,7 @@ def _shown(shards: Sequence[str]) -> str:
 
 
 def _without_lacking(whole: Dataset, parts: list[Dataset], beside: list[Joined]) -> list[Dataset]:
-    """Return those parts, without what is not in every joined dataset."""
+    """Return the parts without samples that a joined dataset lacks."""
     keep = _kept([each.positions for each in beside])
     if all(has.all() for has in keep.values()):
         return parts
@@ -208,7 +212,7 @@ def _without_lacking(whole: Dataset, parts: list[Dataset], beside: list[Joined])
 
 
 def _kept(beside: list[JoinPositions]) -> dict[int, NDArray[np.bool_]]:
-    """Return which samples all have, of each shard of which something may be lacking."""
+    """Return which samples all datasets have, for each shard that may lack some."""
     keep: dict[int, NDArray[np.bool_]] = {}
     lacks = [each.lacks() for each in beside]
     for each, shards in zip(beside, lacks, strict=True):
@@ -223,9 +227,11 @@ def _kept(beside: list[JoinPositions]) -> dict[int, NDArray[np.bool_]]:
 
 
 def _as_one(whole: Dataset, parts: list[Dataset]) -> list[Dataset]:
-    """Return parts with digests that make their order the one of a single dataset.
+    """Return the parts with the digests of the joined samples.
 
-    They are those of a dataset that holds the samples which all that are joined have."""
+    The order is then that of a single dataset that holds the samples which all joined datasets
+    have.
+    """
     counts = [np.zeros(len(whole.names), np.int32) for _ in parts]
     for own, part in zip(counts, parts, strict=True):
         own[part.selection.shards] = part.sizes

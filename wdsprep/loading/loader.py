@@ -1,4 +1,4 @@
-"""Serves a dataset, or a mixture of several, to a trainer: one order, whatever the cluster.
+"""Serve a dataset, or a mixture of several, to a trainer: one order, whatever the cluster.
 
     loader = wdsprep.load("shards/latents-256", global_batch=1024)
     for epoch in range(10):
@@ -6,21 +6,21 @@
             train(batch)
             state = loader.state_dict()          # the same on every rank
 
-The order is `wdsprep.loading.order`'s, a function of seed and step in which each sample comes
+`wdsprep.loading.order` gives the order: a function of seed and step in which each sample comes
 exactly once a pass (the proof is in `wdsprep.loading.order.shuffle`). So the whole state is the
 number of steps served. A state may be resumed on any number of ranks, threads and workers, with
-nothing lost or repeated; one that belongs to other data, another seed or batch is refused. It
+nothing lost or repeated. A state of other data, another seed or another batch is refused. The state
 counts what was *yielded*, never what was read ahead.
 
 Threads read ahead by default. Inside `torch.utils.data.DataLoader(loader, batch_size=None,
-num_workers=V)` each of the V workers takes every V-th step, and the DataLoader's taking turns gives
-the order back; in raw mode each takes every V-th sample. Workers are other processes, so there the
-count is the trainer's: set `loader.step` before each epoch, or the DataLoader repeats the first.
+num_workers=V)` each of the V workers takes every V-th step (in raw mode every V-th sample), and the
+DataLoader takes turns among them, which restores the order. Workers are other processes, so the
+trainer must count steps: set `loader.step` before each epoch, or the DataLoader repeats the first.
 
     for batch in DataLoader(loader, batch_size=None, num_workers=2):
         step += 1                                # resume: load(..., step=step)
 
-torchdata's StatefulDataLoader asks each worker for its state, and needs as many workers again.
+torchdata's StatefulDataLoader asks each worker for its state. It needs as many workers to resume.
 """
 
 from collections.abc import Iterator, Mapping
@@ -70,34 +70,41 @@ NumberedBatches = Iterator[tuple[int, dict[str, Any]]]
 
 @taking(LoadOptions)
 def load(options: LoadOptions) -> "Loader":
-    """Return a loader of a dataset or of a mixture, whose steps are `global_batch` samples over all
-    ranks.
+    """Return a loader of a dataset or of a mixture of several.
 
         for batch in wdsprep.load("shards/latents-256", global_batch=1024):
             train(batch["latent"], batch["emb"])
 
-    `where` is a condition on the json of samples, as "aesthetic >= 6 and width >= 768": others are
-    left out. `epochs` is the length of an iteration, None for one without end, and `step` where to
-    begin.
-    `rank` and `world_size` come from torch.distributed or the environment unless given. `fields`
-    names what a batch holds: the arrays, `key`, `txt` (or `caption`), `json`; of images `image` or,
-    with `pixels=256`, `pixels`; an image of more than `max_area` pixels is damage. `raw` gives
-    samples one by one, as webdataset has them. `join` names datasets of the same images whose
-    arrays stand beside these, and `captions` weights by which each sample has one of several
-    captions: those of text datasets by their names, or texts in the json. `drop_text` is the rate
-    at which captions become the empty one, `flip` that at which latents are those of mirror images.
-    `homogeneous` keeps a step
-    to one stream, or to one shape of it where it has several, and `shape_batch` only so many
-    neighbours in a step, a multiple of what a rank gets. `window` is how far the order shuffles
-    inside a shard, and `run` how many neighbours stay together there, as one request to S3.
-    `skip_missing` serves other samples in place of a missing shard's. `cache` is a local folder for
-    at most `cache_nbytes` of what comes from S3, which all processes of a machine may share. Arrays
-    as long as their captions come with `mask` and zeros up to the length that is the same for all,
-    or to the batch's longest with `pad="longest"`. `device` copies batches there one step ahead,
-    `pin` leaves that to the trainer.
+    A step has `global_batch` samples over all ranks. `rank` and `world_size` come from
+    torch.distributed or the environment unless given. `epochs` is the length of an iteration,
+    None for one without end, and `step` is where to begin.
 
-    `encode` makes latents of image shards on the way, on the trainer's device: the same batches as
-    of stored ones, with the same states. `tee` is where to keep them as `wdsprep encode` would.
+    `fields` names what a batch holds: the arrays, `key`, `txt` (or `caption`), `json`; of
+    images `image` or, with `pixels=256`, `pixels`. An image of more than `max_area` pixels is
+    damage. `raw` gives samples one by one, as webdataset has them. Arrays as long as their
+    captions come with `mask` and zeros up to the length that is the same for all, or to the
+    batch's longest with `pad="longest"`.
+
+    `where` is a condition on the json of samples, as "aesthetic >= 6 and width >= 768": other
+    samples are left out. `join` names datasets of the same images, whose arrays batches have
+    too. `captions` has weights by which chance picks one of several captions for a sample:
+    those of text datasets by their names, or texts in the json. `drop_text` is the rate at
+    which the empty caption replaces a caption, and `flip` the rate at which latents of mirror
+    images replace latents.
+
+    `homogeneous` takes all samples of a step from one stream, and from one shape where a stream
+    has several. `shape_batch` does that only for so many neighbours in a step, a multiple of
+    what a rank gets. `window` is how far the order shuffles inside a shard, and `run` how many
+    neighbours stay together there, as one request to S3.
+
+    `skip_missing` serves other samples in place of those of a missing shard. `cache` is a local
+    folder for at most `cache_nbytes` of what comes from S3; all processes of a machine may
+    share it. `device` copies batches there one step ahead, and `pin` leaves the copy to the
+    trainer.
+
+    `encode` makes latents of image shards on the fly, on the trainer's device: the same batches
+    and states as with stored latents. `tee` is where to keep these latents, as `wdsprep encode`
+    would.
     """
     is_plain = not (
         options.pixels or options.captions or options.drop_text or options.flip or options.pin
@@ -175,8 +182,11 @@ def _served(
     tee: str,
     cached: CacheDir | None,
 ) -> tuple[Dataset, ...]:
-    """What is left of datasets: what can be cut to a size, is in all that is joined, and meets a
-    condition."""
+    """Return the samples of datasets that can be served.
+
+    Left out are images too small to crop, samples that a joined dataset lacks, and those that
+    do not meet the condition.
+    """
     if encoding is not None:
         settings = encoding.settings
         datasets = tuple(
@@ -197,7 +207,7 @@ def _served(
 def _numbers(
     state: Mapping[str, Any], name: str, count: int, *, least: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Some numbers in a state; none where it does not say them."""
+    """Return the numbers that a state has under a name; empty if it has none."""
     if name not in state:
         return ()
     found = state[name]
@@ -210,8 +220,11 @@ def _numbers(
 
 
 class Loader(IterableDataset[dict[str, Any]]):
-    """Yields this rank's share of each step. An iteration goes on where the last one stopped, and
-    ends with the epoch; `step` is the number of steps served so far."""
+    """An iterable over this rank's share of each step.
+
+    An iteration continues where the last one stopped, and ends with the epoch. `step` is the
+    number of steps served so far.
+    """
 
     def __init__(
         self, plan: LoadPlan, *, step: int = 0, encoding: "Encoding | None" = None, tee: str = ""
@@ -239,7 +252,7 @@ class Loader(IterableDataset[dict[str, Any]]):
             self._move(step * self._unit, None)
 
     def __len__(self) -> int:
-        """The batches, or in raw mode the samples, of an iteration from its start."""
+        """Return how many batches (in raw mode: samples) an iteration from its start has."""
         if self._plan.epochs is None:
             raise TypeError("an endless loader has no length")
         steps = self._plan.epochs * self._plan.order.steps_per_epoch
@@ -247,7 +260,7 @@ class Loader(IterableDataset[dict[str, Any]]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next batch belongs to."""
+        """The epoch of the next batch."""
         return self._plan.order.epoch(self.step)
 
     @property
@@ -261,21 +274,21 @@ class Loader(IterableDataset[dict[str, Any]]):
 
     @property
     def plan(self) -> LoadPlan:
-        """What is served and how it is read: all that a loader keeps, but for its step."""
+        """Everything that the loader serves and how it reads it, except its step."""
         return self._plan
 
     @property
     def encoding(self) -> "Encoding | None":
-        """How images become latents, where they do."""
+        """The models and settings that make latents on the fly, or None."""
         return self._encoding
 
     def urls(self) -> list[str]:
-        """The shards, as `webdataset.WebDataset` takes them."""
+        """Return the URLs of the shards, as `webdataset.WebDataset` takes them."""
         wholes = dict.fromkeys(dataset.whole for dataset in self._plan.datasets)
         return [url for whole in wholes for url in whole.urls()]
 
     def state_dict(self) -> dict[str, Any]:
-        """Under 1 KB of JSON, the same on every rank: resume with `load_state_dict`."""
+        """Return the state to resume from: under 1 KB of JSON, the same on every rank."""
         state = self._plan.order.state(self.step)
         if row := self._place % self._unit:
             state["row"] = [row, self._plan.world]
@@ -284,7 +297,7 @@ class Loader(IterableDataset[dict[str, Any]]):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after the step of a state, or say why it does not belong to this loader."""
+        """Continue after the step of a state; refuse one of other data or another order."""
         if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
             raise FormatError(f"this is no state of a loader, but {brief(state)}")
         row, world, worker = self._place_in(state)
@@ -303,7 +316,7 @@ class Loader(IterableDataset[dict[str, Any]]):
         self._move(step * self._unit + row, worker)
 
     def _place_in(self, state: Mapping[str, Any]) -> tuple[int, int, tuple[int, int, int] | None]:
-        """The row in a step, of how many ranks, and the worker that a state is of."""
+        """Return the place that a state has inside a step: row, number of ranks, and worker."""
         row = _numbers(state, "row", 2, least=(0, 1)) or (0, self._plan.world)
         if row[0] >= max(1, self._unit) and row[1] == self._plan.world:
             raise FormatError(f"this is no state of a loader: a step has no row {brief(row[0])}")
@@ -311,7 +324,7 @@ class Loader(IterableDataset[dict[str, Any]]):
         return row[0], row[1], (worker[0], worker[1], worker[2]) if worker else None
 
     def _why_another(self, state: Mapping[str, Any]) -> str:
-        """Say why the order is another than that of a state, where that is known."""
+        """Say why the order differs from that of a state, where the reason is known."""
         places = dict.fromkeys(dataset.store.url for dataset in self._plan.datasets)
         if lost := [url for url in places if removed_from(opened(url)).changes]:
             return f"samples were removed from {' and '.join(lost)}: "
@@ -324,8 +337,11 @@ class Loader(IterableDataset[dict[str, Any]]):
         return ""
 
     def _go_on_in_older_form(self, encoding: "Encoding", state: Mapping[str, Any]) -> None:
-        """Decode as for a state of an older wdsprep, in full; of one that is older still, the
-        models are known by another digest, which takes a while."""
+        """Decode as an older wdsprep did, if the state is of one.
+
+        Versions that are older still identify models by another digest, which takes a while
+        to compute.
+        """
         mine = self._plan.effects.parameters["latents"]
         if state["latents"] == mine or not self._plan.order.fits({**state, "latents": mine}):
             return
@@ -376,7 +392,7 @@ class Loader(IterableDataset[dict[str, Any]]):
 
     @cached_property
     def _session(self) -> "Session":
-        """The models, loaded when the first batch is wanted."""
+        """The models, loaded when the first batch is asked for."""
         from wdsprep.loading.on_the_fly.encoded_batches import Session
 
         if self._encoding is None:
@@ -384,15 +400,17 @@ class Loader(IterableDataset[dict[str, Any]]):
         return Session(self._plan, self._encoding, self._tee)
 
     def _end(self, step: int) -> int:
-        """The step at which an iteration that begins here ends."""
+        """Return the step at which an iteration that begins at `step` ends."""
         epochs, length = self._plan.epochs, self._plan.order.steps_per_epoch
         return MAX_STEP if epochs is None else (step // (epochs * length) + 1) * epochs * length
 
     def _enter(self, number: int, workers: int) -> int:
-        """Begin as a worker, whose place is its own next one from then on; at which step it ends.
+        """Begin as a DataLoader's worker, and return the step at which it ends.
 
-        A DataLoader's persistent workers live on when an iteration is broken off, but have read
-        ahead by then: only the trainer knows how far it came."""
+        From here on the worker counts its own steps. Persistent workers live on when the
+        trainer breaks off an iteration, but have read ahead by then: only the trainer knows
+        how far it came.
+        """
         if self._is_entered:
             raise UsageError(
                 "the last iteration was broken off, and its workers have read ahead of it: make a "

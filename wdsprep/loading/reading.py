@@ -1,17 +1,17 @@
-"""One step's rows: read where they belong, checked, and replaced where they are damaged.
+"""Read the rows of a step into a batch, check them, and replace damaged samples.
 
-A batch is begun by the thread that iterates and filled by any number of threads, a run of rows
-each. In latent shards all arrays lie at fixed places, so a read of a sample puts each array
-straight into its row of a tensor and the headers between them into a scratch row; headers are then
+The thread that iterates begins a batch; any number of threads fill it, each a run of rows at a
+time. In latent shards all arrays lie at fixed offsets. So one read of a sample puts each array
+straight into its row of a tensor, and the headers between them into a scratch row. Headers are then
 checked for many rows at once. Most of a thread's time is the one call that reads all rows of a run,
-which needs no lock of the interpreter; a tenth is checking headers.
+which does not need the interpreter's lock; a tenth is checking headers.
 
-An array of variable length is read as far as the sample or its row goes, and with it what stands
-behind it in the sample. The header says what of that is the array: the rest is taken out if it is
-wanted, and zeros take its place.
+An array of variable length is read as far as the sample or its row goes, together with what follows
+it in the sample. The header says where the array ends. What follows is taken out if it is wanted,
+and zeros replace it.
 
-Of datasets that are joined, the samples that stand beside each other are read one dataset after the
-other, into the same rows. What is taken of which is decided beforehand (`WantedArrays`).
+Joined datasets are read one after another, into the same rows. `WantedArrays` decides beforehand
+what is taken from which dataset.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,19 +55,20 @@ BESIDE_AT_ONCE = 256  # rows, beside those that are encoded
 NOTHING = np.empty(0, np.uint8)
 LISTED = (*TEXTS, "json", "key", "image", "made")
 COLUMNS = {"<i8": torch.int64, "<f4": torch.float32, "<f8": torch.float32, "|b1": torch.bool}
-"""What batches have of each kind of column of a table."""
+"""The torch dtype of a table's column, by its NumPy dtype."""
 
 
 Instead = Callable[[Batch, int], None]
-"""Puts into a row the image that it is of, or another one where that is damaged."""
+"""A function that encodes a row's image again, or another image if that one is damaged."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reader:
-    """A reader of rows of some datasets.
+    """A reader that fills the rows of batches from datasets.
 
-    `shelves` are of each its own, and those of what is joined to it. `names` is what a batch is to
-    hold, beside arrays and key; `scratch` is where headers are read to."""
+    `shelves` has, for each dataset, its own shelf and those of what is joined to it. `names` is
+    what a batch holds. `scratch` is the memory that headers are read into.
+    """
 
     datasets: tuple[Dataset, ...]
     shelves: tuple[tuple[Shelf, ...], ...]
@@ -93,7 +94,7 @@ class Reader:
         return SampleTexts(self.datasets, self.effects.paths)
 
     def begin(self, batch: Batch) -> Batch:
-        """Make room for what is to be read."""
+        """Allocate the tensors and lists that a batch needs."""
         count = len(batch)
         batch.keys = [""] * count
         if self.effects.captions:
@@ -130,7 +131,7 @@ class Reader:
         return batch
 
     def _begin_beside(self, batch: Batch) -> None:
-        """Find the samples that stand beside."""
+        """Find the samples of joined datasets that belong to the rows."""
         if self._slots == 1:
             return
         own = np.array(batch.shard, np.int64), np.array(batch.index, np.int64)
@@ -182,15 +183,16 @@ class Reader:
         batch.out[name] = made.view(dtype).view(len(batch), *shape)
 
     def fill(self, batch: Batch, rows: range) -> None:
-        """Read these rows, with other samples of their streams in the places of damaged ones."""
+        """Read these rows; other samples of their streams replace damaged ones."""
         if faults := self._read(batch, rows):
             self._replace(batch, faults)
         self.effects.finish(batch, rows)
 
     def fill_beside(self, batch: Batch, instead: Instead | None = None) -> None:
-        """Read what stands beside rows that are there already, with their keys.
+        """Read the arrays of joined datasets into a batch whose own rows are complete.
 
-        `instead` puts into a row the sample that takes the place of one that is damaged there."""
+        If a joined sample is damaged, `instead` puts another sample into its row.
+        """
         for top in range(0, len(batch) if self._slots > 1 else 0, BESIDE_AT_ONCE):
             rows = range(top, min(top + BESIDE_AT_ONCE, len(batch)))
             faults = self._read(batch, rows, first=1)
@@ -204,7 +206,7 @@ class Reader:
                 ).with_next_step(verify_step(fault.tar.rpartition("/")[0].rpartition("/")[0]))
 
     def _read(self, batch: Batch, rows: range, *, first: int = 0) -> dict[int, Fault]:
-        """Read rows from this slot on; return why some cannot be served."""
+        """Read rows from the datasets of slot `first` and later; return the faults by row."""
         faults: dict[int, Fault] = {}
         for slot in range(first, self._slots):
             for arrays, own in self._taken(batch, rows, slot, faults):
@@ -215,7 +217,7 @@ class Reader:
     def _taken(
         self, batch: Batch, rows: range, slot: int, faults: Mapping[int, Fault]
     ) -> Iterator[tuple[WantedArrays, Sequence[int]]]:
-        """Yield what is to be read of a slot, each kind with the rows that it is read for."""
+        """Yield the wanted arrays of a slot, each with the rows that they are read for."""
         streams = {*batch.stream[rows.start : rows.stop]}
         is_picked = len(self.effects.choices) > 1
         kinds = {arrays for n in streams for arrays in self._by_choice(n, slot)}
@@ -238,7 +240,7 @@ class Reader:
     def _replace(
         self, batch: Batch, faults: dict[int, Fault], instead: Instead | None = None
     ) -> None:
-        """Put other samples in these rows, and others again until all are sound."""
+        """Replace the samples of these rows by others, until none is damaged."""
         wanted = {row: (batch.shard[row], batch.index[row]) for row in faults}
         drawn, damaged = dict.fromkeys(faults, 0), dict.fromkeys(faults, 0)
         while faults:
@@ -260,18 +262,18 @@ class Reader:
             faults = {row: why for some in again for row, why in some.items()}
 
     def instead(self, batch: Batch, row: int, wanted: tuple[int, int], attempt: int) -> Batch:
-        """Read the sample that takes the place of one that was read, but came to nothing later."""
+        """Read a substitute for a sample that was read, but could not be encoded."""
         return self.alone(batch, row, self._substitutes.draw(batch.stream[row], wanted, attempt))
 
     def alone(self, batch: Batch, row: int, place: tuple[int, int]) -> Batch:
-        """Read the sample at this place of the row's stream, as it would be in the row."""
+        """Read the sample at this place of the row's stream into a batch of its own."""
         shard, index = place
         one = Batch(batch.step, batch.first + row, [batch.stream[row]], [shard], [index])
         self.fill(self.begin(one), range(1))
         return one
 
     def _kind(self, batch: Batch, row: int) -> tuple[int, int]:
-        """Return the stream of a row, and which captions are picked for it."""
+        """Return the stream of a row, and the number of the captions picked for it."""
         return batch.stream[row], batch.choice[row] if len(self.effects.choices) > 1 else 0
 
     def _move_beside(self, batch: Batch, row: int) -> None:
@@ -298,7 +300,10 @@ class Reader:
         rest: bool,
         spare: int = 0,
     ) -> "list[Came | str]":
-        """Return what came of each row beside its part of the columns, or why nothing did."""
+        """Read the first bytes of each row's sample into columns.
+
+        Return what came beside that, or why nothing came.
+        """
         places = batch.beside[slot - 1] if slot else (batch.shard, batch.index)
         streams, shards, indices = (_of_rows(each, own) for each in (batch.stream, *places))
         found: list[Came | str] = [""] * len(own)
@@ -343,7 +348,7 @@ class Reader:
     def _take(
         self, batch: Batch, row: int, slot: int, arrays: WantedArrays, sample: TarSample
     ) -> str:
-        """Keep what is wanted of a sample; return why that cannot be, or nothing."""
+        """Put what is wanted of a sample into its row; return what is wrong with it, or nothing."""
         if slot:
             if sample.key != batch.keys[row]:
                 raise self._of_others(batch, slot, row, sample.key)
@@ -373,7 +378,7 @@ class Reader:
         return self._texts.put(batch, row, slot, arrays, sample)
 
     def _join_raw(self, made: dict[str, Any], arrays: WantedArrays, sample: TarSample) -> str:
-        """Put what is taken of a sample that stands beside among the members of the first."""
+        """Add what is wanted of a joined sample to the members of the first one."""
         made |= {n: data for n, data in sample.fields.items() if short(n) in arrays.names}
         if arrays.texts:
             try:
@@ -386,7 +391,7 @@ class Reader:
         return ""
 
     def _of_others(self, batch: Batch, slot: int, row: int, key: str) -> FormatError:
-        """Return the error of a sample that stands beside another and is not of its image."""
+        """Return the error for a joined sample that has another key."""
         (tar, index), (other, number) = (self._place(batch, row, n) for n in (0, slot))
         parts = self.datasets[batch.stream[row]].beside
         return FormatError(

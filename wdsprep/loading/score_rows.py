@@ -1,6 +1,6 @@
-"""The columns of scores, as a table beside the shards has them.
+"""Read the columns of a dataset of scores as rows of a table.
 
-They stand in the json of samples, which are read once, some at a time, for `sorted_table`.
+They stand in the json of its samples, which are read once, some at a time, for `sorted_table`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,9 +20,9 @@ DTYPES = {NUMBER: "<f8", WHOLE: "<i8"}
 
 
 class ScoreRows(TableRows):
-    """The json of all samples of a dataset of scores, as rows.
+    """The scores of all samples as table rows.
 
-    Columns of texts are left out but for `texts`.
+    Columns of texts are left out, except those that `texts` names.
     """
 
     def __init__(self, dataset: Dataset, texts: Sequence[str]) -> None:

@@ -1,4 +1,7 @@
-"""Batches in their order, read ahead by threads: between what is served and how it is read."""
+"""Serve batches in their order, while threads read ahead.
+
+This connects what is served (the order) with how it is read.
+"""
 
 import weakref
 from collections import deque
@@ -36,18 +39,18 @@ STEPS_AT_ONCE = 32  # at least, that are ordered at a time
 FETCHERS = 16  # requests to S3 at a time
 AHEAD_NBYTES = 128 << 20  # fetched from S3 before it is needed, twice, and what belongs to its runs
 Shelves = tuple[tuple[Shelf, ...], ...]
-"""For each stream its own, and those of what is joined to it."""
+"""The shelves of each stream: its own, then those of what is joined to it."""
 NOBODY = -1  # the stream of a sample that another worker reads
 NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)
 
 
 def serve(plan: LoadPlan, steps: range) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each step with what its batch holds, of which nothing is kept here."""
+    """Yield each step with its batch; nothing of it is kept here."""
     return map(_numbered, filled(plan, steps))
 
 
 def serve_raw(plan: LoadPlan, places: range) -> Iterator[tuple[int, dict[str, Any]]]:
-    """These samples of the rank, counted from step 0, one by one."""
+    """Yield samples of a rank one by one, each with its place counted from step 0."""
     if not places:
         return iter(())
     steps = range(places.start // plan.share, -(-places.stop // plan.share))
@@ -94,9 +97,12 @@ def open_shelf(dataset: Dataset, cache: CacheDir | None) -> Shelf:
 def filled(
     plan: LoadPlan, steps: range, reader: Reader | None = None, *, places: range | None = None
 ) -> Iterator[Batch]:
-    """Batches in order, or what they have of some places. Threads fill them in any order, a few
-    steps ahead; not so the first, which would come later for it. A reader that is given is closed
-    at the end."""
+    """Yield filled batches in order, while threads fill the next ones.
+
+    Threads fill them in any order, a few steps ahead. The first batch is not read together with
+    others, which would delay it. With `places`, only these rows are read. The reader is closed
+    at the end.
+    """
     reader = reader or open_reader(plan)
     pool = ThreadPoolExecutor(max(1, plan.threads), "wdsprep-load")
     # At the latest when the program ends:
@@ -121,7 +127,10 @@ def filled(
 
 
 def _rows_at_once(plan: LoadPlan) -> int:
-    """What is done once for all of them is most of the work where samples are small."""
+    """Return how many rows a thread reads at once.
+
+    If samples are small, most of the work is what is done once for all of these rows.
+    """
     if "made" in plan.names:
         return CROPS_AT_ONCE
     if plan.datasets[0].kind != "latents":
@@ -145,9 +154,12 @@ def _finished(batch: Batch, filling: list[Future[None]], pad: str) -> Batch:
 
 
 def _planned(plan: LoadPlan, reader: Reader, steps: range, places: range | None) -> Iterator[Batch]:
-    """Which samples each batch has. Shelves that fetch hear of them a group of steps before they
-    are read, and at the same time what comes after, so that neighbours are fetched together. For
-    the first group they do not: the less is fetched, the sooner it comes."""
+    """Yield the batches to read, and announce their samples to shelves that fetch from S3.
+
+    Such a shelf hears of samples a group of steps before they are read, and at the same time of
+    those that come after, so that neighbours are fetched together. The first group is announced
+    alone: the less is fetched, the sooner it comes.
+    """
     fetches = any(shelf.fetches for shelf in chain.from_iterable(reader.shelves))
     groups = _groups(plan, steps, places, fetches=fetches)
     if not fetches:
@@ -168,13 +180,15 @@ def _planned(plan: LoadPlan, reader: Reader, steps: range, places: range | None)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Group:
-    """Some steps, each made when it is its turn so that none is kept here, and where all their
-    samples are."""
+    """Some steps, with the places of all their samples.
+
+    Each batch is made when it is its turn, so that none is kept here.
+    """
 
     batches: Iterator[Batch]
     samples: Samples
     choice: Ints | None
-    """The number of the captions that each has, where they are picked by chance."""
+    """The number of each sample's caption, if captions are picked by chance."""
 
     def wanted(self, reader: Reader) -> dict[Shelf, WantedRows]:
         return wanted_of(reader, self.samples, self.choice)
@@ -183,7 +197,10 @@ class _Group:
 def wanted_of(
     reader: Reader, samples: Samples, choice: Ints | None, *, first: int = 0
 ) -> dict[Shelf, WantedRows]:
-    """What will be read of each shelf for these samples, in their order; from this slot on."""
+    """Return what will be read of each shelf for these samples, in their order.
+
+    Slots before `first` are left out.
+    """
     found: dict[Shelf, list[tuple[Ints, Ints, Ints]]] = {}
     for number, (dataset, shelves) in enumerate(zip(reader.datasets, reader.shelves, strict=True)):
         here = np.flatnonzero(samples.stream.ravel() == number)
@@ -201,7 +218,7 @@ def wanted_of(
 
 
 def _in_order(rows: Sequence[tuple[Ints, Ints, Ints]]) -> WantedRows:
-    """Samples by their places among others."""
+    """Sort samples by their places in the order."""
     if len(rows) == 1:
         return rows[0][1:]
     places, shards, indices = map(np.concatenate, zip(*rows, strict=True))
@@ -212,7 +229,7 @@ def _in_order(rows: Sequence[tuple[Ints, Ints, Ints]]) -> WantedRows:
 def _groups(
     plan: LoadPlan, steps: range, places: range | None, *, fetches: bool
 ) -> Iterator[_Group]:
-    """The first groups are small, so that the first batch comes soon."""
+    """Yield the steps in groups; the first ones are small, so that the first batch comes soon."""
     most = max(STEPS_AT_ONCE, ORDERED_AT_ONCE // plan.share)
     if fetches:
         nbytes = plan.share * max(dataset.served_nbytes for dataset in plan.datasets)
@@ -237,7 +254,7 @@ def _groups(
 
 
 def locate(datasets: Sequence[Dataset], found: Samples) -> None:
-    """What the order says of the samples of parts, as it is in their tars."""
+    """Replace places in selections, as the order gives them, by places in the tars."""
     for number, dataset in enumerate(datasets):
         if dataset.part_of is not None and (here := found.stream == number).any():
             where = dataset.selection.locate(found.shard[here], found.index[here])

@@ -1,4 +1,4 @@
-"""Keys of tables beside the shards, as they are stored and looked for."""
+"""Convert the keys of joined tables to how they are stored and searched."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import numpy as np
 from wdsprep.dataset.chance import Ints
 
 KEY = "key"
-"""The column that has them."""
+"""The name of the column of keys."""
 LACKING = -1
 DIGITS = 18  # of a number of 64 bits
 
@@ -17,7 +17,7 @@ def packed(texts: Sequence[str]) -> list[bytes]:
 
 
 def _packed_one(text: str) -> bytes:
-    """Nothing for what cannot be in a file, as half of a pair of surrogates."""
+    """Encode a key; return nothing for one that no file can have, as half of a surrogate pair."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -25,8 +25,10 @@ def _packed_one(text: str) -> bytes:
 
 
 def as_numbers(keys: Sequence[str], width: int) -> Ints:
-    """Keys of so many digits; LACKING for others. Where all are such, it is done at once, in a
-    fifth of the time."""
+    """Return keys of so many digits as numbers, and LACKING for other keys.
+
+    If all keys are such numbers, they are converted at once, in a fifth of the time.
+    """
     whole = "".join(keys)
     if {*map(len, keys)} == {width} and whole.isdecimal() and whole.isascii():
         return numbers_in(whole.encode(), width)
@@ -38,7 +40,7 @@ def as_numbers(keys: Sequence[str], width: int) -> Ints:
 
 
 def numbers_in(whole: bytes, width: int) -> Ints:
-    """Numbers of so many digits, one behind the other."""
+    """Parse numbers of so many digits each that stand one after another."""
     digits = np.frombuffer(whole, np.uint8).reshape(-1, width) - ord("0")
     numbers: Ints = digits @ 10 ** np.arange(width - 1, -1, -1, dtype=np.int64)
     return numbers

@@ -1,12 +1,12 @@
-"""Small columns in a table beside the shards: `join=["scores.parquet"]`.
+"""Join a table of small columns to the shards: `join=["scores.parquet"]`.
 
-A table has a column `key` of texts, and columns of numbers, which batches have as tensors: whole
-numbers as int64, others as float32, truths as bool. A condition (`where`) asks for them by their
-names, and for columns of texts, which batches do not have. A row whose key or one of whose numbers
-is not there, or is NaN, is as good as none; of two rows with a key the first holds.
+A table has a column `key` of texts, and columns of numbers, which become tensors of a batch: whole
+numbers int64, others float32, booleans bool. A condition (`where`) asks for columns by name; it may
+also ask for columns of texts, which batches do not have. A row counts as missing if its key or one
+of its numbers is missing, or is NaN. Of two rows with the same key the first holds.
 
 A table is read once, sorted by key in bounded memory (`sorted_table`), kept in a file and mapped
-(`kept`). Datasets of scores are such tables too: their columns stand in the json of their samples.
+(`kept`). Datasets of scores are such tables too; their columns stand in the json of their samples.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,8 +34,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KeyedTable:
-    """An open one. `columns` has the kind of each column of numbers; `texts` names the others that
-    were asked for."""
+    """An open table that is sorted by key.
+
+    `columns` has the dtype of each column of numbers. `texts` names the columns of texts that
+    were asked for.
+    """
 
     url: str
     columns: Mapping[str, str]
@@ -43,14 +46,17 @@ class KeyedTable:
     digest: str
     _file: KeptFile
     _width: int
-    """Of keys that are digits, all of so many: they are kept as numbers, which are found sooner."""
+    """The number of digits of each key, or 0.
+
+    Keys that are numbers of one length are kept as numbers, which are found sooner.
+    """
 
     @property
     def rows(self) -> int:
         return len(self._file.arrays[KEY])
 
     def places(self, keys: Sequence[str]) -> Ints:
-        """The rows of these keys; LACKING where there is none."""
+        """Return the rows of these keys; LACKING if a key has none."""
         known = self._file.arrays[KEY]
         wanted = as_numbers(keys, self._width) if self._width else np.array(packed(keys), "S")
         found = np.searchsorted(known, wanted)
@@ -59,7 +65,7 @@ class KeyedTable:
         return np.where(is_there, inside, LACKING)
 
     def of_keys(self, keys: Sequence[str]) -> dict[str, NDArray[Any]]:
-        """The numbers of rows that are there."""
+        """Return the numbers of these keys, which must all have rows."""
         places = self.places(keys)
         if (places == LACKING).any():
             lacking = keys[int(np.flatnonzero(places == LACKING)[0])]
@@ -70,7 +76,7 @@ class KeyedTable:
         return self._file.arrays[f"numbers {name}"]
 
     def text(self, name: str, places: Ints) -> list[str | None]:
-        """Of a column of texts, by rows; None where there is none."""
+        """Return the texts of a column in these rows; None where there is none."""
         ends, data = (self._file.arrays[f"{part} {name}"] for part in ("ends", "texts"))
         found: list[str | None] = []
         for place in places.tolist():
@@ -80,12 +86,15 @@ class KeyedTable:
 
 
 def is_table(place: str) -> bool:
-    """Whether a path or URL names a table, not a dataset."""
+    """Return whether a path or URL names a table and not a dataset."""
     return table_kind(place) not in ("", "txt")
 
 
 def keyed_table(place: str, cache: CacheDir | None, texts: Sequence[str] = ()) -> KeyedTable:
-    """The table, made ready once. `texts` are names that may be columns of texts."""
+    """Open a table; the first time, sort it by key and keep that.
+
+    `texts` are names that may be columns of texts.
+    """
     store, name = split_url(place)
     entry = next((each for each in store.list(name) if each.name == name), None)
     if entry is None:
@@ -108,7 +117,7 @@ def keyed_table(place: str, cache: CacheDir | None, texts: Sequence[str] = ()) -
 def scores_table(
     scores: "Dataset", cache: CacheDir | None, texts: Sequence[str] = ()
 ) -> KeyedTable:
-    """Return the columns of scores as a table, made ready once."""
+    """Open the scores of a dataset as a table; the first time, sort them and keep that."""
     wanted = tuple(sorted({*texts} & {*columns_of(scores.settings)}))
     what = "scores", *scores.names, *scores.contents, *wanted
 

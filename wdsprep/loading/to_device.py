@@ -1,4 +1,4 @@
-"""Batches copied to a device while the one before is in use."""
+"""Copy batches to a device while the batch before is in use."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,8 +9,12 @@ Numbered = tuple[int, dict[str, Any]]
 
 
 def transferred(batches: Iterator[Numbered], device: torch.device) -> Iterator[Numbered]:
-    """On CUDA, one batch ahead and on a stream of its own, out of pinned memory. Elsewhere a copy
-    has ended when the batch comes: only CUDA promises not to reuse memory that it still reads."""
+    """Yield batches on a device.
+
+    For CUDA, a batch is copied one ahead, on a stream of its own, out of pinned memory. For
+    other devices a copy has ended when the batch comes: only CUDA promises not to reuse memory
+    that a copy still reads.
+    """
     if device.type == "cuda":
         yield from _beside(batches, device)
         return
@@ -19,8 +23,11 @@ def transferred(batches: Iterator[Numbered], device: torch.device) -> Iterator[N
 
 
 def _beside(batches: Iterator[Numbered], device: torch.device) -> Iterator[Numbered]:
-    """torch frees pinned memory when the copies from it have ended, so a batch may be dropped as
-    soon as its copy is under way."""
+    """Yield batches, while the next one is copied on a CUDA stream of its own.
+
+    torch frees pinned memory when the copies from it have ended. So a batch may be dropped as
+    soon as its copy has begun.
+    """
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     device = stream.device  # whatever the current device is later
     before: tuple[Numbered, torch.cuda.Event] | None = None
@@ -47,7 +54,10 @@ def _moved(
 
 
 def _ready(numbered: Numbered, event: torch.cuda.Event, device: torch.device) -> Numbered:
-    """The trainer's stream waits for the copy, and the memory for the trainer's stream."""
+    """Return a batch that the trainer's CUDA stream may use.
+
+    That stream waits for the copy, and the memory is not freed before that stream has used it.
+    """
     current = torch.cuda.current_stream(device)
     current.wait_event(event)
     for value in numbered[1].values():

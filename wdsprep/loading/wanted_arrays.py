@@ -1,8 +1,8 @@
-"""What is wanted of the samples of each dataset: of the first, and of those that are joined.
+"""Decide which arrays and texts are read of each joined dataset.
 
-It is decided once, before anything is read. A *slot* is the number of a dataset among those of a
-stream: 0 is the first, which gives the order, and those joined to it follow. Where captions are
-picked by chance, each *choice* has its own dataset for all that is made of captions.
+This is decided once, before anything is read. A *slot* is the number of a dataset among those that
+are joined: 0 is the first, which gives the order, and those joined to it follow. Where captions are
+picked by chance, each *choice* has its own dataset for everything that is made of captions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,10 +22,12 @@ OF_TEXTS = (*TEXTS, "json")
 
 @dataclass(frozen=True, eq=False)
 class WantedArrays:
-    """The arrays that are read of the samples of a dataset, and what is kept of their texts.
+    """The arrays and texts that are read of a dataset's samples.
 
-    `fields` are all arrays of a sample; it is read whole where that is how it is served. What the
-    json of several samples says is put together; `yields` is whether others know better."""
+    `fields` are all arrays of a sample, and `names` those that are kept. If `is_whole`, samples
+    are read completely. The json of joined samples is merged; if `yields`, this one's values
+    give way to those of the others.
+    """
 
     fields: tuple[Field, ...]
     names: tuple[str, ...]
@@ -34,7 +36,7 @@ class WantedArrays:
     yields: bool
 
     def facts(self, others: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the json of a sample, with what that of those beside it says."""
+        """Merge a sample's json with the json of the samples joined so far."""
         return {**own, **others} if self.yields else {**others, **own}
 
 
@@ -42,20 +44,24 @@ class WantedArrays:
 def _wanted(
     fields: tuple[Field, ...], names: tuple[str, ...], texts: tuple[str, ...], *flags: bool
 ) -> WantedArrays:
-    """Return the same one for the same, so that rows of several streams are checked together."""
+    """Return the same object for the same arguments.
+
+    So rows of several streams are read together.
+    """
     return WantedArrays(fields, names, texts, *flags)
 
 
 WantedOfAll = tuple[tuple[WantedArrays | None, ...], ...]
-"""Of one stream, by slot and choice; None where nothing is taken."""
+"""The arrays wanted of one stream, by slot and choice; None if nothing is read there."""
 
 
 def wanted_of_all(
     dataset: Dataset, names: Sequence[str], choices: Sequence[str], *, raw: bool
 ) -> WantedOfAll:
-    """Return what is read of each dataset that a stream has, by slot and choice.
+    """Return what is read of each dataset of a stream, by slot and choice.
 
-    `choices` are the names of captions, or one that is empty where nothing is picked."""
+    `choices` are the names of captions, or one empty name if none are picked.
+    """
     wanted = {*names, short(FLIPPED)} if not raw else None
     if wanted is not None:
         wanted |= {short(field.name) for field in measured(dataset, names)}
@@ -77,14 +83,14 @@ def wanted_of_all(
 
 
 def measured(dataset: Dataset, names: Sequence[str]) -> list[Field]:
-    """Return the arrays of true length that a batch has, or that its mask is of."""
+    """Return the fields of variable length that a batch has, or that its mask is for."""
     variable = [field for field in dataset.served if field.is_variable]
     wanted = [field for field in variable if short(field.name) in names]
     return wanted or (variable if short(MASK) in names else [])
 
 
 def shapes_of(dataset: Dataset, names: Sequence[str]) -> dict[str, object]:
-    """Return what decides the shape of each tensor of a batch, of those that are named."""
+    """Return what decides the shape of each named tensor of a batch."""
     fields = {field for field in dataset.served if short(field.name) in names}
     found: dict[str, object] = {
         short(field.name): field for field in fields.union(measured(dataset, names))
@@ -95,7 +101,7 @@ def shapes_of(dataset: Dataset, names: Sequence[str]) -> dict[str, object]:
 
 
 def check_choices(dataset: Dataset, names: Sequence[str], choices: Sequence[str]) -> None:
-    """Refuse captions that are not there, or of which there are not the same arrays."""
+    """Refuse captions that no dataset has, or that have different arrays."""
     there = [caption_name(part.settings) for part in dataset.beside if text_fields(part.fields)]
     for choice in choices:
         if choice not in there:
@@ -121,7 +127,7 @@ def check_choices(dataset: Dataset, names: Sequence[str], choices: Sequence[str]
 
 
 def check_once(dataset: Dataset, choices: Sequence[str]) -> None:
-    """Refuse two joined datasets that have the same array, and nothing that says which is meant."""
+    """Refuse two joined datasets that have the same array, if nothing says which is meant."""
     for choice in choices or [""]:
         known: dict[str, str] = {}
         for part in dataset.beside[1:]:

@@ -1,11 +1,11 @@
-"""`where="aesthetic >= 6 and width >= 768"`: the samples of a dataset that meet a condition.
+"""Filter samples by a condition: `where="aesthetic >= 6 and width >= 768"`.
 
-Its language is that of `wdsprep.dataset.conditions`, for the json of samples and for the columns of
-tables that are joined. What the json of a sample lacks is looked for in that of the samples that
+Conditions are those of `wdsprep.dataset.conditions`. They apply to the json of samples and to the
+columns of joined tables. What the json of a sample lacks is taken from the json of the samples that
 are joined to it, in the order of `join=`.
 
-All json of the dataset is read once for a condition (`facts`). What meets it is kept (`kept`) by
-the contents of the dataset and the condition, so a run that begins again finds it there.
+For a condition, all json of the dataset is read once (`facts`). The samples that meet it are kept
+(`kept`), by the contents of the dataset and the condition, so the next run finds them there.
 """
 
 import logging
@@ -34,22 +34,23 @@ from wdsprep.loading.tables import KeyedTable, is_table, keyed_table, scores_tab
 from wdsprep.text import examples, human_bytes, plural
 
 SHOWN = 200
-"""Characters of a condition that a state has; of a longer one it has a digest."""
+"""The longest condition, in characters, that a state has in full; a longer one is shortened."""
 _log = logging.getLogger("wdsprep")
 
 
 class Where(Condition):
-    """A condition that is met by samples, whose values are those of `Subset`."""
+    """A condition of `where=`, which is tested on the values that `Subset` finds."""
 
     option = "where="
 
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """The samples of a piece of a shard that are left.
+    """The samples of one piece of a shard that meet a condition.
 
-    `seen` says of which names any sample has something; `damaged` counts all that are damaged, and
-    `lacking` how many others lack a row in a table."""
+    `seen` says for which names any sample has a value. `damaged` counts the damaged samples,
+    and `lacking` the others that have no row in a table.
+    """
 
     numbers: Numbers
     seen: NDArray[np.bool_]
@@ -59,7 +60,7 @@ class _Left:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Subset:
-    """A condition that samples are to meet, tables that have to have them, or both."""
+    """A selection of samples, by a condition, by tables in which they need a row, or by both."""
 
     whole: Dataset
     condition: Where | None
@@ -72,7 +73,7 @@ class Subset:
 
     @property
     def what(self) -> tuple[str, ...]:
-        """Everything that it depends on."""
+        """Everything that the selection depends on: the key under which it is kept."""
         files, tables = self.whole.files, [table.digest for table in self.tables]
         if self.condition is None:
             return "where", *files.names, *files.contents, "", *tables
@@ -107,9 +108,11 @@ class Subset:
         return _Left(numbers, seen, int((~is_sound).sum()), int((is_sound & ~has_rows).sum()))
 
     def _column(self, name: PathParts, some: SomeFacts, places: Sequence[Ints]) -> Sequence[Any]:
-        """Return what a table has, or the json in a place.
+        """Return the values of a name: from a table that has it as a column, else from the json.
 
-        What the json of the first dataset lacks is that of the first joined one which has it."""
+        If the json of the first dataset lacks a value, it comes from the first joined
+        dataset which has it.
+        """
         for table, own in zip(self.tables, places, strict=True):
             if len(name) == 1 and name[0] in table.columns:
                 column = table.column(str(name[0]))[own].astype(object)
@@ -129,7 +132,7 @@ class Subset:
         return found
 
     def selection(self, cache: CacheDir | None) -> SampleSelection:
-        """Return what is served, looked for once."""
+        """Return the selected samples; they are searched once and then kept."""
         found = kept(folder_of(cache), self.what, self._look)
         url = self.whole.store.url
         if damaged := found.facts["damaged"]:
@@ -185,9 +188,11 @@ class Subset:
 def those_where(
     datasets: Sequence[Dataset], where: str | None, cache: CacheDir | None
 ) -> tuple[Dataset, ...]:
-    """Return what is left of datasets where a condition holds and all joined tables have a row.
+    """Return datasets with only the samples that meet their conditions and have rows in all tables.
 
-    The condition is beside the one that a stream may have. What is left has these tables."""
+    A sample must meet both `where` and the condition of its own stream. The datasets that are
+    returned have the tables that are joined.
+    """
     subsets: dict[Dataset, Subset | None] = {}
     known: dict[Subset, SampleSelection] = {}
     found = []
@@ -214,7 +219,7 @@ def those_where(
 
 
 def subset_of(dataset: Dataset, where: str | None, cache: CacheDir | None) -> Subset | None:
-    """Return which samples of a dataset are asked for, if not all."""
+    """Return the selection that a dataset's conditions and tables ask for, if they do."""
     given = [Where(text) for text in (dataset.where, where) if text is not None and text != ""]
     condition = joint(given) if given else None
     bare = [str(name[0]) for name in condition.names if len(name) == 1] if condition else []
@@ -233,12 +238,12 @@ def subset_of(dataset: Dataset, where: str | None, cache: CacheDir | None) -> Su
 
 
 def joint(conditions: Sequence[Where]) -> Where:
-    """Return all conditions as one."""
+    """Join conditions by "and"."""
     if len(conditions) == 1:
         return conditions[0]
     return Where(" and ".join(f"({condition.plain})" for condition in conditions))
 
 
 def in_short(plain: str) -> str:
-    """Return a condition as a state has it, which is small."""
+    """Shorten a long condition for a state, which is small: its beginning and a digest."""
     return plain if len(plain) <= SHOWN else f"{plain[:60]}... {key_of(plain):016x}"

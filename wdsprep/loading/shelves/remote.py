@@ -1,6 +1,8 @@
-"""Samples of a dataset in a bucket or on the hub, where a request costs too much for one sample:
-those that are wanted soon are fetched beforehand, neighbours together, and copied from what has
-come."""
+"""Fetch samples of a dataset in a bucket or on the hub, ahead of their use.
+
+A request costs too much for one sample. So samples that are wanted soon are fetched beforehand,
+neighbours together, and copied from what has come.
+"""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -37,20 +39,22 @@ GAP = 1  # unwanted samples between two wanted ones that are fetched with them
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Neighbouring samples fetched together: where the first byte lies in the tar, and them."""
+    """Neighbouring samples that were fetched together: their bytes, and these bytes' offset."""
 
     start: int
     data: memoryview
 
     def part(self, start: int, end: int) -> memoryview:
-        """What it has of the bytes from start to end."""
+        """Return the bytes from start to end, as far as the piece has them."""
         return self.data[start - self.start : end - self.start] if start >= self.start else NONE
 
 
 class RemoteShelf:
-    """Reads by ranges that neighbours share. What was fetched is dropped when its last sample has
-    been asked for; what nobody announced is a request of its own, as is what its range, by a
-    damaged index, does not hold."""
+    """A shelf that fetches ranges of a shard, which neighbouring samples share.
+
+    A range is dropped when its last sample has been asked for. A sample that nobody announced
+    has a request of its own. So has one that its range lacks because an index is damaged.
+    """
 
     fetches = True
 
@@ -140,7 +144,7 @@ class RemoteShelf:
 
 
 def _spread(data: Bytes, buffers: Sequence[Bytes]) -> Bytes:
-    """Copy to the buffers in turn; what is left."""
+    """Copy data to the buffers in turn, and return what is left."""
     for buffer in buffers:  # NumPy lets other threads go on meanwhile
         part, data = data[: len(buffer)], data[len(buffer) :]
         np.copyto(buffer[: len(part)], part)
@@ -150,8 +154,11 @@ def _spread(data: Bytes, buffers: Sequence[Bytes]) -> Bytes:
 def pieces_of(
     wanted: WantedRows, soon: WantedRows, *, gap: int, most: int
 ) -> Iterator[tuple[int, list[int]]]:
-    """The wanted samples in groups to fetch together, those first that hold the most urgent one;
-    with each, those wanted soon that are its neighbours. A group reaches over `most` samples."""
+    """Yield groups of neighbouring samples to fetch together, the most urgent group first.
+
+    Each has the wanted samples, and those wanted soon that are their neighbours. A group
+    reaches over at most `most` samples.
+    """
     shards, indices = map(np.concatenate, zip(wanted, soon, strict=True))
     if not len(wanted[0]):
         return

@@ -1,4 +1,4 @@
-"""Latents straight into trainers: read and decoded here, encoded there, on one Ray cluster.
+"""Stream latents into trainers: decoded and encoded by other processes on one Ray cluster.
 
     feed = wdsprep.stream(
         "shards/images", encode=Encode(resolution=256), global_batch=1024, trainers=8
@@ -16,8 +16,8 @@
    is exact: a trainer has every W-th piece, and joins them to batches (`trainer`).
 
 The batches are those of `wdsprep.load` on the stored latents, and so are the states: a run may stop
-in one and go on in the other. A decoder or encoder that dies is replaced by Ray, and its piece is
-made again; a trainer or the driver that dies begins a new stream from its last state.
+in one and go on in the other. Ray replaces a decoder or encoder that dies, and its piece is made
+again. If a trainer or the driver dies, begin a new stream from the last state.
 """
 
 import atexit
@@ -45,17 +45,18 @@ LEAST = 2  # cores of a Ray that is started here: one worker of each stage
 
 @taking(StreamOptions)
 def stream(options: StreamOptions) -> "Feed":
-    """Serve `trainers` trainers with batches that other processes make of image shards on a Ray
-    cluster: that of this process, of `ray_address`, or one started here.
+    """Serve batches to trainers, made of image shards by other processes on a Ray cluster.
 
         how = wdsprep.Encode(resolution=256, model="sd2")
         with wdsprep.stream("shards/images", encode=how, global_batch=1024, trainers=8) as feed:
             ...  # give feed.trainers[rank] to the process of that rank, which iterates it
 
-    `encode` and the options up to `tee` are those of `wdsprep.load`. What is joined, the trainers
-    read themselves. `state` is what `state_dict` gave, in any mode. `tee` is where to keep the
-    latent shards. `decoders` and `encoders` are the least and the most workers of a stage, by
-    default up to what the cluster has; `gpus_per_encoder` below 1 lets encoders share a GPU.
+    The cluster is that of this process, that of `ray_address`, or one started here. `trainers`
+    is their number. `encode` and the options up to `tee` are those of `wdsprep.load`. The
+    trainers themselves read what is joined. `state` is what `state_dict` gave, in any mode.
+    `tee` is where to keep the latent shards. `decoders` and `encoders` are the least and the
+    most workers of a stage, by default up to what the cluster has; `gpus_per_encoder` below 1
+    lets encoders share a GPU.
     """
     encode, trainers = options.encode, options.trainers
     # workers and trainers may run in other folders
@@ -102,10 +103,13 @@ def stream(options: StreamOptions) -> "Feed":
 
 
 class Feed:
-    """A stream under way. `trainers` are given to the processes that train, one to each; they have
-    to be iterated at the same time. Leaving or closing it ends the stream, wherever they are, and a
-    Ray that was started for it. One that is never closed ends with the program, while Ray still
-    works: it does not once Python takes modules apart."""
+    """A running stream, with its `trainers`.
+
+    Give each of them to a process that trains; they have to be iterated at the same time.
+    Closing the feed, or leaving its `with`, ends the stream wherever the trainers are, and a
+    Ray that was started for it. A feed that is never closed ends with the program, while Ray
+    still works: it no longer does once Python unloads modules.
+    """
 
     def __init__(self, trainers: "list[Trainer]", stack: ExitStack) -> None:
         self.trainers, self._stack = trainers, stack
@@ -129,20 +133,26 @@ class Feed:
 
 
 def _anywhere(stream: Stream) -> Stream:
-    """The same for workers and trainers that run in other folders."""
+    """Return the stream with absolute paths, for processes that run in other folders."""
     join = tuple(map(absolute, places_of(stream.join)))
     return replace(stream, url=absolute(os.fspath(stream.url)), join=join)
 
 
 def _end(trainer: Trainer) -> None:
-    """The pipeline runs in an actor that owns all its workers: Ray ends them with it, so that the
-    cluster has their CPUs and GPUs again. A Ray that was shut down has ended them all."""
+    """End the actors of a stream.
+
+    The pipeline runs in an actor that owns all workers. Ray ends them with it, so that the
+    cluster has their CPUs and GPUs again. If Ray was shut down, it has ended them all.
+    """
     for actor in trainer.actors if ray.is_initialized() else ():
         ray.kill(actor)
 
 
 def _check_room(gpus: float) -> None:
-    """Ray waits without end for what a cluster does not have."""
+    """Check that the cluster has the CPUs and GPUs of one worker of each stage.
+
+    Ray waits without end for what a cluster does not have.
+    """
     cores = 1 if gpus else 2
     if _total("CPU") < cores:
         raise UsageError(

@@ -1,8 +1,8 @@
-"""The two stages of a stream, each a class that its workers make once and call for each piece.
+"""Decode and encode pieces: two stages, whose workers call a class for each piece.
 
-A decoder reads a piece's images and crops them, one core a worker; an encoder makes arrays of the
-crops. Pieces travel as rows of Ray Data: the bytes of pixels, then those of arrays, with what else
-is known of the samples beside them. Arrays of variable length stand one behind the other. Neither
+A decoder reads a piece's images and crops them, one core for each worker; an encoder makes arrays
+of the crops. Pieces travel as rows of Ray Data: the bytes of pixels, then those of arrays, together
+with what else is known of the samples. Arrays of variable length stand one after another. Neither
 stage keeps anything between calls, so a worker that dies is replaced, and its piece is made again,
 the same.
 """
@@ -33,7 +33,7 @@ PackedPiece = dict[str, Any]
 
 @dataclass(kw_only=True, slots=True)
 class Worked:
-    """What one worker has done since its first piece."""
+    """The work of one worker since its first piece."""
 
     stage: str
     worker: str
@@ -59,12 +59,12 @@ class Worked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PieceFacts:
-    """What travels beside the pixels or arrays of a piece."""
+    """The metadata that travels with the pixels or arrays of a piece."""
 
     batch: Batch
     rows: tuple[EncodedRow, ...] = ()
     lengths: tuple[int, ...] = ()
-    """of each row's array of variable length, where there is one"""
+    """The length of each row's array of variable length, if there is one."""
     worked: tuple[Worked, ...] = ()
 
 
@@ -126,13 +126,16 @@ class EncodeStage:
         self._encoder = encoder
 
     def _worked(self) -> Worked:
-        """By the device, which calls share."""
+        """Return the work of this worker, measured on the device, which its threads share."""
         stats, worked = self._encoder.stats, Worked.at("encode")
         worked.samples, worked.busy_s, worked.wall_s = stats.samples, stats.busy_s, stats.wall_s
         return worked
 
     def __call__(self, wire: PackedPiece) -> PackedPiece:
-        """May be called by two threads: while one waits for the device, the other prepares."""
+        """Encode a piece.
+
+        Two threads may call this: while one waits for the device, the other prepares.
+        """
         number, facts, tensors = unpacked(wire)
         batch = facts.batch
         rows = self._encoded(batch, tensors["pixels"])
@@ -151,7 +154,7 @@ class EncodeStage:
 
 
 def empty(pieces: Pieces) -> dict[str, torch.Tensor]:
-    """What the empty caption becomes."""
+    """Return the arrays of the empty caption."""
     encoder = BatchEncoder(pieces.encoding.load(), seed=0, most=1)
     try:
         return encoder.empty()
@@ -160,7 +163,7 @@ def empty(pieces: Pieces) -> dict[str, torch.Tensor]:
 
 
 def _bare(batch: Batch) -> Batch:
-    """The same rows, and nothing that was read of them."""
+    """Return a batch of the same rows, without what was read of them."""
     return Batch(
         batch.step,
         batch.first,
@@ -175,7 +178,7 @@ def _bare(batch: Batch) -> Batch:
 def joined(
     fields: Sequence[Field], rows: Sequence[Mapping[str, torch.Tensor]]
 ) -> tuple[dict[str, torch.Tensor], tuple[int, ...]]:
-    """The arrays of all rows as one tensor for each field, and the lengths of those that vary."""
+    """Return one tensor for each field, of all rows, and the lengths of those that vary."""
     arrays: dict[str, torch.Tensor] = {}
     lengths: tuple[int, ...] = ()
     for item in fields:
@@ -187,7 +190,10 @@ def joined(
 
 
 def packed(number: int, facts: PieceFacts, tensors: Mapping[str, torch.Tensor]) -> PackedPiece:
-    """A piece as one row. NumPy does not know all dtypes of torch."""
+    """Return a piece as one row of Ray Data.
+
+    Tensors travel as bytes, since NumPy does not know all dtypes of torch.
+    """
     arrays = {name: tensor.view(torch.uint8).numpy()[None] for name, tensor in tensors.items()}
     dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
     data = np.empty(1, object)
@@ -196,7 +202,10 @@ def packed(number: int, facts: PieceFacts, tensors: Mapping[str, torch.Tensor]) 
 
 
 def unpacked(wire: PackedPiece, row: int = 0) -> tuple[int, PieceFacts, dict[str, torch.Tensor]]:
-    """The tensors are copies: what comes out of Ray's memory must not be written to."""
+    """Return the number, the metadata and the tensors of a packed piece.
+
+    The tensors are copies: nobody may write to what comes out of Ray's memory.
+    """
     facts: PieceFacts
     dtypes: dict[str, torch.dtype]
     facts, dtypes = pickle.loads(wire["facts"][row])  # noqa: S301  made by `packed`
