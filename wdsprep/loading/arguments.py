@@ -14,13 +14,13 @@ from wdsprep.cpus import usable_cpus
 from wdsprep.dataset.arrays import FLIPPED, MASK, text_fields
 from wdsprep.encoding.models.families import BY_ZEROS
 from wdsprep.errors import UsageError
+from wdsprep.loading.augmentation import Effects
 from wdsprep.loading.datasets import SHAPE, Dataset
-from wdsprep.loading.effects import Effects
-from wdsprep.loading.grid import short
 from wdsprep.loading.options import LONGEST
 from wdsprep.loading.order import Order
-from wdsprep.loading.shelves.cache import CacheDir, check_room
-from wdsprep.loading.wanted_arrays import TEXTS, check_choices, measured, shapes_of
+from wdsprep.loading.sample_layout import batch_name
+from wdsprep.loading.shelves.cache import CacheDir, check_cache_size
+from wdsprep.loading.wanted_arrays import TEXTS, check_choices, tensor_shapes, variable_fields
 from wdsprep.text import examples, plural
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class LoadPlan:
     cache: CacheDir | None
 
     def __post_init__(self) -> None:
-        for part in (part for dataset in self.datasets for part in dataset.beside):
+        for part in (part for dataset in self.datasets for part in dataset.with_joined):
             if self.pad == LONGEST and part.settings.get("pipeline") in BY_ZEROS:
                 raise UsageError(
                     f"{part.store.url}: the denoiser of {part.settings['pipeline']} has no "
@@ -70,7 +70,7 @@ class LoadPlan:
             )
         _check_devices(pin=self.pin, device=self.device)
         if self.cache is not None:
-            check_room(self.cache, max(dataset.served_nbytes for dataset in self.datasets))
+            check_cache_size(self.cache, max(dataset.served_nbytes for dataset in self.datasets))
         _check_text(self.datasets, self.names, drop_text=self.effects.drop_text)
         _check_flips(self.datasets, self.names, flip=self.effects.flip)
         _check_captions(self.datasets, self.names, self.effects, raw=self.raw)
@@ -86,8 +86,8 @@ class LoadPlan:
     def _check_alike(self, dataset: Dataset) -> None:
         """Check that samples which may share a batch have arrays of the same shapes."""
         first = self.datasets[0]
-        flips = (short(FLIPPED),) if self.effects.flip else ()
-        own, others = (shapes_of(each, (*self.names, *flips)) for each in (dataset, first))
+        flips = (batch_name(FLIPPED),) if self.effects.flip else ()
+        own, others = (tensor_shapes(each, (*self.names, *flips)) for each in (dataset, first))
         if other := sorted(n for n in {*own, *others} if own.get(n) != others.get(n)):
             raise UsageError(
                 f"{dataset.store.url} has arrays of other shapes than {first.store.url}, or not "
@@ -128,7 +128,7 @@ class LoadPlan:
         return self.pin or (self.device is not None and self.device.type == "cuda")
 
 
-def encoding_of(
+def make_encoding(
     encode: "Encode | None",
     device: str | torch.device | None,
     *,
@@ -158,7 +158,7 @@ def check_tee(datasets: tuple[Dataset, ...], where: str | None) -> None:
         raise UsageError("tee= keeps whole shards: leave out where=, or encode without tee=")
 
 
-def placed(rank: int | None, world_size: int | None) -> tuple[int, int]:
+def find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Return the rank and the world size.
 
     They are those given, those of torch.distributed, those in the environment, or 0 and 1.
@@ -190,7 +190,7 @@ def threads_for(encoding: "Encoding | None") -> int:
     return max(2, min(THREADS, cpus)) if encoding is None else max(THREADS, cpus)
 
 
-def ahead_of(threads: int, encoding: "Encoding | None", share: int) -> int:
+def prefetch_depth(threads: int, encoding: "Encoding | None", share: int) -> int:
     """Return how many steps are read ahead (the prefetch depth).
 
     Crops that wait to be encoded are large, and a machine may have many threads, so their bytes
@@ -224,7 +224,7 @@ def _check_text(datasets: tuple[Dataset, ...], names: tuple[str, ...], *, drop_t
 
 def _check_flips(datasets: tuple[Dataset, ...], names: tuple[str, ...], *, flip: float) -> None:
     for dataset in datasets:
-        if dataset.has_moments and short(FLIPPED) in names:
+        if dataset.has_moments and batch_name(FLIPPED) in names:
             raise UsageError(
                 f"{dataset.store.url} keeps moments, of which latent alone is sampled: ask for "
                 "latent, with flip="
@@ -253,7 +253,7 @@ def _check_captions(
     for dataset in datasets:
         if any(effects.choices):
             check_choices(dataset, names, effects.choices)
-        lengths = [short(field.name) for field in measured(dataset, names)]
+        lengths = [batch_name(field.name) for field in variable_fields(dataset, names)]
         if len(lengths) > 1:
             raise UsageError(
                 f"{dataset.place} and what is joined to it have {' and '.join(lengths)} of true "
@@ -273,25 +273,27 @@ def _check_kind(first: Dataset, dataset: Dataset, *, pixels: int) -> None:
         raise UsageError(f"{dataset.store.url} holds latents: pixels= is for images")
 
 
-def names_of(
+def choose_fields(
     datasets: tuple[Dataset, ...], fields: Iterable[str] | None, pixels: int
 ) -> tuple[str, ...]:
     """Return the names of what a batch holds: the `fields` asked for, or the usual ones.
 
     Where datasets differ, a batch may hold what any of them has.
     """
-    arrays = tuple(dict.fromkeys(short(f.name) for d in datasets for f in d.served))
+    arrays = tuple(dict.fromkeys(batch_name(f.name) for d in datasets for f in d.served))
     if any(field.is_variable for dataset in datasets for field in dataset.served):
-        arrays = tuple(dict.fromkeys((*arrays, short(MASK))))
+        arrays = tuple(dict.fromkeys((*arrays, batch_name(MASK))))
     if datasets[0].kind == "latents":
         shape = (SHAPE,) if any(dataset.size for dataset in datasets) else ()
-        straight = (name for name in arrays if name != short(FLIPPED))
+        straight = (name for name in arrays if name != batch_name(FLIPPED))
         usual, known = (*straight, *shape, "key"), {*arrays, SHAPE, *OF_ALL}
     else:
         first = "pixels" if pixels else OF_IMAGES[0]
         usual, known = (first, *arrays, *OF_IMAGES[1:]), {first, "image", *arrays, *OF_ALL}
     columns = tuple(dict.fromkeys(name for d in datasets for name in d.columns))
-    if taken := sorted(n for n in columns if short(n) in {*known, *RESERVED, short(MASK)}):
+    if taken := sorted(
+        n for n in columns if batch_name(n) in {*known, *RESERVED, batch_name(MASK)}
+    ):
         raise UsageError(
             f"a table that is joined has a column {taken[0]}, as batches have something else: name "
             "it otherwise"
@@ -300,7 +302,7 @@ def names_of(
     if fields is None:
         return usual
     given = (fields,) if isinstance(fields, str) else fields
-    names = tuple(dict.fromkeys(short(str(name)) for name in given))
+    names = tuple(dict.fromkeys(batch_name(str(name)) for name in given))
     if not names or not known.issuperset(names):
         raise UsageError(
             f"fields {', '.join(names) or '()'}: {datasets[0].store.url} holds "

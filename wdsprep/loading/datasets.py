@@ -28,9 +28,9 @@ from wdsprep.dataset.selection import SampleSelection
 from wdsprep.dataset.shapes import Size, fields_in_shape, shape_name
 from wdsprep.encoding.captions.sources import OWN
 from wdsprep.loading import order
-from wdsprep.loading.grid import short
 from wdsprep.loading.join_positions import JoinPositions
-from wdsprep.loading.order.mixing import Want
+from wdsprep.loading.order.mixing import StreamAmount
+from wdsprep.loading.sample_layout import batch_name
 from wdsprep.store.base import Store
 from wdsprep.text import command
 
@@ -73,7 +73,7 @@ class Dataset:
     selection: SampleSelection
     nbytes: int
     digest: str
-    want: Want
+    amount: StreamAmount
     settings: Mapping[str, Any] = field(default_factory=dict)
     images: "Dataset | None" = None
     """The images that latents are made from on the fly, if they are not stored."""
@@ -104,34 +104,34 @@ class Dataset:
         return fields_of(self.settings["layout"])
 
     @property
-    def beside(self) -> "tuple[Dataset, ...]":
+    def with_joined(self) -> "tuple[Dataset, ...]":
         """The datasets that a sample's arrays come from: this one, then those joined to it."""
         return self, *(joined.dataset for joined in self.joined)
 
     @cached_property
     def served(self) -> tuple[Field, ...]:
         """The arrays of a sample in a batch: its own, then those of joined datasets."""
-        given, _ = self.givers()
+        given, _ = self.array_sources()
         return tuple(
             field
-            for slot, part in enumerate(self.beside)
+            for slot, part in enumerate(self.with_joined)
             for field in part.fields
-            if given.get(short(field.name)) == slot
+            if given.get(batch_name(field.name)) == slot
         )
 
-    def givers(self, choice: str = "") -> tuple[dict[str, int], int]:
+    def array_sources(self, choice: str = "") -> tuple[dict[str, int], int]:
         """Return which dataset gives each array of a batch, and which one gives the texts.
 
-        Arrays are found by name, and datasets by their numbers in `beside`. An array of a
+        Arrays are found by name, and datasets by their numbers in `with_joined`. An array of a
         later dataset replaces one of the same name. Where captions are picked by chance,
         each choice has its own dataset for everything that is made of captions.
         """
         given: dict[str, int] = {}
         of_texts = 0
-        for slot, own in enumerate(_texts_served(self.beside, choice)):
-            fields = self.beside[slot].fields
+        for slot, own in enumerate(_texts_served(self.with_joined, choice)):
+            fields = self.with_joined[slot].fields
             left_out = {*text_fields(fields)} - {*own}
-            given |= {short(field.name): slot for field in fields if field not in left_out}
+            given |= {batch_name(field.name): slot for field in fields if field not in left_out}
             if own:
                 of_texts = slot
         return given, of_texts
@@ -149,9 +149,13 @@ class Dataset:
     @property
     def latents(self) -> "Dataset":
         """The dataset, of those joined here, whose latents a batch has."""
-        names = [{field.name for field in part.fields} for part in self.beside]
+        names = [{field.name for field in part.fields} for part in self.with_joined]
         return next(
-            (p for p, own in zip(self.beside[::-1], names[::-1], strict=True) if LATENT in own),
+            (
+                p
+                for p, own in zip(self.with_joined[::-1], names[::-1], strict=True)
+                if LATENT in own
+            ),
             self,
         )
 
@@ -200,7 +204,7 @@ class Dataset:
     @property
     def served_nbytes(self) -> int:
         """The mean size of a sample together with the samples joined to it."""
-        return sum(part.sample_nbytes for part in self.beside)
+        return sum(part.sample_nbytes for part in self.with_joined)
 
     @property
     def has_moments(self) -> bool:
@@ -250,7 +254,7 @@ def order_streams(datasets: Sequence[Dataset]) -> tuple[order.OrderStream, ...]:
         order.OrderStream(
             digest=dataset.digest,
             sizes=dataset.sizes,
-            want=dataset.want,
+            amount=dataset.amount,
             place=dataset.store.url,
             part_of=None if dataset.size is None else numbers[dataset.whole],
         )
@@ -258,7 +262,7 @@ def order_streams(datasets: Sequence[Dataset]) -> tuple[order.OrderStream, ...]:
     )
 
 
-def bring_back(dataset: Dataset) -> str:
+def missing_shard_advice(dataset: Dataset) -> str:
     """Return what to do about a missing shard, for a message."""
     repair = command("repair", dataset.store.url)
     again = f" or make it again ({repair}, then the command it is from)"

@@ -21,18 +21,18 @@ from wdsprep.dataset.selection import SampleSelection, digest_of_shape, digest_o
 from wdsprep.dataset.shapes import Size, shape_name, shapes_of
 from wdsprep.dataset.state import read_manifest
 from wdsprep.errors import UsageError
-from wdsprep.loading.catalog import counts_by_shape, of_manifest
 from wdsprep.loading.datasets import Dataset, Joined
 from wdsprep.loading.join_positions import DatasetPositions, JoinPositions
-from wdsprep.loading.order.mixing import Want
-from wdsprep.loading.subsets import in_shapes, select
+from wdsprep.loading.open_datasets import counts_by_shape, dataset_from_manifest
+from wdsprep.loading.order.mixing import StreamAmount
+from wdsprep.loading.subsets import select, split_by_shape
 from wdsprep.loading.tables import is_table
 from wdsprep.store import open_store
 from wdsprep.store.base import Store
 from wdsprep.text import plural
 
 
-def joined(datasets: Iterable[Dataset]) -> tuple[Dataset, ...]:
+def join_datasets(datasets: Iterable[Dataset]) -> tuple[Dataset, ...]:
     """Return the datasets with what their `join` names, without samples that a joined one lacks."""
     opened: dict[str, tuple[Dataset, Manifest]] = {}
     by_whole: dict[Dataset, list[Dataset]] = {}
@@ -41,11 +41,11 @@ def joined(datasets: Iterable[Dataset]) -> tuple[Dataset, ...]:
     found: list[Dataset] = []
     for whole, parts in by_whole.items():
         places = [place for place in whole.join if not is_table(place)]
-        found += _joined(whole, parts, places, opened) if places else parts
+        found += _join_one(whole, parts, places, opened) if places else parts
     return tuple(found)
 
 
-def _joined(
+def _join_one(
     whole: Dataset,
     parts: list[Dataset],
     places: Sequence[str],
@@ -64,20 +64,20 @@ def _joined(
         store = open_store(place)
         url = store.url
         others = whole, *(each.dataset for each in beside)
-        if _place_of(store) in {_place_of(other.store) for other in others}:
+        if _canonical_place(store) in {_canonical_place(other.store) for other in others}:
             raise UsageError(f"{place} is joined twice: name each dataset once")
         if url not in opened:
-            opened[url] = _opened(place)
-        shapes.append(_in_shapes_of(whole, *opened[url]))
-        beside.append(_matched(files, first, *opened[url], shapes[-1]))
-    left = _without_lacking(whole, parts, beside)
+            opened[url] = _open_joined(place)
+        shapes.append(_split_joined(whole, *opened[url]))
+        beside.append(_match_shards(files, first, *opened[url], shapes[-1]))
+    left = _drop_lacking(whole, parts, beside)
     return [
-        replace(part, joined=tuple(map(partial(_in_shape, part.size), beside, shapes)))
+        replace(part, joined=tuple(map(partial(_joined_of_shape, part.size), beside, shapes)))
         for part in left
     ]
 
 
-def _in_shape(size: Size | None, joined: Joined, shapes: tuple[Dataset, ...]) -> Joined:
+def _joined_of_shape(size: Size | None, joined: Joined, shapes: tuple[Dataset, ...]) -> Joined:
     """Return the joined dataset's samples of this shape, if it has shapes."""
     own = (shape for shape in shapes if shape.size == size)
     return Joined(next(own), joined.positions) if shapes else joined
@@ -101,12 +101,12 @@ def _positions(dataset: Dataset, inputs: Ints, parts: Sequence[Dataset]) -> Data
     )
 
 
-def _place_of(store: Store) -> str:
+def _canonical_place(store: Store) -> str:
     """Return one text for all ways to write the same place."""
     return str(store.root.resolve()) if store.root else store.url
 
 
-def _opened(place: str) -> tuple[Dataset, Manifest]:
+def _open_joined(place: str) -> tuple[Dataset, Manifest]:
     store = open_store(place)
     manifest = read_manifest(store)
     if manifest is None:
@@ -116,10 +116,10 @@ def _opened(place: str) -> tuple[Dataset, Manifest]:
         )
     if manifest.dataset != "latents":
         raise UsageError(f"{place} holds {manifest.dataset}: join latents, or text by itself")
-    return of_manifest(store, manifest, Want()), manifest
+    return dataset_from_manifest(store, manifest, StreamAmount()), manifest
 
 
-def _in_shapes_of(whole: Dataset, dataset: Dataset, manifest: Manifest) -> tuple[Dataset, ...]:
+def _split_joined(whole: Dataset, dataset: Dataset, manifest: Manifest) -> tuple[Dataset, ...]:
     """Split a joined dataset by shape; refuse other shapes than the first dataset has.
 
     Where both were cropped alike, a sample has the same shape in both.
@@ -137,10 +137,10 @@ def _in_shapes_of(whole: Dataset, dataset: Dataset, manifest: Manifest) -> tuple
             f"{url} has other shapes than {whole.store.url}, and a batch has one: join what was "
             "made with the same --shapes and --resolution"
         )
-    return in_shapes(dataset, shapes, counts_by_shape(dataset, manifest))
+    return split_by_shape(dataset, shapes, counts_by_shape(dataset, manifest))
 
 
-def _matched(
+def _match_shards(
     whole: Dataset,
     first: DatasetPositions,
     dataset: Dataset,
@@ -153,7 +153,7 @@ def _matched(
     source = dict(zip(map(latent_shard, known), ledger.column("input"), strict=True))
     lacking = [name for name in whole.names if name not in source]
     if lacking:
-        raise UsageError(_unfinished(whole, url, lacking, manifest))
+        raise UsageError(_explain_lacking(whole, url, lacking, manifest))
     others = [
         name
         for name, made_of in zip(whole.names, whole.made_of, strict=True)
@@ -166,8 +166,8 @@ def _matched(
         )
     if others:
         raise UsageError(
-            f"{url} and {whole.store.url} are of different images in {_shown(others)}: these were "
-            'packed anew in between: run "wdsprep repair" on both with their images, then the '
+            f"{url} and {whole.store.url} are of different images in {_name_shards(others)}: these "
+            'were packed anew in between: run "wdsprep repair" on both with their images, then the '
             f'"{maker_of(manifest.dataset, manifest.settings)}" that they are from'
         )
     numbers = {name: number for number, name in enumerate(dataset.names)}
@@ -182,22 +182,22 @@ def _image_shard(source: str) -> str:
     return source.partition(":")[0]
 
 
-def _unfinished(whole: Dataset, url: str, lacking: Sequence[str], manifest: Manifest) -> str:
-    what = f"{url} has nothing of {_shown(lacking)}, which {whole.store.url} has"
+def _explain_lacking(whole: Dataset, url: str, lacking: Sequence[str], manifest: Manifest) -> str:
+    what = f"{url} has nothing of {_name_shards(lacking)}, which {whole.store.url} has"
     if manifest.complete:
         return f"{what}: make it with --resolution as small, or load without them (buckets=)"
     maker = maker_of(manifest.dataset, manifest.settings)
     return f'{what}: it is not complete: run the same "{maker}" again, to its end'
 
 
-def _shown(shards: Sequence[str]) -> str:
+def _name_shards(shards: Sequence[str]) -> str:
     more = f" and {plural(len(shards) - 1, 'more shard')}" if len(shards) > 1 else ""
     return f"{shards[0]}{more}"
 
 
-def _without_lacking(whole: Dataset, parts: list[Dataset], beside: list[Joined]) -> list[Dataset]:
+def _drop_lacking(whole: Dataset, parts: list[Dataset], beside: list[Joined]) -> list[Dataset]:
     """Return the parts without samples that a joined dataset lacks."""
-    keep = _kept([each.positions for each in beside])
+    keep = _find_common([each.positions for each in beside])
     if all(has.all() for has in keep.values()):
         return parts
     numbers = SampleSelection.from_numbers(
@@ -208,15 +208,15 @@ def _without_lacking(whole: Dataset, parts: list[Dataset], beside: list[Joined])
     if not left:
         places = " and ".join(each.dataset.store.url for each in beside)
         raise UsageError(f"no sample of {whole.store.url} is in {places}: all were rejected there")
-    return _as_one(whole, left)
+    return _with_common_digests(whole, left)
 
 
-def _kept(beside: list[JoinPositions]) -> dict[int, NDArray[np.bool_]]:
+def _find_common(beside: list[JoinPositions]) -> dict[int, NDArray[np.bool_]]:
     """Return which samples all datasets have, for each shard that may lack some."""
     keep: dict[int, NDArray[np.bool_]] = {}
-    lacks = [each.lacks() for each in beside]
+    lacks = [each.find_incomplete() for each in beside]
     for each, shards in zip(beside, lacks, strict=True):
-        found = ahead(each.has, shards.tolist(), each.other.store.readers)
+        found = ahead(each.find_present, shards.tolist(), each.other.store.readers)
         for shard, has in zip(shards.tolist(), found, strict=True):
             keep[shard] = keep[shard] & has if shard in keep else has
     read = [shards[each.shards[shards] >= 0] for each, shards in zip(beside, lacks, strict=True)]
@@ -226,7 +226,7 @@ def _kept(beside: list[JoinPositions]) -> dict[int, NDArray[np.bool_]]:
     return keep
 
 
-def _as_one(whole: Dataset, parts: list[Dataset]) -> list[Dataset]:
+def _with_common_digests(whole: Dataset, parts: list[Dataset]) -> list[Dataset]:
     """Return the parts with the digests of the joined samples.
 
     The order is then that of a single dataset that holds the samples which all joined datasets

@@ -104,7 +104,7 @@ class JoinPositions:
         is_moved = self._moved[shards]
         if is_moved.any():
             places = indices.copy()
-            maps = self._maps_of(np.unique(shards[is_moved]).tolist())
+            maps = self._read_maps(np.unique(shards[is_moved]).tolist())
             for shard in maps:
                 here = shards == shard
                 places[here] = maps[shard][indices[here]]
@@ -120,42 +120,42 @@ class JoinPositions:
         """Leave out the rows that were read: another process reads those that it needs."""
         return {**self.__dict__, "_maps": {}}
 
-    def _maps_of(self, shards: Sequence[int]) -> dict[int, Numbers]:
+    def _read_maps(self, shards: Sequence[int]) -> dict[int, Numbers]:
         """Return the maps of shards; more than a few are read in threads."""
         if sum(shard not in self._maps for shard in shards) <= FEW_SHARDS:
-            return {shard: self._map(shard) for shard in shards}
-        maps = read_each(self._map, shards, self.other.store.readers)
+            return {shard: self._read_map(shard) for shard in shards}
+        maps = read_each(self._read_map, shards, self.other.store.readers)
         return dict(zip(shards, maps, strict=True))
 
     @cached_property
-    def _most(self) -> int:
+    def _max_maps(self) -> int:
         """The number of shards whose maps are kept."""
         mean = max(1.0, float(self.first.inputs.mean()))
         return max(KEPT, int(KEPT_NBYTES / (NBYTES * mean)))
 
-    def _map(self, shard: int) -> Numbers:
+    def _read_map(self, shard: int) -> Numbers:
         found = self._maps.get(shard)
         if found is None:
-            found = self._made(shard)
-            while len(self._maps) >= self._most:  # whatever other threads take out meanwhile
+            found = self._make_map(shard)
+            while len(self._maps) >= self._max_maps:  # whatever other threads take out meanwhile
                 self._maps.pop(next(iter([*self._maps])), None)
             self._maps[shard] = found
         return found
 
-    def _made(self, shard: int) -> Numbers:
+    def _make_map(self, shard: int) -> Numbers:
         own = self.other.read(int(self.shards[shard]))
         numbers = own.numbers(int(self.first.inputs[shard]))
         return numbers[self.first.read(shard).positions]
 
-    def lacks(self) -> Ints:
+    def find_incomplete(self) -> Ints:
         """Return the shards of the first dataset that may have samples which the other lacks."""
         own, inputs = self.shards, self.other.inputs[self.shards]
         is_less = (self.other.sizes[own] < inputs) | (inputs < self.first.inputs)
         return np.flatnonzero((own < 0) | is_less)
 
-    def has(self, shard: int) -> NDArray[np.bool_]:
+    def find_present(self, shard: int) -> NDArray[np.bool_]:
         """Return which samples of a shard of the first dataset the other dataset has too."""
         if self.shards[shard] < 0:
             return np.zeros(int(self.first.sizes[shard]), np.bool_)
-        has: NDArray[np.bool_] = self._map(shard) != NOWHERE
-        return has
+        present: NDArray[np.bool_] = self._read_map(shard) != NOWHERE
+        return present

@@ -37,25 +37,25 @@ from wdsprep.errors import FingerprintError, FormatError, UsageError
 from wdsprep.limits import MAX_AREA
 from wdsprep.loading.arguments import (
     LoadPlan,
-    ahead_of,
     check_tee,
-    encoding_of,
-    names_of,
-    placed,
+    choose_fields,
+    find_rank,
+    make_encoding,
+    prefetch_depth,
     threads_for,
 )
-from wdsprep.loading.catalog import large_enough, open_all
+from wdsprep.loading.augmentation import make_effects
+from wdsprep.loading.copy_to_device import copy_batches
 from wdsprep.loading.datasets import Dataset, order_streams
-from wdsprep.loading.effects import effects_of
-from wdsprep.loading.grid import short
-from wdsprep.loading.join import joined
+from wdsprep.loading.join import join_datasets
 from wdsprep.loading.on_the_fly.image_shapes import find_latent_shapes
+from wdsprep.loading.open_datasets import open_datasets, select_large_enough
 from wdsprep.loading.options import FULL, LoadOptions
 from wdsprep.loading.order import MAX_STEP, Order
-from wdsprep.loading.serving import serve, serve_raw
-from wdsprep.loading.shelves.cache import CacheDir, cache_dir
-from wdsprep.loading.to_device import transferred
-from wdsprep.loading.where import those_where
+from wdsprep.loading.prefetch import serve, serve_raw
+from wdsprep.loading.sample_layout import batch_name
+from wdsprep.loading.shelves.cache import CacheDir, open_cache_dir
+from wdsprep.loading.where import select_where
 from wdsprep.options import taking
 from wdsprep.store import opened
 from wdsprep.text import brief, plural, whole
@@ -114,17 +114,21 @@ def load(options: LoadOptions) -> "Loader":
     ):
         raise UsageError("raw=True gives samples as they are stored: leave out the other options")
     pixels, tee, global_batch = options.pixels, str(options.tee), options.global_batch
-    datasets = open_all(options.streams, options.join)
-    cached = cache_dir(options.cache, options.cache_nbytes)
-    encoding = encoding_of(options.encode, options.device, raw=options.raw, pixels=pixels, tee=tee)
+    datasets = open_datasets(options.streams, options.join)
+    cached = open_cache_dir(options.cache, options.cache_nbytes)
+    encoding = make_encoding(
+        options.encode, options.device, raw=options.raw, pixels=pixels, tee=tee
+    )
     if options.max_area != MAX_AREA and not pixels:
         raise UsageError("max_area= is for pixels=: with encode= it is Encode(max_area=)")
     if encoding is not None and tee:
         check_tee(datasets, options.where)
         encoding = encoding.as_at(tee)
-    datasets = _served(datasets, options.where, encoding, pixels=pixels, tee=tee, cached=cached)
+    datasets = _select_samples(
+        datasets, options.where, encoding, pixels=pixels, tee=tee, cached=cached
+    )
     threads = options.threads or threads_for(encoding)
-    effects = effects_of(
+    effects = make_effects(
         datasets,
         seed=options.seed,
         global_batch=global_batch,
@@ -146,11 +150,11 @@ def load(options: LoadOptions) -> "Loader":
         also=effects.parameters,
         also_places={name: each.store.url for name, each in effects.joined.items()},
     )
-    names = names_of(datasets, options.fields, pixels)
+    names = choose_fields(datasets, options.fields, pixels)
     names = () if options.raw else names
-    if encoding is not None and short(FLIPPED) in names:
+    if encoding is not None and batch_name(FLIPPED) in names:
         raise UsageError("encode= mirrors in place: ask for latent, and give flip=")
-    rank, world = placed(options.rank, options.world_size)
+    rank, world = find_rank(options.rank, options.world_size)
     order.check(options.step, rank=rank, world=world)
     ahead = options.ahead
     plan = LoadPlan(
@@ -163,7 +167,7 @@ def load(options: LoadOptions) -> "Loader":
         effects=effects,
         raw=options.raw,
         threads=threads,
-        ahead=ahead_of(threads, encoding, global_batch // world) if ahead is None else ahead,
+        ahead=prefetch_depth(threads, encoding, global_batch // world) if ahead is None else ahead,
         pad=options.pad,
         pin=options.pin,
         device=None if options.device is None else torch.device(options.device),
@@ -173,7 +177,7 @@ def load(options: LoadOptions) -> "Loader":
     return Loader(plan, step=options.step, encoding=encoding, tee=tee)
 
 
-def _served(
+def _select_samples(
     datasets: tuple[Dataset, ...],
     where: str | None,
     encoding: "Encoding | None",
@@ -193,8 +197,10 @@ def _served(
             part for each in datasets for part in find_latent_shapes(each, settings, cached)
         )
     if pixels > 0:
-        datasets = tuple(large_enough(d, pixels) if d.kind == "images" else d for d in datasets)
-    left = those_where(joined(datasets), where, cached)
+        datasets = tuple(
+            select_large_enough(d, pixels) if d.kind == "images" else d for d in datasets
+        )
+    left = select_where(join_datasets(datasets), where, cached)
     lost = sum(dataset.samples for dataset in datasets) - sum(dataset.samples for dataset in left)
     if tee and lost:
         raise UsageError(
@@ -204,7 +210,7 @@ def _served(
     return left
 
 
-def _numbers(
+def _read_numbers(
     state: Mapping[str, Any], name: str, count: int, *, least: tuple[int, ...]
 ) -> tuple[int, ...]:
     """Return the numbers that a state has under a name; empty if it has none."""
@@ -300,14 +306,14 @@ class Loader(IterableDataset[dict[str, Any]]):
         """Continue after the step of a state; refuse one of other data or another order."""
         if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
             raise FormatError(f"this is no state of a loader, but {brief(state)}")
-        row, world, worker = self._place_in(state)
+        row, world, worker = self._read_place(state)
         own = {name: state[name] for name in state if name not in ("row", "worker")}
         if self._encoding is not None and own.get("latents"):
-            self._go_on_in_older_form(self._encoding, own)
+            self._use_older_format(self._encoding, own)
         try:
             step = self._plan.order.resume(own)
         except FingerprintError as error:
-            raise FingerprintError(f"{self._why_another(own)}{error}") from None
+            raise FingerprintError(f"{self._explain_difference(own)}{error}") from None
         if row and (world != self._plan.world or not self._plan.raw):
             raise FingerprintError(
                 f"the state was made {row} samples into a step by one of {world} ranks: resume raw "
@@ -315,15 +321,15 @@ class Loader(IterableDataset[dict[str, Any]]):
             )
         self._move(step * self._unit + row, worker)
 
-    def _place_in(self, state: Mapping[str, Any]) -> tuple[int, int, tuple[int, int, int] | None]:
+    def _read_place(self, state: Mapping[str, Any]) -> tuple[int, int, tuple[int, int, int] | None]:
         """Return the place that a state has inside a step: row, number of ranks, and worker."""
-        row = _numbers(state, "row", 2, least=(0, 1)) or (0, self._plan.world)
+        row = _read_numbers(state, "row", 2, least=(0, 1)) or (0, self._plan.world)
         if row[0] >= max(1, self._unit) and row[1] == self._plan.world:
             raise FormatError(f"this is no state of a loader: a step has no row {brief(row[0])}")
-        worker = _numbers(state, "worker", 3, least=(0, 1, 0))
+        worker = _read_numbers(state, "worker", 3, least=(0, 1, 0))
         return row[0], row[1], (worker[0], worker[1], worker[2]) if worker else None
 
-    def _why_another(self, state: Mapping[str, Any]) -> str:
+    def _explain_difference(self, state: Mapping[str, Any]) -> str:
         """Say why the order differs from that of a state, where the reason is known."""
         places = dict.fromkeys(dataset.store.url for dataset in self._plan.datasets)
         if lost := [url for url in places if removed_from(opened(url)).changes]:
@@ -336,7 +342,7 @@ class Loader(IterableDataset[dict[str, Any]]):
             )
         return ""
 
-    def _go_on_in_older_form(self, encoding: "Encoding", state: Mapping[str, Any]) -> None:
+    def _use_older_format(self, encoding: "Encoding", state: Mapping[str, Any]) -> None:
         """Decode as an older wdsprep did, if the state is of one.
 
         Versions that are older still identify models by another digest, which takes a while
@@ -388,7 +394,7 @@ class Loader(IterableDataset[dict[str, Any]]):
         is_stored = self._encoding is None
         batches = serve(self._plan, places) if is_stored else self._session.serve(places)
         device = self._plan.device
-        return batches if device is None else transferred(batches, device)
+        return batches if device is None else copy_batches(batches, device)
 
     @cached_property
     def _session(self) -> "Session":

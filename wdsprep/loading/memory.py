@@ -21,14 +21,14 @@ from wdsprep.dataset.aio import Bytes
 from wdsprep.dataset.arrays import LATENT, MASK, Field
 from wdsprep.dataset.chance import Ints
 from wdsprep.dataset.rejects import Reject
-from wdsprep.loading.grid import short
 from wdsprep.loading.padding import PaddedRows
-from wdsprep.loading.worker_memory import ring, rounded
+from wdsprep.loading.sample_layout import batch_name
+from wdsprep.loading.shared_memory import round_up, worker_blocks
 
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
-class Blocks:
+class BlockPool:
     """A pool of memory blocks, for any number of threads.
 
     It keeps `keep` unused blocks of each size. Sizes are rounded up, also to multiples of
@@ -44,7 +44,7 @@ class Blocks:
 
         It is free again once no view of it is left.
         """
-        size = rounded(nbytes, self._step)
+        size = round_up(nbytes, self._step)
         try:
             base = self._free.setdefault(size, []).pop()
         except IndexError:
@@ -73,9 +73,9 @@ class Batch:
     has the latents of mirror images, which some rows take. `variable` names the array of
     variable length in `out`, if that array or its mask is wanted; `lengths` has the length of
     each row, and `padded` the rows themselves. `choice` has the number of the caption of each
-    row, where chance picks captions. `beside` has, for each joined dataset, the shard and the
-    number of the sample of each row. `refused` has samples that others replaced, by shard and
-    index: what `encode` says of them, or None where the shard is damaged.
+    row, where chance picks captions. `joined_places` has, for each joined dataset, the shard
+    and the number of the sample of each row. `refused` has samples that others replaced, by
+    shard and index: what `encode` says of them, or None where the shard is damaged.
     """
 
     step: int
@@ -92,7 +92,7 @@ class Batch:
     lengths: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     padded: PaddedRows | None = None
     choice: list[int] = field(default_factory=list)
-    beside: list[tuple[list[int], list[int]]] = field(default_factory=list)
+    joined_places: list[tuple[list[int], list[int]]] = field(default_factory=list)
     refused: dict[tuple[int, int], Reject | None] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -106,22 +106,22 @@ class Batch:
                 if self.padded is not None:
                     self.padded.put(row, array)
             return
-        is_latent = name == short(LATENT) and self.moments is not None
+        is_latent = name == batch_name(LATENT) and self.moments is not None
         into = self.moments if is_latent else self.out.get(name)
         if into is not None:
             into[start : start + len(arrays)] = arrays  # type: ignore[assignment]  # one tensor
 
     def mask(self, rows: range) -> None:
         """Write the mask of these rows: true where an array is not padding."""
-        if self.variable and short(MASK) in self.out:
+        if self.variable and batch_name(MASK) in self.out:
             some = slice(rows.start, rows.stop)
-            mask = self.out[short(MASK)].numpy()[some]
+            mask = self.out[batch_name(MASK)].numpy()[some]
             np.take(_masks(mask.shape[1]), self.lengths[some], axis=0, out=mask)
 
     def shorten(self) -> None:
         """Cut off the columns that are padding in every row."""
         longest = int(self.lengths.max(initial=0))
-        names = {self.variable, short(MASK)} if self.variable else set()
+        names = {self.variable, batch_name(MASK)} if self.variable else set()
         for name in names & self.out.keys():
             self.out[name] = self.out[name][:, :longest]
 
@@ -156,12 +156,12 @@ class Memory:
     """
 
     def __init__(self, *, pin: bool = False, keep: int = 8) -> None:
-        self._pin, self._blocks, self._padded = pin, Blocks(keep=keep), Blocks(keep=keep)
+        self._pin, self._blocks, self._padded = pin, BlockPool(keep=keep), BlockPool(keep=keep)
         self._last: dict[int, _LastUse] = {}  # by address
 
     def take(self, nbytes: int) -> torch.Tensor:
         if get_worker_info() is not None:
-            return ring().take(nbytes)
+            return worker_blocks().take(nbytes)
         if self._pin:  # torch keeps pinned memory itself, until copies from it have ended
             return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
         return torch.from_numpy(self._blocks.take(nbytes))
@@ -178,10 +178,10 @@ class Memory:
         else:
             with torch.inference_mode(False):  # where versions are counted, whatever the trainer's
                 made = torch.from_numpy(self._padded.take(count * field.array_nbytes))
-                used = self._watched(made, shape, used)
+                used = self._watch(made, shape, used)
         return made, PaddedRows(field, made.numpy().reshape(shape), used)
 
-    def _watched(self, made: torch.Tensor, shape: tuple[int, int], whole: Ints) -> Ints:
+    def _watch(self, made: torch.Tensor, shape: tuple[int, int], whole: Ints) -> Ints:
         """Return how far each row of a block may hold nonzero bytes, and watch it from now on.
 
         torch counts the operations that write to a tensor or a view of it. A detached

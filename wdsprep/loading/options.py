@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from wdsprep.encoding.recipe import Encode
-    from wdsprep.loading.catalog import Places, Stream, Streams
+    from wdsprep.loading.open_datasets import Places, Stream, Streams
 
 FULL, LONGEST = PADS = ("full", "longest")
 """The lengths that arrays are padded to: the full one, or the longest of their batch."""

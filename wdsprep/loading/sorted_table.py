@@ -18,8 +18,8 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from wdsprep.dataset.kept import KeptWriter
-from wdsprep.loading.table_keys import DIGITS, KEY, numbers_in
-from wdsprep.loading.table_rows import Columns, TableRows, rows_of
+from wdsprep.loading.table_keys import DIGITS, KEY, parse_digits
+from wdsprep.loading.table_rows import Columns, TableRows, open_rows
 from wdsprep.sources.sorted_rows import SORTED_THERE, sorted_rows
 from wdsprep.sources.tables.files import Table
 from wdsprep.store.spool import Place, Spool
@@ -34,7 +34,7 @@ def sort_table(
     place: str, table: Table, texts: Sequence[str], writer: KeptWriter, path: Path
 ) -> None:
     """Write the first row of each key, sorted by key, with the columns of texts in `texts`."""
-    sort_rows(rows_of(place, table, texts), writer, path)
+    sort_rows(open_rows(place, table, texts), writer, path)
 
 
 def sort_rows(rows: TableRows, writer: KeptWriter, path: Path) -> None:
@@ -71,7 +71,7 @@ class _Sorted:
     def add(self, batch: pa.RecordBatch) -> None:
         keys = batch.column(KEY)
         numbers, texts = self._rows.values(batch)
-        wanted = self._first_ones(keys, numbers)
+        wanted = self._find_first(keys, numbers)
         chosen = pa.array(wanted)
         named = _as_rows(keys.filter(chosen), self._rows.width)
         if not len(named):
@@ -86,7 +86,7 @@ class _Sorted:
             self._put(f"ends {name}", pc.binary_length(lines).to_numpy(zero_copy_only=False))
             self._put(f"texts {name}", np.frombuffer(_data(lines), np.uint8))
 
-    def _first_ones(self, keys: pa.Array, numbers: Columns) -> NDArray[np.bool_]:
+    def _find_first(self, keys: pa.Array, numbers: Columns) -> NDArray[np.bool_]:
         """Return which rows have all numbers, and a key that no earlier row has."""
         good = np.ones(len(keys), np.bool_)
         for values in numbers.values():
@@ -132,7 +132,7 @@ class _Sorted:
 
         keys = hashed(parts(KEY, f"|S{rows.width}"))
         if width:
-            own = (numbers_in(some.astype(f"S{width}").tobytes(), width) for some in keys)
+            own = (parse_digits(some.astype(f"S{width}").tobytes(), width) for some in keys)
             writer.add(KEY, "<i8", own)
         else:
             writer.add(KEY, f"|S{rows.width}", keys)

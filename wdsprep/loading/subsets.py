@@ -22,7 +22,7 @@ from wdsprep.dataset.shapes import Size, shape_name
 from wdsprep.loading.datasets import Dataset
 
 
-def in_shapes(
+def split_by_shape(
     whole: Dataset,
     shapes: Sequence[Size],
     counts: NDArray[np.int32],
@@ -35,13 +35,13 @@ def in_shapes(
     """
     parts = (selection or whole.selection).split(counts)
     return tuple(
-        _part(whole, part, digest_of_shape(whole.digest, shape_name(size), own), size)
+        _with_selection(whole, part, digest_of_shape(whole.digest, shape_name(size), own), size)
         for size, own, part in zip(shapes, counts.T, parts, strict=True)
         if len(part.shards)
     )
 
 
-def without_rejects(
+def latents_without_rejects(
     images: Dataset,
     settings: Mapping[str, Any],
     shapes: Sequence[Size],
@@ -50,12 +50,12 @@ def without_rejects(
 ) -> tuple[Dataset, ...]:
     """Return the latents that images will become, if some are rejected or shapes differ.
 
-    They are what `encode` would store. `counts` and `selection` are as in `in_shapes`; without
+    They are what `encode` would store. `counts` and `selection` are as in `split_by_shape`; without
     shapes there is one column.
     """
     left = np.flatnonzero(counts.any(axis=1)).astype(np.int32)
     sizes = counts[left].sum(axis=1, dtype=np.int64)
-    images = of_shards(images, left)
+    images = select_shards(images, left)
     whole = replace(
         images,
         kind="latents",
@@ -66,11 +66,11 @@ def without_rejects(
     )
     selection = replace(selection.pick(left), shards=np.arange(len(left), dtype=np.int32))
     if shapes:
-        return in_shapes(whole, shapes, counts[left], selection)
-    return (_part(whole, replace(selection, counts=sizes), whole.digest),)
+        return split_by_shape(whole, shapes, counts[left], selection)
+    return (_with_selection(whole, replace(selection, counts=sizes), whole.digest),)
 
 
-def of_shards(dataset: Dataset, shards: Iterable[int]) -> Dataset:
+def select_shards(dataset: Dataset, shards: Iterable[int]) -> Dataset:
     """Return a dataset of these shards only."""
     some = list(map(int, shards))
     names, contents = (tuple(each[n] for n in some) for each in (dataset.names, dataset.contents))
@@ -98,10 +98,10 @@ def select(dataset: Dataset, keep: SampleSelection) -> Dataset | None:
     if not left.samples:
         return None
     digest = digest_of_selected(dataset.digest, own, left, len(dataset.names))
-    return _part(dataset, left, digest, dataset.size)
+    return _with_selection(dataset, left, digest, dataset.size)
 
 
-def _part(
+def _with_selection(
     dataset: Dataset, selection: SampleSelection, digest: str, size: Size | None = None
 ) -> Dataset:
     """Return a dataset with this selection, also of the images that it is made from."""
@@ -113,5 +113,5 @@ def _part(
         digest=digest,
         size=size,
         part_of=dataset.whole,
-        images=None if images is None else _part(images, selection, digest, size),
+        images=None if images is None else _with_selection(images, selection, digest, size),
     )

@@ -12,11 +12,11 @@ LACKING = -1
 DIGITS = 18  # of a number of 64 bits
 
 
-def packed(texts: Sequence[str]) -> list[bytes]:
-    return [*map(_packed_one, texts)]
+def encode_keys(texts: Sequence[str]) -> list[bytes]:
+    return [*map(_encode_key, texts)]
 
 
-def _packed_one(text: str) -> bytes:
+def _encode_key(text: str) -> bytes:
     """Encode a key; return nothing for one that no file can have, as half of a surrogate pair."""
     try:
         return text.encode("utf-8", "surrogateescape")
@@ -24,14 +24,14 @@ def _packed_one(text: str) -> bytes:
         return b""
 
 
-def as_numbers(keys: Sequence[str], width: int) -> Ints:
+def keys_to_numbers(keys: Sequence[str], width: int) -> Ints:
     """Return keys of so many digits as numbers, and LACKING for other keys.
 
     If all keys are such numbers, they are converted at once, in a fifth of the time.
     """
     whole = "".join(keys)
     if {*map(len, keys)} == {width} and whole.isdecimal() and whole.isascii():
-        return numbers_in(whole.encode(), width)
+        return parse_digits(whole.encode(), width)
     return np.fromiter(
         (int(k) if len(k) == width and k.isdecimal() and k.isascii() else LACKING for k in keys),
         np.int64,
@@ -39,7 +39,7 @@ def as_numbers(keys: Sequence[str], width: int) -> Ints:
     )
 
 
-def numbers_in(whole: bytes, width: int) -> Ints:
+def parse_digits(whole: bytes, width: int) -> Ints:
     """Parse numbers of so many digits each that stand one after another."""
     digits = np.frombuffer(whole, np.uint8).reshape(-1, width) - ord("0")
     numbers: Ints = digits @ 10 ** np.arange(width - 1, -1, -1, dtype=np.int64)

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from wdsprep.errors import UsageError
-from wdsprep.loading.table_keys import KEY, packed
+from wdsprep.loading.table_keys import KEY, encode_keys
 from wdsprep.sources.tables.files import Table
 from wdsprep.sources.tables.parquet import NUMBERS, ParquetTable, values_in
 from wdsprep.text import plural
@@ -66,7 +66,7 @@ class TableRows:
         return keys
 
 
-def rows_of(place: str, table: Table, texts: Sequence[str]) -> TableRows:
+def open_rows(place: str, table: Table, texts: Sequence[str]) -> TableRows:
     if isinstance(table, ParquetTable):
         return _ParquetRows(place, table, texts)
     return _TextRows(place, table, texts)
@@ -109,7 +109,9 @@ def _as_bytes(column: pa.Array) -> pa.Array:
         column.validate(full=True)
     except pa.ArrowException:
         values = values_in(column)
-        return pa.array(packed([text if isinstance(text, str) else "" for text in values]), BYTES)
+        return pa.array(
+            encode_keys([text if isinstance(text, str) else "" for text in values]), BYTES
+        )
     return column.cast(pa.large_string()).fill_null("").cast(BYTES)
 
 
@@ -154,7 +156,7 @@ class _TextRows(TableRows):
     def _batch(self, rows: "list[dict[str, Any]]") -> pa.RecordBatch:
         keys = [row.get(KEY) or "" for row in rows]
         _check_keys(self.place, keys)
-        named = self.note_keys(pa.array(packed(keys), BYTES))
+        named = self.note_keys(pa.array(encode_keys(keys), BYTES))
         columns = {KEY: named}
         for name in dict.fromkeys(name for row in rows for name in row if name != KEY):
             values = [row.get(name) for row in rows]
@@ -180,7 +182,9 @@ def _cells(values: Sequence[Any]) -> pa.Array:
     try:
         return pa.array(values, pa.large_string()).cast(BYTES)
     except UnicodeEncodeError:
-        return pa.array([None if value is None else packed([value])[0] for value in values], BYTES)
+        return pa.array(
+            [None if value is None else encode_keys([value])[0] for value in values], BYTES
+        )
 
 
 def _column(batch: pa.RecordBatch, name: str) -> pa.Array:

@@ -21,8 +21,8 @@ from wdsprep.dataset.chance import Ints
 from wdsprep.dataset.kept import KeptFile, KeptWriter, kept
 from wdsprep.dataset.scores import columns_of
 from wdsprep.errors import NotFoundError, UsageError
-from wdsprep.loading.shelves.cache import CacheDir, folder_of
-from wdsprep.loading.table_keys import KEY, LACKING, as_numbers, packed
+from wdsprep.loading.shelves.cache import CacheDir, cache_folder
+from wdsprep.loading.table_keys import KEY, LACKING, encode_keys, keys_to_numbers
 from wdsprep.sources.patterns import table_kind
 from wdsprep.sources.tables.files import open_table
 from wdsprep.store import split_url
@@ -58,13 +58,15 @@ class KeyedTable:
     def places(self, keys: Sequence[str]) -> Ints:
         """Return the rows of these keys; LACKING if a key has none."""
         known = self._file.arrays[KEY]
-        wanted = as_numbers(keys, self._width) if self._width else np.array(packed(keys), "S")
+        wanted = (
+            keys_to_numbers(keys, self._width) if self._width else np.array(encode_keys(keys), "S")
+        )
         found = np.searchsorted(known, wanted)
         inside = np.minimum(found, len(known) - 1)
         is_there = (known[inside] == wanted) if len(known) else np.zeros(len(keys), np.bool_)
         return np.where(is_there, inside, LACKING)
 
-    def of_keys(self, keys: Sequence[str]) -> dict[str, NDArray[Any]]:
+    def values_for(self, keys: Sequence[str]) -> dict[str, NDArray[Any]]:
         """Return the numbers of these keys, which must all have rows."""
         places = self.places(keys)
         if (places == LACKING).any():
@@ -90,7 +92,7 @@ def is_table(place: str) -> bool:
     return table_kind(place) not in ("", "txt")
 
 
-def keyed_table(place: str, cache: CacheDir | None, texts: Sequence[str] = ()) -> KeyedTable:
+def open_keyed_table(place: str, cache: CacheDir | None, texts: Sequence[str] = ()) -> KeyedTable:
     """Open a table; the first time, sort it by key and keep that.
 
     `texts` are names that may be columns of texts.
@@ -111,10 +113,10 @@ def keyed_table(place: str, cache: CacheDir | None, texts: Sequence[str] = ()) -
 
         sort_table(place, table, wanted, writer, path)
 
-    return _opened(place, kept(folder_of(cache), what, make))
+    return _opened(place, kept(cache_folder(cache), what, make))
 
 
-def scores_table(
+def open_scores_table(
     scores: "Dataset", cache: CacheDir | None, texts: Sequence[str] = ()
 ) -> KeyedTable:
     """Open the scores of a dataset as a table; the first time, sort them and keep that."""
@@ -127,7 +129,7 @@ def scores_table(
 
         sort_rows(ScoreRows(scores, wanted), writer, path)
 
-    return _opened(scores.store.url, kept(folder_of(cache), what, make))
+    return _opened(scores.store.url, kept(cache_folder(cache), what, make))
 
 
 def _opened(place: str, found: KeptFile) -> KeyedTable:

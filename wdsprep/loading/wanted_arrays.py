@@ -13,7 +13,7 @@ from typing import Any
 from wdsprep.dataset.arrays import FLIPPED, LATENT, MASK, Field, text_fields
 from wdsprep.errors import UsageError
 from wdsprep.loading.datasets import Dataset, caption_name
-from wdsprep.loading.grid import short
+from wdsprep.loading.sample_layout import batch_name
 from wdsprep.text import examples
 
 TEXTS = ("txt", "caption")
@@ -51,25 +51,25 @@ def _wanted(
     return WantedArrays(fields, names, texts, *flags)
 
 
-WantedOfAll = tuple[tuple[WantedArrays | None, ...], ...]
+WantedBySlot = tuple[tuple[WantedArrays | None, ...], ...]
 """The arrays wanted of one stream, by slot and choice; None if nothing is read there."""
 
 
-def wanted_of_all(
+def find_wanted(
     dataset: Dataset, names: Sequence[str], choices: Sequence[str], *, raw: bool
-) -> WantedOfAll:
+) -> WantedBySlot:
     """Return what is read of each dataset of a stream, by slot and choice.
 
     `choices` are the names of captions, or one empty name if none are picked.
     """
-    wanted = {*names, short(FLIPPED)} if not raw else None
+    wanted = {*names, batch_name(FLIPPED)} if not raw else None
     if wanted is not None:
-        wanted |= {short(field.name) for field in measured(dataset, names)}
+        wanted |= {batch_name(field.name) for field in variable_fields(dataset, names)}
     texts = tuple(name for name in OF_TEXTS if raw or name in names)
     facts = tuple(name for name in texts if name == "json")
-    by_choice = [dataset.givers(choice) for choice in choices]
+    by_choice = [dataset.array_sources(choice) for choice in choices]
     found = []
-    for slot, part in enumerate(dataset.beside):
+    for slot, part in enumerate(dataset.with_joined):
         row: list[WantedArrays | None] = []
         for given, of_texts in by_choice:
             own = tuple(name for name, giver in given.items() if giver == slot)
@@ -82,27 +82,29 @@ def wanted_of_all(
     return tuple(found)
 
 
-def measured(dataset: Dataset, names: Sequence[str]) -> list[Field]:
+def variable_fields(dataset: Dataset, names: Sequence[str]) -> list[Field]:
     """Return the fields of variable length that a batch has, or that its mask is for."""
     variable = [field for field in dataset.served if field.is_variable]
-    wanted = [field for field in variable if short(field.name) in names]
-    return wanted or (variable if short(MASK) in names else [])
+    wanted = [field for field in variable if batch_name(field.name) in names]
+    return wanted or (variable if batch_name(MASK) in names else [])
 
 
-def shapes_of(dataset: Dataset, names: Sequence[str]) -> dict[str, object]:
+def tensor_shapes(dataset: Dataset, names: Sequence[str]) -> dict[str, object]:
     """Return what decides the shape of each named tensor of a batch."""
-    fields = {field for field in dataset.served if short(field.name) in names}
+    fields = {field for field in dataset.served if batch_name(field.name) in names}
     found: dict[str, object] = {
-        short(field.name): field for field in fields.union(measured(dataset, names))
+        batch_name(field.name): field for field in fields.union(variable_fields(dataset, names))
     }
-    if short(LATENT) in found and dataset.has_moments:
-        found[short(LATENT)] = (found[short(LATENT)], dataset.patch)
+    if batch_name(LATENT) in found and dataset.has_moments:
+        found[batch_name(LATENT)] = (found[batch_name(LATENT)], dataset.patch)
     return found | {name: kind for name, kind in dataset.columns.items() if name in names}
 
 
 def check_choices(dataset: Dataset, names: Sequence[str], choices: Sequence[str]) -> None:
     """Refuse captions that no dataset has, or that have different arrays."""
-    there = [caption_name(part.settings) for part in dataset.beside if text_fields(part.fields)]
+    there = [
+        caption_name(part.settings) for part in dataset.with_joined if text_fields(part.fields)
+    ]
     for choice in choices:
         if choice not in there:
             known = ", ".join(dict.fromkeys(there))
@@ -110,17 +112,17 @@ def check_choices(dataset: Dataset, names: Sequence[str], choices: Sequence[str]
                 f"captions: {dataset.store.url} and what is joined to it have {known}, not "
                 f"{choice}: join the text dataset that was made with --caption-name {choice}"
             )
-    lengths = measured(dataset, names)
+    lengths = variable_fields(dataset, names)
     served = text_fields(dataset.served)
-    wanted = [field for field in served if short(field.name) in names or field in lengths]
+    wanted = [field for field in served if batch_name(field.name) in names or field in lengths]
     for choice in choices:
-        given, _ = dataset.givers(choice)
+        given, _ = dataset.array_sources(choice)
         for field in wanted:
-            slot = given.get(short(field.name))
-            part = None if slot is None else dataset.beside[slot]
+            slot = given.get(batch_name(field.name))
+            part = None if slot is None else dataset.with_joined[slot]
             if part is None or field not in part.fields:
                 raise UsageError(
-                    f"captions: those of {choice} have no {short(field.name)} of {field}, as "
+                    f"captions: those of {choice} have no {batch_name(field.name)} of {field}, as "
                     "others have: pick among captions that were encoded alike, or leave it out of "
                     "fields="
                 )
@@ -130,11 +132,11 @@ def check_once(dataset: Dataset, choices: Sequence[str]) -> None:
     """Refuse two joined datasets that have the same array, if nothing says which is meant."""
     for choice in choices or [""]:
         known: dict[str, str] = {}
-        for part in dataset.beside[1:]:
+        for part in dataset.with_joined[1:]:
             of_texts = text_fields(part.fields)
-            own = [short(field.name) for field in part.fields if field not in of_texts]
+            own = [batch_name(field.name) for field in part.fields if field not in of_texts]
             if not choice or caption_name(part.settings) == choice:
-                own += [short(field.name) for field in of_texts]
+                own += [batch_name(field.name) for field in of_texts]
             if twice := [name for name in own if name in known]:
                 raise UsageError(
                     f"{known[twice[0]]} and {part.store.url} are joined, and both have "

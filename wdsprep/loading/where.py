@@ -4,8 +4,9 @@ Conditions are those of `wdsprep.dataset.conditions`. They apply to the json of 
 columns of joined tables. What the json of a sample lacks is taken from the json of the samples that
 are joined to it, in the order of `join=`.
 
-For a condition, all json of the dataset is read once (`facts`). The samples that meet it are kept
-(`kept`), by the contents of the dataset and the condition, so the next run finds them there.
+For a condition, all json of the dataset is read once (`sample_metadata`). The samples that meet it
+are kept (`kept`), by the contents of the dataset and the condition, so the next run finds them
+there.
 """
 
 import logging
@@ -26,11 +27,11 @@ from wdsprep.dataset.samples import PathParts, at_path
 from wdsprep.dataset.selection import Numbers, SampleSelection, ShardSamples, keep_selection
 from wdsprep.errors import UsageError
 from wdsprep.loading.datasets import Dataset, Joined
-from wdsprep.loading.facts import FactsBeside, SomeFacts, look_at_all
-from wdsprep.loading.shelves.cache import CacheDir, folder_of
+from wdsprep.loading.sample_metadata import JoinedMetadata, MetadataBlock, scan_metadata
+from wdsprep.loading.shelves.cache import CacheDir, cache_folder
 from wdsprep.loading.subsets import select
 from wdsprep.loading.table_keys import LACKING
-from wdsprep.loading.tables import KeyedTable, is_table, keyed_table, scores_table
+from wdsprep.loading.tables import KeyedTable, is_table, open_keyed_table, open_scores_table
 from wdsprep.text import examples, human_bytes, plural
 
 SHOWN = 200
@@ -45,7 +46,7 @@ class Where(Condition):
 
 
 @dataclass(frozen=True, slots=True)
-class _Left:
+class _SelectedBlock:
     """The samples of one piece of a shard that meet a condition.
 
     `seen` says for which names any sample has a value. `damaged` counts the damaged samples,
@@ -69,7 +70,7 @@ class Subset:
 
     @property
     def shown(self) -> str:
-        return in_short(self.condition.plain) if self.condition else ""
+        return shorten_for_state(self.condition.plain) if self.condition else ""
 
     @property
     def what(self) -> tuple[str, ...]:
@@ -86,10 +87,10 @@ class Subset:
         return self.condition.names if self.condition else ()
 
     @cached_property
-    def _beside(self) -> tuple[FactsBeside, ...]:
-        return tuple(map(FactsBeside, self.joined))
+    def _joined_metadata(self) -> tuple[JoinedMetadata, ...]:
+        return tuple(map(JoinedMetadata, self.joined))
 
-    def left_of(self, some: SomeFacts) -> _Left:
+    def select_in(self, some: MetadataBlock) -> _SelectedBlock:
         count = len(some.keys)
         places = [table.places(some.keys) for table in self.tables]
         has_rows = np.ones(count, np.bool_)
@@ -105,9 +106,13 @@ class Subset:
             meets = np.fromiter(map(self.condition.holds, samples), np.bool_, count)
             keep = meets & is_sound & has_rows
         numbers = (np.flatnonzero(keep) + some.first).astype(np.uint32)
-        return _Left(numbers, seen, int((~is_sound).sum()), int((is_sound & ~has_rows).sum()))
+        return _SelectedBlock(
+            numbers, seen, int((~is_sound).sum()), int((is_sound & ~has_rows).sum())
+        )
 
-    def _column(self, name: PathParts, some: SomeFacts, places: Sequence[Ints]) -> Sequence[Any]:
+    def _column(
+        self, name: PathParts, some: MetadataBlock, places: Sequence[Ints]
+    ) -> Sequence[Any]:
         """Return the values of a name: from a table that has it as a column, else from the json.
 
         If the json of the first dataset lacks a value, it comes from the first joined
@@ -122,18 +127,18 @@ class Subset:
             if len(name) == 1 and name[0] in table.texts:
                 return table.text(str(name[0]), own)
         found = [at_path(one, name) for one in some.facts]
-        for beside in self._beside:
+        for other in self._joined_metadata:
             lacking = [n for n, one in enumerate(found) if one is None]
             if not lacking:
                 break
-            others = beside.of(some.shard, np.array(lacking) + some.first)
+            others = other.of(some.shard, np.array(lacking) + some.first)
             for number, other in zip(lacking, others, strict=True):
                 found[number] = at_path(other, name)
         return found
 
     def selection(self, cache: CacheDir | None) -> SampleSelection:
         """Return the selected samples; they are searched once and then kept."""
-        found = kept(folder_of(cache), self.what, self._look)
+        found = kept(cache_folder(cache), self.what, self._search)
         url = self.whole.store.url
         if damaged := found.facts["damaged"]:
             what = plural(damaged, "sample")
@@ -144,7 +149,7 @@ class Subset:
             _log.warning("%s: %s in %s: left out", url, what, places)
         return SampleSelection.from_file(found)
 
-    def _look(self, writer: KeptWriter, path: Path) -> None:
+    def _search(self, writer: KeptWriter, path: Path) -> None:
         files = self.whole.files
         what = "json" if self.condition else "keys"
         _log.info(
@@ -162,7 +167,7 @@ class Subset:
 
         def numbers() -> Iterator[ShardSamples]:
             parses = self.condition is not None
-            for shard, pieces in look_at_all(self.whole, self.left_of, parses=parses):
+            for shard, pieces in scan_metadata(self.whole, self.select_in, parses=parses):
                 for piece in pieces:
                     seen[:] |= piece.seen
                     others[:] += piece.damaged, piece.lacking
@@ -185,7 +190,7 @@ class Subset:
         writer.facts["damaged"], writer.facts["lacking"] = others.tolist()
 
 
-def those_where(
+def select_where(
     datasets: Sequence[Dataset], where: str | None, cache: CacheDir | None
 ) -> tuple[Dataset, ...]:
     """Return datasets with only the samples that meet their conditions and have rows in all tables.
@@ -198,7 +203,7 @@ def those_where(
     found = []
     for dataset in datasets:
         if dataset.whole not in subsets:
-            subsets[dataset.whole] = subset_of(dataset, where, cache)
+            subsets[dataset.whole] = find_subset(dataset, where, cache)
         subset = subsets[dataset.whole]
         if subset is None:
             found.append(dataset)
@@ -218,16 +223,16 @@ def those_where(
     return tuple(found)
 
 
-def subset_of(dataset: Dataset, where: str | None, cache: CacheDir | None) -> Subset | None:
+def find_subset(dataset: Dataset, where: str | None, cache: CacheDir | None) -> Subset | None:
     """Return the selection that a dataset's conditions and tables ask for, if they do."""
     given = [Where(text) for text in (dataset.where, where) if text is not None and text != ""]
-    condition = joint(given) if given else None
+    condition = join_conditions(given) if given else None
     bare = [str(name[0]) for name in condition.names if len(name) == 1] if condition else []
     places = dict.fromkeys(place for place in dataset.join if is_table(place))
     scores = [each.dataset.whole for each in dataset.joined if each.dataset.has_columns]
     tables = (
-        *(keyed_table(place, cache, bare) for place in places),
-        *(scores_table(each, cache, bare) for each in scores),
+        *(open_keyed_table(place, cache, bare) for place in places),
+        *(open_scores_table(each, cache, bare) for each in scores),
     )
     names = [name for table in tables for name in table.columns]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -237,13 +242,13 @@ def subset_of(dataset: Dataset, where: str | None, cache: CacheDir | None) -> Su
     return Subset(whole=dataset.whole, condition=condition, tables=tables, joined=dataset.joined)
 
 
-def joint(conditions: Sequence[Where]) -> Where:
+def join_conditions(conditions: Sequence[Where]) -> Where:
     """Join conditions by "and"."""
     if len(conditions) == 1:
         return conditions[0]
     return Where(" and ".join(f"({condition.plain})" for condition in conditions))
 
 
-def in_short(plain: str) -> str:
+def shorten_for_state(plain: str) -> str:
     """Shorten a long condition for a state, which is small: its beginning and a digest."""
     return plain if len(plain) <= SHOWN else f"{plain[:60]}... {key_of(plain):016x}"

@@ -34,20 +34,20 @@ from wdsprep.errors import FormatError
 from wdsprep.images.shapes import cut_of
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.loading.arguments import LoadPlan
-from wdsprep.loading.grid import short
+from wdsprep.loading.damaged_samples import ATTEMPTS
 from wdsprep.loading.memory import Arrays, Batch, Memory
 from wdsprep.loading.options import LONGEST
 from wdsprep.loading.order import Samples
-from wdsprep.loading.reading import Instead, Reader
-from wdsprep.loading.serving import (
+from wdsprep.loading.prefetch import (
     NOTHING,
     close_shelves,
-    filled,
+    fill_batches,
     open_reader,
     open_shelves,
-    wanted_of,
+    wanted_by_shelf,
 )
-from wdsprep.loading.substitutes import ATTEMPTS
+from wdsprep.loading.reading import PutSubstitute, Reader
+from wdsprep.loading.sample_layout import batch_name
 from wdsprep.loading.wanted_arrays import TEXTS
 
 BEGUN = 2  # steps that the device has
@@ -85,7 +85,7 @@ class EncodingReader:
         The device has begun the next steps by then.
         """
         begun: deque[tuple[Batch, StepBegun]] = deque()
-        for batch in filled(self.plan, steps, self.reader):
+        for batch in fill_batches(self.plan, steps, self.reader):
             begun.append((batch, self.begin(batch)))
             if len(begun) >= BEGUN:
                 yield self._finished(*begun.popleft())
@@ -107,9 +107,9 @@ class EncodingReader:
             noises[row] = noise_of_mirrored(noises[row])
         return self.encoder.begin(pixels, captions, noises)
 
-    def at(self, batch: Batch, row: int) -> EncodedRow:
+    def encode_row(self, batch: Batch, row: int) -> EncodedRow:
         """Read and encode the one sample that a row now has."""
-        one = self.reader.alone(batch, row, (batch.shard[row], batch.index[row]))
+        one = self.reader.read_single(batch, row, (batch.shard[row], batch.index[row]))
         return self.rows(one, self.begin(one))[0]
 
     def _finished(self, batch: Batch, begun: StepBegun) -> tuple[Batch, list[EncodedRow]]:
@@ -134,7 +134,7 @@ class EncodingReader:
             code=Code.NOT_FINITE if tokens.count else Code.NO_TOKENS,
         )
         for attempt in range(ATTEMPTS):
-            one = self.reader.instead(batch, row, wanted, attempt)
+            one = self.reader.read_substitute(batch, row, wanted, attempt)
             begun = self.begin(one)
             if (arrays := begun.rows()[0]) is not None:
                 return _row(one, 0, begun.tokens[0], arrays)
@@ -218,7 +218,7 @@ class BatchLayout:
             self._put(made, start, some, mirrored)
             start += len(next(iter(some.values())))
         instead = None if encoded is None else partial(self._put_instead, encoded, mirrored)
-        self._read_beside(made, instead)
+        self._read_joined(made, instead)
         self._effects.finish(made, range(len(made)))
         if self._pad == LONGEST:
             made.shorten()
@@ -252,23 +252,23 @@ class BatchLayout:
         Rows that chance mirrors get the latents of mirror images, where there are both.
         """
         for member, some in arrays.items():
-            if short(member) in self._own:
-                made.put(short(member), start, some)
+            if batch_name(member) in self._own:
+                made.put(batch_name(member), start, some)
         for row, flipped in enumerate(arrays.get(FLIPPED, ()), start):
-            if row in mirrored and short(LATENT) in self._own:
-                made.put(short(LATENT), row, flipped[None])
+            if row in mirrored and batch_name(LATENT) in self._own:
+                made.put(batch_name(LATENT), row, flipped[None])
 
-    def _read_beside(self, made: Batch, instead: Instead | None) -> None:
+    def _read_joined(self, made: Batch, instead: PutSubstitute | None) -> None:
         """Read the arrays of joined datasets, which are stored."""
-        if not made.beside:
+        if not made.joined_places:
             return
         where = (np.array(numbers, np.int64) for numbers in (made.stream, made.shard, made.index))
         stream, shard, index = where
         samples = Samples(stream=stream, shard=shard, index=index)
         choice = np.array(made.choice) if made.choice else None
-        for shelf, wanted in wanted_of(self._reader, samples, choice, first=1).items():
+        for shelf, wanted in wanted_by_shelf(self._reader, samples, choice, first=1).items():
             shelf.expect(wanted, NOTHING)
-        self._reader.fill_beside(made, instead)
+        self._reader.fill_joined(made, instead)
 
     def _put_texts(
         self, made: Batch, number: int, row: EncodedRow, facts: Mapping[str, Any]
@@ -292,7 +292,9 @@ class Session:
             batch_size=encoding.batch_size,
             lanes=usable_cpus(),
         )
-        self._plan = with_empty(plan, self._encoder.empty() if plan.effects.drop_text else {})
+        self._plan = with_empty_caption(
+            plan, self._encoder.empty() if plan.effects.drop_text else {}
+        )
         self._tee = open_tee(tee_url, plan, encoding, self._encoder.empty)
         weakref.finalize(self, _close, self._encoder, self._tee)
 
@@ -301,7 +303,7 @@ class Session:
         ready: queue.Queue[Any] = queue.Queue(READY)
         stop = threading.Event()
         thread = threading.Thread(
-            target=_make, args=(self._batches(steps), ready, stop), name="encode", daemon=True
+            target=_run, args=(self._batches(steps), ready, stop), name="encode", daemon=True
         )
         thread.start()
         try:
@@ -323,7 +325,7 @@ class Session:
                 for row in rows:
                     self._tee.add(row.shard, row.index, row.key, row.sample, row.result)
                 self._tee.refuse(batch.refused)
-            yield batch.step, layout.batch(batch, rows, encoded=reader.at).out
+            yield batch.step, layout.batch(batch, rows, encoded=reader.encode_row).out
 
 
 def open_tee(
@@ -341,7 +343,7 @@ def _close(encoder: BatchEncoder, tee: LatentWriter | None) -> None:
         tee.close()
 
 
-def _make(batches: Iterator[Any], ready: "queue.Queue[Any]", stop: threading.Event) -> None:
+def _run(batches: Iterator[Any], ready: "queue.Queue[Any]", stop: threading.Event) -> None:
     """Put batches into the queue, then None, or the error that ended them.
 
     The trainer's thread raises the error.
@@ -368,12 +370,12 @@ def _put(ready: "queue.Queue[Any]", value: object, stop: threading.Event) -> boo
     return False
 
 
-def with_empty(plan: LoadPlan, empty: Mapping[str, torch.Tensor]) -> LoadPlan:
+def with_empty_caption(plan: LoadPlan, empty: Mapping[str, torch.Tensor]) -> LoadPlan:
     """Return the plan with the encoded empty caption, by the names of its arrays.
 
     Joined datasets keep the empty captions that they store.
     """
-    arrays = {short(name): array for name, array in empty.items()}
+    arrays = {batch_name(name): array for name, array in empty.items()}
     known = tuple(
         tuple(arrays | joined for joined in by_choice) for by_choice in plan.effects.empty
     )

@@ -23,11 +23,11 @@ from wdsprep.dataset.selection import SampleSelection, ShardSamples, keep_select
 from wdsprep.dataset.shapes import Size, shape_name, shapes_of
 from wdsprep.errors import UsageError
 from wdsprep.images.shapes import Shapes, cut_of
-from wdsprep.loading.catalog import to_be_encoded
 from wdsprep.loading.datasets import Dataset
-from wdsprep.loading.facts import SomeFacts, look_at_all
-from wdsprep.loading.shelves.cache import CacheDir, folder_of
-from wdsprep.loading.subsets import without_rejects
+from wdsprep.loading.open_datasets import latents_of_images
+from wdsprep.loading.sample_metadata import MetadataBlock, scan_metadata
+from wdsprep.loading.shelves.cache import CacheDir, cache_folder
+from wdsprep.loading.subsets import latents_without_rejects
 from wdsprep.text import human_bytes, plural
 
 NOWHERE = -1
@@ -39,13 +39,13 @@ def find_latent_shapes(
     images: Dataset, settings: Mapping[str, Any], cache: CacheDir | None
 ) -> tuple[Dataset, ...]:
     """Return a dataset for each shape that images have; a single one if all are squares."""
-    latents = to_be_encoded(images, settings)
+    latents = latents_of_images(images, settings)
     shapes = shapes_of(settings)
     if not shapes and settings.get("max_crop", 1.0) == 1 and _all_hold_square(latents):
         return (latents,)
     chosen, cut = latents.files, cut_of(settings)
     what = "shapes", *chosen.names, *chosen.contents, repr(cut)
-    found = kept(folder_of(cache), what, lambda writer, path: _look(chosen, cut, writer, path))
+    found = kept(cache_folder(cache), what, lambda writer, path: _look(chosen, cut, writer, path))
     counts = found.arrays["counts"].reshape(-1, len(cut.sizes))
     if not counts.any():
         raise UsageError(
@@ -60,7 +60,9 @@ def find_latent_shapes(
             f"{chosen.samples:,}",
         )
     sizes = cut.sizes if shapes else ()
-    return without_rejects(chosen, settings, sizes, counts, SampleSelection.from_file(found))
+    return latents_without_rejects(
+        chosen, settings, sizes, counts, SampleSelection.from_file(found)
+    )
 
 
 def _all_hold_square(latents: Dataset) -> bool:
@@ -81,13 +83,13 @@ def _look(images: Dataset, cut: Shapes, writer: KeptWriter, path: Path) -> None:
     )
     fit = lru_cache(1 << 16)(lambda size: _shape(cut, size))
 
-    def shapes_in(some: SomeFacts) -> NDArray[np.int16]:
+    def shapes_in(some: MetadataBlock) -> NDArray[np.int16]:
         return np.array([fit(_size(facts)) for facts in some.facts], np.int16)
 
     counts = np.zeros((len(images.names), len(cut.sizes)), np.int32)
 
     def numbers() -> Iterator[ShardSamples]:
-        for shard, pieces in look_at_all(images, shapes_in):
+        for shard, pieces in scan_metadata(images, shapes_in):
             found = np.concatenate([np.empty(0, np.int16), *pieces])
             by_shape = np.argsort(found, kind="stable")
             own = by_shape[found[by_shape] != NOWHERE].astype(np.uint32)

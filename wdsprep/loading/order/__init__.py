@@ -48,7 +48,15 @@ import numpy as np
 from wdsprep.dataset.chance import GOLDEN, Ints, key_of
 from wdsprep.dataset.manifest import differences
 from wdsprep.errors import FingerprintError, FormatError, NewerFormatError, UsageError
-from wdsprep.loading.order.mixing import Node, Shares, Want, parted, shares_of, split, tree_of
+from wdsprep.loading.order.mixing import (
+    Node,
+    Shares,
+    StreamAmount,
+    compute_shares,
+    huffman_tree,
+    split,
+    split_shares,
+)
 from wdsprep.loading.order.shuffle import Passes
 from wdsprep.text import brief, plural, whole
 
@@ -70,12 +78,12 @@ class OrderStream:
 
     A dataset may be split into several of these, one after another, which all name it in
     `part_of`. They have its share together, each in proportion to its samples, and all have the
-    dataset's `want`.
+    dataset's `amount`.
     """
 
     digest: str
     sizes: Ints
-    want: Want = field(default_factory=Want)
+    amount: StreamAmount = field(default_factory=StreamAmount)
     place: str = ""
     part_of: int | None = None
 
@@ -276,12 +284,14 @@ class Order:
     @cached_property
     def _shares(self) -> Shares:
         samples = [[stream.samples for stream in parts] for parts in self._datasets]
-        shares = shares_of(list(map(sum, samples)), [parts[0].want for parts in self._datasets])
-        return replace(shares, shares=parted(shares.shares, samples))
+        shares = compute_shares(
+            list(map(sum, samples)), [parts[0].amount for parts in self._datasets]
+        )
+        return replace(shares, shares=split_shares(shares.shares, samples))
 
     @cached_property
     def _tree(self) -> Node:
-        return tree_of(self._shares.shares)
+        return huffman_tree(self._shares.shares)
 
     @cached_property
     def _passes(self) -> tuple[Passes, ...]:
@@ -323,15 +333,15 @@ class Order:
         blocks, rows = (part[spots] for part in self._layout)
         if self.homogeneous:
             some = range(int(groups[0]), int(groups[-1]) + 1)
-            of_block, numbers = self._dealt_groups(steps, some)
+            of_block, numbers = self._deal_groups(steps, some)
         else:
-            of_block, numbers = map(np.stack, zip(*map(self._dealt, steps), strict=True))
+            of_block, numbers = map(np.stack, zip(*map(self._deal, steps), strict=True))
         shape = len(steps), -1, self.slots
         of_block, numbers = of_block.reshape(shape), numbers.reshape(shape)
         groups -= groups[0]
         return of_block[:, groups, blocks], numbers[:, groups, blocks] * self.block + rows
 
-    def _dealt(self, step: int) -> tuple[Ints, Ints]:
+    def _deal(self, step: int) -> tuple[Ints, Ints]:
         """Return the stream of each block of a step, and the block's number in that stream."""
         stream, numbers = np.empty(self.slots, np.int64), np.empty(self.slots, np.int64)
         counts = split(self._tree, step * self.slots, np.arange(self.slots + 1))
@@ -341,7 +351,7 @@ class Order:
             numbers[spots] = self._by_slot(first, len(spots))
         return stream, numbers
 
-    def _dealt_groups(self, steps: range, groups: range) -> tuple[Ints, Ints]:
+    def _deal_groups(self, steps: range, groups: range) -> tuple[Ints, Ints]:
         """Return the streams and block numbers of some groups of each step.
 
         There is one row for each group, which belongs to one stream.

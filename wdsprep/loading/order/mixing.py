@@ -31,7 +31,7 @@ MAX_TOTAL = 1 << 40  # so that products with the blocks of a step stay below 2**
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Want:
+class StreamAmount:
     """The amount of a stream in an epoch; by default each sample comes once.
 
     At most one is given: `weight`, its proportion to the other streams; `repeat`, how often
@@ -62,22 +62,22 @@ class Shares:
     epoch: int
 
 
-def shares_of(samples: Sequence[int], wants: Sequence[Want]) -> Shares:
+def compute_shares(samples: Sequence[int], amounts: Sequence[StreamAmount]) -> Shares:
     """Return the shares of streams that have so many samples.
 
     With weights, an epoch has as many samples as the data.
     """
-    if any(want.weight is not None for want in wants):
-        if any(want.weight is None for want in wants):
+    if any(amount.weight is not None for amount in amounts):
+        if any(amount.weight is None for amount in amounts):
             raise UsageError("give a weight to every stream or to none")
-        weights = [Fraction(str(want.weight)) for want in wants]
+        weights = [Fraction(str(amount.weight)) for amount in amounts]
         unit = math.lcm(*(weight.denominator for weight in weights))
         return Shares(shares=_reduced([int(w * unit) for w in weights]), epoch=sum(samples))
-    counts = [_count(n, want) for n, want in zip(samples, wants, strict=True)]
+    counts = [_count(n, amount) for n, amount in zip(samples, amounts, strict=True)]
     return Shares(shares=_reduced(counts), epoch=sum(counts))
 
 
-def parted(shares: Sequence[int], parts: Sequence[Sequence[int]]) -> tuple[int, ...]:
+def split_shares(shares: Sequence[int], parts: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """Split each stream's share among the parts of the stream, in proportion to their samples."""
     if len(shares) == sum(map(len, parts)):
         return tuple(shares)
@@ -90,10 +90,10 @@ def parted(shares: Sequence[int], parts: Sequence[Sequence[int]]) -> tuple[int, 
     return _reduced([int(share * unit) for share in each])
 
 
-def _count(samples: int, want: Want) -> int:
-    if want.count is not None:
-        return want.count
-    return max(1, round(samples * Fraction(str(want.repeat or 1))))
+def _count(samples: int, amount: StreamAmount) -> int:
+    if amount.count is not None:
+        return amount.count
+    return max(1, round(samples * Fraction(str(amount.repeat or 1))))
 
 
 def _reduced(shares: list[int]) -> tuple[int, ...]:
@@ -113,7 +113,7 @@ class Node:
     halves: "tuple[Node, ...]" = ()
 
 
-def tree_of(shares: Sequence[int]) -> Node:
+def huffman_tree(shares: Sequence[int]) -> Node:
     """Return the Huffman tree of shares.
 
     Nodes of equal weight are joined in the order in which they were made.

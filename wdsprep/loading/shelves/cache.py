@@ -69,11 +69,11 @@ class CacheDir:
     nbytes: int
 
 
-def folder_of(cache: CacheDir | None) -> Path | None:
+def cache_folder(cache: CacheDir | None) -> Path | None:
     return cache.folder if cache else None
 
 
-def cache_dir(folder: "str | os.PathLike[str] | None", nbytes: int | None) -> CacheDir | None:
+def open_cache_dir(folder: "str | os.PathLike[str] | None", nbytes: int | None) -> CacheDir | None:
     """Make the cache folder that a user asked for, and return it with its limit."""
     if folder is None and nbytes is None:
         return None
@@ -90,7 +90,7 @@ def cache_dir(folder: "str | os.PathLike[str] | None", nbytes: int | None) -> Ca
     return CacheDir(folder=path, nbytes=nbytes)
 
 
-def check_room(cache: CacheDir, sample_nbytes: int) -> None:
+def check_cache_size(cache: CacheDir, sample_nbytes: int) -> None:
     """Refuse a cache that is too small for single samples of this size."""
     least = SHARERS * sample_nbytes
     if cache.nbytes < least:
@@ -105,7 +105,7 @@ class Cache:
 
     def __init__(self, where: CacheDir, contents: Sequence[str]) -> None:
         self._paths = [where.folder / _name(content) for content in contents]
-        self._room = _Room(where, frozenset(path.name for path in self._paths))
+        self._room = _CacheLimit(where, frozenset(path.name for path in self._paths))
         self._complained = False
 
     def read(
@@ -124,9 +124,9 @@ class Cache:
         `fetch` brings the samples from the first to the last one that is missing. `stamp`
         is the stamp that the object has now.
         """
-        file = _File(self._paths[shard], offsets, zlib.crc32(stamp.encode()))
+        file = _CachedShard(self._paths[shard], offsets, zlib.crc32(stamp.encode()))
         missing = [first, stop - 1]
-        with self._complaining():
+        with self._warn_of_failure():
             self._room.claim()
             missing = file.read(first, stop, data)
         if not missing:
@@ -134,12 +134,12 @@ class Cache:
         low, high = missing[0], missing[-1] + 1
         start, end = (offsets[number] - offsets[first] for number in (low, high))
         count = fetch(low, high, data[start:end])
-        with self._complaining():
+        with self._warn_of_failure():
             file.write(low, high, data[start : start + count], self._room)
         return len(data) if count == end - start else start + count  # the tar was cut
 
     @contextmanager
-    def _complaining(self) -> Iterator[None]:
+    def _warn_of_failure(self) -> Iterator[None]:
         """Warn once if the disk fails, and go on: that costs speed, not the run."""
         try:
             yield
@@ -149,7 +149,7 @@ class Cache:
                 _log.warning("the cache fails (%s): what it lacks is read from S3", error)
 
 
-class _File:
+class _CachedShard:
     """The cache file of one shard: its samples and where they lie."""
 
     def __init__(self, path: Path, offsets: Sequence[int], seed: int) -> None:
@@ -179,7 +179,7 @@ class _File:
         start, end = (self._offsets[n] - self._offsets[first] for n in (number, number + 1))
         return (end - start) % (1 << 32) << 32 | zlib.crc32(data[start:end], self._seed)
 
-    def write(self, first: int, stop: int, data: memoryview, room: "_Room") -> None:
+    def write(self, first: int, stop: int, data: memoryview, room: "_CacheLimit") -> None:
         """Keep the complete ones of these samples, as far as there is room."""
         begin = self._offsets[first]
         stop = bisect_right(self._offsets, begin + len(data), first, stop + 1) - 1
@@ -192,7 +192,7 @@ class _File:
         finally:
             os.close(fd)
 
-    def _granted(self, words: Sequence[int], first: int, room: "_Room") -> int:
+    def _granted(self, words: Sequence[int], first: int, room: "_CacheLimit") -> int:
         """Return up to which sample there is room; one that has a word is there already."""
         starts = self._offsets[first : first + len(words) + 1]
         sizes = map(sub, starts[1:], starts)
@@ -205,7 +205,7 @@ class _File:
         return first + count
 
 
-class _Room:
+class _CacheLimit:
     """The bytes that may be added to the cache, from a look at the folder now and then."""
 
     def __init__(self, where: CacheDir, own: frozenset[str]) -> None:

@@ -21,7 +21,7 @@ from wdsprep.dataset.open_shards import OPEN_SHARDS, OpenShard, OpenShards, reac
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.errors import NotFoundError
-from wdsprep.loading.datasets import Dataset, bring_back
+from wdsprep.loading.datasets import Dataset, missing_shard_advice
 from wdsprep.store.local import open_file
 
 NONE = memoryview(b"")
@@ -38,14 +38,14 @@ class SamplePlaces(NamedTuple):
     indices: Sequence[int]
 
 
-class Came(NamedTuple):
+class ReadSample(NamedTuple):
     """The size of a sample that was read, and its bytes after those in the columns."""
 
     nbytes: int
     rest: memoryview
 
 
-ShelfFound = Came | BadSampleError | NotFoundError  # or why nothing came
+ReadResult = ReadSample | BadSampleError | NotFoundError  # or why nothing came
 WantedRows = tuple[Ints, Ints]  # shards and indices, the most urgent first
 
 
@@ -58,7 +58,7 @@ class Shelf(Protocol):
 
     def fill(
         self, places: SamplePlaces, columns: ByteColumns, *, spare: int = 0, rest: bool = False
-    ) -> list[ShelfFound]:
+    ) -> list[ReadResult]:
         """Put the first bytes of each sample into its row of the columns, one column after another.
 
         With `rest`, return the remaining bytes too; without columns these are all bytes. A
@@ -98,17 +98,19 @@ class LocalShelf:
         def open_tar(name: str) -> int:
             return open_file(root / name)[0]
 
-        self._shards = OpenShards(dataset, open_tar, _open_at_most, bring_back(dataset))
+        self._shards = OpenShards(
+            dataset, open_tar, _max_open_shards, missing_shard_advice(dataset)
+        )
         _in_use.add(self)
 
     def fill(
         self, places: SamplePlaces, columns: ByteColumns, *, spare: int = 0, rest: bool = False
-    ) -> list[ShelfFound]:
+    ) -> list[ReadResult]:
         most = sum(column.shape[1] for column in columns)
-        sound = self._sound(places, most - spare, most if not rest else None)
+        sound = self._find_sound(places, most - spare, most if not rest else None)
         if sound is not None:
-            return _done(sound, columns, most if rest else None)
-        found: list[ShelfFound] = [Came(0, NONE)] * len(places.rows)
+            return _read_samples(sound, columns, most if rest else None)
+        found: list[ReadResult] = [ReadSample(0, NONE)] * len(places.rows)
         opened: dict[int, OpenShard] = {}
         reads = _Reads([], [], [], [], [], [], opened)
         for number, (row, shard, index) in enumerate(zip(*places, strict=True)):
@@ -128,12 +130,12 @@ class LocalShelf:
                 reads.sizes.append(end - start if rest else min(end - start, most))
                 reads.wholes.append(end - start)
         if reads.numbers:
-            came = _done(reads, columns, most if rest else None)
+            came = _read_samples(reads, columns, most if rest else None)
             for number, one in zip(reads.numbers, came, strict=True):
                 found[number] = one
         return found
 
-    def _sound(self, places: SamplePlaces, least: int, most: int | None) -> "_Reads | None":
+    def _find_sound(self, places: SamplePlaces, least: int, most: int | None) -> "_Reads | None":
         """Return the reads of all samples, or None if anything is wrong with one of them.
 
         All are checked at once: one by one takes three times as long, and delays the other
@@ -169,7 +171,7 @@ class LocalShelf:
 _in_use: "weakref.WeakSet[LocalShelf]" = weakref.WeakSet()
 
 
-def _open_at_most() -> int:
+def _max_open_shards() -> int:
     """Return how many shards a shelf may keep open.
 
     All shelves of all loaders share a third of the files that the process may open. Shards that
@@ -181,7 +183,7 @@ def _open_at_most() -> int:
     return max(1, min(OPEN_SHARDS, allowed // 3 // max(1, len(_in_use))))
 
 
-def _done(reads: _Reads, columns: ByteColumns, tails_from: int | None) -> list[ShelfFound]:
+def _read_samples(reads: _Reads, columns: ByteColumns, tails_from: int | None) -> list[ReadResult]:
     """Read all samples into the columns; return what each has after them, if that is wanted."""
     tails: list[Bytes] = []
     if tails_from is not None:
@@ -198,7 +200,7 @@ def _done(reads: _Reads, columns: ByteColumns, tails_from: int | None) -> list[S
     if tails:
         vectors[:, -1] = [(address_of(tail), len(tail)) for tail in tails]
     rests = [tail.data for tail in tails] or [NONE] * len(reads.rows)
-    found: list[ShelfFound] = list(map(Came, reads.wholes, rests))
+    found: list[ReadResult] = list(map(ReadSample, reads.wholes, rests))
     short = read_all(reads.fds, reads.starts, vectors) != reads.sizes
     for number in np.flatnonzero(short).tolist():
         buffers = [

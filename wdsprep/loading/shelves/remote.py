@@ -16,15 +16,15 @@ from wdsprep.dataset.aio import Bytes
 from wdsprep.dataset.open_shards import OPEN_SHARDS, OpenShards, reach, too_short
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.errors import NotFoundError
-from wdsprep.loading.datasets import Dataset, bring_back
-from wdsprep.loading.memory import Blocks
+from wdsprep.loading.datasets import Dataset, missing_shard_advice
+from wdsprep.loading.memory import BlockPool
 from wdsprep.loading.shelves.cache import Cache, CacheDir
 from wdsprep.loading.shelves.local import (
     NONE,
     ByteColumns,
-    Came,
+    ReadResult,
+    ReadSample,
     SamplePlaces,
-    ShelfFound,
     WantedRows,
 )
 from wdsprep.store.base import RemoteStore
@@ -67,19 +67,19 @@ class RemoteShelf:
             dataset,
             lambda _name: -1,
             lambda: OPEN_SHARDS,
-            bring_back(dataset),
+            missing_shard_advice(dataset),
             lambda name: store.stamp(name) if cache else "",
         )
         self._pool = ThreadPoolExecutor(fetchers, "wdsprep-fetch")
         self._coming: dict[tuple[int, int], Future[_Piece]] = {}
         self._large = threading.Semaphore(LARGE_AT_ONCE)
-        self._blocks = Blocks(keep=MOST_NBYTES // STEP_NBYTES, step=STEP_NBYTES)
+        self._blocks = BlockPool(keep=MOST_NBYTES // STEP_NBYTES, step=STEP_NBYTES)
 
     def fill(
         self, places: SamplePlaces, columns: ByteColumns, *, spare: int = 0, rest: bool = False
-    ) -> list[ShelfFound]:
+    ) -> list[ReadResult]:
         least = sum(column.shape[1] for column in columns) - spare
-        found: list[ShelfFound] = []
+        found: list[ReadResult] = []
         for row, shard, index in zip(*places, strict=True):
             try:
                 data = np.frombuffer(self._bytes(shard, index), np.uint8)
@@ -88,8 +88,8 @@ class RemoteShelf:
             except (BadSampleError, NotFoundError) as error:
                 found.append(error)
             else:
-                left = _spread(data, [column[row] for column in columns])
-                found.append(Came(len(data), left.data if rest else NONE))
+                left = _scatter(data, [column[row] for column in columns])
+                found.append(ReadSample(len(data), left.data if rest else NONE))
         return found
 
     def _bytes(self, shard: int, index: int) -> memoryview:
@@ -123,17 +123,17 @@ class RemoteShelf:
                     shard, offsets, first, stop, data, fetch, stamp=opened.stamp
                 )
         except NotFoundError as error:
-            raise NotFoundError(f"{error}: {bring_back(self._dataset)}") from None
+            raise NotFoundError(f"{error}: {missing_shard_advice(self._dataset)}") from None
         return _Piece(offsets[first], data[:count])
 
     def expect(self, wanted: WantedRows, soon: WantedRows) -> None:
         most = max(1, PIECE_NBYTES // self._dataset.sample_nbytes)
-        left = self._not_coming(wanted), self._not_coming(soon)
-        for shard, indices in pieces_of(*left, gap=GAP, most=most):
+        left = self._not_requested(wanted), self._not_requested(soon)
+        for shard, indices in group_neighbours(*left, gap=GAP, most=most):
             coming = self._pool.submit(self._fetch, shard, indices[0], indices[-1] + 1)
             self._coming.update(((shard, index), coming) for index in indices)
 
-    def _not_coming(self, wanted: WantedRows) -> WantedRows:
+    def _not_requested(self, wanted: WantedRows) -> WantedRows:
         places = zip(*(numbers.tolist() for numbers in wanted), strict=True)
         left = np.fromiter((place not in self._coming for place in places), np.bool_)
         return wanted[0][left], wanted[1][left]
@@ -143,7 +143,7 @@ class RemoteShelf:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _spread(data: Bytes, buffers: Sequence[Bytes]) -> Bytes:
+def _scatter(data: Bytes, buffers: Sequence[Bytes]) -> Bytes:
     """Copy data to the buffers in turn, and return what is left."""
     for buffer in buffers:  # NumPy lets other threads go on meanwhile
         part, data = data[: len(buffer)], data[len(buffer) :]
@@ -151,7 +151,7 @@ def _spread(data: Bytes, buffers: Sequence[Bytes]) -> Bytes:
     return data
 
 
-def pieces_of(
+def group_neighbours(
     wanted: WantedRows, soon: WantedRows, *, gap: int, most: int
 ) -> Iterator[tuple[int, list[int]]]:
     """Yield groups of neighbouring samples to fetch together, the most urgent group first.

@@ -29,11 +29,11 @@ import ray
 
 from wdsprep.dataset.arrays import fields_of
 from wdsprep.errors import UsageError
-from wdsprep.loading.catalog import Stream, as_streams, places_of
 from wdsprep.loading.loader import load
+from wdsprep.loading.open_datasets import Stream, as_streams, join_places
 from wdsprep.loading.options import ServingOptions, StreamOptions
 from wdsprep.loading.streaming.pieces import Pieces, StreamRoom
-from wdsprep.loading.streaming.pipeline import Pipeline, ahead_of, least_ahead
+from wdsprep.loading.streaming.pipeline import Pipeline, least_ahead, pieces_ahead
 from wdsprep.loading.streaming.trainer import Trainer
 from wdsprep.options import taking
 from wdsprep.runners.ray.cluster import connected
@@ -61,9 +61,9 @@ def stream(options: StreamOptions) -> "Feed":
     encode, trainers = options.encode, options.trainers
     # workers and trainers may run in other folders
     served = {each.name: getattr(options, each.name) for each in fields(ServingOptions)}
-    served["join"] = tuple(map(absolute, places_of(options.join)))
+    served["join"] = tuple(map(absolute, join_places(options.join)))
     served["tee"] = tee = absolute(options.tee) if options.tee else ""
-    streams = [_anywhere(each) for each in as_streams(options.images)]
+    streams = [_with_absolute_paths(each) for each in as_streams(options.images)]
     stack = ExitStack()
     with stack:
         stack.enter_context(connected(options.ray_address, cpus=LEAST, dashboard=False))
@@ -95,7 +95,7 @@ def stream(options: StreamOptions) -> "Feed":
             decoders=decoders,
             encoders=encoders,
             gpus=gpus,
-            ahead=ahead_of(pieces, room, least),
+            ahead=pieces_ahead(pieces, room, least),
         )
         made = pipeline.trainers(loader.step, loader.end, tee=tee)
         stack.callback(_end, made[0])
@@ -132,9 +132,9 @@ class Feed:
                 stack.callback(trainer.close)
 
 
-def _anywhere(stream: Stream) -> Stream:
+def _with_absolute_paths(stream: Stream) -> Stream:
     """Return the stream with absolute paths, for processes that run in other folders."""
-    join = tuple(map(absolute, places_of(stream.join)))
+    join = tuple(map(absolute, join_places(stream.join)))
     return replace(stream, url=absolute(os.fspath(stream.url)), join=join)
 
 

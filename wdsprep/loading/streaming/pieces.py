@@ -61,12 +61,12 @@ class Pieces:
     @cached_property
     def size(self) -> int:
         """The number of samples in a piece: all have as many, except the last of a share."""
-        return _divided(self.plan.share, _divided(self.plan.share, self.most))
+        return _divide_up(self.plan.share, _divide_up(self.plan.share, self.most))
 
     @property
     def parts(self) -> int:
         """The number of pieces in a trainer's step."""
-        return _divided(self.plan.share, self.size)
+        return _divide_up(self.plan.share, self.size)
 
     @property
     def per_step(self) -> int:
@@ -88,5 +88,5 @@ class Pieces:
         return replace(self.plan, rank=rank)
 
 
-def _divided(count: int, size: int) -> int:
+def _divide_up(count: int, size: int) -> int:
     return -(-count // size)

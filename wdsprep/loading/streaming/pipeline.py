@@ -19,7 +19,12 @@ from wdsprep.loading.streaming import source, workers
 from wdsprep.loading.streaming.pieces import Pieces, StreamRoom
 from wdsprep.loading.streaming.source import Numbers, new_pace
 from wdsprep.loading.streaming.trainer import READY, Trainer
-from wdsprep.loading.streaming.workers import DecoderOf, EncoderOf, empty_of, sent_to_workers
+from wdsprep.loading.streaming.workers import (
+    DecodeWorker,
+    EncodeWorker,
+    encode_empty_caption,
+    send_to_workers,
+)
 from wdsprep.runners import versions
 
 for _by_value in (versions, workers, source):
@@ -34,7 +39,7 @@ def least_ahead(decoders: Pool, encoders: Pool, trainers: int) -> int:
     return PER_WORKER * (decoders[1] + encoders[1]) + PER_TRAINER * trainers
 
 
-def ahead_of(pieces: Pieces, room: StreamRoom, least: int) -> int:
+def pieces_ahead(pieces: Pieces, room: StreamRoom, least: int) -> int:
     """Return how many pieces are under way: if there is room, some steps of each trainer too."""
     wanted = least + PER_TRAINER * (pieces.per_step - pieces.plan.world)
     return max(least, min(wanted, room.samples // pieces.size))
@@ -75,9 +80,9 @@ class Pipeline:
         """
         logging.getLogger("ray.data").setLevel(logging.WARNING)
         read = read_datasource(numbers, override_num_blocks=1, num_cpus=0)
-        sent = sent_to_workers(self._pieces)
+        sent = send_to_workers(self._pieces)
         decoded = read.map_batches(
-            DecoderOf,
+            DecodeWorker,
             fn_constructor_args=(sent,),
             batch_size=1,
             batch_format="numpy",
@@ -85,7 +90,7 @@ class Pipeline:
             num_cpus=1,
         )
         encoded = decoded.map_batches(
-            EncoderOf,
+            EncodeWorker,
             fn_constructor_args=(sent,),
             batch_size=1,
             batch_format="numpy",
@@ -101,7 +106,7 @@ class Pipeline:
         options = {"num_cpus": 0 if self._gpus else 1, "num_gpus": self._gpus}
         try:
             found: dict[str, torch.Tensor] = ray.get(
-                ray.remote(**options)(empty_of).remote(sent_to_workers(self._pieces))
+                ray.remote(**options)(encode_empty_caption).remote(send_to_workers(self._pieces))
             )
         except RayTaskError as error:
             if refusal := versions.refused(str(error)):

@@ -29,7 +29,7 @@ class StreamPace:
         self._ahead = ahead
         self._moved = asyncio.Condition()
 
-    async def had(self, rank: int, number: int) -> None:
+    async def note_done(self, rank: int, number: int) -> None:
         """Note that a trainer has had all its pieces below this number."""
         async with self._moved:
             self._had[rank] = max(self._had[rank], number)

@@ -23,9 +23,14 @@ from wdsprep.encoding.on_the_fly.latent_writer import LatentWriter
 from wdsprep.errors import WdsprepError, WorkError
 from wdsprep.loading.arguments import LoadPlan
 from wdsprep.loading.memory import Arrays, Batch
-from wdsprep.loading.on_the_fly.encoded_batches import BatchLayout, EncodedRow, open_tee, with_empty
+from wdsprep.loading.on_the_fly.encoded_batches import (
+    BatchLayout,
+    EncodedRow,
+    open_tee,
+    with_empty_caption,
+)
 from wdsprep.loading.streaming.pieces import Pieces
-from wdsprep.loading.streaming.stages import PackedPiece, PieceFacts, Worked, unpacked
+from wdsprep.loading.streaming.stages import PackedPiece, PieceMetadata, WorkerStats, unpack_piece
 from wdsprep.loading.streaming.workers import new_trainer
 from wdsprep.runners.versions import refused
 from wdsprep.version import __version__
@@ -55,15 +60,15 @@ class Piece:
     """A piece that has arrived: its number, its metadata, and its arrays."""
 
     number: int
-    facts: PieceFacts
+    facts: PieceMetadata
     arrays: Mapping[str, Arrays]
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerHeard:
+class WorkerProgress:
     """The work that a worker had done, and when it was last heard of."""
 
-    worked: Worked
+    worked: WorkerStats
     at: float
 
 
@@ -78,7 +83,7 @@ class _Collate(NumpyBatchCollateFn):  # type: ignore[misc]
         self._fields = pieces.plan.datasets[0].fields
 
     def __call__(self, wire: PackedPiece) -> Piece:
-        number, facts, tensors = unpacked(wire)
+        number, facts, tensors = unpack_piece(wire)
         arrays: dict[str, Arrays] = {**tensors}
         for item in self._fields:
             if item.is_variable:
@@ -111,7 +116,7 @@ class Trainer:
         self._empty, self._tee_url = empty, tee
         self._end = end
         self.step = step
-        self._workers: dict[tuple[str, str], WorkerHeard] = {}
+        self._workers: dict[tuple[str, str], WorkerProgress] = {}
 
     def __len__(self) -> int:
         """Return how many batches are left."""
@@ -145,7 +150,7 @@ class Trainer:
         """Return the state of both stages, as the batches so far tell of their workers."""
         return [_stage(name, self._of(name)) for name in ("decode", "encode")]
 
-    def _of(self, stage: str) -> list[WorkerHeard]:
+    def _of(self, stage: str) -> list[WorkerProgress]:
         return [heard for (name, _), heard in self._workers.items() if name == stage]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -187,7 +192,7 @@ class Trainer:
         except RayError as error:
             raise _reason(error) from error
         self._check(piece, wanted)
-        self._pace.had.remote(self._pieces.plan.rank, wanted + self._pieces.plan.world)
+        self._pace.note_done.remote(self._pieces.plan.rank, wanted + self._pieces.plan.world)
         self._note(piece)
         return piece
 
@@ -204,7 +209,7 @@ class Trainer:
             name = worked.stage, worked.worker
             known = self._workers.get(name)
             if known is None or known.worked.samples < worked.samples:
-                self._workers[name] = WorkerHeard(worked, now)
+                self._workers[name] = WorkerProgress(worked, now)
 
     def _keep(self, tee: LatentWriter, pieces: Sequence[Piece]) -> None:
         for piece in pieces:
@@ -229,7 +234,7 @@ class Trainer:
 
     @cached_property
     def _layout(self) -> BatchLayout:
-        return BatchLayout(with_empty(self._pieces.plan, self._empty))
+        return BatchLayout(with_empty_caption(self._pieces.plan, self._empty))
 
     @cached_property
     def _tee(self) -> LatentWriter | None:
@@ -267,7 +272,7 @@ def _joined(pieces: Sequence[Piece]) -> tuple[Batch, list[EncodedRow]]:
     return whole, [row for piece in pieces for row in piece.facts.rows]
 
 
-def _stage(name: str, workers: list[WorkerHeard]) -> Stage:
+def _stage(name: str, workers: list[WorkerProgress]) -> Stage:
     last = max((heard.at for heard in workers), default=0.0)
     recent = [heard.worked for heard in workers if heard.at > last - RECENT_S]
     wall = sum(worked.wall_s for worked in recent)

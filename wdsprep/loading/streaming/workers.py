@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 THEN = "begin a new stream from the state of the last batch"
 
 
-def sent_to_workers(pieces: "Pieces") -> Any:
+def send_to_workers(pieces: "Pieces") -> Any:
     """Put the pieces, and the driver's module path, into Ray's memory for the workers."""
     return ray.put((__version__, sys.path, cloudpickle.dumps(pieces)))
 
 
-def opened(sent: Any) -> tuple[Any, "Pieces"]:
+def unpack_pieces(sent: Any) -> tuple[Any, "Pieces"]:
     """Return the module of the stages, and the pieces; refuse another version of wdsprep."""
     version, path, data = ray.get(sent) if isinstance(sent, ray.ObjectRef) else sent
     stages = import_for_driver("wdsprep.loading.streaming.stages", version, path, THEN)
@@ -34,30 +34,30 @@ def opened(sent: Any) -> tuple[Any, "Pieces"]:
     return stages, pieces
 
 
-class DecoderOf:
+class DecodeWorker:
     """A worker of the decode stage; Ray Data shows this name."""
 
     def __init__(self, sent: Any) -> None:
-        stages, pieces = opened(sent)
+        stages, pieces = unpack_pieces(sent)
         self._stage = stages.DecodeStage(pieces)
 
     def __call__(self, wire: "PackedPiece") -> Any:
         return self._stage(wire)
 
 
-class EncoderOf:
+class EncodeWorker:
     def __init__(self, sent: Any) -> None:
-        stages, pieces = opened(sent)
+        stages, pieces = unpack_pieces(sent)
         self._stage = stages.EncodeStage(pieces)
 
     def __call__(self, wire: "PackedPiece") -> Any:
         return self._stage(wire)
 
 
-def empty_of(sent: Any) -> Any:
+def encode_empty_caption(sent: Any) -> Any:
     """Return the arrays of the empty caption, encoded on this node."""
-    stages, pieces = opened(sent)
-    return stages.empty(pieces)
+    stages, pieces = unpack_pieces(sent)
+    return stages.encode_empty_caption(pieces)
 
 
 def new_trainer(version: str) -> Any:

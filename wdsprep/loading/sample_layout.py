@@ -21,7 +21,7 @@ _SIZE = slice(124, 136)
 _SUM = slice(148, 154)
 
 
-class Grid:
+class SampleLayout:
     """The offsets of the arrays in a sample, up to the last one that is wanted.
 
     Between the arrays lie *heads*: the padding of the array before, a tar header, and the
@@ -30,7 +30,7 @@ class Grid:
     """
 
     def __init__(self, fields: Sequence[Field], wanted: Sequence[str]) -> None:
-        last = max((n for n, f in enumerate(fields) if short(f.name) in wanted), default=0)
+        last = max((n for n, f in enumerate(fields) if batch_name(f.name) in wanted), default=0)
         self.fields = tuple(fields[: last + 1])
         ends = [0]
         self.heads: list[slice] = []
@@ -44,7 +44,7 @@ class Grid:
         self._end = ends[-1]
         self.last_start: int = line["offset"]
         self.token_nbytes = self.fields[-1].row_nbytes
-        self._kinds = [_Heads(item) for item in self.fields]
+        self._kinds = [_FieldHeads(item) for item in self.fields]
 
     def columns(self, heads: Bytes, arrays: Mapping[str, Bytes]) -> list[Bytes]:
         """Return where the heads and arrays of many samples are to go, in the order of their bytes.
@@ -55,7 +55,7 @@ class Grid:
         columns = []
         for item, place in zip(self.fields, self.heads, strict=True):
             columns.append(heads[:, place])
-            into = arrays.get(short(item.name))
+            into = arrays.get(batch_name(item.name))
             if into is None and item.is_variable:
                 break
             if into is None:
@@ -98,7 +98,7 @@ class Grid:
         ]
 
 
-class _Heads:
+class _FieldHeads:
     """The expected bytes before the array of a field.
 
     Heads that we wrote differ only in the name and the checksum; before a variable array, also
@@ -163,11 +163,11 @@ class _Heads:
 
 
 @lru_cache(512)  # of one dataset, as many as it has shapes
-def grid_of(fields: tuple[Field, ...], wanted: tuple[str, ...]) -> Grid:
-    return Grid(fields, wanted)
+def layout_for(fields: tuple[Field, ...], wanted: tuple[str, ...]) -> SampleLayout:
+    return SampleLayout(fields, wanted)
 
 
-def short(member: str) -> str:
+def batch_name(member: str) -> str:
     """Return a member's name in a batch: latent for latent.npy."""
     return member.removesuffix(".npy")
 

@@ -25,10 +25,10 @@ from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.images.shapes import Shapes
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.loading.datasets import Dataset
-from wdsprep.loading.grid import short
 from wdsprep.loading.memory import Batch
+from wdsprep.loading.sample_layout import batch_name
 from wdsprep.loading.wanted_arrays import TEXTS, check_once
-from wdsprep.loading.where import in_short
+from wdsprep.loading.where import shorten_for_state
 from wdsprep.text import brief, plural, real
 
 if TYPE_CHECKING:
@@ -70,16 +70,16 @@ class Effects:
         area = {"max_area": self.max_area} if self.max_area != MAX_AREA else {}  # of pixels alone
         flip = {"flip": self.flip} if self.flip else {}
         shown = ", ".join(f"{name} {share!r}" for name, share in self.captions)
-        picked = {"captions": in_short(shown)} if shown else {}
+        picked = {"captions": shorten_for_state(shown)} if shown else {}
         usual = {"drop_text": self.drop_text, "pixels": self.pixels}
         conditions = {dataset.whole: dataset.where for dataset in self.datasets}.values()
-        where = {"where": _shared(list(conditions))} if any(conditions) else {}
+        where = {"where": _common_condition(list(conditions))} if any(conditions) else {}
         return usual | flip | latents | area | where | picked | self._described
 
     @property
     def joined(self) -> "dict[str, Dataset]":
         """The joined datasets, by the names that a state gives them."""
-        each = dict.fromkeys(part.whole for d in self.datasets for part in d.beside[1:])
+        each = dict.fromkeys(part.whole for d in self.datasets for part in d.with_joined[1:])
         return {f"joined {number}": part for number, part in enumerate(each)}
 
     @property
@@ -107,7 +107,7 @@ class Effects:
         names = tuple(name for name, _ in self.captions)
         return () if _have_arrays(self.datasets) else names
 
-    def picked(self, step: int, first: int, count: int) -> Ints:
+    def pick_captions(self, step: int, first: int, count: int) -> Ints:
         """Return the number of the caption that chance picks for each row.
 
         The rows begin at place `first` of the global batch.
@@ -161,7 +161,7 @@ class Effects:
             where = slice(rows.start, rows.stop) if is_all else own  # tensors are slow with lists
             keys = [batch.keys[row] for row in own]
             for table in tables:
-                for name, values in table.of_keys(keys).items():
+                for name, values in table.values_for(keys).items():
                     if "samples" in batch.out:
                         for row, value in zip(own, values.tolist(), strict=True):
                             batch.out["samples"][row][name] = value
@@ -170,7 +170,7 @@ class Effects:
                         into[where] = torch.from_numpy(values)
 
     def _flip(self, batch: Batch, flipped: torch.Tensor, rows: range) -> None:
-        latent = batch.out[short(LATENT)] if batch.moments is None else batch.moments
+        latent = batch.out[batch_name(LATENT)] if batch.moments is None else batch.moments
         hit = torch.tensor(self.mirrored(batch, rows), dtype=torch.int64)
         latent[hit] = flipped[hit]
 
@@ -181,14 +181,14 @@ class Effects:
         names = [f"{batch.step}:{key}" for key in batch.keys[some]]
         noise = normal(noise_keys(self.seed, names), tuple(mean.shape[1:]))
         z = noise.mul_((0.5 * logvar.clamp(-30, 20)).exp_()).add_(mean)
-        latent = batch.out[short(LATENT)][some]
+        latent = batch.out[batch_name(LATENT)][some]
         for number in set(batch.stream[some]):
             settings = self.datasets[number].latents.settings
             own = torch.tensor([stream == number for stream in batch.stream[some]])
             latent[own] = normalised(z[own], settings).to(latent.dtype)
 
     def _drop(self, batch: Batch, rows: range) -> None:
-        for row in self.dropped(batch, rows):
+        for row in self.dropped_rows(batch, rows):
             choice = batch.choice[row] if len(self.choices) > 1 else 0
             empty = self.empty[batch.stream[row]][choice] if self.empty else {}
             for name, array in empty.items():
@@ -201,13 +201,13 @@ class Effects:
                 facts["caption"] = ""
                 facts.pop("captions", None)
 
-    def dropped(self, batch: Batch, rows: range) -> Sequence[int]:
-        return self._hit("drop_text", self.drop_text, batch, rows)
+    def dropped_rows(self, batch: Batch, rows: range) -> Sequence[int]:
+        return self._pick_rows("drop_text", self.drop_text, batch, rows)
 
     def mirrored(self, batch: Batch, rows: range) -> Sequence[int]:
-        return self._hit("flip", self.flip, batch, rows) if self.flip else ()
+        return self._pick_rows("flip", self.flip, batch, rows) if self.flip else ()
 
-    def _hit(self, what: str, rate: float, batch: Batch, rows: range) -> Sequence[int]:
+    def _pick_rows(self, what: str, rate: float, batch: Batch, rows: range) -> Sequence[int]:
         """Return the rows that chance picks at this rate."""
         if rate == 1:  # no number is beyond the last one that may be drawn
             return rows
@@ -217,13 +217,13 @@ class Effects:
         return [rows.start + number for number in hit]
 
 
-def _shared(conditions: Sequence[str]) -> str:
+def _common_condition(conditions: Sequence[str]) -> str:
     """Return the condition that all datasets share, or a digest of several conditions."""
     same = all(condition == conditions[0] for condition in conditions)
     return conditions[0] if same else f"several, together {key_of(*conditions):016x}"
 
 
-def effects_of(
+def make_effects(
     datasets: tuple[Dataset, ...],
     *,
     seed: int,
@@ -246,14 +246,14 @@ def effects_of(
         flip=float(flip),
         pixels=pixels,
         max_area=max_area,
-        captions=_weighed({} if captions is None else captions),
+        captions=_normalise_weights({} if captions is None else captions),
     )
     for dataset in datasets:
         check_once(dataset, [name for name in effects.choices if name])
-    return replace(effects, empty=_empties(effects)) if drop_text else effects
+    return replace(effects, empty=_stored_empty_captions(effects)) if drop_text else effects
 
 
-def _weighed(captions: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
+def _normalise_weights(captions: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
     """Return the captions with a weight above 0, sorted by name, with their shares.
 
     Weights of the same proportions give the same shares.
@@ -278,7 +278,7 @@ def _have_arrays(datasets: tuple[Dataset, ...]) -> bool:
     return any(text_fields(dataset.served) for dataset in datasets)
 
 
-def _empties(effects: Effects) -> tuple[tuple[Empty, ...], ...]:
+def _stored_empty_captions(effects: Effects) -> tuple[tuple[Empty, ...], ...]:
     """Return the stored arrays of the empty caption, by stream and choice.
 
     Arrays that are made on the fly are not among them: the encoder gives those.
@@ -287,18 +287,18 @@ def _empties(effects: Effects) -> tuple[tuple[Empty, ...], ...]:
 
     def of(dataset: Dataset, choice: str) -> Empty:
         found: Empty = {}
-        for name, slot in dataset.givers(choice)[0].items():
-            part = dataset.beside[slot].whole
+        for name, slot in dataset.array_sources(choice)[0].items():
+            part = dataset.with_joined[slot].whole
             if slot or not dataset.images:
                 if part not in known:
-                    known[part] = empty_of(part)
+                    known[part] = read_empty_caption(part)
                 found |= {name: known[part][name]} if name in known[part] else {}
         return found
 
     return tuple(tuple(of(d, choice) for choice in effects.choices) for d in effects.datasets)
 
 
-def empty_of(dataset: Dataset) -> Empty:
+def read_empty_caption(dataset: Dataset) -> Empty:
     """Read the arrays that a dataset stores for the empty caption."""
     found = {}
     for item in text_fields(dataset.fields):
@@ -314,5 +314,5 @@ def empty_of(dataset: Dataset) -> Empty:
         if not header or not data.startswith(header):
             raise FormatError(f"{dataset.store.url}/{what} is of another shape than the arrays")
         values = torch.frombuffer(bytearray(data), dtype=TENSORS[item.dtype], offset=len(header))
-        found[short(item.name)] = values.view(-1, *item.shape[1:])
+        found[batch_name(item.name)] = values.view(-1, *item.shape[1:])
     return found

@@ -24,8 +24,8 @@ from wdsprep.dataset.shapes import shape_name, shapes_of
 from wdsprep.dataset.state import check_place, read_manifest
 from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.loading.datasets import Dataset
-from wdsprep.loading.order.mixing import Want
-from wdsprep.loading.subsets import in_shapes, of_shards
+from wdsprep.loading.order.mixing import StreamAmount
+from wdsprep.loading.subsets import select_shards, split_by_shape
 from wdsprep.options import Options, about, suggesting
 from wdsprep.store import open_store
 from wdsprep.store.base import Entry, Store
@@ -82,7 +82,7 @@ class Stream(Options):
 Streams = str | os.PathLike[str] | Stream | Iterable[str | os.PathLike[str] | Stream]
 
 
-def open_all(streams: Streams, join: Places = ()) -> tuple[Dataset, ...]:
+def open_datasets(streams: Streams, join: Places = ()) -> tuple[Dataset, ...]:
     """Open the datasets that `load` was given; one with shapes gives a dataset for each shape.
 
     `join` names datasets that are joined to each of them, beside those that a stream names
@@ -90,12 +90,12 @@ def open_all(streams: Streams, join: Places = ()) -> tuple[Dataset, ...]:
     """
     found: list[Dataset] = []
     for each in as_streams(streams):
-        both = (*places_of(each.join), *places_of(join))
-        found += load_datasets(replace(each, join=both) if both else each)
+        both = (*join_places(each.join), *join_places(join))
+        found += open_stream(replace(each, join=both) if both else each)
     return tuple(found)
 
 
-def places_of(join: Places) -> tuple[str, ...]:
+def join_places(join: Places) -> tuple[str, ...]:
     """Return the paths and URLs that `join` names, as texts."""
     given: list[Any] = [] if join is None else [join]
     if isinstance(join, Iterable) and not isinstance(join, str | os.PathLike):
@@ -119,26 +119,26 @@ def as_streams(streams: Streams) -> list[Stream]:
     return [each if isinstance(each, Stream) else Stream(each) for each in given]
 
 
-def load_datasets(stream: Stream) -> tuple[Dataset, ...]:
+def open_stream(stream: Stream) -> tuple[Dataset, ...]:
     """Open the dataset of a stream; one with shapes gives a dataset for each shape.
 
     This takes one GET where there is a manifest, and a listing for tars of another program.
     """
     store = open_store(os.fspath(stream.url))
-    want = Want(weight=stream.weight, repeat=stream.repeat, count=stream.count)
+    amount = StreamAmount(weight=stream.weight, repeat=stream.repeat, count=stream.count)
     chosen = [stream.buckets] if isinstance(stream.buckets, str | int) else stream.buckets
     buckets = None if chosen is None else frozenset(map(str, chosen))
     manifest = read_manifest(store)
     if manifest is None:
-        made = _of_tars(store, want, buckets)
-        return (replace(made, where=stream.where or "", join=places_of(stream.join)),)
+        made = _dataset_from_tars(store, amount, buckets)
+        return (replace(made, where=stream.where or "", join=join_places(stream.join)),)
     if not manifest.complete:
         what = f"{store.url} is not complete"
         _log.warning("%s: once it is, its order is another and no state of now fits it", what)
-    dataset = of_manifest(store, manifest, want, buckets)
-    dataset = replace(dataset, where=stream.where or "", join=places_of(stream.join))
+    dataset = dataset_from_manifest(store, manifest, amount, buckets)
+    dataset = replace(dataset, where=stream.where or "", join=join_places(stream.join))
     if dataset.join:
-        dataset = replace(dataset, inputs=inputs_of(dataset, manifest))
+        dataset = replace(dataset, inputs=count_inputs(dataset, manifest))
     else:
         dataset = replace(dataset, made_of=())  # of many shards it takes much memory
     shapes = shapes_of(manifest.settings)
@@ -146,11 +146,11 @@ def load_datasets(stream: Stream) -> tuple[Dataset, ...]:
         return (dataset,)
     counts = counts_by_shape(dataset, manifest)
     del manifest  # of many shards it takes more memory than what follows
-    return in_shapes(dataset, shapes, counts)
+    return split_by_shape(dataset, shapes, counts)
 
 
-def of_manifest(
-    store: Store, manifest: Manifest, want: Want, buckets: "frozenset[str] | None" = None
+def dataset_from_manifest(
+    store: Store, manifest: Manifest, amount: StreamAmount, buckets: "frozenset[str] | None" = None
 ) -> Dataset:
     """Return the dataset that a manifest describes."""
     there = {shard.name.partition("/")[0] for shard in manifest.shards}
@@ -181,13 +181,13 @@ def of_manifest(
         selection=SampleSelection.all_of(sizes),
         nbytes=sum(shard.nbytes for shard in shards),
         digest=digest,
-        want=want,
+        amount=amount,
         settings=manifest.settings,
         made_of=tuple(made_of[shard.name] for shard in shards),
     )
 
 
-def inputs_of(dataset: Dataset, manifest: Manifest) -> Ints:
+def count_inputs(dataset: Dataset, manifest: Manifest) -> Ints:
     """Return how many samples each shard's image shard has, as receipts count them."""
     if dataset.kind != "latents":
         return dataset.sizes
@@ -233,7 +233,7 @@ def _sources(manifest: Manifest) -> dict[str, str]:
     return found
 
 
-def to_be_encoded(images: Dataset, settings: Mapping[str, Any]) -> Dataset:
+def latents_of_images(images: Dataset, settings: Mapping[str, Any]) -> Dataset:
     """Return the latents that will be made of these images.
 
     They come from the buckets of the settings' phase, in the order of stored latents.
@@ -244,16 +244,16 @@ def to_be_encoded(images: Dataset, settings: Mapping[str, Any]) -> Dataset:
             '"wdsprep pack" has made'
         )
     buckets = buckets_encoded(settings, images.settings["buckets"])
-    chosen = _of_buckets(images, buckets, settings["resolution"])
+    chosen = _select_buckets(images, buckets, settings["resolution"])
     return replace(chosen, kind="latents", settings=settings, images=chosen)
 
 
-def large_enough(images: Dataset, side: int) -> Dataset:
+def select_large_enough(images: Dataset, side: int) -> Dataset:
     """Return the images of the buckets whose images are all at least `side` pixels a side."""
-    return _of_buckets(images, buckets_of_phase(side, images.settings["buckets"]), side)
+    return _select_buckets(images, buckets_of_phase(side, images.settings["buckets"]), side)
 
 
-def _of_buckets(images: Dataset, buckets: Iterable[int], side: int) -> Dataset:
+def _select_buckets(images: Dataset, buckets: Iterable[int], side: int) -> Dataset:
     wanted = set(map(str, buckets))
     chosen = [n for n, name in enumerate(images.names) if name.partition("/")[0] in wanted]
     if not chosen:
@@ -261,10 +261,12 @@ def _of_buckets(images: Dataset, buckets: Iterable[int], side: int) -> Dataset:
         raise UsageError(
             f"{images.store.url}: none of the buckets to load ({there}) is of {side} pixels"
         )
-    return of_shards(images, chosen)
+    return select_shards(images, chosen)
 
 
-def _of_tars(store: Store, want: Want, buckets: "frozenset[str] | None") -> Dataset:
+def _dataset_from_tars(
+    store: Store, amount: StreamAmount, buckets: "frozenset[str] | None"
+) -> Dataset:
     """Return the dataset of tars without a manifest, from their listing alone.
 
     The length of an index says how many samples its tar holds.
@@ -298,7 +300,7 @@ def _of_tars(store: Store, want: Want, buckets: "frozenset[str] | None") -> Data
         selection=SampleSelection.all_of(np.array(sizes, np.int64)),
         nbytes=sum(nbytes),
         digest=digest_of_shards(zip(names, sizes, nbytes, strict=True)),
-        want=want,
+        amount=amount,
     )
 
 

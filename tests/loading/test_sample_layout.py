@@ -10,7 +10,7 @@ from tests.kit.latent_sets import field
 from wdsprep.dataset.arrays import Field
 from wdsprep.dataset.tar import BLOCK, padded
 from wdsprep.dataset.tar.write import header
-from wdsprep.loading.grid import Grid, grid_of
+from wdsprep.loading.sample_layout import Grid, grid_of
 
 FIELDS = (field("mask", (3, 5), "|u1"), field("latent", (4, 8, 8)), field("emb", (7, 16)))
 VARIABLE = (*FIELDS[:2], field("emb", (7, 16), "bfloat16", is_variable=True))

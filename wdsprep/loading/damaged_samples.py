@@ -83,7 +83,7 @@ class Substitutes:
 
     def lost(self, stream: int, fault: Fault) -> FormatError:
         """Return the error for a dataset with too many damaged samples."""
-        datasets = self._datasets[stream].beside
+        datasets = self._datasets[stream].with_joined
         damaged = next(each for each in datasets if fault.tar.startswith(f"{each.store.url}/"))
         next_step = "" if damaged.kind == "tars" else verify_step(damaged.store.url)
         what = f"{ATTEMPTS} samples in a row cannot be served, the last ({fault.reason})"

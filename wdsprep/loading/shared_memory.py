@@ -1,4 +1,4 @@
-"""Reuse the memory of batches on their way from a DataLoader's worker to the trainer.
+"""Share the memory of batches between a DataLoader's worker and the trainer, and reuse it.
 
 torch shares fresh memory for every tensor: the kernel has to clear it, and its descriptor goes over
 a socket of its own. That takes as long as reading. So a worker keeps its blocks: one goes to the
@@ -27,7 +27,7 @@ WORD = 64  # bytes before the data, which stays aligned; the first tells whether
 MOST = 128  # blocks of a worker; more are in use only where a trainer keeps batches
 
 
-class Shared(dict[str, Any]):
+class SharedBatch(dict[str, Any]):
     """A batch that a worker sends; the trainer gets it as a dict."""
 
 
@@ -45,7 +45,7 @@ class _Block:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sent:
+class _SentTensor:
     """A tensor as it is pickled for the trainer: its block and its layout."""
 
     worker: tuple[int, str]
@@ -68,7 +68,7 @@ class WorkerBlocks:
 
         They are free again when neither uses them.
         """
-        size = WORD + rounded(nbytes)
+        size = WORD + round_up(nbytes)
         unused = (b for b in self._blocks.values() if not (b.held or b.data[0]))
         free = (b for b in unused if len(b.data) == size)
         block = next(free, None)
@@ -100,10 +100,10 @@ class WorkerBlocks:
         told = None if block.known else block.tensor
         block.known = block.sent = True
         shape, strides = tuple(value.shape), value.stride()
-        return _Sent(self.worker, block.number, told, value.dtype, shape, strides)
+        return _SentTensor(self.worker, block.number, told, value.dtype, shape, strides)
 
 
-def rounded(nbytes: int, least: int = 1) -> int:
+def round_up(nbytes: int, least: int = 1) -> int:
     """Return the size of a block for so many bytes.
 
     It is at most an eighth more, or the next multiple of `least`. So latents of one area and
@@ -124,28 +124,28 @@ _rings: list[WorkerBlocks] = []  # the one of this process, if it is a worker
 _received: dict[tuple[int, str], dict[int, Bytes]] = {}
 
 
-def ring() -> WorkerBlocks:
+def worker_blocks() -> WorkerBlocks:
     """Return the blocks of this process; a fork begins its own."""
     if not _rings or _rings[0].worker[0] != os.getpid():
         _rings[:] = [WorkerBlocks()]
     return _rings[0]
 
 
-def _reduce(batch: Shared) -> tuple[Any, ...]:
-    own = ring()
+def _reduce(batch: SharedBatch) -> tuple[Any, ...]:
+    own = worker_blocks()
     return _batch, ({name: own.send(value) for name, value in batch.items()},)
 
 
-ForkingPickler.register(Shared, _reduce)
+ForkingPickler.register(SharedBatch, _reduce)
 
 
 def _batch(told: dict[str, Any]) -> dict[str, Any]:
-    return {n: _tensor(v) if isinstance(v, _Sent) else v for n, v in told.items()}
+    return {n: _tensor(v) if isinstance(v, _SentTensor) else v for n, v in told.items()}
 
 
-def _tensor(sent: _Sent) -> torch.Tensor:
+def _tensor(sent: _SentTensor) -> torch.Tensor:
     if sent.block is not None:
-        _forget_the_ended()
+        _forget_ended_workers()
         _received.setdefault(sent.worker, {})[sent.number] = sent.block.numpy()
     data = _received[sent.worker][sent.number]
     last = sum((n - 1) * stride for n, stride in zip(sent.shape, sent.strides, strict=True))
@@ -163,7 +163,7 @@ def _free(data: Bytes, owner: int) -> None:
         data[0] = 0
 
 
-def _forget_the_ended() -> None:
+def _forget_ended_workers() -> None:
     for worker in list(_received):
         try:
             os.kill(worker[0], 0)

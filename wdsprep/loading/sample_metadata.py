@@ -32,7 +32,7 @@ Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
-class SomeFacts:
+class MetadataBlock:
     """The keys and the parsed json of neighbouring samples in a shard.
 
     The json of a sample is None where it is damaged or missing; a damaged sample has no key
@@ -46,8 +46,8 @@ class SomeFacts:
     damaged: list[int]
 
 
-def look_at_all(
-    dataset: Dataset, found: Callable[[SomeFacts], Found], *, parses: bool = True
+def scan_metadata(
+    dataset: Dataset, found: Callable[[MetadataBlock], Found], *, parses: bool = True
 ) -> Iterator[tuple[int, list[Found]]]:
     """Yield each shard with what `found` returns for its pieces; threads read shards ahead.
 
@@ -60,7 +60,7 @@ def look_at_all(
 
     def look(shard: int) -> tuple[int, list[Found]]:
         made = []
-        for some in read_facts(whole, shard, parses=parses):
+        for some in read_metadata(whole, shard, parses=parses):
             made.append(found(some))
             damaged.extend((shard, some.first + number) for number in some.damaged)
         return shard, made
@@ -83,7 +83,7 @@ def _unknown(whole: Dataset, damaged: Sequence[tuple[int, int]]) -> FormatError:
     ).with_next_step(verify_step(whole.store.url))
 
 
-class FactsBeside:
+class JoinedMetadata:
     """The json of the samples of a joined dataset; any number of threads may ask for it.
 
     A shard is read as a whole: where samples have moved, neighbours of the one dataset may
@@ -106,14 +106,14 @@ class FactsBeside:
         return [facts[place] if place < len(facts) else None for place in places.tolist()]
 
     def _read_shard(self, shard: int) -> list[dict[str, Any] | None]:
-        pieces = list(read_facts(self._joined.dataset.whole, shard))
+        pieces = list(read_metadata(self._joined.dataset.whole, shard))
         damaged = [(shard, some.first + number) for some in pieces for number in some.damaged]
         if damaged:
             raise _unknown(self._joined.dataset, damaged)
         return [one for some in pieces for one in some.facts]
 
 
-def read_facts(dataset: Dataset, shard: int, *, parses: bool = True) -> Iterator[SomeFacts]:
+def read_metadata(dataset: Dataset, shard: int, *, parses: bool = True) -> Iterator[MetadataBlock]:
     """Yield the keys and json of all samples of a shard, piece by piece."""
     store, name, is_foreign = dataset.store, dataset.names[shard], dataset.kind == "tars"
     if not (store.root or isinstance(store, RemoteStore)):
@@ -129,7 +129,7 @@ def read_facts(dataset: Dataset, shard: int, *, parses: bool = True) -> Iterator
             facts = [None if one is None or not parses else parsed(one) for one in block.json]
             asked: Sequence[object] = facts if parses else block.json
             damaged = [number for number, one in enumerate(asked) if one is None]
-            yield SomeFacts(shard, block.first, block.keys, facts, damaged)
+            yield MetadataBlock(shard, block.first, block.keys, facts, damaged)
 
 
 def parsed(member: bytes) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ import torch
 Numbered = tuple[int, dict[str, Any]]
 
 
-def transferred(batches: Iterator[Numbered], device: torch.device) -> Iterator[Numbered]:
+def copy_batches(batches: Iterator[Numbered], device: torch.device) -> Iterator[Numbered]:
     """Yield batches on a device.
 
     For CUDA, a batch is copied one ahead, on a stream of its own, out of pinned memory. For
@@ -16,13 +16,13 @@ def transferred(batches: Iterator[Numbered], device: torch.device) -> Iterator[N
     that a copy still reads.
     """
     if device.type == "cuda":
-        yield from _beside(batches, device)
+        yield from _copy_ahead(batches, device)
         return
     for step, batch in batches:
-        yield step, _moved(batch, device)
+        yield step, _move_batch(batch, device)
 
 
-def _beside(batches: Iterator[Numbered], device: torch.device) -> Iterator[Numbered]:
+def _copy_ahead(batches: Iterator[Numbered], device: torch.device) -> Iterator[Numbered]:
     """Yield batches, while the next one is copied on a CUDA stream of its own.
 
     torch frees pinned memory when the copies from it have ended. So a batch may be dropped as
@@ -33,16 +33,16 @@ def _beside(batches: Iterator[Numbered], device: torch.device) -> Iterator[Numbe
     before: tuple[Numbered, torch.cuda.Event] | None = None
     for step, batch in batches:
         with torch.cuda.stream(stream):
-            moved = _moved(batch, device, non_blocking=True)
+            moved = _move_batch(batch, device, non_blocking=True)
             event = stream.record_event()
         if before is not None:
-            yield _ready(*before, device)
+            yield _wait_for_copy(*before, device)
         before = (step, moved), event
     if before is not None:
-        yield _ready(*before, device)
+        yield _wait_for_copy(*before, device)
 
 
-def _moved(
+def _move_batch(
     batch: dict[str, Any], device: torch.device, *, non_blocking: bool = False
 ) -> dict[str, Any]:
     return {
@@ -53,7 +53,7 @@ def _moved(
     }
 
 
-def _ready(numbered: Numbered, event: torch.cuda.Event, device: torch.device) -> Numbered:
+def _wait_for_copy(numbered: Numbered, event: torch.cuda.Event, device: torch.device) -> Numbered:
     """Return a batch that the trainer's CUDA stream may use.
 
     That stream waits for the copy, and the memory is not freed before that stream has used it.

@@ -1,6 +1,7 @@
-"""Serve batches in their order, while threads read ahead.
+"""Read batches ahead of the trainer, in threads, and serve them in their order.
 
-This connects what is served (the order) with how it is read.
+This connects what is served (the order) with how it is read. `load(ahead=...)` is how many steps
+are read ahead; `arguments.prefetch_depth` is its default.
 """
 
 import weakref
@@ -22,10 +23,10 @@ from wdsprep.loading.memory import Batch, Memory
 from wdsprep.loading.options import LONGEST
 from wdsprep.loading.order import Samples
 from wdsprep.loading.reading import Reader
+from wdsprep.loading.shared_memory import SharedBatch
 from wdsprep.loading.shelves.cache import CacheDir
 from wdsprep.loading.shelves.local import LocalShelf, Shelf, WantedRows
 from wdsprep.loading.shelves.remote import RemoteShelf
-from wdsprep.loading.worker_memory import Shared
 from wdsprep.store.base import RemoteStore
 from wdsprep.store.places import ANY_PLACE
 
@@ -46,7 +47,7 @@ NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)
 
 def serve(plan: LoadPlan, steps: range) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield each step with its batch; nothing of it is kept here."""
-    return map(_numbered, filled(plan, steps))
+    return map(_numbered, fill_batches(plan, steps))
 
 
 def serve_raw(plan: LoadPlan, places: range) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -54,13 +55,13 @@ def serve_raw(plan: LoadPlan, places: range) -> Iterator[tuple[int, dict[str, An
     if not places:
         return iter(())
     steps = range(places.start // plan.share, -(-places.stop // plan.share))
-    batches = filled(plan, steps, places=places)
+    batches = fill_batches(plan, steps, places=places)
     samples = (sample for batch in batches for sample in batch.out["samples"])
     return zip(places, samples, strict=True)
 
 
 def _numbered(batch: Batch) -> tuple[int, dict[str, Any]]:
-    return batch.step, batch.out if get_worker_info() is None else Shared(batch.out)
+    return batch.step, batch.out if get_worker_info() is None else SharedBatch(batch.out)
 
 
 def open_reader(plan: LoadPlan) -> Reader:
@@ -76,9 +77,9 @@ def open_reader(plan: LoadPlan) -> Reader:
 
 
 def open_shelves(plan: LoadPlan) -> Shelves:
-    wholes = dict.fromkeys(part.whole for dataset in plan.datasets for part in dataset.beside)
+    wholes = dict.fromkeys(part.whole for dataset in plan.datasets for part in dataset.with_joined)
     opened = {whole: open_shelf(whole, plan.cache) for whole in wholes}
-    return tuple(tuple(opened[part.whole] for part in d.beside) for d in plan.datasets)
+    return tuple(tuple(opened[part.whole] for part in d.with_joined) for d in plan.datasets)
 
 
 def close_shelves(shelves: Shelves) -> None:
@@ -94,7 +95,7 @@ def open_shelf(dataset: Dataset, cache: CacheDir | None) -> Shelf:
     raise UsageError(f"{dataset.store.url}: loading is from {ANY_PLACE}")
 
 
-def filled(
+def fill_batches(
     plan: LoadPlan, steps: range, reader: Reader | None = None, *, places: range | None = None
 ) -> Iterator[Batch]:
     """Yield filled batches in order, while threads fill the next ones.
@@ -111,7 +112,7 @@ def filled(
     queue: deque[tuple[Batch, list[Future[None]]]] = deque()
     served = 0
     try:
-        for batch in _planned(plan, reader, steps, places):
+        for batch in _plan_batches(plan, reader, steps, places):
             reader.begin(batch)
             at_once = most if served or queue else min(most, FIRST_ROWS)
             tops = range(0, len(batch), at_once)
@@ -136,7 +137,7 @@ def _rows_at_once(plan: LoadPlan) -> int:
     if plan.datasets[0].kind != "latents":
         return ROWS_AT_ONCE
     largest = max(dataset.served_nbytes for dataset in plan.datasets)
-    slots = max(len(dataset.beside) for dataset in plan.datasets)
+    slots = max(len(dataset.with_joined) for dataset in plan.datasets)
     return max(slots * ROWS_AT_ONCE, min(SMALL_AT_ONCE, SMALL_NBYTES // largest))
 
 
@@ -153,7 +154,9 @@ def _finished(batch: Batch, filling: list[Future[None]], pad: str) -> Batch:
     return batch
 
 
-def _planned(plan: LoadPlan, reader: Reader, steps: range, places: range | None) -> Iterator[Batch]:
+def _plan_batches(
+    plan: LoadPlan, reader: Reader, steps: range, places: range | None
+) -> Iterator[Batch]:
     """Yield the batches to read, and announce their samples to shelves that fetch from S3.
 
     Such a shelf hears of samples a group of steps before they are read, and at the same time of
@@ -191,10 +194,10 @@ class _Group:
     """The number of each sample's caption, if captions are picked by chance."""
 
     def wanted(self, reader: Reader) -> dict[Shelf, WantedRows]:
-        return wanted_of(reader, self.samples, self.choice)
+        return wanted_by_shelf(reader, self.samples, self.choice)
 
 
-def wanted_of(
+def wanted_by_shelf(
     reader: Reader, samples: Samples, choice: Ints | None, *, first: int = 0
 ) -> dict[Shelf, WantedRows]:
     """Return what will be read of each shelf for these samples, in their order.
@@ -214,10 +217,10 @@ def wanted_of(
             places = dataset.joined[slot - 1].positions.locate(*own) if slot else own
             rows = here[some], places[0][some], places[1][some]
             found.setdefault(shelves[slot], []).append(rows)
-    return {shelf: _in_order(rows) for shelf, rows in found.items()}
+    return {shelf: _sort_by_order(rows) for shelf, rows in found.items()}
 
 
-def _in_order(rows: Sequence[tuple[Ints, Ints, Ints]]) -> WantedRows:
+def _sort_by_order(rows: Sequence[tuple[Ints, Ints, Ints]]) -> WantedRows:
     """Sort samples by their places in the order."""
     if len(rows) == 1:
         return rows[0][1:]
@@ -240,7 +243,7 @@ def _groups(
         found = plan.order.steps(some[0], some[-1] - some[0] + 1, rank=plan.rank, world=plan.world)
         rows = slice(None, None, steps.step)
         own = Samples(stream=found.stream[rows], shard=found.shard[rows], index=found.index[rows])
-        locate(plan.datasets, own)
+        locate_in_tars(plan.datasets, own)
         if places is not None:
             numbers = np.arange(some.start * plan.share, some.stop * plan.share) - places.start
             others = (numbers < 0) | (numbers % places.step != 0)
@@ -248,12 +251,12 @@ def _groups(
         picked = None
         if plan.effects.captions:
             own_first = plan.rank * plan.share
-            picked = np.stack([plan.effects.picked(n, own_first, plan.share) for n in some])
+            picked = np.stack([plan.effects.pick_captions(n, own_first, plan.share) for n in some])
         yield _Group(batches=_batches(plan, some, own), samples=own, choice=picked)
         done, count = done + count, min(2 * count, most)
 
 
-def locate(datasets: Sequence[Dataset], found: Samples) -> None:
+def locate_in_tars(datasets: Sequence[Dataset], found: Samples) -> None:
     """Replace places in selections, as the order gives them, by places in the tars."""
     for number, dataset in enumerate(datasets):
         if dataset.part_of is not None and (here := found.stream == number).any():
