@@ -269,7 +269,7 @@ def test_a_table_sorted_in_small_runs_is_the_one_sorted_at_once(
     good = [(key, place) for place, key in enumerate(rows["key"]) if place != 30]
     first = {key: place for key, place in reversed(good) if key.isdecimal() and len(key) == 12}
     assert len(first) >= 55
-    assert found.of_keys([*first])["hash"].tolist() == [*first.values()]
+    assert found.values_for([*first])["hash"].tolist() == [*first.values()]
 
 
 def test_digests_that_states_have_stay(tmp_path: Path) -> None:
@@ -313,9 +313,9 @@ def test_keys_that_are_no_numbers_of_one_length_are_found_too(tmp_path: Path) ->
     names = ["a/b", "10", "9", "", "ä", "010"]
     table = write_table(tmp_path / "t.parquet", {"key": names, "score": [*range(6)]})
     found = open_keyed_table(table, None)
-    assert found.of_keys(["ä", "010", "10", "a/b", "9"])["score"].tolist() == [4, 5, 1, 0, 2]
+    assert found.values_for(["ä", "010", "10", "a/b", "9"])["score"].tolist() == [4, 5, 1, 0, 2]
     assert found.places(["", "0010", "zz", "1"]).tolist() == [LACKING] * 4
     table = write_table(tmp_path / "digits.parquet", {"key": ["10", "09"], "score": [1, 2]})
     found = open_keyed_table(table, None)
-    assert found.of_keys(["09", "10"])["score"].tolist() == [2, 1]
+    assert found.values_for(["09", "10"])["score"].tolist() == [2, 1]
     assert found.places(["9", "010", "", "xx", "1\u0663"]).tolist() == [LACKING] * 5

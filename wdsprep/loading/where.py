@@ -127,11 +127,11 @@ class Subset:
             if len(name) == 1 and name[0] in table.texts:
                 return table.text(str(name[0]), own)
         found = [at_path(one, name) for one in some.facts]
-        for other in self._joined_metadata:
+        for source in self._joined_metadata:
             lacking = [n for n, one in enumerate(found) if one is None]
             if not lacking:
                 break
-            others = other.of(some.shard, np.array(lacking) + some.first)
+            others = source.of(some.shard, np.array(lacking) + some.first)
             for number, other in zip(lacking, others, strict=True):
                 found[number] = at_path(other, name)
         return found
