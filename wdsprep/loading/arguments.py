@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 THREADS = 3
-CROPS_NBYTES = 1 << 30  # of crops that wait to be encoded
-OF_IMAGES = ("image", "txt", "key")
-OF_ALL = (*TEXTS, "json", "key")
-RESERVED = (*OF_IMAGES, *OF_ALL, "pixels", SHAPE, "samples", "made", "__key__", "__url__")
+CROPS_NBYTES = 1 << 30  # the limit on crops that wait to be encoded
+IMAGE_FIELDS = ("image", "txt", "key")
+COMMON_FIELDS = (*TEXTS, "json", "key")
+RESERVED = (*IMAGE_FIELDS, *COMMON_FIELDS, "pixels", SHAPE, "samples", "made", "__key__", "__url__")
 """The names that columns of a table may not have."""
 
 
@@ -286,10 +286,13 @@ def choose_fields(
     if datasets[0].kind == "latents":
         shape = (SHAPE,) if any(dataset.size for dataset in datasets) else ()
         straight = (name for name in arrays if name != batch_name(FLIPPED))
-        usual, known = (*straight, *shape, "key"), {*arrays, SHAPE, *OF_ALL}
+        usual, known = (*straight, *shape, "key"), {*arrays, SHAPE, *COMMON_FIELDS}
     else:
-        first = "pixels" if pixels else OF_IMAGES[0]
-        usual, known = (first, *arrays, *OF_IMAGES[1:]), {first, "image", *arrays, *OF_ALL}
+        first = "pixels" if pixels else IMAGE_FIELDS[0]
+        usual, known = (
+            (first, *arrays, *IMAGE_FIELDS[1:]),
+            {first, "image", *arrays, *COMMON_FIELDS},
+        )
     columns = tuple(dict.fromkeys(name for d in datasets for name in d.columns))
     if taken := sorted(
         n for n in columns if batch_name(n) in {*known, *RESERVED, batch_name(MASK)}

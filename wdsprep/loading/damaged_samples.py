@@ -15,7 +15,7 @@ from wdsprep.dataset.damage import verify_step
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.loading.datasets import Dataset
 
-ATTEMPTS = 16  # to replace a damaged sample: more means that the dataset is lost
+ATTEMPTS = 16  # substitutes tried for a damaged sample before the dataset is taken for lost
 MISSING = "the shard is missing"
 ALL_MISSING = "all its shards are missing"
 StreamChoice = tuple[int, int]

@@ -30,13 +30,13 @@ from wdsprep.loading.shelves.remote import RemoteShelf
 from wdsprep.store.base import RemoteStore
 from wdsprep.store.places import ANY_PLACE
 
-ROWS_AT_ONCE = 64  # that one thread reads at a time
-SMALL_AT_ONCE = 256  # of latents that take together no more than
+ROWS_AT_ONCE = 64  # rows that a thread reads at a time
+SMALL_AT_ONCE = 256  # rows of small latents, which together take no more than the next line
 SMALL_NBYTES = 8 << 20
-FIRST_ROWS = 16  # of the first batch, which all threads read
-CROPS_AT_ONCE = 8  # that it reads and decodes
+FIRST_ROWS = 16  # rows that a thread reads of the first batch, so that all threads share it
+CROPS_AT_ONCE = 8  # rows that a thread reads and decodes at a time
 ORDERED_AT_ONCE = 1 << 15  # samples; of many shapes each costs the same anew each time
-STEPS_AT_ONCE = 32  # at least, that are ordered at a time
+STEPS_AT_ONCE = 32  # the least number of steps whose order is computed at a time
 FETCHERS = 16  # requests to S3 at a time
 AHEAD_NBYTES = 128 << 20  # fetched from S3 before it is needed, twice, and what belongs to its runs
 Shelves = tuple[tuple[Shelf, ...], ...]

@@ -49,9 +49,9 @@ from wdsprep.loading.wanted_arrays import (
     variable_fields,
 )
 
-SCRATCHES = 8  # kept, of each size: one for each thread that reads
+SCRATCHES = 8  # scratch blocks kept of each size: one for each thread that reads
 IMAGES = ("jpg", "jpeg", "png", "webp")
-JOINED_AT_ONCE = 256  # rows, beside those that are encoded
+JOINED_AT_ONCE = 256  # rows of joined datasets that are read at a time, after encoding
 NOTHING = np.empty(0, np.uint8)
 LISTED = (*TEXTS, "json", "key", "image", "made")
 COLUMNS = {"<i8": torch.int64, "<f4": torch.float32, "<f8": torch.float32, "|b1": torch.bool}

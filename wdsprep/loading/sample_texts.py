@@ -15,7 +15,7 @@ from wdsprep.loading.wanted_arrays import TEXTS, WantedArrays
 from wdsprep.sources.captions import caption_at
 
 DAMAGED_JSON = "its json is damaged"
-MANY = 1000  # samples, none of which has what captions= asks for
+MANY = 1000  # samples without a text that captions= asks for, before a warning
 _log = logging.getLogger("wdsprep")
 
 

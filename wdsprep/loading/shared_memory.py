@@ -24,7 +24,7 @@ import torch
 from wdsprep.dataset.aio import Bytes
 
 WORD = 64  # bytes before the data, which stays aligned; the first tells whether they are in use
-MOST = 128  # blocks of a worker; more are in use only where a trainer keeps batches
+MOST = 128  # the most blocks of a worker; more are in use only if a trainer keeps batches
 
 
 class SharedBatch(dict[str, Any]):

@@ -9,7 +9,7 @@ from wdsprep.dataset.chance import Ints
 KEY = "key"
 """The name of the column of keys."""
 LACKING = -1
-DIGITS = 18  # of a number of 64 bits
+DIGITS = 18  # the most digits that always fit in 64 bits
 
 
 def encode_keys(texts: Sequence[str]) -> list[bytes]:

@@ -17,7 +17,7 @@ from wdsprep.loading.sample_layout import batch_name
 from wdsprep.text import examples
 
 TEXTS = ("txt", "caption")
-OF_TEXTS = (*TEXTS, "json")
+TEXT_FIELDS = (*TEXTS, "json")
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +65,7 @@ def find_wanted(
     wanted = {*names, batch_name(FLIPPED)} if not raw else None
     if wanted is not None:
         wanted |= {batch_name(field.name) for field in variable_fields(dataset, names)}
-    texts = tuple(name for name in OF_TEXTS if raw or name in names)
+    texts = tuple(name for name in TEXT_FIELDS if raw or name in names)
     facts = tuple(name for name in texts if name == "json")
     by_choice = [dataset.array_sources(choice) for choice in choices]
     found = []

@@ -61,11 +61,11 @@ from wdsprep.loading.order.shuffle import Passes
 from wdsprep.text import brief, plural, whole
 
 VERSION = 2
-SLOTS = 64  # at least, where the batch has as many samples
+SLOTS = 64  # the least number, if a batch has as many samples
 RUN = 16  # neighbours in a shard that come one after another from a slot, and are read at once
 INTERLEAVED = 8  # blocks whose samples alternate within a step
 MAX_STEP = 1 << 40
-SHOWN = 20  # lines of what differs
+SHOWN = 20  # differences that an error lists
 NAMED = 8  # streams a state lists one by one
 SHARE = ", share "
 

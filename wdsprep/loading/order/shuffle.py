@@ -42,7 +42,7 @@ from numpy.typing import NDArray
 from wdsprep.dataset.chance import Ints, Words, draw, key_of
 from wdsprep.loading.order.chance import permuted, shuffled
 
-RUNS = 16  # at least, in a window that has as many samples
+RUNS = 16  # the least number in a window, if it has as many samples
 CHUNK = 1 << 13  # shards laid on the axis at once
 KEPT = 2  # passes whose order of shards is remembered: a step may touch two
 

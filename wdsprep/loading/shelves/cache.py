@@ -50,7 +50,7 @@ from wdsprep.errors import StoreError, UsageError
 from wdsprep.text import whole_or_none
 
 VERSION = 1
-STALE_S = 900  # without a claim: then a file gives way to others
+STALE_S = 900  # a file without a claim for so long may be removed
 CLAIM_S = STALE_S // 4
 FULL_S = 10  # a full cache is looked at again after so long
 SHARERS = 64  # processes that may fill one cache at a time without going over its limit

@@ -30,10 +30,12 @@ from wdsprep.loading.shelves.local import (
 from wdsprep.store.base import RemoteStore
 
 PIECE_NBYTES = 4 << 20  # at most this, or one sample, in one request
-STEP_NBYTES = 256 << 10  # by which the memory for requests grows
-MOST_NBYTES = 1 << 30  # of one request: a damaged index asks for more
+STEP_NBYTES = 256 << 10  # sizes of memory for requests are multiples of this
+MOST_NBYTES = 1 << 30  # the limit on one request; only a damaged index asks for more
 LARGE_NBYTES = 1 << 20
-LARGE_AT_ONCE = 8  # requests of more than that: more of them only take turns at the processor
+MAX_LARGE_REQUESTS = (
+    8  # larger requests than that at a time; more would only wait for the processor
+)
 GAP = 1  # unwanted samples between two wanted ones that are fetched with them
 
 
@@ -72,7 +74,7 @@ class RemoteShelf:
         )
         self._pool = ThreadPoolExecutor(fetchers, "wdsprep-fetch")
         self._coming: dict[tuple[int, int], Future[_Piece]] = {}
-        self._large = threading.Semaphore(LARGE_AT_ONCE)
+        self._large = threading.Semaphore(MAX_LARGE_REQUESTS)
         self._blocks = BlockPool(keep=MOST_NBYTES // STEP_NBYTES, step=STEP_NBYTES)
 
     def fill(

@@ -40,7 +40,7 @@ from wdsprep.runners.ray.cluster import connected
 from wdsprep.store.base import absolute
 from wdsprep.text import plural
 
-LEAST = 2  # cores of a Ray that is started here: one worker of each stage
+LEAST = 2  # cores of a Ray that is started here: one for a worker of each stage
 
 
 @taking(StreamOptions)

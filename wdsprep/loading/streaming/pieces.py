@@ -14,7 +14,7 @@ from wdsprep.encoding.on_the_fly.encoding import Encoding
 from wdsprep.loading.arguments import LoadPlan
 
 PIECE = 64  # samples at most: 12 MB of pixels at 256, 10 MB of embeddings
-FILL = 0.5  # of Ray's object store, which moves to disk what is more than 0.8 of it
+FILL = 0.5  # the share used of Ray's object store, which spills to disk above 0.8
 
 
 @dataclass(frozen=True, kw_only=True)
