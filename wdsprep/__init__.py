@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from wdsprep.encoding.recipe import Encode
     from wdsprep.exporting.export import export
     from wdsprep.importing.import_latents import import_
-    from wdsprep.loading.catalog import Stream
     from wdsprep.loading.loader import load
+    from wdsprep.loading.open_datasets import Stream
     from wdsprep.loading.streaming import stream
     from wdsprep.packing.pack import pack
     from wdsprep.reporting import report
@@ -48,7 +48,7 @@ __all__ = [
 
 _PLACES = {
     "Encode": "wdsprep.encoding.recipe",
-    "Stream": "wdsprep.loading.catalog",
+    "Stream": "wdsprep.loading.open_datasets",
     "card": "wdsprep.reporting.card",
     "duplicates": "wdsprep.changes.duplicates",
     "encode": "wdsprep.encoding.encode",

@@ -23,7 +23,7 @@ IN_PYTHON = {
     "load": "wdsprep.loading.options:LoadOptions",
     "stream": "wdsprep.loading.options:StreamOptions",
     "Encode": "wdsprep.encoding.recipe:Encode",
-    "Stream": "wdsprep.loading.catalog:Stream",
+    "Stream": "wdsprep.loading.open_datasets:Stream",
 }
 NEEDED: dict[str, dict[str, Any]] = {
     "load": {"global_batch": 8},

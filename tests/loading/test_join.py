@@ -24,8 +24,8 @@ from tests.kit.latent_sets import array_of, field, flat, keys
 from tests.kit.packs import upload
 from wdsprep.encoding.on_the_fly.step_batches import StepBegun
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, TarError, UsageError
-from wdsprep.loading.catalog import Stream
 from wdsprep.loading.join_positions import DatasetPositions
+from wdsprep.loading.open_datasets import Stream
 
 BATCH = 8
 IMAGES = Images()

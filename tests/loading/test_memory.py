@@ -1,15 +1,15 @@
 """Blocks of memory: used again when nothing refers to them, and never before."""
 
-from wdsprep.loading.memory import Blocks
+from wdsprep.loading.memory import BlockPool
 
 
-def address(blocks: Blocks, nbytes: int) -> tuple[memoryview, int]:
+def address(blocks: BlockPool, nbytes: int) -> tuple[memoryview, int]:
     block = blocks.take(nbytes)
     return block.data, block.ctypes.data
 
 
 def test_a_block_is_used_again_once_no_view_of_it_is_left() -> None:
-    blocks = Blocks(keep=4)
+    blocks = BlockPool(keep=4)
     view, first = address(blocks, 100)
     part = view[10:20]
     del view
@@ -21,7 +21,7 @@ def test_a_block_is_used_again_once_no_view_of_it_is_left() -> None:
 
 
 def test_arrays_made_of_a_block_hold_it() -> None:
-    blocks = Blocks(keep=4)
+    blocks = BlockPool(keep=4)
     rows = blocks.take(100).reshape(10, 10)[2:]
     assert blocks.take(100).ctypes.data != rows.base.ctypes.data
     first = rows.ctypes.data - 20
@@ -30,7 +30,7 @@ def test_arrays_made_of_a_block_hold_it() -> None:
 
 
 def test_blocks_of_similar_sizes_take_each_others_place() -> None:
-    blocks = Blocks(keep=4, step=1024)
+    blocks = BlockPool(keep=4, step=1024)
     first = address(blocks, 1000)[1]
     view, second = address(blocks, 513)
     assert second == first
@@ -39,7 +39,7 @@ def test_blocks_of_similar_sizes_take_each_others_place() -> None:
 
 
 def test_no_more_are_kept_than_wanted() -> None:
-    blocks = Blocks(keep=2)
+    blocks = BlockPool(keep=2)
     held = [blocks.take(64) for _ in range(9)]
     held.clear()
     assert sum(map(len, blocks._free.values())) == 2

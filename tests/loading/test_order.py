@@ -16,17 +16,17 @@ from wdsprep.dataset.chance import draw, key_of
 from wdsprep.errors import FingerprintError, FormatError, NewerFormatError, UsageError
 from wdsprep.loading.order import VERSION, Order, OrderStream, Samples
 from wdsprep.loading.order.chance import permuted, shuffled
-from wdsprep.loading.order.mixing import Want, shares_of, split, tree_of
+from wdsprep.loading.order.mixing import StreamAmount, compute_shares, huffman_tree, split
 from wdsprep.loading.order.shuffle import Passes
-from wdsprep.loading.shelves.remote import pieces_of
+from wdsprep.loading.shelves.remote import group_neighbours
 
 PROPERTY = settings(max_examples=60, deadline=None)
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=9).filter(any)
 SEEDS = st.integers(0, 2**63 - 1)
 
 
-def stream(name: str, *sizes: int, **want: float) -> OrderStream:
-    return OrderStream(digest=name, sizes=np.array(sizes), want=Want(**want))
+def stream(name: str, *sizes: int, **amount: float) -> OrderStream:
+    return OrderStream(digest=name, sizes=np.array(sizes), amount=StreamAmount(**amount))
 
 
 @st.composite
@@ -202,7 +202,7 @@ def test_mixture_is_within_two_blocks_at_any_prefix(order: Order, first: int) ->
 def test_splitting_is_exact_rising_and_never_two_blocks_off(shares: list[int], first: int) -> None:
     more = np.arange(2000)
     total = sum(shares)
-    counts = split(tree_of(shares), first, more)
+    counts = split(huffman_tree(shares), first, more)
     assert (np.sum([c for _, c in counts.values()], axis=0) == more).all()
     assert sum(count for count, _ in counts.values()) == first
     for number, share in enumerate(shares):
@@ -237,8 +237,11 @@ def test_every_batch_is_of_one_stream_when_homogeneous() -> None:
 
 
 def test_shares_of_any_precision_stay_exact_or_small() -> None:
-    assert shares_of([1, 1], [Want(weight=1e-3), Want(weight=2.0)]).shares == (1, 2000)
-    huge = shares_of([1, 1], [Want(weight=math.pi), Want(weight=1e-9)]).shares
+    assert compute_shares([1, 1], [StreamAmount(weight=1e-3), StreamAmount(weight=2.0)]).shares == (
+        1,
+        2000,
+    )
+    huge = compute_shares([1, 1], [StreamAmount(weight=math.pi), StreamAmount(weight=1e-9)]).shares
     assert sum(huge) <= 1 << 40
     assert huge[1] >= 1
 
@@ -256,7 +259,7 @@ def test_shares_of_any_precision_stay_exact_or_small() -> None:
 def test_amounts_that_make_no_sense_are_refused(wants: list[dict[str, float]]) -> None:
     with pytest.raises(UsageError):
         _ = Order(
-            streams=tuple(stream("a", 5, **want) for want in wants), global_batch=1
+            streams=tuple(stream("a", 5, **amount) for amount in wants), global_batch=1
         ).steps_per_epoch
 
 
@@ -269,7 +272,7 @@ def test_shapes_have_one_order_for_worlds_of_1_to_64(shape_batch: int | None) ->
     gives each sample once a pass, and none is ever 2 groups from its proportion."""
     sizes = {"a": [3, 0, 40] * 20, "b": [1], "c": [500, 7], "d": [64] * 9}
     shapes = [
-        OrderStream(digest=name, sizes=np.array(some), want=Want(weight=2), part_of=0)
+        OrderStream(digest=name, sizes=np.array(some), amount=StreamAmount(weight=2), part_of=0)
         for name, some in sizes.items()
     ]
     order = Order(
@@ -303,7 +306,9 @@ def test_shapes_have_one_order_for_worlds_of_1_to_64(shape_batch: int | None) ->
 def test_a_state_is_under_1_kb_whatever_the_streams() -> None:
     for count in (1, 8, 100):
         streams = tuple(
-            OrderStream(digest=f"{b}" * 64, sizes=[10**12 + b], want=Want(weight=math.pi + b))
+            OrderStream(
+                digest=f"{b}" * 64, sizes=[10**12 + b], amount=StreamAmount(weight=math.pi + b)
+            )
             for b in range(count)
         )
         order = Order(streams=streams, seed=2**63 - 1, global_batch=1 << 19, window=1 << 16)
@@ -369,7 +374,7 @@ def test_pieces_cover_what_is_wanted_and_reach_over_what_comes_soon(
     wanted: Places, soon: Places, gap: int, most: int
 ) -> None:
     arrays = [np.array(some, np.int64).reshape(-1, 2).T for some in (wanted, soon)]
-    pieces = list(pieces_of(tuple(arrays[0]), tuple(arrays[1]), gap=gap, most=most))
+    pieces = list(group_neighbours(tuple(arrays[0]), tuple(arrays[1]), gap=gap, most=most))
     found = [(shard, index) for shard, indices in pieces for index in indices]
     assert set(wanted) <= set(found) <= {*wanted, *soon}
     assert len({(shard, indices[0]) for shard, indices in pieces}) == len(pieces)
@@ -386,7 +391,7 @@ def requests(order: Order, steps: int, *, rank: int = 0, world: int = 1) -> list
     found = order.steps(0, steps, rank=rank, world=world)
     wanted = found.shard.ravel(), found.index.ravel()
     nothing = np.empty(0, np.int64), np.empty(0, np.int64)
-    return [indices for _, indices in pieces_of(wanted, nothing, gap=0, most=1000)]
+    return [indices for _, indices in group_neighbours(wanted, nothing, gap=0, most=1000)]
 
 
 def test_a_slot_serves_runs_of_neighbours() -> None:

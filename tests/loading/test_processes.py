@@ -21,7 +21,7 @@ from tests.kit.cache_processes import forked
 from tests.kit.latent_sets import keys, write_latents
 from tests.kit.paths import ROOT
 from wdsprep.errors import FingerprintError, UsageError
-from wdsprep.loading import worker_memory as shared
+from wdsprep.loading import shared_memory as shared
 
 pytestmark = pytest.mark.system
 

@@ -33,8 +33,8 @@ from wdsprep.encoding.models.find import find_model
 from wdsprep.encoding.recipe import Encode, Recipe
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.loading.streaming.pieces import FILL, PIECE, Pieces, StreamRoom
-from wdsprep.loading.streaming.stages import Worked
-from wdsprep.loading.streaming.trainer import RECENT_S, WorkerHeard, _reason, _stage
+from wdsprep.loading.streaming.stages import WorkerStats
+from wdsprep.loading.streaming.trainer import RECENT_S, WorkerProgress, _reason, _stage
 
 # What Ray Data says to itself when it makes its own context, and its threads when they end:
 pytestmark = [
@@ -332,10 +332,10 @@ def test_pieces_are_as_large_as_the_object_store_has_room_for(resolution: int, t
 
 
 def test_a_worker_that_is_gone_does_not_count_for_ever() -> None:
-    gone, here = (Worked(stage="encode", worker=f"host:{n}") for n in range(2))
+    gone, here = (WorkerStats(stage="encode", worker=f"host:{n}") for n in range(2))
     for worked in (gone, here):
         worked.samples, worked.busy_s, worked.wall_s = 100, 5.0, 10.0
-    stage = _stage("encode", [WorkerHeard(gone, 10.0), WorkerHeard(here, 11.0 + RECENT_S)])
+    stage = _stage("encode", [WorkerProgress(gone, 10.0), WorkerProgress(here, 11.0 + RECENT_S)])
     assert (len(stage.workers), stage.rate, stage.busy) == (2, 10.0, 0.5)
 
 

@@ -15,8 +15,8 @@ from tests.kit.shape_sets import write_shapes
 from wdsprep.dataset.selection import SampleSelection
 from wdsprep.dataset.tar.read import file_tape, read_samples
 from wdsprep.errors import FingerprintError
-from wdsprep.loading.catalog import open_all
 from wdsprep.loading.datasets import Dataset
+from wdsprep.loading.open_datasets import open_datasets
 from wdsprep.loading.subsets import select
 
 BATCH = 8
@@ -36,18 +36,18 @@ def load_selected(
     """A loader of what is selected of a dataset."""
 
     def opened(streams: Any, _join: Any) -> tuple[Dataset, ...]:
-        found = open_all(streams)
+        found = open_datasets(streams)
         for keep in keeps:
             found = tuple(left for each in found if (left := select(each, keep)) is not None)
         return found
 
-    monkeypatch.setattr("wdsprep.loading.loader.open_all", opened)
+    monkeypatch.setattr("wdsprep.loading.loader.open_datasets", opened)
     return wdsprep.load(url, **({"global_batch": BATCH, "rank": 0, "world_size": 1} | options))
 
 
 def stored_keys(url: str, keep: SampleSelection | None = None) -> list[str]:
     """The keys of a dataset, or of what is kept, in the order of its tars."""
-    (whole,) = {each.whole for each in open_all(url)}
+    (whole,) = {each.whole for each in open_datasets(url)}
     found = []
     kept = list(keep.per_shard()) if keep is not None else []
     for number, name in enumerate(whole.names):
@@ -71,7 +71,7 @@ def test_a_part_serves_each_of_its_samples_once_a_pass_and_no_other(
         for batch in wdsprep.load(url, global_batch=1, epochs=9)
         for row, key in enumerate(batch["key"])
     }
-    (whole,) = {each.whole for each in open_all(url)}
+    (whole,) = {each.whole for each in open_datasets(url)}
     keep = keeping(whole, 0.4)
     wanted = stored_keys(url, keep)
     assert 40 < len(wanted) < whole.samples // 2
@@ -92,21 +92,21 @@ def test_what_is_selected_of_a_part_is_what_both_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = write_shapes(str(tmp_path)).url
-    (whole,) = {each.whole for each in open_all(url)}
+    (whole,) = {each.whole for each in open_datasets(url)}
     one, other = keeping(whole, 0.7, 1), keeping(whole, 0.7, 2)
     loader = load_selected(monkeypatch, url, one, other)
     common = set(stored_keys(url, one)) & set(stored_keys(url, other))
     assert sum(stream.samples for stream in loader.plan.order.streams) == len(common)
     assert set(flat(keys(loader, 200))) <= common
     none = SampleSelection.from_numbers([np.empty(0)] * len(whole.sizes))
-    assert select(open_all(url)[0], none) is None
+    assert select(open_datasets(url)[0], none) is None
 
 
 def test_the_order_of_a_part_is_one_for_all_worlds_and_no_other_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = write_latents(str(tmp_path))
-    (whole,) = open_all(url)
+    (whole,) = open_datasets(url)
     keep = keeping(whole, 0.5)
     steps = keys(load_selected(monkeypatch, url, keep, epochs=2))
     for world in (2, 8):
@@ -126,7 +126,7 @@ def test_the_order_of_a_part_is_one_for_all_worlds_and_no_other_parts(
 
 
 def test_a_part_may_be_sent_to_another_process(tmp_path: Path) -> None:
-    (whole,) = open_all(write_latents(str(tmp_path)))
+    (whole,) = open_datasets(write_latents(str(tmp_path)))
     part = select(whole, keeping(whole, 0.5))
     assert part is not None
     again = pickle.loads(pickle.dumps(part))

@@ -21,7 +21,7 @@ from wdsprep.errors import FingerprintError, NotFoundError, UsageError
 from wdsprep.loading import sorted_table, table_rows
 from wdsprep.loading.shelves.cache import CacheDir
 from wdsprep.loading.table_keys import LACKING
-from wdsprep.loading.tables import keyed_table
+from wdsprep.loading.tables import open_keyed_table
 from wdsprep.sources import sorted_rows
 
 COUNT = 90
@@ -254,7 +254,9 @@ def test_a_table_sorted_in_small_runs_is_the_one_sorted_at_once(
     rows["hash"] = [*range(len(rows["key"]))]
     rows["score"][30] = None
     table = write_table(tmp_path / f"t.{kind}", rows)
-    whole = keyed_table(table, CacheDir(folder=tmp_path / "whole", nbytes=1 << 30), ["license"])
+    whole = open_keyed_table(
+        table, CacheDir(folder=tmp_path / "whole", nbytes=1 << 30), ["license"]
+    )
     for module, name, value in [
         (table_rows, "ROWS_AT_ONCE", at_once),
         (sorted_rows, "RUN_NBYTES", run),
@@ -262,12 +264,12 @@ def test_a_table_sorted_in_small_runs_is_the_one_sorted_at_once(
         (sorted_table, "WIDE_NBYTES", 10 * run),
     ]:
         monkeypatch.setattr(module, name, value)
-    found = keyed_table(table, CacheDir(folder=tmp_path / "runs", nbytes=1 << 30), ["license"])
+    found = open_keyed_table(table, CacheDir(folder=tmp_path / "runs", nbytes=1 << 30), ["license"])
     assert found._file.path.read_bytes() == whole._file.path.read_bytes()
     good = [(key, place) for place, key in enumerate(rows["key"]) if place != 30]
     first = {key: place for key, place in reversed(good) if key.isdecimal() and len(key) == 12}
     assert len(first) >= 55
-    assert found.of_keys([*first])["hash"].tolist() == [*first.values()]
+    assert found.values_for([*first])["hash"].tolist() == [*first.values()]
 
 
 def test_digests_that_states_have_stay(tmp_path: Path) -> None:
@@ -279,7 +281,7 @@ def test_digests_that_states_have_stay(tmp_path: Path) -> None:
         rows = rows_of([*range(60), *range(40)])
         rows["key"][0], rows["key"][1] = "é", "a/b"
         table = write_table(tmp_path / f"t.{kind}", rows)
-        assert keyed_table(table, None, ["license"]).digest == digest
+        assert open_keyed_table(table, None, ["license"]).digest == digest
 
 
 def test_sorting_a_table_takes_less_memory_than_its_columns_have(
@@ -299,7 +301,7 @@ def test_sorting_a_table_takes_less_memory_than_its_columns_have(
     pa.set_memory_pool(pool)
     tracemalloc.start()
     try:
-        assert keyed_table(place, None, ["text"]).rows == count
+        assert open_keyed_table(place, None, ["text"]).rows == count
         peak = tracemalloc.get_traced_memory()[1] + pool.max_memory()
     finally:
         tracemalloc.stop()
@@ -310,10 +312,10 @@ def test_sorting_a_table_takes_less_memory_than_its_columns_have(
 def test_keys_that_are_no_numbers_of_one_length_are_found_too(tmp_path: Path) -> None:
     names = ["a/b", "10", "9", "", "ä", "010"]
     table = write_table(tmp_path / "t.parquet", {"key": names, "score": [*range(6)]})
-    found = keyed_table(table, None)
-    assert found.of_keys(["ä", "010", "10", "a/b", "9"])["score"].tolist() == [4, 5, 1, 0, 2]
+    found = open_keyed_table(table, None)
+    assert found.values_for(["ä", "010", "10", "a/b", "9"])["score"].tolist() == [4, 5, 1, 0, 2]
     assert found.places(["", "0010", "zz", "1"]).tolist() == [LACKING] * 4
     table = write_table(tmp_path / "digits.parquet", {"key": ["10", "09"], "score": [1, 2]})
-    found = keyed_table(table, None)
-    assert found.of_keys(["09", "10"])["score"].tolist() == [2, 1]
+    found = open_keyed_table(table, None)
+    assert found.values_for(["09", "10"])["score"].tolist() == [2, 1]
     assert found.places(["9", "010", "", "xx", "1\u0663"]).tolist() == [LACKING] * 5

@@ -35,7 +35,7 @@ from wdsprep.loading.memory import Batch
 from wdsprep.loading.on_the_fly.encoded_batches import BatchLayout, EncodedRow
 from wdsprep.loading.padding import PaddedRows
 from wdsprep.loading.shelves import local as shelf
-from wdsprep.loading.streaming.stages import PieceFacts, joined, packed
+from wdsprep.loading.streaming.stages import PieceMetadata, join_rows, pack_piece
 from wdsprep.loading.streaming.trainer import _Collate
 
 BATCH, LENGTH = 32, 40
@@ -416,9 +416,9 @@ def test_rows_that_are_encoded_make_the_batches_of_stored_ones(data: str, pad: s
         rows = [encoded(key, made_by_models) for key in batch["key"]]
         pieces = []
         for some in (rows[:7], rows[7:]):
-            arrays, lengths = joined(made_by_models, [row.result.arrays for row in some])
-            facts = PieceFacts(batch=read, lengths=lengths)
-            pieces.append(collate(packed(1, facts, arrays)).arrays)
+            arrays, lengths = join_rows(made_by_models, [row.result.arrays for row in some])
+            facts = PieceMetadata(batch=read, lengths=lengths)
+            pieces.append(collate(pack_piece(1, facts, arrays)).arrays)
         bare = [replace(row, result=SimpleNamespace(**vars(row.result))) for row in rows]  # type: ignore[arg-type]
         for row in bare:
             row.result.arrays = {}  # type: ignore[misc]

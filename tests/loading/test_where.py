@@ -23,7 +23,7 @@ from tests.kit.shape_sets import SHAPES, write_shapes
 from wdsprep.dataset.arrays import layout
 from wdsprep.dataset.samples import facts_bytes
 from wdsprep.errors import FingerprintError, FormatError, StoreError, UsageError
-from wdsprep.loading import facts as facts_module
+from wdsprep.loading import sample_metadata as facts_module
 from wdsprep.loading.where import Where
 from wdsprep.packing.filters import Filter
 from wdsprep.store.local import LocalStore
@@ -184,7 +184,7 @@ def test_the_pass_is_made_once_and_kept_until_the_dataset_changes(
     first = keys(load(data, where=FINE))
     (line,) = [record.getMessage() for record in caplog.records]
     assert re.search(r"reading the json of 108 samples .* is kept in " + str(cache_home), line)
-    with patch("wdsprep.loading.where.look_at_all", side_effect=AssertionError):
+    with patch("wdsprep.loading.where.scan_metadata", side_effect=AssertionError):
         assert keys(load(copy, where=" aesthetic>=4  and (width < 350)")) == first
         cached = {"cache": tmp_path / "cache", "cache_nbytes": 1 << 30}
         with pytest.raises(AssertionError):

@@ -20,7 +20,7 @@ from wdsprep.dataset.rejects import Refusal
 from wdsprep.encoding.captions.table import CaptionTable
 from wdsprep.errors import SourceError, WdsprepError
 from wdsprep.loading.shelves.cache import CacheDir
-from wdsprep.loading.tables import keyed_table
+from wdsprep.loading.tables import open_keyed_table
 from wdsprep.sources.parsing import parsing_file
 
 COLUMNS = {"image": "jpeg", "caption": "str"}
@@ -214,13 +214,13 @@ def test_two_columns_of_one_name_are_one_line(
     with pytest.raises(SourceError, match="two columns 'caption'"):
         CaptionTable.find(str(path), "key", "caption")
     with pytest.raises(SourceError, match="two columns 'caption'"):
-        keyed_table(str(path), CacheDir(folder=tmp_path, nbytes=1 << 20))
+        open_keyed_table(str(path), CacheDir(folder=tmp_path, nbytes=1 << 20))
 
 
 def test_keys_that_are_no_utf_8_cost_their_rows_alone(tmp_path: Path) -> None:
     keys = pa.array([b"a", b"\xff\xfe", b"c"]).view(pa.string())
     pq.write_table(pa.table({"key": keys, "n": [1, 2, 3]}), tmp_path / "t.parquet")
-    table = keyed_table(str(tmp_path / "t.parquet"), CacheDir(folder=tmp_path, nbytes=1 << 20))
+    table = open_keyed_table(str(tmp_path / "t.parquet"), CacheDir(folder=tmp_path, nbytes=1 << 20))
     assert table.of_keys(["a", "c"])["n"].tolist() == [1, 3]
     assert table.rows == 2
 
@@ -246,7 +246,7 @@ def test_a_table_that_cannot_be_opened_is_one_line(
     (tmp_path / name).write_bytes(ODD_TABLES[name])
     assert name in said_by(["pack", str(tmp_path / name), str(tmp_path / "out")], capsys)
     with pytest.raises(WdsprepError, match=name):
-        keyed_table(str(tmp_path / name), CacheDir(folder=tmp_path, nbytes=1 << 20))
+        open_keyed_table(str(tmp_path / name), CacheDir(folder=tmp_path, nbytes=1 << 20))
 
 
 def test_zero_bytes_and_deep_or_huge_lines_cost_their_rows_alone(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from wdsprep.changes.grouping import Group, open_origin
 from wdsprep.changes.selection import Origin
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.errors import UsageError
-from wdsprep.loading.catalog import Stream, load_datasets
-from wdsprep.loading.join import joined
-from wdsprep.loading.tables import is_table, keyed_table
-from wdsprep.loading.where import Subset, Where, subset_of
+from wdsprep.loading.join import join_datasets
+from wdsprep.loading.open_datasets import Stream, open_stream
+from wdsprep.loading.tables import is_table, open_keyed_table
+from wdsprep.loading.where import Subset, Where, find_subset
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +54,9 @@ def _digest(places: Sequence[Sequence[str]], condition: str) -> str:
     texts = [str(name[0]) for name in Where(condition).names if len(name) == 1]
     each = dict.fromkeys(place for own in places for place in own)
     contents = [
-        keyed_table(place, None, texts).digest if is_table(place) else open_origin(place).content
+        open_keyed_table(place, None, texts).digest
+        if is_table(place)
+        else open_origin(place).content
         for place in each
     ]
     return DigestKind.BLAKE3.hex("\n".join(contents).encode()) if contents else ""
@@ -65,8 +67,8 @@ def subsets_of(origins: Sequence[Origin], columns: JoinedColumns, condition: str
     found = []
     for origin, places in zip(origins, columns.places, strict=True):
         stream = Stream(origin.url, where=condition, join=places)
-        dataset = joined(load_datasets(stream))[0]
-        subset = subset_of(dataset, None, None)
+        dataset = join_datasets(open_stream(stream))[0]
+        subset = find_subset(dataset, None, None)
         if subset is not None:
             found.append(subset)
     return found

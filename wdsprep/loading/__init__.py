@@ -1,19 +1,28 @@
-"""`load` and `stream`: from shards to the batches of a trainer.
+"""Serve datasets to a trainer: `load` and `stream` make batches of shards.
 
-`order` says which sample comes when, by arithmetic alone. `loader` serves it: `options` are what
-both are given, `arguments` checks what is asked, `catalog` opens the `datasets`, `shelves` bring
-samples from a disk or from S3, `reading` makes batches of them with their `sample_texts`, puts
-`substitutes` in the places of damaged samples, and `serving` has threads do that ahead. In a batch,
-`grid` says what of a sample goes where, `memory` is where it lies, and `effects` is what chance
-adds. `to_device` and `worker_memory` bring it to a GPU and out of a DataLoader's worker.
-`on_the_fly` makes latents of images. `streaming` does the same with other machines, on Ray.
+`order` computes which sample comes when, by arithmetic alone. `loader` serves that order:
 
-Of a dataset, `subsets` may be served: of one shape, or those samples that meet a condition
-(`where`) or have a row in a table (`tables`). Which these are is found in the json of all samples
-(`facts`) and kept on this machine; so are the shapes of images that become latents on the fly.
-`join` puts other datasets of the same images beside one: `join_positions`
-says where their samples are, and `wanted_arrays` what is read of each.
+- `options` declares what `load` and `stream` are given, and `arguments` checks it;
+- `open_datasets` opens datasets, and `datasets` says what is served of each;
+- `shelves` read samples from a disk, from S3, or from a cache of it;
+- `reading` makes batches of them with their `sample_texts`, and `damaged_samples` replaces those
+  that cannot be served;
+- `prefetch` has threads do that ahead of the trainer;
+- `sample_layout` says where each part of a sample lies in its bytes, `memory` holds the batch,
+  `padding` fills it up with zeros, and `augmentation` adds what chance decides;
+- `copy_to_device` copies batches to a GPU, and `shared_memory` brings them out of a DataLoader's
+  worker.
 
-In: Datasets of images or latents, a seed and a step.
-Out: Batches in one order, whatever the cluster, and the state to go on from.
+`on_the_fly` makes latents of images. `streaming` does the same on other machines, with Ray.
+
+A loader may serve a part of a dataset (`subsets`): the samples of one shape, those that meet a
+condition (`where`), or those that have a row in a table (`tables`). The json of all samples says
+which these are (`sample_metadata`). The answer is kept on this machine, and so are the shapes of
+images that become latents on the fly.
+
+`join` puts other datasets of the same images beside one. `join_positions` finds their samples, and
+`wanted_arrays` says which arrays are read of each dataset.
+
+In: Datasets of images or latents, a seed and a step. Out: Batches in one order, whatever the
+cluster, and the state to go on from.
 """

@@ -1,4 +1,7 @@
-"""What a loader serves and how it reads: decided, and refused, before anything is read."""
+"""Decide what a loader serves and how it reads, and refuse what cannot be served.
+
+All of this happens before any sample is read.
+"""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -11,13 +14,13 @@ from wdsprep.cpus import usable_cpus
 from wdsprep.dataset.arrays import FLIPPED, MASK, text_fields
 from wdsprep.encoding.models.families import BY_ZEROS
 from wdsprep.errors import UsageError
+from wdsprep.loading.augmentation import Effects
 from wdsprep.loading.datasets import SHAPE, Dataset
-from wdsprep.loading.effects import Effects
-from wdsprep.loading.grid import short
 from wdsprep.loading.options import LONGEST
 from wdsprep.loading.order import Order
-from wdsprep.loading.shelves.cache import CacheDir, check_room
-from wdsprep.loading.wanted_arrays import TEXTS, check_choices, measured, shapes_of
+from wdsprep.loading.sample_layout import batch_name
+from wdsprep.loading.shelves.cache import CacheDir, check_cache_size
+from wdsprep.loading.wanted_arrays import TEXTS, check_choices, tensor_shapes, variable_fields
 from wdsprep.text import examples, plural
 
 if TYPE_CHECKING:
@@ -26,16 +29,16 @@ if TYPE_CHECKING:
 
 
 THREADS = 3
-CROPS_NBYTES = 1 << 30  # of crops that wait to be encoded
-OF_IMAGES = ("image", "txt", "key")
-OF_ALL = (*TEXTS, "json", "key")
-RESERVED = (*OF_IMAGES, *OF_ALL, "pixels", SHAPE, "samples", "made", "__key__", "__url__")
-"""What no column of a table may be called."""
+CROPS_NBYTES = 1 << 30  # the limit on crops that wait to be encoded
+IMAGE_FIELDS = ("image", "txt", "key")
+COMMON_FIELDS = (*TEXTS, "json", "key")
+RESERVED = (*IMAGE_FIELDS, *COMMON_FIELDS, "pixels", SHAPE, "samples", "made", "__key__", "__url__")
+"""The names that columns of a table may not have."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LoadPlan:
-    """All that a loader keeps, but for its step."""
+    """Everything that a loader needs to know, except its step."""
 
     datasets: tuple[Dataset, ...]
     order: Order
@@ -54,7 +57,7 @@ class LoadPlan:
     cache: CacheDir | None
 
     def __post_init__(self) -> None:
-        for part in (part for dataset in self.datasets for part in dataset.beside):
+        for part in (part for dataset in self.datasets for part in dataset.with_joined):
             if self.pad == LONGEST and part.settings.get("pipeline") in BY_ZEROS:
                 raise UsageError(
                     f"{part.store.url}: the denoiser of {part.settings['pipeline']} has no "
@@ -67,7 +70,7 @@ class LoadPlan:
             )
         _check_devices(pin=self.pin, device=self.device)
         if self.cache is not None:
-            check_room(self.cache, max(dataset.served_nbytes for dataset in self.datasets))
+            check_cache_size(self.cache, max(dataset.served_nbytes for dataset in self.datasets))
         _check_text(self.datasets, self.names, drop_text=self.effects.drop_text)
         _check_flips(self.datasets, self.names, flip=self.effects.flip)
         _check_captions(self.datasets, self.names, self.effects, raw=self.raw)
@@ -81,10 +84,10 @@ class LoadPlan:
         return f"<LoadPlan {self.summary}>"
 
     def _check_alike(self, dataset: Dataset) -> None:
-        """Check that what is to stand in one batch is of one shape."""
+        """Check that samples which may share a batch have arrays of the same shapes."""
         first = self.datasets[0]
-        flips = (short(FLIPPED),) if self.effects.flip else ()
-        own, others = (shapes_of(each, (*self.names, *flips)) for each in (dataset, first))
+        flips = (batch_name(FLIPPED),) if self.effects.flip else ()
+        own, others = (tensor_shapes(each, (*self.names, *flips)) for each in (dataset, first))
         if other := sorted(n for n in {*own, *others} if own.get(n) != others.get(n)):
             raise UsageError(
                 f"{dataset.store.url} has arrays of other shapes than {first.store.url}, or not "
@@ -94,7 +97,7 @@ class LoadPlan:
 
     @property
     def summary(self) -> str:
-        """Of which datasets, how much."""
+        """The datasets, the samples, and the steps of an epoch, as a text."""
         wholes = dict.fromkeys(dataset.whole for dataset in self.datasets)
         places = examples([repr(whole.store.url) for whole in wholes])
         samples = plural(sum(stream.samples for stream in self.order.streams), "sample")
@@ -104,12 +107,12 @@ class LoadPlan:
         return f"{places}: {samples}, {steps} of {self.order.global_batch:,} an epoch"
 
     def at(self, step: int) -> str:
-        """The same, and how far this rank is."""
+        """Return the summary, followed by the rank, the step and the epoch."""
         rank = f"rank {self.rank} of {self.world}, " if self.world > 1 else ""
         return f"{self.summary}; {rank}at step {step:,}, epoch {self.order.epoch(step):,}"
 
     def encoded_as(self, settings: Mapping[str, Any]) -> "LoadPlan":
-        """The same of latents that are made on the way, with other settings."""
+        """Return this plan for latents that are made on the fly with other settings."""
         datasets = tuple(replace(dataset, settings=settings) for dataset in self.datasets)
         effects = replace(self.effects, datasets=datasets)
         order = replace(self.order, also=effects.parameters)
@@ -121,11 +124,11 @@ class LoadPlan:
 
     @property
     def pinned(self) -> bool:
-        """Whether batches are made in pinned memory; copies to a GPU need it to run beside."""
+        """True if batches are made in pinned memory, without which a copy to a GPU blocks."""
         return self.pin or (self.device is not None and self.device.type == "cuda")
 
 
-def encoding_of(
+def make_encoding(
     encode: "Encode | None",
     device: str | torch.device | None,
     *,
@@ -133,7 +136,7 @@ def encoding_of(
     pixels: int,
     tee: str,
 ) -> "Encoding | None":
-    """How images become latents on the way, if they do."""
+    """Return how images become latents on the fly, or None if nothing is encoded."""
     if encode is None:
         if tee:
             raise UsageError("tee= keeps what encode= makes: give both, or none")
@@ -148,15 +151,18 @@ def encoding_of(
 
 
 def check_tee(datasets: tuple[Dataset, ...], where: str | None) -> None:
-    """What is kept are the whole shards of one dataset, as `wdsprep encode` would make them."""
+    """Check that `tee` is given whole shards of one dataset, as `wdsprep encode` makes them."""
     if len({dataset.whole for dataset in datasets}) > 1:
         raise UsageError("tee= is for one dataset: encode a mixture without it")
     if where or datasets[0].where:
         raise UsageError("tee= keeps whole shards: leave out where=, or encode without tee=")
 
 
-def placed(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Rank and world size: as given, from torch.distributed, from the environment, or 0 of 1."""
+def find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Return the rank and the world size.
+
+    They are those given, those of torch.distributed, those in the environment, or 0 and 1.
+    """
     if rank is not None or world_size is not None:
         if rank is None or world_size is None:
             raise UsageError("give both rank and world_size, or none")
@@ -175,13 +181,21 @@ def placed(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
 
 def threads_for(encoding: "Encoding | None") -> int:
-    """Decoding takes all cores; of threads that only read, more than cores slow each other."""
+    """Return how many threads read and decode.
+
+    Decoding takes all cores. Threads that only read slow each other where they are more than
+    cores.
+    """
     cpus = usable_cpus()
     return max(2, min(THREADS, cpus)) if encoding is None else max(THREADS, cpus)
 
 
-def ahead_of(threads: int, encoding: "Encoding | None", share: int) -> int:
-    """Steps that are read beforehand; crops are large, and a machine may have many threads."""
+def prefetch_depth(threads: int, encoding: "Encoding | None", share: int) -> int:
+    """Return how many steps are read ahead (the prefetch depth).
+
+    Crops that wait to be encoded are large, and a machine may have many threads, so their bytes
+    bound the number.
+    """
     if encoding is None:
         return threads + 1
     step_nbytes = max(1, share) * 3 * encoding.recipe.resolution**2
@@ -198,7 +212,7 @@ def _check_devices(*, pin: bool, device: torch.device | None) -> None:
 
 
 def _check_text(datasets: tuple[Dataset, ...], names: tuple[str, ...], *, drop_text: float) -> None:
-    """Refuse to leave out captions where a batch can have none."""
+    """Refuse `drop_text` for batches without captions."""
     has_texts = not {*TEXTS, "json"}.isdisjoint(names)
     has_texts = has_texts or any(text_fields(dataset.served) for dataset in datasets)
     if drop_text and datasets[0].kind == "latents" and not has_texts:
@@ -210,7 +224,7 @@ def _check_text(datasets: tuple[Dataset, ...], names: tuple[str, ...], *, drop_t
 
 def _check_flips(datasets: tuple[Dataset, ...], names: tuple[str, ...], *, flip: float) -> None:
     for dataset in datasets:
-        if dataset.has_moments and short(FLIPPED) in names:
+        if dataset.has_moments and batch_name(FLIPPED) in names:
             raise UsageError(
                 f"{dataset.store.url} keeps moments, of which latent alone is sampled: ask for "
                 "latent, with flip="
@@ -226,7 +240,7 @@ def _check_flips(datasets: tuple[Dataset, ...], names: tuple[str, ...], *, flip:
 def _check_captions(
     datasets: tuple[Dataset, ...], names: tuple[str, ...], effects: Effects, *, raw: bool
 ) -> None:
-    """Refuse captions that cannot be picked, or of which a mask would not say whose it is."""
+    """Refuse captions that cannot be picked, and a batch that would need two masks."""
     if effects.captions and raw:
         raise UsageError("captions= picks what a batch has: leave out raw=")
     if effects.paths and datasets[0].kind == "latents":
@@ -239,7 +253,7 @@ def _check_captions(
     for dataset in datasets:
         if any(effects.choices):
             check_choices(dataset, names, effects.choices)
-        lengths = [short(field.name) for field in measured(dataset, names)]
+        lengths = [batch_name(field.name) for field in variable_fields(dataset, names)]
         if len(lengths) > 1:
             raise UsageError(
                 f"{dataset.place} and what is joined to it have {' and '.join(lengths)} of true "
@@ -248,7 +262,7 @@ def _check_captions(
 
 
 def _check_kind(first: Dataset, dataset: Dataset, *, pixels: int) -> None:
-    """Check that what is to stand in one batch is of one kind."""
+    """Check that samples which may share a batch are all latents or all images."""
     if dataset.kind == "tars" and not pixels:
         raise UsageError(
             f"{dataset.store.url} holds tars without a manifest: load with raw=True or pixels="
@@ -259,22 +273,30 @@ def _check_kind(first: Dataset, dataset: Dataset, *, pixels: int) -> None:
         raise UsageError(f"{dataset.store.url} holds latents: pixels= is for images")
 
 
-def names_of(
+def choose_fields(
     datasets: tuple[Dataset, ...], fields: Iterable[str] | None, pixels: int
 ) -> tuple[str, ...]:
-    """What a batch holds; where streams differ, what any of them has."""
-    arrays = tuple(dict.fromkeys(short(f.name) for d in datasets for f in d.served))
+    """Return the names of what a batch holds: the `fields` asked for, or the usual ones.
+
+    Where datasets differ, a batch may hold what any of them has.
+    """
+    arrays = tuple(dict.fromkeys(batch_name(f.name) for d in datasets for f in d.served))
     if any(field.is_variable for dataset in datasets for field in dataset.served):
-        arrays = tuple(dict.fromkeys((*arrays, short(MASK))))
+        arrays = tuple(dict.fromkeys((*arrays, batch_name(MASK))))
     if datasets[0].kind == "latents":
         shape = (SHAPE,) if any(dataset.size for dataset in datasets) else ()
-        straight = (name for name in arrays if name != short(FLIPPED))
-        usual, known = (*straight, *shape, "key"), {*arrays, SHAPE, *OF_ALL}
+        straight = (name for name in arrays if name != batch_name(FLIPPED))
+        usual, known = (*straight, *shape, "key"), {*arrays, SHAPE, *COMMON_FIELDS}
     else:
-        first = "pixels" if pixels else OF_IMAGES[0]
-        usual, known = (first, *arrays, *OF_IMAGES[1:]), {first, "image", *arrays, *OF_ALL}
+        first = "pixels" if pixels else IMAGE_FIELDS[0]
+        usual, known = (
+            (first, *arrays, *IMAGE_FIELDS[1:]),
+            {first, "image", *arrays, *COMMON_FIELDS},
+        )
     columns = tuple(dict.fromkeys(name for d in datasets for name in d.columns))
-    if taken := sorted(n for n in columns if short(n) in {*known, *RESERVED, short(MASK)}):
+    if taken := sorted(
+        n for n in columns if batch_name(n) in {*known, *RESERVED, batch_name(MASK)}
+    ):
         raise UsageError(
             f"a table that is joined has a column {taken[0]}, as batches have something else: name "
             "it otherwise"
@@ -283,7 +305,7 @@ def names_of(
     if fields is None:
         return usual
     given = (fields,) if isinstance(fields, str) else fields
-    names = tuple(dict.fromkeys(short(str(name)) for name in given))
+    names = tuple(dict.fromkeys(batch_name(str(name)) for name in given))
     if not names or not known.issuperset(names):
         raise UsageError(
             f"fields {', '.join(names) or '()'}: {datasets[0].store.url} holds "

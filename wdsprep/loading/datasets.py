@@ -1,16 +1,17 @@
-"""A dataset as it is served: its shards, which of their samples, a digest, the layout.
+"""An opened dataset as it is served: its shards, the selected samples, a digest, the arrays.
 
-A dataset is known by what its shards hold, never by where it lies, so a state of the loader
-outlives a move to another disk or bucket. Tars without a manifest are known by names and sizes.
+A digest of what the shards hold identifies a dataset, not its place. So the state of a loader stays
+valid when the dataset moves to another disk or bucket. Names and sizes identify tars without a
+manifest.
 
-Latent shards are known by the image shards they were made of, and by how many samples these gave.
-Both are known before anything is encoded, so latents that are made on the way to the trainer come
-in the order of those that are stored, as long as encoding rejects nothing. How they were made, the
-settings say: a state carries their fingerprint.
+Latent shards are identified by the image shards they were made from, and by how many samples these
+gave. Both are known before anything is encoded. So latents that are made on the fly come in the
+order of stored ones, as long as encoding rejects nothing. The settings say how latents are made,
+and a state carries a fingerprint of them.
 
-The order knows nothing of shapes and conditions: to it a dataset is so many samples in each run of
-its selection, and a place in it is a run and a number there. `selection.locate` says where that is
-in the tars.
+The order does not know shapes and conditions. For the order, a dataset is a number of samples in
+each run of its selection, and a place is a run and a number in it. `selection.locate` finds that
+place in the tars.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,9 +28,9 @@ from wdsprep.dataset.selection import SampleSelection
 from wdsprep.dataset.shapes import Size, fields_in_shape, shape_name
 from wdsprep.encoding.captions.sources import OWN
 from wdsprep.loading import order
-from wdsprep.loading.grid import short
 from wdsprep.loading.join_positions import JoinPositions
-from wdsprep.loading.order.mixing import Want
+from wdsprep.loading.order.mixing import StreamAmount
+from wdsprep.loading.sample_layout import batch_name
 from wdsprep.store.base import Store
 from wdsprep.text import command
 
@@ -37,18 +38,18 @@ if TYPE_CHECKING:
     from wdsprep.loading.tables import KeyedTable
 
 SHAPE = "shape"
-"""What a batch calls the shape that its images have."""
+"""The name in a batch for the shape of its images."""
 
 
 class ImageShape(NamedTuple):
-    """The pixels of the images that a batch is of."""
+    """The height and width of the images of a batch, in pixels."""
 
     height: int
     width: int
 
 
 class Joined(NamedTuple):
-    """A dataset whose arrays stand beside those of another, and where in it the samples are."""
+    """A dataset that is joined to another one, and the positions of its samples."""
 
     dataset: "Dataset"
     positions: JoinPositions
@@ -56,13 +57,14 @@ class Joined(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
-    """An opened stream, or some samples of it.
+    """An opened dataset, or a selection of its samples.
 
-    `kind` is latents, images, or tars where there is no manifest. Of each shard, `names` and
-    `contents`, which change when its bytes do. Where something is to be joined, `made_of` is the
-    digest of the image shard that it is made of or that it is, and `inputs` are the samples of that
-    image shard that were looked at. `where` is the condition that samples are to meet, or that
-    these do; `join` says where the datasets are that are to stand beside it."""
+    `kind` is "latents", "images", or "tars" where there is no manifest. `names` and `contents`
+    have an entry for each shard; an entry of `contents` changes when the bytes of the shard do.
+    Where something is joined, `made_of` has the digest of each shard's image shard, and
+    `inputs` the number of samples in that image shard. `where` is the condition for samples,
+    and `join` names the datasets to join.
+    """
 
     store: Store
     kind: str
@@ -71,30 +73,30 @@ class Dataset:
     selection: SampleSelection
     nbytes: int
     digest: str
-    want: Want
+    amount: StreamAmount
     settings: Mapping[str, Any] = field(default_factory=dict)
     images: "Dataset | None" = None
-    """What the latents are made from on the way, where they are not stored."""
+    """The images that latents are made from on the fly, if they are not stored."""
     where: str = ""
     part_of: "Dataset | None" = None
-    """The opened stream, where these are some samples of it."""
+    """The opened dataset, if this is a selection of its samples."""
     size: Size | None = None
-    """The shape of all these samples, where the dataset has shapes."""
+    """The shape of all these samples, if the dataset has shapes."""
     made_of: tuple[str, ...] = ()
     inputs: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     join: tuple[str, ...] = ()
     joined: tuple[Joined, ...] = ()
     tables: "tuple[KeyedTable, ...]" = ()
-    """The tables whose columns stand beside it."""
+    """The joined tables."""
 
     @property
     def sizes(self) -> Ints:
-        """The samples of each shard; of some samples, those of each run."""
+        """The number of samples in each shard; in a selection, in each of its runs."""
         return self.selection.counts
 
     @cached_property
     def fields(self) -> tuple[Field, ...]:
-        """The arrays of a sample, the first members of it; none but in latent shards."""
+        """The arrays of a sample, which are its first members; empty unless these are latents."""
         if self.kind != "latents":
             return ()
         if self.size is not None:
@@ -102,82 +104,87 @@ class Dataset:
         return fields_of(self.settings["layout"])
 
     @property
-    def beside(self) -> "tuple[Dataset, ...]":
-        """The datasets that its samples are of: itself, and what is joined."""
+    def with_joined(self) -> "tuple[Dataset, ...]":
+        """The datasets that a sample's arrays come from: this one, then those joined to it."""
         return self, *(joined.dataset for joined in self.joined)
 
     @cached_property
     def served(self) -> tuple[Field, ...]:
-        """The arrays of a sample in a batch: its own, then those of what is joined."""
-        given, _ = self.givers()
+        """The arrays of a sample in a batch: its own, then those of joined datasets."""
+        given, _ = self.array_sources()
         return tuple(
             field
-            for slot, part in enumerate(self.beside)
+            for slot, part in enumerate(self.with_joined)
             for field in part.fields
-            if given.get(short(field.name)) == slot
+            if given.get(batch_name(field.name)) == slot
         )
 
-    def givers(self, choice: str = "") -> tuple[dict[str, int], int]:
-        """Return which dataset gives each array of a batch, by its name, and which gives texts.
+    def array_sources(self, choice: str = "") -> tuple[dict[str, int], int]:
+        """Return which dataset gives each array of a batch, and which one gives the texts.
 
-        Datasets go by their places in `beside`. An array of a later one takes the place of one of
-        the same name. Where captions are picked by chance, each choice has its own dataset for all
-        that is made of captions."""
+        Arrays are found by name, and datasets by their numbers in `with_joined`. An array of a
+        later dataset replaces one of the same name. Where captions are picked by chance,
+        each choice has its own dataset for everything that is made of captions.
+        """
         given: dict[str, int] = {}
         of_texts = 0
-        for slot, own in enumerate(_texts_served(self.beside, choice)):
-            fields = self.beside[slot].fields
+        for slot, own in enumerate(_texts_served(self.with_joined, choice)):
+            fields = self.with_joined[slot].fields
             left_out = {*text_fields(fields)} - {*own}
-            given |= {short(field.name): slot for field in fields if field not in left_out}
+            given |= {batch_name(field.name): slot for field in fields if field not in left_out}
             if own:
                 of_texts = slot
         return given, of_texts
 
     @property
     def columns(self) -> dict[str, str]:
-        """Those of the tables, with what they hold."""
+        """The columns of the joined tables, with the type of each."""
         return {name: kind for table in self.tables for name, kind in table.columns.items()}
 
     @property
     def has_columns(self) -> bool:
-        """Whether the json of its samples has columns of scores."""
+        """True if the json of the samples has columns of scores."""
         return bool(columns_of(self.settings))
 
     @property
     def latents(self) -> "Dataset":
-        """The one of those whose latents a batch has."""
-        names = [{field.name for field in part.fields} for part in self.beside]
+        """The dataset, of those joined here, whose latents a batch has."""
+        names = [{field.name for field in part.fields} for part in self.with_joined]
         return next(
-            (p for p, own in zip(self.beside[::-1], names[::-1], strict=True) if LATENT in own),
+            (
+                p
+                for p, own in zip(self.with_joined[::-1], names[::-1], strict=True)
+                if LATENT in own
+            ),
             self,
         )
 
     @property
     def whole(self) -> "Dataset":
-        """All of the opened stream, whose files these are."""
+        """The opened dataset that these samples were selected from."""
         return self.part_of or self
 
     @property
     def files(self) -> "Dataset":
-        """What is read: the whole, or the images that its latents are made from on the way."""
+        """The dataset whose files are read: the whole one, or the images to be encoded."""
         return self.whole.images or self.whole
 
     @property
     def place(self) -> str:
-        """Which samples these are, for messages."""
+        """The URL and, if there is one, the shape: how messages call these samples."""
         url = self.store.url
         return url if self.size is None else f"{url} ({shape_name(self.size)})"
 
     @property
     def shape(self) -> ImageShape:
-        """Of latents: that of all their images."""
+        """The height and width of the images that the latents were made from."""
         side = self.latents.settings["resolution"]
         width, height = self.size or (side, side)
         return ImageShape(height, width)
 
     @cached_property
     def ends(self) -> Ints:
-        """Where each shard ends, if the samples of all are counted through."""
+        """The number of samples up to the end of each shard."""
         return np.cumsum(self.sizes)
 
     @cached_property
@@ -186,18 +193,18 @@ class Dataset:
 
     @cached_property
     def filled(self) -> int:
-        """The shards that hold samples."""
+        """The number of shards that hold samples."""
         return int(np.count_nonzero(self.sizes))
 
     @property
     def sample_nbytes(self) -> int:
-        """The mean, so that reading ahead can be bounded in bytes."""
+        """The mean size of a sample, which bounds reading ahead in bytes."""
         return max(1, self.nbytes // self.samples)
 
     @property
     def served_nbytes(self) -> int:
-        """The same with what stands beside."""
-        return sum(part.sample_nbytes for part in self.beside)
+        """The mean size of a sample together with the samples joined to it."""
+        return sum(part.sample_nbytes for part in self.with_joined)
 
     @property
     def has_moments(self) -> bool:
@@ -205,20 +212,21 @@ class Dataset:
 
     @property
     def patch(self) -> int:
-        """The cells a side that latents have as channels."""
+        """The side of the square of cells that latents keep as channels."""
         return int(self.latents.settings.get("patch", 1))
 
     def urls(self) -> list[str]:
-        """Of a folder from the root on, wherever the program goes."""
+        """Return the paths or URLs of the shards; paths are absolute."""
         place = self.store.root or self.store.url
         return [f"{place}/{name}" for name in self.names]
 
 
 def _texts_served(parts: Sequence[Dataset], choice: str = "") -> list[tuple[Field, ...]]:
-    """Return the text arrays of each dataset that are served.
+    """Return the text arrays that each dataset contributes to a batch.
 
-    One takes the place of the text of an earlier one as a whole where both have an array of one
-    name: else a sample would have arrays of two captions."""
+    If two datasets have a text array of the same name, the later one replaces all text arrays
+    of the earlier. Otherwise a sample would have arrays of two captions.
+    """
     found: list[tuple[Field, ...]] = []
     later: set[str] = set()
     for part in reversed(parts):
@@ -232,18 +240,21 @@ def _texts_served(parts: Sequence[Dataset], choice: str = "") -> list[tuple[Fiel
 
 
 def caption_name(settings: Mapping[str, object]) -> str:
-    """Return what the captions of a dataset are called."""
+    """Return the name of the captions that a dataset was made from."""
     return str(settings.get("caption_name", OWN))
 
 
 def order_streams(datasets: Sequence[Dataset]) -> tuple[order.OrderStream, ...]:
-    """Return what the order is to know of datasets; the shapes of one have its share together."""
+    """Return what the order needs to know of datasets.
+
+    The shapes of one dataset have its share together.
+    """
     numbers = {whole: n for n, whole in enumerate(dict.fromkeys(d.whole for d in datasets))}
     return tuple(
         order.OrderStream(
             digest=dataset.digest,
             sizes=dataset.sizes,
-            want=dataset.want,
+            amount=dataset.amount,
             place=dataset.store.url,
             part_of=None if dataset.size is None else numbers[dataset.whole],
         )
@@ -251,8 +262,8 @@ def order_streams(datasets: Sequence[Dataset]) -> tuple[order.OrderStream, ...]:
     )
 
 
-def bring_back(dataset: Dataset) -> str:
-    """Return what to do about a shard that is missing."""
+def missing_shard_advice(dataset: Dataset) -> str:
+    """Return what to do about a missing shard, for a message."""
     repair = command("repair", dataset.store.url)
     again = f" or make it again ({repair}, then the command it is from)"
     return f"bring it back{again if dataset.kind != 'tars' else ''}, or load with skip_missing=True"

@@ -1,9 +1,9 @@
-"""Datasets beside each other: the arrays of several, of the same samples.
+"""Join datasets of the same images: a batch then has the arrays of all of them.
 
-The shards of two datasets are matched by name, and their samples by their positions in the image
-shards (`join_positions`). Receipts say which image shard each unit was made of, and how many of its
-samples there are. So all that can be wrong is told before the first step, from the manifests alone,
-and what a joined dataset lacks leaves the order. Of shards with rejects the rows are read for that.
+Shards are matched by name, and samples by their positions in the image shards (`join_positions`).
+Receipts say which image shard each unit was made from, and how many samples that has. So the
+manifests alone tell every fault of a join before the first step. Samples that a joined dataset
+lacks leave the order. To find them, the rows of shards with rejects are read.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,19 +21,19 @@ from wdsprep.dataset.selection import SampleSelection, digest_of_shape, digest_o
 from wdsprep.dataset.shapes import Size, shape_name, shapes_of
 from wdsprep.dataset.state import read_manifest
 from wdsprep.errors import UsageError
-from wdsprep.loading.catalog import counts_by_shape, of_manifest
 from wdsprep.loading.datasets import Dataset, Joined
 from wdsprep.loading.join_positions import DatasetPositions, JoinPositions
-from wdsprep.loading.order.mixing import Want
-from wdsprep.loading.subsets import in_shapes, select
+from wdsprep.loading.open_datasets import counts_by_shape, dataset_from_manifest
+from wdsprep.loading.order.mixing import StreamAmount
+from wdsprep.loading.subsets import select, split_by_shape
 from wdsprep.loading.tables import is_table
 from wdsprep.store import open_store
 from wdsprep.store.base import Store
 from wdsprep.text import plural
 
 
-def joined(datasets: Iterable[Dataset]) -> tuple[Dataset, ...]:
-    """Return datasets with what is to stand beside them, without what one of these lacks."""
+def join_datasets(datasets: Iterable[Dataset]) -> tuple[Dataset, ...]:
+    """Return the datasets with what their `join` names, without samples that a joined one lacks."""
     opened: dict[str, tuple[Dataset, Manifest]] = {}
     by_whole: dict[Dataset, list[Dataset]] = {}
     for dataset in datasets:
@@ -41,11 +41,11 @@ def joined(datasets: Iterable[Dataset]) -> tuple[Dataset, ...]:
     found: list[Dataset] = []
     for whole, parts in by_whole.items():
         places = [place for place in whole.join if not is_table(place)]
-        found += _joined(whole, parts, places, opened) if places else parts
+        found += _join_one(whole, parts, places, opened) if places else parts
     return tuple(found)
 
 
-def _joined(
+def _join_one(
     whole: Dataset,
     parts: list[Dataset],
     places: Sequence[str],
@@ -64,29 +64,30 @@ def _joined(
         store = open_store(place)
         url = store.url
         others = whole, *(each.dataset for each in beside)
-        if _place_of(store) in {_place_of(other.store) for other in others}:
+        if _canonical_place(store) in {_canonical_place(other.store) for other in others}:
             raise UsageError(f"{place} is joined twice: name each dataset once")
         if url not in opened:
-            opened[url] = _opened(place)
-        shapes.append(_in_shapes_of(whole, *opened[url]))
-        beside.append(_matched(files, first, *opened[url], shapes[-1]))
-    left = _without_lacking(whole, parts, beside)
+            opened[url] = _open_joined(place)
+        shapes.append(_split_joined(whole, *opened[url]))
+        beside.append(_match_shards(files, first, *opened[url], shapes[-1]))
+    left = _drop_lacking(whole, parts, beside)
     return [
-        replace(part, joined=tuple(map(partial(_in_shape, part.size), beside, shapes)))
+        replace(part, joined=tuple(map(partial(_joined_of_shape, part.size), beside, shapes)))
         for part in left
     ]
 
 
-def _in_shape(size: Size | None, joined: Joined, shapes: tuple[Dataset, ...]) -> Joined:
-    """Return the one of its shapes that stands beside samples of this shape, if it has shapes."""
+def _joined_of_shape(size: Size | None, joined: Joined, shapes: tuple[Dataset, ...]) -> Joined:
+    """Return the joined dataset's samples of this shape, if it has shapes."""
     own = (shape for shape in shapes if shape.size == size)
     return Joined(next(own), joined.positions) if shapes else joined
 
 
 def _positions(dataset: Dataset, inputs: Ints, parts: Sequence[Dataset]) -> DatasetPositions:
-    """Return where samples are in the image shards.
+    """Return the positions of a dataset's samples in the image shards.
 
-    A shard of one shape has them in the order of the images."""
+    A shard whose samples all have one shape keeps the order of the images.
+    """
     count = np.zeros(len(dataset.names), np.int64)
     for part in parts:
         if part.part_of is not None:
@@ -100,12 +101,12 @@ def _positions(dataset: Dataset, inputs: Ints, parts: Sequence[Dataset]) -> Data
     )
 
 
-def _place_of(store: Store) -> str:
-    """One for all ways to write it."""
+def _canonical_place(store: Store) -> str:
+    """Return one text for all ways to write the same place."""
     return str(store.root.resolve()) if store.root else store.url
 
 
-def _opened(place: str) -> tuple[Dataset, Manifest]:
+def _open_joined(place: str) -> tuple[Dataset, Manifest]:
     store = open_store(place)
     manifest = read_manifest(store)
     if manifest is None:
@@ -115,11 +116,14 @@ def _opened(place: str) -> tuple[Dataset, Manifest]:
         )
     if manifest.dataset != "latents":
         raise UsageError(f"{place} holds {manifest.dataset}: join latents, or text by itself")
-    return of_manifest(store, manifest, Want()), manifest
+    return dataset_from_manifest(store, manifest, StreamAmount()), manifest
 
 
-def _in_shapes_of(whole: Dataset, dataset: Dataset, manifest: Manifest) -> tuple[Dataset, ...]:
-    """Return the shapes of a dataset; samples have the same in both where both were cut alike."""
+def _split_joined(whole: Dataset, dataset: Dataset, manifest: Manifest) -> tuple[Dataset, ...]:
+    """Split a joined dataset by shape; refuse other shapes than the first dataset has.
+
+    Where both were cropped alike, a sample has the same shape in both.
+    """
     shapes, url = shapes_of(manifest.settings), dataset.store.url
     if not shapes:
         return ()
@@ -133,10 +137,10 @@ def _in_shapes_of(whole: Dataset, dataset: Dataset, manifest: Manifest) -> tuple
             f"{url} has other shapes than {whole.store.url}, and a batch has one: join what was "
             "made with the same --shapes and --resolution"
         )
-    return in_shapes(dataset, shapes, counts_by_shape(dataset, manifest))
+    return split_by_shape(dataset, shapes, counts_by_shape(dataset, manifest))
 
 
-def _matched(
+def _match_shards(
     whole: Dataset,
     first: DatasetPositions,
     dataset: Dataset,
@@ -149,7 +153,7 @@ def _matched(
     source = dict(zip(map(latent_shard, known), ledger.column("input"), strict=True))
     lacking = [name for name in whole.names if name not in source]
     if lacking:
-        raise UsageError(_unfinished(whole, url, lacking, manifest))
+        raise UsageError(_explain_lacking(whole, url, lacking, manifest))
     others = [
         name
         for name, made_of in zip(whole.names, whole.made_of, strict=True)
@@ -162,8 +166,8 @@ def _matched(
         )
     if others:
         raise UsageError(
-            f"{url} and {whole.store.url} are of different images in {_shown(others)}: these were "
-            'packed anew in between: run "wdsprep repair" on both with their images, then the '
+            f"{url} and {whole.store.url} are of different images in {_name_shards(others)}: these "
+            'were packed anew in between: run "wdsprep repair" on both with their images, then the '
             f'"{maker_of(manifest.dataset, manifest.settings)}" that they are from'
         )
     numbers = {name: number for number, name in enumerate(dataset.names)}
@@ -174,26 +178,26 @@ def _matched(
 
 
 def _image_shard(source: str) -> str:
-    """Of which shard something was made, be it of its first samples alone."""
+    """Return the image shard of a source, which may also name its first samples alone."""
     return source.partition(":")[0]
 
 
-def _unfinished(whole: Dataset, url: str, lacking: Sequence[str], manifest: Manifest) -> str:
-    what = f"{url} has nothing of {_shown(lacking)}, which {whole.store.url} has"
+def _explain_lacking(whole: Dataset, url: str, lacking: Sequence[str], manifest: Manifest) -> str:
+    what = f"{url} has nothing of {_name_shards(lacking)}, which {whole.store.url} has"
     if manifest.complete:
         return f"{what}: make it with --resolution as small, or load without them (buckets=)"
     maker = maker_of(manifest.dataset, manifest.settings)
     return f'{what}: it is not complete: run the same "{maker}" again, to its end'
 
 
-def _shown(shards: Sequence[str]) -> str:
+def _name_shards(shards: Sequence[str]) -> str:
     more = f" and {plural(len(shards) - 1, 'more shard')}" if len(shards) > 1 else ""
     return f"{shards[0]}{more}"
 
 
-def _without_lacking(whole: Dataset, parts: list[Dataset], beside: list[Joined]) -> list[Dataset]:
-    """Return those parts, without what is not in every joined dataset."""
-    keep = _kept([each.positions for each in beside])
+def _drop_lacking(whole: Dataset, parts: list[Dataset], beside: list[Joined]) -> list[Dataset]:
+    """Return the parts without samples that a joined dataset lacks."""
+    keep = _find_common([each.positions for each in beside])
     if all(has.all() for has in keep.values()):
         return parts
     numbers = SampleSelection.from_numbers(
@@ -204,15 +208,15 @@ def _without_lacking(whole: Dataset, parts: list[Dataset], beside: list[Joined])
     if not left:
         places = " and ".join(each.dataset.store.url for each in beside)
         raise UsageError(f"no sample of {whole.store.url} is in {places}: all were rejected there")
-    return _as_one(whole, left)
+    return _with_common_digests(whole, left)
 
 
-def _kept(beside: list[JoinPositions]) -> dict[int, NDArray[np.bool_]]:
-    """Return which samples all have, of each shard of which something may be lacking."""
+def _find_common(beside: list[JoinPositions]) -> dict[int, NDArray[np.bool_]]:
+    """Return which samples all datasets have, for each shard that may lack some."""
     keep: dict[int, NDArray[np.bool_]] = {}
-    lacks = [each.lacks() for each in beside]
+    lacks = [each.find_incomplete() for each in beside]
     for each, shards in zip(beside, lacks, strict=True):
-        found = ahead(each.has, shards.tolist(), each.other.store.readers)
+        found = ahead(each.find_present, shards.tolist(), each.other.store.readers)
         for shard, has in zip(shards.tolist(), found, strict=True):
             keep[shard] = keep[shard] & has if shard in keep else has
     read = [shards[each.shards[shards] >= 0] for each, shards in zip(beside, lacks, strict=True)]
@@ -222,10 +226,12 @@ def _kept(beside: list[JoinPositions]) -> dict[int, NDArray[np.bool_]]:
     return keep
 
 
-def _as_one(whole: Dataset, parts: list[Dataset]) -> list[Dataset]:
-    """Return parts with digests that make their order the one of a single dataset.
+def _with_common_digests(whole: Dataset, parts: list[Dataset]) -> list[Dataset]:
+    """Return the parts with the digests of the joined samples.
 
-    They are those of a dataset that holds the samples which all that are joined have."""
+    The order is then that of a single dataset that holds the samples which all joined datasets
+    have.
+    """
     counts = [np.zeros(len(whole.names), np.int32) for _ in parts]
     for own, part in zip(counts, parts, strict=True):
         own[part.selection.shards] = part.sizes

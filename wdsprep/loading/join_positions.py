@@ -1,8 +1,8 @@
-"""Where the samples of one dataset stand in another that is of the same images.
+"""Find the samples of one dataset in another dataset of the same images.
 
-All that is made of one image shard has its name and its order, so nothing is searched: a sample is
-found by its *position*, its number in the image shard. Rejects and shapes move samples; then the
-rows beside a shard say the positions of those in it (`wdsprep.dataset.rows`).
+Everything that is made of one image shard has its name and its order, so nothing is searched. A
+sample is found by its *position*: its number in the image shard. Rejects and shapes move samples;
+then the rows beside a shard say the positions of its samples (`wdsprep.dataset.rows`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,20 +25,22 @@ from wdsprep.dataset.state import read_manifest
 from wdsprep.store.base import Store
 
 KEPT_NBYTES = 32 << 20
-"""Of the rows that are kept of each joined dataset: 8 million samples, in far more shards than a
-step has samples of."""
+"""The limit on the rows kept of each joined dataset: those of 8 million samples.
+
+These are in far more shards than a step takes samples from."""
 KEPT = 512
-"""Shards whose rows are kept at least, however large."""
+"""The least number of shards whose rows are kept, however large these are."""
 FEW_SHARDS = 16
-"""Shards whose rows are read one after another; more are read in threads."""
+"""The most shards whose rows are read one after another; more are read in threads."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DatasetPositions:
-    """The positions of the samples of a dataset, in its image shards.
+    """The positions of a dataset's samples in the image shards.
 
-    Of each shard, `sizes` are its samples, and `inputs` those of its image shard. `moved` says of
-    which shards the positions are read."""
+    For each shard, `sizes` counts its samples, `inputs` counts the samples of its image shard,
+    and `moved` says whether the positions must be read.
+    """
 
     store: Store
     names: Sequence[str]
@@ -61,7 +63,7 @@ class DatasetPositions:
 
     @cached_property
     def _receipts(self) -> Mapping[str, Receipt]:
-        """Receipts by their units, wanted only where rows are missing."""
+        """The receipts by unit, which are needed only where rows are missing."""
         manifest = read_manifest(self.store)
         return {receipt.unit: receipt for receipt in manifest.receipts} if manifest else {}
 
@@ -69,9 +71,10 @@ class DatasetPositions:
         return {name: value for name, value in self.__dict__.items() if name != "_receipts"}
 
     def check(self, read: Ints) -> None:
-        """Refuse shards whose rows are missing, but for those that have been read.
+        """Refuse a dataset with missing rows, except for the shards in `read`.
 
-        A listing takes less than reading all."""
+        One listing takes less time than reading all rows.
+        """
         unread = self.moved.copy()
         unread[read] = False
         if not unread.any():
@@ -84,10 +87,11 @@ class DatasetPositions:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JoinPositions:
-    """The places of the samples of a `first` dataset in another one.
+    """The places of a `first` dataset's samples in an `other` one.
 
-    `shards` says which shard of the other belongs to each of the first (-1: none), and `other`
-    where its samples are in the image shards."""
+    `shards` says which shard of the other dataset belongs to each shard of the first; -1 means
+    none.
+    """
 
     shards: Ints
     first: DatasetPositions
@@ -95,12 +99,12 @@ class JoinPositions:
     _maps: dict[int, Numbers] = field(default_factory=dict, repr=False)
 
     def locate(self, shards: Ints, indices: Ints) -> tuple[Ints, Ints]:
-        """Return the shards and numbers of the samples that stand beside these."""
+        """Return the shards and numbers that samples of the first dataset have in the other."""
         own, places = self.shards[shards], indices
         is_moved = self._moved[shards]
         if is_moved.any():
             places = indices.copy()
-            maps = self._maps_of(np.unique(shards[is_moved]).tolist())
+            maps = self._read_maps(np.unique(shards[is_moved]).tolist())
             for shard in maps:
                 here = shards == shard
                 places[here] = maps[shard][indices[here]]
@@ -108,50 +112,50 @@ class JoinPositions:
 
     @cached_property
     def _moved(self) -> NDArray[np.bool_]:
-        """The shards in which a sample may stand elsewhere than beside the other."""
+        """Says of each shard whether its samples may have other numbers in the other dataset."""
         moved: NDArray[np.bool_] = self.first.moved | self.other.moved[self.shards]
         return moved
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the rows: whoever else needs them reads them."""
+        """Leave out the rows that were read: another process reads those that it needs."""
         return {**self.__dict__, "_maps": {}}
 
-    def _maps_of(self, shards: Sequence[int]) -> dict[int, Numbers]:
-        """Return the maps of shards, of which many are read in threads."""
+    def _read_maps(self, shards: Sequence[int]) -> dict[int, Numbers]:
+        """Return the maps of shards; more than a few are read in threads."""
         if sum(shard not in self._maps for shard in shards) <= FEW_SHARDS:
-            return {shard: self._map(shard) for shard in shards}
-        maps = read_each(self._map, shards, self.other.store.readers)
+            return {shard: self._read_map(shard) for shard in shards}
+        maps = read_each(self._read_map, shards, self.other.store.readers)
         return dict(zip(shards, maps, strict=True))
 
     @cached_property
-    def _most(self) -> int:
-        """The shards whose maps are kept."""
+    def _max_maps(self) -> int:
+        """The number of shards whose maps are kept."""
         mean = max(1.0, float(self.first.inputs.mean()))
         return max(KEPT, int(KEPT_NBYTES / (NBYTES * mean)))
 
-    def _map(self, shard: int) -> Numbers:
+    def _read_map(self, shard: int) -> Numbers:
         found = self._maps.get(shard)
         if found is None:
-            found = self._made(shard)
-            while len(self._maps) >= self._most:  # whatever other threads take out meanwhile
+            found = self._make_map(shard)
+            while len(self._maps) >= self._max_maps:  # whatever other threads take out meanwhile
                 self._maps.pop(next(iter([*self._maps])), None)
             self._maps[shard] = found
         return found
 
-    def _made(self, shard: int) -> Numbers:
+    def _make_map(self, shard: int) -> Numbers:
         own = self.other.read(int(self.shards[shard]))
         numbers = own.numbers(int(self.first.inputs[shard]))
         return numbers[self.first.read(shard).positions]
 
-    def lacks(self) -> Ints:
-        """Return the shards of the first of which a sample may be lacking in the other."""
+    def find_incomplete(self) -> Ints:
+        """Return the shards of the first dataset that may have samples which the other lacks."""
         own, inputs = self.shards, self.other.inputs[self.shards]
         is_less = (self.other.sizes[own] < inputs) | (inputs < self.first.inputs)
         return np.flatnonzero((own < 0) | is_less)
 
-    def has(self, shard: int) -> NDArray[np.bool_]:
-        """Return which samples of a shard of the first are in the other too."""
+    def find_present(self, shard: int) -> NDArray[np.bool_]:
+        """Return which samples of a shard of the first dataset the other dataset has too."""
         if self.shards[shard] < 0:
             return np.zeros(int(self.first.sizes[shard]), np.bool_)
-        has: NDArray[np.bool_] = self._map(shard) != NOWHERE
-        return has
+        present: NDArray[np.bool_] = self._read_map(shard) != NOWHERE
+        return present

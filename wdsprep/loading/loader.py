@@ -1,4 +1,4 @@
-"""Serves a dataset, or a mixture of several, to a trainer: one order, whatever the cluster.
+"""Serve a dataset, or a mixture of several, to a trainer: one order, whatever the cluster.
 
     loader = wdsprep.load("shards/latents-256", global_batch=1024)
     for epoch in range(10):
@@ -6,21 +6,21 @@
             train(batch)
             state = loader.state_dict()          # the same on every rank
 
-The order is `wdsprep.loading.order`'s, a function of seed and step in which each sample comes
+`wdsprep.loading.order` gives the order: a function of seed and step in which each sample comes
 exactly once a pass (the proof is in `wdsprep.loading.order.shuffle`). So the whole state is the
 number of steps served. A state may be resumed on any number of ranks, threads and workers, with
-nothing lost or repeated; one that belongs to other data, another seed or batch is refused. It
+nothing lost or repeated. A state of other data, another seed or another batch is refused. The state
 counts what was *yielded*, never what was read ahead.
 
 Threads read ahead by default. Inside `torch.utils.data.DataLoader(loader, batch_size=None,
-num_workers=V)` each of the V workers takes every V-th step, and the DataLoader's taking turns gives
-the order back; in raw mode each takes every V-th sample. Workers are other processes, so there the
-count is the trainer's: set `loader.step` before each epoch, or the DataLoader repeats the first.
+num_workers=V)` each of the V workers takes every V-th step (in raw mode every V-th sample), and the
+DataLoader takes turns among them, which restores the order. Workers are other processes, so the
+trainer must count steps: set `loader.step` before each epoch, or the DataLoader repeats the first.
 
     for batch in DataLoader(loader, batch_size=None, num_workers=2):
         step += 1                                # resume: load(..., step=step)
 
-torchdata's StatefulDataLoader asks each worker for its state, and needs as many workers again.
+torchdata's StatefulDataLoader asks each worker for its state. It needs as many workers to resume.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,25 +37,25 @@ from wdsprep.errors import FingerprintError, FormatError, UsageError
 from wdsprep.limits import MAX_AREA
 from wdsprep.loading.arguments import (
     LoadPlan,
-    ahead_of,
     check_tee,
-    encoding_of,
-    names_of,
-    placed,
+    choose_fields,
+    find_rank,
+    make_encoding,
+    prefetch_depth,
     threads_for,
 )
-from wdsprep.loading.catalog import large_enough, open_all
+from wdsprep.loading.augmentation import make_effects
+from wdsprep.loading.copy_to_device import copy_batches
 from wdsprep.loading.datasets import Dataset, order_streams
-from wdsprep.loading.effects import effects_of
-from wdsprep.loading.grid import short
-from wdsprep.loading.join import joined
+from wdsprep.loading.join import join_datasets
 from wdsprep.loading.on_the_fly.image_shapes import find_latent_shapes
+from wdsprep.loading.open_datasets import open_datasets, select_large_enough
 from wdsprep.loading.options import FULL, LoadOptions
 from wdsprep.loading.order import MAX_STEP, Order
-from wdsprep.loading.serving import serve, serve_raw
-from wdsprep.loading.shelves.cache import CacheDir, cache_dir
-from wdsprep.loading.to_device import transferred
-from wdsprep.loading.where import those_where
+from wdsprep.loading.prefetch import serve, serve_raw
+from wdsprep.loading.sample_layout import batch_name
+from wdsprep.loading.shelves.cache import CacheDir, open_cache_dir
+from wdsprep.loading.where import select_where
 from wdsprep.options import taking
 from wdsprep.store import opened
 from wdsprep.text import brief, plural, whole
@@ -70,34 +70,41 @@ NumberedBatches = Iterator[tuple[int, dict[str, Any]]]
 
 @taking(LoadOptions)
 def load(options: LoadOptions) -> "Loader":
-    """Return a loader of a dataset or of a mixture, whose steps are `global_batch` samples over all
-    ranks.
+    """Return a loader of a dataset or of a mixture of several.
 
         for batch in wdsprep.load("shards/latents-256", global_batch=1024):
             train(batch["latent"], batch["emb"])
 
-    `where` is a condition on the json of samples, as "aesthetic >= 6 and width >= 768": others are
-    left out. `epochs` is the length of an iteration, None for one without end, and `step` where to
-    begin.
-    `rank` and `world_size` come from torch.distributed or the environment unless given. `fields`
-    names what a batch holds: the arrays, `key`, `txt` (or `caption`), `json`; of images `image` or,
-    with `pixels=256`, `pixels`; an image of more than `max_area` pixels is damage. `raw` gives
-    samples one by one, as webdataset has them. `join` names datasets of the same images whose
-    arrays stand beside these, and `captions` weights by which each sample has one of several
-    captions: those of text datasets by their names, or texts in the json. `drop_text` is the rate
-    at which captions become the empty one, `flip` that at which latents are those of mirror images.
-    `homogeneous` keeps a step
-    to one stream, or to one shape of it where it has several, and `shape_batch` only so many
-    neighbours in a step, a multiple of what a rank gets. `window` is how far the order shuffles
-    inside a shard, and `run` how many neighbours stay together there, as one request to S3.
-    `skip_missing` serves other samples in place of a missing shard's. `cache` is a local folder for
-    at most `cache_nbytes` of what comes from S3, which all processes of a machine may share. Arrays
-    as long as their captions come with `mask` and zeros up to the length that is the same for all,
-    or to the batch's longest with `pad="longest"`. `device` copies batches there one step ahead,
-    `pin` leaves that to the trainer.
+    A step has `global_batch` samples over all ranks. `rank` and `world_size` come from
+    torch.distributed or the environment unless given. `epochs` is the length of an iteration,
+    None for one without end, and `step` is where to begin.
 
-    `encode` makes latents of image shards on the way, on the trainer's device: the same batches as
-    of stored ones, with the same states. `tee` is where to keep them as `wdsprep encode` would.
+    `fields` names what a batch holds: the arrays, `key`, `txt` (or `caption`), `json`; of
+    images `image` or, with `pixels=256`, `pixels`. An image of more than `max_area` pixels is
+    damage. `raw` gives samples one by one, as webdataset has them. Arrays as long as their
+    captions come with `mask` and zeros up to the length that is the same for all, or to the
+    batch's longest with `pad="longest"`.
+
+    `where` is a condition on the json of samples, as "aesthetic >= 6 and width >= 768": other
+    samples are left out. `join` names datasets of the same images, whose arrays batches have
+    too. `captions` has weights by which chance picks one of several captions for a sample:
+    those of text datasets by their names, or texts in the json. `drop_text` is the rate at
+    which the empty caption replaces a caption, and `flip` the rate at which latents of mirror
+    images replace latents.
+
+    `homogeneous` takes all samples of a step from one stream, and from one shape where a stream
+    has several. `shape_batch` does that only for so many neighbours in a step, a multiple of
+    what a rank gets. `window` is how far the order shuffles inside a shard, and `run` how many
+    neighbours stay together there, as one request to S3.
+
+    `skip_missing` serves other samples in place of those of a missing shard. `cache` is a local
+    folder for at most `cache_nbytes` of what comes from S3; all processes of a machine may
+    share it. `device` copies batches there one step ahead, and `pin` leaves the copy to the
+    trainer.
+
+    `encode` makes latents of image shards on the fly, on the trainer's device: the same batches
+    and states as with stored latents. `tee` is where to keep these latents, as `wdsprep encode`
+    would.
     """
     is_plain = not (
         options.pixels or options.captions or options.drop_text or options.flip or options.pin
@@ -107,17 +114,21 @@ def load(options: LoadOptions) -> "Loader":
     ):
         raise UsageError("raw=True gives samples as they are stored: leave out the other options")
     pixels, tee, global_batch = options.pixels, str(options.tee), options.global_batch
-    datasets = open_all(options.streams, options.join)
-    cached = cache_dir(options.cache, options.cache_nbytes)
-    encoding = encoding_of(options.encode, options.device, raw=options.raw, pixels=pixels, tee=tee)
+    datasets = open_datasets(options.streams, options.join)
+    cached = open_cache_dir(options.cache, options.cache_nbytes)
+    encoding = make_encoding(
+        options.encode, options.device, raw=options.raw, pixels=pixels, tee=tee
+    )
     if options.max_area != MAX_AREA and not pixels:
         raise UsageError("max_area= is for pixels=: with encode= it is Encode(max_area=)")
     if encoding is not None and tee:
         check_tee(datasets, options.where)
         encoding = encoding.as_at(tee)
-    datasets = _served(datasets, options.where, encoding, pixels=pixels, tee=tee, cached=cached)
+    datasets = _select_samples(
+        datasets, options.where, encoding, pixels=pixels, tee=tee, cached=cached
+    )
     threads = options.threads or threads_for(encoding)
-    effects = effects_of(
+    effects = make_effects(
         datasets,
         seed=options.seed,
         global_batch=global_batch,
@@ -139,11 +150,11 @@ def load(options: LoadOptions) -> "Loader":
         also=effects.parameters,
         also_places={name: each.store.url for name, each in effects.joined.items()},
     )
-    names = names_of(datasets, options.fields, pixels)
+    names = choose_fields(datasets, options.fields, pixels)
     names = () if options.raw else names
-    if encoding is not None and short(FLIPPED) in names:
+    if encoding is not None and batch_name(FLIPPED) in names:
         raise UsageError("encode= mirrors in place: ask for latent, and give flip=")
-    rank, world = placed(options.rank, options.world_size)
+    rank, world = find_rank(options.rank, options.world_size)
     order.check(options.step, rank=rank, world=world)
     ahead = options.ahead
     plan = LoadPlan(
@@ -156,7 +167,7 @@ def load(options: LoadOptions) -> "Loader":
         effects=effects,
         raw=options.raw,
         threads=threads,
-        ahead=ahead_of(threads, encoding, global_batch // world) if ahead is None else ahead,
+        ahead=prefetch_depth(threads, encoding, global_batch // world) if ahead is None else ahead,
         pad=options.pad,
         pin=options.pin,
         device=None if options.device is None else torch.device(options.device),
@@ -166,7 +177,7 @@ def load(options: LoadOptions) -> "Loader":
     return Loader(plan, step=options.step, encoding=encoding, tee=tee)
 
 
-def _served(
+def _select_samples(
     datasets: tuple[Dataset, ...],
     where: str | None,
     encoding: "Encoding | None",
@@ -175,16 +186,21 @@ def _served(
     tee: str,
     cached: CacheDir | None,
 ) -> tuple[Dataset, ...]:
-    """What is left of datasets: what can be cut to a size, is in all that is joined, and meets a
-    condition."""
+    """Return the samples of datasets that can be served.
+
+    Left out are images too small to crop, samples that a joined dataset lacks, and those that
+    do not meet the condition.
+    """
     if encoding is not None:
         settings = encoding.settings
         datasets = tuple(
             part for each in datasets for part in find_latent_shapes(each, settings, cached)
         )
     if pixels > 0:
-        datasets = tuple(large_enough(d, pixels) if d.kind == "images" else d for d in datasets)
-    left = those_where(joined(datasets), where, cached)
+        datasets = tuple(
+            select_large_enough(d, pixels) if d.kind == "images" else d for d in datasets
+        )
+    left = select_where(join_datasets(datasets), where, cached)
     lost = sum(dataset.samples for dataset in datasets) - sum(dataset.samples for dataset in left)
     if tee and lost:
         raise UsageError(
@@ -194,10 +210,10 @@ def _served(
     return left
 
 
-def _numbers(
+def _read_numbers(
     state: Mapping[str, Any], name: str, count: int, *, least: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Some numbers in a state; none where it does not say them."""
+    """Return the numbers that a state has under a name; empty if it has none."""
     if name not in state:
         return ()
     found = state[name]
@@ -210,8 +226,11 @@ def _numbers(
 
 
 class Loader(IterableDataset[dict[str, Any]]):
-    """Yields this rank's share of each step. An iteration goes on where the last one stopped, and
-    ends with the epoch; `step` is the number of steps served so far."""
+    """An iterable over this rank's share of each step.
+
+    An iteration continues where the last one stopped, and ends with the epoch. `step` is the
+    number of steps served so far.
+    """
 
     def __init__(
         self, plan: LoadPlan, *, step: int = 0, encoding: "Encoding | None" = None, tee: str = ""
@@ -239,7 +258,7 @@ class Loader(IterableDataset[dict[str, Any]]):
             self._move(step * self._unit, None)
 
     def __len__(self) -> int:
-        """The batches, or in raw mode the samples, of an iteration from its start."""
+        """Return how many batches (in raw mode: samples) an iteration from its start has."""
         if self._plan.epochs is None:
             raise TypeError("an endless loader has no length")
         steps = self._plan.epochs * self._plan.order.steps_per_epoch
@@ -247,7 +266,7 @@ class Loader(IterableDataset[dict[str, Any]]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next batch belongs to."""
+        """The epoch of the next batch."""
         return self._plan.order.epoch(self.step)
 
     @property
@@ -261,21 +280,21 @@ class Loader(IterableDataset[dict[str, Any]]):
 
     @property
     def plan(self) -> LoadPlan:
-        """What is served and how it is read: all that a loader keeps, but for its step."""
+        """Everything that the loader serves and how it reads it, except its step."""
         return self._plan
 
     @property
     def encoding(self) -> "Encoding | None":
-        """How images become latents, where they do."""
+        """The models and settings that make latents on the fly, or None."""
         return self._encoding
 
     def urls(self) -> list[str]:
-        """The shards, as `webdataset.WebDataset` takes them."""
+        """Return the URLs of the shards, as `webdataset.WebDataset` takes them."""
         wholes = dict.fromkeys(dataset.whole for dataset in self._plan.datasets)
         return [url for whole in wholes for url in whole.urls()]
 
     def state_dict(self) -> dict[str, Any]:
-        """Under 1 KB of JSON, the same on every rank: resume with `load_state_dict`."""
+        """Return the state to resume from: under 1 KB of JSON, the same on every rank."""
         state = self._plan.order.state(self.step)
         if row := self._place % self._unit:
             state["row"] = [row, self._plan.world]
@@ -284,17 +303,17 @@ class Loader(IterableDataset[dict[str, Any]]):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after the step of a state, or say why it does not belong to this loader."""
+        """Continue after the step of a state; refuse one of other data or another order."""
         if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
             raise FormatError(f"this is no state of a loader, but {brief(state)}")
-        row, world, worker = self._place_in(state)
+        row, world, worker = self._read_place(state)
         own = {name: state[name] for name in state if name not in ("row", "worker")}
         if self._encoding is not None and own.get("latents"):
-            self._go_on_in_older_form(self._encoding, own)
+            self._use_older_format(self._encoding, own)
         try:
             step = self._plan.order.resume(own)
         except FingerprintError as error:
-            raise FingerprintError(f"{self._why_another(own)}{error}") from None
+            raise FingerprintError(f"{self._explain_difference(own)}{error}") from None
         if row and (world != self._plan.world or not self._plan.raw):
             raise FingerprintError(
                 f"the state was made {row} samples into a step by one of {world} ranks: resume raw "
@@ -302,16 +321,16 @@ class Loader(IterableDataset[dict[str, Any]]):
             )
         self._move(step * self._unit + row, worker)
 
-    def _place_in(self, state: Mapping[str, Any]) -> tuple[int, int, tuple[int, int, int] | None]:
-        """The row in a step, of how many ranks, and the worker that a state is of."""
-        row = _numbers(state, "row", 2, least=(0, 1)) or (0, self._plan.world)
+    def _read_place(self, state: Mapping[str, Any]) -> tuple[int, int, tuple[int, int, int] | None]:
+        """Return the place that a state has inside a step: row, number of ranks, and worker."""
+        row = _read_numbers(state, "row", 2, least=(0, 1)) or (0, self._plan.world)
         if row[0] >= max(1, self._unit) and row[1] == self._plan.world:
             raise FormatError(f"this is no state of a loader: a step has no row {brief(row[0])}")
-        worker = _numbers(state, "worker", 3, least=(0, 1, 0))
+        worker = _read_numbers(state, "worker", 3, least=(0, 1, 0))
         return row[0], row[1], (worker[0], worker[1], worker[2]) if worker else None
 
-    def _why_another(self, state: Mapping[str, Any]) -> str:
-        """Say why the order is another than that of a state, where that is known."""
+    def _explain_difference(self, state: Mapping[str, Any]) -> str:
+        """Say why the order differs from that of a state, where the reason is known."""
         places = dict.fromkeys(dataset.store.url for dataset in self._plan.datasets)
         if lost := [url for url in places if removed_from(opened(url)).changes]:
             return f"samples were removed from {' and '.join(lost)}: "
@@ -323,9 +342,12 @@ class Loader(IterableDataset[dict[str, Any]]):
             )
         return ""
 
-    def _go_on_in_older_form(self, encoding: "Encoding", state: Mapping[str, Any]) -> None:
-        """Decode as for a state of an older wdsprep, in full; of one that is older still, the
-        models are known by another digest, which takes a while."""
+    def _use_older_format(self, encoding: "Encoding", state: Mapping[str, Any]) -> None:
+        """Decode as an older wdsprep did, if the state is of one.
+
+        Versions that are older still identify models by another digest, which takes a while
+        to compute.
+        """
         mine = self._plan.effects.parameters["latents"]
         if state["latents"] == mine or not self._plan.order.fits({**state, "latents": mine}):
             return
@@ -372,11 +394,11 @@ class Loader(IterableDataset[dict[str, Any]]):
         is_stored = self._encoding is None
         batches = serve(self._plan, places) if is_stored else self._session.serve(places)
         device = self._plan.device
-        return batches if device is None else transferred(batches, device)
+        return batches if device is None else copy_batches(batches, device)
 
     @cached_property
     def _session(self) -> "Session":
-        """The models, loaded when the first batch is wanted."""
+        """The models, loaded when the first batch is asked for."""
         from wdsprep.loading.on_the_fly.encoded_batches import Session
 
         if self._encoding is None:
@@ -384,15 +406,17 @@ class Loader(IterableDataset[dict[str, Any]]):
         return Session(self._plan, self._encoding, self._tee)
 
     def _end(self, step: int) -> int:
-        """The step at which an iteration that begins here ends."""
+        """Return the step at which an iteration that begins at `step` ends."""
         epochs, length = self._plan.epochs, self._plan.order.steps_per_epoch
         return MAX_STEP if epochs is None else (step // (epochs * length) + 1) * epochs * length
 
     def _enter(self, number: int, workers: int) -> int:
-        """Begin as a worker, whose place is its own next one from then on; at which step it ends.
+        """Begin as a DataLoader's worker, and return the step at which it ends.
 
-        A DataLoader's persistent workers live on when an iteration is broken off, but have read
-        ahead by then: only the trainer knows how far it came."""
+        From here on the worker counts its own steps. Persistent workers live on when the
+        trainer breaks off an iteration, but have read ahead by then: only the trainer knows
+        how far it came.
+        """
         if self._is_entered:
             raise UsageError(
                 "the last iteration was broken off, and its workers have read ahead of it: make a "

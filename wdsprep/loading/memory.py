@@ -1,8 +1,8 @@
-"""A batch in the making, and the memory it is made in.
+"""A batch that is being filled, and the memory of its tensors.
 
-Blocks are taken up again once nothing uses them: fresh memory costs the kernel more time than
-reading from the page cache does. They are mapped, since NumPy asks for huge pages: a virtual
-machine whose host takes back what is free gets those at 3.4 ms for each MB, and small pages at 0.5.
+Blocks of memory are used again: fresh memory costs the kernel more time than reading from the page
+cache does. Blocks are mapped, because NumPy asks for huge pages. A virtual machine whose host takes
+back free memory gets huge pages at 3.4 ms for each MB, and small pages at 0.5.
 """
 
 import mmap
@@ -21,24 +21,30 @@ from wdsprep.dataset.aio import Bytes
 from wdsprep.dataset.arrays import LATENT, MASK, Field
 from wdsprep.dataset.chance import Ints
 from wdsprep.dataset.rejects import Reject
-from wdsprep.loading.grid import short
 from wdsprep.loading.padding import PaddedRows
-from wdsprep.loading.worker_memory import ring, rounded
+from wdsprep.loading.sample_layout import batch_name
+from wdsprep.loading.shared_memory import round_up, worker_blocks
 
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
-class Blocks:
-    """For any number of threads. Of each size, `keep` unused blocks are kept; sizes are rounded up,
-    also to multiples of `step`, so that similar blocks take each other's place."""
+class BlockPool:
+    """A pool of memory blocks, for any number of threads.
+
+    It keeps `keep` unused blocks of each size. Sizes are rounded up, also to multiples of
+    `step`, so that blocks of similar sizes replace each other.
+    """
 
     def __init__(self, *, keep: int, step: int = 1) -> None:
         self._keep, self._step = keep, step
         self._free: dict[int, list[Bytes]] = {}
 
     def take(self, nbytes: int) -> Bytes:
-        """So many bytes, of any value. The block is free again when no view of them is left."""
-        size = rounded(nbytes, self._step)
+        """Return a block of so many bytes, of any content.
+
+        It is free again once no view of it is left.
+        """
+        size = round_up(nbytes, self._step)
         try:
             base = self._free.setdefault(size, []).pop()
         except IndexError:
@@ -55,20 +61,22 @@ class Blocks:
 
 
 Arrays = torch.Tensor | Sequence[torch.Tensor]
-"""One of each of some samples; those of variable length are not one tensor."""
+"""An array for each of several samples: one tensor, unless lengths vary."""
 
 
 @dataclass(slots=True)
 class Batch:
-    """A step's rows: where each comes from, and what has been read. `first` is the place of the
-    first row in the global batch, `views` are the bytes of each row of the tensors in `out`, and
-    `moments` what a latent is yet to be sampled from. `flipped` are the latents of mirror images,
-    where some rows take theirs. `variable` is what `out` calls the array of variable length, if
-    that or its mask is wanted; `lengths` are those of its rows, and `padded` is where they lie.
-    `choice` is the number of the captions that each row has, where they are picked by chance, and
-    `beside` where the samples are that stand beside each row's: of each joined dataset in turn the
-    shards and the numbers in them. `refused` are samples that gave their place to others: by shard
-    and index, and what `encode` says of them, or None where that is a damaged shard."""
+    """The rows of a step: where each sample comes from, and what has been read.
+
+    `first` is the place of the first row in the global batch. `views` has the bytes of each row
+    of the tensors in `out`. `moments` is what latents are yet to be sampled from, and `flipped`
+    has the latents of mirror images, which some rows take. `variable` names the array of
+    variable length in `out`, if that array or its mask is wanted; `lengths` has the length of
+    each row, and `padded` the rows themselves. `choice` has the number of the caption of each
+    row, where chance picks captions. `joined_places` has, for each joined dataset, the shard
+    and the number of the sample of each row. `refused` has samples that others replaced, by
+    shard and index: what `encode` says of them, or None where the shard is damaged.
+    """
 
     step: int
     first: int
@@ -84,49 +92,55 @@ class Batch:
     lengths: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     padded: PaddedRows | None = None
     choice: list[int] = field(default_factory=list)
-    beside: list[tuple[list[int], list[int]]] = field(default_factory=list)
+    joined_places: list[tuple[list[int], list[int]]] = field(default_factory=list)
     refused: dict[tuple[int, int], Reject | None] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.shard)
 
     def put(self, name: str, start: int, arrays: Arrays) -> None:
-        """Arrays that are there already, for the rows from this one on, if they are wanted."""
+        """Put arrays into the rows from `start` on, if the batch wants them."""
         if name == self.variable:
             for row, array in enumerate(arrays, start):
                 self.lengths[row] = len(array)
                 if self.padded is not None:
                     self.padded.put(row, array)
             return
-        is_latent = name == short(LATENT) and self.moments is not None
+        is_latent = name == batch_name(LATENT) and self.moments is not None
         into = self.moments if is_latent else self.out.get(name)
         if into is not None:
             into[start : start + len(arrays)] = arrays  # type: ignore[assignment]  # one tensor
 
     def mask(self, rows: range) -> None:
-        """Mark what is no padding."""
-        if self.variable and short(MASK) in self.out:
+        """Write the mask of these rows: true where an array is not padding."""
+        if self.variable and batch_name(MASK) in self.out:
             some = slice(rows.start, rows.stop)
-            mask = self.out[short(MASK)].numpy()[some]
+            mask = self.out[batch_name(MASK)].numpy()[some]
             np.take(_masks(mask.shape[1]), self.lengths[some], axis=0, out=mask)
 
     def shorten(self) -> None:
-        """Leave out what is padding in every row."""
+        """Cut off the columns that are padding in every row."""
         longest = int(self.lengths.max(initial=0))
-        names = {self.variable, short(MASK)} if self.variable else set()
+        names = {self.variable, batch_name(MASK)} if self.variable else set()
         for name in names & self.out.keys():
             self.out[name] = self.out[name][:, :longest]
 
 
 @lru_cache(4)
 def _masks(most: int) -> NDArray[np.bool_]:
-    """Of every length up to the greatest, from 0 on: looked up in half the time of comparing."""
+    """Return the masks of all lengths from 0 to `most`.
+
+    Looking a mask up takes half as long as comparing lengths.
+    """
     return np.tri(most + 1, most, -1, np.bool_)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _LastUse:
-    """Of a block: what it held then, and how far; and what tells whether a trainer wrote to it."""
+    """The last use of a block: its shape and how far each row was filled.
+
+    `probe` and `version` tell whether a trainer wrote to the block since.
+    """
 
     shape: tuple[int, int]
     used: Ints
@@ -135,23 +149,28 @@ class _LastUse:
 
 
 class Memory:
-    """Blocks for tensors. In a DataLoader's worker they are memory that the trainer's process can
-    see, so that nothing is copied on the way there."""
+    """A source of memory for tensors.
+
+    In a DataLoader's worker it is memory that the trainer's process can see, so that nothing is
+    copied on the way there.
+    """
 
     def __init__(self, *, pin: bool = False, keep: int = 8) -> None:
-        self._pin, self._blocks, self._padded = pin, Blocks(keep=keep), Blocks(keep=keep)
+        self._pin, self._blocks, self._padded = pin, BlockPool(keep=keep), BlockPool(keep=keep)
         self._last: dict[int, _LastUse] = {}  # by address
 
     def take(self, nbytes: int) -> torch.Tensor:
         if get_worker_info() is not None:
-            return ring().take(nbytes)
+            return worker_blocks().take(nbytes)
         if self._pin:  # torch keeps pinned memory itself, until copies from it have ended
             return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
         return torch.from_numpy(self._blocks.take(nbytes))
 
     def take_padded(self, count: int, field: Field) -> tuple[torch.Tensor, PaddedRows]:
-        """For rows of a variable field, of which it is known how far they may be other than zero:
-        all of each, in memory that is not kept here."""
+        """Return memory for rows of a variable field, with how far each row may hold nonzero bytes.
+
+        If the memory is not kept here, that is all of each row.
+        """
         shape = count, field.array_nbytes
         used = np.full(count, field.array_nbytes)
         if self._pin or get_worker_info() is not None:
@@ -159,12 +178,15 @@ class Memory:
         else:
             with torch.inference_mode(False):  # where versions are counted, whatever the trainer's
                 made = torch.from_numpy(self._padded.take(count * field.array_nbytes))
-                used = self._watched(made, shape, used)
+                used = self._watch(made, shape, used)
         return made, PaddedRows(field, made.numpy().reshape(shape), used)
 
-    def _watched(self, made: torch.Tensor, shape: tuple[int, int], whole: Ints) -> Ints:
-        """How far this block was used. torch counts what operations write to a tensor or a view of
-        it; one that was detached has the same count, also when it has no memory any more."""
+    def _watch(self, made: torch.Tensor, shape: tuple[int, int], whole: Ints) -> Ints:
+        """Return how far each row of a block may hold nonzero bytes, and watch it from now on.
+
+        torch counts the operations that write to a tensor or a view of it. A detached
+        tensor shares that count, even when its own memory has been replaced.
+        """
         last = self._last.get(made.data_ptr())
         if last is None:  # fresh memory
             used = np.zeros_like(whole)

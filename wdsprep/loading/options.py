@@ -1,5 +1,8 @@
-"""What `load` and `stream` are given: `ServingOptions` are those of both, with the same meaning, so
-that a run may stop in one and go on in the other. No torch is imported for them."""
+"""Declare the options of `load` and `stream`.
+
+`ServingOptions` are those of both, with the same meaning, so that a run may stop in one and go on
+in the other. This module does not import torch.
+"""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -16,10 +19,10 @@ if TYPE_CHECKING:
     import torch
 
     from wdsprep.encoding.recipe import Encode
-    from wdsprep.loading.catalog import Places, Stream, Streams
+    from wdsprep.loading.open_datasets import Places, Stream, Streams
 
 FULL, LONGEST = PADS = ("full", "longest")
-"""How far arrays of variable length are padded: all alike, or as far as their batch needs it."""
+"""The lengths that arrays are padded to: the full one, or the longest of their batch."""
 Pool = tuple[int, int]
 """The least and the most workers of a stage."""
 
@@ -80,7 +83,7 @@ ENCODE = about(
 
 @dataclass(frozen=True, kw_only=True)
 class ServingOptions(Options):
-    """What is served, in which order."""
+    """The options that say what is served and in which order."""
 
     is_command: ClassVar[bool] = False
 
@@ -236,7 +239,7 @@ class ServingOptions(Options):
 
 @dataclass(frozen=True)
 class LoadOptions(ServingOptions):
-    """All that `load` is given."""
+    """The options of `load`."""
 
     streams: "Streams" = field(metadata=about("A dataset, or several that are mixed."))
     _: KW_ONLY
@@ -343,7 +346,7 @@ class LoadOptions(ServingOptions):
 
 @dataclass(frozen=True)
 class StreamOptions(ServingOptions):
-    """All that `stream` is given."""
+    """The options of `stream`."""
 
     images: "str | Stream | Iterable[str | Stream]" = field(
         metadata=about("Image shards, or several datasets of them.")

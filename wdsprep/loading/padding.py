@@ -1,10 +1,10 @@
-"""Rows of a batch that are as long as their captions, and zeros from there on.
+"""Pad rows of variable length: each is as long as its caption, with zeros from there on.
 
-Of a short caption's row, clearing what is behind the caption takes longer than reading the sample,
-and memory is used again and again. So it is kept in mind of each row how far it may hold anything
-but zeros, and no more than that is cleared: a batch of captions of 60 tokens in rows of 300 takes
-1.4 times as long as one without padding, and 2.7 times where all is cleared. Clearing in one call
-of the kernel, or without giving up the interpreter's lock, is no faster.
+Clearing all bytes after a short caption takes longer than reading the sample, and memory is used
+again and again. So each row remembers how far it may hold nonzero bytes, and only those are
+cleared. A batch of captions of 60 tokens in rows of 300 takes 1.4 times as long as one without
+padding; if everything is cleared, it takes 2.7 times as long. Clearing with one call of the kernel,
+or while holding the interpreter's lock, is no faster.
 """
 
 from collections.abc import Sequence
@@ -18,29 +18,34 @@ from wdsprep.dataset.chance import Ints
 
 
 class PaddedRows:
-    """The rows of a variable field. Each is opened, then filled from its start, then closed. `used`
-    says of each how many of its first bytes may be other than zero, and is kept up to date."""
+    """The rows of a field of variable length, padded with zeros.
+
+    A row is opened, filled from its start, then closed. `used` has how many of each row's first
+    bytes may be nonzero, and is kept up to date.
+    """
 
     def __init__(self, field: Field, rows: Bytes, used: Ints) -> None:
         self.row_nbytes = field.array_nbytes
         self.rows, self._used, self._dirty = rows, used, used.copy()
 
     def open(self, rows: Sequence[int]) -> None:
-        """Until it is closed, any byte of a row may be other than zero."""
+        """Open rows to be filled: until they are closed, any of their bytes may be nonzero."""
         some = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
         self._dirty[some] = self._used[some]
         self._used[some] = self.row_nbytes
 
     def close(self, rows: Sequence[int], ends: Ints, come: Ints) -> None:
-        """Of each row the bytes up to its end are its array. So many have come into it, others'
-        too."""
+        """Close rows: keep each array up to its end, and clear what came after it.
+
+        `come` is how many bytes came into each row, among them bytes of other members.
+        """
         stops = np.maximum(come, self._dirty[rows])
         for row, end, stop in zip(rows, ends.tolist(), stops.tolist(), strict=True):
             self.rows[row, end:stop] = 0
         self._used[rows] = ends
 
     def put(self, row: int, array: torch.Tensor) -> None:
-        """An array that is there already."""
+        """Put an array into a row, and close the row."""
         data = array.contiguous().view(torch.uint8).numpy().reshape(-1)
         self.open(range(row, row + 1))
         self.rows[row, : len(data)] = data

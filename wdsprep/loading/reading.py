@@ -1,17 +1,17 @@
-"""One step's rows: read where they belong, checked, and replaced where they are damaged.
+"""Read the rows of a step into a batch, check them, and replace damaged samples.
 
-A batch is begun by the thread that iterates and filled by any number of threads, a run of rows
-each. In latent shards all arrays lie at fixed places, so a read of a sample puts each array
-straight into its row of a tensor and the headers between them into a scratch row; headers are then
+The thread that iterates begins a batch; any number of threads fill it, each a run of rows at a
+time. In latent shards all arrays lie at fixed offsets. So one read of a sample puts each array
+straight into its row of a tensor, and the headers between them into a scratch row. Headers are then
 checked for many rows at once. Most of a thread's time is the one call that reads all rows of a run,
-which needs no lock of the interpreter; a tenth is checking headers.
+which does not need the interpreter's lock; a tenth is checking headers.
 
-An array of variable length is read as far as the sample or its row goes, and with it what stands
-behind it in the sample. The header says what of that is the array: the rest is taken out if it is
-wanted, and zeros take its place.
+An array of variable length is read as far as the sample or its row goes, together with what follows
+it in the sample. The header says where the array ends. What follows is taken out if it is wanted,
+and zeros replace it.
 
-Of datasets that are joined, the samples that stand beside each other are read one dataset after the
-other, into the same rows. What is taken of which is decided beforehand (`WantedArrays`).
+Joined datasets are read one after another, into the same rows. `WantedArrays` decides beforehand
+what is taken from which dataset.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,40 +34,41 @@ from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import TarSample
 from wdsprep.encoding.models.base import TENSORS
 from wdsprep.errors import FormatError, NotFoundError
+from wdsprep.loading.augmentation import Effects
+from wdsprep.loading.damaged_samples import ATTEMPTS, MISSING, Fault, Substitutes
 from wdsprep.loading.datasets import SHAPE, Dataset
-from wdsprep.loading.effects import Effects
-from wdsprep.loading.grid import grid_of, short
-from wdsprep.loading.memory import Batch, Blocks, Memory
+from wdsprep.loading.memory import Batch, BlockPool, Memory
+from wdsprep.loading.sample_layout import batch_name, layout_for
 from wdsprep.loading.sample_texts import DAMAGED_JSON, SampleTexts, parsed, sample_behind
-from wdsprep.loading.shelves.local import ByteColumns, Came, SamplePlaces, Shelf
-from wdsprep.loading.substitutes import ATTEMPTS, MISSING, Fault, Substitutes
+from wdsprep.loading.shelves.local import ByteColumns, ReadSample, SamplePlaces, Shelf
 from wdsprep.loading.wanted_arrays import (
     TEXTS,
     WantedArrays,
-    WantedOfAll,
-    measured,
-    wanted_of_all,
+    WantedBySlot,
+    find_wanted,
+    variable_fields,
 )
 
-SCRATCHES = 8  # kept, of each size: one for each thread that reads
+SCRATCHES = 8  # scratch blocks kept of each size: one for each thread that reads
 IMAGES = ("jpg", "jpeg", "png", "webp")
-BESIDE_AT_ONCE = 256  # rows, beside those that are encoded
+JOINED_AT_ONCE = 256  # rows of joined datasets that are read at a time, after encoding
 NOTHING = np.empty(0, np.uint8)
 LISTED = (*TEXTS, "json", "key", "image", "made")
 COLUMNS = {"<i8": torch.int64, "<f4": torch.float32, "<f8": torch.float32, "|b1": torch.bool}
-"""What batches have of each kind of column of a table."""
+"""The torch dtype of a table's column, by its NumPy dtype."""
 
 
-Instead = Callable[[Batch, int], None]
-"""Puts into a row the image that it is of, or another one where that is damaged."""
+PutSubstitute = Callable[[Batch, int], None]
+"""A function that encodes a row's image again, or another image if that one is damaged."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reader:
-    """A reader of rows of some datasets.
+    """A reader that fills the rows of batches from datasets.
 
-    `shelves` are of each its own, and those of what is joined to it. `names` is what a batch is to
-    hold, beside arrays and key; `scratch` is where headers are read to."""
+    `shelves` has, for each dataset, its own shelf and those of what is joined to it. `names` is
+    what a batch holds. `scratch` is the memory that headers are read into.
+    """
 
     datasets: tuple[Dataset, ...]
     shelves: tuple[tuple[Shelf, ...], ...]
@@ -76,12 +77,12 @@ class Reader:
     memory: Memory
     raw: bool = False
     skip_missing: bool = False
-    scratch: Blocks = field(default_factory=lambda: Blocks(keep=SCRATCHES))
-    wanted: tuple[WantedOfAll, ...] = ()
+    scratch: BlockPool = field(default_factory=lambda: BlockPool(keep=SCRATCHES))
+    wanted: tuple[WantedBySlot, ...] = ()
 
     def __post_init__(self) -> None:
         names, choices = self.names, self.effects.choices
-        made = (wanted_of_all(dataset, names, choices, raw=self.raw) for dataset in self.datasets)
+        made = (find_wanted(dataset, names, choices, raw=self.raw) for dataset in self.datasets)
         object.__setattr__(self, "wanted", tuple(made))
 
     @cached_property
@@ -93,17 +94,17 @@ class Reader:
         return SampleTexts(self.datasets, self.effects.paths)
 
     def begin(self, batch: Batch) -> Batch:
-        """Make room for what is to be read."""
+        """Allocate the tensors and lists that a batch needs."""
         count = len(batch)
         batch.keys = [""] * count
         if self.effects.captions:
-            batch.choice = self.effects.picked(batch.step, batch.first, count).tolist()
-        self._begin_beside(batch)
+            batch.choice = self.effects.pick_captions(batch.step, batch.first, count).tolist()
+        self._locate_joined(batch)
         if self.raw:
             batch.out["samples"] = [None] * count
             return batch
         dataset = self.datasets[batch.stream[0]]
-        lengths = measured(dataset, self.names)
+        lengths = variable_fields(dataset, self.names)
         for item in dataset.served:
             if not item.is_variable or item in lengths:
                 self._begin_array(batch, item)
@@ -116,21 +117,21 @@ class Reader:
         for name in self.names:
             if name in LISTED:
                 batch.out[name] = batch.keys if name == "key" else [None] * count
-        if dataset.has_moments and short(LATENT) in self.names:
-            batch.moments = batch.out[short(LATENT)]
+        if dataset.has_moments and batch_name(LATENT) in self.names:
+            batch.moments = batch.out[batch_name(LATENT)]
             channels, *sides = batch.moments.shape[1:]
             made = self.memory.take(batch.moments.nbytes // 2)
             shape = patched_shape((channels // 2, *sides), dataset.patch)
-            batch.out[short(LATENT)] = made.view(batch.moments.dtype).view(count, *shape)
+            batch.out[batch_name(LATENT)] = made.view(batch.moments.dtype).view(count, *shape)
         if SHAPE in self.names:
             batch.out[SHAPE] = dataset.shape
         if self._flips:
-            batch.flipped = batch.out[short(FLIPPED)]
+            batch.flipped = batch.out[batch_name(FLIPPED)]
         batch.out = {name: batch.out[name] for name in self.names if name in batch.out}
         return batch
 
-    def _begin_beside(self, batch: Batch) -> None:
-        """Find the samples that stand beside."""
+    def _locate_joined(self, batch: Batch) -> None:
+        """Find the samples of joined datasets that belong to the rows."""
         if self._slots == 1:
             return
         own = np.array(batch.shard, np.int64), np.array(batch.index, np.int64)
@@ -140,10 +141,10 @@ class Reader:
                 joined.positions.locate(*own) for joined in self.datasets[streams.pop()].joined
             ]
         else:
-            places = self._beside_mixed(np.array(batch.stream), own)
-        batch.beside = [(shards.tolist(), indices.tolist()) for shards, indices in places]
+            places = self._locate_joined_mixed(np.array(batch.stream), own)
+        batch.joined_places = [(shards.tolist(), indices.tolist()) for shards, indices in places]
 
-    def _beside_mixed(self, stream: Ints, own: tuple[Ints, Ints]) -> list[tuple[Ints, Ints]]:
+    def _locate_joined_mixed(self, stream: Ints, own: tuple[Ints, Ints]) -> list[tuple[Ints, Ints]]:
         places = [(own[0].copy(), own[1].copy()) for _ in range(self._slots - 1)]
         for number in np.unique(stream).tolist():
             here = stream == number
@@ -157,10 +158,10 @@ class Reader:
 
     @property
     def _flips(self) -> bool:
-        return self.effects.flip > 0 and short(LATENT) in self.names
+        return self.effects.flip > 0 and batch_name(LATENT) in self.names
 
     def _begin_array(self, batch: Batch, item: Field) -> None:
-        name, dtype = short(item.name), TENSORS[item.dtype]
+        name, dtype = batch_name(item.name), TENSORS[item.dtype]
         if not item.is_variable:
             if name in self.names or (item.name == FLIPPED and self._flips):
                 self._begin_tensor(batch, name, dtype, item.shape)
@@ -169,9 +170,9 @@ class Reader:
             made, batch.padded = self.memory.take_padded(len(batch), item)
             batch.views[name] = batch.padded.rows
             batch.out[name] = made.view(dtype).view(len(batch), *item.shape)
-        if short(MASK) in self.names:
+        if batch_name(MASK) in self.names:
             made = self.memory.take(len(batch) * item.shape[0])
-            batch.out[short(MASK)] = made.view(torch.bool).view(len(batch), -1)
+            batch.out[batch_name(MASK)] = made.view(torch.bool).view(len(batch), -1)
         batch.variable, batch.lengths = name, np.zeros(len(batch), np.int64)
 
     def _begin_tensor(
@@ -182,17 +183,18 @@ class Reader:
         batch.out[name] = made.view(dtype).view(len(batch), *shape)
 
     def fill(self, batch: Batch, rows: range) -> None:
-        """Read these rows, with other samples of their streams in the places of damaged ones."""
+        """Read these rows; other samples of their streams replace damaged ones."""
         if faults := self._read(batch, rows):
             self._replace(batch, faults)
         self.effects.finish(batch, rows)
 
-    def fill_beside(self, batch: Batch, instead: Instead | None = None) -> None:
-        """Read what stands beside rows that are there already, with their keys.
+    def fill_joined(self, batch: Batch, instead: PutSubstitute | None = None) -> None:
+        """Read the arrays of joined datasets into a batch whose own rows are complete.
 
-        `instead` puts into a row the sample that takes the place of one that is damaged there."""
-        for top in range(0, len(batch) if self._slots > 1 else 0, BESIDE_AT_ONCE):
-            rows = range(top, min(top + BESIDE_AT_ONCE, len(batch)))
+        If a joined sample is damaged, `instead` puts another sample into its row.
+        """
+        for top in range(0, len(batch) if self._slots > 1 else 0, JOINED_AT_ONCE):
+            rows = range(top, min(top + JOINED_AT_ONCE, len(batch)))
             faults = self._read(batch, rows, first=1)
             if instead is not None and faults:
                 self._replace(batch, faults, instead)
@@ -204,18 +206,18 @@ class Reader:
                 ).with_next_step(verify_step(fault.tar.rpartition("/")[0].rpartition("/")[0]))
 
     def _read(self, batch: Batch, rows: range, *, first: int = 0) -> dict[int, Fault]:
-        """Read rows from this slot on; return why some cannot be served."""
+        """Read rows from the datasets of slot `first` and later; return the faults by row."""
         faults: dict[int, Fault] = {}
         for slot in range(first, self._slots):
-            for arrays, own in self._taken(batch, rows, slot, faults):
+            for arrays, own in self._wanted_rows(batch, rows, slot, faults):
                 read = self._read_whole if arrays.is_whole else self._read_arrays
                 faults |= read(batch, rows, slot, arrays, own)
         return faults
 
-    def _taken(
+    def _wanted_rows(
         self, batch: Batch, rows: range, slot: int, faults: Mapping[int, Fault]
     ) -> Iterator[tuple[WantedArrays, Sequence[int]]]:
-        """Yield what is to be read of a slot, each kind with the rows that it is read for."""
+        """Yield the wanted arrays of a slot, each with the rows that they are read for."""
         streams = {*batch.stream[rows.start : rows.stop]}
         is_picked = len(self.effects.choices) > 1
         kinds = {arrays for n in streams for arrays in self._by_choice(n, slot)}
@@ -236,58 +238,62 @@ class Reader:
         return wanted[slot] if slot < len(wanted) else (None,) * len(self.effects.choices)
 
     def _replace(
-        self, batch: Batch, faults: dict[int, Fault], instead: Instead | None = None
+        self, batch: Batch, faults: dict[int, Fault], instead: PutSubstitute | None = None
     ) -> None:
-        """Put other samples in these rows, and others again until all are sound."""
+        """Replace the samples of these rows by others, until none is damaged."""
         wanted = {row: (batch.shard[row], batch.index[row]) for row in faults}
         drawn, damaged = dict.fromkeys(faults, 0), dict.fromkeys(faults, 0)
         while faults:
             for row, fault in faults.items():
-                self._substitutes.tell(self._kind(batch, row), batch.shard[row], fault)
+                self._substitutes.tell(self._stream_choice(batch, row), batch.shard[row], fault)
                 damaged[row] += fault.reason != MISSING
                 if damaged[row] == ATTEMPTS:
                     raise self._substitutes.lost(batch.stream[row], fault)
                 drawn[row], place = self._substitutes.next(
-                    self._kind(batch, row), wanted[row], drawn[row]
+                    self._stream_choice(batch, row), wanted[row], drawn[row]
                 )
                 batch.shard[row], batch.index[row] = place
-                self._move_beside(batch, row)
+                self._relocate_joined(batch, row)
                 if instead is not None:
                     instead(batch, row)
-                    self._move_beside(batch, row)
+                    self._relocate_joined(batch, row)
             first = 0 if instead is None else 1
             again = [self._read(batch, range(row, row + 1), first=first) for row in faults]
             faults = {row: why for some in again for row, why in some.items()}
 
-    def instead(self, batch: Batch, row: int, wanted: tuple[int, int], attempt: int) -> Batch:
-        """Read the sample that takes the place of one that was read, but came to nothing later."""
-        return self.alone(batch, row, self._substitutes.draw(batch.stream[row], wanted, attempt))
+    def read_substitute(
+        self, batch: Batch, row: int, wanted: tuple[int, int], attempt: int
+    ) -> Batch:
+        """Read a substitute for a sample that was read, but could not be encoded."""
+        return self.read_single(
+            batch, row, self._substitutes.draw(batch.stream[row], wanted, attempt)
+        )
 
-    def alone(self, batch: Batch, row: int, place: tuple[int, int]) -> Batch:
-        """Read the sample at this place of the row's stream, as it would be in the row."""
+    def read_single(self, batch: Batch, row: int, place: tuple[int, int]) -> Batch:
+        """Read the sample at this place of the row's stream into a batch of its own."""
         shard, index = place
         one = Batch(batch.step, batch.first + row, [batch.stream[row]], [shard], [index])
         self.fill(self.begin(one), range(1))
         return one
 
-    def _kind(self, batch: Batch, row: int) -> tuple[int, int]:
-        """Return the stream of a row, and which captions are picked for it."""
+    def _stream_choice(self, batch: Batch, row: int) -> tuple[int, int]:
+        """Return the stream of a row, and the number of the captions picked for it."""
         return batch.stream[row], batch.choice[row] if len(self.effects.choices) > 1 else 0
 
-    def _move_beside(self, batch: Batch, row: int) -> None:
+    def _relocate_joined(self, batch: Batch, row: int) -> None:
         own = np.array([batch.shard[row]]), np.array([batch.index[row]])
         joined = self.datasets[batch.stream[row]].joined
-        for (shards, indices), each in zip(batch.beside, joined, strict=False):
+        for (shards, indices), each in zip(batch.joined_places, joined, strict=False):
             shard, index = each.positions.locate(*own)
             shards[row], indices[row] = int(shard[0]), int(index[0])
 
     def _place(self, batch: Batch, row: int, slot: int = 0) -> tuple[str, int]:
         """Return the tar that a row is read from, and the number of the sample in it."""
-        dataset = self.datasets[batch.stream[row]].beside[slot]
-        shards, indices = (batch.shard, batch.index) if not slot else batch.beside[slot - 1]
+        dataset = self.datasets[batch.stream[row]].with_joined[slot]
+        shards, indices = (batch.shard, batch.index) if not slot else batch.joined_places[slot - 1]
         return f"{dataset.store.url}/{dataset.names[shards[row]]}", indices[row]
 
-    def _get(
+    def _read_columns(
         self,
         batch: Batch,
         rows: range,
@@ -297,15 +303,18 @@ class Reader:
         *,
         rest: bool,
         spare: int = 0,
-    ) -> "list[Came | str]":
-        """Return what came of each row beside its part of the columns, or why nothing did."""
-        places = batch.beside[slot - 1] if slot else (batch.shard, batch.index)
-        streams, shards, indices = (_of_rows(each, own) for each in (batch.stream, *places))
-        found: list[Came | str] = [""] * len(own)
+    ) -> "list[ReadSample | str]":
+        """Read the first bytes of each row's sample into columns.
+
+        Return what came beside that, or why nothing came.
+        """
+        places = batch.joined_places[slot - 1] if slot else (batch.shard, batch.index)
+        streams, shards, indices = (_select_rows(each, own) for each in (batch.stream, *places))
+        found: list[ReadSample | str] = [""] * len(own)
         if len(set(streams)) == 1:
             some = SamplePlaces([row - rows.start for row in own], shards, indices)
             came = self.shelves[streams[0]][slot].fill(some, columns, spare=spare, rest=rest)
-            return [one if type(one) is Came else self._fault(one) for one in came]
+            return [one if type(one) is ReadSample else self._fault(one) for one in came]
         for stream in set(streams):
             numbers = [number for number, other in enumerate(streams) if other == stream]
             some = SamplePlaces(
@@ -315,7 +324,7 @@ class Reader:
             )
             came = self.shelves[stream][slot].fill(some, columns, spare=spare, rest=rest)
             for number, one in zip(numbers, came, strict=True):
-                found[number] = one if isinstance(one, Came) else self._fault(one)
+                found[number] = one if isinstance(one, ReadSample) else self._fault(one)
         return found
 
     def _fault(self, error: "BadSampleError | NotFoundError") -> str:
@@ -329,7 +338,7 @@ class Reader:
         self, batch: Batch, rows: range, slot: int, arrays: WantedArrays, own: Sequence[int]
     ) -> dict[int, Fault]:
         faults = {}
-        came = self._get(batch, rows, slot, own, (), rest=True)
+        came = self._read_columns(batch, rows, slot, own, (), rest=True)
         for row, one in zip(own, came, strict=True):
             sample = one if isinstance(one, str) else parsed(one.rest)
             fault = (
@@ -343,16 +352,16 @@ class Reader:
     def _take(
         self, batch: Batch, row: int, slot: int, arrays: WantedArrays, sample: TarSample
     ) -> str:
-        """Keep what is wanted of a sample; return why that cannot be, or nothing."""
+        """Put what is wanted of a sample into its row; return what is wrong with it, or nothing."""
         if slot:
             if sample.key != batch.keys[row]:
-                raise self._of_others(batch, slot, row, sample.key)
+                raise self._wrong_key_error(batch, slot, row, sample.key)
             return self._join_raw(batch.out["samples"][row], arrays, sample)
         batch.keys[row] = sample.key
         if self.raw:
             url = self._place(batch, row)[0]
             others = {
-                field.name for field in arrays.fields if short(field.name) not in arrays.names
+                field.name for field in arrays.fields if batch_name(field.name) not in arrays.names
             }
             own = {name: data for name, data in sample.fields.items() if name not in others}
             made = {"__key__": sample.key, "__url__": url, **own}
@@ -373,8 +382,8 @@ class Reader:
         return self._texts.put(batch, row, slot, arrays, sample)
 
     def _join_raw(self, made: dict[str, Any], arrays: WantedArrays, sample: TarSample) -> str:
-        """Put what is taken of a sample that stands beside among the members of the first."""
-        made |= {n: data for n, data in sample.fields.items() if short(n) in arrays.names}
+        """Add what is wanted of a joined sample to the members of the first one."""
+        made |= {n: data for n, data in sample.fields.items() if batch_name(n) in arrays.names}
         if arrays.texts:
             try:
                 facts = [parse_json(f.get("json", b"{}")) for f in (made, sample.fields)]
@@ -385,10 +394,10 @@ class Reader:
                 made["txt"] = sample.fields.get("txt", b"")
         return ""
 
-    def _of_others(self, batch: Batch, slot: int, row: int, key: str) -> FormatError:
-        """Return the error of a sample that stands beside another and is not of its image."""
+    def _wrong_key_error(self, batch: Batch, slot: int, row: int, key: str) -> FormatError:
+        """Return the error for a joined sample that has another key."""
         (tar, index), (other, number) = (self._place(batch, row, n) for n in (0, slot))
-        parts = self.datasets[batch.stream[row]].beside
+        parts = self.datasets[batch.stream[row]].with_joined
         return FormatError(
             f"{other}: sample {number} has the key {key}, and sample {index} of {tar}, to which it "
             f"is joined, has {batch.keys[row]}: one of the two was changed"
@@ -418,7 +427,7 @@ class Reader:
         variable = batch.variable if batch.variable in arrays.names else ""
         padded = batch.padded if variable else None
         views = {n: v[rows.start : rows.stop] for n, v in batch.views.items() if n in arrays.names}
-        grid = grid_of(arrays.fields, (*views, variable))
+        grid = layout_for(arrays.fields, (*views, variable))
         heads = self.scratch.take(len(rows) * grid.heads_nbytes).reshape(len(rows), -1)
         rest = bool(arrays.texts)
         spare = 0
@@ -426,27 +435,29 @@ class Reader:
             padded.open(own)
             spare = padded.row_nbytes
         columns = grid.columns(heads, views)
-        came = self._get(batch, rows, slot, own, columns, spare=spare, rest=rest)
+        came = self._read_columns(batch, rows, slot, own, columns, spare=spare, rest=rest)
         if len(own) < len(rows):
             heads = heads[[row - rows.start for row in own]]
         keys = grid.keys(heads)
         if not slot:
             for row, key in zip(own, keys, strict=True):
                 batch.keys[row] = key or ""
-        elif keys != _of_rows(batch.keys, own):
+        elif keys != _select_rows(batch.keys, own):
             for row, key, one in zip(own, keys, came, strict=True):
-                if key is not None and key != batch.keys[row] and isinstance(one, Came):
-                    raise self._of_others(batch, slot, row, key)
+                if key is not None and key != batch.keys[row] and isinstance(one, ReadSample):
+                    raise self._wrong_key_error(batch, slot, row, key)
         lengths = left = np.zeros(len(own), np.int64)  # of the last array, and of all from there on
         if grid.fields[-1].is_variable:
             lengths = grid.lengths(heads)
-            left = np.array([isinstance(o, Came) and o.nbytes for o in came]) - grid.last_start
+            left = (
+                np.array([isinstance(o, ReadSample) and o.nbytes for o in came]) - grid.last_start
+            )
         if variable:
             batch.lengths[slice(own.start, own.stop) if isinstance(own, range) else own] = lengths
         ends = lengths * grid.token_nbytes
         faults: dict[int, str] = {}
         is_fine = None not in keys and not (ends > left).any()
-        if not rest and is_fine and {*map(type, came)} == {Came}:
+        if not rest and is_fine and {*map(type, came)} == {ReadSample}:
             if padded is not None:
                 padded.close(own, ends, np.minimum(left, padded.row_nbytes))
             return {}
@@ -476,7 +487,7 @@ class Reader:
         return {row: Fault(why, *self._place(batch, row, slot)) for row, why in faults.items()}
 
 
-def _of_rows(values: list[Any], rows: Sequence[int]) -> list[Any]:
+def _select_rows(values: list[Any], rows: Sequence[int]) -> list[Any]:
     if isinstance(rows, range):
         return values[rows.start : rows.stop]
     return [values[row] for row in rows]

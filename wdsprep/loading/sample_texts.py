@@ -1,4 +1,4 @@
-"""What a sample has beside its arrays: its members found in bytes, its caption and json."""
+"""Find what a sample has beside its arrays: its members, its caption, its json."""
 
 import logging
 from collections.abc import Sequence
@@ -10,29 +10,30 @@ from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import TarSample, scan
 from wdsprep.loading.datasets import Dataset
 from wdsprep.loading.memory import Batch
-from wdsprep.loading.shelves.local import Came
+from wdsprep.loading.shelves.local import ReadSample
 from wdsprep.loading.wanted_arrays import TEXTS, WantedArrays
 from wdsprep.sources.captions import caption_at
 
 DAMAGED_JSON = "its json is damaged"
-MANY = 1000  # samples, none of which has what captions= asks for
+MANY = 1000  # samples without a text that captions= asks for, before a warning
 _log = logging.getLogger("wdsprep")
 
 
 class SampleTexts:
-    """The captions and json of samples, put into batches.
+    """The captions and json of samples, and how they get into batches.
 
-    Where captions are picked by places in the json, `paths` has the one of each choice."""
+    If captions are picked among places in the json, `paths` has the place for each choice.
+    """
 
     def __init__(self, datasets: Sequence[Dataset], paths: Sequence[str]) -> None:
         self._datasets, self._paths = datasets, paths
         self._lacking: dict[str, int] = {}
-        """How many samples had no text at each path; -1 once one had."""
+        """The number of samples without a text at each path; -1 once a sample had one."""
 
     def put(
         self, batch: Batch, row: int, slot: int, wanted: WantedArrays, sample: TarSample
     ) -> str:
-        """Put what is wanted of a sample into its row; return why that cannot be, or nothing."""
+        """Put a sample's texts into its row; return what is wrong with them, or nothing."""
         try:
             for name in wanted.texts:
                 if name in TEXTS:
@@ -46,7 +47,7 @@ class SampleTexts:
         return ""
 
     def _caption(self, batch: Batch, row: int, sample: TarSample) -> str:
-        """Return that of the sample, or what its json has in the place that was picked."""
+        """Return the caption of a sample, or the text at the picked place of its json."""
         if self._paths:
             path = self._paths[batch.choice[row]]
             found = caption_at(parse_json(sample.fields.get("json", b"{}")), path)
@@ -57,7 +58,7 @@ class SampleTexts:
         return sample.fields.get("txt", b"").decode("utf-8", "replace")
 
     def _tell_of_path(self, stream: int, path: str) -> None:
-        """Warn once, where none of many samples had anything there."""
+        """Warn once if none of many samples has a text at this place of the json."""
         count = self._lacking.get(path, 0)
         if count < 0:
             return
@@ -68,8 +69,11 @@ class SampleTexts:
             _log.warning("%s: %s, as captions= asks: they have their own captions", url, what)
 
 
-def sample_behind(held: Bytes, came: Came, start: int, key: str) -> "TarSample | str":
-    """Return what is behind the arrays, some of it perhaps in the row of the last one."""
+def sample_behind(held: Bytes, came: ReadSample, start: int, key: str) -> "TarSample | str":
+    """Return the members after the arrays of a sample, or what is wrong with them.
+
+    Some of their bytes may lie in the row of the last array.
+    """
     sample = parsed(held[start:].data, came.rest[max(0, start - len(held)) :])
     if not isinstance(sample, str) and sample.key != key:
         return "its members have different keys"
@@ -77,7 +81,7 @@ def sample_behind(held: Bytes, came: Came, start: int, key: str) -> "TarSample |
 
 
 def parsed(*parts: memoryview) -> "TarSample | str":
-    """Return the one sample in these bytes of a tar, or what is wrong with it."""
+    """Parse the one sample in these bytes of a tar; return it, or what is wrong with it."""
     whole = b"".join((*parts, END))
     found = next(scan(lambda at, nbytes: whole[at : at + nbytes]), "it is empty")
     return str(found) if isinstance(found, BadSampleError) else found

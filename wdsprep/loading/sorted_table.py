@@ -1,7 +1,7 @@
-"""A table beside the shards, written into a kept file by key, in bounded memory.
+"""Sort a table by key and write it into a kept file, in bounded memory.
 
-Its rows are sorted some megabytes at a time (`sorted_rows`), and what each column comes to waits on
-a disk, in TMPDIR, until all have come: in the file columns stand one behind the other.
+Its rows are sorted some megabytes at a time (`sorted_rows`). In the file the columns stand one
+after another, so their parts wait on a disk, in TMPDIR, until all have come.
 """
 
 import logging
@@ -18,27 +18,27 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from wdsprep.dataset.kept import KeptWriter
-from wdsprep.loading.table_keys import DIGITS, KEY, numbers_in
-from wdsprep.loading.table_rows import Columns, TableRows, rows_of
+from wdsprep.loading.table_keys import DIGITS, KEY, parse_digits
+from wdsprep.loading.table_rows import Columns, TableRows, open_rows
 from wdsprep.sources.sorted_rows import SORTED_THERE, sorted_rows
 from wdsprep.sources.tables.files import Table
 from wdsprep.store.spool import Place, Spool
 from wdsprep.text import plural
 
 WIDE_NBYTES = 16 << 20
-"""Of keys in rows as long as the longest, at once."""
+"""The limit on keys that are held at once in rows as long as the longest key."""
 _log = logging.getLogger("wdsprep")
 
 
 def sort_table(
     place: str, table: Table, texts: Sequence[str], writer: KeptWriter, path: Path
 ) -> None:
-    """Write the first row of each key, sorted by key. `texts` are columns that may be of texts."""
-    sort_rows(rows_of(place, table, texts), writer, path)
+    """Write the first row of each key, sorted by key, with the columns of texts in `texts`."""
+    sort_rows(open_rows(place, table, texts), writer, path)
 
 
 def sort_rows(rows: TableRows, writer: KeptWriter, path: Path) -> None:
-    """Write the first of the rows of each key, sorted by key."""
+    """Write the first row of each key, sorted by key."""
     place = rows.place
     _log.info("%s: reading the table; its columns, sorted by key, are kept in %s", place, path)
     with closing(Spool(SORTED_THERE)) as spool:
@@ -58,20 +58,20 @@ def sort_rows(rows: TableRows, writer: KeptWriter, path: Path) -> None:
 
 
 class _Sorted:
-    """The columns of a table by key, of which parts come and wait."""
+    """The columns of a table sorted by key, whose parts wait on a disk."""
 
     def __init__(self, rows: TableRows, spool: Spool) -> None:
         self._rows, self._spool = rows, spool
         self._parts: dict[str, list[Place]] = defaultdict(list)
         self._last: bytes | None = None
         self._digits: int | None = None
-        """How many each key has; 0 where they are no numbers of one length."""
+        """The number of digits of each key; 0 if keys are not numbers of one length."""
         self.good = self.count = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
         keys = batch.column(KEY)
         numbers, texts = self._rows.values(batch)
-        wanted = self._first_ones(keys, numbers)
+        wanted = self._find_first(keys, numbers)
         chosen = pa.array(wanted)
         named = _as_rows(keys.filter(chosen), self._rows.width)
         if not len(named):
@@ -86,8 +86,8 @@ class _Sorted:
             self._put(f"ends {name}", pc.binary_length(lines).to_numpy(zero_copy_only=False))
             self._put(f"texts {name}", np.frombuffer(_data(lines), np.uint8))
 
-    def _first_ones(self, keys: pa.Array, numbers: Columns) -> NDArray[np.bool_]:
-        """The rows that have all numbers, and a key that none before them has."""
+    def _find_first(self, keys: pa.Array, numbers: Columns) -> NDArray[np.bool_]:
+        """Return which rows have all numbers, and a key that no earlier row has."""
         good = np.ones(len(keys), np.bool_)
         for values in numbers.values():
             if values.dtype.kind == "f":
@@ -132,7 +132,7 @@ class _Sorted:
 
         keys = hashed(parts(KEY, f"|S{rows.width}"))
         if width:
-            own = (numbers_in(some.astype(f"S{width}").tobytes(), width) for some in keys)
+            own = (parse_digits(some.astype(f"S{width}").tobytes(), width) for some in keys)
             writer.add(KEY, "<i8", own)
         else:
             writer.add(KEY, f"|S{rows.width}", keys)
@@ -151,7 +151,7 @@ class _Sorted:
 
 
 def _as_rows(keys: pa.Array, width: int) -> NDArray[Any]:
-    """Keys in rows of so many bytes; at once where all are as long."""
+    """Return keys as rows of so many bytes; keys of one length are converted at once."""
     lengths = pc.min_max(pc.binary_length(keys)).as_py()
     if not lengths["min"] or lengths["min"] != lengths["max"]:
         return np.array(keys.to_pylist(), f"S{width}")
@@ -159,7 +159,7 @@ def _as_rows(keys: pa.Array, width: int) -> NDArray[Any]:
 
 
 def _data(values: pa.Array) -> memoryview:
-    """The bytes of all values, one behind the other."""
+    """Return the bytes of all values, one after another."""
     _, ends, data = values.buffers()
     if not len(values) or data is None:
         return memoryview(b"")

@@ -1,7 +1,8 @@
-"""Datasets of some samples of another one: of a shape, of a condition, of some shards.
+"""Select samples of a dataset: those of a shape, of a condition, or of some shards.
 
-Each is a dataset of its own to the order. Its digest says which samples it has and of what, not
-where these lie, so that the order is one for stored latents and for those made on the way.
+To the order, each selection is a dataset of its own. Its digest says which samples it has and what
+they were made of, not where they lie. So stored latents and latents made on the fly have the same
+order.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,38 +22,40 @@ from wdsprep.dataset.shapes import Size, shape_name
 from wdsprep.loading.datasets import Dataset
 
 
-def in_shapes(
+def split_by_shape(
     whole: Dataset,
     shapes: Sequence[Size],
     counts: NDArray[np.int32],
     selection: SampleSelection | None = None,
 ) -> tuple[Dataset, ...]:
-    """Return a dataset for each of the shapes of which there are samples.
+    """Return a dataset for each shape that has samples.
 
-    `counts` has a row for each shard: how many samples of each shape stand in it, one shape after
-    another; or in its run of a selection."""
+    `counts` has a row for each shard, or for each run of `selection`: how many samples of each
+    shape stand in it, one shape after another.
+    """
     parts = (selection or whole.selection).split(counts)
     return tuple(
-        _part(whole, part, digest_of_shape(whole.digest, shape_name(size), own), size)
+        _with_selection(whole, part, digest_of_shape(whole.digest, shape_name(size), own), size)
         for size, own, part in zip(shapes, counts.T, parts, strict=True)
         if len(part.shards)
     )
 
 
-def without_rejects(
+def latents_without_rejects(
     images: Dataset,
     settings: Mapping[str, Any],
     shapes: Sequence[Size],
     counts: NDArray[np.int32],
     selection: SampleSelection,
 ) -> tuple[Dataset, ...]:
-    """Return the latents that images will be where some are rejected, or go to several shapes.
+    """Return the latents that images will become, if some are rejected or shapes differ.
 
-    It is what `encode` would store. `counts` and `selection` are as in `in_shapes`; without shapes
-    there is one column."""
+    They are what `encode` would store. `counts` and `selection` are as in `split_by_shape`; without
+    shapes there is one column.
+    """
     left = np.flatnonzero(counts.any(axis=1)).astype(np.int32)
     sizes = counts[left].sum(axis=1, dtype=np.int64)
-    images = of_shards(images, left)
+    images = select_shards(images, left)
     whole = replace(
         images,
         kind="latents",
@@ -63,12 +66,12 @@ def without_rejects(
     )
     selection = replace(selection.pick(left), shards=np.arange(len(left), dtype=np.int32))
     if shapes:
-        return in_shapes(whole, shapes, counts[left], selection)
-    return (_part(whole, replace(selection, counts=sizes), whole.digest),)
+        return split_by_shape(whole, shapes, counts[left], selection)
+    return (_with_selection(whole, replace(selection, counts=sizes), whole.digest),)
 
 
-def of_shards(dataset: Dataset, shards: Iterable[int]) -> Dataset:
-    """Return a dataset of these shards alone."""
+def select_shards(dataset: Dataset, shards: Iterable[int]) -> Dataset:
+    """Return a dataset of these shards only."""
     some = list(map(int, shards))
     names, contents = (tuple(each[n] for n in some) for each in (dataset.names, dataset.contents))
     made_of = tuple(dataset.made_of[n] for n in some) if dataset.made_of else ()
@@ -86,19 +89,22 @@ def of_shards(dataset: Dataset, shards: Iterable[int]) -> Dataset:
 
 
 def select(dataset: Dataset, keep: SampleSelection) -> Dataset | None:
-    """Return what a dataset has of these samples of `dataset.whole`; None where that is nothing."""
+    """Return the samples of a dataset that `keep` selects; None if there are none.
+
+    `keep` counts samples as `dataset.whole` does.
+    """
     own = dataset.selection
     left = own.intersect(keep)
     if not left.samples:
         return None
     digest = digest_of_selected(dataset.digest, own, left, len(dataset.names))
-    return _part(dataset, left, digest, dataset.size)
+    return _with_selection(dataset, left, digest, dataset.size)
 
 
-def _part(
+def _with_selection(
     dataset: Dataset, selection: SampleSelection, digest: str, size: Size | None = None
 ) -> Dataset:
-    """Return a dataset with this selection of its stream, and of images that it is made from."""
+    """Return a dataset with this selection, also of the images that it is made from."""
     images = dataset.images
     return replace(
         dataset,
@@ -107,5 +113,5 @@ def _part(
         digest=digest,
         size=size,
         part_of=dataset.whole,
-        images=None if images is None else _part(images, selection, digest, size),
+        images=None if images is None else _with_selection(images, selection, digest, size),
     )

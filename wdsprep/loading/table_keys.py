@@ -1,4 +1,4 @@
-"""Keys of tables beside the shards, as they are stored and looked for."""
+"""Convert the keys of joined tables to how they are stored and searched."""
 
 from collections.abc import Sequence
 
@@ -7,29 +7,31 @@ import numpy as np
 from wdsprep.dataset.chance import Ints
 
 KEY = "key"
-"""The column that has them."""
+"""The name of the column of keys."""
 LACKING = -1
-DIGITS = 18  # of a number of 64 bits
+DIGITS = 18  # the most digits that always fit in 64 bits
 
 
-def packed(texts: Sequence[str]) -> list[bytes]:
-    return [*map(_packed_one, texts)]
+def encode_keys(texts: Sequence[str]) -> list[bytes]:
+    return [*map(_encode_key, texts)]
 
 
-def _packed_one(text: str) -> bytes:
-    """Nothing for what cannot be in a file, as half of a pair of surrogates."""
+def _encode_key(text: str) -> bytes:
+    """Encode a key; return nothing for one that no file can have, as half of a surrogate pair."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         return b""
 
 
-def as_numbers(keys: Sequence[str], width: int) -> Ints:
-    """Keys of so many digits; LACKING for others. Where all are such, it is done at once, in a
-    fifth of the time."""
+def keys_to_numbers(keys: Sequence[str], width: int) -> Ints:
+    """Return keys of so many digits as numbers, and LACKING for other keys.
+
+    If all keys are such numbers, they are converted at once, in a fifth of the time.
+    """
     whole = "".join(keys)
     if {*map(len, keys)} == {width} and whole.isdecimal() and whole.isascii():
-        return numbers_in(whole.encode(), width)
+        return parse_digits(whole.encode(), width)
     return np.fromiter(
         (int(k) if len(k) == width and k.isdecimal() and k.isascii() else LACKING for k in keys),
         np.int64,
@@ -37,8 +39,8 @@ def as_numbers(keys: Sequence[str], width: int) -> Ints:
     )
 
 
-def numbers_in(whole: bytes, width: int) -> Ints:
-    """Numbers of so many digits, one behind the other."""
+def parse_digits(whole: bytes, width: int) -> Ints:
+    """Parse numbers of so many digits each that stand one after another."""
     digits = np.frombuffer(whole, np.uint8).reshape(-1, width) - ord("0")
     numbers: Ints = digits @ 10 ** np.arange(width - 1, -1, -1, dtype=np.int64)
     return numbers

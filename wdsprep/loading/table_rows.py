@@ -1,8 +1,9 @@
-"""The rows of a table beside the shards, read some at a time for `sorted_table`.
+"""Read the rows of a table, some at a time, for `sorted_table`.
 
-Each batch has the keys first, as bytes; rows without one are left out. Parquet says what kind its
-columns are. Of a table that is text, all values together say so: a column of whole numbers is one
-until the first that is none. So its cells are sorted as texts, and read once all are known.
+Each batch has the keys first, as bytes; rows without a key are left out. Parquet says what types
+its columns have. In a table that is text, all values together decide: a column is one of whole
+numbers until the first value that is none. So its cells are sorted as texts, and parsed once all
+are known.
 """
 
 import logging
@@ -18,14 +19,14 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from wdsprep.errors import UsageError
-from wdsprep.loading.table_keys import KEY, packed
+from wdsprep.loading.table_keys import KEY, encode_keys
 from wdsprep.sources.tables.files import Table
 from wdsprep.sources.tables.parquet import NUMBERS, ParquetTable, values_in
 from wdsprep.text import plural
 
 ROWS_AT_ONCE = 1 << 16
 LONGEST_NBYTES = 4096
-"""Of a key: all of them are held in rows as long as the longest."""
+"""The limit on a key's length: all keys are held in rows as long as the longest."""
 BYTES = pa.large_binary()
 SCALARS = {int, float, bool, str}
 _log = logging.getLogger("wdsprep")
@@ -33,9 +34,11 @@ Columns = dict[str, NDArray[Any]]
 
 
 class TableRows:
-    """What is read of a table. It is known once the batches have been gone through: the `columns`
-    of numbers with their dtypes, the names of those of `texts`, the number of all rows, and the
-    bytes of the longest key."""
+    """The rows of a table, and what is known once all batches have been read.
+
+    That is the `columns` of numbers with their dtypes, the names of the columns of `texts`, the
+    number of rows, and the bytes of the longest key.
+    """
 
     columns: Mapping[str, str]
     texts: Sequence[str]
@@ -48,11 +51,11 @@ class TableRows:
         raise NotImplementedError
 
     def values(self, batch: pa.RecordBatch) -> tuple[Columns, dict[str, pa.Array]]:
-        """Return the numbers of a batch, NaN where there is none, and its texts."""
+        """Return the numbers of a batch, with NaN where there is none, and its texts."""
         raise NotImplementedError
 
     def note_keys(self, keys: pa.Array) -> pa.Array:
-        """Count these keys, and return them with nothing for those that no sample can have."""
+        """Count these keys, and return them; those that no sample can have become empty."""
         self.count += len(keys)
         lengths = pc.binary_length(keys)
         if (pc.max(lengths).as_py() or 0) > LONGEST_NBYTES:
@@ -63,7 +66,7 @@ class TableRows:
         return keys
 
 
-def rows_of(place: str, table: Table, texts: Sequence[str]) -> TableRows:
+def open_rows(place: str, table: Table, texts: Sequence[str]) -> TableRows:
     if isinstance(table, ParquetTable):
         return _ParquetRows(place, table, texts)
     return _TextRows(place, table, texts)
@@ -101,19 +104,21 @@ class _ParquetRows(TableRows):
 
 
 def _as_bytes(column: pa.Array) -> pa.Array:
-    """The texts of a column, with nothing in place of a null and of what is not UTF-8."""
+    """Return the texts of a column as bytes; nulls and invalid UTF-8 become empty."""
     try:
         column.validate(full=True)
     except pa.ArrowException:
         values = values_in(column)
-        return pa.array(packed([text if isinstance(text, str) else "" for text in values]), BYTES)
+        return pa.array(
+            encode_keys([text if isinstance(text, str) else "" for text in values]), BYTES
+        )
     return column.cast(pa.large_string()).fill_null("").cast(BYTES)
 
 
 def _as_stored(
     place: str, name: str, column: Any, dtype: str, good: NDArray[np.bool_]
 ) -> NDArray[Any]:
-    """A column of a batch; rows of which it has nothing are not good."""
+    """Return a column of a batch in its dtype; mark rows that have no value as not good."""
     if column.null_count:
         good &= ~column.is_null().to_numpy(zero_copy_only=False)
         column = column.fill_null(False if dtype == "|b1" else 0)
@@ -151,7 +156,7 @@ class _TextRows(TableRows):
     def _batch(self, rows: "list[dict[str, Any]]") -> pa.RecordBatch:
         keys = [row.get(KEY) or "" for row in rows]
         _check_keys(self.place, keys)
-        named = self.note_keys(pa.array(packed(keys), BYTES))
+        named = self.note_keys(pa.array(encode_keys(keys), BYTES))
         columns = {KEY: named}
         for name in dict.fromkeys(name for row in rows for name in row if name != KEY):
             values = [row.get(name) for row in rows]
@@ -171,23 +176,25 @@ class _TextRows(TableRows):
 
 
 def _cells(values: Sequence[Any]) -> pa.Array:
-    """Any values as the cells of a CSV."""
+    """Return values of any kind as the cells of a CSV."""
     if not {*map(type, values)} <= {str, type(None)}:
         values = [None if value is None else str(value) for value in values]
     try:
         return pa.array(values, pa.large_string()).cast(BYTES)
     except UnicodeEncodeError:
-        return pa.array([None if value is None else packed([value])[0] for value in values], BYTES)
+        return pa.array(
+            [None if value is None else encode_keys([value])[0] for value in values], BYTES
+        )
 
 
 def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
-    """The cells of a column; none where no row of the batch has any."""
+    """Return the cells of a column; nulls if no row of the batch has the column."""
     place = batch.schema.get_field_index(name)
     return pa.nulls(len(batch), BYTES) if place < 0 else batch.column(place)
 
 
 def _numbers_in(cells: pa.Array, dtype: str, types: Collection[type]) -> NDArray[Any]:
-    """Cells of which it is known that Python reads them as numbers, most of which Arrow reads."""
+    """Parse cells that Python is known to read as numbers; Arrow reads most of them."""
     if dtype == "|b1":
         truths: NDArray[np.bool_] = pc.equal(cells, b"True").to_numpy(zero_copy_only=False)
         return truths
@@ -205,8 +212,10 @@ def _numbers_in(cells: pa.Array, dtype: str, types: Collection[type]) -> NDArray
 
 @dataclass(slots=True)
 class _Kind:
-    """What the values of a column have been so far: numbers and truths, or cells of a CSV that read
-    as numbers."""
+    """The type of a column, as far as its values so far tell.
+
+    Values are numbers and booleans, or cells of a CSV that read as numbers.
+    """
 
     there: int = 0
     types: set[type] = field(default_factory=set)
@@ -223,7 +232,7 @@ class _Kind:
         self.is_number = self.is_int or _can(values, "<f8")  # what reads as the one does as both
 
     def dtype(self, rows: int) -> str:
-        """Of so many rows; empty where it is no column of numbers."""
+        """Return the dtype of a column of so many rows; empty if it is no column of numbers."""
         if not self.there or not self.is_number:
             return ""
         if self.there < rows or not self.is_int:

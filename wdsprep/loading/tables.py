@@ -1,12 +1,12 @@
-"""Small columns in a table beside the shards: `join=["scores.parquet"]`.
+"""Join a table of small columns to the shards: `join=["scores.parquet"]`.
 
-A table has a column `key` of texts, and columns of numbers, which batches have as tensors: whole
-numbers as int64, others as float32, truths as bool. A condition (`where`) asks for them by their
-names, and for columns of texts, which batches do not have. A row whose key or one of whose numbers
-is not there, or is NaN, is as good as none; of two rows with a key the first holds.
+A table has a column `key` of texts, and columns of numbers, which become tensors of a batch: whole
+numbers int64, others float32, booleans bool. A condition (`where`) asks for columns by name; it may
+also ask for columns of texts, which batches do not have. A row counts as missing if its key or one
+of its numbers is missing, or is NaN. Of two rows with the same key the first holds.
 
 A table is read once, sorted by key in bounded memory (`sorted_table`), kept in a file and mapped
-(`kept`). Datasets of scores are such tables too: their columns stand in the json of their samples.
+(`kept`). Datasets of scores are such tables too; their columns stand in the json of their samples.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,8 +21,8 @@ from wdsprep.dataset.chance import Ints
 from wdsprep.dataset.kept import KeptFile, KeptWriter, kept
 from wdsprep.dataset.scores import columns_of
 from wdsprep.errors import NotFoundError, UsageError
-from wdsprep.loading.shelves.cache import CacheDir, folder_of
-from wdsprep.loading.table_keys import KEY, LACKING, as_numbers, packed
+from wdsprep.loading.shelves.cache import CacheDir, cache_folder
+from wdsprep.loading.table_keys import KEY, LACKING, encode_keys, keys_to_numbers
 from wdsprep.sources.patterns import table_kind
 from wdsprep.sources.tables.files import open_table
 from wdsprep.store import split_url
@@ -34,8 +34,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KeyedTable:
-    """An open one. `columns` has the kind of each column of numbers; `texts` names the others that
-    were asked for."""
+    """An open table that is sorted by key.
+
+    `columns` has the dtype of each column of numbers. `texts` names the columns of texts that
+    were asked for.
+    """
 
     url: str
     columns: Mapping[str, str]
@@ -43,23 +46,28 @@ class KeyedTable:
     digest: str
     _file: KeptFile
     _width: int
-    """Of keys that are digits, all of so many: they are kept as numbers, which are found sooner."""
+    """The number of digits of each key, or 0.
+
+    Keys that are numbers of one length are kept as numbers, which are found sooner.
+    """
 
     @property
     def rows(self) -> int:
         return len(self._file.arrays[KEY])
 
     def places(self, keys: Sequence[str]) -> Ints:
-        """The rows of these keys; LACKING where there is none."""
+        """Return the rows of these keys; LACKING if a key has none."""
         known = self._file.arrays[KEY]
-        wanted = as_numbers(keys, self._width) if self._width else np.array(packed(keys), "S")
+        wanted = (
+            keys_to_numbers(keys, self._width) if self._width else np.array(encode_keys(keys), "S")
+        )
         found = np.searchsorted(known, wanted)
         inside = np.minimum(found, len(known) - 1)
         is_there = (known[inside] == wanted) if len(known) else np.zeros(len(keys), np.bool_)
         return np.where(is_there, inside, LACKING)
 
-    def of_keys(self, keys: Sequence[str]) -> dict[str, NDArray[Any]]:
-        """The numbers of rows that are there."""
+    def values_for(self, keys: Sequence[str]) -> dict[str, NDArray[Any]]:
+        """Return the numbers of these keys, which must all have rows."""
         places = self.places(keys)
         if (places == LACKING).any():
             lacking = keys[int(np.flatnonzero(places == LACKING)[0])]
@@ -70,7 +78,7 @@ class KeyedTable:
         return self._file.arrays[f"numbers {name}"]
 
     def text(self, name: str, places: Ints) -> list[str | None]:
-        """Of a column of texts, by rows; None where there is none."""
+        """Return the texts of a column in these rows; None where there is none."""
         ends, data = (self._file.arrays[f"{part} {name}"] for part in ("ends", "texts"))
         found: list[str | None] = []
         for place in places.tolist():
@@ -80,12 +88,15 @@ class KeyedTable:
 
 
 def is_table(place: str) -> bool:
-    """Whether a path or URL names a table, not a dataset."""
+    """Return whether a path or URL names a table and not a dataset."""
     return table_kind(place) not in ("", "txt")
 
 
-def keyed_table(place: str, cache: CacheDir | None, texts: Sequence[str] = ()) -> KeyedTable:
-    """The table, made ready once. `texts` are names that may be columns of texts."""
+def open_keyed_table(place: str, cache: CacheDir | None, texts: Sequence[str] = ()) -> KeyedTable:
+    """Open a table; the first time, sort it by key and keep that.
+
+    `texts` are names that may be columns of texts.
+    """
     store, name = split_url(place)
     entry = next((each for each in store.list(name) if each.name == name), None)
     if entry is None:
@@ -102,13 +113,13 @@ def keyed_table(place: str, cache: CacheDir | None, texts: Sequence[str] = ()) -
 
         sort_table(place, table, wanted, writer, path)
 
-    return _opened(place, kept(folder_of(cache), what, make))
+    return _opened(place, kept(cache_folder(cache), what, make))
 
 
-def scores_table(
+def open_scores_table(
     scores: "Dataset", cache: CacheDir | None, texts: Sequence[str] = ()
 ) -> KeyedTable:
-    """Return the columns of scores as a table, made ready once."""
+    """Open the scores of a dataset as a table; the first time, sort them and keep that."""
     wanted = tuple(sorted({*texts} & {*columns_of(scores.settings)}))
     what = "scores", *scores.names, *scores.contents, *wanted
 
@@ -118,7 +129,7 @@ def scores_table(
 
         sort_rows(ScoreRows(scores, wanted), writer, path)
 
-    return _opened(scores.store.url, kept(folder_of(cache), what, make))
+    return _opened(scores.store.url, kept(cache_folder(cache), what, make))
 
 
 def _opened(place: str, found: KeptFile) -> KeyedTable:

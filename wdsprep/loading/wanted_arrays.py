@@ -1,8 +1,8 @@
-"""What is wanted of the samples of each dataset: of the first, and of those that are joined.
+"""Decide which arrays and texts are read of each joined dataset.
 
-It is decided once, before anything is read. A *slot* is the number of a dataset among those of a
-stream: 0 is the first, which gives the order, and those joined to it follow. Where captions are
-picked by chance, each *choice* has its own dataset for all that is made of captions.
+This is decided once, before anything is read. A *slot* is the number of a dataset among those that
+are joined: 0 is the first, which gives the order, and those joined to it follow. Where captions are
+picked by chance, each *choice* has its own dataset for everything that is made of captions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,19 +13,21 @@ from typing import Any
 from wdsprep.dataset.arrays import FLIPPED, LATENT, MASK, Field, text_fields
 from wdsprep.errors import UsageError
 from wdsprep.loading.datasets import Dataset, caption_name
-from wdsprep.loading.grid import short
+from wdsprep.loading.sample_layout import batch_name
 from wdsprep.text import examples
 
 TEXTS = ("txt", "caption")
-OF_TEXTS = (*TEXTS, "json")
+TEXT_FIELDS = (*TEXTS, "json")
 
 
 @dataclass(frozen=True, eq=False)
 class WantedArrays:
-    """The arrays that are read of the samples of a dataset, and what is kept of their texts.
+    """The arrays and texts that are read of a dataset's samples.
 
-    `fields` are all arrays of a sample; it is read whole where that is how it is served. What the
-    json of several samples says is put together; `yields` is whether others know better."""
+    `fields` are all arrays of a sample, and `names` those that are kept. If `is_whole`, samples
+    are read completely. The json of joined samples is merged; if `yields`, this one's values
+    give way to those of the others.
+    """
 
     fields: tuple[Field, ...]
     names: tuple[str, ...]
@@ -34,7 +36,7 @@ class WantedArrays:
     yields: bool
 
     def facts(self, others: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the json of a sample, with what that of those beside it says."""
+        """Merge a sample's json with the json of the samples joined so far."""
         return {**own, **others} if self.yields else {**others, **own}
 
 
@@ -42,28 +44,32 @@ class WantedArrays:
 def _wanted(
     fields: tuple[Field, ...], names: tuple[str, ...], texts: tuple[str, ...], *flags: bool
 ) -> WantedArrays:
-    """Return the same one for the same, so that rows of several streams are checked together."""
+    """Return the same object for the same arguments.
+
+    So rows of several streams are read together.
+    """
     return WantedArrays(fields, names, texts, *flags)
 
 
-WantedOfAll = tuple[tuple[WantedArrays | None, ...], ...]
-"""Of one stream, by slot and choice; None where nothing is taken."""
+WantedBySlot = tuple[tuple[WantedArrays | None, ...], ...]
+"""The arrays wanted of one stream, by slot and choice; None if nothing is read there."""
 
 
-def wanted_of_all(
+def find_wanted(
     dataset: Dataset, names: Sequence[str], choices: Sequence[str], *, raw: bool
-) -> WantedOfAll:
-    """Return what is read of each dataset that a stream has, by slot and choice.
+) -> WantedBySlot:
+    """Return what is read of each dataset of a stream, by slot and choice.
 
-    `choices` are the names of captions, or one that is empty where nothing is picked."""
-    wanted = {*names, short(FLIPPED)} if not raw else None
+    `choices` are the names of captions, or one empty name if none are picked.
+    """
+    wanted = {*names, batch_name(FLIPPED)} if not raw else None
     if wanted is not None:
-        wanted |= {short(field.name) for field in measured(dataset, names)}
-    texts = tuple(name for name in OF_TEXTS if raw or name in names)
+        wanted |= {batch_name(field.name) for field in variable_fields(dataset, names)}
+    texts = tuple(name for name in TEXT_FIELDS if raw or name in names)
     facts = tuple(name for name in texts if name == "json")
-    by_choice = [dataset.givers(choice) for choice in choices]
+    by_choice = [dataset.array_sources(choice) for choice in choices]
     found = []
-    for slot, part in enumerate(dataset.beside):
+    for slot, part in enumerate(dataset.with_joined):
         row: list[WantedArrays | None] = []
         for given, of_texts in by_choice:
             own = tuple(name for name, giver in given.items() if giver == slot)
@@ -76,27 +82,29 @@ def wanted_of_all(
     return tuple(found)
 
 
-def measured(dataset: Dataset, names: Sequence[str]) -> list[Field]:
-    """Return the arrays of true length that a batch has, or that its mask is of."""
+def variable_fields(dataset: Dataset, names: Sequence[str]) -> list[Field]:
+    """Return the fields of variable length that a batch has, or that its mask is for."""
     variable = [field for field in dataset.served if field.is_variable]
-    wanted = [field for field in variable if short(field.name) in names]
-    return wanted or (variable if short(MASK) in names else [])
+    wanted = [field for field in variable if batch_name(field.name) in names]
+    return wanted or (variable if batch_name(MASK) in names else [])
 
 
-def shapes_of(dataset: Dataset, names: Sequence[str]) -> dict[str, object]:
-    """Return what decides the shape of each tensor of a batch, of those that are named."""
-    fields = {field for field in dataset.served if short(field.name) in names}
+def tensor_shapes(dataset: Dataset, names: Sequence[str]) -> dict[str, object]:
+    """Return what decides the shape of each named tensor of a batch."""
+    fields = {field for field in dataset.served if batch_name(field.name) in names}
     found: dict[str, object] = {
-        short(field.name): field for field in fields.union(measured(dataset, names))
+        batch_name(field.name): field for field in fields.union(variable_fields(dataset, names))
     }
-    if short(LATENT) in found and dataset.has_moments:
-        found[short(LATENT)] = (found[short(LATENT)], dataset.patch)
+    if batch_name(LATENT) in found and dataset.has_moments:
+        found[batch_name(LATENT)] = (found[batch_name(LATENT)], dataset.patch)
     return found | {name: kind for name, kind in dataset.columns.items() if name in names}
 
 
 def check_choices(dataset: Dataset, names: Sequence[str], choices: Sequence[str]) -> None:
-    """Refuse captions that are not there, or of which there are not the same arrays."""
-    there = [caption_name(part.settings) for part in dataset.beside if text_fields(part.fields)]
+    """Refuse captions that no dataset has, or that have different arrays."""
+    there = [
+        caption_name(part.settings) for part in dataset.with_joined if text_fields(part.fields)
+    ]
     for choice in choices:
         if choice not in there:
             known = ", ".join(dict.fromkeys(there))
@@ -104,31 +112,31 @@ def check_choices(dataset: Dataset, names: Sequence[str], choices: Sequence[str]
                 f"captions: {dataset.store.url} and what is joined to it have {known}, not "
                 f"{choice}: join the text dataset that was made with --caption-name {choice}"
             )
-    lengths = measured(dataset, names)
+    lengths = variable_fields(dataset, names)
     served = text_fields(dataset.served)
-    wanted = [field for field in served if short(field.name) in names or field in lengths]
+    wanted = [field for field in served if batch_name(field.name) in names or field in lengths]
     for choice in choices:
-        given, _ = dataset.givers(choice)
+        given, _ = dataset.array_sources(choice)
         for field in wanted:
-            slot = given.get(short(field.name))
-            part = None if slot is None else dataset.beside[slot]
+            slot = given.get(batch_name(field.name))
+            part = None if slot is None else dataset.with_joined[slot]
             if part is None or field not in part.fields:
                 raise UsageError(
-                    f"captions: those of {choice} have no {short(field.name)} of {field}, as "
+                    f"captions: those of {choice} have no {batch_name(field.name)} of {field}, as "
                     "others have: pick among captions that were encoded alike, or leave it out of "
                     "fields="
                 )
 
 
 def check_once(dataset: Dataset, choices: Sequence[str]) -> None:
-    """Refuse two joined datasets that have the same array, and nothing that says which is meant."""
+    """Refuse two joined datasets that have the same array, if nothing says which is meant."""
     for choice in choices or [""]:
         known: dict[str, str] = {}
-        for part in dataset.beside[1:]:
+        for part in dataset.with_joined[1:]:
             of_texts = text_fields(part.fields)
-            own = [short(field.name) for field in part.fields if field not in of_texts]
+            own = [batch_name(field.name) for field in part.fields if field not in of_texts]
             if not choice or caption_name(part.settings) == choice:
-                own += [short(field.name) for field in of_texts]
+                own += [batch_name(field.name) for field in of_texts]
             if twice := [name for name in own if name in known]:
                 raise UsageError(
                     f"{known[twice[0]]} and {part.store.url} are joined, and both have "

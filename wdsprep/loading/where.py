@@ -1,11 +1,12 @@
-"""`where="aesthetic >= 6 and width >= 768"`: the samples of a dataset that meet a condition.
+"""Filter samples by a condition: `where="aesthetic >= 6 and width >= 768"`.
 
-Its language is that of `wdsprep.dataset.conditions`, for the json of samples and for the columns of
-tables that are joined. What the json of a sample lacks is looked for in that of the samples that
+Conditions are those of `wdsprep.dataset.conditions`. They apply to the json of samples and to the
+columns of joined tables. What the json of a sample lacks is taken from the json of the samples that
 are joined to it, in the order of `join=`.
 
-All json of the dataset is read once for a condition (`facts`). What meets it is kept (`kept`) by
-the contents of the dataset and the condition, so a run that begins again finds it there.
+For a condition, all json of the dataset is read once (`sample_metadata`). The samples that meet it
+are kept (`kept`), by the contents of the dataset and the condition, so the next run finds them
+there.
 """
 
 import logging
@@ -26,30 +27,31 @@ from wdsprep.dataset.samples import PathParts, at_path
 from wdsprep.dataset.selection import Numbers, SampleSelection, ShardSamples, keep_selection
 from wdsprep.errors import UsageError
 from wdsprep.loading.datasets import Dataset, Joined
-from wdsprep.loading.facts import FactsBeside, SomeFacts, look_at_all
-from wdsprep.loading.shelves.cache import CacheDir, folder_of
+from wdsprep.loading.sample_metadata import JoinedMetadata, MetadataBlock, scan_metadata
+from wdsprep.loading.shelves.cache import CacheDir, cache_folder
 from wdsprep.loading.subsets import select
 from wdsprep.loading.table_keys import LACKING
-from wdsprep.loading.tables import KeyedTable, is_table, keyed_table, scores_table
+from wdsprep.loading.tables import KeyedTable, is_table, open_keyed_table, open_scores_table
 from wdsprep.text import examples, human_bytes, plural
 
 SHOWN = 200
-"""Characters of a condition that a state has; of a longer one it has a digest."""
+"""The longest condition, in characters, that a state has in full; a longer one is shortened."""
 _log = logging.getLogger("wdsprep")
 
 
 class Where(Condition):
-    """A condition that is met by samples, whose values are those of `Subset`."""
+    """A condition of `where=`, which is tested on the values that `Subset` finds."""
 
     option = "where="
 
 
 @dataclass(frozen=True, slots=True)
-class _Left:
-    """The samples of a piece of a shard that are left.
+class _SelectedBlock:
+    """The samples of one piece of a shard that meet a condition.
 
-    `seen` says of which names any sample has something; `damaged` counts all that are damaged, and
-    `lacking` how many others lack a row in a table."""
+    `seen` says for which names any sample has a value. `damaged` counts the damaged samples,
+    and `lacking` the others that have no row in a table.
+    """
 
     numbers: Numbers
     seen: NDArray[np.bool_]
@@ -59,7 +61,7 @@ class _Left:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Subset:
-    """A condition that samples are to meet, tables that have to have them, or both."""
+    """A selection of samples, by a condition, by tables in which they need a row, or by both."""
 
     whole: Dataset
     condition: Where | None
@@ -68,11 +70,11 @@ class Subset:
 
     @property
     def shown(self) -> str:
-        return in_short(self.condition.plain) if self.condition else ""
+        return shorten_for_state(self.condition.plain) if self.condition else ""
 
     @property
     def what(self) -> tuple[str, ...]:
-        """Everything that it depends on."""
+        """Everything that the selection depends on: the key under which it is kept."""
         files, tables = self.whole.files, [table.digest for table in self.tables]
         if self.condition is None:
             return "where", *files.names, *files.contents, "", *tables
@@ -85,10 +87,10 @@ class Subset:
         return self.condition.names if self.condition else ()
 
     @cached_property
-    def _beside(self) -> tuple[FactsBeside, ...]:
-        return tuple(map(FactsBeside, self.joined))
+    def _joined_metadata(self) -> tuple[JoinedMetadata, ...]:
+        return tuple(map(JoinedMetadata, self.joined))
 
-    def left_of(self, some: SomeFacts) -> _Left:
+    def select_in(self, some: MetadataBlock) -> _SelectedBlock:
         count = len(some.keys)
         places = [table.places(some.keys) for table in self.tables]
         has_rows = np.ones(count, np.bool_)
@@ -104,12 +106,18 @@ class Subset:
             meets = np.fromiter(map(self.condition.holds, samples), np.bool_, count)
             keep = meets & is_sound & has_rows
         numbers = (np.flatnonzero(keep) + some.first).astype(np.uint32)
-        return _Left(numbers, seen, int((~is_sound).sum()), int((is_sound & ~has_rows).sum()))
+        return _SelectedBlock(
+            numbers, seen, int((~is_sound).sum()), int((is_sound & ~has_rows).sum())
+        )
 
-    def _column(self, name: PathParts, some: SomeFacts, places: Sequence[Ints]) -> Sequence[Any]:
-        """Return what a table has, or the json in a place.
+    def _column(
+        self, name: PathParts, some: MetadataBlock, places: Sequence[Ints]
+    ) -> Sequence[Any]:
+        """Return the values of a name: from a table that has it as a column, else from the json.
 
-        What the json of the first dataset lacks is that of the first joined one which has it."""
+        If the json of the first dataset lacks a value, it comes from the first joined
+        dataset which has it.
+        """
         for table, own in zip(self.tables, places, strict=True):
             if len(name) == 1 and name[0] in table.columns:
                 column = table.column(str(name[0]))[own].astype(object)
@@ -119,18 +127,18 @@ class Subset:
             if len(name) == 1 and name[0] in table.texts:
                 return table.text(str(name[0]), own)
         found = [at_path(one, name) for one in some.facts]
-        for beside in self._beside:
+        for source in self._joined_metadata:
             lacking = [n for n, one in enumerate(found) if one is None]
             if not lacking:
                 break
-            others = beside.of(some.shard, np.array(lacking) + some.first)
+            others = source.of(some.shard, np.array(lacking) + some.first)
             for number, other in zip(lacking, others, strict=True):
                 found[number] = at_path(other, name)
         return found
 
     def selection(self, cache: CacheDir | None) -> SampleSelection:
-        """Return what is served, looked for once."""
-        found = kept(folder_of(cache), self.what, self._look)
+        """Return the selected samples; they are searched once and then kept."""
+        found = kept(cache_folder(cache), self.what, self._search)
         url = self.whole.store.url
         if damaged := found.facts["damaged"]:
             what = plural(damaged, "sample")
@@ -141,7 +149,7 @@ class Subset:
             _log.warning("%s: %s in %s: left out", url, what, places)
         return SampleSelection.from_file(found)
 
-    def _look(self, writer: KeptWriter, path: Path) -> None:
+    def _search(self, writer: KeptWriter, path: Path) -> None:
         files = self.whole.files
         what = "json" if self.condition else "keys"
         _log.info(
@@ -159,7 +167,7 @@ class Subset:
 
         def numbers() -> Iterator[ShardSamples]:
             parses = self.condition is not None
-            for shard, pieces in look_at_all(self.whole, self.left_of, parses=parses):
+            for shard, pieces in scan_metadata(self.whole, self.select_in, parses=parses):
                 for piece in pieces:
                     seen[:] |= piece.seen
                     others[:] += piece.damaged, piece.lacking
@@ -182,18 +190,20 @@ class Subset:
         writer.facts["damaged"], writer.facts["lacking"] = others.tolist()
 
 
-def those_where(
+def select_where(
     datasets: Sequence[Dataset], where: str | None, cache: CacheDir | None
 ) -> tuple[Dataset, ...]:
-    """Return what is left of datasets where a condition holds and all joined tables have a row.
+    """Return datasets with only the samples that meet their conditions and have rows in all tables.
 
-    The condition is beside the one that a stream may have. What is left has these tables."""
+    A sample must meet both `where` and the condition of its own stream. The datasets that are
+    returned have the tables that are joined.
+    """
     subsets: dict[Dataset, Subset | None] = {}
     known: dict[Subset, SampleSelection] = {}
     found = []
     for dataset in datasets:
         if dataset.whole not in subsets:
-            subsets[dataset.whole] = subset_of(dataset, where, cache)
+            subsets[dataset.whole] = find_subset(dataset, where, cache)
         subset = subsets[dataset.whole]
         if subset is None:
             found.append(dataset)
@@ -213,16 +223,16 @@ def those_where(
     return tuple(found)
 
 
-def subset_of(dataset: Dataset, where: str | None, cache: CacheDir | None) -> Subset | None:
-    """Return which samples of a dataset are asked for, if not all."""
+def find_subset(dataset: Dataset, where: str | None, cache: CacheDir | None) -> Subset | None:
+    """Return the selection that a dataset's conditions and tables ask for, if they do."""
     given = [Where(text) for text in (dataset.where, where) if text is not None and text != ""]
-    condition = joint(given) if given else None
+    condition = join_conditions(given) if given else None
     bare = [str(name[0]) for name in condition.names if len(name) == 1] if condition else []
     places = dict.fromkeys(place for place in dataset.join if is_table(place))
     scores = [each.dataset.whole for each in dataset.joined if each.dataset.has_columns]
     tables = (
-        *(keyed_table(place, cache, bare) for place in places),
-        *(scores_table(each, cache, bare) for each in scores),
+        *(open_keyed_table(place, cache, bare) for place in places),
+        *(open_scores_table(each, cache, bare) for each in scores),
     )
     names = [name for table in tables for name in table.columns]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -232,13 +242,13 @@ def subset_of(dataset: Dataset, where: str | None, cache: CacheDir | None) -> Su
     return Subset(whole=dataset.whole, condition=condition, tables=tables, joined=dataset.joined)
 
 
-def joint(conditions: Sequence[Where]) -> Where:
-    """Return all conditions as one."""
+def join_conditions(conditions: Sequence[Where]) -> Where:
+    """Join conditions by "and"."""
     if len(conditions) == 1:
         return conditions[0]
     return Where(" and ".join(f"({condition.plain})" for condition in conditions))
 
 
-def in_short(plain: str) -> str:
-    """Return a condition as a state has it, which is small."""
+def shorten_for_state(plain: str) -> str:
+    """Shorten a long condition for a state, which is small: its beginning and a digest."""
     return plain if len(plain) <= SHOWN else f"{plain[:60]}... {key_of(plain):016x}"

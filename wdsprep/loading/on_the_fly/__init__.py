@@ -1,5 +1,5 @@
-"""Batches of latents that are made on the fly, while a model is trained, from image shards.
+"""Make batches of latents from image shards on the fly, while a model is trained.
 
-`image_shapes` says which latents the images will be, and `encoded_batches` reads the images, has
-`wdsprep.encoding.on_the_fly` encode them, and lays batches out as those of stored latents are.
+`image_shapes` finds out which latents the images will be. `encoded_batches` reads the images, has
+`wdsprep.encoding.on_the_fly` encode them, and arranges batches as those of stored latents are.
 """

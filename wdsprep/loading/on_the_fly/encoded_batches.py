@@ -1,8 +1,9 @@
-"""Batches of latents that are made from images on the way, beside the trainer's steps.
+"""Make batches of latents from images, beside the trainer's steps.
 
 The loader reads image shards in the order of the latent shards, its threads decode, and the models
-run on the trainer's own device a few steps ahead of it. A thread of its own joins the two, and puts
-finished batches into a short queue: the trainer waits only when the device cannot keep up.
+run on the trainer's own device a few steps ahead of the trainer. A separate thread connects the
+two, and puts finished batches into a short queue. The trainer waits only when the device cannot
+keep up.
 """
 
 import json
@@ -33,20 +34,20 @@ from wdsprep.errors import FormatError
 from wdsprep.images.shapes import cut_of
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.loading.arguments import LoadPlan
-from wdsprep.loading.grid import short
+from wdsprep.loading.damaged_samples import ATTEMPTS
 from wdsprep.loading.memory import Arrays, Batch, Memory
 from wdsprep.loading.options import LONGEST
 from wdsprep.loading.order import Samples
-from wdsprep.loading.reading import Instead, Reader
-from wdsprep.loading.serving import (
+from wdsprep.loading.prefetch import (
     NOTHING,
     close_shelves,
-    filled,
+    fill_batches,
     open_reader,
     open_shelves,
-    wanted_of,
+    wanted_by_shelf,
 )
-from wdsprep.loading.substitutes import ATTEMPTS
+from wdsprep.loading.reading import PutSubstitute, Reader
+from wdsprep.loading.sample_layout import batch_name
 from wdsprep.loading.wanted_arrays import TEXTS
 
 BEGUN = 2  # steps that the device has
@@ -57,7 +58,7 @@ READ = ("pixels", "key", "made")
 
 @dataclass(frozen=True, slots=True)
 class EncodedRow:
-    """What became of one sample, and which it is."""
+    """An encoded sample, with its key, its shard and its number in the shard."""
 
     key: str
     sample: Sample
@@ -67,8 +68,10 @@ class EncodedRow:
 
 
 class EncodingReader:
-    """Reads images and encodes them, for a plan whose datasets are latents yet to be made. Where
-    they are `kept`, all is made that `encode` would store."""
+    """A reader of images that encodes them, for a plan whose latents are yet to be made.
+
+    With `kept`, it makes everything that `encode` would store.
+    """
 
     def __init__(self, plan: LoadPlan, encoder: BatchEncoder, *, kept: bool = False) -> None:
         self.plan, self.encoder = reading_plan(plan, encoder.encoder.device), encoder
@@ -77,9 +80,12 @@ class EncodingReader:
         self.reader = open_reader(self.plan)
 
     def batches(self, steps: range) -> Iterator[tuple[Batch, list[EncodedRow]]]:
-        """Each step's images and what became of them, some steps being under way."""
+        """Yield the images of each step with their encoded rows.
+
+        The device has begun the next steps by then.
+        """
         begun: deque[tuple[Batch, StepBegun]] = deque()
-        for batch in filled(self.plan, steps, self.reader):
+        for batch in fill_batches(self.plan, steps, self.reader):
             begun.append((batch, self.begin(batch)))
             if len(begun) >= BEGUN:
                 yield self._finished(*begun.popleft())
@@ -87,8 +93,11 @@ class EncodingReader:
             yield self._finished(*begun.popleft())
 
     def begin(self, batch: Batch) -> StepBegun:
-        """Where chance has it, with the mirror image in place of the image, and its noise; or with
-        both of all."""
+        """Begin to encode the images of a batch, mirrored where chance says so.
+
+        If everything is kept, each image is encoded both ways. A mirrored image has noise
+        of its own.
+        """
         captions = [made.sample.caption for made in batch.out["made"]]
         pixels, noises = batch.out["pixels"], list(batch.keys)
         if self._with_mirrored:
@@ -98,16 +107,20 @@ class EncodingReader:
             noises[row] = noise_of_mirrored(noises[row])
         return self.encoder.begin(pixels, captions, noises)
 
-    def at(self, batch: Batch, row: int) -> EncodedRow:
-        """What becomes of the one sample that a row is of now."""
-        one = self.reader.alone(batch, row, (batch.shard[row], batch.index[row]))
+    def encode_row(self, batch: Batch, row: int) -> EncodedRow:
+        """Read and encode the one sample that a row now has."""
+        one = self.reader.read_single(batch, row, (batch.shard[row], batch.index[row]))
         return self.rows(one, self.begin(one))[0]
 
     def _finished(self, batch: Batch, begun: StepBegun) -> tuple[Batch, list[EncodedRow]]:
         return batch, self.rows(batch, begun)
 
     def rows(self, batch: Batch, begun: StepBegun) -> list[EncodedRow]:
-        """Where numbers are not finite, those of another sample, as where an image is damaged."""
+        """Return the encoded rows of a batch.
+
+        If the latents of a row are not finite, another sample replaces it, as for a damaged
+        image.
+        """
         return [
             self._instead(batch, row, one) if arrays is None else _row(batch, row, one, arrays)
             for row, (one, arrays) in enumerate(zip(begun.tokens, begun.rows(), strict=True))
@@ -121,7 +134,7 @@ class EncodingReader:
             code=Code.NOT_FINITE if tokens.count else Code.NO_TOKENS,
         )
         for attempt in range(ATTEMPTS):
-            one = self.reader.instead(batch, row, wanted, attempt)
+            one = self.reader.read_substitute(batch, row, wanted, attempt)
             begun = self.begin(one)
             if (arrays := begun.rows()[0]) is not None:
                 return _row(one, 0, begun.tokens[0], arrays)
@@ -138,7 +151,7 @@ def _row(batch: Batch, row: int, tokens: Any, arrays: Any) -> EncodedRow:
 
 
 def reading_plan(plan: LoadPlan, device: torch.device) -> LoadPlan:
-    """How the images are read that a plan wants to have as latents."""
+    """Return the plan by which the images are read that become the latents of a plan."""
     images = tuple(
         replace(dataset.images, joined=())
         for dataset in plan.datasets
@@ -161,7 +174,7 @@ def reading_plan(plan: LoadPlan, device: torch.device) -> LoadPlan:
 
 
 class BatchLayout:
-    """Lays rows out as the batches that stored latents would give."""
+    """A builder of batches that are as if they came from stored latents."""
 
     def __init__(self, plan: LoadPlan) -> None:
         self._effects = replace(plan.effects, flip=0.0)  # which is done here, or to the images
@@ -188,9 +201,12 @@ class BatchLayout:
         *,
         encoded: Callable[[Batch, int], EncodedRow] | None = None,
     ) -> Batch:
-        """`runs` have what models made of some rows after others, where rows have nothing.
-        `encoded` encodes the sample of a row that takes the place of another one, as what is joined
-        to that is damaged; without it, that is an error."""
+        """Return the batch of these encoded rows.
+
+        `runs` has arrays of several rows together, one run after another, where the rows
+        have none. `encoded` encodes another sample for a row if what is joined to its
+        sample is damaged. Without `encoded`, that damage is an error.
+        """
         shard, index = [row.shard for row in rows], [row.index for row in rows]
         made = Batch(read.step, read.first, read.stream, shard, index)
         self._reader.begin(made)
@@ -202,7 +218,7 @@ class BatchLayout:
             self._put(made, start, some, mirrored)
             start += len(next(iter(some.values())))
         instead = None if encoded is None else partial(self._put_instead, encoded, mirrored)
-        self._read_beside(made, instead)
+        self._read_joined(made, instead)
         self._effects.finish(made, range(len(made)))
         if self._pad == LONGEST:
             made.shorten()
@@ -231,25 +247,28 @@ class BatchLayout:
     def _put(
         self, made: Batch, start: int, arrays: Mapping[str, Arrays], mirrored: Collection[int]
     ) -> None:
-        """What rows have from this one on. Of those with both latents chance picks one."""
-        for member, some in arrays.items():
-            if short(member) in self._own:
-                made.put(short(member), start, some)
-        for row, flipped in enumerate(arrays.get(FLIPPED, ()), start):
-            if row in mirrored and short(LATENT) in self._own:
-                made.put(short(LATENT), row, flipped[None])
+        """Put arrays into the rows from `start` on.
 
-    def _read_beside(self, made: Batch, instead: Instead | None) -> None:
-        """What is joined is stored, and read here."""
-        if not made.beside:
+        Rows that chance mirrors get the latents of mirror images, where there are both.
+        """
+        for member, some in arrays.items():
+            if batch_name(member) in self._own:
+                made.put(batch_name(member), start, some)
+        for row, flipped in enumerate(arrays.get(FLIPPED, ()), start):
+            if row in mirrored and batch_name(LATENT) in self._own:
+                made.put(batch_name(LATENT), row, flipped[None])
+
+    def _read_joined(self, made: Batch, instead: PutSubstitute | None) -> None:
+        """Read the arrays of joined datasets, which are stored."""
+        if not made.joined_places:
             return
         where = (np.array(numbers, np.int64) for numbers in (made.stream, made.shard, made.index))
         stream, shard, index = where
         samples = Samples(stream=stream, shard=shard, index=index)
         choice = np.array(made.choice) if made.choice else None
-        for shelf, wanted in wanted_of(self._reader, samples, choice, first=1).items():
+        for shelf, wanted in wanted_by_shelf(self._reader, samples, choice, first=1).items():
             shelf.expect(wanted, NOTHING)
-        self._reader.fill_beside(made, instead)
+        self._reader.fill_joined(made, instead)
 
     def _put_texts(
         self, made: Batch, number: int, row: EncodedRow, facts: Mapping[str, Any]
@@ -263,7 +282,7 @@ class BatchLayout:
 
 
 class Session:
-    """The models of one trainer, loaded once for all its epochs, and what they need around them."""
+    """The models of one trainer, loaded once for all epochs, and the tee of what they make."""
 
     def __init__(self, plan: LoadPlan, encoding: Encoding, tee_url: str = "") -> None:
         self._encoder = BatchEncoder(
@@ -273,16 +292,18 @@ class Session:
             batch_size=encoding.batch_size,
             lanes=usable_cpus(),
         )
-        self._plan = with_empty(plan, self._encoder.empty() if plan.effects.drop_text else {})
+        self._plan = with_empty_caption(
+            plan, self._encoder.empty() if plan.effects.drop_text else {}
+        )
         self._tee = open_tee(tee_url, plan, encoding, self._encoder.empty)
         weakref.finalize(self, _close, self._encoder, self._tee)
 
     def serve(self, steps: range) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Batches in order, made by a thread of their own."""
+        """Yield batches in order; another thread makes them."""
         ready: queue.Queue[Any] = queue.Queue(READY)
         stop = threading.Event()
         thread = threading.Thread(
-            target=_make, args=(self._batches(steps), ready, stop), name="encode", daemon=True
+            target=_run, args=(self._batches(steps), ready, stop), name="encode", daemon=True
         )
         thread.start()
         try:
@@ -304,7 +325,7 @@ class Session:
                 for row in rows:
                     self._tee.add(row.shard, row.index, row.key, row.sample, row.result)
                 self._tee.refuse(batch.refused)
-            yield batch.step, layout.batch(batch, rows, encoded=reader.at).out
+            yield batch.step, layout.batch(batch, rows, encoded=reader.encode_row).out
 
 
 def open_tee(
@@ -322,8 +343,11 @@ def _close(encoder: BatchEncoder, tee: LatentWriter | None) -> None:
         tee.close()
 
 
-def _make(batches: Iterator[Any], ready: "queue.Queue[Any]", stop: threading.Event) -> None:
-    """Fill the queue; what goes wrong is raised where batches are taken."""
+def _run(batches: Iterator[Any], ready: "queue.Queue[Any]", stop: threading.Event) -> None:
+    """Put batches into the queue, then None, or the error that ended them.
+
+    The trainer's thread raises the error.
+    """
     end: BaseException | None = None
     try:
         for batch in batches:
@@ -346,10 +370,12 @@ def _put(ready: "queue.Queue[Any]", value: object, stop: threading.Event) -> boo
     return False
 
 
-def with_empty(plan: LoadPlan, empty: Mapping[str, torch.Tensor]) -> LoadPlan:
-    """Where captions are dropped, what the empty one becomes, by the members' names. What is joined
-    has its own."""
-    arrays = {short(name): array for name, array in empty.items()}
+def with_empty_caption(plan: LoadPlan, empty: Mapping[str, torch.Tensor]) -> LoadPlan:
+    """Return the plan with the encoded empty caption, by the names of its arrays.
+
+    Joined datasets keep the empty captions that they store.
+    """
+    arrays = {batch_name(name): array for name, array in empty.items()}
     known = tuple(
         tuple(arrays | joined for joined in by_choice) for by_choice in plan.effects.empty
     )

@@ -1,11 +1,11 @@
-"""The latents that images will be, known before any of them is opened.
+"""Find out which latents the images will be, before any image is opened.
 
 Squares of a bucket's size are easy: every image of the bucket is large enough for one, so the
-samples are those of the image shards. Where squares are larger, there are shapes, or there is a
-limit to what a crop may lose, the width and height in the json of a sample say where it goes, or
-that it is rejected, as `encode` would say (`Shapes.fit`). They are read once and kept: how many
-samples of each shard have which shape, and which these are. From there on all is as with stored
-latents.
+samples are those of the image shards. If squares are larger, if there are shapes, or if a crop may
+lose only so much, the width and height in a sample's json decide. They say which shape the image
+gets, or that it is rejected, as `encode` would decide (`Shapes.fit`). The json is read once, and
+two things are kept: how many samples of each shard have which shape, and which samples these are.
+From there on everything is as with stored latents.
 """
 
 import logging
@@ -23,29 +23,29 @@ from wdsprep.dataset.selection import SampleSelection, ShardSamples, keep_select
 from wdsprep.dataset.shapes import Size, shape_name, shapes_of
 from wdsprep.errors import UsageError
 from wdsprep.images.shapes import Shapes, cut_of
-from wdsprep.loading.catalog import to_be_encoded
 from wdsprep.loading.datasets import Dataset
-from wdsprep.loading.facts import SomeFacts, look_at_all
-from wdsprep.loading.shelves.cache import CacheDir, folder_of
-from wdsprep.loading.subsets import without_rejects
+from wdsprep.loading.open_datasets import latents_of_images
+from wdsprep.loading.sample_metadata import MetadataBlock, scan_metadata
+from wdsprep.loading.shelves.cache import CacheDir, cache_folder
+from wdsprep.loading.subsets import latents_without_rejects
 from wdsprep.text import human_bytes, plural
 
 NOWHERE = -1
-"""In place of the number of a shape: rejected."""
+"""The number that stands for no shape: the image is rejected."""
 _log = logging.getLogger("wdsprep")
 
 
 def find_latent_shapes(
     images: Dataset, settings: Mapping[str, Any], cache: CacheDir | None
 ) -> tuple[Dataset, ...]:
-    """Return a dataset for each shape of which there are images; one where all are squares."""
-    latents = to_be_encoded(images, settings)
+    """Return a dataset for each shape that images have; a single one if all are squares."""
+    latents = latents_of_images(images, settings)
     shapes = shapes_of(settings)
     if not shapes and settings.get("max_crop", 1.0) == 1 and _all_hold_square(latents):
         return (latents,)
     chosen, cut = latents.files, cut_of(settings)
     what = "shapes", *chosen.names, *chosen.contents, repr(cut)
-    found = kept(folder_of(cache), what, lambda writer, path: _look(chosen, cut, writer, path))
+    found = kept(cache_folder(cache), what, lambda writer, path: _look(chosen, cut, writer, path))
     counts = found.arrays["counts"].reshape(-1, len(cut.sizes))
     if not counts.any():
         raise UsageError(
@@ -60,11 +60,13 @@ def find_latent_shapes(
             f"{chosen.samples:,}",
         )
     sizes = cut.sizes if shapes else ()
-    return without_rejects(chosen, settings, sizes, counts, SampleSelection.from_file(found))
+    return latents_without_rejects(
+        chosen, settings, sizes, counts, SampleSelection.from_file(found)
+    )
 
 
 def _all_hold_square(latents: Dataset) -> bool:
-    """Return whether the buckets alone say that each image is large enough for the square."""
+    """Return whether every image is large enough for the square, according to the buckets alone."""
     buckets = {int(name.partition("/")[0]) for name in latents.names}
     resolution: int = latents.settings["resolution"]
     return min(buckets) >= resolution
@@ -81,13 +83,13 @@ def _look(images: Dataset, cut: Shapes, writer: KeptWriter, path: Path) -> None:
     )
     fit = lru_cache(1 << 16)(lambda size: _shape(cut, size))
 
-    def shapes_in(some: SomeFacts) -> NDArray[np.int16]:
+    def shapes_in(some: MetadataBlock) -> NDArray[np.int16]:
         return np.array([fit(_size(facts)) for facts in some.facts], np.int16)
 
     counts = np.zeros((len(images.names), len(cut.sizes)), np.int32)
 
     def numbers() -> Iterator[ShardSamples]:
-        for shard, pieces in look_at_all(images, shapes_in):
+        for shard, pieces in scan_metadata(images, shapes_in):
             found = np.concatenate([np.empty(0, np.int16), *pieces])
             by_shape = np.argsort(found, kind="stable")
             own = by_shape[found[by_shape] != NOWHERE].astype(np.uint32)
@@ -99,7 +101,7 @@ def _look(images: Dataset, cut: Shapes, writer: KeptWriter, path: Path) -> None:
 
 
 def _size(facts: Mapping[str, Any] | None) -> Size:
-    """Width and height of the image; zeros where nothing says."""
+    """Return the width and height that the json states; zeros if it does not."""
     width, height = ((facts or {}).get(name) for name in ("width", "height"))
     if type(width) is int and type(height) is int and min(width, height) > 0:
         return width, height
@@ -107,7 +109,7 @@ def _size(facts: Mapping[str, Any] | None) -> Size:
 
 
 def _shape(cut: Shapes, size: Size) -> int:
-    """Return the number of the shape that an image of this size goes to."""
+    """Return the number of the shape for an image of this size."""
     try:
         fit = cut.fit(*size) if all(size) else None
     except RejectedError:

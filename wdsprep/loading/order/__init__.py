@@ -48,31 +48,42 @@ import numpy as np
 from wdsprep.dataset.chance import GOLDEN, Ints, key_of
 from wdsprep.dataset.manifest import differences
 from wdsprep.errors import FingerprintError, FormatError, NewerFormatError, UsageError
-from wdsprep.loading.order.mixing import Node, Shares, Want, parted, shares_of, split, tree_of
+from wdsprep.loading.order.mixing import (
+    Node,
+    Shares,
+    StreamAmount,
+    compute_shares,
+    huffman_tree,
+    split,
+    split_shares,
+)
 from wdsprep.loading.order.shuffle import Passes
 from wdsprep.text import brief, plural, whole
 
 VERSION = 2
-SLOTS = 64  # at least, where the batch has as many samples
+SLOTS = 64  # the least number, if a batch has as many samples
 RUN = 16  # neighbours in a shard that come one after another from a slot, and are read at once
 INTERLEAVED = 8  # blocks whose samples alternate within a step
 MAX_STEP = 1 << 40
-SHOWN = 20  # lines of what differs
+SHOWN = 20  # differences that an error lists
 NAMED = 8  # streams a state lists one by one
 SHARE = ", share "
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OrderStream:
-    """Shards that are served as one: a digest of what they hold, and the samples of each. Messages
-    say `place`, which is no part of the order.
+    """A dataset as the order knows it: a digest of its content and the samples of each shard.
 
-    Neighbours that are `part_of` the same dataset have its share together, each in proportion to
-    its samples, and all have the same `want`: that of the dataset."""
+    Messages name `place`, which does not change the order.
+
+    A dataset may be split into several of these, one after another, which all name it in
+    `part_of`. They have its share together, each in proportion to its samples, and all have the
+    dataset's `amount`.
+    """
 
     digest: str
     sizes: Ints
-    want: Want = field(default_factory=Want)
+    amount: StreamAmount = field(default_factory=StreamAmount)
     place: str = ""
     part_of: int | None = None
 
@@ -88,7 +99,10 @@ class OrderStream:
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Samples:
-    """Where samples are: arrays of one shape with the numbers of stream, shard, sample in it."""
+    """The places of samples: three arrays of one shape.
+
+    They have the number of the stream, of the shard in it, and of the sample in that.
+    """
 
     stream: Ints
     shard: Ints
@@ -97,7 +111,10 @@ class Samples:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Order:
-    """Which samples each step has. All it keeps between calls is a cache."""
+    """The samples of each step, computed from the seed and the data.
+
+    An order keeps nothing between calls but a cache.
+    """
 
     streams: tuple[OrderStream, ...]
     global_batch: int
@@ -141,18 +158,18 @@ class Order:
 
     @property
     def group(self) -> int:
-        """The samples that are dealt together: those of a step, or of one of its groups."""
+        """The number of samples that are dealt together: a step, or a group of it."""
         return self.shape_batch or self.global_batch
 
     @cached_property
     def slots(self) -> int:
-        """C, the slots of a pass and the blocks of a group."""
+        """C: the number of slots of a pass, and of blocks in a group."""
         least = min(SLOTS, self.group)
         return next(c for c in range(least, self.group + 1) if not self.group % c)
 
     @property
     def block(self) -> int:
-        """q, the samples of a block."""
+        """q: the number of samples in a block."""
         return self.group // self.slots
 
     @property
@@ -163,12 +180,15 @@ class Order:
         return step // self.steps_per_epoch
 
     def step(self, step: int, *, rank: int = 0, world: int = 1) -> Samples:
-        """The samples of a step, or a rank's share of them, in their order."""
+        """Return the samples of a step, or a rank's share of them, in their order."""
         found = self.steps(step, 1, rank=rank, world=world)
         return Samples(stream=found.stream[0], shard=found.shard[0], index=found.index[0])
 
     def steps(self, first: int, count: int, *, rank: int = 0, world: int = 1) -> Samples:
-        """The same for steps [first, first + count), a row a step: cheaper than one by one."""
+        """Return the samples of steps [first, first + count), one row for each step.
+
+        This costs less than one step at a time.
+        """
         share = self.check(first, count, rank=rank, world=world)
         stream, places = self._places(range(first, first + count), share)
         shard, index = np.empty_like(places), np.empty_like(places)
@@ -179,11 +199,14 @@ class Order:
         return Samples(stream=stream, shard=shard, index=index)
 
     def state(self, step: int) -> dict[str, Any]:
-        """All that resuming before `step` needs: under 1 KB of JSON, the same on every rank."""
+        """Return the state to resume from before `step`.
+
+        It is under 1 KB of JSON, and the same on every rank.
+        """
         return {"version": VERSION, "step": step} | self._parameters
 
     def resume(self, state: Mapping[str, Any]) -> int:
-        """The step of a state; an error that shows what differs if it is of another order."""
+        """Return the step of a state; refuse a state of another order, and show what differs."""
         step, version = state.get("step"), state.get("version")
         if not (type(version) is type(step) is int and 0 <= step < MAX_STEP):
             raise FormatError("this is no state of a loader: it has no version and step")
@@ -204,11 +227,11 @@ class Order:
         return step
 
     def fits(self, state: Mapping[str, Any]) -> bool:
-        """Whether a state is of this order."""
+        """Return whether a state belongs to this order."""
         return not self._differences(state)
 
     def has_other_samples(self, state: Mapping[str, Any]) -> bool:
-        """Return whether a state says other things of the streams than what share they have."""
+        """Return whether a state has other samples in its streams, whatever their shares."""
         return any(
             str(state.get(name)).partition(SHARE)[0] != line.partition(SHARE)[0]
             for name, line in self._described.items()
@@ -219,7 +242,7 @@ class Order:
         return differences(old, {"version": VERSION} | self._parameters)
 
     def _with_place(self, line: str) -> str:
-        """What differs, with where the stream is of which it is said."""
+        """Return a line about a difference, with the place of the stream that it names."""
         name, _, rest = line.partition(":")
         places = {f"stream {n}": parts[0].place for n, parts in enumerate(self._datasets)}
         place = places.get(name) or self.also_places.get(name)
@@ -227,7 +250,7 @@ class Order:
 
     @cached_property
     def digest(self) -> str:
-        """16 hexadecimal digits that two orders share if they serve the same."""
+        """16 hexadecimal digits, equal for orders that serve the same samples."""
         return f"{key_of(VERSION, *map(str, self._parameters.items())):016x}"
 
     @cached_property
@@ -253,7 +276,7 @@ class Order:
 
     @cached_property
     def _datasets(self) -> list[list[OrderStream]]:
-        """The streams, those together that are parts of the same dataset."""
+        """The streams, grouped by the dataset that they are parts of."""
         own = (n if s.part_of is None else -1 - s.part_of for n, s in enumerate(self.streams))
         grouped = groupby(zip(own, self.streams, strict=True), key=itemgetter(0))
         return [[stream for _, stream in parts] for _, parts in grouped]
@@ -261,12 +284,14 @@ class Order:
     @cached_property
     def _shares(self) -> Shares:
         samples = [[stream.samples for stream in parts] for parts in self._datasets]
-        shares = shares_of(list(map(sum, samples)), [parts[0].want for parts in self._datasets])
-        return replace(shares, shares=parted(shares.shares, samples))
+        shares = compute_shares(
+            list(map(sum, samples)), [parts[0].amount for parts in self._datasets]
+        )
+        return replace(shares, shares=split_shares(shares.shares, samples))
 
     @cached_property
     def _tree(self) -> Node:
-        return tree_of(self._shares.shares)
+        return huffman_tree(self._shares.shares)
 
     @cached_property
     def _passes(self) -> tuple[Passes, ...]:
@@ -284,13 +309,13 @@ class Order:
 
     @cached_property
     def _layout(self) -> tuple[Ints, Ints]:
-        """For each position in a group, the number of its block in it and the row in that."""
+        """The number of the block, and the row in the block, for each position in a group."""
         blocks, rows = np.divmod(np.arange(self.group), self.block)
         by = np.lexsort((blocks, rows, blocks // INTERLEAVED))
         return blocks[by], rows[by]
 
     def check(self, first: int, count: int = 1, *, rank: int, world: int) -> slice:
-        """A rank's share of a step. Refuses steps and ranks that there are not."""
+        """Return a rank's share of a step; refuse steps and ranks that do not exist."""
         if not 0 <= first < first + count <= MAX_STEP:
             raise UsageError(f"steps [{first}, {first + count}): give one or more, from 0 on")
         if world < 1 or self.global_batch % world:
@@ -303,21 +328,21 @@ class Order:
         return slice(rank * size, (rank + 1) * size)
 
     def _places(self, steps: range, share: slice) -> tuple[Ints, Ints]:
-        """The stream of each position, and its place among all that the stream ever serves."""
+        """Return the stream of each position, and its place among all that the stream serves."""
         groups, spots = np.divmod(np.arange(share.start, share.stop), self.group)
         blocks, rows = (part[spots] for part in self._layout)
         if self.homogeneous:
             some = range(int(groups[0]), int(groups[-1]) + 1)
-            of_block, numbers = self._dealt_groups(steps, some)
+            of_block, numbers = self._deal_groups(steps, some)
         else:
-            of_block, numbers = map(np.stack, zip(*map(self._dealt, steps), strict=True))
+            of_block, numbers = map(np.stack, zip(*map(self._deal, steps), strict=True))
         shape = len(steps), -1, self.slots
         of_block, numbers = of_block.reshape(shape), numbers.reshape(shape)
         groups -= groups[0]
         return of_block[:, groups, blocks], numbers[:, groups, blocks] * self.block + rows
 
-    def _dealt(self, step: int) -> tuple[Ints, Ints]:
-        """For each block of a step, its stream and its number among the stream's blocks."""
+    def _deal(self, step: int) -> tuple[Ints, Ints]:
+        """Return the stream of each block of a step, and the block's number in that stream."""
         stream, numbers = np.empty(self.slots, np.int64), np.empty(self.slots, np.int64)
         counts = split(self._tree, step * self.slots, np.arange(self.slots + 1))
         for number, (first, more) in counts.items():
@@ -326,9 +351,11 @@ class Order:
             numbers[spots] = self._by_slot(first, len(spots))
         return stream, numbers
 
-    def _dealt_groups(self, steps: range, groups: range) -> tuple[Ints, Ints]:
-        """The same for these groups of each step, each of which belongs to one stream: a row for
-        each group."""
+    def _deal_groups(self, steps: range, groups: range) -> tuple[Ints, Ints]:
+        """Return the streams and block numbers of some groups of each step.
+
+        There is one row for each group, which belongs to one stream.
+        """
         a_step = self.global_batch // self.group
         own = np.add.outer(np.arange(len(steps)) * a_step, groups).ravel()
         before_and_after = np.stack([own, own + 1])
@@ -344,10 +371,10 @@ class Order:
         return stream, numbers
 
     def _by_slot(self, first: int, count: int) -> Ints:
-        """A stream's next blocks, sorted by a key of their slots.
+        """Return the numbers of a stream's next blocks, sorted by a key of their slots.
 
-        Multiples of the golden ratio spread any run of slots evenly over the step, so a slot has
-        the same place in it, by and large, whichever run it comes in.
+        Multiples of the golden ratio spread any run of slots evenly over the step. So a
+        slot has nearly the same place in the step, whichever run it comes in.
         """
         numbers = np.arange(first, first + count)
         keys = (numbers % self.slots).view(np.uint64) * np.uint64(GOLDEN)
@@ -355,7 +382,7 @@ class Order:
 
 
 def _line(parts: Sequence[OrderStream], shares: Sequence[int]) -> str:
-    """What a state says of a dataset."""
+    """Return the text by which a state describes a dataset."""
     first = parts[0]
     key = key_of(*(part.digest for part in parts))
     samples = f"{sum(part.samples for part in parts):,} samples"

@@ -14,7 +14,7 @@ _LAST = (1 << 64) - 1
 
 
 def shuffled(count: int, key: int) -> Ints:
-    """A permutation of range(count): its numbers sorted by their hashes.
+    """Return a permutation of range(count): its numbers sorted by their hashes.
 
     A number stands in the lower bits of its own hash, so no two are equal and the result is the
     same whatever algorithm sorts them.
@@ -29,10 +29,11 @@ def shuffled(count: int, key: int) -> Ints:
 
 
 def permuted(places: Ints, rows: Ints, sizes: Ints, keys: Words) -> Ints:
-    """Where each place goes under its row's permutation, that of range(sizes[row]) by keys[row].
+    """Return where each place goes under its row's permutation.
 
-    Each permutation is a row of hashes, sorted as in `shuffled`; in a row that is shorter than
-    others, what lies beyond its size sorts to the end.
+    The permutation of a row is one of range(sizes[row]), by keys[row]. It is a row of hashes,
+    sorted as in `shuffled`. In a row that is shorter than others, what lies beyond its size
+    sorts to the end.
     """
     width = int(sizes.max())
     height = max(1, _MANY // width)
@@ -63,5 +64,5 @@ def _tagged(words: Words, numbers: Ints, count: int) -> Words:
 
 
 def _mask(count: int) -> int:
-    """Ones where the numbers of range(count) have bits."""
+    """Return a number with ones at the bits that numbers of range(count) use."""
     return (1 << (count - 1).bit_length()) - 1

@@ -1,4 +1,4 @@
-"""How streams share the blocks of an order: closed-form, and never 2 blocks off.
+"""Mix streams: give each its share of the blocks of an order, closed-form and never 2 blocks off.
 
 Blocks are numbered 0, 1, 2, ... and each belongs to one stream. With shares w_b of a total W, the
 first k blocks should hold k * w_b / W of stream b's. Two streams split k blocks by rounding: the
@@ -31,9 +31,12 @@ MAX_TOTAL = 1 << 40  # so that products with the blocks of a step stay below 2**
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Want:
-    """How much of a stream an epoch holds. One of: `weight`, its proportion to the other streams;
-    `repeat`, how often each sample comes; `count`, so many samples. By default each sample once."""
+class StreamAmount:
+    """The amount of a stream in an epoch; by default each sample comes once.
+
+    At most one is given: `weight`, its proportion to the other streams; `repeat`, how often
+    each sample comes; `count`, a number of samples.
+    """
 
     weight: float | None = None
     repeat: float | None = None
@@ -53,26 +56,29 @@ class Want:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shares:
-    """The streams' shares of the blocks, as whole numbers, and the samples of an epoch."""
+    """The streams' shares of the blocks, in whole numbers, and the samples of an epoch."""
 
     shares: tuple[int, ...]
     epoch: int
 
 
-def shares_of(samples: Sequence[int], wants: Sequence[Want]) -> Shares:
-    """The shares of streams with so many samples. Weights keep the epoch as long as the data."""
-    if any(want.weight is not None for want in wants):
-        if any(want.weight is None for want in wants):
+def compute_shares(samples: Sequence[int], amounts: Sequence[StreamAmount]) -> Shares:
+    """Return the shares of streams that have so many samples.
+
+    With weights, an epoch has as many samples as the data.
+    """
+    if any(amount.weight is not None for amount in amounts):
+        if any(amount.weight is None for amount in amounts):
             raise UsageError("give a weight to every stream or to none")
-        weights = [Fraction(str(want.weight)) for want in wants]
+        weights = [Fraction(str(amount.weight)) for amount in amounts]
         unit = math.lcm(*(weight.denominator for weight in weights))
         return Shares(shares=_reduced([int(w * unit) for w in weights]), epoch=sum(samples))
-    counts = [_count(n, want) for n, want in zip(samples, wants, strict=True)]
+    counts = [_count(n, amount) for n, amount in zip(samples, amounts, strict=True)]
     return Shares(shares=_reduced(counts), epoch=sum(counts))
 
 
-def parted(shares: Sequence[int], parts: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Each share split among the parts of its stream, in proportion to their samples."""
+def split_shares(shares: Sequence[int], parts: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Split each stream's share among the parts of the stream, in proportion to their samples."""
     if len(shares) == sum(map(len, parts)):
         return tuple(shares)
     each = [
@@ -84,10 +90,10 @@ def parted(shares: Sequence[int], parts: Sequence[Sequence[int]]) -> tuple[int, 
     return _reduced([int(share * unit) for share in each])
 
 
-def _count(samples: int, want: Want) -> int:
-    if want.count is not None:
-        return want.count
-    return max(1, round(samples * Fraction(str(want.repeat or 1))))
+def _count(samples: int, amount: StreamAmount) -> int:
+    if amount.count is not None:
+        return amount.count
+    return max(1, round(samples * Fraction(str(amount.repeat or 1))))
 
 
 def _reduced(shares: list[int]) -> tuple[int, ...]:
@@ -100,15 +106,18 @@ def _reduced(shares: list[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """A stream (a leaf), or two nodes that split what comes."""
+    """A node of the tree: one stream (a leaf), or two nodes that split the blocks."""
 
     weight: int
     stream: int = -1
     halves: "tuple[Node, ...]" = ()
 
 
-def tree_of(shares: Sequence[int]) -> Node:
-    """The Huffman tree; equal weights are joined in the order in which they came to be."""
+def huffman_tree(shares: Sequence[int]) -> Node:
+    """Return the Huffman tree of shares.
+
+    Nodes of equal weight are joined in the order in which they were made.
+    """
     serial = itertools.count()
     heap = [(w, next(serial), Node(weight=w, stream=b)) for b, w in enumerate(shares)]
     heapq.heapify(heap)
@@ -120,8 +129,11 @@ def tree_of(shares: Sequence[int]) -> Node:
 
 
 def split(node: Node, first: int, more: Ints) -> dict[int, tuple[int, Ints]]:
-    """For each stream under the node, how many of the first `first + more[i]` blocks are its own:
-    the count for `first`, which may be of any size, and what each `more` adds to that."""
+    """Count the blocks that each stream under a node has among the first `first + more[i]`.
+
+    For each stream, return the count for `first`, which may be of any size, and what each
+    `more` adds.
+    """
     if not node.halves:
         return {node.stream: (first, more)}
     left, right = node.halves

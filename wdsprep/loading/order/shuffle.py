@@ -42,15 +42,19 @@ from numpy.typing import NDArray
 from wdsprep.dataset.chance import Ints, Words, draw, key_of
 from wdsprep.loading.order.chance import permuted, shuffled
 
-RUNS = 16  # at least, in a window that has as many samples
+RUNS = 16  # the least number in a window, if it has as many samples
 CHUNK = 1 << 13  # shards laid on the axis at once
 KEPT = 2  # passes whose order of shards is remembered: a step may touch two
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Axis:
-    """One pass: what each slot had served before it, where the slots begin on its axis (and the
-    last one ends), how far the axis is turned, and the shards on it with their ends."""
+    """One pass over a stream, laid out as a line of samples.
+
+    `had` is what each slot had served before the pass, `starts` where the slots begin on the
+    axis (and the last one ends), and `turn` how far the axis is turned. `shards` are the shards
+    on the axis in their order, with their `ends`.
+    """
 
     had: Ints
     starts: Ints
@@ -61,7 +65,10 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Passes:
-    """The places of a stream with shards of these sizes; `name` is what its chance depends on."""
+    """The passes over a stream with shards of these sizes.
+
+    All its chance depends on `name`.
+    """
 
     sizes: Ints
     slots: int
@@ -76,7 +83,7 @@ class Passes:
         return int(self.sizes.sum())
 
     def find(self, places: Ints) -> tuple[Ints, Ints]:
-        """The shard and the index in it that each place serves."""
+        """Return the shard that each place serves, and the number of the sample in it."""
         passes = places // self.samples
         first, last = int(passes.min()), int(passes.max())
         if first == last:
@@ -109,7 +116,7 @@ class Passes:
         return starts[windows] + self._in_window(local - heads, windows, sizes, keys)
 
     def _in_window(self, places: Ints, windows: Ints, sizes: Ints, keys: Words) -> Ints:
-        """Where each place of a window goes in it, the windows having these sizes and keys."""
+        """Return where each place of a shuffle window goes, for windows of these sizes and keys."""
         lengths = np.clip(sizes // RUNS, 1, self.run)
         counts = sizes // lengths
         length, count = lengths[windows], counts[windows]
@@ -139,7 +146,7 @@ class Passes:
         return Axis(had=had, starts=after - before, turn=turn, shards=shards, ends=ends)
 
     def _served(self, passes: int) -> tuple[Ints, Ints]:
-        """What each slot, and all slots before it, have served in the first so many passes."""
+        """Return what each slot, and all slots before it, have served in the first passes."""
         rounds, rest = divmod(passes * self.samples, self.slots * self.block)
         lead = np.arange(self.slots + 1) * self.block
         own = rounds * self.block + np.clip(rest - lead, 0, self.block)

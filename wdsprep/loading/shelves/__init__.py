@@ -1,1 +1,1 @@
-"""How samples are had: from a local disk, from S3, from a cache of it."""
+"""Read samples from a local disk, from S3, or from a local cache (on NVMe) of what came from S3."""

@@ -1,28 +1,32 @@
-"""Samples of S3 shards kept on a local disk, for the next pass, the next start, other processes.
+"""Cache samples of S3 shards on a local disk, such as NVMe.
+
+The next pass, the next start and other processes read them there.
 
 Each shard has one sparse file, named by what the shard holds, so a changed dataset has other files.
-It begins with a word for each sample, 0 until the sample is there; behind them, samples lie as far
-apart as in the tar. A word is the sample's length and CRC-32, and is written after the sample.
+The file begins with a word for each sample, 0 until the sample is there. After the words, samples
+lie as far apart as in the tar. A word is the sample's length and CRC-32, and is written after the
+sample.
 
-What a shard should hold says nothing of what came: a damaged one is known by the same digest as the
-one that replaces it, and its digest proves nothing before all of it is here. So the CRC-32 begins
-with the stamp of the object that the bytes are from, its ETag and time, which is looked up when a
-loader opens the shard (one HEAD, beside the GET of its index). A shard that was written anew has
-another stamp: no word fits any more, whatever the bytes are, and its samples are fetched again.
+The digest of a shard says what it should hold, not which bytes came: a damaged shard and the one
+that replaces it have the same digest, and the digest proves nothing before the whole shard is here.
+So the CRC-32 begins with the stamp of the object that the bytes are from: its ETag and time, which
+a loader looks up when it opens the shard (one HEAD, beside the GET of its index). A shard that was
+written anew has another stamp. Then no word fits any more, whatever the bytes are, and its samples
+are fetched again.
 
 So no lock is needed. A process that is killed leaves samples without words, and a machine that goes
 down leaves, at worst, words that do not fit: both are fetched again. Two processes that fetch the
-same sample write the same bytes to the same place. A file that another process removes can be read
-by those who have it open, and is made anew by the next.
+same sample write the same bytes to the same place. A file that another process removes stays
+readable for those who have it open, and the next process makes it anew.
 
-What is kept is what was fetched, sample by sample. A first batch of 1,024 samples out of 64 windows
+Samples are kept one by one, as they were fetched. A first batch of 1,024 samples out of 64 windows
 would otherwise need 327 times its bytes as whole shards, 14 times as pieces of 4 MB.
 
 The limit holds over all processes: each looks how full the folder is, may then add a 64th of what
 is free, and looks again. When the folder is full, what is there stays, since every pass over the
-data has another order: with room for half the shards half the reads are served from here, whereas
-dropping the longest unused would serve 16 %. Only files that no loader has claimed for a while give
-way. A loader claims those of its dataset by touching them as it goes.
+data has another order. With room for half the shards, half the reads are served from here, whereas
+dropping the longest unused would serve 16 %. Only files that no loader has claimed for a while are
+removed. A loader claims the files of its dataset by touching them as it goes.
 """
 
 import errno
@@ -46,31 +50,31 @@ from wdsprep.errors import StoreError, UsageError
 from wdsprep.text import whole_or_none
 
 VERSION = 1
-STALE_S = 900  # without a claim: then a file gives way to others
+STALE_S = 900  # a file without a claim for so long may be removed
 CLAIM_S = STALE_S // 4
 FULL_S = 10  # a full cache is looked at again after so long
 SHARERS = 64  # processes that may fill one cache at a time without going over its limit
 PAGE, WORD = 4096, 8
 NAME = re.compile(r"[0-9a-f]{32}\.samples")
 Fetch = Callable[[int, int, memoryview], int]
-"""Puts the samples [first, stop) into memory; how many bytes came."""
+"""A function that puts samples [first, stop) into memory and returns how many bytes came."""
 _log = logging.getLogger("wdsprep")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheDir:
-    """A folder on a local disk, and how much of it cached samples may take."""
+    """A cache folder on a local disk, and the bytes that it may hold."""
 
     folder: Path
     nbytes: int
 
 
-def folder_of(cache: CacheDir | None) -> Path | None:
+def cache_folder(cache: CacheDir | None) -> Path | None:
     return cache.folder if cache else None
 
 
-def cache_dir(folder: "str | os.PathLike[str] | None", nbytes: int | None) -> CacheDir | None:
-    """What a user asked for, with the folder made."""
+def open_cache_dir(folder: "str | os.PathLike[str] | None", nbytes: int | None) -> CacheDir | None:
+    """Make the cache folder that a user asked for, and return it with its limit."""
     if folder is None and nbytes is None:
         return None
     nbytes = whole_or_none("cache_nbytes", nbytes)
@@ -86,20 +90,22 @@ def cache_dir(folder: "str | os.PathLike[str] | None", nbytes: int | None) -> Ca
     return CacheDir(folder=path, nbytes=nbytes)
 
 
-def check_room(cache: CacheDir, sample_nbytes: int) -> None:
-    """Refuse a cache that could not take a sample at a time."""
+def check_cache_size(cache: CacheDir, sample_nbytes: int) -> None:
+    """Refuse a cache that is too small for single samples of this size."""
     least = SHARERS * sample_nbytes
     if cache.nbytes < least:
         raise UsageError(f"cache_nbytes {cache.nbytes:,}: give {least:,} or more for such samples")
 
 
 class Cache:
-    """What is cached of one dataset, for any number of threads. `contents` says for each shard what
-    it holds."""
+    """The cached samples of one dataset, for any number of threads.
+
+    `contents` identifies what each shard holds.
+    """
 
     def __init__(self, where: CacheDir, contents: Sequence[str]) -> None:
         self._paths = [where.folder / _name(content) for content in contents]
-        self._room = _Room(where, frozenset(path.name for path in self._paths))
+        self._room = _CacheLimit(where, frozenset(path.name for path in self._paths))
         self._complained = False
 
     def read(
@@ -113,12 +119,14 @@ class Cache:
         *,
         stamp: str = "",
     ) -> int:
-        """Fill `data` with the samples [first, stop) of a shard; how many bytes came. `fetch`
-        brings those from the first to the last one that is not here. `stamp` is that of the object
-        as it is now."""
-        file = _File(self._paths[shard], offsets, zlib.crc32(stamp.encode()))
+        """Fill `data` with the samples [first, stop) of a shard; return how many bytes came.
+
+        `fetch` brings the samples from the first to the last one that is missing. `stamp`
+        is the stamp that the object has now.
+        """
+        file = _CachedShard(self._paths[shard], offsets, zlib.crc32(stamp.encode()))
         missing = [first, stop - 1]
-        with self._complaining():
+        with self._warn_of_failure():
             self._room.claim()
             missing = file.read(first, stop, data)
         if not missing:
@@ -126,13 +134,13 @@ class Cache:
         low, high = missing[0], missing[-1] + 1
         start, end = (offsets[number] - offsets[first] for number in (low, high))
         count = fetch(low, high, data[start:end])
-        with self._complaining():
+        with self._warn_of_failure():
             file.write(low, high, data[start : start + count], self._room)
         return len(data) if count == end - start else start + count  # the tar was cut
 
     @contextmanager
-    def _complaining(self) -> Iterator[None]:
-        """A disk that fails costs speed, not the run."""
+    def _warn_of_failure(self) -> Iterator[None]:
+        """Warn once if the disk fails, and go on: that costs speed, not the run."""
         try:
             yield
         except OSError as error:
@@ -141,15 +149,15 @@ class Cache:
                 _log.warning("the cache fails (%s): what it lacks is read from S3", error)
 
 
-class _File:
-    """The samples of one shard that are here, and where they lie."""
+class _CachedShard:
+    """The cache file of one shard: its samples and where they lie."""
 
     def __init__(self, path: Path, offsets: Sequence[int], seed: int) -> None:
         self._path, self._offsets, self._seed = path, offsets, seed
         self._start = -(-len(offsets) * WORD // PAGE) * PAGE
 
     def read(self, first: int, stop: int, data: memoryview) -> list[int]:
-        """Fill `data` as far as may be; the numbers of the samples that are missing."""
+        """Fill `data` as far as possible; return the numbers of the samples that are missing."""
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -167,12 +175,12 @@ class _File:
         ]
 
     def _word(self, number: int, data: memoryview, first: int) -> int:
-        """What tells that a sample is whole, if `data` begins with the first."""
+        """Return the word that proves a sample complete; `data` begins with sample `first`."""
         start, end = (self._offsets[n] - self._offsets[first] for n in (number, number + 1))
         return (end - start) % (1 << 32) << 32 | zlib.crc32(data[start:end], self._seed)
 
-    def write(self, first: int, stop: int, data: memoryview, room: "_Room") -> None:
-        """Keep as many of these samples as are whole and granted."""
+    def write(self, first: int, stop: int, data: memoryview, room: "_CacheLimit") -> None:
+        """Keep the complete ones of these samples, as far as there is room."""
         begin = self._offsets[first]
         stop = bisect_right(self._offsets, begin + len(data), first, stop + 1) - 1
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -184,8 +192,8 @@ class _File:
         finally:
             os.close(fd)
 
-    def _granted(self, words: Sequence[int], first: int, room: "_Room") -> int:
-        """Up to which sample there is room. One that has a word lies there already."""
+    def _granted(self, words: Sequence[int], first: int, room: "_CacheLimit") -> int:
+        """Return up to which sample there is room; one that has a word is there already."""
         starts = self._offsets[first : first + len(words) + 1]
         sizes = map(sub, starts[1:], starts)
         needed = list(
@@ -197,8 +205,8 @@ class _File:
         return first + count
 
 
-class _Room:
-    """How much may be added: found out by looking at the folder, now and then."""
+class _CacheLimit:
+    """The bytes that may be added to the cache, from a look at the folder now and then."""
 
     def __init__(self, where: CacheDir, own: frozenset[str]) -> None:
         self._where, self._own = where, own
@@ -207,13 +215,16 @@ class _Room:
         self._claimed = self._full = float("-inf")  # when that was last
 
     def claim(self) -> None:
-        """Say now and then that the files of this dataset are in use."""
+        """Mark the files of this dataset as in use, now and then."""
         if time.monotonic() - self._claimed > CLAIM_S:
             with self._lock:
                 self._look()
 
     def grant(self, nbytes: int, *, least: int) -> int:
-        """How much of that may be written. When not even the least may, the folder is full."""
+        """Return how many of these bytes may be written.
+
+        If not even `least` may, the folder is taken for full for a while.
+        """
         with self._lock:
             now = time.monotonic()
             if self._granted < nbytes and now - self._full > FULL_S:
@@ -225,7 +236,7 @@ class _Room:
             return given
 
     def take_back(self, nbytes: int) -> None:
-        """What was granted and not used."""
+        """Take back bytes that were granted and not used."""
         with self._lock:
             self._granted += nbytes
 

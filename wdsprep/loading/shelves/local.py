@@ -1,9 +1,9 @@
-"""Samples of a dataset by shard and number, one positioned read each.
+"""Read samples of a local dataset by shard and number, with one positioned read each.
 
-A *shelf* gives the bytes of many samples at a time: what each begins with goes where the caller
-wants it, the rest comes as it is. On a local disk that is one system call, straight into where the
-bytes belong. A shelf that fetches from afar is told beforehand what will be wanted (`expect`); that
-one is in `remote`.
+A *shelf* gives the bytes of many samples at a time. The first bytes of each go where the caller
+wants them, and the rest is returned. On a local disk that is one system call, straight into where
+the bytes belong. A shelf that fetches over a network (`remote`) is told beforehand which samples
+will be wanted (`expect`).
 """
 
 import os
@@ -21,71 +21,76 @@ from wdsprep.dataset.open_shards import OPEN_SHARDS, OpenShard, OpenShards, reac
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.errors import NotFoundError
-from wdsprep.loading.datasets import Dataset, bring_back
+from wdsprep.loading.datasets import Dataset, missing_shard_advice
 from wdsprep.store.local import open_file
 
 NONE = memoryview(b"")
 
 ByteColumns = Sequence[Bytes]
-"""Of each part that samples begin with: a row of so many bytes for each."""
+"""Memory for the first bytes of samples, part by part: a row for each sample."""
 
 
 class SamplePlaces(NamedTuple):
-    """Some samples: the row that each is for, its shard, and its number there."""
+    """The places of samples: the row that each is for, its shard, and its number there."""
 
     rows: Sequence[int]
     shards: Sequence[int]
     indices: Sequence[int]
 
 
-class Came(NamedTuple):
-    """The bytes of a whole sample, and those of them that follow what went into the columns."""
+class ReadSample(NamedTuple):
+    """The size of a sample that was read, and its bytes after those in the columns."""
 
     nbytes: int
     rest: memoryview
 
 
-ShelfFound = Came | BadSampleError | NotFoundError  # or why nothing came
+ReadResult = ReadSample | BadSampleError | NotFoundError  # or why nothing came
 WantedRows = tuple[Ints, Ints]  # shards and indices, the most urgent first
 
 
 class Shelf(Protocol):
-    """The samples of one dataset, for any number of threads."""
+    """A source of the samples of one dataset, for any number of threads."""
 
     @property
     def fetches(self) -> bool:
-        """Whether it makes use of being told what to expect."""
+        """True if the shelf fetches ahead, and so needs calls of `expect`."""
 
     def fill(
         self, places: SamplePlaces, columns: ByteColumns, *, spare: int = 0, rest: bool = False
-    ) -> list[ShelfFound]:
-        """Put the first bytes of each sample into its row of the columns, one after another, and
-        give the rest of it, if that is wanted. With no columns that is all of it. A sample may have
-        fewer bytes than the columns, by the `spare` ones of the last column."""
+    ) -> list[ReadResult]:
+        """Put the first bytes of each sample into its row of the columns, one column after another.
+
+        With `rest`, return the remaining bytes too; without columns these are all bytes. A
+        sample may be shorter than the columns by up to `spare` bytes, which the last column
+        then lacks.
+        """
 
     def expect(self, wanted: WantedRows, soon: WantedRows) -> None:
-        """Say what will be asked for, each sample once, and what will be said next; it may be
-        fetched from now on."""
+        """Announce the samples that will be asked for, each once, and those of the next call.
+
+        The shelf may fetch both from now on.
+        """
 
     def close(self) -> None: ...
 
 
 class _Reads(NamedTuple):
-    """Samples to read: the number of each among those asked for, its row, and where it lies."""
+    """The reads to do: for each its number among the samples asked for, its row, and its place."""
 
     numbers: list[int]
     rows: list[int]
     fds: list[int]
     starts: list[int]
     sizes: list[int]
-    """What is to be read, which may be less than all of it."""
+    """The bytes to read of each sample, which may be less than all of it."""
     wholes: list[int]
     opened: dict[int, OpenShard]
-    """Held until all is read, so that none of the files closes before."""
+    """The open shards, held here so that no file closes before all is read."""
 
 
 class LocalShelf:
-    """Reads in place: the page cache is all the reading ahead there is."""
+    """A shelf that reads from a local disk; only the page cache reads ahead."""
 
     fetches = False
 
@@ -93,17 +98,19 @@ class LocalShelf:
         def open_tar(name: str) -> int:
             return open_file(root / name)[0]
 
-        self._shards = OpenShards(dataset, open_tar, _open_at_most, bring_back(dataset))
+        self._shards = OpenShards(
+            dataset, open_tar, _max_open_shards, missing_shard_advice(dataset)
+        )
         _in_use.add(self)
 
     def fill(
         self, places: SamplePlaces, columns: ByteColumns, *, spare: int = 0, rest: bool = False
-    ) -> list[ShelfFound]:
+    ) -> list[ReadResult]:
         most = sum(column.shape[1] for column in columns)
-        sound = self._sound(places, most - spare, most if not rest else None)
+        sound = self._find_sound(places, most - spare, most if not rest else None)
         if sound is not None:
-            return _done(sound, columns, most if rest else None)
-        found: list[ShelfFound] = [Came(0, NONE)] * len(places.rows)
+            return _read_samples(sound, columns, most if rest else None)
+        found: list[ReadResult] = [ReadSample(0, NONE)] * len(places.rows)
         opened: dict[int, OpenShard] = {}
         reads = _Reads([], [], [], [], [], [], opened)
         for number, (row, shard, index) in enumerate(zip(*places, strict=True)):
@@ -123,14 +130,17 @@ class LocalShelf:
                 reads.sizes.append(end - start if rest else min(end - start, most))
                 reads.wholes.append(end - start)
         if reads.numbers:
-            came = _done(reads, columns, most if rest else None)
+            came = _read_samples(reads, columns, most if rest else None)
             for number, one in zip(reads.numbers, came, strict=True):
                 found[number] = one
         return found
 
-    def _sound(self, places: SamplePlaces, least: int, most: int | None) -> "_Reads | None":
-        """What to read where nothing is wrong with any sample, all found at once: one by one takes
-        three times as long, and holds up the other threads."""
+    def _find_sound(self, places: SamplePlaces, least: int, most: int | None) -> "_Reads | None":
+        """Return the reads of all samples, or None if anything is wrong with one of them.
+
+        All are checked at once: one by one takes three times as long, and delays the other
+        threads.
+        """
         rows, shards, indices = places
         try:
             opened = {shard: self._shards.get(shard) for shard in set(shards)}
@@ -151,27 +161,30 @@ class LocalShelf:
         return _Reads([*range(len(rows))], [*rows], fds, starts, wanted, wholes, opened)
 
     def expect(self, wanted: WantedRows, soon: WantedRows) -> None:
-        """Nothing to do."""
+        """Do nothing: a local shelf does not read ahead."""
 
     def close(self) -> None:
-        """Files close with the last reader."""
+        """Leave the count of shelves in use; files close with their last reader."""
         _in_use.discard(self)
 
 
 _in_use: "weakref.WeakSet[LocalShelf]" = weakref.WeakSet()
 
 
-def _open_at_most() -> int:
-    """All streams of all loaders share a third of the files that the process may open; what is
-    being read comes to that."""
+def _max_open_shards() -> int:
+    """Return how many shards a shelf may keep open.
+
+    All shelves of all loaders share a third of the files that the process may open. Shards that
+    are being read come on top.
+    """
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if allowed == resource.RLIM_INFINITY:
         return OPEN_SHARDS
     return max(1, min(OPEN_SHARDS, allowed // 3 // max(1, len(_in_use))))
 
 
-def _done(reads: _Reads, columns: ByteColumns, tails_from: int | None) -> list[ShelfFound]:
-    """What each has after its first bytes, if it is wanted."""
+def _read_samples(reads: _Reads, columns: ByteColumns, tails_from: int | None) -> list[ReadResult]:
+    """Read all samples into the columns; return what each has after them, if that is wanted."""
     tails: list[Bytes] = []
     if tails_from is not None:
         tails = [np.empty(max(0, size - tails_from), np.uint8) for size in reads.sizes]
@@ -187,7 +200,7 @@ def _done(reads: _Reads, columns: ByteColumns, tails_from: int | None) -> list[S
     if tails:
         vectors[:, -1] = [(address_of(tail), len(tail)) for tail in tails]
     rests = [tail.data for tail in tails] or [NONE] * len(reads.rows)
-    found: list[ShelfFound] = list(map(Came, reads.wholes, rests))
+    found: list[ReadResult] = list(map(ReadSample, reads.wholes, rests))
     short = read_all(reads.fds, reads.starts, vectors) != reads.sizes
     for number in np.flatnonzero(short).tolist():
         buffers = [
@@ -203,7 +216,10 @@ def _done(reads: _Reads, columns: ByteColumns, tails_from: int | None) -> list[S
 
 
 def _fill_slowly(fd: int, buffers: Sequence[Bytes], start: int) -> None:
-    """Over 2 GB, or on a network file system, one call may bring less than all."""
+    """Read one sample with as many calls as it takes.
+
+    Over 2 GB, or on a network file system, one call may bring less than all.
+    """
     for buffer in buffers:
         view = buffer.data
         while len(view):

@@ -1,6 +1,8 @@
-"""Samples of a dataset in a bucket or on the hub, where a request costs too much for one sample:
-those that are wanted soon are fetched beforehand, neighbours together, and copied from what has
-come."""
+"""Fetch samples of a dataset in a bucket or on the hub, ahead of their use.
+
+A request costs too much for one sample. So samples that are wanted soon are fetched beforehand,
+neighbours together, and copied from what has come.
+"""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -14,43 +16,47 @@ from wdsprep.dataset.aio import Bytes
 from wdsprep.dataset.open_shards import OPEN_SHARDS, OpenShards, reach, too_short
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.errors import NotFoundError
-from wdsprep.loading.datasets import Dataset, bring_back
-from wdsprep.loading.memory import Blocks
+from wdsprep.loading.datasets import Dataset, missing_shard_advice
+from wdsprep.loading.memory import BlockPool
 from wdsprep.loading.shelves.cache import Cache, CacheDir
 from wdsprep.loading.shelves.local import (
     NONE,
     ByteColumns,
-    Came,
+    ReadResult,
+    ReadSample,
     SamplePlaces,
-    ShelfFound,
     WantedRows,
 )
 from wdsprep.store.base import RemoteStore
 
 PIECE_NBYTES = 4 << 20  # at most this, or one sample, in one request
-STEP_NBYTES = 256 << 10  # by which the memory for requests grows
-MOST_NBYTES = 1 << 30  # of one request: a damaged index asks for more
+STEP_NBYTES = 256 << 10  # sizes of memory for requests are multiples of this
+MOST_NBYTES = 1 << 30  # the limit on one request; only a damaged index asks for more
 LARGE_NBYTES = 1 << 20
-LARGE_AT_ONCE = 8  # requests of more than that: more of them only take turns at the processor
+MAX_LARGE_REQUESTS = (
+    8  # larger requests than that at a time; more would only wait for the processor
+)
 GAP = 1  # unwanted samples between two wanted ones that are fetched with them
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Neighbouring samples fetched together: where the first byte lies in the tar, and them."""
+    """Neighbouring samples that were fetched together: their bytes, and these bytes' offset."""
 
     start: int
     data: memoryview
 
     def part(self, start: int, end: int) -> memoryview:
-        """What it has of the bytes from start to end."""
+        """Return the bytes from start to end, as far as the piece has them."""
         return self.data[start - self.start : end - self.start] if start >= self.start else NONE
 
 
 class RemoteShelf:
-    """Reads by ranges that neighbours share. What was fetched is dropped when its last sample has
-    been asked for; what nobody announced is a request of its own, as is what its range, by a
-    damaged index, does not hold."""
+    """A shelf that fetches ranges of a shard, which neighbouring samples share.
+
+    A range is dropped when its last sample has been asked for. A sample that nobody announced
+    has a request of its own. So has one that its range lacks because an index is damaged.
+    """
 
     fetches = True
 
@@ -63,19 +69,19 @@ class RemoteShelf:
             dataset,
             lambda _name: -1,
             lambda: OPEN_SHARDS,
-            bring_back(dataset),
+            missing_shard_advice(dataset),
             lambda name: store.stamp(name) if cache else "",
         )
         self._pool = ThreadPoolExecutor(fetchers, "wdsprep-fetch")
         self._coming: dict[tuple[int, int], Future[_Piece]] = {}
-        self._large = threading.Semaphore(LARGE_AT_ONCE)
-        self._blocks = Blocks(keep=MOST_NBYTES // STEP_NBYTES, step=STEP_NBYTES)
+        self._large = threading.Semaphore(MAX_LARGE_REQUESTS)
+        self._blocks = BlockPool(keep=MOST_NBYTES // STEP_NBYTES, step=STEP_NBYTES)
 
     def fill(
         self, places: SamplePlaces, columns: ByteColumns, *, spare: int = 0, rest: bool = False
-    ) -> list[ShelfFound]:
+    ) -> list[ReadResult]:
         least = sum(column.shape[1] for column in columns) - spare
-        found: list[ShelfFound] = []
+        found: list[ReadResult] = []
         for row, shard, index in zip(*places, strict=True):
             try:
                 data = np.frombuffer(self._bytes(shard, index), np.uint8)
@@ -84,8 +90,8 @@ class RemoteShelf:
             except (BadSampleError, NotFoundError) as error:
                 found.append(error)
             else:
-                left = _spread(data, [column[row] for column in columns])
-                found.append(Came(len(data), left.data if rest else NONE))
+                left = _scatter(data, [column[row] for column in columns])
+                found.append(ReadSample(len(data), left.data if rest else NONE))
         return found
 
     def _bytes(self, shard: int, index: int) -> memoryview:
@@ -119,17 +125,17 @@ class RemoteShelf:
                     shard, offsets, first, stop, data, fetch, stamp=opened.stamp
                 )
         except NotFoundError as error:
-            raise NotFoundError(f"{error}: {bring_back(self._dataset)}") from None
+            raise NotFoundError(f"{error}: {missing_shard_advice(self._dataset)}") from None
         return _Piece(offsets[first], data[:count])
 
     def expect(self, wanted: WantedRows, soon: WantedRows) -> None:
         most = max(1, PIECE_NBYTES // self._dataset.sample_nbytes)
-        left = self._not_coming(wanted), self._not_coming(soon)
-        for shard, indices in pieces_of(*left, gap=GAP, most=most):
+        left = self._not_requested(wanted), self._not_requested(soon)
+        for shard, indices in group_neighbours(*left, gap=GAP, most=most):
             coming = self._pool.submit(self._fetch, shard, indices[0], indices[-1] + 1)
             self._coming.update(((shard, index), coming) for index in indices)
 
-    def _not_coming(self, wanted: WantedRows) -> WantedRows:
+    def _not_requested(self, wanted: WantedRows) -> WantedRows:
         places = zip(*(numbers.tolist() for numbers in wanted), strict=True)
         left = np.fromiter((place not in self._coming for place in places), np.bool_)
         return wanted[0][left], wanted[1][left]
@@ -139,19 +145,22 @@ class RemoteShelf:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _spread(data: Bytes, buffers: Sequence[Bytes]) -> Bytes:
-    """Copy to the buffers in turn; what is left."""
+def _scatter(data: Bytes, buffers: Sequence[Bytes]) -> Bytes:
+    """Copy data to the buffers in turn, and return what is left."""
     for buffer in buffers:  # NumPy lets other threads go on meanwhile
         part, data = data[: len(buffer)], data[len(buffer) :]
         np.copyto(buffer[: len(part)], part)
     return data
 
 
-def pieces_of(
+def group_neighbours(
     wanted: WantedRows, soon: WantedRows, *, gap: int, most: int
 ) -> Iterator[tuple[int, list[int]]]:
-    """The wanted samples in groups to fetch together, those first that hold the most urgent one;
-    with each, those wanted soon that are its neighbours. A group reaches over `most` samples."""
+    """Yield groups of neighbouring samples to fetch together, the most urgent group first.
+
+    Each has the wanted samples, and those wanted soon that are their neighbours. A group
+    reaches over at most `most` samples.
+    """
     shards, indices = map(np.concatenate, zip(wanted, soon, strict=True))
     if not len(wanted[0]):
         return

@@ -1,4 +1,4 @@
-"""Latents straight into trainers: read and decoded here, encoded there, on one Ray cluster.
+"""Stream latents into trainers: decoded and encoded by other processes on one Ray cluster.
 
     feed = wdsprep.stream(
         "shards/images", encode=Encode(resolution=256), global_batch=1024, trainers=8
@@ -16,8 +16,8 @@
    is exact: a trainer has every W-th piece, and joins them to batches (`trainer`).
 
 The batches are those of `wdsprep.load` on the stored latents, and so are the states: a run may stop
-in one and go on in the other. A decoder or encoder that dies is replaced by Ray, and its piece is
-made again; a trainer or the driver that dies begins a new stream from its last state.
+in one and go on in the other. Ray replaces a decoder or encoder that dies, and its piece is made
+again. If a trainer or the driver dies, begin a new stream from the last state.
 """
 
 import atexit
@@ -29,40 +29,41 @@ import ray
 
 from wdsprep.dataset.arrays import fields_of
 from wdsprep.errors import UsageError
-from wdsprep.loading.catalog import Stream, as_streams, places_of
 from wdsprep.loading.loader import load
+from wdsprep.loading.open_datasets import Stream, as_streams, join_places
 from wdsprep.loading.options import ServingOptions, StreamOptions
 from wdsprep.loading.streaming.pieces import Pieces, StreamRoom
-from wdsprep.loading.streaming.pipeline import Pipeline, ahead_of, least_ahead
+from wdsprep.loading.streaming.pipeline import Pipeline, least_ahead, pieces_ahead
 from wdsprep.loading.streaming.trainer import Trainer
 from wdsprep.options import taking
 from wdsprep.runners.ray.cluster import connected
 from wdsprep.store.base import absolute
 from wdsprep.text import plural
 
-LEAST = 2  # cores of a Ray that is started here: one worker of each stage
+LEAST = 2  # cores of a Ray that is started here: one for a worker of each stage
 
 
 @taking(StreamOptions)
 def stream(options: StreamOptions) -> "Feed":
-    """Serve `trainers` trainers with batches that other processes make of image shards on a Ray
-    cluster: that of this process, of `ray_address`, or one started here.
+    """Serve batches to trainers, made of image shards by other processes on a Ray cluster.
 
         how = wdsprep.Encode(resolution=256, model="sd2")
         with wdsprep.stream("shards/images", encode=how, global_batch=1024, trainers=8) as feed:
             ...  # give feed.trainers[rank] to the process of that rank, which iterates it
 
-    `encode` and the options up to `tee` are those of `wdsprep.load`. What is joined, the trainers
-    read themselves. `state` is what `state_dict` gave, in any mode. `tee` is where to keep the
-    latent shards. `decoders` and `encoders` are the least and the most workers of a stage, by
-    default up to what the cluster has; `gpus_per_encoder` below 1 lets encoders share a GPU.
+    The cluster is that of this process, that of `ray_address`, or one started here. `trainers`
+    is their number. `encode` and the options up to `tee` are those of `wdsprep.load`. The
+    trainers themselves read what is joined. `state` is what `state_dict` gave, in any mode.
+    `tee` is where to keep the latent shards. `decoders` and `encoders` are the least and the
+    most workers of a stage, by default up to what the cluster has; `gpus_per_encoder` below 1
+    lets encoders share a GPU.
     """
     encode, trainers = options.encode, options.trainers
     # workers and trainers may run in other folders
     served = {each.name: getattr(options, each.name) for each in fields(ServingOptions)}
-    served["join"] = tuple(map(absolute, places_of(options.join)))
+    served["join"] = tuple(map(absolute, join_places(options.join)))
     served["tee"] = tee = absolute(options.tee) if options.tee else ""
-    streams = [_anywhere(each) for each in as_streams(options.images)]
+    streams = [_with_absolute_paths(each) for each in as_streams(options.images)]
     stack = ExitStack()
     with stack:
         stack.enter_context(connected(options.ray_address, cpus=LEAST, dashboard=False))
@@ -94,7 +95,7 @@ def stream(options: StreamOptions) -> "Feed":
             decoders=decoders,
             encoders=encoders,
             gpus=gpus,
-            ahead=ahead_of(pieces, room, least),
+            ahead=pieces_ahead(pieces, room, least),
         )
         made = pipeline.trainers(loader.step, loader.end, tee=tee)
         stack.callback(_end, made[0])
@@ -102,10 +103,13 @@ def stream(options: StreamOptions) -> "Feed":
 
 
 class Feed:
-    """A stream under way. `trainers` are given to the processes that train, one to each; they have
-    to be iterated at the same time. Leaving or closing it ends the stream, wherever they are, and a
-    Ray that was started for it. One that is never closed ends with the program, while Ray still
-    works: it does not once Python takes modules apart."""
+    """A running stream, with its `trainers`.
+
+    Give each of them to a process that trains; they have to be iterated at the same time.
+    Closing the feed, or leaving its `with`, ends the stream wherever the trainers are, and a
+    Ray that was started for it. A feed that is never closed ends with the program, while Ray
+    still works: it no longer does once Python unloads modules.
+    """
 
     def __init__(self, trainers: "list[Trainer]", stack: ExitStack) -> None:
         self.trainers, self._stack = trainers, stack
@@ -128,21 +132,27 @@ class Feed:
                 stack.callback(trainer.close)
 
 
-def _anywhere(stream: Stream) -> Stream:
-    """The same for workers and trainers that run in other folders."""
-    join = tuple(map(absolute, places_of(stream.join)))
+def _with_absolute_paths(stream: Stream) -> Stream:
+    """Return the stream with absolute paths, for processes that run in other folders."""
+    join = tuple(map(absolute, join_places(stream.join)))
     return replace(stream, url=absolute(os.fspath(stream.url)), join=join)
 
 
 def _end(trainer: Trainer) -> None:
-    """The pipeline runs in an actor that owns all its workers: Ray ends them with it, so that the
-    cluster has their CPUs and GPUs again. A Ray that was shut down has ended them all."""
+    """End the actors of a stream.
+
+    The pipeline runs in an actor that owns all workers. Ray ends them with it, so that the
+    cluster has their CPUs and GPUs again. If Ray was shut down, it has ended them all.
+    """
     for actor in trainer.actors if ray.is_initialized() else ():
         ray.kill(actor)
 
 
 def _check_room(gpus: float) -> None:
-    """Ray waits without end for what a cluster does not have."""
+    """Check that the cluster has the CPUs and GPUs of one worker of each stage.
+
+    Ray waits without end for what a cluster does not have.
+    """
     cores = 1 if gpus else 2
     if _total("CPU") < cores:
         raise UsageError(

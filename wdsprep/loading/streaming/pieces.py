@@ -1,4 +1,4 @@
-"""What all parts of a stream agree on: which piece of which step a number stands for.
+"""Number the pieces of a stream: all its parts agree which samples a number stands for.
 
 A *piece* is a run of samples of one step and one trainer. Pieces are numbered in the order in which
 trainers need them: part by part of a step, one for each trainer in turn. So every W-th number is a
@@ -14,29 +14,32 @@ from wdsprep.encoding.on_the_fly.encoding import Encoding
 from wdsprep.loading.arguments import LoadPlan
 
 PIECE = 64  # samples at most: 12 MB of pixels at 256, 10 MB of embeddings
-FILL = 0.5  # of Ray's object store, which moves to disk what is more than 0.8 of it
+FILL = 0.5  # the share used of Ray's object store, which spills to disk above 0.8
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamRoom:
-    """The object store that a stream may use, in samples: each is there as pixels or as arrays."""
+    """The part of Ray's object store that a stream may use, counted in samples.
+
+    A sample is there as pixels or as arrays.
+    """
 
     samples: int
 
     @classmethod
     def of(cls, nbytes: float, resolution: int, fields: Iterable[Field]) -> "StreamRoom":
-        """For an object store of so many bytes."""
+        """Return the room in an object store of so many bytes."""
         arrays = sum(field.array_nbytes for field in fields)
         return cls(samples=int(FILL * nbytes / max(3 * resolution**2, arrays)))
 
     def most(self, pieces: int) -> int:
-        """The samples of a piece, where so many pieces are under way at once."""
+        """Return how many samples a piece may have if so many pieces are under way at once."""
         return max(1, min(PIECE, self.samples // pieces))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PiecePlace:
-    """Where a piece belongs: rows [start, end) of a trainer's share of a step."""
+    """The place of a piece: rows [start, end) of a trainer's share of a step."""
 
     number: int
     step: int
@@ -47,23 +50,23 @@ class PiecePlace:
 
 @dataclass(frozen=True, kw_only=True)
 class Pieces:
-    """A plan and how it is cut. Picklable, for all workers of a stream."""
+    """The pieces that a plan is cut into; picklable, for all workers of a stream."""
 
     plan: LoadPlan
     encoding: Encoding
     most: int
     kept: bool = False
-    """Whether all is made that `encode` would store."""
+    """True if everything is made that `encode` would store."""
 
     @cached_property
     def size(self) -> int:
-        """The samples of a piece, as even as can be; a share's last one may be shorter."""
-        return _divided(self.plan.share, _divided(self.plan.share, self.most))
+        """The number of samples in a piece: all have as many, except the last of a share."""
+        return _divide_up(self.plan.share, _divide_up(self.plan.share, self.most))
 
     @property
     def parts(self) -> int:
-        """The pieces of a trainer's step."""
-        return _divided(self.plan.share, self.size)
+        """The number of pieces in a trainer's step."""
+        return _divide_up(self.plan.share, self.size)
 
     @property
     def per_step(self) -> int:
@@ -77,7 +80,7 @@ class Pieces:
         return PiecePlace(number=number, step=step, rank=rank, start=start, end=end)
 
     def numbers(self, step: int, rank: int) -> list[int]:
-        """The pieces of a trainer's step."""
+        """Return the numbers of the pieces of a trainer's step."""
         first = step * self.per_step + rank
         return [first + part * self.plan.world for part in range(self.parts)]
 
@@ -85,6 +88,5 @@ class Pieces:
         return replace(self.plan, rank=rank)
 
 
-def _divided(count: int, size: int) -> int:
-    """Rounded up."""
+def _divide_up(count: int, size: int) -> int:
     return -(-count // size)

@@ -1,4 +1,4 @@
-"""The pipeline of a stream, as Ray Data runs it: numbers of pieces, pixels, arrays, trainers."""
+"""Build the pipeline that Ray Data runs: numbers of pieces, pixels, arrays, trainers."""
 
 import logging
 from dataclasses import replace
@@ -19,7 +19,12 @@ from wdsprep.loading.streaming import source, workers
 from wdsprep.loading.streaming.pieces import Pieces, StreamRoom
 from wdsprep.loading.streaming.source import Numbers, new_pace
 from wdsprep.loading.streaming.trainer import READY, Trainer
-from wdsprep.loading.streaming.workers import DecoderOf, EncoderOf, empty_of, sent_to_workers
+from wdsprep.loading.streaming.workers import (
+    DecodeWorker,
+    EncodeWorker,
+    encode_empty_caption,
+    send_to_workers,
+)
 from wdsprep.runners import versions
 
 for _by_value in (versions, workers, source):
@@ -30,18 +35,18 @@ PER_TRAINER = 4  # steps, or pieces where the object store is small
 
 
 def least_ahead(decoders: Pool, encoders: Pool, trainers: int) -> int:
-    """The pieces under way that leave no worker idle."""
+    """Return how many pieces must be under way so that no worker is idle."""
     return PER_WORKER * (decoders[1] + encoders[1]) + PER_TRAINER * trainers
 
 
-def ahead_of(pieces: Pieces, room: StreamRoom, least: int) -> int:
-    """The pieces under way: some steps of each trainer as well, if there is room for them."""
+def pieces_ahead(pieces: Pieces, room: StreamRoom, least: int) -> int:
+    """Return how many pieces are under way: if there is room, some steps of each trainer too."""
     wanted = least + PER_TRAINER * (pieces.per_step - pieces.plan.world)
     return max(least, min(wanted, room.samples // pieces.size))
 
 
 class Pipeline:
-    """How many workers each stage has, what they need, and how many pieces are under way."""
+    """The stages of a stream: their workers, what these need, and the pieces under way."""
 
     def __init__(
         self, *, pieces: Pieces, decoders: Pool, encoders: Pool, gpus: float, ahead: int
@@ -69,12 +74,15 @@ class Pipeline:
         ]
 
     def _stages(self, numbers: Numbers) -> Any:
-        """The stages differ in what they need, so Ray Data does not melt any into one."""
+        """Return the dataset of Ray Data that reads, decodes and encodes.
+
+        The stages need different resources, so Ray Data does not fuse them.
+        """
         logging.getLogger("ray.data").setLevel(logging.WARNING)
         read = read_datasource(numbers, override_num_blocks=1, num_cpus=0)
-        sent = sent_to_workers(self._pieces)
+        sent = send_to_workers(self._pieces)
         decoded = read.map_batches(
-            DecoderOf,
+            DecodeWorker,
             fn_constructor_args=(sent,),
             batch_size=1,
             batch_format="numpy",
@@ -82,7 +90,7 @@ class Pipeline:
             num_cpus=1,
         )
         encoded = decoded.map_batches(
-            EncoderOf,
+            EncodeWorker,
             fn_constructor_args=(sent,),
             batch_size=1,
             batch_format="numpy",
@@ -94,11 +102,11 @@ class Pipeline:
         return encoded
 
     def _empty(self) -> dict[str, torch.Tensor]:
-        """What the empty caption becomes, found where an encoder could run."""
+        """Encode the empty caption on a node where an encoder could run."""
         options = {"num_cpus": 0 if self._gpus else 1, "num_gpus": self._gpus}
         try:
             found: dict[str, torch.Tensor] = ray.get(
-                ray.remote(**options)(empty_of).remote(sent_to_workers(self._pieces))
+                ray.remote(**options)(encode_empty_caption).remote(send_to_workers(self._pieces))
             )
         except RayTaskError as error:
             if refusal := versions.refused(str(error)):
@@ -108,11 +116,14 @@ class Pipeline:
 
 
 def _tune(context: DataContext) -> None:
-    """For this stream alone. What is dealt out is blocks, so each piece is one, of one row.
+    """Set Ray Data's options for this stream alone.
 
-    Ray Data's own ways to bound memory are off: they stop a stage by what they guess of others, and
-    start it again only where nothing runs at all, while the task that gives out numbers always
-    does. So a stream could stand for ever. The pace bounds it, by what pieces take.
+    It deals out blocks, so each piece is one block, of one row.
+
+    Ray Data's own ways to bound memory are off. They stop a stage by a guess about other
+    stages, and start it again only when nothing runs at all; but the task that gives out
+    numbers always runs. So a stream could stop for ever. The pace bounds memory instead, by
+    what pieces take.
     """
     context.set_config(ENABLED_BACKPRESSURE_POLICIES_CONFIG_KEY, [])
     context.execution_options.preserve_order = True
@@ -122,7 +133,7 @@ def _tune(context: DataContext) -> None:
 
 
 def _pool(size: Pool, *, calls: int = 1) -> ActorPoolStrategy:
-    """Workers that do so many pieces at a time, and have as many more waiting."""
+    """Return a pool of workers that do `calls` pieces at a time and have as many waiting."""
     return ActorPoolStrategy(
         min_size=size[0],
         max_size=size[1],

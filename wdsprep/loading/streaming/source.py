@@ -1,12 +1,12 @@
-"""Where a stream begins: numbers of pieces, as many ahead of the trainers as memory is meant for.
+"""Give out the numbers of pieces, as many ahead of the trainers as memory allows.
 
 A small actor, the *pace*, knows how far each trainer is, and numbers are given out at a fixed
-distance before the slowest. That bounds all that is between here and the trainers: Ray's object
-store never has more pieces than that.
-What it knows nobody else does, so it is not restarted, and the stream ends with it. It runs on the
-driver's machine, as the pipeline does, which is lost only with the stream anyway.
+distance before the slowest. That bounds what lies between here and the trainers: Ray's object store
+never has more pieces than that. Nobody else knows what the pace knows, so it is not restarted, and
+the stream ends with it. It runs on the driver's machine, as the pipeline does; if that is lost, the
+stream is lost anyway.
 
-Ray gets all of this module by value, and runs it whatever wdsprep a node has.
+Ray gets this whole module by value, and runs it whatever wdsprep a node has.
 """
 
 import asyncio
@@ -22,21 +22,21 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 
 class StreamPace:
-    """An actor. A trainer says which numbers it has had."""
+    """An actor that knows how many pieces each trainer has had."""
 
     def __init__(self, first: int, trainers: int, ahead: int) -> None:
         self._had = [first] * trainers
         self._ahead = ahead
         self._moved = asyncio.Condition()
 
-    async def had(self, rank: int, number: int) -> None:
-        """The trainer has had all its pieces below this number."""
+    async def note_done(self, rank: int, number: int) -> None:
+        """Note that a trainer has had all its pieces below this number."""
         async with self._moved:
             self._had[rank] = max(self._had[rank], number)
             self._moved.notify_all()
 
     async def until(self, number: int) -> int:
-        """Wait until the number may be given out; the end of those that may."""
+        """Wait until a number may be given out; return the end of the numbers that may."""
         async with self._moved:
             await self._moved.wait_for(lambda: number < self._end)
             return self._end
@@ -53,7 +53,10 @@ def new_pace(first: int, trainers: int, ahead: int) -> Any:
 
 
 class Numbers(Datasource):  # type: ignore[misc]
-    """The numbers from `first` on, a row a block, in one task that takes no core."""
+    """A source of the numbers from `first` on, one row in each block.
+
+    One task gives them out; it takes no core.
+    """
 
     def __init__(self, first: int, end: int, pace: Any) -> None:
         self._span, self._pace = (first, end), pace

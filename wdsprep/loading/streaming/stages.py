@@ -1,8 +1,8 @@
-"""The two stages of a stream, each a class that its workers make once and call for each piece.
+"""Decode and encode pieces: two stages, whose workers call a class for each piece.
 
-A decoder reads a piece's images and crops them, one core a worker; an encoder makes arrays of the
-crops. Pieces travel as rows of Ray Data: the bytes of pixels, then those of arrays, with what else
-is known of the samples beside them. Arrays of variable length stand one behind the other. Neither
+A decoder reads a piece's images and crops them, one core for each worker; an encoder makes arrays
+of the crops. Pieces travel as rows of Ray Data: the bytes of pixels, then those of arrays, together
+with what else is known of the samples. Arrays of variable length stand one after another. Neither
 stage keeps anything between calls, so a worker that dies is replaced, and its piece is made again,
 the same.
 """
@@ -25,15 +25,15 @@ from wdsprep.encoding.on_the_fly.step_batches import BatchEncoder
 from wdsprep.loading.memory import Batch
 from wdsprep.loading.on_the_fly.encoded_batches import EncodedRow, EncodingReader, reading_plan
 from wdsprep.loading.order import Samples
-from wdsprep.loading.serving import NOTHING, locate, open_reader
+from wdsprep.loading.prefetch import NOTHING, locate_in_tars, open_reader
 from wdsprep.loading.streaming.pieces import PIECE, PiecePlace, Pieces
 
 PackedPiece = dict[str, Any]
 
 
 @dataclass(kw_only=True, slots=True)
-class Worked:
-    """What one worker has done since its first piece."""
+class WorkerStats:
+    """The work of one worker since its first piece."""
 
     stage: str
     worker: str
@@ -43,7 +43,7 @@ class Worked:
     _began: float = field(default=0.0, repr=False)
 
     @classmethod
-    def at(cls, stage: str) -> "Worked":
+    def at(cls, stage: str) -> "WorkerStats":
         return cls(stage=stage, worker=f"{socket.gethostname()}:{os.getpid()}")
 
     @contextmanager
@@ -58,14 +58,14 @@ class Worked:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PieceFacts:
-    """What travels beside the pixels or arrays of a piece."""
+class PieceMetadata:
+    """The metadata that travels with the pixels or arrays of a piece."""
 
     batch: Batch
     rows: tuple[EncodedRow, ...] = ()
     lengths: tuple[int, ...] = ()
-    """of each row's array of variable length, where there is one"""
-    worked: tuple[Worked, ...] = ()
+    """The length of each row's array of variable length, if there is one."""
+    worked: tuple[WorkerStats, ...] = ()
 
 
 class DecodeStage:
@@ -73,7 +73,7 @@ class DecodeStage:
         torch.set_num_threads(1)
         self._pieces = pieces
         self._reader = open_reader(reading_plan(pieces.plan, torch.device("cpu")))
-        self._worked = Worked.at("decode")
+        self._worked = WorkerStats.at("decode")
         self._share = lru_cache(maxsize=4)(self._found)
 
     def __call__(self, wire: PackedPiece) -> PackedPiece:
@@ -82,8 +82,8 @@ class DecodeStage:
             batch = self._read(place)
         pixels = batch.out.pop("pixels")
         batch.views.clear()
-        facts = PieceFacts(batch=batch, worked=(self._worked,))
-        return packed(place.number, facts, {"pixels": pixels})
+        facts = PieceMetadata(batch=batch, worked=(self._worked,))
+        return pack_piece(place.number, facts, {"pixels": pixels})
 
     def _read(self, place: PiecePlace) -> Batch:
         share = self._share(place.step, place.rank)
@@ -104,7 +104,7 @@ class DecodeStage:
     def _found(self, step: int, rank: int) -> Samples:
         plan = self._pieces.plan
         found = plan.order.step(step, rank=rank, world=plan.world)
-        locate(plan.datasets, found)
+        locate_in_tars(plan.datasets, found)
         return found
 
 
@@ -125,33 +125,36 @@ class EncodeStage:
         self._pin = is_cuda
         self._encoder = encoder
 
-    def _worked(self) -> Worked:
-        """By the device, which calls share."""
-        stats, worked = self._encoder.stats, Worked.at("encode")
+    def _worked(self) -> WorkerStats:
+        """Return the work of this worker, measured on the device, which its threads share."""
+        stats, worked = self._encoder.stats, WorkerStats.at("encode")
         worked.samples, worked.busy_s, worked.wall_s = stats.samples, stats.busy_s, stats.wall_s
         return worked
 
     def __call__(self, wire: PackedPiece) -> PackedPiece:
-        """May be called by two threads: while one waits for the device, the other prepares."""
-        number, facts, tensors = unpacked(wire)
+        """Encode a piece.
+
+        Two threads may call this: while one waits for the device, the other prepares.
+        """
+        number, facts, tensors = unpack_piece(wire)
         batch = facts.batch
         rows = self._encoded(batch, tensors["pixels"])
-        arrays, lengths = joined(self._fields, [row.result.arrays for row in rows])
-        facts = PieceFacts(
-            batch=_bare(batch),
+        arrays, lengths = join_rows(self._fields, [row.result.arrays for row in rows])
+        facts = PieceMetadata(
+            batch=_without_arrays(batch),
             rows=tuple(replace(row, result=replace(row.result, arrays={})) for row in rows),
             lengths=lengths,
             worked=(*facts.worked, self._worked()),
         )
-        return packed(number, facts, arrays)
+        return pack_piece(number, facts, arrays)
 
     def _encoded(self, batch: Batch, pixels: torch.Tensor) -> list[EncodedRow]:
         batch.out["pixels"] = pixels.pin_memory() if self._pin else pixels
         return self._encoding.rows(batch, self._encoding.begin(batch))
 
 
-def empty(pieces: Pieces) -> dict[str, torch.Tensor]:
-    """What the empty caption becomes."""
+def encode_empty_caption(pieces: Pieces) -> dict[str, torch.Tensor]:
+    """Return the arrays of the empty caption."""
     encoder = BatchEncoder(pieces.encoding.load(), seed=0, most=1)
     try:
         return encoder.empty()
@@ -159,8 +162,8 @@ def empty(pieces: Pieces) -> dict[str, torch.Tensor]:
         encoder.close()
 
 
-def _bare(batch: Batch) -> Batch:
-    """The same rows, and nothing that was read of them."""
+def _without_arrays(batch: Batch) -> Batch:
+    """Return a batch of the same rows, without what was read of them."""
     return Batch(
         batch.step,
         batch.first,
@@ -172,10 +175,10 @@ def _bare(batch: Batch) -> Batch:
     )
 
 
-def joined(
+def join_rows(
     fields: Sequence[Field], rows: Sequence[Mapping[str, torch.Tensor]]
 ) -> tuple[dict[str, torch.Tensor], tuple[int, ...]]:
-    """The arrays of all rows as one tensor for each field, and the lengths of those that vary."""
+    """Return one tensor for each field, of all rows, and the lengths of those that vary."""
     arrays: dict[str, torch.Tensor] = {}
     lengths: tuple[int, ...] = ()
     for item in fields:
@@ -186,8 +189,13 @@ def joined(
     return arrays, lengths
 
 
-def packed(number: int, facts: PieceFacts, tensors: Mapping[str, torch.Tensor]) -> PackedPiece:
-    """A piece as one row. NumPy does not know all dtypes of torch."""
+def pack_piece(
+    number: int, facts: PieceMetadata, tensors: Mapping[str, torch.Tensor]
+) -> PackedPiece:
+    """Return a piece as one row of Ray Data.
+
+    Tensors travel as bytes, since NumPy does not know all dtypes of torch.
+    """
     arrays = {name: tensor.view(torch.uint8).numpy()[None] for name, tensor in tensors.items()}
     dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
     data = np.empty(1, object)
@@ -195,9 +203,14 @@ def packed(number: int, facts: PieceFacts, tensors: Mapping[str, torch.Tensor]) 
     return {"number": np.array([number]), "facts": data, **arrays}
 
 
-def unpacked(wire: PackedPiece, row: int = 0) -> tuple[int, PieceFacts, dict[str, torch.Tensor]]:
-    """The tensors are copies: what comes out of Ray's memory must not be written to."""
-    facts: PieceFacts
+def unpack_piece(
+    wire: PackedPiece, row: int = 0
+) -> tuple[int, PieceMetadata, dict[str, torch.Tensor]]:
+    """Return the number, the metadata and the tensors of a packed piece.
+
+    The tensors are copies: nobody may write to what comes out of Ray's memory.
+    """
+    facts: PieceMetadata
     dtypes: dict[str, torch.dtype]
     facts, dtypes = pickle.loads(wire["facts"][row])  # noqa: S301  made by `packed`
     tensors = {

@@ -1,7 +1,7 @@
-"""The end of a stream in a trainer: pieces become batches, in order, and are counted.
+"""Make batches of the pieces that arrive in a trainer, in order, and count them.
 
-Ray Data hands a trainer its pieces in their order, also when workers die. That is looked at for
-each piece: one that is lost, repeated or out of its turn is an error here, never a wrong batch.
+Ray Data gives a trainer its pieces in their order, also when workers die. Each piece is checked for
+that: one that is lost, repeated or out of turn is an error here, never a wrong batch.
 """
 
 import atexit
@@ -23,9 +23,14 @@ from wdsprep.encoding.on_the_fly.latent_writer import LatentWriter
 from wdsprep.errors import WdsprepError, WorkError
 from wdsprep.loading.arguments import LoadPlan
 from wdsprep.loading.memory import Arrays, Batch
-from wdsprep.loading.on_the_fly.encoded_batches import BatchLayout, EncodedRow, open_tee, with_empty
+from wdsprep.loading.on_the_fly.encoded_batches import (
+    BatchLayout,
+    EncodedRow,
+    open_tee,
+    with_empty_caption,
+)
 from wdsprep.loading.streaming.pieces import Pieces
-from wdsprep.loading.streaming.stages import PackedPiece, PieceFacts, Worked, unpacked
+from wdsprep.loading.streaming.stages import PackedPiece, PieceMetadata, WorkerStats, unpack_piece
 from wdsprep.loading.streaming.workers import new_trainer
 from wdsprep.runners.versions import refused
 from wdsprep.version import __version__
@@ -36,9 +41,13 @@ RECENT_S = 120.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """How a stage fares: its workers (host:process), those that are gone too; and of those that had
-    a part in what came in the last two minutes, what they make in a second together, and the share
-    of the time in which they work rather than wait."""
+    """The state of a stage: its workers and how fast they are.
+
+    `workers` are all that were heard of (host:process), also those that are gone. `rate` is the
+    samples that they make in a second together, and `busy` the share of time in which they work
+    rather than wait. Both are of workers that made something which came in the last two
+    minutes.
+    """
 
     name: str
     workers: tuple[str, ...]
@@ -48,31 +57,33 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What has come: its number, what is known of it, and its arrays."""
+    """A piece that has arrived: its number, its metadata, and its arrays."""
 
     number: int
-    facts: PieceFacts
+    facts: PieceMetadata
     arrays: Mapping[str, Arrays]
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerHeard:
-    """What a worker had done when it was last heard of."""
+class WorkerProgress:
+    """The work that a worker had done, and when it was last heard of."""
 
-    worked: Worked
+    worked: WorkerStats
     at: float
 
 
 class _Collate(NumpyBatchCollateFn):  # type: ignore[misc]
-    """In a thread beside the trainer. A piece leaves Ray's memory by itself, not with its step,
-    which may be more than there is room for."""
+    """A function that unpacks pieces, in a thread beside the trainer.
+
+    Each piece leaves Ray's memory on its own. A whole step may be more than that has room for.
+    """
 
     def __init__(self, pieces: Pieces) -> None:
         super().__init__()
         self._fields = pieces.plan.datasets[0].fields
 
     def __call__(self, wire: PackedPiece) -> Piece:
-        number, facts, tensors = unpacked(wire)
+        number, facts, tensors = unpack_piece(wire)
         arrays: dict[str, Arrays] = {**tensors}
         for item in self._fields:
             if item.is_variable:
@@ -81,8 +92,11 @@ class _Collate(NumpyBatchCollateFn):  # type: ignore[misc]
 
 
 class Trainer:
-    """One trainer's share of a stream; picklable until it is iterated. It may be left and taken up
-    again, and ends with the stream."""
+    """One trainer's share of a stream, to be iterated.
+
+    It is picklable until it is iterated. An iteration may be left and continued. It ends with
+    the stream.
+    """
 
     def __init__(
         self,
@@ -96,21 +110,21 @@ class Trainer:
         empty: Mapping[str, torch.Tensor],
         tee: str = "",
     ) -> None:
-        """`ready` pieces are fetched before they are wanted."""
+        """Take a share of a stream, of which `ready` pieces are fetched before they are wanted."""
         self._pieces, self._source, self._pace = pieces, source, pace
         self._ready = ready
         self._empty, self._tee_url = empty, tee
         self._end = end
         self.step = step
-        self._workers: dict[tuple[str, str], WorkerHeard] = {}
+        self._workers: dict[tuple[str, str], WorkerProgress] = {}
 
     def __len__(self) -> int:
-        """The batches that are left."""
+        """Return how many batches are left."""
         return self._end - self.step
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next batch belongs to."""
+        """The epoch of the next batch."""
         return self._pieces.plan.order.epoch(self.step)
 
     @property
@@ -119,21 +133,24 @@ class Trainer:
 
     @property
     def plan(self) -> LoadPlan:
-        """What is streamed, and which rank of how many this is."""
+        """The plan of the stream, with this trainer's rank."""
         return self._pieces.plan
 
     def __repr__(self) -> str:
         return f"<Trainer {self.plan.at(self.step)}>"
 
     def state_dict(self) -> dict[str, Any]:
-        """That of a loader of the stored latents, the same on every trainer."""
+        """Return the state to resume from, the same on every trainer.
+
+        A loader of the stored latents would have the same state.
+        """
         return self._pieces.plan.order.state(self.step)
 
     def stages(self) -> list[Stage]:
-        """What the batches so far tell of the workers that had a part in them."""
+        """Return the state of both stages, as the batches so far tell of their workers."""
         return [_stage(name, self._of(name)) for name in ("decode", "encode")]
 
-    def _of(self, stage: str) -> list[WorkerHeard]:
+    def _of(self, stage: str) -> list[WorkerProgress]:
         return [heard for (name, _), heard in self._workers.items() if name == stage]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -144,7 +161,7 @@ class Trainer:
         self.close()
 
     def close(self) -> None:
-        """Take nothing more. What of the latent shards is whole is listed in their manifest."""
+        """Stop the iteration, and list the complete latent shards in their manifest."""
         made = vars(self)
         with ExitStack() as stack:  # from the last one on, whatever fails
             if tee := made.get("_tee"):
@@ -156,7 +173,7 @@ class Trainer:
 
     @property
     def actors(self) -> tuple[Any, Any]:
-        """What a stream cannot be without: the pipeline, and the pace."""
+        """The two actors without which a stream ends: the pipeline and the pace."""
         return self._source._coord_actor, self._pace
 
     def _next(self) -> dict[str, Any]:
@@ -175,7 +192,7 @@ class Trainer:
         except RayError as error:
             raise _reason(error) from error
         self._check(piece, wanted)
-        self._pace.had.remote(self._pieces.plan.rank, wanted + self._pieces.plan.world)
+        self._pace.note_done.remote(self._pieces.plan.rank, wanted + self._pieces.plan.world)
         self._note(piece)
         return piece
 
@@ -192,7 +209,7 @@ class Trainer:
             name = worked.stage, worked.worker
             known = self._workers.get(name)
             if known is None or known.worked.samples < worked.samples:
-                self._workers[name] = WorkerHeard(worked, now)
+                self._workers[name] = WorkerProgress(worked, now)
 
     def _keep(self, tee: LatentWriter, pieces: Sequence[Piece]) -> None:
         for piece in pieces:
@@ -217,7 +234,7 @@ class Trainer:
 
     @cached_property
     def _layout(self) -> BatchLayout:
-        return BatchLayout(with_empty(self._pieces.plan, self._empty))
+        return BatchLayout(with_empty_caption(self._pieces.plan, self._empty))
 
     @cached_property
     def _tee(self) -> LatentWriter | None:
@@ -234,14 +251,16 @@ class Trainer:
 
 
 def _close_on_ray(pieces: "Generator[Piece, None, None]") -> None:
-    """At the end of a program that closed nothing. Where its Ray is gone already, closing would
-    start another."""
+    """Close a stream that the program left open.
+
+    If Ray is gone already, closing would start another one.
+    """
     if ray.is_initialized():
         pieces.close()
 
 
 def _joined(pieces: Sequence[Piece]) -> tuple[Batch, list[EncodedRow]]:
-    """The pieces of a step as one."""
+    """Join the pieces of a step to one batch."""
     batches = [piece.facts.batch for piece in pieces]
     whole = Batch(
         step=batches[0].step,
@@ -253,7 +272,7 @@ def _joined(pieces: Sequence[Piece]) -> tuple[Batch, list[EncodedRow]]:
     return whole, [row for piece in pieces for row in piece.facts.rows]
 
 
-def _stage(name: str, workers: list[WorkerHeard]) -> Stage:
+def _stage(name: str, workers: list[WorkerProgress]) -> Stage:
     last = max((heard.at for heard in workers), default=0.0)
     recent = [heard.worked for heard in workers if heard.at > last - RECENT_S]
     wall = sum(worked.wall_s for worked in recent)
@@ -266,7 +285,10 @@ def _stage(name: str, workers: list[WorkerHeard]) -> Stage:
 
 
 def _reason(error: RayError) -> WdsprepError:
-    """What a worker had to say, out of all that Ray wraps around it: only its text comes here."""
+    """Return a worker's own error, without what Ray wraps around it.
+
+    Only the text of the error comes here.
+    """
     text = str(error).strip()
     if refusal := refused(text):
         return WorkError(refusal)

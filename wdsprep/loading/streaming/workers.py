@@ -1,7 +1,7 @@
-"""What Ray makes of a stream on a node, before it is known which wdsprep the node has.
+"""Run the stages of a stream on a node whose version of wdsprep is not known yet.
 
-All of it is pickled by value, as the pipeline registers this module for that: it looks at the
-version there, and unpickles only then.
+The pipeline registers this module so that all of it is pickled by value. It checks the version
+there, and only then unpickles the rest.
 """
 
 import sys
@@ -21,46 +21,49 @@ if TYPE_CHECKING:
 THEN = "begin a new stream from the state of the last batch"
 
 
-def sent_to_workers(pieces: "Pieces") -> Any:
-    """The pieces for workers, and where they find modules, as the driver does."""
+def send_to_workers(pieces: "Pieces") -> Any:
+    """Put the pieces, and the driver's module path, into Ray's memory for the workers."""
     return ray.put((__version__, sys.path, cloudpickle.dumps(pieces)))
 
 
-def opened(sent: Any) -> tuple[Any, "Pieces"]:
-    """The module of the stages, and the pieces."""
+def unpack_pieces(sent: Any) -> tuple[Any, "Pieces"]:
+    """Return the module of the stages, and the pieces; refuse another version of wdsprep."""
     version, path, data = ray.get(sent) if isinstance(sent, ray.ObjectRef) else sent
     stages = import_for_driver("wdsprep.loading.streaming.stages", version, path, THEN)
     pieces: Pieces = cloudpickle.loads(data)
     return stages, pieces
 
 
-class DecoderOf:
-    """Ray Data names its stages after these."""
+class DecodeWorker:
+    """A worker of the decode stage; Ray Data shows this name."""
 
     def __init__(self, sent: Any) -> None:
-        stages, pieces = opened(sent)
+        stages, pieces = unpack_pieces(sent)
         self._stage = stages.DecodeStage(pieces)
 
     def __call__(self, wire: "PackedPiece") -> Any:
         return self._stage(wire)
 
 
-class EncoderOf:
+class EncodeWorker:
     def __init__(self, sent: Any) -> None:
-        stages, pieces = opened(sent)
+        stages, pieces = unpack_pieces(sent)
         self._stage = stages.EncodeStage(pieces)
 
     def __call__(self, wire: "PackedPiece") -> Any:
         return self._stage(wire)
 
 
-def empty_of(sent: Any) -> Any:
-    """What the empty caption becomes."""
-    stages, pieces = opened(sent)
-    return stages.empty(pieces)
+def encode_empty_caption(sent: Any) -> Any:
+    """Return the arrays of the empty caption, encoded on this node."""
+    stages, pieces = unpack_pieces(sent)
+    return stages.encode_empty_caption(pieces)
 
 
 def new_trainer(version: str) -> Any:
-    """To be filled with its state, which is unpickled after this. Plain pickle has this by name."""
+    """Return a trainer without its state, which is unpickled after this.
+
+    Plain pickle finds this function by its name.
+    """
     module = import_for_driver("wdsprep.loading.streaming.trainer", version, (), THEN)
     return object.__new__(module.Trainer)

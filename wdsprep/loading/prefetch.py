@@ -1,4 +1,8 @@
-"""Batches in their order, read ahead by threads: between what is served and how it is read."""
+"""Read batches ahead of the trainer, in threads, and serve them in their order.
+
+This connects what is served (the order) with how it is read. `load(ahead=...)` is how many steps
+are read ahead; `arguments.prefetch_depth` is its default.
+"""
 
 import weakref
 from collections import deque
@@ -19,45 +23,45 @@ from wdsprep.loading.memory import Batch, Memory
 from wdsprep.loading.options import LONGEST
 from wdsprep.loading.order import Samples
 from wdsprep.loading.reading import Reader
+from wdsprep.loading.shared_memory import SharedBatch
 from wdsprep.loading.shelves.cache import CacheDir
 from wdsprep.loading.shelves.local import LocalShelf, Shelf, WantedRows
 from wdsprep.loading.shelves.remote import RemoteShelf
-from wdsprep.loading.worker_memory import Shared
 from wdsprep.store.base import RemoteStore
 from wdsprep.store.places import ANY_PLACE
 
-ROWS_AT_ONCE = 64  # that one thread reads at a time
-SMALL_AT_ONCE = 256  # of latents that take together no more than
+ROWS_AT_ONCE = 64  # rows that a thread reads at a time
+SMALL_AT_ONCE = 256  # rows of small latents, which together take no more than the next line
 SMALL_NBYTES = 8 << 20
-FIRST_ROWS = 16  # of the first batch, which all threads read
-CROPS_AT_ONCE = 8  # that it reads and decodes
+FIRST_ROWS = 16  # rows that a thread reads of the first batch, so that all threads share it
+CROPS_AT_ONCE = 8  # rows that a thread reads and decodes at a time
 ORDERED_AT_ONCE = 1 << 15  # samples; of many shapes each costs the same anew each time
-STEPS_AT_ONCE = 32  # at least, that are ordered at a time
+STEPS_AT_ONCE = 32  # the least number of steps whose order is computed at a time
 FETCHERS = 16  # requests to S3 at a time
 AHEAD_NBYTES = 128 << 20  # fetched from S3 before it is needed, twice, and what belongs to its runs
 Shelves = tuple[tuple[Shelf, ...], ...]
-"""For each stream its own, and those of what is joined to it."""
+"""The shelves of each stream: its own, then those of what is joined to it."""
 NOBODY = -1  # the stream of a sample that another worker reads
 NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)
 
 
 def serve(plan: LoadPlan, steps: range) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each step with what its batch holds, of which nothing is kept here."""
-    return map(_numbered, filled(plan, steps))
+    """Yield each step with its batch; nothing of it is kept here."""
+    return map(_numbered, fill_batches(plan, steps))
 
 
 def serve_raw(plan: LoadPlan, places: range) -> Iterator[tuple[int, dict[str, Any]]]:
-    """These samples of the rank, counted from step 0, one by one."""
+    """Yield samples of a rank one by one, each with its place counted from step 0."""
     if not places:
         return iter(())
     steps = range(places.start // plan.share, -(-places.stop // plan.share))
-    batches = filled(plan, steps, places=places)
+    batches = fill_batches(plan, steps, places=places)
     samples = (sample for batch in batches for sample in batch.out["samples"])
     return zip(places, samples, strict=True)
 
 
 def _numbered(batch: Batch) -> tuple[int, dict[str, Any]]:
-    return batch.step, batch.out if get_worker_info() is None else Shared(batch.out)
+    return batch.step, batch.out if get_worker_info() is None else SharedBatch(batch.out)
 
 
 def open_reader(plan: LoadPlan) -> Reader:
@@ -73,9 +77,9 @@ def open_reader(plan: LoadPlan) -> Reader:
 
 
 def open_shelves(plan: LoadPlan) -> Shelves:
-    wholes = dict.fromkeys(part.whole for dataset in plan.datasets for part in dataset.beside)
+    wholes = dict.fromkeys(part.whole for dataset in plan.datasets for part in dataset.with_joined)
     opened = {whole: open_shelf(whole, plan.cache) for whole in wholes}
-    return tuple(tuple(opened[part.whole] for part in d.beside) for d in plan.datasets)
+    return tuple(tuple(opened[part.whole] for part in d.with_joined) for d in plan.datasets)
 
 
 def close_shelves(shelves: Shelves) -> None:
@@ -91,12 +95,15 @@ def open_shelf(dataset: Dataset, cache: CacheDir | None) -> Shelf:
     raise UsageError(f"{dataset.store.url}: loading is from {ANY_PLACE}")
 
 
-def filled(
+def fill_batches(
     plan: LoadPlan, steps: range, reader: Reader | None = None, *, places: range | None = None
 ) -> Iterator[Batch]:
-    """Batches in order, or what they have of some places. Threads fill them in any order, a few
-    steps ahead; not so the first, which would come later for it. A reader that is given is closed
-    at the end."""
+    """Yield filled batches in order, while threads fill the next ones.
+
+    Threads fill them in any order, a few steps ahead. The first batch is not read together with
+    others, which would delay it. With `places`, only these rows are read. The reader is closed
+    at the end.
+    """
     reader = reader or open_reader(plan)
     pool = ThreadPoolExecutor(max(1, plan.threads), "wdsprep-load")
     # At the latest when the program ends:
@@ -105,7 +112,7 @@ def filled(
     queue: deque[tuple[Batch, list[Future[None]]]] = deque()
     served = 0
     try:
-        for batch in _planned(plan, reader, steps, places):
+        for batch in _plan_batches(plan, reader, steps, places):
             reader.begin(batch)
             at_once = most if served or queue else min(most, FIRST_ROWS)
             tops = range(0, len(batch), at_once)
@@ -121,13 +128,16 @@ def filled(
 
 
 def _rows_at_once(plan: LoadPlan) -> int:
-    """What is done once for all of them is most of the work where samples are small."""
+    """Return how many rows a thread reads at once.
+
+    If samples are small, most of the work is what is done once for all of these rows.
+    """
     if "made" in plan.names:
         return CROPS_AT_ONCE
     if plan.datasets[0].kind != "latents":
         return ROWS_AT_ONCE
     largest = max(dataset.served_nbytes for dataset in plan.datasets)
-    slots = max(len(dataset.beside) for dataset in plan.datasets)
+    slots = max(len(dataset.with_joined) for dataset in plan.datasets)
     return max(slots * ROWS_AT_ONCE, min(SMALL_AT_ONCE, SMALL_NBYTES // largest))
 
 
@@ -144,10 +154,15 @@ def _finished(batch: Batch, filling: list[Future[None]], pad: str) -> Batch:
     return batch
 
 
-def _planned(plan: LoadPlan, reader: Reader, steps: range, places: range | None) -> Iterator[Batch]:
-    """Which samples each batch has. Shelves that fetch hear of them a group of steps before they
-    are read, and at the same time what comes after, so that neighbours are fetched together. For
-    the first group they do not: the less is fetched, the sooner it comes."""
+def _plan_batches(
+    plan: LoadPlan, reader: Reader, steps: range, places: range | None
+) -> Iterator[Batch]:
+    """Yield the batches to read, and announce their samples to shelves that fetch from S3.
+
+    Such a shelf hears of samples a group of steps before they are read, and at the same time of
+    those that come after, so that neighbours are fetched together. The first group is announced
+    alone: the less is fetched, the sooner it comes.
+    """
     fetches = any(shelf.fetches for shelf in chain.from_iterable(reader.shelves))
     groups = _groups(plan, steps, places, fetches=fetches)
     if not fetches:
@@ -168,22 +183,27 @@ def _planned(plan: LoadPlan, reader: Reader, steps: range, places: range | None)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Group:
-    """Some steps, each made when it is its turn so that none is kept here, and where all their
-    samples are."""
+    """Some steps, with the places of all their samples.
+
+    Each batch is made when it is its turn, so that none is kept here.
+    """
 
     batches: Iterator[Batch]
     samples: Samples
     choice: Ints | None
-    """The number of the captions that each has, where they are picked by chance."""
+    """The number of each sample's caption, if captions are picked by chance."""
 
     def wanted(self, reader: Reader) -> dict[Shelf, WantedRows]:
-        return wanted_of(reader, self.samples, self.choice)
+        return wanted_by_shelf(reader, self.samples, self.choice)
 
 
-def wanted_of(
+def wanted_by_shelf(
     reader: Reader, samples: Samples, choice: Ints | None, *, first: int = 0
 ) -> dict[Shelf, WantedRows]:
-    """What will be read of each shelf for these samples, in their order; from this slot on."""
+    """Return what will be read of each shelf for these samples, in their order.
+
+    Slots before `first` are left out.
+    """
     found: dict[Shelf, list[tuple[Ints, Ints, Ints]]] = {}
     for number, (dataset, shelves) in enumerate(zip(reader.datasets, reader.shelves, strict=True)):
         here = np.flatnonzero(samples.stream.ravel() == number)
@@ -197,11 +217,11 @@ def wanted_of(
             places = dataset.joined[slot - 1].positions.locate(*own) if slot else own
             rows = here[some], places[0][some], places[1][some]
             found.setdefault(shelves[slot], []).append(rows)
-    return {shelf: _in_order(rows) for shelf, rows in found.items()}
+    return {shelf: _sort_by_order(rows) for shelf, rows in found.items()}
 
 
-def _in_order(rows: Sequence[tuple[Ints, Ints, Ints]]) -> WantedRows:
-    """Samples by their places among others."""
+def _sort_by_order(rows: Sequence[tuple[Ints, Ints, Ints]]) -> WantedRows:
+    """Sort samples by their places in the order."""
     if len(rows) == 1:
         return rows[0][1:]
     places, shards, indices = map(np.concatenate, zip(*rows, strict=True))
@@ -212,7 +232,7 @@ def _in_order(rows: Sequence[tuple[Ints, Ints, Ints]]) -> WantedRows:
 def _groups(
     plan: LoadPlan, steps: range, places: range | None, *, fetches: bool
 ) -> Iterator[_Group]:
-    """The first groups are small, so that the first batch comes soon."""
+    """Yield the steps in groups; the first ones are small, so that the first batch comes soon."""
     most = max(STEPS_AT_ONCE, ORDERED_AT_ONCE // plan.share)
     if fetches:
         nbytes = plan.share * max(dataset.served_nbytes for dataset in plan.datasets)
@@ -223,7 +243,7 @@ def _groups(
         found = plan.order.steps(some[0], some[-1] - some[0] + 1, rank=plan.rank, world=plan.world)
         rows = slice(None, None, steps.step)
         own = Samples(stream=found.stream[rows], shard=found.shard[rows], index=found.index[rows])
-        locate(plan.datasets, own)
+        locate_in_tars(plan.datasets, own)
         if places is not None:
             numbers = np.arange(some.start * plan.share, some.stop * plan.share) - places.start
             others = (numbers < 0) | (numbers % places.step != 0)
@@ -231,13 +251,13 @@ def _groups(
         picked = None
         if plan.effects.captions:
             own_first = plan.rank * plan.share
-            picked = np.stack([plan.effects.picked(n, own_first, plan.share) for n in some])
+            picked = np.stack([plan.effects.pick_captions(n, own_first, plan.share) for n in some])
         yield _Group(batches=_batches(plan, some, own), samples=own, choice=picked)
         done, count = done + count, min(2 * count, most)
 
 
-def locate(datasets: Sequence[Dataset], found: Samples) -> None:
-    """What the order says of the samples of parts, as it is in their tars."""
+def locate_in_tars(datasets: Sequence[Dataset], found: Samples) -> None:
+    """Replace places in selections, as the order gives them, by places in the tars."""
     for number, dataset in enumerate(datasets):
         if dataset.part_of is not None and (here := found.stream == number).any():
             where = dataset.selection.locate(found.shard[here], found.index[here])

@@ -1,4 +1,4 @@
-"""The fixed part of a latent sample: what to read where, and headers checked for many at once."""
+"""Find the arrays in the bytes of a latent sample, and check the headers of many at once."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -21,13 +21,16 @@ _SIZE = slice(124, 136)
 _SUM = slice(148, 154)
 
 
-class Grid:
-    """Where the arrays of a sample lie, as far as the last one wanted. Between them lie *heads*:
-    the padding of the array before, a tar header, and the header of the `.npy`. The last array may
-    be of variable length, and each sample says how long it is."""
+class SampleLayout:
+    """The offsets of the arrays in a sample, up to the last one that is wanted.
+
+    Between the arrays lie *heads*: the padding of the array before, a tar header, and the
+    header of the `.npy`. The last array may be of variable length; each sample says how long it
+    is.
+    """
 
     def __init__(self, fields: Sequence[Field], wanted: Sequence[str]) -> None:
-        last = max((n for n, f in enumerate(fields) if short(f.name) in wanted), default=0)
+        last = max((n for n, f in enumerate(fields) if batch_name(f.name) in wanted), default=0)
         self.fields = tuple(fields[: last + 1])
         ends = [0]
         self.heads: list[slice] = []
@@ -41,15 +44,18 @@ class Grid:
         self._end = ends[-1]
         self.last_start: int = line["offset"]
         self.token_nbytes = self.fields[-1].row_nbytes
-        self._kinds = [_Heads(item) for item in self.fields]
+        self._kinds = [_FieldHeads(item) for item in self.fields]
 
     def columns(self, heads: Bytes, arrays: Mapping[str, Bytes]) -> list[Bytes]:
-        """The heads and arrays of many samples, as they lie there. An array that nobody wants goes
-        where all rows are one; one of variable length is left out then, with all behind it."""
+        """Return where the heads and arrays of many samples are to go, in the order of their bytes.
+
+        An array that nobody wants goes to a row that all samples share. If it is of
+        variable length, it is left out, with everything after it.
+        """
         columns = []
         for item, place in zip(self.fields, self.heads, strict=True):
             columns.append(heads[:, place])
-            into = arrays.get(short(item.name))
+            into = arrays.get(batch_name(item.name))
             if into is None and item.is_variable:
                 break
             if into is None:
@@ -60,18 +66,21 @@ class Grid:
         return columns
 
     def padding(self, length: int = 0) -> int:
-        """How far it is to the next member: from the end of the last array, or from the beginning
-        of a variable one of this length."""
+        """Return how many bytes remain to the next member of the tar.
+
+        They are counted from the end of the last array, or from the beginning of a variable
+        one.
+        """
         if not self.fields[-1].is_variable:
             return padded(self._end) - self._end
         return padded(self.last_start + length * self.token_nbytes) - self.last_start
 
     def lengths(self, heads: Bytes) -> Ints:
-        """Of the variable array, as its head says; 0 where that is none of this field."""
+        """Return the lengths of the variable array, as the heads state them; 0 for a wrong head."""
         return self._kinds[-1].lengths(heads[:, self.heads[-1]])
 
     def keys(self, heads: Bytes) -> list[str | None]:
-        """The key of each row, or None where a head is not what it should be."""
+        """Return the key of each sample, or None where a head is not as it should be."""
         good = np.ones(len(heads), np.bool_)
         names = []
         for place, kind in zip(self.heads, self._kinds, strict=True):
@@ -89,9 +98,12 @@ class Grid:
         ]
 
 
-class _Heads:
-    """What stands before the arrays of a field. We write the same bytes but for a name, which is
-    short, and its sum; before a variable one its size and the header of the `.npy` change too."""
+class _FieldHeads:
+    """The expected bytes before the array of a field.
+
+    Heads that we wrote differ only in the name and the checksum; before a variable array, also
+    in the size and the header of the `.npy`.
+    """
 
     def __init__(self, item: Field) -> None:
         self._item = item
@@ -124,7 +136,10 @@ class _Heads:
         return same
 
     def _are_of_others(self, heads: Bytes) -> NDArray[np.bool_]:
-        """Whether others may have written them: they state the size and their own checksum."""
+        """Return which heads are valid although another program wrote them.
+
+        They must state the right size and their own checksum.
+        """
         tar = heads[:, :BLOCK]
         field_sum = tar[:, 148:156].sum(axis=1, dtype=np.int64)
         total = tar.sum(axis=1, dtype=np.uint32) - field_sum + 8 * ord(" ")
@@ -132,7 +147,7 @@ class _Heads:
         return same if self._item.is_variable else same & self._fit(heads, 0)
 
     def lengths(self, heads: Bytes) -> Ints:
-        """What size and shape agree on, or 0."""
+        """Return the length that the size and the shape in each head agree on, or 0."""
         own = heads[:, -self.nbytes :]
         nbytes = (own[:, _SIZE][:, :11].astype(np.int64) - ord("0")) @ _SIZE_DIGITS
         lengths = (nbytes - len(self._item.header)) // self._item.row_nbytes
@@ -141,19 +156,19 @@ class _Heads:
         return lengths
 
     def _fit(self, heads: Bytes, number: "int | Ints") -> NDArray[np.bool_]:
-        """Whether they have the size and the header with this number."""
+        """Return which heads have the size and the `.npy` header of this number."""
         sizes: NDArray[np.bool_] = (heads[:, _SIZE] == self._sizes[number]).all(axis=1)
         headers: NDArray[np.bool_] = (heads[:, BLOCK:] == self._headers[number]).all(axis=1)
         return sizes & headers
 
 
 @lru_cache(512)  # of one dataset, as many as it has shapes
-def grid_of(fields: tuple[Field, ...], wanted: tuple[str, ...]) -> Grid:
-    return Grid(fields, wanted)
+def layout_for(fields: tuple[Field, ...], wanted: tuple[str, ...]) -> SampleLayout:
+    return SampleLayout(fields, wanted)
 
 
-def short(member: str) -> str:
-    """What a batch calls a member: latent for latent.npy."""
+def batch_name(member: str) -> str:
+    """Return a member's name in a batch: latent for latent.npy."""
     return member.removesuffix(".npy")
 
 

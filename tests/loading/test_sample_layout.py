@@ -10,7 +10,7 @@ from tests.kit.latent_sets import field
 from wdsprep.dataset.arrays import Field
 from wdsprep.dataset.tar import BLOCK, padded
 from wdsprep.dataset.tar.write import header
-from wdsprep.loading.grid import Grid, grid_of
+from wdsprep.loading.sample_layout import SampleLayout, layout_for
 
 FIELDS = (field("mask", (3, 5), "|u1"), field("latent", (4, 8, 8)), field("emb", (7, 16)))
 VARIABLE = (*FIELDS[:2], field("emb", (7, 16), "bfloat16", is_variable=True))
@@ -43,8 +43,8 @@ def rows_of(*rows: bytes) -> np.ndarray:
     return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), -1)
 
 
-def grid(fields: tuple[Field, ...] = FIELDS) -> Grid:
-    return grid_of(fields, ("latent", "emb"))
+def grid(fields: tuple[Field, ...] = FIELDS) -> SampleLayout:
+    return layout_for(fields, ("latent", "emb"))
 
 
 @pytest.mark.parametrize("fields", [FIELDS, VARIABLE])

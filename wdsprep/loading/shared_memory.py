@@ -1,15 +1,15 @@
-"""Batches on their way from a DataLoader's worker to the trainer, in memory that is used again.
+"""Share the memory of batches between a DataLoader's worker and the trainer, and reuse it.
 
 torch shares fresh memory for every tensor: the kernel has to clear it, and its descriptor goes over
 a socket of its own. That takes as long as reading. So a worker keeps its blocks: one goes to the
 trainer as torch sends it the first time, and by its number from then on. A word in the block says
-whether it is in use; the trainer clears it when no tensor is left in the block. It is used again
-once the worker has let go of the batch as well. There is no lock and no name, and the memory is
-gone with the last process that has it.
+whether it is in use; the trainer clears it when no tensor is left in the block. The block is used
+again once the worker has let go of the batch as well. There is no lock and no name, and the memory
+is gone with the last process that has it.
 
-What else a worker makes of a batch, and sends, is copied as torch does it: only whole batches, and
-only by multiprocessing's pickler, go by number. A trainer lets go of the blocks of workers that
-have ended when it meets those of new ones.
+Only whole batches go by number, and only by multiprocessing's pickler. torch copies everything else
+that a worker makes of a batch and sends. A trainer lets go of the blocks of workers that have ended
+when it meets blocks of new workers.
 """
 
 import os
@@ -24,11 +24,11 @@ import torch
 from wdsprep.dataset.aio import Bytes
 
 WORD = 64  # bytes before the data, which stays aligned; the first tells whether they are in use
-MOST = 128  # blocks of a worker; more are in use only where a trainer keeps batches
+MOST = 128  # the most blocks of a worker; more are in use only if a trainer keeps batches
 
 
-class Shared(dict[str, Any]):
-    """A batch that a worker sends; the trainer gets a dict of it."""
+class SharedBatch(dict[str, Any]):
+    """A batch that a worker sends; the trainer gets it as a dict."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,16 +37,16 @@ class _Block:
     tensor: torch.Tensor
     data: Bytes
     known: bool = False
-    """Whether the trainer has it."""
+    """True if the trainer has the block."""
     held: bool = False
-    """Whether the worker uses it: it may keep a batch longer than the trainer does."""
+    """True if the worker uses it: it may keep a batch longer than the trainer does."""
     sent: bool = False
-    """Whether the trainer was told of this use."""
+    """True if the trainer was told of this use."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Sent:
-    """A tensor as the trainer is told of it."""
+class _SentTensor:
+    """A tensor as it is pickled for the trainer: its block and its layout."""
 
     worker: tuple[int, str]
     number: int
@@ -57,15 +57,18 @@ class _Sent:
 
 
 class WorkerBlocks:
-    """A worker's blocks."""
+    """The blocks of shared memory of one worker."""
 
     def __init__(self) -> None:
         self.worker = (os.getpid(), secrets.token_hex(8))
         self._blocks: dict[int, _Block] = {}  # by address
 
     def take(self, nbytes: int) -> torch.Tensor:
-        """So many bytes, of any value, until neither this worker nor the trainer has them."""
-        size = WORD + rounded(nbytes)
+        """Return so many bytes of any content, for use by this worker and then the trainer.
+
+        They are free again when neither uses them.
+        """
+        size = WORD + round_up(nbytes)
         unused = (b for b in self._blocks.values() if not (b.held or b.data[0]))
         free = (b for b in unused if len(b.data) == size)
         block = next(free, None)
@@ -88,7 +91,7 @@ class WorkerBlocks:
         block.held = False
 
     def send(self, value: Any) -> Any:
-        """What to pickle for a value: a block's number, where it lies in one."""
+        """Return what is pickled for a value: the number of its block, if it lies in one."""
         if not isinstance(value, torch.Tensor):
             return value
         block = self._blocks.get(value.data_ptr())
@@ -97,18 +100,21 @@ class WorkerBlocks:
         told = None if block.known else block.tensor
         block.known = block.sent = True
         shape, strides = tuple(value.shape), value.stride()
-        return _Sent(self.worker, block.number, told, value.dtype, shape, strides)
+        return _SentTensor(self.worker, block.number, told, value.dtype, shape, strides)
 
 
-def rounded(nbytes: int, least: int = 1) -> int:
-    """The size of a block for so many bytes, at most an eighth more or up to a multiple of `least`:
-    latents of one area and many shapes, which are nearly alike, are to share their blocks."""
+def round_up(nbytes: int, least: int = 1) -> int:
+    """Return the size of a block for so many bytes.
+
+    It is at most an eighth more, or the next multiple of `least`. So latents of one area and
+    many shapes, which are nearly alike, share blocks.
+    """
     step = max(least, 1 << max(0, nbytes.bit_length() - 4))
     return -(-nbytes // step) * step
 
 
 def _shared(nbytes: int) -> torch.Tensor:
-    """Memory that torch sends without a copy."""
+    """Return memory that torch sends to another process without a copy."""
     memory = torch.empty(nbytes, dtype=torch.uint8)
     memory.share_memory_()  # type: ignore[no-untyped-call]
     return memory
@@ -118,28 +124,28 @@ _rings: list[WorkerBlocks] = []  # the one of this process, if it is a worker
 _received: dict[tuple[int, str], dict[int, Bytes]] = {}
 
 
-def ring() -> WorkerBlocks:
-    """That of this process: a fork begins its own."""
+def worker_blocks() -> WorkerBlocks:
+    """Return the blocks of this process; a fork begins its own."""
     if not _rings or _rings[0].worker[0] != os.getpid():
         _rings[:] = [WorkerBlocks()]
     return _rings[0]
 
 
-def _reduce(batch: Shared) -> tuple[Any, ...]:
-    own = ring()
+def _reduce(batch: SharedBatch) -> tuple[Any, ...]:
+    own = worker_blocks()
     return _batch, ({name: own.send(value) for name, value in batch.items()},)
 
 
-ForkingPickler.register(Shared, _reduce)
+ForkingPickler.register(SharedBatch, _reduce)
 
 
 def _batch(told: dict[str, Any]) -> dict[str, Any]:
-    return {n: _tensor(v) if isinstance(v, _Sent) else v for n, v in told.items()}
+    return {n: _tensor(v) if isinstance(v, _SentTensor) else v for n, v in told.items()}
 
 
-def _tensor(sent: _Sent) -> torch.Tensor:
+def _tensor(sent: _SentTensor) -> torch.Tensor:
     if sent.block is not None:
-        _forget_the_ended()
+        _forget_ended_workers()
         _received.setdefault(sent.worker, {})[sent.number] = sent.block.numpy()
     data = _received[sent.worker][sent.number]
     last = sum((n - 1) * stride for n, stride in zip(sent.shape, sent.strides, strict=True))
@@ -149,12 +155,15 @@ def _tensor(sent: _Sent) -> torch.Tensor:
 
 
 def _free(data: Bytes, owner: int) -> None:
-    """A fork of the trainer has its tensors as well, and no say in them."""
+    """Mark a block as free.
+
+    A fork of the trainer has the trainer's tensors too, but must not free them.
+    """
     if os.getpid() == owner:
         data[0] = 0
 
 
-def _forget_the_ended() -> None:
+def _forget_ended_workers() -> None:
     for worker in list(_received):
         try:
             os.kill(worker[0], 0)

@@ -1,7 +1,7 @@
-"""What chance does to a batch on its way: noise for moments, mirror images, other or no captions.
+"""Add what chance decides to a batch: noise for moments, mirror images, picked or empty captions.
 
 Chance is a function of the step, the place in the global batch and the key. So it is the same for
-any number of ranks and threads, and after a resume; each pass over the data gets its own.
+any number of ranks and threads, and after a resume. Each pass over the data gets its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,10 +25,10 @@ from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.images.shapes import Shapes
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.loading.datasets import Dataset
-from wdsprep.loading.grid import short
 from wdsprep.loading.memory import Batch
+from wdsprep.loading.sample_layout import batch_name
 from wdsprep.loading.wanted_arrays import TEXTS, check_once
-from wdsprep.loading.where import in_short
+from wdsprep.loading.where import shorten_for_state
 from wdsprep.text import brief, plural, real
 
 if TYPE_CHECKING:
@@ -41,10 +41,14 @@ Empty = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Effects:
-    """`drop_text` is the rate at which captions are left out, `flip` that at which images are
-    mirrored, `pixels` the side of a crop, and `cut` how images are cut for the models. `captions`
-    are names with their shares, of which each sample has one by chance: of text datasets, or of
-    places in the json. `empty` are the arrays of the empty caption, by stream and choice."""
+    """The random changes to samples of a batch, and the settings of their chance.
+
+    `drop_text` is the rate at which captions are left out, `flip` the rate at which images are
+    mirrored, `pixels` the side of a crop, and `cut` how images are cropped for the models.
+    `captions` are names with their shares, of which chance picks one for each sample: names of
+    text datasets, or of places in the json. `empty` has the arrays of the empty caption, by
+    stream and choice.
+    """
 
     datasets: tuple[Dataset, ...]
     seed: int
@@ -60,22 +64,22 @@ class Effects:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What a state must agree with, beside the order: of latents, also how they were made."""
+        """The settings that a state must agree with, for latents also how they were made."""
         made = [fingerprint(d.settings) for d in self.datasets if d.kind == "latents"]
         latents = {"latents": f"{key_of(*made):016x}"} if made else {}
         area = {"max_area": self.max_area} if self.max_area != MAX_AREA else {}  # of pixels alone
         flip = {"flip": self.flip} if self.flip else {}
         shown = ", ".join(f"{name} {share!r}" for name, share in self.captions)
-        picked = {"captions": in_short(shown)} if shown else {}
+        picked = {"captions": shorten_for_state(shown)} if shown else {}
         usual = {"drop_text": self.drop_text, "pixels": self.pixels}
         conditions = {dataset.whole: dataset.where for dataset in self.datasets}.values()
-        where = {"where": _shared(list(conditions))} if any(conditions) else {}
+        where = {"where": _common_condition(list(conditions))} if any(conditions) else {}
         return usual | flip | latents | area | where | picked | self._described
 
     @property
     def joined(self) -> "dict[str, Dataset]":
-        """What stands beside the streams, by what a state calls it."""
-        each = dict.fromkeys(part.whole for d in self.datasets for part in d.beside[1:])
+        """The joined datasets, by the names that a state gives them."""
+        each = dict.fromkeys(part.whole for d in self.datasets for part in d.with_joined[1:])
         return {f"joined {number}": part for number, part in enumerate(each)}
 
     @property
@@ -93,25 +97,28 @@ class Effects:
 
     @cached_property
     def choices(self) -> tuple[str, ...]:
-        """The captions that have datasets of their own, or one without a name."""
+        """The captions that have text datasets of their own; one empty name if none have."""
         names = tuple(name for name, _ in self.captions)
         return names if names and _have_arrays(self.datasets) else ("",)
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
-        """The places in the json that captions are picked among."""
+        """The places in the json among which a caption is picked."""
         names = tuple(name for name, _ in self.captions)
         return () if _have_arrays(self.datasets) else names
 
-    def picked(self, step: int, first: int, count: int) -> Ints:
-        """The number of the captions that each row has, from this place of the global batch on."""
+    def pick_captions(self, step: int, first: int, count: int) -> Ints:
+        """Return the number of the caption that chance picks for each row.
+
+        The rows begin at place `first` of the global batch.
+        """
         places = np.arange(count) + (step * self.global_batch + first)
         chance = draw(key_of("captions", self.seed), places)
         return np.searchsorted(self._bounds, chance, side="right")
 
     @cached_property
     def _bounds(self) -> Words:
-        """Where among 64-bit numbers the part of each but the last ends."""
+        """The 64-bit numbers at which one caption's share ends and the next begins."""
         ends = np.cumsum([weight for _, weight in self.captions]).tolist()
         words = [min(int(end / ends[-1] * 2.0**64), 2**64 - 1) for end in ends[:-1]]
         return np.array(words, np.uint64)
@@ -122,7 +129,7 @@ class Effects:
         return crop(image, self.pixels, max_area=self.max_area).pixels
 
     def prepare(self, found: TarSample, tar: str) -> "Prepared":
-        """The same for the models, which want to know more of it."""
+        """Decode and crop an image for the models, and return it with its caption."""
         from wdsprep.encoding.on_the_fly.encoding import prepare_image
 
         return prepare_image(
@@ -144,7 +151,7 @@ class Effects:
         batch.mask(rows)
 
     def _put_columns(self, batch: Batch, rows: range) -> None:
-        """What tables have of these keys."""
+        """Put the values that joined tables have for these rows into the batch."""
         for number in {*batch.stream[rows.start : rows.stop]}:
             if not (tables := self.datasets[number].tables):
                 continue
@@ -154,7 +161,7 @@ class Effects:
             where = slice(rows.start, rows.stop) if is_all else own  # tensors are slow with lists
             keys = [batch.keys[row] for row in own]
             for table in tables:
-                for name, values in table.of_keys(keys).items():
+                for name, values in table.values_for(keys).items():
                     if "samples" in batch.out:
                         for row, value in zip(own, values.tolist(), strict=True):
                             batch.out["samples"][row][name] = value
@@ -163,25 +170,25 @@ class Effects:
                         into[where] = torch.from_numpy(values)
 
     def _flip(self, batch: Batch, flipped: torch.Tensor, rows: range) -> None:
-        latent = batch.out[short(LATENT)] if batch.moments is None else batch.moments
+        latent = batch.out[batch_name(LATENT)] if batch.moments is None else batch.moments
         hit = torch.tensor(self.mirrored(batch, rows), dtype=torch.int64)
         latent[hit] = flipped[hit]
 
     def _sample(self, batch: Batch, moments: torch.Tensor, rows: range) -> None:
-        """What `encode` would have stored, of the distribution that the moments are of."""
+        """Sample latents from the moments, as `encode` would have stored them."""
         some = slice(rows.start, rows.stop)
         mean, logvar = moments[some].float().chunk(2, dim=1)
         names = [f"{batch.step}:{key}" for key in batch.keys[some]]
         noise = normal(noise_keys(self.seed, names), tuple(mean.shape[1:]))
         z = noise.mul_((0.5 * logvar.clamp(-30, 20)).exp_()).add_(mean)
-        latent = batch.out[short(LATENT)][some]
+        latent = batch.out[batch_name(LATENT)][some]
         for number in set(batch.stream[some]):
             settings = self.datasets[number].latents.settings
             own = torch.tensor([stream == number for stream in batch.stream[some]])
             latent[own] = normalised(z[own], settings).to(latent.dtype)
 
     def _drop(self, batch: Batch, rows: range) -> None:
-        for row in self.dropped(batch, rows):
+        for row in self.dropped_rows(batch, rows):
             choice = batch.choice[row] if len(self.choices) > 1 else 0
             empty = self.empty[batch.stream[row]][choice] if self.empty else {}
             for name, array in empty.items():
@@ -194,14 +201,14 @@ class Effects:
                 facts["caption"] = ""
                 facts.pop("captions", None)
 
-    def dropped(self, batch: Batch, rows: range) -> Sequence[int]:
-        return self._hit("drop_text", self.drop_text, batch, rows)
+    def dropped_rows(self, batch: Batch, rows: range) -> Sequence[int]:
+        return self._pick_rows("drop_text", self.drop_text, batch, rows)
 
     def mirrored(self, batch: Batch, rows: range) -> Sequence[int]:
-        return self._hit("flip", self.flip, batch, rows) if self.flip else ()
+        return self._pick_rows("flip", self.flip, batch, rows) if self.flip else ()
 
-    def _hit(self, what: str, rate: float, batch: Batch, rows: range) -> Sequence[int]:
-        """The rows that chance picks at this rate."""
+    def _pick_rows(self, what: str, rate: float, batch: Batch, rows: range) -> Sequence[int]:
+        """Return the rows that chance picks at this rate."""
         if rate == 1:  # no number is beyond the last one that may be drawn
             return rows
         first = batch.step * self.global_batch + batch.first
@@ -210,13 +217,13 @@ class Effects:
         return [rows.start + number for number in hit]
 
 
-def _shared(conditions: Sequence[str]) -> str:
-    """The condition of all datasets, or what tells theirs from those of others."""
+def _common_condition(conditions: Sequence[str]) -> str:
+    """Return the condition that all datasets share, or a digest of several conditions."""
     same = all(condition == conditions[0] for condition in conditions)
     return conditions[0] if same else f"several, together {key_of(*conditions):016x}"
 
 
-def effects_of(
+def make_effects(
     datasets: tuple[Dataset, ...],
     *,
     seed: int,
@@ -227,7 +234,10 @@ def effects_of(
     max_area: int,
     captions: Mapping[str, float] | None = None,
 ) -> Effects:
-    """The same with the stored arrays of the empty caption, where they will be needed."""
+    """Return the effects for these datasets.
+
+    If captions are dropped, the arrays of the empty caption are read for that.
+    """
     effects = Effects(
         datasets=datasets,
         seed=seed,
@@ -236,16 +246,18 @@ def effects_of(
         flip=float(flip),
         pixels=pixels,
         max_area=max_area,
-        captions=_weighed({} if captions is None else captions),
+        captions=_normalise_weights({} if captions is None else captions),
     )
     for dataset in datasets:
         check_once(dataset, [name for name in effects.choices if name])
-    return replace(effects, empty=_empties(effects)) if drop_text else effects
+    return replace(effects, empty=_stored_empty_captions(effects)) if drop_text else effects
 
 
-def _weighed(captions: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
-    """Those that are ever picked, with their shares of all, in one order; the same for the same
-    proportions."""
+def _normalise_weights(captions: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
+    """Return the captions with a weight above 0, sorted by name, with their shares.
+
+    Weights of the same proportions give the same shares.
+    """
     if not isinstance(captions, Mapping):
         raise UsageError(
             f"captions {brief(captions)}: give weights by name, as {{'alt': 1, 'long': 4}}"
@@ -266,25 +278,28 @@ def _have_arrays(datasets: tuple[Dataset, ...]) -> bool:
     return any(text_fields(dataset.served) for dataset in datasets)
 
 
-def _empties(effects: Effects) -> tuple[tuple[Empty, ...], ...]:
-    """What is made on the way has its own from elsewhere."""
+def _stored_empty_captions(effects: Effects) -> tuple[tuple[Empty, ...], ...]:
+    """Return the stored arrays of the empty caption, by stream and choice.
+
+    Arrays that are made on the fly are not among them: the encoder gives those.
+    """
     known: dict[Dataset, Empty] = {}
 
     def of(dataset: Dataset, choice: str) -> Empty:
         found: Empty = {}
-        for name, slot in dataset.givers(choice)[0].items():
-            part = dataset.beside[slot].whole
+        for name, slot in dataset.array_sources(choice)[0].items():
+            part = dataset.with_joined[slot].whole
             if slot or not dataset.images:
                 if part not in known:
-                    known[part] = empty_of(part)
+                    known[part] = read_empty_caption(part)
                 found |= {name: known[part][name]} if name in known[part] else {}
         return found
 
     return tuple(tuple(of(d, choice) for choice in effects.choices) for d in effects.datasets)
 
 
-def empty_of(dataset: Dataset) -> Empty:
-    """What the dataset stores for the empty caption."""
+def read_empty_caption(dataset: Dataset) -> Empty:
+    """Read the arrays that a dataset stores for the empty caption."""
     found = {}
     for item in text_fields(dataset.fields):
         what = empty_name(item.name)
@@ -299,5 +314,5 @@ def empty_of(dataset: Dataset) -> Empty:
         if not header or not data.startswith(header):
             raise FormatError(f"{dataset.store.url}/{what} is of another shape than the arrays")
         values = torch.frombuffer(bytearray(data), dtype=TENSORS[item.dtype], offset=len(header))
-        found[short(item.name)] = values.view(-1, *item.shape[1:])
+        found[batch_name(item.name)] = values.view(-1, *item.shape[1:])
     return found

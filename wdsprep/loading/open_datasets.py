@@ -1,7 +1,7 @@
-"""What a loader is given, opened: by the manifest of a dataset, or by the listing of other tars.
+"""Open what a loader is given: datasets by their manifests, other tars by a listing.
 
-A dataset with shapes becomes several, one for each of its shapes, whose sizes say how many samples
-of it each shard has: receipts count them.
+A dataset with shapes becomes several datasets, one for each shape. Receipts count how many samples
+of each shape a shard holds.
 """
 
 import logging
@@ -24,8 +24,8 @@ from wdsprep.dataset.shapes import shape_name, shapes_of
 from wdsprep.dataset.state import check_place, read_manifest
 from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.loading.datasets import Dataset
-from wdsprep.loading.order.mixing import Want
-from wdsprep.loading.subsets import in_shapes, of_shards
+from wdsprep.loading.order.mixing import StreamAmount
+from wdsprep.loading.subsets import select_shards, split_by_shape
 from wdsprep.options import Options, about, suggesting
 from wdsprep.store import open_store
 from wdsprep.store.base import Entry, Store
@@ -41,17 +41,17 @@ Places = Place | Sequence[Place] | None
 @suggesting
 @dataclass(frozen=True)
 class Stream(Options):
-    """One dataset among those a loader mixes.
+    """One of the datasets that a loader mixes.
 
         large = wdsprep.Stream("s3://bucket/latents-256", weight=3)
         small = wdsprep.Stream("shards/latents-256", weight=1)
         loader = wdsprep.load([large, small], global_batch=1024)
 
-    At most one of `weight` (its proportion to the other streams), `repeat` (how often each sample
-    comes in an epoch) and `count` (so many samples an epoch) says how much of it an epoch has; by
-    default each sample comes once. `buckets` names the folders to take, by default all, and `where`
-    is a condition that samples are to meet. `join` names datasets of the same images, whose arrays
-    stand beside those of this one.
+    At most one of `weight` (its proportion to the other streams), `repeat` (how often each
+    sample comes in an epoch) and `count` (so many samples an epoch) says how much of it an
+    epoch has. By default each sample comes once. `buckets` names the folders to take, by
+    default all. `where` is a condition: samples that do not meet it are left out. `join` names
+    datasets of the same images; batches then have their arrays too.
     """
 
     is_command: ClassVar[bool] = False
@@ -73,7 +73,7 @@ class Stream(Options):
     )
 
     def __repr__(self) -> str:
-        """Return what was given, as it may be typed again."""
+        """Return the call that makes this stream."""
         named = ((one.name, getattr(self, one.name)) for one in fields(self)[1:])
         parts = [f"{name}={value!r}" for name, value in named if value not in (None, ())]
         return f"Stream({', '.join([repr(os.fspath(self.url)), *parts])})"
@@ -82,19 +82,21 @@ class Stream(Options):
 Streams = str | os.PathLike[str] | Stream | Iterable[str | os.PathLike[str] | Stream]
 
 
-def open_all(streams: Streams, join: Places = ()) -> tuple[Dataset, ...]:
-    """Return the datasets behind what `load` was given; of those with shapes, each shape.
+def open_datasets(streams: Streams, join: Places = ()) -> tuple[Dataset, ...]:
+    """Open the datasets that `load` was given; one with shapes gives a dataset for each shape.
 
-    All have these to be joined, beside their own."""
+    `join` names datasets that are joined to each of them, beside those that a stream names
+    itself.
+    """
     found: list[Dataset] = []
     for each in as_streams(streams):
-        both = (*places_of(each.join), *places_of(join))
-        found += load_datasets(replace(each, join=both) if both else each)
+        both = (*join_places(each.join), *join_places(join))
+        found += open_stream(replace(each, join=both) if both else each)
     return tuple(found)
 
 
-def places_of(join: Places) -> tuple[str, ...]:
-    """Of what is to be joined."""
+def join_places(join: Places) -> tuple[str, ...]:
+    """Return the paths and URLs that `join` names, as texts."""
     given: list[Any] = [] if join is None else [join]
     if isinstance(join, Iterable) and not isinstance(join, str | os.PathLike):
         given = [*join]
@@ -117,23 +119,26 @@ def as_streams(streams: Streams) -> list[Stream]:
     return [each if isinstance(each, Stream) else Stream(each) for each in given]
 
 
-def load_datasets(stream: Stream) -> tuple[Dataset, ...]:
-    """One GET where there is a manifest; a listing for tars that something else made."""
+def open_stream(stream: Stream) -> tuple[Dataset, ...]:
+    """Open the dataset of a stream; one with shapes gives a dataset for each shape.
+
+    This takes one GET where there is a manifest, and a listing for tars of another program.
+    """
     store = open_store(os.fspath(stream.url))
-    want = Want(weight=stream.weight, repeat=stream.repeat, count=stream.count)
+    amount = StreamAmount(weight=stream.weight, repeat=stream.repeat, count=stream.count)
     chosen = [stream.buckets] if isinstance(stream.buckets, str | int) else stream.buckets
     buckets = None if chosen is None else frozenset(map(str, chosen))
     manifest = read_manifest(store)
     if manifest is None:
-        made = _of_tars(store, want, buckets)
-        return (replace(made, where=stream.where or "", join=places_of(stream.join)),)
+        made = _dataset_from_tars(store, amount, buckets)
+        return (replace(made, where=stream.where or "", join=join_places(stream.join)),)
     if not manifest.complete:
         what = f"{store.url} is not complete"
         _log.warning("%s: once it is, its order is another and no state of now fits it", what)
-    dataset = of_manifest(store, manifest, want, buckets)
-    dataset = replace(dataset, where=stream.where or "", join=places_of(stream.join))
+    dataset = dataset_from_manifest(store, manifest, amount, buckets)
+    dataset = replace(dataset, where=stream.where or "", join=join_places(stream.join))
     if dataset.join:
-        dataset = replace(dataset, inputs=inputs_of(dataset, manifest))
+        dataset = replace(dataset, inputs=count_inputs(dataset, manifest))
     else:
         dataset = replace(dataset, made_of=())  # of many shards it takes much memory
     shapes = shapes_of(manifest.settings)
@@ -141,13 +146,13 @@ def load_datasets(stream: Stream) -> tuple[Dataset, ...]:
         return (dataset,)
     counts = counts_by_shape(dataset, manifest)
     del manifest  # of many shards it takes more memory than what follows
-    return in_shapes(dataset, shapes, counts)
+    return split_by_shape(dataset, shapes, counts)
 
 
-def of_manifest(
-    store: Store, manifest: Manifest, want: Want, buckets: "frozenset[str] | None" = None
+def dataset_from_manifest(
+    store: Store, manifest: Manifest, amount: StreamAmount, buckets: "frozenset[str] | None" = None
 ) -> Dataset:
-    """Return the dataset that the manifest in a store tells of."""
+    """Return the dataset that a manifest describes."""
     there = {shard.name.partition("/")[0] for shard in manifest.shards}
     made_of = _sources(manifest)
     shards = [s for s in manifest.shards if buckets is None or s.name.partition("/")[0] in buckets]
@@ -176,14 +181,14 @@ def of_manifest(
         selection=SampleSelection.all_of(sizes),
         nbytes=sum(shard.nbytes for shard in shards),
         digest=digest,
-        want=want,
+        amount=amount,
         settings=manifest.settings,
         made_of=tuple(made_of[shard.name] for shard in shards),
     )
 
 
-def inputs_of(dataset: Dataset, manifest: Manifest) -> Ints:
-    """Of each shard of a dataset, the samples of the image shard that receipts count."""
+def count_inputs(dataset: Dataset, manifest: Manifest) -> Ints:
+    """Return how many samples each shard's image shard has, as receipts count them."""
     if dataset.kind != "latents":
         return dataset.sizes
     columns = map(manifest.ledger.column, ("unit", "inputs"))
@@ -195,7 +200,7 @@ def inputs_of(dataset: Dataset, manifest: Manifest) -> Ints:
 
 
 def counts_by_shape(whole: Dataset, manifest: Manifest) -> "NDArray[np.int32]":
-    """How many samples of each shape each shard has: a row for each shard."""
+    """Return how many samples of each shape each shard has: one row for each shard."""
     shapes = [shape_name(size) for size in shapes_of(manifest.settings)]
     rows = {name: row for row, name in enumerate(whole.names)}
     counts = np.zeros((len(rows), len(shapes)), np.int32)
@@ -215,9 +220,10 @@ def counts_by_shape(whole: Dataset, manifest: Manifest) -> "NDArray[np.int32]":
 
 
 def _sources(manifest: Manifest) -> dict[str, str]:
-    """Return the digest of what each shard was made of, by its name.
+    """Return the digest of the image shard that each shard was made from, by the shard's name.
 
-    Of images, and where a receipt does not say, it is the shard's own."""
+    For image shards, and where a receipt does not say it, that is the shard's own digest.
+    """
     found = {shard.name: shard.digest for shard in manifest.shards}
     if manifest.dataset == "latents":
         columns = map(manifest.ledger.column, ("input", "shards"))
@@ -227,24 +233,27 @@ def _sources(manifest: Manifest) -> dict[str, str]:
     return found
 
 
-def to_be_encoded(images: Dataset, settings: Mapping[str, Any]) -> Dataset:
-    """Return the latents that images will be: those of the phase, in the order of stored ones."""
+def latents_of_images(images: Dataset, settings: Mapping[str, Any]) -> Dataset:
+    """Return the latents that will be made of these images.
+
+    They come from the buckets of the settings' phase, in the order of stored latents.
+    """
     if images.kind != "images":
         raise UsageError(
             f"{images.store.url} holds {images.kind}: encode= is for image shards that "
             '"wdsprep pack" has made'
         )
     buckets = buckets_encoded(settings, images.settings["buckets"])
-    chosen = _of_buckets(images, buckets, settings["resolution"])
+    chosen = _select_buckets(images, buckets, settings["resolution"])
     return replace(chosen, kind="latents", settings=settings, images=chosen)
 
 
-def large_enough(images: Dataset, side: int) -> Dataset:
-    """Return the images of those buckets whose images all hold a square of this side."""
-    return _of_buckets(images, buckets_of_phase(side, images.settings["buckets"]), side)
+def select_large_enough(images: Dataset, side: int) -> Dataset:
+    """Return the images of the buckets whose images are all at least `side` pixels a side."""
+    return _select_buckets(images, buckets_of_phase(side, images.settings["buckets"]), side)
 
 
-def _of_buckets(images: Dataset, buckets: Iterable[int], side: int) -> Dataset:
+def _select_buckets(images: Dataset, buckets: Iterable[int], side: int) -> Dataset:
     wanted = set(map(str, buckets))
     chosen = [n for n, name in enumerate(images.names) if name.partition("/")[0] in wanted]
     if not chosen:
@@ -252,13 +261,16 @@ def _of_buckets(images: Dataset, buckets: Iterable[int], side: int) -> Dataset:
         raise UsageError(
             f"{images.store.url}: none of the buckets to load ({there}) is of {side} pixels"
         )
-    return of_shards(images, chosen)
+    return select_shards(images, chosen)
 
 
-def _of_tars(store: Store, want: Want, buckets: "frozenset[str] | None") -> Dataset:
+def _dataset_from_tars(
+    store: Store, amount: StreamAmount, buckets: "frozenset[str] | None"
+) -> Dataset:
     """Return the dataset of tars without a manifest, from their listing alone.
 
-    An index tells the samples of its tar by its length."""
+    The length of an index says how many samples its tar holds.
+    """
     listed = {entry.name: entry for entry in store.list()}
     names = [n for n in listed if n.endswith(".tar")]
     _check_tars(store.url, listed, bool(names))
@@ -288,12 +300,12 @@ def _of_tars(store: Store, want: Want, buckets: "frozenset[str] | None") -> Data
         selection=SampleSelection.all_of(np.array(sizes, np.int64)),
         nbytes=sum(nbytes),
         digest=digest_of_shards(zip(names, sizes, nbytes, strict=True)),
-        want=want,
+        amount=amount,
     )
 
 
 def _check_tars(url: str, listed: Mapping[str, Entry], has_tars: bool) -> None:
-    """Without a manifest: whether these are tars of another program, or a dataset is elsewhere."""
+    """Check that a place without a manifest holds tars of another program, and no other data."""
     check_place(url, listed)
     if not has_tars:
         is_pattern = url.endswith(".tar") or any(sign in url for sign in "*?{")

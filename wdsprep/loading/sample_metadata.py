@@ -1,11 +1,10 @@
-"""The json and key of every sample of a dataset, without reading its images or arrays.
+"""Read the json and key of every sample of a dataset, without its images or arrays.
 
-A thread reads a shard, piece by piece (`ShardReader.json`), so memory is bounded by threads, not by
-shards.
+A thread reads a shard piece by piece (`ShardReader.json`), so the number of threads bounds memory,
+not the size of shards.
 
-What is found decides the order, which a dataset has by what its manifest says. So a sample that
-cannot be read here is an error, or another machine would have another order; but for tars without a
-manifest, which are what they hold.
+The order depends on what is found here, and it must be the same on every machine. So a sample that
+cannot be read is an error. Tars without a manifest are an exception: they are what they hold.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,11 +32,11 @@ Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
-class SomeFacts:
-    """The keys of neighbours in a shard, and what the json of each says.
+class MetadataBlock:
+    """The keys and the parsed json of neighbouring samples in a shard.
 
-    That is None where the json is damaged or lacking; a damaged sample has no key either. `damaged`
-    are the places of these in the lists.
+    The json of a sample is None where it is damaged or missing; a damaged sample has no key
+    either. `damaged` has the places of these samples in the lists.
     """
 
     shard: int
@@ -47,13 +46,13 @@ class SomeFacts:
     damaged: list[int]
 
 
-def look_at_all(
-    dataset: Dataset, found: Callable[[SomeFacts], Found], *, parses: bool = True
+def scan_metadata(
+    dataset: Dataset, found: Callable[[MetadataBlock], Found], *, parses: bool = True
 ) -> Iterator[tuple[int, list[Found]]]:
-    """Yield what is found in each piece of each shard, shard by shard; in threads.
+    """Yield each shard with what `found` returns for its pieces; threads read shards ahead.
 
-    Without `parses`, it is keys alone that are looked at. An error at the end, where any sample of
-    ours is damaged.
+    Without `parses`, the json is not parsed and only keys are of use. Raise an error at the end
+    if a sample is damaged, except in tars without a manifest.
     """
     whole = dataset.files
     damaged: list[tuple[int, int]] = []
@@ -61,7 +60,7 @@ def look_at_all(
 
     def look(shard: int) -> tuple[int, list[Found]]:
         made = []
-        for some in read_facts(whole, shard, parses=parses):
+        for some in read_metadata(whole, shard, parses=parses):
             made.append(found(some))
             damaged.extend((shard, some.first + number) for number in some.damaged)
         return shard, made
@@ -72,7 +71,10 @@ def look_at_all(
 
 
 def _unknown(whole: Dataset, damaged: Sequence[tuple[int, int]]) -> FormatError:
-    """Return the error for damaged samples, by shard and number, whose facts nobody knows."""
+    """Return the error for samples whose json cannot be read.
+
+    `damaged` has their shards and numbers.
+    """
     shard, number = min(damaged)
     what = plural(len(damaged), "sample is", "samples are")
     return FormatError(
@@ -81,10 +83,11 @@ def _unknown(whole: Dataset, damaged: Sequence[tuple[int, int]]) -> FormatError:
     ).with_next_step(verify_step(whole.store.url))
 
 
-class FactsBeside:
-    """What the json of samples says that stand beside others, for any number of threads.
+class JoinedMetadata:
+    """The json of the samples of a joined dataset; any number of threads may ask for it.
 
-    A shard is read as a whole: where samples have moved, neighbours there stand anywhere here.
+    A shard is read as a whole: where samples have moved, neighbours of the one dataset may
+    stand anywhere in a shard of the other.
     """
 
     def __init__(self, joined: Joined) -> None:
@@ -92,7 +95,10 @@ class FactsBeside:
         self._of_shard = lru_cache(FETCHERS)(self._read_shard)
 
     def of(self, shard: int, numbers: Ints) -> list[dict[str, Any] | None]:
-        """Return the facts beside these samples of the other; None where there is no sample."""
+        """Return the joined dataset's json for these samples; None where a sample is missing.
+
+        `shard` and `numbers` are those of the first dataset.
+        """
         own, places = self._joined.positions.locate(np.full(len(numbers), shard), numbers)
         if not len(own) or own[0] < 0:
             return [None] * len(numbers)
@@ -100,15 +106,15 @@ class FactsBeside:
         return [facts[place] if place < len(facts) else None for place in places.tolist()]
 
     def _read_shard(self, shard: int) -> list[dict[str, Any] | None]:
-        pieces = list(read_facts(self._joined.dataset.whole, shard))
+        pieces = list(read_metadata(self._joined.dataset.whole, shard))
         damaged = [(shard, some.first + number) for some in pieces for number in some.damaged]
         if damaged:
             raise _unknown(self._joined.dataset, damaged)
         return [one for some in pieces for one in some.facts]
 
 
-def read_facts(dataset: Dataset, shard: int, *, parses: bool = True) -> Iterator[SomeFacts]:
-    """Yield the facts of all samples of a shard."""
+def read_metadata(dataset: Dataset, shard: int, *, parses: bool = True) -> Iterator[MetadataBlock]:
+    """Yield the keys and json of all samples of a shard, piece by piece."""
     store, name, is_foreign = dataset.store, dataset.names[shard], dataset.kind == "tars"
     if not (store.root or isinstance(store, RemoteStore)):
         raise UsageError(f"{store.url}: loading is from {ANY_PLACE}")
@@ -123,11 +129,11 @@ def read_facts(dataset: Dataset, shard: int, *, parses: bool = True) -> Iterator
             facts = [None if one is None or not parses else parsed(one) for one in block.json]
             asked: Sequence[object] = facts if parses else block.json
             damaged = [number for number, one in enumerate(asked) if one is None]
-            yield SomeFacts(shard, block.first, block.keys, facts, damaged)
+            yield MetadataBlock(shard, block.first, block.keys, facts, damaged)
 
 
 def parsed(member: bytes) -> dict[str, Any] | None:
-    """Return the object that a json is, in the quick way where that works, as for nearly all."""
+    """Parse a json object: nearly all in the quick way, the rest in the careful one."""
     try:
         text = member.decode()
         found, end = FROM_OUTSIDE.raw_decode(text)

@@ -1,7 +1,7 @@
-"""Other samples in the places of those that cannot be served.
+"""Replace samples that cannot be served by other samples.
 
-Which one takes a place depends on nothing but the sample that is damaged, so that it is one on
-every rank and in every run.
+The substitute depends on nothing but the damaged sample. So it is the same on every rank and in
+every run.
 """
 
 import logging
@@ -15,18 +15,18 @@ from wdsprep.dataset.damage import verify_step
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.loading.datasets import Dataset
 
-ATTEMPTS = 16  # to replace a damaged sample: more means that the dataset is lost
+ATTEMPTS = 16  # substitutes tried for a damaged sample before the dataset is taken for lost
 MISSING = "the shard is missing"
 ALL_MISSING = "all its shards are missing"
 StreamChoice = tuple[int, int]
-"""A stream, and which of its captions are picked for a row."""
+"""The number of a stream, and of the captions picked for a row."""
 ShardPlace = tuple[int, int]
 """A shard, and the number of a sample in it."""
 _log = logging.getLogger("wdsprep")
 
 
 class Fault(NamedTuple):
-    """Why a sample cannot be served, the tar that is to blame, and the sample's number there."""
+    """The reason why a sample cannot be served, its tar, and its number there."""
 
     reason: str
     tar: str
@@ -34,7 +34,10 @@ class Fault(NamedTuple):
 
 
 class Substitutes:
-    """Samples of some streams that are drawn in place of others, and what is known to be lost."""
+    """A source of substitutes for samples that cannot be served.
+
+    It knows which shards are missing.
+    """
 
     def __init__(self, datasets: Sequence[Dataset]) -> None:
         self._datasets = datasets
@@ -43,7 +46,7 @@ class Substitutes:
         self._missing: dict[StreamChoice, set[int]] = {}
 
     def draw(self, stream: int, wanted: ShardPlace, attempt: int) -> ShardPlace:
-        """Return the sample that is drawn for another one, so many having been drawn before."""
+        """Return the substitute number `attempt` for a sample."""
         dataset = self._datasets[stream]
         number = key_of("substitute", dataset.digest, *wanted, attempt) % int(dataset.ends[-1])
         runs = np.searchsorted(dataset.ends, [number], side="right")
@@ -52,9 +55,10 @@ class Substitutes:
         return int(shards[0]), int(indices[0])
 
     def next(self, choice: StreamChoice, wanted: ShardPlace, drawn: int) -> tuple[int, ShardPlace]:
-        """Return the next sample whose shard is not known to be missing, and how many were drawn.
+        """Return how many substitutes were drawn, and the next one that is not known to be missing.
 
-        What is known changes nothing: the others would be drawn and missed."""
+        Knowing missing shards only saves time: the others would be drawn and missed.
+        """
         dataset, missing = self._datasets[choice[0]], self._missing.get(choice, set())
         while len(missing) < dataset.filled:
             place = self.draw(choice[0], wanted, drawn)
@@ -66,7 +70,7 @@ class Substitutes:
         raise NotFoundError(f"{dataset.place}: {what}")
 
     def tell(self, choice: StreamChoice, shard: int, fault: Fault) -> None:
-        """Warn of a sample that is replaced, or once for all samples of a missing shard."""
+        """Warn of a sample that is replaced, or once of all samples of a missing shard."""
         reason, tar, number = fault
         if reason == MISSING:
             self._missing.setdefault(choice, set()).add(shard)
@@ -78,8 +82,8 @@ class Substitutes:
         _log.warning("%s: %s: others are served in its place", tar, what)
 
     def lost(self, stream: int, fault: Fault) -> FormatError:
-        """Return the error of a dataset of which too many samples are damaged."""
-        datasets = self._datasets[stream].beside
+        """Return the error for a dataset with too many damaged samples."""
+        datasets = self._datasets[stream].with_joined
         damaged = next(each for each in datasets if fault.tar.startswith(f"{each.store.url}/"))
         next_step = "" if damaged.kind == "tars" else verify_step(damaged.store.url)
         what = f"{ATTEMPTS} samples in a row cannot be served, the last ({fault.reason})"
