@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw
 import wdsprep
 from tests.kit.latent_sets import write_latents
 from tests.kit.packs import manifest_of, pack, run, samples_of, tree, upload, write_files
-from wdsprep.changes.near import bits_set, kept_of, near_pairs, plan
+from wdsprep.changes.near_duplicates import bits_set, kept_of, near_pairs, plan
 from wdsprep.changes.options import DISTANCE
 from wdsprep.errors import TarError, UsageError, WdsprepError
 from wdsprep.images.perceptual import NO_HASH, look

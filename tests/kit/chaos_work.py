@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from wdsprep.packing import worker as packer
-from wdsprep.packing.judge import judged
+from wdsprep.packing.sample_checks import judged
 from wdsprep.runners.base import Unit, Work
 
 GO = "go"

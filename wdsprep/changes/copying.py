@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.changes.cutting import ShardPiece
 from wdsprep.changes.finding import image_digests
+from wdsprep.changes.shard_plan import ShardPiece
 from wdsprep.dataset.ahead import ahead
-from wdsprep.dataset.counts import count_sample
+from wdsprep.dataset.coarse_histograms import count_sample
 from wdsprep.dataset.damage import naming_repair, readable
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft, DraftTar

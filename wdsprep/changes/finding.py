@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from wdsprep.changes.wanted import Sought, WantedSamples
+from wdsprep.changes.samples_to_remove import Sought, WantedSamples
 from wdsprep.dataset.damage import naming_place
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest

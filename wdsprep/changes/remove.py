@@ -36,7 +36,7 @@ from wdsprep.changes.finding import DatasetPlace, Finder, Found, by_latent_unit
 from wdsprep.changes.hashes import forget
 from wdsprep.changes.options import RemoveOptions
 from wdsprep.changes.rewriting import UnitChange
-from wdsprep.changes.wanted import WantedSamples
+from wdsprep.changes.samples_to_remove import WantedSamples
 from wdsprep.dataset.ahead import ahead
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.edition import Edition, wait_for_holders
@@ -383,15 +383,15 @@ class _Job:
             images = self._digests(self._made_of.get(url, "")) if not place.has_images else {}
             units = list(self._found[url].units.values())
 
-            def carry_out(
+            def rewrite(
                 unit: UnitRemoval, place: DatasetPlace = place, images: Mapping[str, str] = images
             ) -> Receipt | None:
                 removed = self._removed[place.url]
                 change = UnitChange(place.edition, unit, removed, images.get(unit.unit, ""))
                 with naming_repair(place.store):
-                    return change.carry_out()
+                    return change.rewrite()
 
-            for unit, receipt in zip(units, ahead(carry_out, units, UNITS_AT_ONCE), strict=True):
+            for unit, receipt in zip(units, ahead(rewrite, units, UNITS_AT_ONCE), strict=True):
                 done += 1
                 heard(done, count)
                 if receipt is None and unit.made_of:

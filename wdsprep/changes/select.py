@@ -8,7 +8,7 @@
 2. *Who decides.* Where images are given, they are selected from, and latents and text follow: what
    was made of the samples that are selected, so all of it is a pair again. Otherwise latents are
    selected from (`selection`).
-3. *Units.* What is selected is cut into shards of so many samples (`cutting`), numbered over all
+3. *Units.* What is selected is cut into shards of so many samples (`shard_plan`), numbered over all
    buckets; each is a unit of its own. It depends on the datasets' contents and the options alone,
    so any number of workers gives the same bytes, and a run that was killed goes on.
 4. *Work.* A unit copies bytes (`copying`), and looks at its sources' receipts before and after: if
@@ -37,13 +37,13 @@ from typing import TYPE_CHECKING
 from wdsprep.changes.options import SelectOptions
 from wdsprep.errors import UsageError
 from wdsprep.options import as_places, taking
-from wdsprep.runners.base import CrewOptions, SpanCrewOptions, settled
+from wdsprep.runners.base import WorkerOptions, WorkerRangeOptions, with_runner
 from wdsprep.runners.job import JobListener
 from wdsprep.store.base import check_apart
 from wdsprep.text import plural
 
 if TYPE_CHECKING:
-    from wdsprep.changes.filling import SelectAsked
+    from wdsprep.changes.selected_datasets import SelectAsked
     from wdsprep.changes.selection import Parts
     from wdsprep.runners.run import Outcome
 
@@ -80,7 +80,7 @@ def select(options: SelectOptions) -> Selected:
     The options are those of `wdsprep select`; `keys` may be keys, too, and the datasets one or
     several. Interrupted or killed, the same call goes on where it was.
     """
-    from wdsprep.changes.filling import SelectAsked
+    from wdsprep.changes.selected_datasets import SelectAsked
     from wdsprep.changes.selection import WantedKeys
 
     keys = options.keys
@@ -98,7 +98,7 @@ def select(options: SelectOptions) -> Selected:
         options.places,
         os.fspath(options.out),
         asked,
-        options.part(SpanCrewOptions),
+        options.part(WorkerRangeOptions),
         options.overwrite,
         options.track,
         options.listener or JobListener(),
@@ -129,16 +129,16 @@ def _selected(
     given: "Sequence[str | os.PathLike[str]]",
     out: str,
     asked: "SelectAsked",
-    options: CrewOptions,
+    options: WorkerOptions,
     overwrite: bool,
     track: str,
     listener: JobListener,
     *,
     join: Sequence[str],
 ) -> Selected:
-    from wdsprep.changes.filling import Out, check_room, cut_all
     from wdsprep.changes.grouping import SPLIT, groups_of
     from wdsprep.changes.joined_columns import find_columns
+    from wdsprep.changes.selected_datasets import Out, check_room, cut_all
 
     if asked.parts and SPLIT not in out:
         raise UsageError(f"--split makes several datasets: put {SPLIT} into OUT: {out}/{SPLIT}")
@@ -160,7 +160,7 @@ def _selected(
     cuts = cut_all(groups[0], asked)
     planned = [(each, cuts[each.part]) for each in outs]
     check_room(planned)
-    options = settled(options, listener.told)
+    options = with_runner(options, listener.told)
     outcomes: dict[str, Outcome] = {}
     of = sum(origin.manifest.samples for origin in groups[0].origins)
     for each, own in planned:

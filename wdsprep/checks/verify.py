@@ -13,13 +13,13 @@ from wdsprep.checks.lookups import check_lookup
 from wdsprep.checks.options import VerifyOptions
 from wdsprep.checks.pairs import check_keys, check_pairs, firsts, images_of
 from wdsprep.checks.survey import DatasetSurvey, survey
-from wdsprep.checks.units import Checking, CheckUnit, check_empty
+from wdsprep.checks.unit_check import Checking, CheckUnit, check_empty
 from wdsprep.dataset.names import receipt_name
 from wdsprep.errors import UsageError
 from wdsprep.options import Place, taking_datasets
 from wdsprep.runners.base import Runner
 from wdsprep.runners.in_process import runner_for
-from wdsprep.runners.job import JobListener, JobStatus, sized_job
+from wdsprep.runners.job import JobListener, JobStatus, job_largest_first
 from wdsprep.store import opened
 from wdsprep.store.base import absolute
 from wdsprep.text import plural
@@ -117,7 +117,7 @@ class _ByteCheck:
 
     def check(self, make_runner: Callable[[int, int], Runner]) -> None:
         units = [unit for survey in self._surveys for unit in self._units(survey)]
-        job = sized_job(make_runner, Checking(), units, heard=self._heard)
+        job = job_largest_first(make_runner, Checking(), units, heard=self._heard)
         with closing(job):
             for unit, made in job.results():
                 self._take(unit, made)

@@ -24,7 +24,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from wdsprep.dataset.chance import key_of
+from wdsprep.dataset.random_numbers import key_of
 from wdsprep.dataset.records import Nbytes, matching, read_record
 from wdsprep.errors import DamageError, FormatError, StoreError, UsageError
 

@@ -9,8 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
-from wdsprep.dataset.chance import Ints
 from wdsprep.dataset.names import index_name
+from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.errors import FormatError, NotFoundError

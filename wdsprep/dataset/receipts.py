@@ -13,7 +13,6 @@ from operator import eq, itemgetter
 from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints, overload
 
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.known import CountName, ReceiptHead, checked_settings
 from wdsprep.dataset.records import (
     Count,
     Fields,
@@ -28,6 +27,7 @@ from wdsprep.dataset.records import (
     decode_json,
     matching,
 )
+from wdsprep.dataset.schemas import CountName, ReceiptHead, checked_settings
 from wdsprep.dataset.sealed import canonical, check_seal, seal, unseal
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.errors import DamageError

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.dataset.chance import Ints
 from wdsprep.dataset.digests import DigestKind, Hash
+from wdsprep.dataset.random_numbers import Ints
 
 if TYPE_CHECKING:
     from wdsprep.dataset.kept import KeptFile, KeptWriter

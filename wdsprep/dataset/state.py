@@ -17,7 +17,6 @@ from wdsprep.dataset.buckets import buckets_of_phase
 from wdsprep.dataset.damage import naming_next_step, naming_repair
 from wdsprep.dataset.digests import FORM, form_of
 from wdsprep.dataset.edition import Edition, wait_for_holders
-from wdsprep.dataset.known import check_before_kept
 from wdsprep.dataset.manifest import Manifest, rebuild_hint
 from wdsprep.dataset.names import (
     BESIDE,
@@ -42,6 +41,7 @@ from wdsprep.dataset.names import (
 )
 from wdsprep.dataset.receipts import Receipt, Receipts, Settings, by_unit, line_of
 from wdsprep.dataset.removed import check_no_removal, forget_removal
+from wdsprep.dataset.schemas import check_before_kept
 from wdsprep.dataset.scores import SCORES, is_scored
 from wdsprep.dataset.settings import changed_options, is_same
 from wdsprep.errors import DamageError, FingerprintError, FormatError, NotFoundError, UsageError

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from wdsprep.dataset.arrays import OF_SIZES, Field, is_of_text, text_fields
-from wdsprep.dataset.counts import count_sample
+from wdsprep.dataset.coarse_histograms import count_sample
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft, DraftTar
 from wdsprep.dataset.edition import Edition

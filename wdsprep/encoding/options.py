@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from wdsprep.encoding import DTYPES
 from wdsprep.encoding.captions.sources import CaptionOptions, OneCaption
-from wdsprep.encoding.crew import EncodeCrewOptions
 from wdsprep.encoding.places import check_apart_text, places_of
 from wdsprep.encoding.recipe import (
     IMAGES,
@@ -19,6 +18,7 @@ from wdsprep.encoding.recipe import (
     resolutions_of,
 )
 from wdsprep.encoding.shape_lists import check_serves
+from wdsprep.encoding.worker_plan import EncodeWorkerOptions
 from wdsprep.options import about
 from wdsprep.runners.options import OUTPUT, TRACK, limit, overwrite
 from wdsprep.store.base import absolute
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class EncodeCall(EncodeCrewOptions, OneCaption, EncodingOptions):
+class EncodeCall(EncodeWorkerOptions, OneCaption, EncodingOptions):
     """What one dataset and several have in common."""
 
     images: "str | os.PathLike[str]" = field(

@@ -12,10 +12,10 @@ from wdsprep.dataset.state import DatasetClaim
 from wdsprep.encoding import HALF
 from wdsprep.encoding.captions.sources import CaptionSource
 from wdsprep.encoding.captions.table import PreparedCaptions
-from wdsprep.encoding.crew import EncodeCrew, EncodeCrewOptions
 from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.pending import PackedShards, count_units
 from wdsprep.encoding.recipe import Encode
+from wdsprep.encoding.worker_plan import EncodeWorkerOptions, EncodeWorkerPlan
 from wdsprep.text import plural
 
 
@@ -68,8 +68,8 @@ class EncodePlan:
     model: Model
     recipe: Encode
     """What a worker makes of a sample for all datasets, settled for the model and the device."""
-    crew: EncodeCrew
-    crew_options: EncodeCrewOptions
+    worker_plan: EncodeWorkerPlan
+    worker_options: EncodeWorkerOptions
     """With the runner that was chosen."""
     captions: PreparedCaptions
     datasets: tuple[DatasetPlan, ...]
@@ -85,7 +85,8 @@ def headlines(plan: EncodePlan) -> Iterator[str]:
     dtype = plan.recipe.dtype
     precision = "fp16 and bf16" if dtype == HALF else dtype
     wanted = ", ".join(map(_wanted, plan.datasets))
-    yield f"{plan.images}: {wanted}; model {plan.model.name} in {precision} on {plan.crew.device}"
+    device = plan.worker_plan.device
+    yield f"{plan.images}: {wanted}; model {plan.model.name} in {precision} on {device}"
     if plan.model.note:
         yield plan.model.note
     if not plan.is_whole:
@@ -144,10 +145,15 @@ def _captions(source: CaptionSource) -> str:
 
 
 def _workers(plan: EncodePlan) -> str:
-    crew, kind = plan.crew, "GPU worker" if plan.crew.device == "cuda" else "CPU worker"
-    where = "of a Ray cluster" if plan.crew_options.runner == "ray" else "on this machine"
+    worker_plan, kind = (
+        plan.worker_plan,
+        "GPU worker" if plan.worker_plan.device == "cuda" else "CPU worker",
+    )
+    where = "of a Ray cluster" if plan.worker_options.runner == "ray" else "on this machine"
     workers = (
-        plural(crew.workers, kind) if crew.workers else f"as many {kind}s as there is room for"
+        plural(worker_plan.workers, kind)
+        if worker_plan.workers
+        else f"as many {kind}s as there is room for"
     )
     return f"{workers} {where}"
 

@@ -20,7 +20,7 @@ from queue import Empty
 from typing import TYPE_CHECKING, Any, cast
 
 from wdsprep.dataset.arrays import fields_of
-from wdsprep.dataset.counts import count_up
+from wdsprep.dataset.coarse_histograms import count_up
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.edition import Edition
@@ -30,7 +30,6 @@ from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.shapes import fields_by_shape
 from wdsprep.dataset.state import find_receipt
 from wdsprep.encoding.captions.sources import Captions, CaptionSource
-from wdsprep.encoding.crew import SHARDS_IN_TURN, SHARDS_PER_WORKER
 from wdsprep.encoding.encoded_samples import Result
 from wdsprep.encoding.engine import Engine, EngineError
 from wdsprep.encoding.feeder import Block, Fed, Feeder, NotFed
@@ -41,9 +40,10 @@ from wdsprep.encoding.models.device import device_name
 from wdsprep.encoding.passes import ImagePass, TextPass, text_nbytes
 from wdsprep.encoding.progress import EncodeProgress
 from wdsprep.encoding.turns import Turns, Visit
+from wdsprep.encoding.worker_plan import SHARDS_IN_TURN, SHARDS_PER_WORKER
 from wdsprep.images.shapes import cut_of
 from wdsprep.runners.base import PROGRESS_S, BrokenWorkerError
-from wdsprep.runners.run import JointUnit, RunProgress, share_of
+from wdsprep.runners.run import JointUnit, RunProgress, share_done
 from wdsprep.sources.fingerprints import Content
 from wdsprep.store import open_store
 from wdsprep.text import one_line, plural, shortened, shown
@@ -78,7 +78,7 @@ class Making:
         return RunProgress(
             samples=output.samples,
             nbytes=output.nbytes,
-            share=share_of(inputs, item.take or item.samples),
+            share=share_done(inputs, item.take or item.samples),
             rejects=dict(output.rejects.counts),
         )
 

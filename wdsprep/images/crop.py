@@ -31,7 +31,7 @@ from torch.utils.dlpack import from_dlpack
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.images import Limits, formats, headers
-from wdsprep.images.rule import Picture, prepare
+from wdsprep.images.pixel_rule import Picture, prepare
 from wdsprep.images.shapes import Fit, Shapes
 from wdsprep.limits import MAX_AREA
 

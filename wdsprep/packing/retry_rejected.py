@@ -47,7 +47,7 @@ from wdsprep.dataset.rejects import UNSETTLED, Reject, RejectsFile, leaves, read
 from wdsprep.dataset.state import done_units, read_receipt
 from wdsprep.errors import DamageError, NotFoundError
 from wdsprep.fetch.options import ROBOTS, TRANSIENT, FetchRules
-from wdsprep.packing.touched import packed_items
+from wdsprep.packing.changed_sources import packed_items
 from wdsprep.sources import Item, Slice
 from wdsprep.store.base import Store, write_bytes
 from wdsprep.store.places import is_keyed

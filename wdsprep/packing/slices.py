@@ -2,12 +2,11 @@
 what it was.
 
 The items of a source are cut into slices anew on each run. Where a slice that has a receipt comes
-out differently, in more than the dates of files (`touched`), the source has changed, and that is an
-error before any work is done. An append
-leaves the packed slices as they are and cuts what is new into further ones: a new *generation*,
-whose first slice the manifest records, so that an append that was killed resumes like any run. Of
-a slice of an earlier generation that a repair has taken out, a *hole*, the inputs file is left: it
-alone still tells what was in it.
+out differently, in more than the dates of files (`changed_sources`), the source has changed, and
+that is an error before any work is done. An append leaves the packed slices as they are and cuts
+what is new into further ones: a new *generation*, whose first slice the manifest records, so that
+an append that was killed resumes like any run. Of a slice of an earlier generation that a repair
+has taken out, a *hole*, the inputs file is left: it alone still tells what was in it.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -27,7 +26,7 @@ from wdsprep.dataset.names import (
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.state import find_receipt
 from wdsprep.errors import FingerprintError, SourceError
-from wdsprep.packing.touched import (
+from wdsprep.packing.changed_sources import (
     Change,
     Compared,
     Known,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from wdsprep.dataset.receipts import Settings
 from wdsprep.fetch.options import FetchRules
-from wdsprep.packing.rules import PackRules
+from wdsprep.packing.options import PackRules
 from wdsprep.sources import Source
 
 if TYPE_CHECKING:

@@ -133,7 +133,7 @@ class Job(Generic[U, R]):
         )
 
 
-def sized_job(
+def job_largest_first(
     make_runner: Callable[[int, int], Runner],
     work: Work,
     units: Iterable[S],

@@ -34,7 +34,7 @@ from wdsprep.encoding.latent_shard import LatentShard, npy_of
 from wdsprep.encoding.shard_rows import ShardRows
 from wdsprep.images.crop import decode_image
 from wdsprep.runners.base import PROGRESS_S
-from wdsprep.runners.run import RunProgress, share_of
+from wdsprep.runners.run import RunProgress, share_done
 from wdsprep.scoring.captions import RepeatedCaptions, caption_columns
 from wdsprep.scoring.models import check_here
 from wdsprep.scoring.networks import BatchScores, DecodedImage, Prepared, load_networks
@@ -288,7 +288,7 @@ def _progress(shard: ImageShard, scored: Sequence[ScoredSample | Reject]) -> Run
     return RunProgress(
         samples=samples,
         nbytes=0,
-        share=share_of(len(scored), shard.item.take or shard.item.samples),
+        share=share_done(len(scored), shard.item.take or shard.item.samples),
         rejects=codes,
     )
 

@@ -14,7 +14,6 @@ from wdsprep.dataset.rejects import Refusal, Reject, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.read import TarSample
 from wdsprep.encoding import encode as encoding
-from wdsprep.encoding.choices import format_at, new_format, settings_of, settle_recipe
 from wdsprep.encoding.models.find import (
     Model,
     check_resolution,
@@ -23,6 +22,7 @@ from wdsprep.encoding.models.find import (
     hashed_with,
 )
 from wdsprep.encoding.recipe import Encode, Recipe, check_makes_latents
+from wdsprep.encoding.recipe_defaults import format_at, new_format, settings_of, settle_recipe
 from wdsprep.images.crop import NO_PIXELS, Crop, crop
 from wdsprep.images.shapes import Shapes
 from wdsprep.sources import Columns

@@ -3,28 +3,30 @@
 import pytest
 
 from wdsprep.fetch.options import FetchRules
-from wdsprep.packing.crew import PackCrew, WantedWorkers, staff
+from wdsprep.packing.worker_plan import PackWorkerPlan, WantedWorkers, plan_workers
 
 RULES = FetchRules(in_flight=256, per_host=8)
 
 
-def local(workers: int, *, slices: int = 1_000) -> PackCrew:
-    return staff(WantedWorkers(workers=workers), slices=slices, fetch=RULES)
+def local(workers: int, *, slices: int = 1_000) -> PackWorkerPlan:
+    return plan_workers(WantedWorkers(workers=workers), slices=slices, fetch=RULES)
 
 
-def on_ray(workers: int, cpus: int) -> PackCrew:
-    return staff(WantedWorkers(workers=workers, node_cpus=cpus), slices=1_000, fetch=RULES)
+def on_ray(workers: int, cpus: int) -> PackWorkerPlan:
+    return plan_workers(WantedWorkers(workers=workers, node_cpus=cpus), slices=1_000, fetch=RULES)
 
 
-def share(crew: PackCrew) -> tuple[int, int]:
+def share(crew: PackWorkerPlan) -> tuple[int, int]:
     assert crew.fetch is not None
     return crew.fetch.in_flight, crew.fetch.per_host
 
 
 def test_files_need_no_share_of_requests() -> None:
-    assert staff(WantedWorkers(workers=8), slices=3, fetch=None) == PackCrew(workers=3, threads=2)
-    ray = staff(WantedWorkers(workers=0, node_cpus=8), slices=3, fetch=None)
-    assert ray == PackCrew(workers=0, threads=1)
+    assert plan_workers(WantedWorkers(workers=8), slices=3, fetch=None) == PackWorkerPlan(
+        workers=3, threads=2
+    )
+    ray = plan_workers(WantedWorkers(workers=0, node_cpus=8), slices=3, fetch=None)
+    assert ray == PackWorkerPlan(workers=0, threads=1)
 
 
 def test_local_workers_share_the_bounds_of_their_machine() -> None:

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from wdsprep.checks.rules import CheckRules, text_problem
+from wdsprep.checks.member_rules import CheckRules, text_problem
 from wdsprep.dataset.reading import HashedTape
 from wdsprep.dataset.tar import BLOCK, padded
 from wdsprep.dataset.tar.index import encode_index

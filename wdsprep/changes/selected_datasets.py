@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from wdsprep.changes.copying import CopyUnit, CopyWork
-from wdsprep.changes.cutting import Cut, ShardLimits, ShardPiece, cut
 from wdsprep.changes.grouping import NAME, Group
 from wdsprep.changes.joined_columns import JoinedColumns, subsets_of
 from wdsprep.changes.selection import (
@@ -23,6 +22,7 @@ from wdsprep.changes.selection import (
     where,
     with_keys,
 )
+from wdsprep.changes.shard_plan import Cut, ShardLimits, ShardPiece, cut
 from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.digests import DigestKind
@@ -34,10 +34,10 @@ from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.sealed import canonical
 from wdsprep.dataset.state import dated_manifest, find_claim, read_format, refreshed
 from wdsprep.errors import ExistsError, FingerprintError, FullError, NotFoundError, UsageError
-from wdsprep.runners.base import CrewOptions
+from wdsprep.runners.base import WorkerOptions
 from wdsprep.runners.in_process import runner_for
 from wdsprep.runners.job import JobListener
-from wdsprep.runners.run import Outcome, Run, carry_out, opened_dataset
+from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write
 from wdsprep.runners.track import tracked
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, absolute, local_path, write_bytes
@@ -229,7 +229,7 @@ class Out:
         self,
         cuts: Sequence[Cut],
         images: Outcome | None,
-        options: CrewOptions,
+        options: WorkerOptions,
         listener: JobListener,
     ) -> Outcome:
         return self._run(list(self._units(cuts, images)), options, listener)
@@ -275,9 +275,9 @@ class Out:
         return replace(piece, numbers=np.array(left, np.uint32)) if left else None
 
     def _run(
-        self, units: list[CopyUnit], options: CrewOptions | None, listener: JobListener
+        self, units: list[CopyUnit], options: WorkerOptions | None, listener: JobListener
     ) -> Outcome:
-        edition, manifest = opened_dataset(
+        edition, manifest = open_dataset_to_write(
             self.place, self.group.dataset, self.settings, overwrite=self.overwrite
         )
         ledger = manifest.ledger
@@ -307,7 +307,7 @@ class Out:
             settings=manifest.settings,
             before=manifest.samples,
         ) as status:
-            (outcome,) = carry_out([run], chosen, work, pending, status=status)
+            (outcome,) = do_runs([run], chosen, work, pending, status=status)
         return outcome
 
     def _extra(self) -> dict[str, Any]:

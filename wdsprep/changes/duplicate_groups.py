@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from wdsprep.changes.hashes import HashUnit, ImagesLooked
-from wdsprep.changes.near import bits_set, kept_of, near_pairs
+from wdsprep.changes.near_duplicates import bits_set, kept_of, near_pairs
 from wdsprep.errors import UsageError
 from wdsprep.images.perceptual import NO_HASH
 from wdsprep.store import split_url

@@ -17,8 +17,8 @@ from wdsprep.dataset.rejects import Refusal, RejectedError, as_rejected
 from wdsprep.dataset.removed import NONE_REMOVED, Removed
 from wdsprep.dataset.samples import Sample
 from wdsprep.fetch.downloads import Downloads
-from wdsprep.images.rule import Picture, prepare
-from wdsprep.packing.rules import PackRules
+from wdsprep.images.pixel_rule import Picture, prepare
+from wdsprep.packing.options import PackRules
 from wdsprep.sources import Item, Slice, Source, Told, untold
 from wdsprep.sources.fingerprints import Content
 from wdsprep.sources.folder import check_nbytes

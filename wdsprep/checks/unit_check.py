@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from wdsprep.checks import CheckedDataset, Finding, Kind, UnitFindings
+from wdsprep.checks.member_rules import array_problem, rules_of
 from wdsprep.checks.pairs import keys_digest
-from wdsprep.checks.rules import array_problem, rules_of
+from wdsprep.checks.shard_check import Walked, walk
 from wdsprep.checks.survey import DatasetSurvey, smallest_unit
-from wdsprep.checks.walk import Walked, walk
 from wdsprep.dataset.arrays import empty_fields
-from wdsprep.dataset.counts import count_up
+from wdsprep.dataset.coarse_histograms import count_up
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.names import (
     SELECTION,
