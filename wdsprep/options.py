@@ -1,5 +1,6 @@
-"""Options, each of which is declared once: as a field of a frozen dataclass, with what is said
-about it beside its default.
+"""Options, each of which is declared once, as a field of a frozen dataclass.
+
+What is said about an option stands beside its default:
 
     @dataclass(frozen=True, kw_only=True)
     class PackRules(Options):

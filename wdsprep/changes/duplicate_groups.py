@@ -1,4 +1,4 @@
-"""Which samples are copies of which, and the files that say so.
+"""Groups of duplicate images, and the files that list them.
 
 A sample is the number of its row: dataset after dataset, shard after shard, in the order of each.
 All is done in arrays, since there may be 100 million of them.

@@ -1,5 +1,6 @@
-"""Which datasets become which: those with the same place become one, and latents follow the images
-that they were made of.
+"""The groups of datasets that a selection joins: those with the same place become one dataset.
+
+Latents follow the images that they were made of.
 """
 
 import os

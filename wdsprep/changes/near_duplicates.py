@@ -1,4 +1,6 @@
-"""All pairs of many hashes that are at most so many bits apart, without comparing each with each.
+"""Find all pairs of near duplicates among many hashes, without comparing each with each.
+
+Two hashes are a pair if they differ in at most `distance` of their 64 bits.
 
 The 64 bits are cut into `distance + agreeing` blocks. Two hashes that differ in `distance` bits
 differ in as many blocks at most, so there are `agreeing` blocks in which they are the same. For

@@ -252,7 +252,10 @@ class _Job:
         return by_latent_unit(self._found[images].units.values()) if images else {}
 
     def _images_of(self, latents: DatasetPlace) -> str:
-        """The images that latents were made of: those of which they have most shards, or had."""
+        """Return the place of the images that the latents were made of, or an empty text.
+
+        Those are the images whose shards most of the latent shards name as their input.
+        """
         inputs = {of.partition(":")[0] for of in latents.manifest.ledger.column("input")}
 
         def shared(images: DatasetPlace) -> int:

@@ -1,4 +1,4 @@
-"""Datasets that a selection is written to: what they are, and one run over what each lacks."""
+"""The new datasets that a selection is written to, and the run that fills each."""
 
 import contextlib
 import shutil

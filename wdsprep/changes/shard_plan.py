@@ -1,4 +1,4 @@
-"""The shards of a selection: what is selected, cut into runs of so many samples and bytes.
+"""Plan the shards of a selection: runs of selected samples, bounded in number and bytes.
 
 A shard has samples of one bucket. It ends too where the next key does not rise: between two
 datasets, as a rule. So keys rise in each shard, which is what `verify` and `inspect` go by.

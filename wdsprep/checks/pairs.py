@@ -1,5 +1,6 @@
-"""Whether latents are of these images: the same shards, the same keys in the same order, but for
-the rejects.
+"""Check that latents were made of these images.
+
+They have the same shards, with the same keys in the same order, but for the rejects.
 
 Billions of keys fit into no memory. Keys rise in a packed shard, and so in a latent shard, or in
 each shape of it: the keys of a latent shard and of its rejects, sorted together, must be those of

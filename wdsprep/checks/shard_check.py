@@ -1,5 +1,6 @@
-"""Goes over the samples of one shard and notes what breaks the format, where each sample starts,
-and the keys.
+"""Check the samples of one shard against the format.
+
+One walk over the shard notes what breaks the format, where each sample starts, and the keys.
 """
 
 from array import array

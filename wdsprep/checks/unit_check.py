@@ -1,5 +1,6 @@
-"""Checks all files of one unit of work, each in one pass. As work for a runner: local processes or
-Ray.
+"""Check all files of one unit of work, each in one pass.
+
+The check is work for a runner: local processes or Ray.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping

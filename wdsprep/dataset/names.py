@@ -1,4 +1,6 @@
-"""Where everything lies in a dataset, and whose a file is by its name. In one of images:
+"""Names of the files of a dataset: where everything lies, and whose a file is.
+
+A dataset of images has these:
 
     wdsprep.json             the manifest
     wdsprep.hold             while somebody writes it

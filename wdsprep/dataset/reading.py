@@ -129,7 +129,7 @@ class ShardReader:
     # --- where they are
     @cached_property
     def offsets(self) -> Sequence[int]:
-        """Where the samples begin, and where the last one ends."""
+        """Return where each sample begins, and last where the samples end."""
         name, nbytes = index_name(self.shard.name), self.shard.nbytes
         offsets: Sequence[int] = ()
         with suppress(NotFoundError, DamageError):

@@ -1,4 +1,4 @@
-"""Whether what a file of JSON says is what it can say, by the annotations of what it becomes.
+"""Check that values read from JSON are of the types that they become.
 
 A seal tells that a file is as it was written, and nothing of who wrote it. So whoever reads JSON
 that others may have written names a *kind* of value, as annotations have it: a dataclass, a named

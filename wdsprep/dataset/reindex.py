@@ -1,5 +1,7 @@
-"""`index`: give tars that something else made the index that a loader needs, and latents that were
-made before there were rows (`wdsprep.dataset.rows`) those that a join needs.
+"""`index`: give tars and latents of others the files that a loader needs.
+
+A tar that something else made gets its index. Latents that were made before there were rows
+(`wdsprep.dataset.rows`) get those that a join needs.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""Rows: which samples of its image shard a shard of latents or text is made of, beside it.
+"""Rows: the position in the image shard of each sample of a shard of latents or text.
 
 All that is made of one image shard has its keys in its order, so a sample is found by its number:
 its position in the image shard, which `NAME.tar.rows` has as an unsigned 32-bit little-endian

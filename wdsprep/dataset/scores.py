@@ -14,7 +14,7 @@ SCORER = "wdsprep score"
 
 
 def is_scored(settings: Mapping[str, Any]) -> bool:
-    """Whether a dataset of these settings holds scores."""
+    """Return whether a dataset of these settings holds scores."""
     return SCORES in settings
 
 

@@ -1,4 +1,4 @@
-"""How much may be inside the engine at once: so many samples, and the bytes that they take."""
+"""A bound on the samples, and their bytes, that are inside the engine at once."""
 
 import threading
 

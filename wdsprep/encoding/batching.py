@@ -94,7 +94,7 @@ class Batcher:
         )
 
     def _since(self, sample: SampleUnderWay) -> int:
-        """How many have come after it."""
+        """Return how many samples have come after this one."""
         return self._come - sample.number
 
     def _sort(self) -> None:

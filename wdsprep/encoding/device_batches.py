@@ -68,7 +68,7 @@ class DeviceBatches:
 
     @property
     def size(self) -> int:
-        """Of a batch of images; it may be halved at any time."""
+        """Return the size of a batch of images, which may be halved at any time."""
         return min(device.size for device in self._devices)
 
     def size_of(self, shape: Size) -> int:

@@ -28,7 +28,7 @@ NO_CROP = Crop(pixels=NO_PIXELS, width=0, height=0, fit=Fit(0, 0, 0, 0))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """What a sample has become: an array for each field of the models, in storage dtype."""
+    """The result of a sample: an array for each field of the models, in storage dtype."""
 
     crop: Crop
     tokens: Tokens
@@ -150,7 +150,7 @@ class Row:
 
     @property
     def noise(self) -> str:
-        """What the noise of its latents depends on."""
+        """Return the name that the noise of its latents is drawn by."""
         key = self.sample.key
         return noise_of_mirrored(key) if self.is_mirrored else key
 

@@ -133,7 +133,7 @@ class Engine:
 
     @property
     def block_size(self) -> int:
-        """How many samples are best fed together."""
+        """Return how many samples are best fed together."""
         return max(1, min(MOST_IN_BLOCK, self._batches.size // 4))
 
     @property
@@ -218,7 +218,7 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing that was fed is still to be computed, be it wanted or not."""
+        """Return whether all that was fed has been computed, whether it is still wanted or not."""
         return self._head() is None
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""Where the datasets of a run go: one of each resolution, or of each caption."""
+"""The places of the datasets of a run: one for each resolution, or for each caption."""
 
 import os
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ def _places_apart(
     captions: CaptionOptions,
     text_out: str,
 ) -> dict[int | str, str]:
-    """Those of latents, which have the samples' own captions, and behind them those of text."""
+    """Return the places of latents, which have the samples' own captions, then those of text."""
     if RESOLUTION in text_out:
         raise UsageError(
             f"--text-out {text_out} is one place for all resolutions: give one without {RESOLUTION}"

@@ -56,7 +56,7 @@ class DatasetPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodePlan:
-    """All that a run of `encode` is going to do."""
+    """The plan of a run of `encode`: all that it is going to do."""
 
     images: str
     """As the user names them."""

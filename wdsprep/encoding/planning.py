@@ -104,7 +104,7 @@ class _Phase:
 
     @property
     def needs(self) -> ModelNeeds:
-        """What of the model decides its settings."""
+        """Return which parts of the model decide the settings."""
         return ModelNeeds(self.recipe.text, not self.is_of_text)
 
     @property
@@ -114,7 +114,7 @@ class _Phase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Chosen:
-    """With what images and captions are encoded."""
+    """The model, recipe and workers that encode images and captions."""
 
     model: Model
     recipe: Encode

@@ -16,7 +16,10 @@ Members = Sequence[tuple[str, Data]]
 
 @dataclass(frozen=True, slots=True)
 class SpooledSample:
-    """Its members by name and size, and where they are. `cut` is whether its caption was."""
+    """A sample that waits on disk: its members by name and size, and where they are.
+
+    `cut` is whether its caption was cut.
+    """
 
     key: str
     members: Sequence[tuple[str, int]]
@@ -25,7 +28,7 @@ class SpooledSample:
 
 
 class SampleSpool:
-    """All in one file, which is gone when it is closed."""
+    """A file on disk that holds samples, and is gone when it is closed."""
 
     def __init__(self) -> None:
         self._spool = Spool()

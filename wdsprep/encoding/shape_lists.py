@@ -169,7 +169,7 @@ def _size(size: Any, what: str) -> Size:
 
 
 def _check_size(size: Size, resolution: int, what: str) -> None:
-    """By its area and its ratio."""
+    """Check the area of a shape, and the ratio of its sides."""
     width, height = size
     share = Fraction(width * height, resolution**2)
     if not LEAST_AREA <= share <= MOST_AREA:

@@ -1,4 +1,4 @@
-"""What a worker of `encode` is made from, without loading what it works with."""
+"""The picklable work of `encode`, without what its workers load."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,8 +29,10 @@ class EncodeTarget:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodeWork:
-    """The picklable recipe of a worker, as runners want it. Its units are `JointUnit`s, whose parts
-    are image shards by the number of their target."""
+    """The picklable description of a worker of `encode`, as runners want it.
+
+    Its units are `JointUnit`s, whose parts are image shards by the number of their target.
+    """
 
     images: str
     targets: tuple[EncodeTarget, ...]

@@ -61,7 +61,7 @@ Taking = LatentShard | TextPass | ImagePass
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """What a shard is becoming in one dataset."""
+    """A shard that is being made in one dataset."""
 
     target: "EncodeTarget"
     shard: ImageShard
@@ -173,8 +173,10 @@ class EncodeWorker:
             raise BrokenWorkerError(str(error)) from error
 
     def _note_gpu(self, output: LatentShard, part: Part) -> None:
-        """Count the shard for its GPU and batches: no other makes the same bytes. A CPU's need no
-        note, as all of them do."""
+        """Count the shard for its GPU and batches: no other GPU makes the same bytes.
+
+        Shards of a CPU need no note, since all CPUs make the same bytes.
+        """
         device, stats = self._encoder.device, self._engine.stats
         if device.type != "cuda" or not output.samples:
             return
@@ -195,8 +197,11 @@ class EncodeWorker:
     def _in_turn(
         self, shard: ImageShard, outputs: Mapping[int, LatentShard], content: Content
     ) -> Iterator[None]:
-        """Encode first all captions, then all images. Text that is kept apart is done with then;
-        all else waits for the images."""
+        """Encode first all captions, then all images.
+
+        Text that goes to a dataset of its own is done then; all other captions wait for
+        their images.
+        """
         with closing(TextPass()) as waiting:
             texts: dict[int, Taking] = {}
             images: dict[int, Taking] = {}
@@ -232,7 +237,7 @@ class EncodeWorker:
     def _passed(
         self, shard: ImageShard, outputs: Mapping[int, Taking], content: Content, part: Part
     ) -> Iterator[None]:
-        """`outputs` are by the number of the cut."""
+        """Encode one pass over the shard into `outputs`, by the number of their dataset."""
         with Feeder(
             self._engine, self._source, shard, content, part, self._captioned(outputs)
         ) as feeder:
@@ -241,7 +246,10 @@ class EncodeWorker:
                 output.counts.update(feeder.left_out.counts())
 
     def _captioned(self, numbers: Iterable[int]) -> list[tuple[Captions, Sequence[int]]]:
-        """Those whose captions come from the same source, with what finds them."""
+        """Group the datasets whose captions come from the same source.
+
+        Each group comes with what finds these captions.
+        """
         together: dict[CaptionSource, list[int]] = {}
         for number in numbers:
             together.setdefault(self._sources[number], []).append(number)

@@ -23,7 +23,7 @@ loaded once."""
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeWorkerOptions(WorkerRangeOptions):
-    """And on which devices; `auto` and 0 leave it to us."""
+    """The options of workers and their devices; `auto` and 0 leave the choice to us."""
 
     device: str = field(
         default="auto",
@@ -102,12 +102,15 @@ class EncodeWorkerPlan:
 
     @property
     def threads(self) -> int:
-        """How many a worker decodes in; 0 where that is its own to find."""
+        """Return in how many threads a worker decodes, or 0 where it finds that out itself."""
         return 0 if self.sizes_itself else max(1, int(self.cpus_per_worker))
 
     @property
     def gpu_share(self) -> float:
-        """What a worker may take of the memory of its GPU; all of each where it has several."""
+        """Return which share of its GPU's memory a worker may take.
+
+        Where it has several GPUs, it may take all of each.
+        """
         return min(1.0, self.gpus_per_worker or 1.0)
 
 
@@ -116,10 +119,11 @@ def plan_workers(
 ) -> EncodeWorkerPlan:
     """Return the workers for these machines.
 
-    On GPUs a worker has one of them, or shares it where there are more workers, and its share of
-    the cores of its machine; on CPUs, where torch computes with all cores, one worker has a whole
-    machine. Machines of a cluster may come later, with other cores: what is asked for there is the
-    least that is known, and a worker on a GPU sizes itself."""
+    On GPUs a worker has one of them, or shares it where there are more workers, and its share
+    of the cores of its machine. On CPUs, where torch computes with all cores, one worker has a
+    whole machine. Machines of a cluster may come later, with other cores: what is asked for
+    there is the least that is known, and a worker on a GPU sizes itself.
+    """
     with_gpus = [machine for machine in machines if machine.gpus]
     if is_cluster and options.device == "auto" and not with_gpus:
         raise UsageError(
@@ -166,9 +170,10 @@ def _plan_gpu_workers(
 
 
 def with_runner(options: EncodeWorkerOptions, told: Callable[[str], None]) -> EncodeWorkerOptions:
-    """Choose the runner, and tell which and why.
+    """Return the options with the runner that is chosen for them, and tell which and why.
 
-    That is told before anything slow, but for the look at the GPUs that decides."""
+    That is told before anything slow, but for the look at the GPUs that decides.
+    """
     gpus = 0
     if options.runner == "auto" and not ray_in_use(options.ray_address):
         gpus = len(this_machine(options.device).gpus)
@@ -183,7 +188,10 @@ def with_runner(options: EncodeWorkerOptions, told: Callable[[str], None]) -> En
 
 
 def plan_for_machines(options: EncodeWorkerOptions) -> EncodeWorkerPlan:
-    """Look at the machines and staff them. Only Ray knows those of a cluster."""
+    """Look which machines there are, and plan the workers for them.
+
+    Only Ray knows the machines of a cluster.
+    """
     if options.runner == "ray":
         from wdsprep.runners.ray.cluster import cluster_resources
 

@@ -64,7 +64,7 @@ class ExportUnit:
 
     @property
     def inputs(self) -> list[str]:
-        """By this it is known whether a shard was exported as it is now."""
+        """Return the digests that tell whether a shard was exported as it is now."""
         return [source.shard.digest for source in self.sources]
 
 

@@ -108,8 +108,10 @@ def crops(data: bytes, several: Sequence[Shapes], *, max_area: int = MAX_AREA) -
 
 
 def decode_image(data: bytes, *, max_area: int = MAX_AREA) -> "Image.Image":
-    """Return an image as `pack` would have stored it, in RGB; a RejectedError for what is damaged
-    or too large."""
+    """Return an image in RGB, as `pack` would have stored it.
+
+    An image that is damaged or too large is a RejectedError.
+    """
     image = _decoded(_prepared(data, 1, max_area))
     return image if image.mode == "RGB" else image.convert("RGB")
 

@@ -1,4 +1,4 @@
-"""Which part of an image is taken: of a list of shapes the one whose ratio is nearest to its own.
+"""Shapes: choose from a list the one whose ratio is nearest to that of an image.
 
 The image is scaled so that it just covers the shape, and the middle is cut out. All of it follows
 from the image's size alone, in whole numbers.

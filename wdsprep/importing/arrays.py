@@ -1,5 +1,7 @@
-"""What stands in a column, as an array of ours: `.npy`, what torch has saved, lists of numbers,
-bare bytes. Nothing is unpickled but by torch's reader of weights, which makes tensors alone.
+"""Read an array from a column of any kind.
+
+A value may be `.npy`, what torch has saved, a list of numbers, or bare bytes. Nothing is unpickled
+but by torch's reader of weights, which makes tensors alone.
 """
 
 import io

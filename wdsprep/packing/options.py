@@ -1,4 +1,4 @@
-"""What the user decides about packing: which samples are kept, and what their shards look like.
+"""The options of `pack`: which samples are kept, and how their shards are cut.
 
 The options of `pack` stand here, with the settings of a dataset that they come to.
 """

@@ -1,5 +1,6 @@
-"""Trying again what failed for a reason that has passed: rows of older slices in slices of their
-own.
+"""`--retry-rejected`: fetch again what failed for a reason that has passed.
+
+Rows of older slices are packed again in slices of their own.
 
 Some reasons pass by themselves, such as a host that is down (`TRANSIENT`). Others pass when a run
 allows more than the one before: private addresses, `s3://` rows, what robots.txt or an opt-out

@@ -1,4 +1,4 @@
-"""What becomes of each input of a slice: a picture to keep, or a refusal that says why not.
+"""Decide for each input of a slice whether it is kept as a picture or rejected, and why.
 
 What needs no image is asked first, so that no row of a table of URLs is fetched for nothing.
 """

@@ -1,5 +1,6 @@
-"""What is left to pack: slices wanted minus receipts present, and whether the source still is
-what it was.
+"""The slices left to pack: those wanted, without those that have a receipt.
+
+It also checks whether the source still is what it was.
 
 The items of a source are cut into slices anew on each run. Where a slice that has a receipt comes
 out differently, in more than the dates of files (`changed_sources`), the source has changed, and

@@ -1,4 +1,4 @@
-"""What a worker of `pack` is made from, without loading what it works with."""
+"""The picklable work of `pack`, without what its workers load."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING

@@ -242,7 +242,7 @@ WorkerOptionsT = TypeVar("WorkerOptionsT", bound=WorkerOptions)
 def with_runner(
     options: WorkerOptionsT, told: Callable[[str], None], *, gpus: int = 0
 ) -> WorkerOptionsT:
-    """Return the options with the runner chosen. Tell it where it is Ray."""
+    """Return the options with the runner that is chosen for them. Tell why, where it is Ray."""
     there = ray_in_use(options.ray_address)
     runner = choose_runner(options.runner, there=there, gpus=gpus)
     if runner == "ray":

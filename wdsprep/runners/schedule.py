@@ -1,5 +1,6 @@
-"""The decisions of a runner, apart from how messages travel: who gets which unit, what a
-failure costs, when to give up.
+"""The schedule of a run: who gets which unit, what a failure costs, when to give up.
+
+These are the decisions of a runner, apart from how messages travel.
 
 A `Schedule` draws a unit when a worker has room for it, or to justify starting one more
 worker. Failed units go before fresh ones: what is held stays bounded however many fail.

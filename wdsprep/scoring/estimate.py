@@ -18,7 +18,7 @@ SAMPLE_NBYTES = 3 * BLOCK + 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreEstimate:
-    """What scoring by some models in one pass takes."""
+    """The time that scoring by some models takes in one pass."""
 
     models: tuple[str, ...]
     samples: int

@@ -48,7 +48,7 @@ ANOTHER = "which wdsprep never does: choose another --model"
 
 
 class Role(str, Enum):
-    """What a model is used as."""
+    """The role in which a model is used."""
 
     CLASSIFIER = "classifier"
     DUAL = "dual encoder"

@@ -106,7 +106,7 @@ def _max_bytes(given: Any) -> int:
 
 @dataclass(frozen=True)
 class ScoreOptions(EncodeWorkerOptions):
-    """All that `score` is given."""
+    """The options of `score`."""
 
     images: "str | os.PathLike[str]" = field(
         default="shards/images", metadata=about("The images to score.", is_place=True)

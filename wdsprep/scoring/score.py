@@ -52,7 +52,7 @@ STORED = {"fp16": "<f2", "fp32": "<f4"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreBegun:
-    """What is known before the first worker starts."""
+    """The models and columns of a run, known before its first worker starts."""
 
     models: tuple[ScoreModel, ...]
     processors: tuple[str, ...]

@@ -1,5 +1,7 @@
-"""Tables with the images' bytes in a column: Parquet, as Ray and Hugging Face write it, what
-`datasets` saves as Arrow, and MDS of MosaicML streaming.
+"""Tables with the images' bytes in a column: Parquet, Arrow and MDS.
+
+Parquet is as Ray and Hugging Face write it, Arrow is what `datasets` saves, and MDS is that of
+MosaicML streaming.
 
 An item is a run of row groups of a Parquet file, or one of the other files as a whole.
 """

@@ -1,5 +1,6 @@
-"""Parsing what strangers wrote, whatever that raises: a sample that cannot be read is a reject, a
-file that cannot be is one line that names it.
+"""Guard the parsing of what strangers wrote, whatever that raises.
+
+A sample that cannot be read is a reject, and a file that cannot be read is one line that names it.
 
 Libraries raise anything at all over bytes that nobody foresaw. So what parses them stands in one of
 these two blocks, and nothing else does: there a fault of ours would look like one of the file's.

@@ -1,5 +1,6 @@
-"""WebDataset tars, gzipped or not, one a slice: a folder of them, a glob, a brace pattern, or a
-single one.
+"""WebDataset tars, gzipped or not, one a slice.
+
+They lie in a folder, or match a glob or a brace pattern, or there is a single one.
 
 What img2dataset writes is one case: its json lies in the tar, and the Parquet table beside it says
 the same again, which is read only where a sample has no json of its own.

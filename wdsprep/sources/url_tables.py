@@ -1,5 +1,6 @@
-"""Tables of URLs: Parquet, CSV, TSV, JSON lines and plain lists. Rows come without their images,
-which are fetched by who packs them.
+"""Tables of URLs: Parquet, CSV, TSV, JSON lines and plain lists.
+
+Rows come without their images, which `pack` fetches.
 
 An item is a part of one table with as many rows as a slice takes. It may name a few rows of that
 part alone, which are to be tried once more.

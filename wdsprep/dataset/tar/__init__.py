@@ -1,5 +1,7 @@
-"""Tar shards: a writer whose bytes depend on its input alone, a reader that says what is wrong,
-and the index of sample offsets that makes one positioned read bring one sample.
+"""Tar shards: a writer, a reader, and the index of sample offsets.
+
+The bytes of the writer depend on its input alone, and the reader says what is wrong with a tar. The
+index makes one positioned read bring one sample.
 """
 
 BLOCK = 512

@@ -1,5 +1,6 @@
-"""Reads any tar and says precisely what is wrong with it: samples for those who want the data,
-offsets for those who want the index.
+"""Read any tar, and say precisely what is wrong with it.
+
+It yields samples for those who want the data, and offsets for those who want the index.
 """
 
 import contextlib

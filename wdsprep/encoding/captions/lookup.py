@@ -122,7 +122,7 @@ class LookupFile:
 
 
 class OpenLookup:
-    """What finds captions, for any number of threads."""
+    """A lookup that is open and finds captions, for any number of threads."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._lock = path, Lock()

@@ -176,7 +176,7 @@ def _is_too_long(caption: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableRead:
-    """What was found in a table."""
+    """The rows and values that were found in a table of captions."""
 
     identity: Text
     rows: Nbytes

@@ -56,7 +56,7 @@ class Encoding:
         return self if form == self.form else replace(self, model=model, form=form)
 
     def as_at(self, place: str) -> "Encoding":
-        """For the dataset that lies there, or a new one."""
+        """Return the encoding in the format of the dataset at `place`, or of a new one."""
         return self.in_format(format_at(place, self.recipe))
 
     def load(self) -> "Encoder":
