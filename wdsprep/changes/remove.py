@@ -114,7 +114,7 @@ class RemovalPlace:
     shards_of: int
     nbytes: int
     is_listed: bool
-    """Whether more must stay away from it than before."""
+    """True if more must stay away from it than before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -57,7 +57,7 @@ class SelectAsked:
     nbytes: int
     prefix: bool
     columns: JoinedColumns = field(default_factory=JoinedColumns)
-    """What the condition may ask for beside the json."""
+    """Columns that the condition may ask for beside the json."""
 
     def settings(self, part: str) -> dict[str, Any]:
         """Return the settings that decide the bytes, beside the datasets.

@@ -32,7 +32,7 @@ from wdsprep.store.base import Store
 from wdsprep.text import examples, plural
 
 Parts = Mapping[str, Fraction]
-"""Of a split, by their names: the share of each."""
+"""The parts of a split: the share of each by its name."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from wdsprep.dataset.selection import Numbers, SampleSelection, ShardSamples, ra
 from wdsprep.errors import UsageError
 
 Order = tuple[int, str]
-"""Of keys, by which they rise."""
+"""The order of keys: each shard has them rising by it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -192,7 +192,7 @@ def _overlapping(seen: Sequence[_Looked], datasets: int) -> list[_Looked]:
 
 
 Reach = tuple[list[Order], list[Order]]
-"""Where spans begin, in their order, and how far those up to each reach."""
+"""The begins of spans, in their order, and how far the spans up to each one reach."""
 
 
 def _reach(spans: Sequence[tuple[Order, Order]]) -> Reach:

@@ -93,13 +93,13 @@ class Repair:
     mended: Mapping[str, tuple[Finding, ...]]
     """Units that stay, though a file beside their shards does not."""
     unsettled: tuple[Finding, ...]
-    """What a retry which was killed has not brought in line."""
+    """Findings about a retry that was killed before it had brought rejects and rows in line."""
     indexes: tuple[str, ...]
     writes_manifest: bool
     beyond: tuple[Finding, ...]
     """Findings that nothing is done about."""
     changed: tuple[str, ...] = ()
-    """What other runs had changed when it came to it."""
+    """Files that other runs had changed before the repair came to them."""
     done: bool = False
 
     def __repr__(self) -> str:

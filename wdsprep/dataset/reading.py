@@ -50,9 +50,10 @@ if TYPE_CHECKING:
     Offsets = NDArray[np.int64]
 
 LARGE_NBYTES = 256 << 10
-"""Of a sample on average: of a shard of larger ones, over a network the ends are read alone."""
+"""The bytes of an average sample from which a shard counts as large: over a network only the ends
+of its samples are read."""
 END_NBYTES = 4 << 10
-"""Of a sample: json and caption are mostly in there."""
+"""The bytes at the end of a sample that mostly hold its json and caption."""
 TAIL_NBYTES = 8 << 10
 """The same over a network, where a second request costs more."""
 WINDOW_NBYTES = 4 << 10  # read at least, where a few bytes are asked for

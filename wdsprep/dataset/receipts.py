@@ -40,7 +40,8 @@ FIELDS = ("counts", "files", "generation", "input", "inputs", "rejects", "shards
 RETRIED = "retried"
 """Counts the rows of a unit that later ones have taken over."""
 CONTENT = "what was read"
-"""By this name the files of a receipt have the BLAKE3 of what its source gave out, if anything."""
+"""The name by which the files of a receipt have the BLAKE3 of what its source gave out, if
+anything."""
 # What stands around a receipt in a list of them. A quotation mark that belongs to a text has a
 # backslash before it, so these are found nowhere else, and the name of no field is.
 START, BETWEEN, END = b'{"counts":', b'},{"counts":', b"}"

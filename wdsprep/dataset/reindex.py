@@ -30,7 +30,7 @@ from wdsprep.store.base import Entry, Store, write_bytes
 from wdsprep.text import Counting, command, unheard
 
 UNTOLD = "no keys tell which images its samples are of"
-"""Of rows of tars that pack did not make."""
+"""The reason why rows of tars that pack did not make cannot be told."""
 AGAIN = 'run the same "wdsprep encode" again with --overwrite before it is joined with another'
 
 

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 DTYPE = "<u4"
 NBYTES = 4
-"""Of a number."""
+"""The bytes of a number."""
 NOWHERE = 0xFFFFFFFF
-"""In place of the number of a sample that a shard has not."""
+"""Stands in place of the number of a sample that a shard does not have."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 SCORES = "scores"
 NUMBER, WHOLE, TEXT = "number", "whole", "text"
-"""What a column may hold: real numbers, whole ones or texts."""
+"""The kinds of values that a column may hold: real numbers, whole ones or texts."""
 SCORER = "wdsprep score"
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SAMPLES_AT_ONCE = 1 << 20  # of which something is computed at a time
 Numbers = NDArray[np.uint32]
-"""Of samples in their tars."""
+"""The numbers of samples in their tars."""
 RunStarts = NDArray[np.int32] | Ints
 
 

@@ -139,9 +139,9 @@ class DatasetClaim:
     manifest: Manifest
     """The manifest that is there, or else the one that is to be written."""
     is_there: bool = False
-    """Whether it goes on as it is: its manifest need not be written first."""
+    """True if it goes on as it is: its manifest need not be written first."""
     starts_over: bool = False
-    """Whether what lies there is removed first."""
+    """True if the files that lie there are removed first."""
 
 
 def find_claim(store: Store, dataset: str, settings: Settings, *, overwrite: bool) -> DatasetClaim:

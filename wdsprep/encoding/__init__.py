@@ -33,16 +33,17 @@ Out: A latent dataset with the same keys; or the same arrays for a trainer that 
 from wdsprep.encoding.models.presets import PRESETS
 
 MODELS = tuple(PRESETS)
-"""That have a name of their own."""
+"""Models that have a name of their own."""
 LATENTS = ("auto", "sample", "mean", "moments", "none")
-"""What may be kept of the VAE's distribution; auto is a sample, where there is one. With none of it
-no image is looked at: what is made of captions stands alone."""
+"""The kinds of latents that may be kept of the VAE's distribution. `auto` is a sample, where there
+is one. With `none` no image is opened: only text is encoded."""
 TEXTS = ("emb", "tokens", "none")
-"""What may be made of a caption."""
+"""The kinds of text that may be made of a caption."""
 DTYPES = ("auto", "fp16", "bf16", "fp32")
-"""Of the models, not of what is stored; auto goes by the device, and is settled before the work."""
+"""Dtypes of the models, not of what is stored; `auto` goes by the device, and is chosen before the
+work."""
 HALF = "half"
-"""What auto comes to where networks differ: each has its own half precision."""
+"""The dtype that `auto` becomes where networks differ: each has its own half precision."""
 DECODES = ("auto", "fast", "full")
-"""How JPEGs are decoded: where they are large, at a reduced scale, or always in full; auto is fast,
-or what a dataset was begun with."""
+"""Ways to decode JPEGs: large ones at a reduced scale, or all in full. `auto` is fast, or what a
+dataset was begun with."""

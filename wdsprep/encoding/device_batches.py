@@ -30,7 +30,7 @@ from wdsprep.encoding.models.device import (
 MOST_LAUNCHED = 3
 """Batches of a device that are launched and not yet finished."""
 Rows = list[Arrays | None]
-"""What was made of each row of a batch; None where the numbers are not finite."""
+"""The arrays made of each row of a batch; None where the numbers are not finite."""
 
 
 class DeviceBatches:

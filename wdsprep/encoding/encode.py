@@ -46,7 +46,7 @@ class EncodeListener(JobListener):
 
     heard: Callable[[RunProgress], None] = lambda _progress: None
     captioned: Callable[[Outcome, CaptionReport], None] = lambda _outcome, _report: None
-    """What became of captions that are not the samples' own, for each dataset at the end."""
+    """Hears for each dataset at the end how captions that are not the samples' own were used."""
 
 
 P = ParamSpec("P")

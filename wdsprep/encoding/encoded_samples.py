@@ -20,10 +20,10 @@ from wdsprep.images.crop import NO_PIXELS, Crop, Cut
 from wdsprep.images.shapes import Fit
 
 CAPTION = -1
-"""In place of the number of a cut."""
+"""Stands for a caption in place of the number of a crop."""
 NO_TOKENS = Tokens("")
 NO_CROP = Crop(pixels=NO_PIXELS, width=0, height=0, fit=Fit(0, 0, 0, 0))
-"""Of a sample whose caption alone is fed."""
+"""The crop of a sample whose caption alone is fed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +36,7 @@ class Result:
 
 
 Results = list[Result | RejectedError]
-"""What has come of a sample: for each way to cut it a result, or why there is none."""
+"""The results of a sample: for each way to crop it a result, or why there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,15 @@ class SampleUnderWay:
     key: str
     caption: str
     parts: Sequence[Part]
-    """What of the sample each cut is for; of one that is for its caption alone nothing is cut."""
+    """The part of the sample that each crop is for; where that is its caption alone, nothing is
+    cropped."""
     block: "PendingBlock"
     cuts: list[Cut]
     missing: int = 0
     number: int = 0
-    """in the order in which they came"""
+    """The number of the sample in the order in which they came."""
     images: list[Arrays] = field(default_factory=list)
-    """What was made of each cut."""
+    """The arrays made of each crop."""
     tokens: Tokens = field(default_factory=lambda: NO_TOKENS)
     text: Arrays = field(default_factory=dict)
     refused: dict[int, Code] = field(default_factory=dict)
@@ -98,11 +99,11 @@ class PendingBlock(Future[list[Results]]):
         super().__init__()
         self.samples: list[SampleUnderWay] = []
         self.decoded: Future[None] | None = None
-        """None where nothing is cut."""
+        """The decoding of the images; None where nothing is cropped."""
         self.missing = 0
-        """How many of the samples are not done."""
+        """The number of samples that are not done."""
         self.nbytes = 0
-        """Of the arrays that were made of its samples."""
+        """The bytes of the arrays that were made of its samples."""
         self.has_left = False
         self._leave = leave
 

@@ -52,7 +52,7 @@ BATCHES_INSIDE = 4
 QUEUED_BATCHES = 2
 SPARE_BATCHES = 4  # whose memory the next ones of their shape take
 WAITING_NBYTES = 4 << 30
-"""Of all that waits: images to be decoded, what was cut out, and arrays to be written."""
+"""The most bytes that may wait: images to be decoded, crops, and arrays to be written."""
 MOST_WAITING = 4_096
 """Samples that may come while a part of one waits for others of its shape. Of 512 long captions, as
 many as are of one length fill 31 to 47 % of a batch of 8; of 4,096 they fill 87 to 99 %."""

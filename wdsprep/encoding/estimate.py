@@ -32,7 +32,8 @@ BESIDE = 3  # a shard's index, rejects and receipt
 # Decoding, scaling and cropping a JPEG took 2.2 to 2.9 ns a pixel of it on one core.
 DECODE_S_PER_PIXEL = 2.6e-9
 REDUCED_SHARE = 0.7
-"""What is left of that where libjpeg decodes at 1/2, of noisy pictures and photos alike."""
+"""The share of that time which is left where libjpeg decodes at 1/2, of noisy pictures and photos
+alike."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +66,7 @@ class Choice:
     flip: bool = False
     text: str = "emb"
     tokens: int = TOKENS
-    """of a caption, which count where no more is stored of it"""
+    """The tokens of a caption, which count where no more is stored of it."""
     samples_per_shard: int = 10_000
     decode: str = FAST
 
@@ -95,14 +96,15 @@ class Phase:
     speed: Speed
     device_hours: float
     text_share: float
-    """of the operations, and so of the hours, as far as these go by operations"""
+    """The share of text in the operations, and so in the hours, as far as these go by
+    operations."""
     wall_hours: float
     dollars: float | None
     cores_each: float
     nbytes_read: int
     nbytes_written: int
     text_nbytes: int
-    """of these"""
+    """The bytes of text among those that are written."""
     shards: int
     gets: int
     puts: int
@@ -134,7 +136,7 @@ class OneRun:
     nbytes_read: int
     nbytes_written: int
     nbytes_written_text_once: int
-    """where a dataset of its own has the text"""
+    """The bytes written where the text has a dataset of its own."""
 
 
 def estimate(

@@ -21,7 +21,7 @@ from wdsprep.sources.tars import TarsSource
 
 JOIN_S = 0.05
 BLOCK_NBYTES = 1 << 20
-"""Of the images of a block at most: the pool is to decode several at once."""
+"""The most bytes of the images of a block: the pool is to decode several at once."""
 
 
 @dataclass(frozen=True, slots=True)

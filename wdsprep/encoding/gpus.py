@@ -11,7 +11,7 @@ from pathlib import Path
 NVIDIA = "libcuda.so.1"  # what the CUDA runtime in torch loads, and does without GPUs if it cannot
 AMD = Path("/dev/kfd")  # what its counterpart opens
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""Where torch looks for the settings of its allocator: all versions in the first one first."""
+"""The variables in which torch looks for settings of its allocator; all versions read the first."""
 
 
 def visible_gpus() -> tuple[str, ...]:

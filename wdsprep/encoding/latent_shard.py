@@ -57,7 +57,7 @@ class LatentShard:
         self._shapes = shapes or {}
         self._waiting: dict[str, list[SpooledSample]] = {name: [] for name in self._shapes}
         self._rows = {name: array("I") for name in self._shapes or ("",)}
-        """By shape, the numbers in the image shard of the samples that were added."""
+        """The numbers in the image shard of the samples that were added, by shape."""
         self._spool = SampleSpool()
         self._tar: DraftTar | None = None
         self.taken = CaptionUse()

@@ -43,7 +43,7 @@ T = TypeVar("T")
 _KINDS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}
 WHOLE = 1
 REDUCTIONS = (8, 4, 2)
-"""By what libjpeg makes the sides of an image smaller, as it decodes it."""
+"""The factors by which libjpeg makes the sides of an image smaller as it decodes it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +58,7 @@ class Crop:
 
 NO_PIXELS = torch.empty((3, 0, 0), dtype=torch.uint8)
 Cut = Crop | RejectedError
-"""Of an image, or why it cannot be had."""
+"""The crop of an image, or why it cannot be had."""
 
 
 def crop(data: bytes, shapes: Shapes | int, *, max_area: int = MAX_AREA) -> Crop:

@@ -26,7 +26,7 @@ DTYPES = {
     "int32": 4,
     "int64": 8,
 }
-"""What arrays may be of, and the bytes of a value."""
+"""The dtypes that arrays may have, and the bytes of a value."""
 ANY = -1
 """A side that the number of bytes tells."""
 

@@ -11,4 +11,4 @@ Out: An image dataset: shards by bucket, rejects, receipts.
 """
 
 HASHES = ("sha256", "md5", "sha512")
-"""By which digests of images are checked and kept."""
+"""The digests by which images are checked and kept."""

@@ -54,7 +54,7 @@ from wdsprep.store.base import Store, write_bytes
 from wdsprep.store.places import is_keyed
 
 Moved = Mapping[str, frozenset[str]]
-"""By slice, the sources of the rows that others have taken over."""
+"""The sources of the rows that other slices have taken over, by slice."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

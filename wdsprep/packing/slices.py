@@ -61,7 +61,7 @@ class SourceSurvey:
     nbytes: int
     kept: tuple[Item, ...] | None
     left_out: Mapping[str, int]
-    """How many files of which kinds are beside the items, and no input."""
+    """The number of files beside the items that are no input, by their kinds."""
 
     def items(self) -> Iterator[Item]:
         return iter(self.kept) if self.kept is not None else limited(self.source, self.limit)

@@ -32,9 +32,9 @@ class PackWorkerPlan:
     workers: int
     threads: int
     slices: int = 1
-    """That each worker has at a time."""
+    """The number of slices that each worker has at a time."""
     cpus: int = 1
-    """Of each worker, where Ray places them."""
+    """The cores of each worker, where Ray places them."""
     fetch: FetchRules | None = None
     """A worker's share, for a table of URLs."""
 

@@ -22,7 +22,7 @@ from wdsprep.options import Options, about
 from wdsprep.text import auto, brief
 
 PROGRESS_S = 0.25
-"""How often a unit tells how far it has come."""
+"""The seconds between two reports of a unit's progress."""
 
 
 class BrokenWorkerError(Exception):

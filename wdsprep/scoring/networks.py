@@ -30,7 +30,7 @@ Prepared = Mapping[str, Tensor]
 """An image as a processor gives it, without the dimension of a batch."""
 BACKENDS = {"auto": None, "fast": "torchvision", "slow": "pil"}
 TOLERANCE = 1e-3
-"""How much an output may differ by rounding where its companions are others."""
+"""The most that an output may differ by rounding where its companions in a batch are others."""
 LONGEST = 4096
 PROBES = ((96, 64), (72, 88), (130, 60))
 """The sizes of the images by which models are tried."""

@@ -63,7 +63,7 @@ class ScoreBegun:
     shards: int
     samples: int
     is_whole: bool
-    """Whether the image dataset is packed to its end, as far as it says."""
+    """True if the image dataset is packed to its end, as far as it says."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +73,7 @@ class TriedModel:
     model: ScoreModel
     processor: str
     width: int
-    """of its embeddings; 0 for none"""
+    """The width of its embeddings; 0 for none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +88,7 @@ class ScorePlan:
     fields: tuple[Field, ...]
     settings: Settings
     by: EncodeWorkerOptions
-    """Who shall work, with the runner that is chosen."""
+    """The options of the workers, with the runner that is chosen."""
     worker_plan: EncodeWorkerPlan
     dtype: str
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 UNITS_AT_ONCE = 2
 WAITING_NBYTES = 256 << 20
-"""Of images that wait to be decoded."""
+"""The bytes of images that may wait to be decoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class PreparedSample:
     key: str
     sample: Sample
     images: Sequence[Prepared]
-    """By the number of the processor."""
+    """The prepared images, by the number of the processor."""
     columns: dict[str, Any]
 
 

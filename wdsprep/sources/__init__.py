@@ -41,7 +41,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 ItemLine = tuple[str, list[tuple[str, Nbytes, str]], str, Nbytes]
-"""What a line of an inputs file says."""
+"""The values of a line of an inputs file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

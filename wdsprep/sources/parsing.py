@@ -21,7 +21,8 @@ LONGEST = 160  # characters of a reason
 LARGE_NBYTES = 1 << 30
 """Memory that no sound file asks for at once."""
 ROWS_A_BYTE, FEWEST_ROWS = 1_000, 1_000_000
-"""What compression can make of a table: more rows than this are claimed, and not there."""
+"""The most rows that compression can make of a table's bytes: more than this are claimed, and not
+there."""
 UNPACKED_NBYTES, UNPACKED_RATIO = 256 << 20, 64
 """A part of a table that unpacks to more than both of these is made to fill memory."""
 

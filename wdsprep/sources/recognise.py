@@ -46,9 +46,9 @@ LISTS = frozenset({"txt"})
 SAVED = ("arrow", "mds")
 """Whole datasets of other libraries, by their folders."""
 TABLES = (TEXT_TABLES | PARQUET) - LISTS
-"""That have columns."""
+"""Extensions of tables that have columns."""
 FORMATS = ("auto", "images", "tars", "parquet", "csv", "tsv", "jsonl", "txt", "arrow", "mds")
-"""What a user may say that a source is."""
+"""The formats of a source that a user may name."""
 SYNONYMS = {
     "webdataset": "tars",
     "files": "images",

@@ -36,7 +36,7 @@ from wdsprep.text import shown
 TEXTS = frozenset({"json", "txt"})
 
 UNREADABLE = ""
-"""Where a row of the table beside a tar is kept of which not even the key can be told."""
+"""The key of rows of the table beside a tar whose own key cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +48,7 @@ class TarsSource:
     columns: Columns
     max_nbytes: int = MAX_NBYTES
     has_images: bool = True
-    """Whether their bytes are read; where not, they are empty."""
+    """True if the bytes of images are read; otherwise they are empty."""
     kind: str = "tars"
 
     def items(self, left_out: Told = untold) -> Iterator[Item]:

@@ -30,7 +30,7 @@ CONTENT_TYPES = {  # what a browser shows; all else is bytes
 }
 HELD = ".hold"  # how names end that are there to be held
 Ours = Callable[[str], object]
-"""Whether a name is one that only a writer of ours would write to."""
+"""Tells whether a name is one that only a writer of ours would write to."""
 OUTSIDE = frozenset(("", ".", ".."))  # parts no name has; an empty one begins a path at the root
 
 

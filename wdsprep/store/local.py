@@ -49,7 +49,7 @@ TEMPORARY = re.compile(r"\.wdsprep-([A-Za-z0-9-]+)\.[0-9a-f]{16}\.tmp")
 LOST = "lost+found/"  # what is at the root of a disk, where only root may look
 HOLD_WAIT_S = 2_000.0  # as long as on S3
 NOT_THERE = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENOLCK)
-"""What file systems say that have no hard links, or no locks."""
+"""Errors of file systems that have no hard links, or no locks."""
 PIECES_AT_ONCE = 512  # pieces; Linux and macOS take 1024
 PATIENCE_S = 15.0  # with somebody who has to give files their names
 WRITTEN_NBYTES = 128 << 10

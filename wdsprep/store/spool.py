@@ -7,7 +7,7 @@ from typing import IO
 from wdsprep.errors import FullError
 
 Place = tuple[int, int]
-"""Where something begins, and its bytes."""
+"""The begin of some bytes, and how many they are."""
 
 
 class Spool:

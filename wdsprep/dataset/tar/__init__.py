@@ -7,7 +7,7 @@ index makes one positioned read bring one sample.
 BLOCK = 512
 ZEROS = bytes(BLOCK)
 END = 2 * ZEROS
-"""Of a tar, behind its last member."""
+"""The end of a tar, behind its last member."""
 
 
 def padded(nbytes: int) -> int:
