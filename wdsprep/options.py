@@ -56,7 +56,7 @@ class About:
     heading: str = ""
     """Under which it stands in the help of a command; of an argument, none."""
     spelling: str = ""
-    """On a command line, where that is not its name: `-o`."""
+    """The spelling on a command line, where that is not its name: `-o`."""
     metavar: str = ""
     usual: bool | str = False
     """Shown in the help where the option is not given: its default, or these words."""

@@ -46,7 +46,7 @@ from wdsprep.store import open_store, opened
 from wdsprep.store.base import Store
 
 READ_NBYTES = 8 << 20  # at once
-GAP_NBYTES = 64 << 10  # that is read over, where a second read costs more
+GAP_NBYTES = 64 << 10  # a gap so small is read over: a second read costs more
 GAP_NBYTES_S3 = 1 << 20
 AHEAD, AHEAD_S3 = 1, 8  # reads, and the looks at what they bring
 

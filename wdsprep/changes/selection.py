@@ -81,7 +81,7 @@ class Origin:
 
 def _shard_order(shard: Shard) -> tuple[int, int, int, str]:
     found = SHARD.fullmatch(shard.name)
-    if found is None:  # of latents of tars that something else packed
+    if found is None:  # latents of tars that something else packed
         return shard.bucket, 0, 0, shard.name
     return shard.bucket, int(found[2]), int((found[3] or "_0")[1:]), shard.name
 

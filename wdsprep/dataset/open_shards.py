@@ -17,7 +17,7 @@ from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.store.base import Store
 from wdsprep.text import command, plural
 
-OPEN_SHARDS = 256  # of one stream, at most; a window of one slot lies in one or two
+OPEN_SHARDS = 256  # most that one stream has; a window of one slot lies in one or two
 
 
 class IndexedTars(Protocol):

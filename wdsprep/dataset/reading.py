@@ -366,7 +366,7 @@ def near_the_end(data: bytes) -> tuple[str, bytes] | None:
         except ValueError:  # no header
             end = 0
         if end == len(data) and data.startswith(data[start:at] + TXT, text):
-            if data[start + 345]:  # of a name that is longer
+            if data[start + 345]:  # part of a longer name
                 return None
             facts = data[start + BLOCK : start + BLOCK + nbytes]
             return data[start:at].decode("utf-8", "surrogateescape"), facts
@@ -433,7 +433,7 @@ class HashedTape:
         self._hash = kind.new()
         self._chunks = Chunks(store, shard.name, watch=self._hash.update, expected=shard.nbytes)
         self._before = self._chunk = b""
-        self._start = 0  # of the chunk
+        self._start = 0  # the begin of the chunk
 
     def __enter__(self) -> "HashedTape":
         return self

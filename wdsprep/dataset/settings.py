@@ -49,7 +49,7 @@ def as_json(settings: Settings) -> dict[str, Any]:
 
 def is_same(old: Any, new: Any) -> bool:
     """Check that two settings, or values of them, are the same in a file. NaN is NaN there."""
-    if old == new:  # of a million receipts, all are
+    if old == new:  # usual: a million receipts have the same
         return True
     before, now = canonical(old), canonical(new)
     return before == now or bool(json.loads(before) == json.loads(now))

@@ -165,7 +165,7 @@ def take_claim(claim: DatasetClaim) -> Edition:
     with store.hold(MANIFEST_HOLD):
         if claim.starts_over:
             return _started_over(store, manifest)
-        if any(entry.name == MANIFEST for entry in store.list(MANIFEST)):  # of a run beside this
+        if any(entry.name == MANIFEST for entry in store.list(MANIFEST)):  # another run's
             edition = Edition.of(store)
             _claimed(edition, manifest.dataset, manifest.settings)
             return edition
@@ -276,7 +276,7 @@ def refreshed(
                 younger.add(unit)
         elif held is not None and (name := held_name(entry.name)):
             held.add(name)
-    said: dict[str, bytes] = {}  # of what is read again
+    said: dict[str, bytes] = {}  # the bytes of receipts that are read again
     for unit, line in stated.named_lines():
         if unit in done:
             (said if unit in younger else done)[unit] = line

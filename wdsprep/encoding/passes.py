@@ -30,7 +30,7 @@ class TextPass:
     def __init__(self) -> None:
         self._spool = Spool()
         self.nbytes = 0
-        """What waits here, or will at most; 0 once nothing does."""
+        """The bytes of captions that wait here, or will at most; 0 once nothing does."""
         self._places: dict[str, tuple[int, int]] = {}
         self.rejects, self.counts, self.taken = _Lost(), Counter[str](), CaptionUse()
 

@@ -9,9 +9,9 @@ from wdsprep.errors import UsageError
 from wdsprep.store.base import lies_in
 
 RESOLUTION = "{resolution}"
-"""What stands in a place for the resolution of what lies there."""
+"""Stands in a place for the resolution of the dataset that lies there."""
 LATENTS_PLACE, TEXT_PLACE = f"shards/latents-{RESOLUTION}", "shards/text"
-"""Where latents go, and text alone, unless a place is given."""
+"""The places of latents, and of text alone, unless a place is given."""
 
 
 def _check_alone(latents: str, resolutions: Sequence[int]) -> None:

@@ -25,26 +25,26 @@ class DatasetPlan:
 
     place: str
     claim: DatasetClaim
-    """What lies there, without the units that are stale."""
+    """The claim on the dataset that lies there, without the units that are stale."""
     settings: Settings
     recipe: Encode
     captions: CaptionSource
     shards: int
-    """How many image shards it is to be made of."""
+    """The number of image shards that it is to be made of."""
     samples: int
-    """How many images these have; 0 where nobody has counted them."""
+    """The number of images in these; 0 where nobody has counted them."""
     pending: PackedShards
     """The image shards that are missing, the largest first."""
     missing: int
-    """How many these were at first."""
+    """The number of missing shards at first."""
     stale: Mapping[str, str]
     """The units that are removed first, each with the input that it was made of."""
     removals: tuple[str, ...]
     """Lines that say which these are, and why."""
     is_limited: bool
-    """Whether --limit leaves some images out."""
+    """True if --limit leaves some images out."""
     keeps_content: bool
-    """Whether receipts say what foreign tars held."""
+    """True if receipts say what foreign tars held."""
 
     @property
     def is_of_text(self) -> bool:
@@ -59,22 +59,22 @@ class EncodePlan:
     """The plan of a run of `encode`: all that it is going to do."""
 
     images: str
-    """As the user names them."""
+    """The images, as the user names them."""
     url: str
     is_whole: bool
-    """Whether the image dataset is packed to its end, as far as it says."""
+    """True if the image dataset is packed to its end, as far as it says."""
     packed_area: int
     """The largest image that pack let pass, in pixels; 0 where nobody says."""
     model: Model
     recipe: Encode
-    """What a worker makes of a sample for all datasets, settled for the model and the device."""
+    """The recipe of a worker for all datasets, with defaults for the model and the device."""
     worker_plan: EncodeWorkerPlan
     worker_options: EncodeWorkerOptions
-    """With the runner that was chosen."""
+    """The options of the workers, with the runner that was chosen."""
     captions: PreparedCaptions
     datasets: tuple[DatasetPlan, ...]
     units: int
-    """How many image shards are to be encoded, each for the datasets that lack it."""
+    """The number of image shards to be encoded, each for the datasets that lack it."""
 
     def __str__(self) -> str:
         return "\n".join(plan_lines(self))

@@ -234,7 +234,8 @@ class Recipe(RecipeOptions):
     """The recipe that decides the bytes of a latent sample, beside the model."""
 
     resolution: int = field(metadata=about("The pixels of a side of the square."))
-    """Of text alone it says of which buckets; 0 is the lowest, which is that of all images."""
+    """The resolution; of text alone it says of which buckets, and 0 is the lowest, with all
+    images."""
 
     def check_together(self) -> None:
         super().check_together()

@@ -11,7 +11,7 @@ from wdsprep.dataset.tar.write import Data, nbytes_of, pieces_of
 from wdsprep.store.spool import Spool
 
 Members = Sequence[tuple[str, Data]]
-"""Of a sample, by name and in their order."""
+"""The members of a sample, with their names and in their order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.passes import TextPass
 
 TEXTS_NBYTES = 32 << 30
-"""Of captions that wait for their images."""
+"""The most bytes of captions that wait for their images."""
 DISK_SHARE = 8
 """They may take one part in so many of what is free: a machine may have as many GPUs."""
 POLL_S = 0.05
@@ -40,7 +40,7 @@ class Visit:
 
     part: Part
     texts: TextPass | None
-    """Where its captions wait after the pass."""
+    """The pass in which its captions wait afterwards."""
 
 
 class Turns:
@@ -54,7 +54,7 @@ class Turns:
         self._changed = threading.Condition()
         self._part: Part | None = None
         self._begun = 0
-        """How many shards have begun this turn."""
+        """The number of shards that have begun this turn."""
         self._waiting: list[Visit] = []
         self._inside: list[Visit] = []
         self._texts: list[TextPass] = []

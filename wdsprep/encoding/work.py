@@ -23,7 +23,7 @@ class EncodeTarget:
     edition: str = ""
     """The mark of the dataset's."""
     keeps_content: bool = True
-    """Whether receipts say what foreign tars held."""
+    """True if receipts say what foreign tars held."""
     captions: CaptionSource = field(default_factory=CaptionSource)
 
 
@@ -43,11 +43,11 @@ class EncodeWork:
     decoders: int
     """0: as many as its node has cores for `gpus`."""
     threads: int
-    """How many batches a CPU computes at once."""
+    """The number of batches that a CPU computes at once."""
     gpus: float = 0.0
-    """How many the worker has, or which part of one."""
+    """The number of GPUs that the worker has, or its part of one."""
     gpu_share: float = 1.0
-    """Of its GPU, what is the worker's."""
+    """The worker's share of the memory of its GPU."""
 
     def open(self) -> "EncodeWorker":
         prepare_allocator()

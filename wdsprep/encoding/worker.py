@@ -53,9 +53,9 @@ if TYPE_CHECKING:
 
 
 GPU = "gpu:"
-"""What the name of a count begins with that says on which GPU shards were made."""
+"""The begin of the name of a count that says on which GPU shards were made."""
 NOTHING_LEFT = RunProgress(samples=0, nbytes=0, share=1.0, rejects={})
-"""Of a dataset that has got the shard from another run."""
+"""The progress in a dataset that has got the shard from another run."""
 Taking = LatentShard | TextPass | ImagePass
 
 

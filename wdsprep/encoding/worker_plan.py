@@ -84,7 +84,7 @@ class EncodeWorkerOptions(WorkerRangeOptions):
 class Machine:
     cpus: float
     gpus: tuple[str, ...] = ()
-    """As CUDA_VISIBLE_DEVICES names them."""
+    """The GPUs, as CUDA_VISIBLE_DEVICES names them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +98,7 @@ class EncodeWorkerPlan:
     gpus: tuple[str, ...]
 
     sizes_itself: bool = False
-    """Whether a worker decodes with the cores that its own node has for it."""
+    """True if a worker decodes with the cores that its own node has for it."""
 
     @property
     def threads(self) -> int:

@@ -115,7 +115,7 @@ class Plan:
     layout: Layout
     units: tuple[ExportUnit, ...]
     claim: Mapping[str, Any]
-    """What decides the bytes, but for those of the shards."""
+    """The settings that decide the bytes, but for those of the shards."""
 
 
 def _exportable(places: Sequence[str], manifests: Sequence[Manifest], to: str) -> Exportable:

@@ -43,12 +43,12 @@ class UnitSource:
     shard: Shard
     digest: DigestKind
     arrays: tuple[str, ...] | None = None
-    """None: all that there are."""
+    """The arrays that are read; None for all that there are."""
     gives_caption: bool = True
     gives_columns: bool = False
-    """Whether its json has columns of scores, which the sample gets."""
+    """True if its json has columns of scores, which the sample gets."""
     receipt: Receipt | None = None
-    """Where samples may stand elsewhere than in the image shard."""
+    """The receipt, where samples may stand elsewhere than in the image shard."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -149,4 +149,4 @@ class Fetched:
     code: Code | None = None
     detail: str = ""
     host: str = ""
-    """Of the URL asked for, not of where it led."""
+    """The host of the URL asked for, not of where it led."""

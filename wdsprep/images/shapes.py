@@ -19,7 +19,9 @@ DECODE = "decode"
 """The setting of latents that says how JPEGs are decoded; of a dataset that has none, in full."""
 FAST, FULL = "fast", "full"
 OVERSAMPLING = 1.9
-"""With two, JPEGs of 1,000 pixels to 256, or of 2,000 to 512, would be left out by a hair."""
+"""The least factor by which an image that is decoded at a reduced scale is larger than what it is
+scaled to. With two, JPEGs of 1,000 pixels to
+256, or of 2,000 to 512, would be left out by a hair."""
 
 
 @dataclass(frozen=True, slots=True)

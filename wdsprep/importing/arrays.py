@@ -31,8 +31,9 @@ STORED = {
     "bool": "|u1",
     "uint8": "|u1",
 }
-"""How we store an array of a dtype. NumPy has no bfloat16, so other caches have its bits as uint16,
-as we have them; no array of latents or text is one of whole numbers up to 65,535."""
+"""The dtype in which we store an array of each dtype. NumPy has no bfloat16, so other caches have
+its bits as uint16, as we have them; no array of latents or text is one of whole numbers up to
+65,535."""
 BITS = "uint16"
 MOST_EXPANDED = 16 << 20
 """A tensor may repeat its values, and so be larger than its file: no more than this."""

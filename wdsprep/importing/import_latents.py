@@ -34,7 +34,7 @@ class ImportBegun:
     kind: str
     files: int
     columns: Mapping[str, str]
-    """Those that are taken, by what they are here."""
+    """The columns that are imported, by the names of the arrays that they become."""
     fields: tuple[str, ...]
     """The arrays of a sample, with their dtypes and shapes."""
     bits: tuple[str, ...]

@@ -167,13 +167,13 @@ def read_retries(edition: Edition) -> Retries:
 
 
 def _read(store: Store, number: int) -> Slice:
-    from wdsprep.sources.url_tables import sources_of  # what reads tables, for these alone
+    from wdsprep.sources.url_tables import sources_of  # only retries need what reads tables
 
     bare = Slice(number=number, items=())
     items = packed_items(store, [bare.name])
     try:
         counted = [replace(item, samples=sum(1 for _ in sources_of(item))) for item in items]
-    except (ValueError, IndexError):  # of what no retry has written
+    except (ValueError, IndexError):  # no retry has written this
         what = f"{store.url}/{inputs_name(bare.name)}"
         raise DamageError(what, "it names no rows").with_next_step(DELETE_STEP) from None
     return replace(bare, items=tuple(counted))

@@ -79,9 +79,9 @@ class SlicePlan:
     generations: tuple[int, ...]
     older: Known
     packed: Mapping[str, str]  # the digests of what the slices that are done are made from
-    kind: DigestKind  # of these
+    kind: DigestKind  # the kind of these digests
     holes: tuple[Slice, ...] = ()
-    count: int = 0  # of slices pending
+    count: int = 0  # the number of slices pending
 
     def wanted(self) -> Iterator[Slice]:
         items = self.survey.items()
@@ -356,7 +356,7 @@ def _dated(store: Store, seen: SourceSurvey, units: Iterable[str], what: str) ->
 
 def _changed(seen: SourceSurvey, what: str, *, limit: int = 0) -> FingerprintError:
     how = "has changed since it was packed"
-    if limit:  # of a tar or a table that it has cut, more is wanted now
+    if limit:  # more may be wanted now of a tar or a table that it has cut
         how = f"was packed with --limit {limit}, which now is another or none"
     return FingerprintError(f"{seen.source.url} {how}: {what}")
 

@@ -40,7 +40,7 @@ from wdsprep.store import open_store
 if TYPE_CHECKING:
     from wdsprep.packing.work import PackWork
 
-WORST_HOSTS = 20  # of a slice, to be told about
+WORST_HOSTS = 20  # so many hosts are told about for each slice
 
 
 class PackWorker:

@@ -12,7 +12,7 @@ from wdsprep.fetch.options import FetchRules
 from wdsprep.runners import make_runner
 from wdsprep.runners.base import Runner, WorkerOptions
 
-SLICES_OF_URLS = 3  # that a worker has under way, so that the last rows of one hold up nobody
+SLICES_OF_URLS = 3  # under way in a worker: the last rows of one hold up nobody
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

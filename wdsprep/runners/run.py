@@ -146,7 +146,7 @@ class Run:
         self._limit, self._whole = limit, whole
         self._extra, self._settle = extra, settle
         self._failed_hosts: Counter[str] = Counter()
-        self._lines: list[bytes] = []  # of the receipts: as objects, a million take 1.5 GB
+        self._lines: list[bytes] = []  # receipts as lines: a million objects take 1.5 GB
         self._next_checkpoint = CHECKPOINT
         self._going: dict[str, RunProgress] = {}
         self._quarantined: list[Quarantined] = []

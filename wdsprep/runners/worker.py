@@ -121,7 +121,7 @@ class Worker:
                     return
         except BusyError as error:  # whoever is in the way may not be for ever
             yield Failed(reason=_text(error), trace=traceback.format_exc())
-        except NotAFileError as error:  # of this unit alone, and there until somebody moves it
+        except NotAFileError as error:  # only this unit fails, until somebody moves it
             yield Failed(reason=_text(error), trace=traceback.format_exc(), is_hopeless=True)
         except WdsprepError as error:
             yield Fatal(error=_travelling(error), trace=traceback.format_exc())

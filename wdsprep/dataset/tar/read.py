@@ -208,7 +208,7 @@ def scan(
     """
     seen: dict[str, tuple[str, ...]] = {}
     group: _Group | None = None
-    linked: dict[str, _Group] = {}  # of links alone: they do not part the members of others
+    linked: dict[str, _Group] = {}  # links alone: they do not part the members of others
     try:
         for path, start, data_start, nbytes, target in members(at):
             split = split_member(path)
