@@ -24,7 +24,7 @@ from wdsprep.dataset.state import open_dataset, write_rebuilt
 from wdsprep.dataset.tar.read import file_tape, read_samples
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.errors import FormatError
-from wdsprep.packing.sample_checks import judged
+from wdsprep.packing.sample_checks import check_samples
 from wdsprep.reporting.inspect import Looked, look
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
@@ -217,9 +217,11 @@ def test_inputs_beyond_the_millionth_of_a_slice_are_in_order(
     """Though their keys, which have a digit more, fall as text."""
 
     def late(*args: Any, **options: Any) -> Iterator[Any]:
-        return ((found[0] + 999_998, found[1]) for found in judged(*args, **options) if found)
+        return (
+            (found[0] + 999_998, found[1]) for found in check_samples(*args, **options) if found
+        )
 
-    monkeypatch.setattr("wdsprep.packing.worker.judged", late)
+    monkeypatch.setattr("wdsprep.packing.worker.check_samples", late)
     source = pictures(tmp_path / "photos", range(0, 18, 3))
     damaged = source / "photo-0006.jpg"
     damaged.write_bytes(damaged.read_bytes()[:-2000])

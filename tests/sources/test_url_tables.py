@@ -30,7 +30,7 @@ from wdsprep.dataset.rejects import Refusal
 from wdsprep.dataset.samples import Sample
 from wdsprep.errors import SourceError, StoreError, UsageError
 from wdsprep.packing.options import PackRules
-from wdsprep.packing.sample_checks import judged
+from wdsprep.packing.sample_checks import check_samples
 from wdsprep.sources import Columns, slices
 from wdsprep.sources.recognise import recognise
 from wdsprep.store import open_store
@@ -265,7 +265,9 @@ def test_an_exception_of_any_kind_at_an_image_is_the_reject_of_that_image(
     monkeypatch.setattr("wdsprep.packing.sample_checks.prepare", throw)
     source = source_of(tmp_path)
     part = next(slices(source.items(), size=9))
-    found = [row for row in judged(source, PackRules(), part, threads=1, downloads=None) if row]
+    found = [
+        row for row in check_samples(source, PackRules(), part, threads=1, downloads=None) if row
+    ]
     assert len(found) == 2
     for _, refusal in found:
         assert isinstance(refusal, Refusal)

@@ -26,7 +26,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 
-from wdsprep.changes.duplicate_groups import CopySearch, DuplicateGroup, copy_files, largest
+from wdsprep.changes.duplicate_groups import CopySearch, DuplicateGroup, copy_files, largest_groups
 from wdsprep.changes.hashes import Hashing, ImagesLooked, kept_beside, open_images
 from wdsprep.changes.options import DuplicatesOptions
 from wdsprep.dataset.damage import verify_step
@@ -94,7 +94,7 @@ def duplicates(datasets: Sequence[Place], options: DuplicatesOptions) -> Duplica
         groups=len(copies.stays),
         flat=search.flat,
         damaged=search.damaged,
-        largest=tuple(largest(images, copies)),
+        largest=tuple(largest_groups(images, copies)),
         output=tuple(files.lists),
         table=tuple(files.tables),
         complete=all(one.manifest.complete for one in images),

@@ -65,7 +65,7 @@ def open_origin(given: "str | os.PathLike[str]") -> Origin:
     return Origin(url=url, shown=shown, manifest=manifest)
 
 
-def groups_of(given: "Sequence[str | os.PathLike[str]]", out: str) -> list[Group]:
+def group_datasets(given: "Sequence[str | os.PathLike[str]]", out: str) -> list[Group]:
     """Return the datasets by their places, images first."""
     if not given:
         raise UsageError("nothing to select from: name a dataset")

@@ -43,7 +43,7 @@ from wdsprep.store.base import check_apart
 from wdsprep.text import plural
 
 if TYPE_CHECKING:
-    from wdsprep.changes.selected_datasets import SelectAsked
+    from wdsprep.changes.selected_datasets import SelectRequest
     from wdsprep.changes.selection import Parts
     from wdsprep.runners.run import Outcome
 
@@ -80,11 +80,11 @@ def select(options: SelectOptions) -> Selected:
     The options are those of `wdsprep select`; `keys` may be keys, too, and the datasets one or
     several. Interrupted or killed, the same call goes on where it was.
     """
-    from wdsprep.changes.selected_datasets import SelectAsked
+    from wdsprep.changes.selected_datasets import SelectRequest
     from wdsprep.changes.selection import WantedKeys
 
     keys = options.keys
-    asked = SelectAsked(
+    asked = SelectRequest(
         where=options.where,
         keys=None if isinstance(keys, str) and not keys else WantedKeys.of(keys),
         count=options.count,
@@ -128,7 +128,7 @@ def parts_of(split: "str | Mapping[str, float]") -> "Parts":
 def _selected(
     given: "Sequence[str | os.PathLike[str]]",
     out: str,
-    asked: "SelectAsked",
+    asked: "SelectRequest",
     options: WorkerOptions,
     overwrite: bool,
     track: str,
@@ -136,18 +136,18 @@ def _selected(
     *,
     join: Sequence[str],
 ) -> Selected:
-    from wdsprep.changes.grouping import SPLIT, groups_of
+    from wdsprep.changes.grouping import SPLIT, group_datasets
     from wdsprep.changes.joined_columns import find_columns
-    from wdsprep.changes.selected_datasets import Out, check_room, cut_all
+    from wdsprep.changes.selected_datasets import SelectedDataset, check_room, plan_shards
 
     if asked.parts and SPLIT not in out:
         raise UsageError(f"--split makes several datasets: put {SPLIT} into OUT: {out}/{SPLIT}")
     if SPLIT in out and not asked.parts:
         raise UsageError(f"{out}: {SPLIT} is for --split, such as train=0.9,val=0.1")
-    groups = groups_of(given, out)
+    groups = group_datasets(given, out)
     asked = replace(asked, columns=find_columns(groups, join, asked.where))
     outs = [
-        Out(group=group, part=part, asked=asked, overwrite=overwrite, track=track)
+        SelectedDataset(group=group, part=part, asked=asked, overwrite=overwrite, track=track)
         for part in asked.parts or [""]
         for group in groups
     ]
@@ -157,7 +157,7 @@ def _selected(
         each.check()
     if all(each.is_done for each in outs) and not overwrite:
         return Selected(outcomes={each.shown: each.finished() for each in outs})
-    cuts = cut_all(groups[0], asked)
+    cuts = plan_shards(groups[0], asked)
     planned = [(each, cuts[each.part]) for each in outs]
     check_room(planned)
     options = with_runner(options, listener.told)

@@ -17,12 +17,12 @@ from wdsprep.changes.selection import (
     OriginShards,
     Parts,
     WantedKeys,
-    drawn,
-    in_parts,
-    where,
-    with_keys,
+    draw_samples,
+    select_keys,
+    select_where,
+    split_samples,
 )
-from wdsprep.changes.shard_plan import Cut, ShardLimits, ShardPiece, cut
+from wdsprep.changes.shard_plan import PlannedShard, ShardLimits, ShardPiece, cut_into_shards
 from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.digests import DigestKind
@@ -45,7 +45,7 @@ from wdsprep.text import human_bytes, plural
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SelectAsked:
+class SelectRequest:
     """Which samples, in which shards."""
 
     where: str
@@ -79,34 +79,36 @@ class SelectAsked:
         return found | {"max_shard_size": self.nbytes, "samples_per_shard": self.samples}
 
 
-def cut_all(group: Group, asked: SelectAsked) -> dict[str, list[Cut]]:
+def plan_shards(group: Group, asked: SelectRequest) -> dict[str, list[PlannedShard]]:
     """Return the shards of each part."""
     rise = group.dataset == "images"
     shards = OriginShards(origins=group.origins)
     every = shards.all_samples
     if asked.keys:
-        every = with_keys(every, shards, asked.keys, rise=rise)
+        every = select_keys(every, shards, asked.keys, rise=rise)
     if asked.where:
-        every = where(every, shards, subsets_of(group.origins, asked.columns, asked.where))
+        every = select_where(every, shards, subsets_of(group.origins, asked.columns, asked.where))
     if not every.samples:
         shown = " and ".join(origin.shown for origin in group.origins)
         raise UsageError(f"nothing is selected: no sample of {shown} is left: ask for less")
     if asked.count:
-        every = drawn(every, shards, asked.count, asked.seed)
+        every = draw_samples(every, shards, asked.count, asked.seed)
     parts = {"": every}
     if asked.parts:
-        parts = in_parts(every, shards, asked.parts, asked.seed)
+        parts = split_samples(every, shards, asked.parts, asked.seed)
     limits = ShardLimits(samples=asked.samples, nbytes=asked.nbytes)
     found = {}
     for name, some in parts.items():
         if not some.samples:
             total = plural(every.samples, "sample")
             raise UsageError(f"--split: of {total} none is left for {name}: give it a larger share")
-        found[name] = cut(some, shards, limits, prefixes=prefixes(group, asked), rise=rise)
+        found[name] = cut_into_shards(
+            some, shards, limits, prefixes=prefixes(group, asked), rise=rise
+        )
     return found
 
 
-def prefixes(group: Group, asked: SelectAsked) -> tuple[str, ...]:
+def prefixes(group: Group, asked: SelectRequest) -> tuple[str, ...]:
     """Return the prefix of the keys of each dataset."""
     many = len(group.origins)
     if not asked.prefix:
@@ -114,7 +116,7 @@ def prefixes(group: Group, asked: SelectAsked) -> tuple[str, ...]:
     return tuple(f"{number:0{len(str(many - 1))}d}" for number in range(many))
 
 
-def check_room(planned: "Iterable[tuple[Out, list[Cut]]]") -> None:
+def check_room(planned: "Iterable[tuple[SelectedDataset, list[PlannedShard]]]") -> None:
     """Before anything is written: what is left to write must have room on a local disk."""
     wanted: dict[str, int] = {}
     for each, own in planned:
@@ -131,12 +133,12 @@ def check_room(planned: "Iterable[tuple[Out, list[Cut]]]") -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Out:
+class SelectedDataset:
     """A dataset to write: of a group, or a part of it."""
 
     group: Group
     part: str
-    asked: SelectAsked
+    asked: SelectRequest
     overwrite: bool
     track: str = ""
 
@@ -196,7 +198,7 @@ class Out:
         is_same = there is not None and there.extra.get("selection") == self.selection
         return bool(is_same and there and there.complete)
 
-    def nbytes_left(self, cuts: Sequence[Cut]) -> int:
+    def nbytes_left(self, cuts: Sequence[PlannedShard]) -> int:
         """About as much as is left to write: of latents, the share of samples is taken for it."""
         done = set(self._there.ledger.units()) if self._there else set()
         names = (self._unit_name(each) for each in cuts)
@@ -219,7 +221,7 @@ class Out:
             buckets_encoded(self.group.settings, images.settings["buckets"], made=made)
         )
 
-    def _unit_name(self, made: Cut) -> str:
+    def _unit_name(self, made: PlannedShard) -> str:
         return made.slice if self.group.dataset == "images" else latent_unit(made.name)
 
     def finished(self) -> Outcome:
@@ -227,14 +229,14 @@ class Out:
 
     def filled(
         self,
-        cuts: Sequence[Cut],
+        cuts: Sequence[PlannedShard],
         images: Outcome | None,
         options: WorkerOptions,
         listener: JobListener,
     ) -> Outcome:
         return self._run(list(self._units(cuts, images)), options, listener)
 
-    def _units(self, cuts: Sequence[Cut], images: Outcome | None) -> Iterator[CopyUnit]:
+    def _units(self, cuts: Sequence[PlannedShard], images: Outcome | None) -> Iterator[CopyUnit]:
         """Latents are made of the image shards that were written, whatever came of these."""
         digest = DigestKind.of(self.settings)
         shards = {shard.name: shard for shard in images.manifest.shards} if images else {}
@@ -249,7 +251,7 @@ class Out:
                 nbytes=made.nbytes,
             )
 
-    def _pieces(self, made: Cut, written: Shard | None) -> tuple[ShardPiece, ...]:
+    def _pieces(self, made: PlannedShard, written: Shard | None) -> tuple[ShardPiece, ...]:
         """Return the pieces of a shard of latents.
 
         They are units of the images that they follow. Samples that the `written` image

@@ -171,7 +171,7 @@ class WantedKeys:
         return bool(begin < np.searchsorted(self.keys, np.bytes_(last), side="right"))
 
 
-def with_keys(
+def select_keys(
     selection: SampleSelection, shards: OriginShards, wanted: WantedKeys, *, rise: bool
 ) -> SampleSelection:
     """Return samples with the wanted keys, each of which has to be there."""
@@ -191,7 +191,7 @@ def with_keys(
 
 
 # --- by a condition
-def where(
+def select_where(
     selection: SampleSelection, shards: OriginShards, subsets: Sequence[Subset]
 ) -> SampleSelection:
     """Return the samples of each dataset that meet a condition."""
@@ -205,7 +205,7 @@ def where(
 
 
 # --- by chance
-def drawn(
+def draw_samples(
     selection: SampleSelection, shards: OriginShards, count: int, seed: int
 ) -> SampleSelection:
     """Return so many samples."""
@@ -215,7 +215,7 @@ def drawn(
     return _between(selection, shards, seed, [0, count])[0]
 
 
-def in_parts(
+def split_samples(
     selection: SampleSelection, shards: OriginShards, parts: Parts, seed: int
 ) -> dict[str, SampleSelection]:
     """Return the samples of each part of a split.

@@ -60,7 +60,7 @@ Taking = LatentShard | TextPass | ImagePass
 
 
 @dataclass(frozen=True, slots=True)
-class Making:
+class ShardInProgress:
     """A shard that is being made in one dataset."""
 
     target: "EncodeTarget"
@@ -98,12 +98,12 @@ class _Dataset:
         settings = self._target.settings
         return find_receipt(self._edition.store, shard.name, shard.input, settings)
 
-    def begun(self, shard: ImageShard, drafts: ExitStack) -> Making:
+    def begun(self, shard: ImageShard, drafts: ExitStack) -> ShardInProgress:
         draft = drafts.enter_context(Draft(self._edition, shard.name, self._target.settings))
         output = closing(LatentShard(draft, shard, self._fields, self._shapes))
-        return Making(self._target, shard, drafts.enter_context(output))
+        return ShardInProgress(self._target, shard, drafts.enter_context(output))
 
-    def finished(self, making: Making, content: Content) -> Receipt:
+    def finished(self, making: ShardInProgress, content: Content) -> Receipt:
         files = content.file if making.keeps_content else {}
         beside = {}
         if self._target.captions.digest:
@@ -152,7 +152,7 @@ class EncodeWorker:
         receipts: dict[int, Receipt] = {}
         try:
             with ExitStack() as drafts:
-                making: dict[int, Making] = {}
+                making: dict[int, ShardInProgress] = {}
                 for number, shard in cast("Mapping[int, ImageShard]", unit.parts).items():
                     dataset = self._datasets[number]
                     if done := dataset.done(shard):
@@ -185,7 +185,7 @@ class EncodeWorker:
         name = shortened(shown(one_line(device_name(device)))).replace("<", "")  # an edge's mark
         output.counts[f"{GPU}{name}, batches of {' and '.join(sizes)}"] = 1
 
-    def _encoded(self, making: Mapping[int, Making], content: Content) -> Iterator[None]:
+    def _encoded(self, making: Mapping[int, ShardInProgress], content: Content) -> Iterator[None]:
         """Encode the shard in one pass; or in two, each beside other shards that are in it."""
         outputs = {number: each.output for number, each in making.items()}
         shard = next(iter(making.values())).shard
@@ -287,7 +287,7 @@ class EncodeWorker:
                 for number, made in zip(entry.outputs, next(results), strict=True):
                     _take(outputs[number], entry, made)
 
-    def _working(self, unit: JointUnit, making: Mapping[int, Making]) -> EncodeProgress:
+    def _working(self, unit: JointUnit, making: Mapping[int, ShardInProgress]) -> EncodeProgress:
         stats = self._engine.stats
         parts = {n: making[n].progress if n in making else NOTHING_LEFT for n in unit.parts}
         each = parts.values()

@@ -29,7 +29,7 @@ from wdsprep.dataset.state import find_receipt
 from wdsprep.fetch.downloads import Downloads, DownloadTurns
 from wdsprep.images.pixel_rule import Picture
 from wdsprep.packing.options import PackRules
-from wdsprep.packing.sample_checks import Judged, judged, repeated_urls
+from wdsprep.packing.sample_checks import CheckedSample, check_samples, repeated_urls
 from wdsprep.packing.slices import check_rows
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import RunProgress, share_done
@@ -107,8 +107,8 @@ def _judged(
     left_out: LeftOut,
     content: Content,
     removed: Removed,
-) -> Iterator[tuple[int, Judged] | None]:
-    return judged(
+) -> Iterator[tuple[int, CheckedSample] | None]:
+    return check_samples(
         work.source,
         work.rules,
         part,
