@@ -16,7 +16,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.encoding.models.base import Part, Tokens
 from wdsprep.encoding.models.device import Arrays
-from wdsprep.images.crop import NO_PIXELS, Crop, Cut
+from wdsprep.images.crop import NO_PIXELS, Crop, CropResult
 from wdsprep.images.shapes import Fit
 
 CAPTION = -1
@@ -63,7 +63,7 @@ class SampleUnderWay:
     """The part of the sample that each crop is for; where that is its caption alone, nothing is
     cropped."""
     block: "PendingBlock"
-    cuts: list[Cut]
+    cuts: list[CropResult]
     missing: int = 0
     number: int = 0
     """The number of the sample in the order in which they came."""
@@ -77,7 +77,7 @@ class SampleUnderWay:
     def results(self) -> Results:
         return list(map(self._result, range(len(self.cuts)), self.cuts, self.images))
 
-    def _result(self, number: int, cut: Cut, made: Arrays) -> Result | RejectedError:
+    def _result(self, number: int, cut: CropResult, made: Arrays) -> Result | RejectedError:
         if isinstance(cut, RejectedError):
             return cut
         has_text = Part.TEXT in self.parts[number]

@@ -45,7 +45,7 @@ from wdsprep.encoding.encoded_samples import (
 from wdsprep.encoding.models.base import Encoder, Part
 from wdsprep.encoding.models.device import Arrays, DeviceBatch, ImageBatch, Stats, TextBatch
 from wdsprep.images import formats
-from wdsprep.images.crop import NO_PIXELS, Crop, Cut, crops
+from wdsprep.images.crop import NO_PIXELS, Crop, CropResult, crops
 from wdsprep.images.shapes import Shapes
 
 BATCHES_INSIDE = 4
@@ -181,7 +181,7 @@ class Engine:
 
     def _begun(self, sample: SampleInput, part: Part, block: PendingBlock) -> SampleUnderWay:
         parts = [part & self._part & self._parts[number] for number in self._numbers(sample)]
-        cuts: list[Cut] = [NO_CROP] * len(parts)
+        cuts: list[CropResult] = [NO_CROP] * len(parts)
         return SampleUnderWay(sample.key, sample.caption, parts, block, cuts)
 
     def _numbers(self, sample: SampleInput) -> Sequence[int]:

@@ -32,7 +32,7 @@ from wdsprep.dataset.state import find_receipt
 from wdsprep.encoding.captions.sources import Captions, CaptionSource
 from wdsprep.encoding.encoded_samples import Result
 from wdsprep.encoding.engine import Engine, EngineError
-from wdsprep.encoding.feeder import Block, Fed, Feeder, NotFed
+from wdsprep.encoding.feeder import Block, FedSample, Feeder, SkippedSample
 from wdsprep.encoding.image_shards import ImageShard, tars_of
 from wdsprep.encoding.latent_shard import LatentShard, write_empty
 from wdsprep.encoding.models.base import Part
@@ -281,7 +281,7 @@ class EncodeWorker:
                 yield
             results = iter(pending.result() if pending else ())
             for entry in block.entries:
-                if isinstance(entry, NotFed):
+                if isinstance(entry, SkippedSample):
                     _refuse(outputs, entry)
                     continue
                 for number, made in zip(entry.outputs, next(results), strict=True):
@@ -315,14 +315,14 @@ def _own_cores(gpus: float) -> int:
     return max(1, int(node_share(gpus)))
 
 
-def _refuse(outputs: Mapping[int, Taking], entry: NotFed) -> None:
+def _refuse(outputs: Mapping[int, Taking], entry: SkippedSample) -> None:
     for named, numbers in entry.named:
         for number in numbers:
             outputs[number].taken.note_row(named)
             outputs[number].rejects.add(entry.reject)
 
 
-def _take(output: Taking, fed: Fed, made: Result | RejectedError) -> None:
+def _take(output: Taking, fed: FedSample, made: Result | RejectedError) -> None:
     output.taken.note_row(fed.named)
     try:
         if isinstance(made, RejectedError):

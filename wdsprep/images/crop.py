@@ -57,7 +57,7 @@ class Crop:
 
 
 NO_PIXELS = torch.empty((3, 0, 0), dtype=torch.uint8)
-Cut = Crop | RejectedError
+CropResult = Crop | RejectedError
 """The crop of an image, or why it cannot be had."""
 
 
@@ -73,13 +73,13 @@ def crop(data: bytes, shapes: Shapes | int, *, max_area: int = MAX_AREA) -> Crop
     return _cut_out(_pixels(_decoded(picture, reduction)), picture, fit, reduction)
 
 
-def crops(data: bytes, several: Sequence[Shapes], *, max_area: int = MAX_AREA) -> list[Cut]:
+def crops(data: bytes, several: Sequence[Shapes], *, max_area: int = MAX_AREA) -> list[CropResult]:
     """Return what `crop` gives for each of several lists of shapes.
 
     The image is decoded once for each scale at which they want it.
     """
 
-    def alone(shapes: Shapes) -> Cut:
+    def alone(shapes: Shapes) -> CropResult:
         return _or_refused(lambda: crop(data, shapes, max_area=max_area))
 
     if len(several) == 1:
@@ -93,7 +93,7 @@ def crops(data: bytes, several: Sequence[Shapes], *, max_area: int = MAX_AREA) -
     def decoded(reduction: int) -> torch.Tensor | RejectedError:
         return _or_refused(lambda: _pixels(_decoded(picture, reduction)))
 
-    def cut(shapes: Shapes) -> Cut:
+    def cut(shapes: Shapes) -> CropResult:
         try:
             fit = shapes.fit(picture.width, picture.height)
         except RejectedError:  # alone, it would perhaps not have come so far

@@ -33,7 +33,7 @@ from wdsprep.importing.column_names import (
     POOLED,
     Chosen,
 )
-from wdsprep.sources import alone
+from wdsprep.sources import make_or_refuse
 from wdsprep.sources.tables import RawArray
 
 LOOKED_AT = 64
@@ -112,7 +112,7 @@ def settle_plan(
         if looked > LOOKED_AT:
             break
         arrays = partial(arrays_in, chosen, row.columns)
-        found = row.refusal if row.refusal else alone(row.source, arrays)
+        found = row.refusal if row.refusal else make_or_refuse(row.source, arrays)
         if isinstance(found, Refusal):
             why = why or found.detail
         else:

@@ -22,7 +22,7 @@ from wdsprep.importing.cache import Row
 from wdsprep.importing.layout import arrays_in, members_of, size_of
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import RunProgress, share_done
-from wdsprep.sources import alone
+from wdsprep.sources import make_or_refuse
 from wdsprep.sources.captions import captions_of, plain_facts
 from wdsprep.store import open_store
 
@@ -61,7 +61,7 @@ class ImportWorker:
             return output.finish(work.settings, self._empty)
 
     def _take(self, output: LatentShard, row: Row) -> None:
-        found = row.refusal or alone(row.source, partial(self._add, output, row))
+        found = row.refusal or make_or_refuse(row.source, partial(self._add, output, row))
         if found is not None:
             output.rejects.add(found.to_reject(row.key))
 

@@ -31,7 +31,7 @@ class Change(Enum):
     ADDED = auto()
 
 
-class Known:
+class PackedItems:
     """The packed items, in 24 bytes each.
 
     They are kept by 64 bits of their names, with 64 bits of what a listing says of each, and 64

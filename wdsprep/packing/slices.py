@@ -30,7 +30,7 @@ from wdsprep.errors import FingerprintError, SourceError
 from wdsprep.packing.changed_sources import (
     Change,
     Compared,
-    Known,
+    PackedItems,
     changed_units,
     identity,
     is_dated,
@@ -77,7 +77,7 @@ class SlicePlan:
     survey: SourceSurvey
     slice_size: int
     generations: tuple[int, ...]
-    older: Known
+    older: PackedItems
     packed: Mapping[str, str]  # the digests of what the slices that are done are made from
     kind: DigestKind  # the kind of these digests
     holes: tuple[Slice, ...] = ()
@@ -177,7 +177,7 @@ def make_plan(
         survey=seen,
         slice_size=slice_size,
         generations=manifest.generations,
-        older=Known(packed_items(store, [*filled, *earlier])),
+        older=PackedItems(packed_items(store, [*filled, *earlier])),
         packed=packed,
         kind=DigestKind.of(manifest.settings),
         holes=holes,
@@ -286,13 +286,13 @@ def check_rows(store: Store, part: Slice, known: Collection[str]) -> None:
 
 def _check_only_added(
     store: Store, manifest: Manifest, seen: SourceSurvey, filled: Iterable[str], *, append: bool
-) -> tuple[Known, int]:
+) -> tuple[PackedItems, int]:
     """Check that the source has only gained items, but for dates.
 
     Return all that is packed, and the number of new items.
     """
     units = [*filled, *(receipt.unit for receipt in _own_receipts(manifest))]
-    known, found = Known(packed_items(store, units)), 0
+    known, found = PackedItems(packed_items(store, units)), 0
     added, changed, removed = _Names("added"), _Names("changed"), _Names("removed")
     for item in seen.items():
         change = known.change(item)
@@ -347,7 +347,7 @@ def _check_contents(
 
 def _dated(store: Store, seen: SourceSurvey, units: Iterable[str], what: str) -> "_Names":
     """Return the items of these slices that have other dates now."""
-    known, names = Known(packed_items(store, units)), _Names(what)
+    known, names = PackedItems(packed_items(store, units)), _Names(what)
     for item in seen.items():
         if known.change(item) is Change.DATED:
             names.note(item.name)

@@ -38,7 +38,7 @@ from wdsprep.runners.run import RunProgress, share_done
 from wdsprep.scoring.captions import RepeatedCaptions, caption_columns
 from wdsprep.scoring.models import check_here
 from wdsprep.scoring.networks import BatchScores, DecodedImage, Prepared, load_networks
-from wdsprep.sources import alone
+from wdsprep.sources import make_or_refuse
 from wdsprep.sources.fingerprints import Content
 from wdsprep.store import open_store
 
@@ -197,7 +197,7 @@ class ScoreWorker:
             return row.to_reject(key)
         if leads_out(key):
             return Reject(key=key, source=row.source, code=Code.BAD_KEY)
-        made = alone(row.source, lambda: self._ready(key, row))
+        made = make_or_refuse(row.source, lambda: self._ready(key, row))
         return made.to_reject(key) if isinstance(made, Refusal) else made
 
     def _ready(self, key: str, row: Sample) -> PreparedSample:

@@ -113,7 +113,7 @@ class Slice:
 Made = TypeVar("Made")
 
 
-def alone(source: str, make: Callable[[], Made]) -> Made | Refusal:
+def make_or_refuse(source: str, make: Callable[[], Made]) -> Made | Refusal:
     """Make something of one input, or return the refusal of this input.
 
     Whatever exception `make` meets costs no other input.

@@ -25,7 +25,7 @@ from wdsprep.dataset.tar.read import TarSample, scan, stream_tape, unzipped
 from wdsprep.errors import NotFoundError, SourceError
 from wdsprep.images import IMAGES, OTHER_IMAGES
 from wdsprep.limits import MAX_NBYTES, MAX_TEXT_NBYTES
-from wdsprep.sources import Columns, Item, Told, alone, untold
+from wdsprep.sources import Columns, Item, Told, make_or_refuse, untold
 from wdsprep.sources.captions import captions_of, decode_facts, decode_text, led_by, plain_facts
 from wdsprep.sources.folder import NOT_OF_A_SAMPLE, check_nbytes
 from wdsprep.sources.patterns import ALL_TARS, Pattern, kind_of, tar_stem
@@ -113,7 +113,7 @@ class TarsSource:
     ) -> Iterator[Sample | Refusal]:
         """Turn a group of members into a sample or a refusal. Yield nothing for other files."""
         source = shown(f"{tar}/{found.key}" if found.key else tar)
-        if row := alone(source, lambda: self._row(found, source, tar, table, left_out)):
+        if row := make_or_refuse(source, lambda: self._row(found, source, tar, table, left_out)):
             yield row
 
     def _row(
