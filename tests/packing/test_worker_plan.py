@@ -16,9 +16,9 @@ def on_ray(workers: int, cpus: int) -> PackWorkerPlan:
     return plan_workers(WantedWorkers(workers=workers, node_cpus=cpus), slices=1_000, fetch=RULES)
 
 
-def share(crew: PackWorkerPlan) -> tuple[int, int]:
-    assert crew.fetch is not None
-    return crew.fetch.in_flight, crew.fetch.per_host
+def share(plan: PackWorkerPlan) -> tuple[int, int]:
+    assert plan.fetch is not None
+    return plan.fetch.in_flight, plan.fetch.per_host
 
 
 def test_files_need_no_share_of_requests() -> None:
@@ -44,15 +44,15 @@ def test_no_machine_asks_for_more_than_it_may(workers: int, cpus: int) -> None:
     assert here.workers * share(here)[1] <= RULES.per_host
     assert here.workers * here.threads <= workers
     for wanted in (0, workers):
-        crew = on_ray(wanted, cpus)
-        there = min(cpus // crew.cpus, wanted or cpus)
-        assert crew.workers == wanted
-        assert there * share(crew)[1] <= RULES.per_host
-        assert there * share(crew)[0] <= RULES.in_flight
+        plan = on_ray(wanted, cpus)
+        there = min(cpus // plan.cpus, wanted or cpus)
+        assert plan.workers == wanted
+        assert there * share(plan)[1] <= RULES.per_host
+        assert there * share(plan)[0] <= RULES.in_flight
 
 
 def test_a_node_with_many_cores_has_workers_with_several() -> None:
-    crew = on_ray(0, 64)
-    assert (crew.workers, crew.cpus, crew.threads, *share(crew)) == (0, 8, 8, 32, 1)
-    crew = on_ray(0, 4)
-    assert (crew.cpus, crew.threads, *share(crew)) == (1, 1, 64, 2)
+    plan = on_ray(0, 64)
+    assert (plan.workers, plan.cpus, plan.threads, *share(plan)) == (0, 8, 8, 32, 1)
+    plan = on_ray(0, 4)
+    assert (plan.cpus, plan.threads, *share(plan)) == (1, 1, 64, 2)
