@@ -2,7 +2,7 @@
 
 A page has them between two remarks, of which the first names the class, and headings or options:
 
-    <!-- options: wdsprep.packing.rules:PackOptions: Source, Images, max_attempts -->
+    <!-- options: wdsprep.packing.options:PackOptions: Source, Images, max_attempts -->
     <!-- end of options -->
 """
 

@@ -1,5 +1,8 @@
-"""What the console script and `python -m wdsprep` run: Ctrl-C and SIGTERM are one line, even this
-early, and are never lost. File names are UTF-8, whatever the locale says of a terminal."""
+"""The console script and `python -m wdsprep`.
+
+Ctrl-C and SIGTERM are answered in one line, even this early, and are never lost. File names are
+UTF-8, whatever the locale says of a terminal.
+"""
 
 import os
 import signal

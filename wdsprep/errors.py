@@ -113,7 +113,7 @@ class UsageError(WdsprepError):
 
 class StoreError(WdsprepError):
     status = 0
-    """Of the answer of a server of objects that is not S3, where there was one."""
+    """The status of the answer of a server of objects that is not S3, where there was one."""
 
 
 class NotFoundError(StoreError):

@@ -1,5 +1,7 @@
-"""How much is taken of what others made, unless the user says otherwise: no source, and nobody's
-dataset, decides what a worker has to hold in memory."""
+"""Limits on what is read of others' files, unless the user says otherwise.
+
+So no source, and nobody's dataset, decides what a worker has to hold in memory.
+"""
 
 MAX_AREA = 100_000_000
 """Pixels of an image."""

@@ -1,5 +1,6 @@
-"""Options, each of which is declared once: as a field of a frozen dataclass, with what is said
-about it beside its default.
+"""Options, each of which is declared once, as a field of a frozen dataclass.
+
+What is said about an option stands beside its default:
 
     @dataclass(frozen=True, kw_only=True)
     class PackRules(Options):
@@ -55,10 +56,10 @@ class About:
     heading: str = ""
     """Under which it stands in the help of a command; of an argument, none."""
     spelling: str = ""
-    """On a command line, where that is not its name: `-o`."""
+    """The spelling on a command line, where that is not its name: `-o`."""
     metavar: str = ""
     usual: bool | str = False
-    """What help says where it is not given: its default, or these words."""
+    """Shown in the help where the option is not given: its default, or these words."""
     least: float | None = None
     most: float | None = None
     choices: Sequence[str] = ()
@@ -69,24 +70,24 @@ class About:
     inner: Sequence[str] = ()
     """Choices that are ours alone."""
     order: int = 0
-    """Where it stands among those of its heading: lower ones first, then as they are declared."""
+    """The place among the options of its heading: lower ones first, then as they are declared."""
     is_place: bool = False
-    """Whether it names a file, a folder, a pattern or a URL."""
+    """True if it names a file, a folder, a pattern or a URL."""
     is_many: bool = False
-    """Whether it may be given several times."""
+    """True if it may be given several times."""
     known: Sequence[str] = ()
     """Words that it may be beside others, which a shell completes."""
     also: Sequence[str] = ()
-    """What others call it."""
+    """Names that other programs give it."""
     code: str = ""
-    """That of the samples which it rejects, and the words that let more of them pass."""
+    """The code of the samples that it rejects, and the words that let more of them pass."""
     remedy: str = ""
     decides: bool = False
-    """Whether it stands in the settings of a dataset, where it is not the default."""
+    """True if it stands in the settings of a dataset, where it is not the default."""
     page: str = ""
-    """What its row on a page says in place of the help, in Markdown."""
+    """The text of its row on a page in place of the help, in Markdown."""
     example: str = ""
-    """How its row shows it, where the default is no good example."""
+    """An example for its row, where the default is no good one."""
 
 
 def about(help: str, heading: str = "", **more: Any) -> Mapping[str, About]:
@@ -249,14 +250,14 @@ KINDS: Mapping[str, Callable[[str, Any], Any]] = {
     "str | os.PathLike[str]": _place,
     "str | os.PathLike[str] | None": _place,
 }
-"""How values are checked of which only the type says what they may be."""
+"""Checks of values of which only the type says what they may be."""
 
 
 class Options:
     """The options of a call. Classes of options inherit from it, each of them a dataclass."""
 
     is_command: ClassVar[bool] = True
-    """Whether a command has these options too."""
+    """True if a command has these options too."""
 
     def __post_init__(self) -> None:
         for option in options_of(type(self)):

@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw
 import wdsprep
 from tests.kit.latent_sets import write_latents
 from tests.kit.packs import manifest_of, pack, run, samples_of, tree, upload, write_files
-from wdsprep.changes.near import bits_set, kept_of, near_pairs, plan
+from wdsprep.changes.near_duplicates import bits_set, choose_kept, find_near_pairs, plan
 from wdsprep.changes.options import DISTANCE
 from wdsprep.errors import TarError, UsageError, WdsprepError
 from wdsprep.images.perceptual import NO_HASH, look
@@ -117,7 +117,7 @@ def test_the_search_finds_each_near_pair_once_and_no_other(distance: int) -> Non
     flips = np.uint64(1) << chance.integers(0, 64, (8, 300)).astype(np.uint64)
     near = [some ^ np.bitwise_xor.reduce(flips[:n], axis=0) for n in range(9)]
     hashes = np.unique(np.concatenate(near))
-    one, other = near_pairs(hashes, distance)
+    one, other = find_near_pairs(hashes, distance)
     found = [tuple(sorted(pair)) for pair in zip(one.tolist(), other.tolist(), strict=True)]
     apart = bits_set(hashes[:, None] ^ hashes[None])
     wanted = np.argwhere(np.triu(apart <= distance, 1)).tolist()
@@ -133,11 +133,11 @@ def test_more_hashes_are_cut_finer_so_that_fewer_are_compared() -> None:
 def test_a_group_is_what_is_near_the_one_that_stays_not_what_is_near_each_other() -> None:
     """0~1, 1~2, 2~3 and 3~4: 1 goes with 0, so 2 stays, and 3 goes with it; 4 stays."""
     better, worse = np.array([0, 1, 2, 3]), np.array([1, 2, 3, 4])
-    assert kept_of(better, worse, 6).tolist() == [0, 0, 2, 2, 4, 5]
+    assert choose_kept(better, worse, 6).tolist() == [0, 0, 2, 2, 4, 5]
 
 
 def test_a_copy_of_two_that_stay_goes_with_the_better_one() -> None:
-    assert kept_of(np.array([1, 0, 2]), np.array([3, 3, 3]), 4).tolist() == [0, 1, 2, 0]
+    assert choose_kept(np.array([1, 0, 2]), np.array([3, 3, 3]), 4).tolist() == [0, 1, 2, 0]
 
 
 # --- datasets

@@ -23,9 +23,9 @@ from tests.kit.encodes import encode_here, members
 from tests.kit.packs import jpeg, manifest_of, pack, rejects_of, tree, upload, write_files
 from tests.kit.sites import FAST, open_site, table_of, write_parquet
 from wdsprep.changes.remove import Removal
-from wdsprep.changes.wanted import Keys
+from wdsprep.changes.samples_to_remove import Keys
 from wdsprep.checks import Kind
-from wdsprep.checks.repair import carry_out, plan_repair
+from wdsprep.checks.repair import do_repair, plan_repair
 from wdsprep.cli import main
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.edition import Edition
@@ -157,7 +157,7 @@ def test_what_a_repair_has_packed_again_and_an_overwrite_leave_it_out(pair: Pair
     remove(images, keys=GONE)
     after = tree(images)
     flip(images / "64/000001.tar", 5_000)
-    carry_out(plan_repair(check(images).surveys[0]))
+    do_repair(plan_repair(check(images).surveys[0]))
     packed(root, images)
     assert tree(images) == after
     packed(root, images, "--overwrite")
@@ -251,7 +251,7 @@ def test_latents_alone_keep_a_reject_and_the_numbers_of_those_that_stay(pair: Pa
     assert check(images, latents).findings == ()
     flip(latents / f"{shard}.rows", 3)
     assert findings(latents) == [f"{shard}.rows index"]
-    carry_out(plan_repair(check(latents).surveys[0]))
+    do_repair(plan_repair(check(latents).surveys[0]))
     assert rows_of(latents / f"{shard}.rows") == [n - 1 for n in kept if n]
 
 

@@ -23,7 +23,7 @@ from tests.kit.damaged import (
 from tests.kit.encodes import in_this_process
 from tests.kit.packs import BUCKETS, SCRIPT, manifest_of, photos, tree
 from wdsprep.checks import Kind
-from wdsprep.checks.repair import Repair, carry_out, plan_repair
+from wdsprep.checks.repair import Repair, do_repair, plan_repair
 from wdsprep.cli import main
 from wdsprep.dataset.names import MANIFEST
 from wdsprep.errors import FingerprintError
@@ -68,7 +68,7 @@ def appended(appended_once: Packed) -> Packed:
 
 def repair(dataset: Path) -> Repair:
     found = plan_repair(check(dataset).surveys[0])
-    carry_out(found)
+    do_repair(found)
     return found
 
 
@@ -136,7 +136,7 @@ def test_a_repair_that_is_killed_anywhere_can_be_done_again(packed: Packed) -> N
     for deleted in range(count):
         restore(images, damaged)
         with pytest.raises(KeyboardInterrupt):
-            carry_out(plan_repair(check(images).surveys[0]), heard=_kill_at(deleted + 1))
+            do_repair(plan_repair(check(images).surveys[0]), heard=_kill_at(deleted + 1))
         repair(images)
         assert not check(images).findings
     pack_here(source, images)

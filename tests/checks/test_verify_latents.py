@@ -16,15 +16,15 @@ from tests.kit.encode_work import Making
 from tests.kit.encodes import encode_here, latents_of, packed, pictures, rejected
 from tests.kit.latent_sets import field, npy
 from tests.kit.packs import manifest_of, tree
-from wdsprep.checks.repair import carry_out, plan_repair
-from wdsprep.checks.rules import array_problem
+from wdsprep.checks.member_rules import array_problem
+from wdsprep.checks.repair import do_repair, plan_repair
 from wdsprep.dataset.names import MANIFEST
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.state import open_dataset, write_rebuilt
 from wdsprep.dataset.tar.read import file_tape, read_samples
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.errors import FormatError
-from wdsprep.packing.judge import judged
+from wdsprep.packing.sample_checks import check_samples
 from wdsprep.reporting.inspect import Looked, look
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
@@ -89,13 +89,13 @@ def test_repair_and_encode_bring_back_every_kind_of_file(pair: Pair) -> None:
     ):
         for name in names:
             flip(latents / name, 4 * len(whole[name]))
-        carry_out(plan_repair(check(latents).surveys[0]))
+        do_repair(plan_repair(check(latents).surveys[0]))
         assert not check(images, latents).findings
         encode_here(images, latents)
         assert tree(latents) == whole, names
     for name in ("64/000001.tar", EMPTY, "receipts/64/000000.json"):
         (latents / name).unlink()
-        carry_out(plan_repair(check(latents).surveys[0]))
+        do_repair(plan_repair(check(latents).surveys[0]))
         encode_here(images, latents)
         assert tree(latents) == whole, name
 
@@ -217,9 +217,11 @@ def test_inputs_beyond_the_millionth_of_a_slice_are_in_order(
     """Though their keys, which have a digit more, fall as text."""
 
     def late(*args: Any, **options: Any) -> Iterator[Any]:
-        return ((found[0] + 999_998, found[1]) for found in judged(*args, **options) if found)
+        return (
+            (found[0] + 999_998, found[1]) for found in check_samples(*args, **options) if found
+        )
 
-    monkeypatch.setattr("wdsprep.packing.worker.judged", late)
+    monkeypatch.setattr("wdsprep.packing.worker.check_samples", late)
     source = pictures(tmp_path / "photos", range(0, 18, 3))
     damaged = source / "photo-0006.jpg"
     damaged.write_bytes(damaged.read_bytes()[:-2000])

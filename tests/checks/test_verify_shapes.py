@@ -14,7 +14,7 @@ from tests.kit.damaged import check, findings, packing_here, restore
 from tests.kit.encode_work import Making
 from tests.kit.encodes import encode_here, latents_of, rejected
 from tests.kit.packs import jpeg, manifest_of, pack, tree, write_files
-from wdsprep.checks.repair import carry_out, plan_repair
+from wdsprep.checks.repair import do_repair, plan_repair
 from wdsprep.cli import main
 from wdsprep.dataset.names import MANIFEST
 from wdsprep.dataset.receipts import Receipt
@@ -120,7 +120,7 @@ def test_a_receipt_that_counts_other_shapes_is_found(pair: Pair) -> None:
 def test_what_repair_takes_out_encode_makes_again(pair: Pair) -> None:
     images, latents, whole = pair
     rewrite(latents, UNIT, swapped)
-    carry_out(plan_repair(check(latents).surveys[0]))
+    do_repair(plan_repair(check(latents).surveys[0]))
     encode_here(images, latents, shapes="nearest:8,2", max_crop=0.3)
     assert tree(latents) == whole
 

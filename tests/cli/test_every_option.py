@@ -159,7 +159,7 @@ def test_what_was_once_taken_for_something_else_is_refused(
 
 
 def test_values_of_numpy_are_kept_as_those_of_python() -> None:
-    rules = named("wdsprep.packing.rules:PackOptions")(
+    rules = named("wdsprep.packing.options:PackOptions")(
         min_size=np.int64(3), max_aspect_ratio=np.float32(0.5), append=np.bool_(1), source=Path("a")
     )
     kept = (rules.min_size, rules.max_aspect_ratio, rules.append)

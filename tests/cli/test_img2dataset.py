@@ -20,7 +20,7 @@ from wdsprep.cli import cli, main
 from wdsprep.cli.img2dataset import TABLE, Meaning
 from wdsprep.errors import UsageError
 from wdsprep.fetch.opt_outs import OPT_OUTS
-from wdsprep.packing.rules import Digest
+from wdsprep.packing.options import Digest
 
 PAGE = ROOT / "wdsprep/cli/README.md"
 PICTURES = {f"/{n}.jpg": jpeg(n, (300, 260 + n)) for n in range(3)}

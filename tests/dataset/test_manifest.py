@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from wdsprep.dataset.counts import count_up
+from wdsprep.dataset.coarse_histograms import count_up
 from wdsprep.dataset.digests import FIRST_FORM, FORM, FORMAT
 from wdsprep.dataset.manifest import Manifest, differences, sorted_receipts
 from wdsprep.dataset.receipts import Receipt, Shard, fingerprint

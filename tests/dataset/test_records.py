@@ -8,12 +8,12 @@ import pytest
 
 from tests.kit.sealed_files import resealed, sealed, unsealed
 from wdsprep.dataset.digests import FORM
-from wdsprep.dataset.known import checked_settings
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.records import Count, Name, Text, ValueRule, check_record, read_record
 from wdsprep.dataset.rejects import read_rejects
 from wdsprep.dataset.removed import Marks, Removed
+from wdsprep.dataset.schemas import checked_settings
 from wdsprep.errors import FormatError
 
 SETTINGS = {**FORM, "buckets": [256, 512], "max_area": 10**8, "source": "folder"}

@@ -14,11 +14,11 @@ import wdsprep
 from tests.kit.encodes import encode_here, latents_of, packed, pictures
 from tests.kit.families import NAMES
 from wdsprep.dataset.arrays import text_fields
-from wdsprep.encoding.choices import settle_recipe
 from wdsprep.encoding.models.base import Tokens
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.find import find_model
 from wdsprep.encoding.recipe import Recipe
+from wdsprep.encoding.recipe_defaults import settle_recipe
 from wdsprep.errors import UsageError
 
 SIDE = 64

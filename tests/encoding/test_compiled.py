@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from wdsprep.encoding.choices import settle_recipe
 from wdsprep.encoding.models import compiled
 from wdsprep.encoding.models.compiled import NAMES, PER_SHAPE, CompiledNetwork
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.find import find_model
 from wdsprep.encoding.recipe import Recipe
+from wdsprep.encoding.recipe_defaults import settle_recipe
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from wdsprep.encoding.choices import dtype_of
 from wdsprep.encoding.encode import make_encoder
 from wdsprep.encoding.gpus import ALLOCATOR, prepare_allocator
 from wdsprep.encoding.models.device import check_age
 from wdsprep.encoding.models.find import TINY, find_model
 from wdsprep.encoding.recipe import Recipe
+from wdsprep.encoding.recipe_defaults import dtype_of
 
 
 def gpu(monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, int]) -> None:
@@ -49,7 +49,7 @@ def test_a_gpu_that_torch_has_no_code_for_is_named(monkeypatch: pytest.MonkeyPat
 def test_text_alone_has_the_dtype_that_it_has_beside_latents(
     config: dict[str, Any], dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wdsprep.encoding.choices.has_bf16", lambda: True)
+    monkeypatch.setattr("wdsprep.encoding.recipe_defaults.has_bf16", lambda: True)
     shutil.copytree(TINY, tmp_path / "model")
     path = tmp_path / "model/vae/config.json"
     path.write_text(json.dumps(json.loads(path.read_bytes()) | config))

@@ -30,7 +30,6 @@ from tests.kit.families import NAMES, latent_of, negative_of, prompt_of
 from tests.kit.packs import tree
 from wdsprep.checks.verify import verify
 from wdsprep.dataset.arrays import OF_SIZES, text_fields
-from wdsprep.encoding.choices import settle_recipe
 from wdsprep.encoding.models.base import Tokens
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.families import BY_MASK, BY_ZEROS, member_of
@@ -39,6 +38,7 @@ from wdsprep.encoding.models.noise import noise_keys, normal
 from wdsprep.encoding.models.prompt_call import pipeline_at_work
 from wdsprep.encoding.models.room import is_split
 from wdsprep.encoding.recipe import Recipe
+from wdsprep.encoding.recipe_defaults import settle_recipe
 from wdsprep.errors import UsageError, WdsprepError
 
 TEXTS = ("a red house by the sea", "two dogs", "", 'a sign that says "open" ' * 40)

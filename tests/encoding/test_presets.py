@@ -7,12 +7,12 @@ import pytest
 
 from wdsprep.cli import main
 from wdsprep.dataset.arrays import OF_SIZES
-from wdsprep.encoding.choices import settle_recipe
 from wdsprep.encoding.estimate import CLIP_ALONE
 from wdsprep.encoding.fields import fields
 from wdsprep.encoding.models.find import find_model
 from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.encoding.recipe import Recipe
+from wdsprep.encoding.recipe_defaults import settle_recipe
 
 FAMILIES = {
     "sd2": "StableDiffusion",

@@ -14,8 +14,8 @@ from PIL import Image
 import wdsprep
 from tests.kit.encode_work import Making
 from tests.kit.packs import pack, tree
-from wdsprep.encoding import crew
-from wdsprep.encoding.crew import Machine
+from wdsprep.encoding import worker_plan
+from wdsprep.encoding.worker_plan import Machine
 from wdsprep.errors import WorkError
 from wdsprep.runners.run import Outcome
 
@@ -48,7 +48,7 @@ def encode(images: Path, out: Path, making: Making, *, gpus: str, **wish: Any) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("wdsprep.encoding.encode.make_encoder", making)
         machine = Machine(cpus=len(gpus), gpus=tuple(gpus))
-        patch.setattr(crew, "this_machine", lambda _device: machine)
+        patch.setattr(worker_plan, "this_machine", lambda _device: machine)
         wanted = {"resolution": 64, "model": "tiny", "batch_size": 1, "dtype": "fp32", **wish}
         return wdsprep.encode(str(images), str(out), runner="local", text="none", **wanted)
 

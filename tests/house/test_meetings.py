@@ -28,7 +28,7 @@ from tests.kit.meetings import Meeting, Stage
 from tests.kit.packs import jpeg, manifest_of, once, outcome, rejects_of, tree
 from tests.kit.sites import FAST, KINDS, Site, open_site, table_of
 from tests.kit.webserver import Connection, Request, WebServer, ok, status
-from wdsprep.checks.repair import carry_out, plan_repair
+from wdsprep.checks.repair import do_repair, plan_repair
 from wdsprep.dataset.arrays import layout
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.edition import Edition
@@ -156,10 +156,10 @@ def test_a_repair_with_an_old_plan_lets_a_slice_be_that_was_packed_again(tmp_pat
     whole = tree(out)
     flip(out / "32/000001.tar", 5_000)
     old = plan_repair(check(out).surveys[0])
-    carry_out(old)
+    do_repair(old)
     pack_here(source, out)
     assert tree(out) == whole
-    done = carry_out(old)
+    done = do_repair(old)
     assert done.changed == ("000001",)
     assert tree(out) == whole
 
@@ -172,7 +172,7 @@ def test_a_repair_of_what_was_started_over_does_nothing(tmp_path: Path) -> None:
     pack_here(source, out, "--overwrite")
     whole = tree(out)
     with pytest.raises(FingerprintError, match="started over"):
-        carry_out(old)
+        do_repair(old)
     assert tree(out) == whole
 
 
@@ -256,7 +256,7 @@ def test_what_lacks_its_image_shard_stays_while_packing_is_not_at_its_end(tmp_pa
     encode_here(images, out)
     before = {name: data for name, data in tree(out).items() if name.endswith(".tar")}
     flip(images / "64/000001.tar", 5_000)
-    carry_out(plan_repair(check(images).surveys[0]))
+    do_repair(plan_repair(check(images).surveys[0]))
     encode_here(images, out, redo_changed=True)
     assert before == {name: data for name, data in tree(out).items() if name.endswith(".tar")}
 
@@ -404,7 +404,7 @@ def test_a_retry_that_was_killed_at_any_step_reads_as_no_damage_and_costs_nothin
     assert findings(out) == []
     repair = plan_repair(check(out).surveys[0])
     assert (repair.units, repair.names) == ({}, ())
-    carry_out(repair)
+    do_repair(repair)
     assert tars.items() <= tree(out).items()
     pack_here(table, out, *RETRY)
     found = check(out)
@@ -430,7 +430,7 @@ def test_a_bad_file_beside_images_from_the_web_costs_none_of_them(
     assert findings(out) != []
     repair = plan_repair(check(out).surveys[0])
     assert (repair.units, repair.names, list(repair.mended)) == ({}, (), ["000001"])
-    carry_out(repair)
+    do_repair(repair)
     pack_here(table, out, *RETRY)
     assert findings(out) == []
     assert len(server.paths()) == asked

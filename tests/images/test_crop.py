@@ -21,7 +21,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.images import Limits
 from wdsprep.images import crop as cropping
-from wdsprep.images import rule as images
+from wdsprep.images import pixel_rule as images
 from wdsprep.images.crop import Crop, crop, crops
 from wdsprep.images.shapes import OVERSAMPLING, Shapes, covering
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from wdsprep.packing import worker as packer
-from wdsprep.packing.judge import judged
+from wdsprep.packing.sample_checks import check_samples
 from wdsprep.runners.base import Unit, Work
 
 GO = "go"
@@ -39,11 +39,11 @@ class Traced:
             skew_clock(self.skews_s[len(list(page.parent.iterdir())) % len(self.skews_s)])
         page.touch()
         packer.PROGRESS_S = 0.05
-        packer.judged = self._slowly  # type: ignore[assignment]
+        packer.check_samples = self._slowly  # type: ignore[assignment]
         return Tracing(self.work.open(), page, self.last)
 
     def _slowly(self, *arguments: Any, **options: Any) -> Iterator[Any]:
-        for found in judged(*arguments, **options):
+        for found in check_samples(*arguments, **options):
             time.sleep(self.pause_s)
             yield found
 

@@ -28,14 +28,14 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-from wdsprep.encoding import choices
-from wdsprep.encoding.choices import settle_recipe
+from wdsprep.encoding import recipe_defaults
 from wdsprep.encoding.models import room
 from wdsprep.encoding.models.base import InTwoPrecisions
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.models.pipeline_text import PipelineText
 from wdsprep.encoding.recipe import Recipe
+from wdsprep.encoding.recipe_defaults import settle_recipe
 
 CUDA = torch.device("cuda", 0)
 MANY = 1 << 20  # numbers of a tensor that are worth being known
@@ -167,7 +167,7 @@ class FakeCuda:
         self._patch.setattr(
             torch, "tensor", lambda data, **options: tensor(data, **options | _unpinned(options))
         )
-        self._patch.setattr(choices, "has_bf16", lambda: True)
+        self._patch.setattr(recipe_defaults, "has_bf16", lambda: True)
         self._patch.setattr(room, "free_nbytes", lambda _device: self.free)
         self._patch.setattr(torch.cuda, "empty_cache", lambda: None)
         return self

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from wdsprep.dataset.chance import draw, key_of
+from wdsprep.dataset.random_numbers import draw, key_of
 from wdsprep.errors import FingerprintError, FormatError, NewerFormatError, UsageError
 from wdsprep.loading.order import VERSION, Order, OrderStream, Samples
 from wdsprep.loading.order.chance import permuted, shuffled

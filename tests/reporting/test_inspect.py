@@ -15,7 +15,7 @@ from tests.kit.packs import manifest_of, tree, upload
 from wdsprep.cli import main
 from wdsprep.cli.inspect import _settings
 from wdsprep.dataset.arrays import Field
-from wdsprep.dataset.counts import bin_name, quantile
+from wdsprep.dataset.coarse_histograms import bin_name, quantile
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import MANIFEST
 from wdsprep.dataset.receipts import Receipt

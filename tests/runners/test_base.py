@@ -9,12 +9,12 @@ import pytest
 from wdsprep.errors import UsageError
 from wdsprep.runners.base import (
     THIS_RAY,
-    CrewOptions,
-    SpanCrewOptions,
+    WorkerOptions,
+    WorkerRangeOptions,
     choose_runner,
+    ray_in_use,
     ray_line,
-    ray_there,
-    settled,
+    with_runner,
 )
 
 
@@ -38,20 +38,20 @@ def test_ray_is_for_a_cluster_and_for_several_gpus(there: str, gpus: int, runner
 def test_a_cluster_is_named_by_its_address_the_environment_or_a_ray_in_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert ray_there(None) == ""
-    assert ray_there("head:6379") == "head:6379"
+    assert ray_in_use(None) == ""
+    assert ray_in_use("head:6379") == "head:6379"
     monkeypatch.setenv("RAY_ADDRESS", "other:6379")
-    assert (ray_there(None), ray_there("head:6379")) == ("other:6379", "head:6379")
+    assert (ray_in_use(None), ray_in_use("head:6379")) == ("other:6379", "head:6379")
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
-    assert ray_there(None) == THIS_RAY
+    assert ray_in_use(None) == THIS_RAY
 
 
 def test_a_run_on_ray_says_so_and_one_without_says_nothing() -> None:
     said: list[str] = []
-    assert settled(CrewOptions(), said.append) == CrewOptions(runner="local")
+    assert with_runner(WorkerOptions(), said.append) == WorkerOptions(runner="local")
     assert said == []
-    assert settled(CrewOptions(runner="ray"), said.append).runner == "ray"
-    assert settled(CrewOptions(ray_address="head:6379"), said.append).runner == "ray"
+    assert with_runner(WorkerOptions(runner="ray"), said.append).runner == "ray"
+    assert with_runner(WorkerOptions(ray_address="head:6379"), said.append).runner == "ray"
     assert said == ["starting Ray on this machine", "connecting to Ray at head:6379"]
     assert ray_line("local", 4) == "starting Ray on this machine: 4 GPUs"
     assert ray_line(THIS_RAY) == "using the Ray of this process"
@@ -59,12 +59,12 @@ def test_a_run_on_ray_says_so_and_one_without_says_nothing() -> None:
 
 def test_a_span_of_workers_is_for_a_cluster_whoever_chose_that() -> None:
     with pytest.raises(UsageError, match="name it with --ray-address"):
-        SpanCrewOptions(workers="2:4")
-    wide = SpanCrewOptions(ray_address="head:6379", workers="2:4")
+        WorkerRangeOptions(workers="2:4")
+    wide = WorkerRangeOptions(ray_address="head:6379", workers="2:4")
     assert (wide.least, wide.most) == (2, 4)
 
 
 def test_nobody_imports_ray_to_find_out_whether_it_is_in_use() -> None:
-    code = "import sys, wdsprep.runners.base as b; b.settled(b.CrewOptions(), print); "
+    code = "import sys, wdsprep.runners.base as b; b.with_runner(b.WorkerOptions(), print); "
     code += "sys.exit('ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

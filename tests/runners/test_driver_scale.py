@@ -29,7 +29,7 @@ from wdsprep.dataset.names import MANIFEST
 from wdsprep.dataset.receipts import Receipts
 from wdsprep.encoding.pending import PackedShards, largest_first, pending_shards
 from wdsprep.runners.base import Finished
-from wdsprep.runners.run import Outcome, Run, carry_out, opened_dataset
+from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write
 from wdsprep.runners.schedule import drive
 from wdsprep.store import open_store
 from wdsprep.store.s3.listing import quicken_listings
@@ -40,7 +40,7 @@ def whole_run(count: int, workers: int, theirs: bytes = b"") -> tuple[Outcome, S
     pending, store = largest_first(units(count)), Shelf(count, theirs=theirs)
     manifest = replace(manifest_of(1), receipts=())
     run = Run(Edition(store=store), manifest, count=count)
-    (outcome,) = carry_out(
+    (outcome,) = do_runs(
         [run], PretendRunner(workers), None, PackedShards.emptied(pending).hand_out()
     )
     return outcome, store
@@ -94,7 +94,7 @@ def test_memory_grows_by_less_than_a_kilobyte_a_shard() -> None:
         bare = replace(manifest_of(1), receipts=())
         run = Run(edition, bare, count=count)
         shards = (type(SHARD).unpacked(data) for data in waiting)
-        carry_out([run], PretendRunner(100), None, shards)
+        do_runs([run], PretendRunner(100), None, shards)
         found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return found + sum(map(len, pending))
@@ -137,7 +137,9 @@ def test_a_resume_reads_a_page_of_receipts_at_a_time_and_none_that_the_manifest_
     s3: PretendS3,
 ) -> None:
     known = units(s3.count)
-    edition, manifest = opened_dataset("s3://bucket/latents", "latents", SETTINGS, overwrite=False)
+    edition, manifest = open_dataset_to_write(
+        "s3://bucket/latents", "latents", SETTINGS, overwrite=False
+    )
     left = pending_shards(edition.store, manifest, known, known)
     assert left.shards == []
     assert (s3.pages, s3.reads) == (4, 0)

@@ -24,7 +24,7 @@ from wdsprep.cli import main
 from wdsprep.errors import BusyError, FormatError
 from wdsprep.runners.base import BrokenWorkerError, Event, HopelessError, Unit, Work
 from wdsprep.runners.in_process import InProcessRunner
-from wdsprep.runners.job import Job, JobStatus, sized_job
+from wdsprep.runners.job import Job, JobStatus, job_largest_first
 
 
 # --- the job alone
@@ -63,7 +63,7 @@ PIECES = [Piece(20), Piece(40), Piece(10)]
 
 
 def job_of(work: Halves, **options: Any) -> Job[Piece, int]:
-    return sized_job(lambda _units, _nbytes: InProcessRunner(), work, PIECES, **options)
+    return job_largest_first(lambda _units, _nbytes: InProcessRunner(), work, PIECES, **options)
 
 
 def test_the_largest_goes_first_and_each_event_is_told_with_where_the_job_stands() -> None:

@@ -29,8 +29,8 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal
 from wdsprep.dataset.samples import Sample
 from wdsprep.errors import SourceError, StoreError, UsageError
-from wdsprep.packing.judge import judged
-from wdsprep.packing.rules import PackRules
+from wdsprep.packing.options import PackRules
+from wdsprep.packing.sample_checks import check_samples
 from wdsprep.sources import Columns, slices
 from wdsprep.sources.recognise import recognise
 from wdsprep.store import open_store
@@ -262,15 +262,17 @@ def test_an_exception_of_any_kind_at_an_image_is_the_reject_of_that_image(
         raise KeyError(data[:3])
 
     write_files(tmp_path, {"a.jpg": jpeg(0), "b.jpg": jpeg(1)})
-    monkeypatch.setattr("wdsprep.packing.judge.prepare", throw)
+    monkeypatch.setattr("wdsprep.packing.sample_checks.prepare", throw)
     source = source_of(tmp_path)
     part = next(slices(source.items(), size=9))
-    found = [row for row in judged(source, PackRules(), part, threads=1, downloads=None) if row]
+    found = [
+        row for row in check_samples(source, PackRules(), part, threads=1, downloads=None) if row
+    ]
     assert len(found) == 2
     for _, refusal in found:
         assert isinstance(refusal, Refusal)
         assert refusal.code is Code.CORRUPT
-        assert refusal.detail.startswith("a bug: KeyError at wdsprep.packing.judge")
+        assert refusal.detail.startswith("a bug: KeyError at wdsprep.packing.sample_checks")
 
 
 def test_a_quote_that_is_never_closed_is_an_error_not_a_lost_row(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from wdsprep.dataset.state import read_manifest
 from wdsprep.encoding.pending import PackedShards, largest_first, pending_shards
 from wdsprep.runners import make_runner
 from wdsprep.runners.base import Finished
-from wdsprep.runners.run import Run, carry_out, opened_dataset
+from wdsprep.runners.run import Run, do_runs, open_dataset_to_write
 from wdsprep.store import open_store
 
 SHARDS, OPENED = 1_000_000, 200_000
@@ -113,7 +113,7 @@ def schedule(count: str, workers: str) -> None:
     run = Run(Edition(store=store), manifest, count=len(pending))
     store.count = len(pending)
     started = time.perf_counter()
-    carry_out([run], PretendRunner(int(workers)), None, PackedShards.emptied(pending).hand_out())
+    do_runs([run], PretendRunner(int(workers)), None, PackedShards.emptied(pending).hand_out())
     took(time.perf_counter() - started)
 
 
@@ -139,7 +139,9 @@ def resume(manifest: str, count: str, pause_s: str) -> None:
     try:
         settings = manifest_of(1).settings
         started = time.perf_counter()
-        edition, found = opened_dataset("s3://bucket/latents", "latents", settings, overwrite=False)
+        edition, found = open_dataset_to_write(
+            "s3://bucket/latents", "latents", settings, overwrite=False
+        )
         left = pending_shards(edition.store, found, known, known)
         took(time.perf_counter() - started)
         assert not left.shards

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.changes.cutting import ShardPiece
 from wdsprep.changes.finding import image_digests
+from wdsprep.changes.shard_plan import ShardPiece
 from wdsprep.dataset.ahead import ahead
-from wdsprep.dataset.counts import count_sample
+from wdsprep.dataset.coarse_histograms import count_sample
 from wdsprep.dataset.damage import naming_repair, readable
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft, DraftTar
@@ -46,7 +46,7 @@ from wdsprep.store import open_store, opened
 from wdsprep.store.base import Store
 
 READ_NBYTES = 8 << 20  # at once
-GAP_NBYTES = 64 << 10  # that is read over, where a second read costs more
+GAP_NBYTES = 64 << 10  # a gap so small is read over: a second read costs more
 GAP_NBYTES_S3 = 1 << 20
 AHEAD, AHEAD_S3 = 1, 8  # reads, and the looks at what they bring
 

@@ -5,7 +5,7 @@
    alone, and a shard that was packed anew is looked at again.
 2. Samples stand in an order of who is to be kept: more pixels first, then as the datasets are named
    and as they lie there, which is by key. Those of one hash are one thing, whose best sample
-   stands for them. `near` finds all pairs of things within a distance.
+   stands for them. `near_duplicates` finds all pairs of things within a distance.
 3. From the best thing on, each stays unless it is near one that stays already; if it is, it goes
    with the best such one. So a *group* is what is near the one that stays, not near each other: of
    a chain A~B~C, where A is the best, B goes with A, and C stays if it is not near A. No two that
@@ -26,7 +26,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 
-from wdsprep.changes.copies import CopySearch, DuplicateGroup, copy_files, largest
+from wdsprep.changes.duplicate_groups import CopySearch, DuplicateGroup, copy_files, largest_groups
 from wdsprep.changes.hashes import Hashing, ImagesLooked, kept_beside, open_images
 from wdsprep.changes.options import DuplicatesOptions
 from wdsprep.dataset.damage import verify_step
@@ -34,7 +34,7 @@ from wdsprep.errors import UsageError
 from wdsprep.options import Place, taking_datasets
 from wdsprep.runners.base import Runner
 from wdsprep.runners.in_process import runner_for
-from wdsprep.runners.job import JobListener, JobStatus, check_all_done, sized_job
+from wdsprep.runners.job import JobListener, JobStatus, check_all_done, job_largest_first
 from wdsprep.store.base import absolute
 
 
@@ -94,7 +94,7 @@ def duplicates(datasets: Sequence[Place], options: DuplicatesOptions) -> Duplica
         groups=len(copies.stays),
         flat=search.flat,
         damaged=search.damaged,
-        largest=tuple(largest(images, copies)),
+        largest=tuple(largest_groups(images, copies)),
         output=tuple(files.lists),
         table=tuple(files.tables),
         complete=all(one.manifest.complete for one in images),
@@ -137,7 +137,7 @@ def _look(
     def heard(status: Callable[[], JobStatus]) -> None:
         listener.status(lambda: replace(status(), samples=samples))
 
-    job = sized_job(make_runner, Hashing(), units, heard=heard)
+    job = job_largest_first(make_runner, Hashing(), units, heard=heard)
     with closing(job):
         for unit, _ in job.results():
             samples += unit.shard.samples

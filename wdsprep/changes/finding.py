@@ -1,4 +1,4 @@
-"""Where the samples lie that a user names, by units of a dataset.
+"""Find the samples that a user names, unit by unit of a dataset.
 
 A key tells its slice, and keys rise in an image shard, so a dozen headers lead to each sample. Of
 latents all headers of a shard are read: shapes stand behind each other in it, and the keys of tars
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from wdsprep.changes.wanted import Sought, WantedSamples
+from wdsprep.changes.samples_to_remove import Sought, WantedSamples
 from wdsprep.dataset.damage import naming_place
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest

@@ -1,5 +1,6 @@
-"""Which datasets become which: those with the same place become one, and latents follow the images
-that they were made of.
+"""The groups of datasets that a selection joins: those with the same place become one dataset.
+
+Latents follow the images that they were made of.
 """
 
 import os
@@ -64,7 +65,7 @@ def open_origin(given: "str | os.PathLike[str]") -> Origin:
     return Origin(url=url, shown=shown, manifest=manifest)
 
 
-def groups_of(given: "Sequence[str | os.PathLike[str]]", out: str) -> list[Group]:
+def group_datasets(given: "Sequence[str | os.PathLike[str]]", out: str) -> list[Group]:
     """Return the datasets by their places, images first."""
     if not given:
         raise UsageError("nothing to select from: name a dataset")

@@ -16,7 +16,7 @@ from wdsprep.store.base import local_path, stream
 NameList = str | os.PathLike[str] | Iterable[str]
 """A file with names, or names."""
 PIECE_NBYTES, PIECE_NAMES = 4 << 20, 1 << 18
-"""How much of a file, and how many names of Python, are looked at together."""
+"""The bytes of a file, and the names of Python, that are looked at together."""
 
 
 def is_file(path: str) -> bool:

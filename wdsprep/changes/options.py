@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from wdsprep.changes.key_lists import NameList
 from wdsprep.errors import UsageError
 from wdsprep.options import Options, Place, about, as_places
-from wdsprep.packing.rules import ShardSizes
-from wdsprep.runners.base import CrewOptions, SpanCrewOptions
+from wdsprep.packing.options import ShardSizes
+from wdsprep.runners.base import WorkerOptions, WorkerRangeOptions
 from wdsprep.runners.options import OUTPUT, TRACK, overwrite
 from wdsprep.text import brief, texts, whole
 
@@ -99,7 +99,7 @@ class RemoveOptions(Options):
 
 
 @dataclass(frozen=True)
-class SelectOptions(SpanCrewOptions, ShardSizes):
+class SelectOptions(WorkerRangeOptions, ShardSizes):
     """Options of `select`."""
 
     datasets: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]" = field(
@@ -172,7 +172,7 @@ class SelectOptions(SpanCrewOptions, ShardSizes):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DuplicatesOptions(CrewOptions):
+class DuplicatesOptions(WorkerOptions):
     """Options of `duplicates`, without the datasets."""
 
     distance: int = field(

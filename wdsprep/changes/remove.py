@@ -36,7 +36,7 @@ from wdsprep.changes.finding import DatasetPlace, Finder, Found, by_latent_unit
 from wdsprep.changes.hashes import forget
 from wdsprep.changes.options import RemoveOptions
 from wdsprep.changes.rewriting import UnitChange
-from wdsprep.changes.wanted import WantedSamples
+from wdsprep.changes.samples_to_remove import WantedSamples
 from wdsprep.dataset.ahead import ahead
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.edition import Edition, wait_for_holders
@@ -114,7 +114,7 @@ class RemovalPlace:
     shards_of: int
     nbytes: int
     is_listed: bool
-    """Whether more must stay away from it than before."""
+    """True if more must stay away from it than before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -252,7 +252,10 @@ class _Job:
         return by_latent_unit(self._found[images].units.values()) if images else {}
 
     def _images_of(self, latents: DatasetPlace) -> str:
-        """The images that latents were made of: those of which they have most shards, or had."""
+        """Return the place of the images that the latents were made of, or an empty text.
+
+        Those are the images whose shards most of the latent shards name as their input.
+        """
         inputs = {of.partition(":")[0] for of in latents.manifest.ledger.column("input")}
 
         def shared(images: DatasetPlace) -> int:
@@ -383,15 +386,15 @@ class _Job:
             images = self._digests(self._made_of.get(url, "")) if not place.has_images else {}
             units = list(self._found[url].units.values())
 
-            def carry_out(
+            def rewrite(
                 unit: UnitRemoval, place: DatasetPlace = place, images: Mapping[str, str] = images
             ) -> Receipt | None:
                 removed = self._removed[place.url]
                 change = UnitChange(place.edition, unit, removed, images.get(unit.unit, ""))
                 with naming_repair(place.store):
-                    return change.carry_out()
+                    return change.rewrite()
 
-            for unit, receipt in zip(units, ahead(carry_out, units, UNITS_AT_ONCE), strict=True):
+            for unit, receipt in zip(units, ahead(rewrite, units, UNITS_AT_ONCE), strict=True):
                 done += 1
                 heard(done, count)
                 if receipt is None and unit.made_of:

@@ -20,7 +20,7 @@ from io import BytesIO
 
 import numpy as np
 
-from wdsprep.dataset.counts import count_sample
+from wdsprep.dataset.coarse_histograms import count_sample
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_place
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.edition import Edition
@@ -47,7 +47,7 @@ from wdsprep.dataset.state import read_receipt
 from wdsprep.dataset.tar.index import encode_index
 from wdsprep.dataset.tar.read import members_of
 from wdsprep.errors import DamageError, FormatError, NotFoundError
-from wdsprep.packing.touched import without_facts
+from wdsprep.packing.changed_sources import without_facts
 from wdsprep.sources import Item, ItemLine
 from wdsprep.store.base import Chunks, FileSink, Store, write_bytes
 
@@ -73,7 +73,7 @@ class UnitChange:
         self._edition, self._store = edition, edition.store
         self._removal, self._removed, self._image = removal, removed, image
 
-    def carry_out(self) -> Receipt | None:
+    def rewrite(self) -> Receipt | None:
         """Change the unit, and return its new receipt; None where nothing is left of it."""
         unit = self._removal.unit
         with self._edition.holding(unit), ExitStack() as naming:

@@ -8,7 +8,7 @@
 2. *Who decides.* Where images are given, they are selected from, and latents and text follow: what
    was made of the samples that are selected, so all of it is a pair again. Otherwise latents are
    selected from (`selection`).
-3. *Units.* What is selected is cut into shards of so many samples (`cutting`), numbered over all
+3. *Units.* What is selected is cut into shards of so many samples (`shard_plan`), numbered over all
    buckets; each is a unit of its own. It depends on the datasets' contents and the options alone,
    so any number of workers gives the same bytes, and a run that was killed goes on.
 4. *Work.* A unit copies bytes (`copying`), and looks at its sources' receipts before and after: if
@@ -37,13 +37,13 @@ from typing import TYPE_CHECKING
 from wdsprep.changes.options import SelectOptions
 from wdsprep.errors import UsageError
 from wdsprep.options import as_places, taking
-from wdsprep.runners.base import CrewOptions, SpanCrewOptions, settled
+from wdsprep.runners.base import WorkerOptions, WorkerRangeOptions, with_runner
 from wdsprep.runners.job import JobListener
 from wdsprep.store.base import check_apart
 from wdsprep.text import plural
 
 if TYPE_CHECKING:
-    from wdsprep.changes.filling import SelectAsked
+    from wdsprep.changes.selected_datasets import SelectRequest
     from wdsprep.changes.selection import Parts
     from wdsprep.runners.run import Outcome
 
@@ -80,11 +80,11 @@ def select(options: SelectOptions) -> Selected:
     The options are those of `wdsprep select`; `keys` may be keys, too, and the datasets one or
     several. Interrupted or killed, the same call goes on where it was.
     """
-    from wdsprep.changes.filling import SelectAsked
+    from wdsprep.changes.selected_datasets import SelectRequest
     from wdsprep.changes.selection import WantedKeys
 
     keys = options.keys
-    asked = SelectAsked(
+    asked = SelectRequest(
         where=options.where,
         keys=None if isinstance(keys, str) and not keys else WantedKeys.of(keys),
         count=options.count,
@@ -98,7 +98,7 @@ def select(options: SelectOptions) -> Selected:
         options.places,
         os.fspath(options.out),
         asked,
-        options.part(SpanCrewOptions),
+        options.part(WorkerRangeOptions),
         options.overwrite,
         options.track,
         options.listener or JobListener(),
@@ -128,26 +128,26 @@ def parts_of(split: "str | Mapping[str, float]") -> "Parts":
 def _selected(
     given: "Sequence[str | os.PathLike[str]]",
     out: str,
-    asked: "SelectAsked",
-    options: CrewOptions,
+    asked: "SelectRequest",
+    options: WorkerOptions,
     overwrite: bool,
     track: str,
     listener: JobListener,
     *,
     join: Sequence[str],
 ) -> Selected:
-    from wdsprep.changes.filling import Out, check_room, cut_all
-    from wdsprep.changes.grouping import SPLIT, groups_of
+    from wdsprep.changes.grouping import SPLIT, group_datasets
     from wdsprep.changes.joined_columns import find_columns
+    from wdsprep.changes.selected_datasets import SelectedDataset, check_room, plan_shards
 
     if asked.parts and SPLIT not in out:
         raise UsageError(f"--split makes several datasets: put {SPLIT} into OUT: {out}/{SPLIT}")
     if SPLIT in out and not asked.parts:
         raise UsageError(f"{out}: {SPLIT} is for --split, such as train=0.9,val=0.1")
-    groups = groups_of(given, out)
+    groups = group_datasets(given, out)
     asked = replace(asked, columns=find_columns(groups, join, asked.where))
     outs = [
-        Out(group=group, part=part, asked=asked, overwrite=overwrite, track=track)
+        SelectedDataset(group=group, part=part, asked=asked, overwrite=overwrite, track=track)
         for part in asked.parts or [""]
         for group in groups
     ]
@@ -157,10 +157,10 @@ def _selected(
         each.check()
     if all(each.is_done for each in outs) and not overwrite:
         return Selected(outcomes={each.shown: each.finished() for each in outs})
-    cuts = cut_all(groups[0], asked)
+    cuts = plan_shards(groups[0], asked)
     planned = [(each, cuts[each.part]) for each in outs]
     check_room(planned)
-    options = settled(options, listener.told)
+    options = with_runner(options, listener.told)
     outcomes: dict[str, Outcome] = {}
     of = sum(origin.manifest.samples for origin in groups[0].origins)
     for each, own in planned:

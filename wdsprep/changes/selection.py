@@ -1,4 +1,4 @@
-"""Which samples are selected: by a condition, by keys, by chance, by parts of a split.
+"""Select samples by a condition, by keys, by chance, or by parts of a split.
 
 What is selected are samples of one list of shards, that of the datasets which are selected from.
 Chance is a hash of the seed, of the digest of the shard and of the number in it, so that neither
@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from wdsprep.changes.key_lists import PIECE_NAMES, NameList, read_words
 from wdsprep.dataset.ahead import ahead
-from wdsprep.dataset.chance import draw, key_of
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.keys import keys_at, offsets_of
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import SHARD
+from wdsprep.dataset.random_numbers import draw, key_of
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.selection import Numbers, SampleSelection, ShardSamples
 from wdsprep.errors import UsageError
@@ -32,7 +32,7 @@ from wdsprep.store.base import Store
 from wdsprep.text import examples, plural
 
 Parts = Mapping[str, Fraction]
-"""Of a split, by their names: the share of each."""
+"""The parts of a split: the share of each by its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,10 @@ class Origin:
             return np.array(offsets_of(self.store, shard), np.int64)
 
     def keys(self, shard: Shard, starts: NDArray[np.int64]) -> list[bytes]:
-        """As arrays hold them; many shards are read at a time, so of each one after the other."""
+        """Return the keys of the samples that begin at `starts`, as bytes.
+
+        Many shards are read at a time, so the samples of one are read one after the other.
+        """
         with naming_repair(self.store):
             found = keys_at(self.store, shard.name, starts.tolist(), at_once=False)
         return [key.encode("utf-8", "surrogateescape") for key in found]
@@ -78,7 +81,7 @@ class Origin:
 
 def _shard_order(shard: Shard) -> tuple[int, int, int, str]:
     found = SHARD.fullmatch(shard.name)
-    if found is None:  # of latents of tars that something else packed
+    if found is None:  # latents of tars that something else packed
         return shard.bucket, 0, 0, shard.name
     return shard.bucket, int(found[2]), int((found[3] or "_0")[1:]), shard.name
 
@@ -93,7 +96,7 @@ class OriginShards:
 
     @cached_property
     def shards(self) -> tuple[tuple[int, Shard], ...]:
-        """Each with the number of its dataset."""
+        """Return all shards by bucket, each with the number of its dataset."""
         every = [(at, shard) for at, one in enumerate(self.origins) for shard in one.shards]
         return tuple(sorted(every, key=lambda each: each[1].bucket))
 
@@ -109,7 +112,7 @@ class OriginShards:
 
     @property
     def readers(self) -> int:
-        """How many threads are worth it where the slowest of the datasets is read."""
+        """Return how many threads are worth their cost for the slowest of the datasets."""
         return max(origin.store.readers for origin in self.origins)
 
 
@@ -123,7 +126,7 @@ class WantedKeys:
 
     @classmethod
     def of(cls, given: NameList) -> "WantedKeys":
-        """From a file with a key in each line; or the keys themselves."""
+        """Read keys from a file with a key in each line, or take the keys themselves."""
         shown = "the list of keys"
         if isinstance(given, str | os.PathLike):
             shown = os.fspath(given)
@@ -157,7 +160,10 @@ class WantedKeys:
         return is_wanted, at[is_wanted].astype(np.uint32)
 
     def _meets(self, ends: Sequence[bytes]) -> bool:
-        """Whether one of them may lie between two: of keys of different lengths, perhaps."""
+        """Return whether one of the keys may lie between two others.
+
+        Keys of different lengths do not tell, so there the answer is yes.
+        """
         first, last = ends
         if len(first) != len(last):
             return True
@@ -165,7 +171,7 @@ class WantedKeys:
         return bool(begin < np.searchsorted(self.keys, np.bytes_(last), side="right"))
 
 
-def with_keys(
+def select_keys(
     selection: SampleSelection, shards: OriginShards, wanted: WantedKeys, *, rise: bool
 ) -> SampleSelection:
     """Return samples with the wanted keys, each of which has to be there."""
@@ -185,7 +191,7 @@ def with_keys(
 
 
 # --- by a condition
-def where(
+def select_where(
     selection: SampleSelection, shards: OriginShards, subsets: Sequence[Subset]
 ) -> SampleSelection:
     """Return the samples of each dataset that meet a condition."""
@@ -199,7 +205,7 @@ def where(
 
 
 # --- by chance
-def drawn(
+def draw_samples(
     selection: SampleSelection, shards: OriginShards, count: int, seed: int
 ) -> SampleSelection:
     """Return so many samples."""
@@ -209,7 +215,7 @@ def drawn(
     return _between(selection, shards, seed, [0, count])[0]
 
 
-def in_parts(
+def split_samples(
     selection: SampleSelection, shards: OriginShards, parts: Parts, seed: int
 ) -> dict[str, SampleSelection]:
     """Return the samples of each part of a split.

@@ -1,10 +1,11 @@
-"""Whether a dataset is what it says it is: every file, every byte.
+"""`verify` and `repair`: check that a dataset is what it says it is, every file and every byte.
 
 1. `survey` reads the manifest, all receipts and one listing: what should be there, what is.
-2. `units` takes one unit of work after another, on any number of processes. Each file of it is read
-   once (`dataset.reading`): a thread hashes while the samples are walked over (`walk`) and held
-   against the format (`rules`).
-3. `verify` puts both together; with images and their latents it also pairs them (`pairs`).
+2. `unit_check` takes one unit of work after another, on any number of processes. Each file of it is
+   read once (`dataset.reading`): a thread hashes while `shard_check` goes over the samples and
+   compares them with the format (`member_rules`).
+3. `verify` puts both together; with images and their latents it also pairs them (`pairs`), and it
+   compares the captions of a table with what they were (`lookups`).
 4. `repair` takes out what they find damaged, so that `pack` or `encode` makes that again.
 
 `options` are what the last two are given. What is wrong becomes a *finding*, which names one file

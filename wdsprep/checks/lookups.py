@@ -1,4 +1,4 @@
-"""Whether the captions that a table gave are what they were when they were written.
+"""Check that the captions that a table gave are still what they were.
 
 A damaged lookup may give other captions than the table, and nothing else would show it.
 """

@@ -5,7 +5,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 from wdsprep.options import about
-from wdsprep.runners.base import CrewOptions
+from wdsprep.runners.base import WorkerOptions
 
 if TYPE_CHECKING:
     from wdsprep.runners.job import JobListener
@@ -14,7 +14,7 @@ CHECKS = "Checks"
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyOptions(CrewOptions):
+class VerifyOptions(WorkerOptions):
     """Options of `verify`, without the datasets."""
 
     quick: bool = field(
@@ -25,7 +25,7 @@ class VerifyOptions(CrewOptions):
 
 
 @dataclass(frozen=True)
-class RepairOptions(CrewOptions):
+class RepairOptions(WorkerOptions):
     """Options of `repair`."""
 
     dataset: "str | os.PathLike[str]" = field(

@@ -1,5 +1,6 @@
-"""Whether latents are of these images: the same shards, the same keys in the same order, but for
-the rejects.
+"""Check that latents were made of these images.
+
+They have the same shards, with the same keys in the same order, but for the rejects.
 
 Billions of keys fit into no memory. Keys rise in a packed shard, and so in a latent shard, or in
 each shape of it: the keys of a latent shard and of its rejects, sorted together, must be those of
@@ -21,7 +22,7 @@ def keys_digest(keys: Iterable[str]) -> str:
     return DigestKind.BLAKE3.hex("\n".join(keys).encode("utf-8", "surrogateescape"))
 
 
-def images_of(latents: DatasetSurvey, others: Sequence[DatasetSurvey]) -> DatasetSurvey | None:
+def find_images(latents: DatasetSurvey, others: Sequence[DatasetSurvey]) -> DatasetSurvey | None:
     """Return the image dataset that latents were made of.
 
     It is the one of which they have most shards.
@@ -38,7 +39,7 @@ def whole_input(receipt: Receipt) -> str:
     return receipt.input.partition(":")[0]
 
 
-def firsts(latents: DatasetSurvey) -> dict[str, int]:
+def find_limited_shards(latents: DatasetSurvey) -> dict[str, int]:
     """Return the image shards of which only the first samples were encoded, and how many."""
     cut = (receipt.input.partition(":")[2] for receipt in latents.receipts)
     return {

@@ -73,7 +73,7 @@ def repair(options: RepairOptions) -> "Repair":
     found = plan_repair(verified.surveys[0])
     listener.begun(found)
     if found.is_needed and (options.yes or listener.asked(found)):
-        return carry_out(found, lambda files: listener.changed(files, 0))
+        return do_repair(found, lambda files: listener.changed(files, 0))
     return found
 
 
@@ -93,13 +93,13 @@ class Repair:
     mended: Mapping[str, tuple[Finding, ...]]
     """Units that stay, though a file beside their shards does not."""
     unsettled: tuple[Finding, ...]
-    """What a retry which was killed has not brought in line."""
+    """Findings about a retry that was killed before it had brought rejects and rows in line."""
     indexes: tuple[str, ...]
     writes_manifest: bool
     beyond: tuple[Finding, ...]
     """Findings that nothing is done about."""
     changed: tuple[str, ...] = ()
-    """What other runs had changed when it came to it."""
+    """Files that other runs had changed before the repair came to them."""
     done: bool = False
 
     def __repr__(self) -> str:
@@ -219,7 +219,7 @@ def _is_ours(found: DatasetSurvey, name: str) -> bool:
     return bool(match or receipt.fullmatch(name))
 
 
-def carry_out(repair: Repair, heard: Callable[[int], None] = lambda _count: None) -> Repair:
+def do_repair(repair: Repair, heard: Callable[[int], None] = lambda _count: None) -> Repair:
     """Carry the repair out, and return what was done.
 
     `heard` is told how many files were removed or written. Units that have changed since they

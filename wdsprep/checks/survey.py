@@ -1,4 +1,4 @@
-"""What a dataset should hold by its receipts, against what a listing shows: the quick half.
+"""Survey a dataset: compare its receipts with a listing of its files, without reading these.
 
 The receipts are believed before the manifest, which only repeats them. A file that nothing speaks
 of is a finding, unless a run that has not come to its end explains it.

@@ -11,15 +11,15 @@ from typing import cast
 from wdsprep.checks import Finding, Kind, UnitFindings
 from wdsprep.checks.lookups import check_lookup
 from wdsprep.checks.options import VerifyOptions
-from wdsprep.checks.pairs import check_keys, check_pairs, firsts, images_of
+from wdsprep.checks.pairs import check_keys, check_pairs, find_images, find_limited_shards
 from wdsprep.checks.survey import DatasetSurvey, survey
-from wdsprep.checks.units import Checking, CheckUnit, check_empty
+from wdsprep.checks.unit_check import Checking, CheckUnit, check_empty
 from wdsprep.dataset.names import receipt_name
 from wdsprep.errors import UsageError
 from wdsprep.options import Place, taking_datasets
 from wdsprep.runners.base import Runner
 from wdsprep.runners.in_process import runner_for
-from wdsprep.runners.job import JobListener, JobStatus, sized_job
+from wdsprep.runners.job import JobListener, JobStatus, job_largest_first
 from wdsprep.store import opened
 from wdsprep.store.base import absolute
 from wdsprep.text import plural
@@ -98,7 +98,7 @@ def _survey(url: str, shown: str, listener: JobListener) -> DatasetSurvey:
 
 def _pairs(surveys: Sequence[DatasetSurvey]) -> list[tuple[DatasetSurvey, DatasetSurvey]]:
     latents = [survey for survey in surveys if survey.place.dataset == "latents"]
-    found = [(survey, images_of(survey, surveys)) for survey in latents]
+    found = [(survey, find_images(survey, surveys)) for survey in latents]
     return [(survey, images) for survey, images in found if images is not None]
 
 
@@ -117,7 +117,7 @@ class _ByteCheck:
 
     def check(self, make_runner: Callable[[int, int], Runner]) -> None:
         units = [unit for survey in self._surveys for unit in self._units(survey)]
-        job = sized_job(make_runner, Checking(), units, heard=self._heard)
+        job = job_largest_first(make_runner, Checking(), units, heard=self._heard)
         with closing(job):
             for unit, made in job.results():
                 self._take(unit, made)
@@ -141,7 +141,7 @@ class _ByteCheck:
             known.setdefault(finding.unit, set()).add(finding.name)
         cut: dict[str, int] = {}
         for latents, images in self._pairs:
-            cut |= firsts(latents) if images is found else {}
+            cut |= find_limited_shards(latents) if images is found else {}
         for receipt in found.receipts:
             shards = {shard.name for shard in receipt.shards}
             yield CheckUnit(

@@ -105,7 +105,7 @@ class Command(click.Command):
     def __init__(
         self, *args: Any, examples: Sequence[str] = (), resumes: bool = True, **options: Any
     ) -> None:
-        """With `resumes`, the same command goes on where it was interrupted."""
+        """Make a command. With `resumes`, the same command goes on where it was interrupted."""
         super().__init__(*args, **options)
         self.examples, self.resumes = examples, resumes
 

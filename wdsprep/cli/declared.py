@@ -78,7 +78,7 @@ def argument_of(declared: Option) -> click.Argument:
 class DeclaredCommand(Command):
     """A command that calls one function of the library with declared options.
 
-    The class at `declared` (such as `wdsprep.packing.rules:PackOptions`) has the options. It is
+    The class at `declared` (such as `wdsprep.packing.options:PackOptions`) has the options. It is
     imported only when it is needed: no other command imports it.
 
     `headings` are those of the help, in their order. Options that the function does not have, such

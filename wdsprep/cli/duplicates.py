@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from wdsprep.changes.copies import CopiedSample, DuplicateGroup
+from wdsprep.changes.duplicate_groups import CopiedSample, DuplicateGroup
 from wdsprep.changes.duplicates import Duplicates
 from wdsprep.cli.output import Kept, Show
 from wdsprep.runners.job import JobListener, JobStatus

@@ -1,5 +1,7 @@
-"""The terminal, which belongs to this file alone: results, errors, notes, log records, warnings of
-Python, and the line that shows how far a long command is.
+"""Output on the terminal, which belongs to this module alone.
+
+Results, errors, notes, log records, warnings of Python, and the line that shows how far a long
+command is, all go through here.
 
 That line is on stderr, and never there for what takes less than a second. On a terminal it is
 rewritten in place, on one row whatever the width: it is given as parts, the most telling first, and

@@ -17,8 +17,8 @@ from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.reject_codes import Code, by_stage
 from wdsprep.dataset.state import phases
 from wdsprep.options import remedies_of
+from wdsprep.packing.options import PackOptions
 from wdsprep.packing.retry_rejected import retryable
-from wdsprep.packing.rules import PackOptions
 from wdsprep.packing.slices import SourceSurvey
 from wdsprep.runners.job import JobListener, JobStatus
 from wdsprep.runners.run import Outcome

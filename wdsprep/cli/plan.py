@@ -9,7 +9,6 @@ from typing import Any
 from wdsprep.cli.plan_options import PlanOptions, sizes
 from wdsprep.dataset.shapes import shape_name
 from wdsprep.dataset.state import open_dataset
-from wdsprep.encoding.crew import SHARDS_PER_WORKER
 from wdsprep.encoding.estimate import (
     VAE_GFLOPS,
     Bucket,
@@ -28,6 +27,7 @@ from wdsprep.encoding.estimate import (
 )
 from wdsprep.encoding.models.presets import DC, PRESETS
 from wdsprep.encoding.shape_lists import ShapesGiven, sizes_of
+from wdsprep.encoding.worker_plan import SHARDS_PER_WORKER
 from wdsprep.errors import UsageError
 from wdsprep.options import taking
 from wdsprep.reporting.overview import overview

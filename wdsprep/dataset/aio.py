@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.dataset.chance import Ints
+from wdsprep.dataset.random_numbers import Ints
 
 READS_AT_ONCE = 256  # reads in a call
 _PREADV = 7

@@ -24,14 +24,14 @@ ALIGNMENT = 64
 LATENT, EMB, POOLED, TOKENS = "latent.npy", "emb.npy", "pooled.npy", "tokens.npy"
 """Arrays of a latent sample: of its image, and of its caption."""
 FLIPPED = "latent_flipped.npy"
-"""Of the image with left and right exchanged, where that was asked for."""
+"""The latents of the mirrored image, where that was asked for."""
 OF_SIZES = ("time_ids.npy", "original_size.npy", "target_size.npy", "crop_coords.npy")
-"""Those that are made of an image's sizes; all others but latents are made of its caption."""
+"""Arrays that are made of an image's sizes; all others but latents are made of its caption."""
 OF_IMAGES = frozenset((LATENT, FLIPPED, *OF_SIZES))
 IMAGE_EMB = "image_emb.npy"
 """An image's embedding, among scores; the name of its model may stand before it."""
 MASK = "mask.npy"
-"""What the loader tells lengths by, so that no array beside a variable one may be called so."""
+"""The loader tells lengths by this name, so no array beside a variable one may be called so."""
 BFLOAT16 = "bfloat16"
 """NumPy lacks it: `.npy` files hold its bits, as unsigned integers."""
 DTYPES = {"<f2": 2, "<f4": 4, "<i4": 4, "|u1": 1, BFLOAT16: 2}

@@ -57,7 +57,7 @@ RECKON: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 NUMBER = (int, float)
 Evaluate = Callable[[Sequence[Any]], Any]
-"""What a part of a condition comes to, by the values of all names; None where that is nothing."""
+"""Computes a part of a condition from the values of all names; None where there is no value."""
 Compare = Callable[[Any, Any], bool]
 
 

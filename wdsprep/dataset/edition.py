@@ -1,4 +1,4 @@
-"""Who may change what is finished in a dataset, and when: runs that meet take turns at each unit.
+"""Locks on the units of a dataset, so that runs that meet take turns at each unit.
 
 1. The files of a unit have no names until all of them are whole (`draft`). Then their maker *holds*
    the unit, and looks whether somebody else has finished it meanwhile: if so, that stays, and what

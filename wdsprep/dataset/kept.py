@@ -24,7 +24,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from wdsprep.dataset.chance import key_of
+from wdsprep.dataset.random_numbers import key_of
 from wdsprep.dataset.records import Nbytes, matching, read_record
 from wdsprep.errors import DamageError, FormatError, StoreError, UsageError
 
@@ -52,7 +52,7 @@ class KeptWriter:
         self._file, self._path, self._digest, self._at = file, path, blake3(), 0
         self._arrays: dict[str, tuple[int, int, str]] = {}
         self.facts: dict[str, Any] = {}
-        """What is to stand beside the arrays."""
+        """Values that are to stand beside the arrays."""
 
     def add(self, name: str, dtype: str, parts: Iterable[NDArray[Any]]) -> None:
         self._write(bytes(-self._at % ALIGNED))

@@ -15,9 +15,8 @@ from itertools import chain
 from typing import Any
 
 from wdsprep.dataset.arrays import fields_of, is_of_text
-from wdsprep.dataset.counts import count_up
+from wdsprep.dataset.coarse_histograms import count_up
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.known import ManifestHead, Stated, checked_settings
 from wdsprep.dataset.names import MANIFEST
 from wdsprep.dataset.receipts import (
     CONTENT,
@@ -31,6 +30,7 @@ from wdsprep.dataset.receipts import (
     line_of,
 )
 from wdsprep.dataset.records import check_record
+from wdsprep.dataset.schemas import ManifestHead, Stated, checked_settings
 from wdsprep.dataset.scores import SCORES, is_scored
 from wdsprep.dataset.sealed import check_seal, seal, unseal
 from wdsprep.text import brief, command, shortened

@@ -1,4 +1,6 @@
-"""Where everything lies in a dataset, and whose a file is by its name. In one of images:
+"""Names of the files of a dataset: where everything lies, and whose a file is.
+
+A dataset of images has these:
 
     wdsprep.json             the manifest
     wdsprep.hold             while somebody writes it
@@ -30,22 +32,23 @@ from wdsprep.store.base import HELD
 
 MAKERS = {"images": "wdsprep pack", "latents": "wdsprep encode"}
 SELECTION = "selection"
-"""What images have as their source that were selected from other datasets."""
+"""The source of images that were selected from other datasets."""
 IMPORTER = "wdsprep import"
-"""And of latents that were taken in."""
+"""The source of latents that were imported."""
 MANIFEST = "wdsprep.json"
 MANIFEST_HOLD = f"wdsprep{HELD}"
 EDITION = "edition"
 CARD = "README.md"
 HUB_FILES = (CARD, ".gitattributes")
-"""What the Hugging Face hub has beside a dataset: its card, and a file that the hub writes."""
+"""The files that the Hugging Face hub has beside a dataset: its card, and one that the hub
+writes."""
 RECEIPTS, INPUTS, CAPTIONS = "receipts/", "inputs/", "captions/"
 CAPTION_TABLE = f"{CAPTIONS}table.json"
 REMOVED = "removed"
 FIRST_RETRY = 1_000_000_000
 """Units from this number on have no rows of their own: they try again what failed in others."""
 RETRIES = f"{INPUTS}{FIRST_RETRY}"[:-6]
-"""How the names of what those are made of begin."""
+"""The begin of the names of input lists of retries."""
 SHARD = re.compile(r"(\d+)/(\d{6,})(_\d+)?\.tar(\.idx)?")
 BESIDE = re.compile(r"(rejects|inputs)/(\d{6,})\.jsonl")
 # Of shards that pack made. Others may have the names of what a user keeps beside them.

@@ -9,15 +9,15 @@ from typing import Protocol
 
 import numpy as np
 
-from wdsprep.dataset.chance import Ints
 from wdsprep.dataset.names import index_name
+from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.store.base import Store
 from wdsprep.text import command, plural
 
-OPEN_SHARDS = 256  # of one stream, at most; a window of one slot lies in one or two
+OPEN_SHARDS = 256  # most that one stream has; a window of one slot lies in one or two
 
 
 class IndexedTars(Protocol):

@@ -50,9 +50,10 @@ if TYPE_CHECKING:
     Offsets = NDArray[np.int64]
 
 LARGE_NBYTES = 256 << 10
-"""Of a sample on average: of a shard of larger ones, over a network the ends are read alone."""
+"""The bytes of an average sample from which a shard counts as large: over a network only the ends
+of its samples are read."""
 END_NBYTES = 4 << 10
-"""Of a sample: json and caption are mostly in there."""
+"""The bytes at the end of a sample that mostly hold its json and caption."""
 TAIL_NBYTES = 8 << 10
 """The same over a network, where a second request costs more."""
 WINDOW_NBYTES = 4 << 10  # read at least, where a few bytes are asked for
@@ -129,7 +130,7 @@ class ShardReader:
     # --- where they are
     @cached_property
     def offsets(self) -> Sequence[int]:
-        """Where the samples begin, and where the last one ends."""
+        """Return where each sample begins, and last where the samples end."""
         name, nbytes = index_name(self.shard.name), self.shard.nbytes
         offsets: Sequence[int] = ()
         with suppress(NotFoundError, DamageError):
@@ -365,7 +366,7 @@ def near_the_end(data: bytes) -> tuple[str, bytes] | None:
         except ValueError:  # no header
             end = 0
         if end == len(data) and data.startswith(data[start:at] + TXT, text):
-            if data[start + 345]:  # of a name that is longer
+            if data[start + 345]:  # part of a longer name
                 return None
             facts = data[start + BLOCK : start + BLOCK + nbytes]
             return data[start:at].decode("utf-8", "surrogateescape"), facts
@@ -432,7 +433,7 @@ class HashedTape:
         self._hash = kind.new()
         self._chunks = Chunks(store, shard.name, watch=self._hash.update, expected=shard.nbytes)
         self._before = self._chunk = b""
-        self._start = 0  # of the chunk
+        self._start = 0  # the begin of the chunk
 
     def __enter__(self) -> "HashedTape":
         return self

@@ -13,7 +13,6 @@ from operator import eq, itemgetter
 from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints, overload
 
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.known import CountName, ReceiptHead, checked_settings
 from wdsprep.dataset.records import (
     Count,
     Fields,
@@ -28,6 +27,7 @@ from wdsprep.dataset.records import (
     decode_json,
     matching,
 )
+from wdsprep.dataset.schemas import CountName, ReceiptHead, checked_settings
 from wdsprep.dataset.sealed import canonical, check_seal, seal, unseal
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.errors import DamageError
@@ -40,7 +40,8 @@ FIELDS = ("counts", "files", "generation", "input", "inputs", "rejects", "shards
 RETRIED = "retried"
 """Counts the rows of a unit that later ones have taken over."""
 CONTENT = "what was read"
-"""By this name the files of a receipt have the BLAKE3 of what its source gave out, if anything."""
+"""The name by which the files of a receipt have the BLAKE3 of what its source gave out, if
+anything."""
 # What stands around a receipt in a list of them. A quotation mark that belongs to a text has a
 # backslash before it, so these are found nowhere else, and the name of no field is.
 START, BETWEEN, END = b'{"counts":', b'},{"counts":', b"}"

@@ -1,4 +1,4 @@
-"""Whether what a file of JSON says is what it can say, by the annotations of what it becomes.
+"""Check that values read from JSON are of the types that they become.
 
 A seal tells that a file is as it was written, and nothing of who wrote it. So whoever reads JSON
 that others may have written names a *kind* of value, as annotations have it: a dataclass, a named
@@ -114,7 +114,7 @@ TEXT = ValueRule("a text in UTF-8", _is_text)
 Text = Annotated[str, TEXT]
 Name = Annotated[Text, ValueRule("a name in a dataset", _are_names)]
 Count = Annotated[int, between(0, FEW, "a count")]
-"""Of samples: rows have 32 bits for the number of one."""
+"""A count of samples: rows have 32 bits for the number of one."""
 Length = Annotated[int, between(1, FEW, "a length")]
 Nbytes = Annotated[int, between(0, 1 << 53, "a number of bytes")]
 Whole = Annotated[int, between(-1 << 63, 1 << 63, "a whole number of 64 bits")]

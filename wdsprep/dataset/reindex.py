@@ -1,5 +1,7 @@
-"""`index`: give tars that something else made the index that a loader needs, and latents that were
-made before there were rows (`wdsprep.dataset.rows`) those that a join needs.
+"""`index`: give tars and latents of others the files that a loader needs.
+
+A tar that something else made gets its index. Latents that were made before there were rows
+(`wdsprep.dataset.rows`) get those that a join needs.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,7 +30,7 @@ from wdsprep.store.base import Entry, Store, write_bytes
 from wdsprep.text import Counting, command, unheard
 
 UNTOLD = "no keys tell which images its samples are of"
-"""Of rows of tars that pack did not make."""
+"""The reason why rows of tars that pack did not make cannot be told."""
 AGAIN = 'run the same "wdsprep encode" again with --overwrite before it is joined with another'
 
 

@@ -92,7 +92,8 @@ class _Line(_Needs, total=False):
 
 
 UNSETTLED = "rejects that rows are leaving"
-"""By this a receipt has the digest of its rejects as they were, until they are as it says."""
+"""The name by which a receipt has the digest of its rejects as they were, until they are as it
+says."""
 
 
 HIDDEN = re.compile(r"blake3:[0-9a-f]{32}")

@@ -1,4 +1,4 @@
-"""What was taken out of a dataset and must stay away; and a removal that has not come to its end.
+"""The file `removed`: samples that must stay away, and a removal that is not finished.
 
 Both are in one file, `removed`, so that they change at one moment: a line with its digest, a line
 of JSON, and sorted marks. A *mark* is 16 bytes of the BLAKE3 of what a sample is known by: its

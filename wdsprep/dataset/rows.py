@@ -1,4 +1,4 @@
-"""Rows: which samples of its image shard a shard of latents or text is made of, beside it.
+"""Rows: the position in the image shard of each sample of a shard of latents or text.
 
 All that is made of one image shard has its keys in its order, so a sample is found by its number:
 its position in the image shard, which `NAME.tar.rows` has as an unsigned 32-bit little-endian
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 DTYPE = "<u4"
 NBYTES = 4
-"""Of a number."""
+"""The bytes of a number."""
 NOWHERE = 0xFFFFFFFF
-"""In place of the number of a sample that a shard has not."""
+"""Stands in place of the number of a sample that a shard does not have."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

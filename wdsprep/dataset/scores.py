@@ -9,12 +9,12 @@ from typing import Any
 
 SCORES = "scores"
 NUMBER, WHOLE, TEXT = "number", "whole", "text"
-"""What a column may hold: real numbers, whole ones or texts."""
+"""The kinds of values that a column may hold: real numbers, whole ones or texts."""
 SCORER = "wdsprep score"
 
 
 def is_scored(settings: Mapping[str, Any]) -> bool:
-    """Whether a dataset of these settings holds scores."""
+    """Return whether a dataset of these settings holds scores."""
     return SCORES in settings
 
 

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.dataset.chance import Ints
 from wdsprep.dataset.digests import DigestKind, Hash
+from wdsprep.dataset.random_numbers import Ints
 
 if TYPE_CHECKING:
     from wdsprep.dataset.kept import KeptFile, KeptWriter
 
-SAMPLES_AT_ONCE = 1 << 20  # of which something is computed at a time
+SAMPLES_AT_ONCE = 1 << 20  # so many are computed at a time
 Numbers = NDArray[np.uint32]
-"""Of samples in their tars."""
+"""The numbers of samples in their tars."""
 RunStarts = NDArray[np.int32] | Ints
 
 
@@ -55,7 +55,7 @@ class SampleSelection:
     def all_of(cls, sizes: Ints) -> "SampleSelection":
         """Return all samples of shards that have so many."""
         shards = np.arange(len(sizes), dtype=np.int32)
-        starts = np.zeros(len(sizes), np.int32)  # of which nothing is in memory as yet
+        starts = np.zeros(len(sizes), np.int32)  # pages of zeros take no memory as yet
         return cls(shards=shards, starts=starts, counts=sizes)
 
     @classmethod

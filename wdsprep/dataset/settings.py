@@ -16,12 +16,13 @@ from wdsprep.dataset.scores import SCORES
 from wdsprep.dataset.sealed import canonical
 
 POLICIES = {"allow_s3": "allow-s3", "opt_outs": "ignore-opt-outs", "robots": "ignore-robots"}
-"""What may be loosened, besides the size of a download, and the option that does it."""
+"""The settings that may be loosened, besides the size of a download, with the option that does
+it."""
 ALLOWED_MORE = "allowed_more:"
 FOLLOWS = ("layers", "layout", "patch", "scale", "shift")
-"""What the model, the resolution and the kinds of latents and text decide of latents."""
+"""Settings that follow from the model, the resolution and the kinds of latents and text."""
 OF_TEXT = ("template", "text_arguments", "weights")
-"""And what the pipeline, or that there is text, decides."""
+"""Settings that follow from the pipeline, or from there being text."""
 NO_OPTIONS = (*FOLLOWS, "crop", "digest", "format")
 SHOWN = 4  # shapes
 KINDS = {
@@ -48,7 +49,7 @@ def as_json(settings: Settings) -> dict[str, Any]:
 
 def is_same(old: Any, new: Any) -> bool:
     """Check that two settings, or values of them, are the same in a file. NaN is NaN there."""
-    if old == new:  # of a million receipts, all are
+    if old == new:  # usual: a million receipts have the same
         return True
     before, now = canonical(old), canonical(new)
     return before == now or bool(json.loads(before) == json.loads(now))

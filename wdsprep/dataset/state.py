@@ -17,7 +17,6 @@ from wdsprep.dataset.buckets import buckets_of_phase
 from wdsprep.dataset.damage import naming_next_step, naming_repair
 from wdsprep.dataset.digests import FORM, form_of
 from wdsprep.dataset.edition import Edition, wait_for_holders
-from wdsprep.dataset.known import check_before_kept
 from wdsprep.dataset.manifest import Manifest, rebuild_hint
 from wdsprep.dataset.names import (
     BESIDE,
@@ -42,6 +41,7 @@ from wdsprep.dataset.names import (
 )
 from wdsprep.dataset.receipts import Receipt, Receipts, Settings, by_unit, line_of
 from wdsprep.dataset.removed import check_no_removal, forget_removal
+from wdsprep.dataset.schemas import check_before_kept
 from wdsprep.dataset.scores import SCORES, is_scored
 from wdsprep.dataset.settings import changed_options, is_same
 from wdsprep.errors import DamageError, FingerprintError, FormatError, NotFoundError, UsageError
@@ -139,9 +139,9 @@ class DatasetClaim:
     manifest: Manifest
     """The manifest that is there, or else the one that is to be written."""
     is_there: bool = False
-    """Whether it goes on as it is: its manifest need not be written first."""
+    """True if it goes on as it is: its manifest need not be written first."""
     starts_over: bool = False
-    """Whether what lies there is removed first."""
+    """True if the files that lie there are removed first."""
 
 
 def find_claim(store: Store, dataset: str, settings: Settings, *, overwrite: bool) -> DatasetClaim:
@@ -165,7 +165,7 @@ def take_claim(claim: DatasetClaim) -> Edition:
     with store.hold(MANIFEST_HOLD):
         if claim.starts_over:
             return _started_over(store, manifest)
-        if any(entry.name == MANIFEST for entry in store.list(MANIFEST)):  # of a run beside this
+        if any(entry.name == MANIFEST for entry in store.list(MANIFEST)):  # another run's
             edition = Edition.of(store)
             _claimed(edition, manifest.dataset, manifest.settings)
             return edition
@@ -276,7 +276,7 @@ def refreshed(
                 younger.add(unit)
         elif held is not None and (name := held_name(entry.name)):
             held.add(name)
-    said: dict[str, bytes] = {}  # of what is read again
+    said: dict[str, bytes] = {}  # the bytes of receipts that are read again
     for unit, line in stated.named_lines():
         if unit in done:
             (said if unit in younger else done)[unit] = line

@@ -1,16 +1,17 @@
 """`encode`: from image shards to latents and text embeddings.
 
 `encode` is the public function, `options` all that it is given, `recipe` what decides its bytes,
-`fields` the arrays of a sample, `shape_lists` the shapes that a user names; `choices` chooses what
-a recipe leaves open, and `places` says where datasets go. `captions` says where captions come from,
-if not from the samples. `planning` makes the `plan` of a run, whole, before anything is written:
-which `image_shards` there are, which of them are `pending` for which dataset, and what `crew`
-encodes them, on which of the `gpus`. Then `worker` makes one shard after another: its `feeder`
-reads one and feeds the `engine`, which keeps a device busy (in two `passes` where it cannot hold
-all). There `admission` bounds what is inside, `batching` says which of the `encoded_samples` share
-a batch, and `device_batches` computes several at once. `latent_shard` writes what comes back, and
-`sample_spool` keeps what has to wait for its turn. `models` find and run a model family. `work` is
-what a worker is given, `progress` how fast it goes, and `estimate` reckons what it takes.
+`fields` the arrays of a sample, `shape_lists` the shapes that a user names; `recipe_defaults`
+chooses what a recipe leaves open, and `places` says where datasets go. `captions` says where
+captions come from, if not from the samples. `planning` makes the `plan` of a run, whole, before
+anything is written: which `image_shards` there are, which of them are `pending` for which dataset,
+and how many workers encode them (`worker_plan`), on which of the `gpus`. Then `worker` makes one
+shard after another: its `feeder` reads one and feeds the `engine`, which keeps a device busy (in
+two `passes` where it cannot hold all). There `admission` bounds what is inside, `batching` says
+which of the `encoded_samples` share a batch, and `device_batches` computes several at once.
+`latent_shard` writes what comes back, and `sample_spool` keeps what has to wait for its turn.
+`models` find and run a model family. `work` is what a worker is given, `progress` how fast it goes,
+and `estimate` reckons what it takes.
 
 Trainers may also encode on the fly, and get the latents that `encode` would store:
 
@@ -32,16 +33,17 @@ Out: A latent dataset with the same keys; or the same arrays for a trainer that 
 from wdsprep.encoding.models.presets import PRESETS
 
 MODELS = tuple(PRESETS)
-"""That have a name of their own."""
+"""Models that have a name of their own."""
 LATENTS = ("auto", "sample", "mean", "moments", "none")
-"""What may be kept of the VAE's distribution; auto is a sample, where there is one. With none of it
-no image is looked at: what is made of captions stands alone."""
+"""The kinds of latents that may be kept of the VAE's distribution. `auto` is a sample, where there
+is one. With `none` no image is opened: only text is encoded."""
 TEXTS = ("emb", "tokens", "none")
-"""What may be made of a caption."""
+"""The kinds of text that may be made of a caption."""
 DTYPES = ("auto", "fp16", "bf16", "fp32")
-"""Of the models, not of what is stored; auto goes by the device, and is settled before the work."""
+"""Dtypes of the models, not of what is stored; `auto` goes by the device, and is chosen before the
+work."""
 HALF = "half"
-"""What auto comes to where networks differ: each has its own half precision."""
+"""The dtype that `auto` becomes where networks differ: each has its own half precision."""
 DECODES = ("auto", "fast", "full")
-"""How JPEGs are decoded: where they are large, at a reduced scale, or always in full; auto is fast,
-or what a dataset was begun with."""
+"""Ways to decode JPEGs: large ones at a reduced scale, or all in full. `auto` is fast, or what a
+dataset was begun with."""

@@ -1,4 +1,4 @@
-"""How much may be inside the engine at once: so many samples, and the bytes that they take."""
+"""A bound on the samples, and their bytes, that are inside the engine at once."""
 
 import threading
 
@@ -15,7 +15,7 @@ class Admission:
         self._samples = self._nbytes = 0
         self._changed = threading.Condition()
         self.is_full = False
-        """Whether somebody waits because of the bytes of those that are inside."""
+        """True if a sample waits because of the bytes of those that are inside."""
 
     def enter(self, samples: int, nbytes: int, timeout_s: float) -> bool:
         """Wait for room for so much more, and return whether it is inside now.

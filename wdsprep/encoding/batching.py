@@ -32,10 +32,11 @@ class Batcher:
     encoder: Encoder
     refuse: Callable[[Row, Code], object]
     flips: bool
-    """Whether each cut is mirrored too."""
+    """True if each crop is mirrored too."""
     image_window: int
     text_window: int
-    """How many further samples may come while a cut or a caption waits for others of its shape."""
+    """The number of further samples that may come while a crop or a caption waits for others of its
+    shape."""
     _come: int = 0
     _images: dict[Size, list[Row]] = field(default_factory=dict)
     _captions: list[SampleUnderWay] = field(default_factory=list)
@@ -94,7 +95,7 @@ class Batcher:
         )
 
     def _since(self, sample: SampleUnderWay) -> int:
-        """How many have come after it."""
+        """Return how many samples have come after this one."""
         return self._come - sample.number
 
     def _sort(self) -> None:

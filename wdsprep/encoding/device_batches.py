@@ -30,7 +30,7 @@ from wdsprep.encoding.models.device import (
 MOST_LAUNCHED = 3
 """Batches of a device that are launched and not yet finished."""
 Rows = list[Arrays | None]
-"""What was made of each row of a batch; None where the numbers are not finite."""
+"""The arrays made of each row of a batch; None where the numbers are not finite."""
 
 
 class DeviceBatches:
@@ -68,7 +68,7 @@ class DeviceBatches:
 
     @property
     def size(self) -> int:
-        """Of a batch of images; it may be halved at any time."""
+        """Return the size of a batch of images, which may be halved at any time."""
         return min(device.size for device in self._devices)
 
     def size_of(self, shape: Size) -> int:

@@ -21,7 +21,6 @@ from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.names import SELECTION
 from wdsprep.dataset.state import take_claim
 from wdsprep.encoding.captions.table import CaptionReport, report_captions
-from wdsprep.encoding.crew import runner_of
 from wdsprep.encoding.models.find import Model, check_weights
 from wdsprep.encoding.options import EncodeOne, EncodeOptions
 from wdsprep.encoding.pending import joint_units, remove_stale_units
@@ -30,10 +29,11 @@ from wdsprep.encoding.planning import make_plan
 from wdsprep.encoding.progress import Speeds
 from wdsprep.encoding.recipe import Recipe
 from wdsprep.encoding.work import EncodeTarget, EncodeWork
+from wdsprep.encoding.worker_plan import runner_of
 from wdsprep.options import TwoWays, taking
 from wdsprep.runners.base import Runner
 from wdsprep.runners.job import JobListener
-from wdsprep.runners.run import Outcome, Run, RunProgress, carry_out, sweep
+from wdsprep.runners.run import Outcome, Run, RunProgress, do_runs, sweep
 from wdsprep.runners.track import tracked
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class EncodeListener(JobListener):
 
     heard: Callable[[RunProgress], None] = lambda _progress: None
     captioned: Callable[[Outcome, CaptionReport], None] = lambda _outcome, _report: None
-    """What became of captions that are not the samples' own, for each dataset at the end."""
+    """Hears for each dataset at the end how captions that are not the samples' own were used."""
 
 
 P = ParamSpec("P")
@@ -131,7 +131,7 @@ def _encoded(options: EncodeOptions, listener: EncodeListener) -> list[Outcome]:
             listener.heard(progress)
 
         units = joint_units([dataset.pending for dataset in plan.datasets])
-        outcomes = carry_out(runs, runner, work, units, heard, status)
+        outcomes = do_runs(runs, runner, work, units, heard, status)
     for target, outcome in zip(work.targets, outcomes, strict=True):
         if target.captions.settings and SELECTION not in outcome.manifest.extra:  # it is not told
             report = report_captions(
@@ -153,22 +153,24 @@ def _begin_datasets(plan: EncodePlan) -> list[Edition]:
 
 
 def _runner(plan: EncodePlan, places: Sequence[str]) -> Runner:
-    return runner_of(plan.crew_options, plan.crew, units=plan.units, phase=",".join(places))
+    return runner_of(
+        plan.worker_options, plan.worker_plan, units=plan.units, phase=",".join(places)
+    )
 
 
 def _work(plan: EncodePlan, editions: Sequence[Edition]) -> EncodeWork:
-    crew, recipe = plan.crew, plan.recipe
+    worker_plan, recipe = plan.worker_plan, plan.recipe
     return EncodeWork(
         images=plan.url,
         targets=tuple(map(_target, plan.datasets, editions)),
-        make_encoder=partial(make_encoder, plan.model, recipe, crew.device),
+        make_encoder=partial(make_encoder, plan.model, recipe, worker_plan.device),
         max_area=recipe.max_area,
         max_nbytes=int(recipe.max_bytes),
         batch_size=int(recipe.batch_size),
-        decoders=crew.threads,
-        threads=crew.threads,
-        gpus=crew.gpus_per_worker,
-        gpu_share=crew.gpu_share,
+        decoders=worker_plan.threads,
+        threads=worker_plan.threads,
+        gpus=worker_plan.gpus_per_worker,
+        gpu_share=worker_plan.gpu_share,
     )
 
 

@@ -16,19 +16,19 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.encoding.models.base import Part, Tokens
 from wdsprep.encoding.models.device import Arrays
-from wdsprep.images.crop import NO_PIXELS, Crop, Cut
+from wdsprep.images.crop import NO_PIXELS, Crop, CropResult
 from wdsprep.images.shapes import Fit
 
 CAPTION = -1
-"""In place of the number of a cut."""
+"""Stands for a caption in place of the number of a crop."""
 NO_TOKENS = Tokens("")
 NO_CROP = Crop(pixels=NO_PIXELS, width=0, height=0, fit=Fit(0, 0, 0, 0))
-"""Of a sample whose caption alone is fed."""
+"""The crop of a sample whose caption alone is fed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """What a sample has become: an array for each field of the models, in storage dtype."""
+    """The result of a sample: an array for each field of the models, in storage dtype."""
 
     crop: Crop
     tokens: Tokens
@@ -36,7 +36,7 @@ class Result:
 
 
 Results = list[Result | RejectedError]
-"""What has come of a sample: for each way to cut it a result, or why there is none."""
+"""The results of a sample: for each way to crop it a result, or why there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,15 @@ class SampleUnderWay:
     key: str
     caption: str
     parts: Sequence[Part]
-    """What of the sample each cut is for; of one that is for its caption alone nothing is cut."""
+    """The part of the sample that each crop is for; where that is its caption alone, nothing is
+    cropped."""
     block: "PendingBlock"
-    cuts: list[Cut]
+    cuts: list[CropResult]
     missing: int = 0
     number: int = 0
-    """in the order in which they came"""
+    """The number of the sample in the order in which they came."""
     images: list[Arrays] = field(default_factory=list)
-    """What was made of each cut."""
+    """The arrays made of each crop."""
     tokens: Tokens = field(default_factory=lambda: NO_TOKENS)
     text: Arrays = field(default_factory=dict)
     refused: dict[int, Code] = field(default_factory=dict)
@@ -76,7 +77,7 @@ class SampleUnderWay:
     def results(self) -> Results:
         return list(map(self._result, range(len(self.cuts)), self.cuts, self.images))
 
-    def _result(self, number: int, cut: Cut, made: Arrays) -> Result | RejectedError:
+    def _result(self, number: int, cut: CropResult, made: Arrays) -> Result | RejectedError:
         if isinstance(cut, RejectedError):
             return cut
         has_text = Part.TEXT in self.parts[number]
@@ -98,11 +99,11 @@ class PendingBlock(Future[list[Results]]):
         super().__init__()
         self.samples: list[SampleUnderWay] = []
         self.decoded: Future[None] | None = None
-        """None where nothing is cut."""
+        """The decoding of the images; None where nothing is cropped."""
         self.missing = 0
-        """How many of the samples are not done."""
+        """The number of samples that are not done."""
         self.nbytes = 0
-        """Of the arrays that were made of its samples."""
+        """The bytes of the arrays that were made of its samples."""
         self.has_left = False
         self._leave = leave
 
@@ -150,7 +151,7 @@ class Row:
 
     @property
     def noise(self) -> str:
-        """What the noise of its latents depends on."""
+        """Return the name that the noise of its latents is drawn by."""
         key = self.sample.key
         return noise_of_mirrored(key) if self.is_mirrored else key
 

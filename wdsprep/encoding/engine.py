@@ -45,14 +45,14 @@ from wdsprep.encoding.encoded_samples import (
 from wdsprep.encoding.models.base import Encoder, Part
 from wdsprep.encoding.models.device import Arrays, DeviceBatch, ImageBatch, Stats, TextBatch
 from wdsprep.images import formats
-from wdsprep.images.crop import NO_PIXELS, Crop, Cut, crops
+from wdsprep.images.crop import NO_PIXELS, Crop, CropResult, crops
 from wdsprep.images.shapes import Shapes
 
 BATCHES_INSIDE = 4
 QUEUED_BATCHES = 2
 SPARE_BATCHES = 4  # whose memory the next ones of their shape take
 WAITING_NBYTES = 4 << 30
-"""Of all that waits: images to be decoded, what was cut out, and arrays to be written."""
+"""The most bytes that may wait: images to be decoded, crops, and arrays to be written."""
 MOST_WAITING = 4_096
 """Samples that may come while a part of one waits for others of its shape. Of 512 long captions, as
 many as are of one length fill 31 to 47 % of a batch of 8; of 4,096 they fill 87 to 99 %."""
@@ -133,7 +133,7 @@ class Engine:
 
     @property
     def block_size(self) -> int:
-        """How many samples are best fed together."""
+        """Return how many samples are best fed together."""
         return max(1, min(MOST_IN_BLOCK, self._batches.size // 4))
 
     @property
@@ -181,7 +181,7 @@ class Engine:
 
     def _begun(self, sample: SampleInput, part: Part, block: PendingBlock) -> SampleUnderWay:
         parts = [part & self._part & self._parts[number] for number in self._numbers(sample)]
-        cuts: list[Cut] = [NO_CROP] * len(parts)
+        cuts: list[CropResult] = [NO_CROP] * len(parts)
         return SampleUnderWay(sample.key, sample.caption, parts, block, cuts)
 
     def _numbers(self, sample: SampleInput) -> Sequence[int]:
@@ -218,7 +218,7 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing that was fed is still to be computed, be it wanted or not."""
+        """Return whether all that was fed has been computed, whether it is still wanted or not."""
         return self._head() is None
 
     def check(self) -> None:

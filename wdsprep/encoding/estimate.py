@@ -32,13 +32,17 @@ BESIDE = 3  # a shard's index, rejects and receipt
 # Decoding, scaling and cropping a JPEG took 2.2 to 2.9 ns a pixel of it on one core.
 DECODE_S_PER_PIXEL = 2.6e-9
 REDUCED_SHARE = 0.7
-"""What is left of that where libjpeg decodes at 1/2, of noisy pictures and photos alike."""
+"""The share of that time which is left where libjpeg decodes at 1/2, of noisy pictures and photos
+alike."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
-    """Images of one bucket, and their bytes in all. Where nobody has counted them, an image of
-    bucket 512 is taken for one of 1024 x 1024 pixels at a quarter of a byte each."""
+    """The number of images of one bucket, and of all their bytes.
+
+    Where nobody has counted the bytes, an image of bucket 512 is taken for one of 1024 x 1024
+    pixels at a quarter of a byte each.
+    """
 
     samples: int
     nbytes: int = 0
@@ -55,14 +59,14 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What is stored of each sample, and how many in a shard."""
+    """The choices that decide what is stored of each sample, and how many samples a shard has."""
 
     model: str = "sd2"
     latents: str = "sample"
     flip: bool = False
     text: str = "emb"
     tokens: int = TOKENS
-    """of a caption, which count where no more is stored of it"""
+    """The tokens of a caption, which count where no more is stored of it."""
     samples_per_shard: int = 10_000
     decode: str = FAST
 
@@ -85,21 +89,22 @@ class Fleet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """What one phase takes."""
+    """The time, money and bytes that one phase takes."""
 
     resolution: int
     samples: int
     speed: Speed
     device_hours: float
     text_share: float
-    """of the operations, and so of the hours, as far as these go by operations"""
+    """The share of text in the operations, and so in the hours, as far as these go by
+    operations."""
     wall_hours: float
     dollars: float | None
     cores_each: float
     nbytes_read: int
     nbytes_written: int
     text_nbytes: int
-    """of these"""
+    """The bytes of text among those that are written."""
     shards: int
     gets: int
     puts: int
@@ -114,13 +119,16 @@ class Phase:
 
     @property
     def bytes_a_second_each(self) -> float:
-        """What one device's machine reads and writes."""
+        """Return how many bytes a second the machine of one device reads and writes."""
         return (self.nbytes_read + self.nbytes_written) / self.samples * self.speed.each
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OneRun:
-    """What several phases take in one run, which reads each image and encodes each caption once."""
+    """The cost of several phases in one run.
+
+    It reads each image once and encodes each caption once.
+    """
 
     device_hours: float
     wall_hours: float
@@ -128,14 +136,16 @@ class OneRun:
     nbytes_read: int
     nbytes_written: int
     nbytes_written_text_once: int
-    """where a dataset of its own has the text"""
+    """The bytes written where the text has a dataset of its own."""
 
 
 def estimate(
     buckets: Mapping[int, Bucket], speeds: Mapping[int, Speed], choice: Choice, fleet: Fleet
 ) -> list[Phase]:
-    """The phases for which a speed is known, each at the lower end of a bucket; of text alone the
-    lowest, which has all images."""
+    """Estimate the phases for which a speed is known, each at the lower end of a bucket.
+
+    A phase of text alone is that of the lowest bucket, which has all images.
+    """
     if not any(bucket.samples for bucket in buckets.values()):
         raise UsageError("there are no images to plan for: pack some, or give --counts 256=N,512=N")
     return [
@@ -210,7 +220,10 @@ def decode_s(side: int, resolution: int, choice: Choice) -> float:
 
 
 def sample_nbytes(resolution: int, choice: Choice) -> int:
-    """Of a latent sample in its tar: arrays, json and caption, each with a header."""
+    """Return the bytes of a latent sample in its tar.
+
+    It has arrays, json and caption, each with a header.
+    """
     return sum(BLOCK + padded(array.nbytes) for array in _arrays(resolution, choice)) + 4 * BLOCK
 
 
@@ -238,12 +251,15 @@ def _arrays(resolution: int, choice: Choice) -> Iterator[Field]:
 
 
 def parts(nbytes: int) -> int:
-    """How many requests write an object: one if it is small, else its parts, a begin and an end."""
+    """Return how many requests write an object of so many bytes.
+
+    It is one if the object is small, else one for each part, one to begin and one to end.
+    """
     return 1 if nbytes <= PART_NBYTES else 2 + -(-nbytes // PART_NBYTES)
 
 
 def stored_by_choice(samples: int, resolution: int, choice: Choice) -> dict[tuple[str, str], int]:
-    """The bytes that each choice of `--latents` and `--text` would store."""
+    """Return the bytes that each choice of `--latents` and `--text` would store."""
     kept = ("sample",) if choice.preset.vae == DC else ("sample", "moments")
     return {
         (latents, text): samples
@@ -308,9 +324,12 @@ def derived_rate(gpu: Gpu, resolution: int, choice: Choice) -> float:
 
 
 def gflops(resolution: int, choice: Choice) -> float:
-    """Of an image, or that and its mirror image, and its caption, or of that alone. The VAE's
-    convolutions grow with the pixels, and its attention with their square: two sizes tell how much
-    each is."""
+    """Return the operations that an image and its caption take, in billions.
+
+    With `flip` the mirror image counts too; of text alone only the caption does. The VAE's
+    convolutions grow with the pixels, and its attention with their square: two sizes tell how
+    much each is.
+    """
     if choice.is_of_text:
         return text_gflops(choice)
     at_256, at_512 = VAE_GFLOPS[choice.preset.vae]
@@ -321,7 +340,7 @@ def gflops(resolution: int, choice: Choice) -> float:
 
 
 def text_gflops(choice: Choice) -> float:
-    """Of a caption."""
+    """Return the operations that a caption takes, in billions."""
     if choice.text != "emb":
         return 0.0
     runs = choice.preset.runs

@@ -21,11 +21,11 @@ from wdsprep.sources.tars import TarsSource
 
 JOIN_S = 0.05
 BLOCK_NBYTES = 1 << 20
-"""Of the images of a block at most: the pool is to decode several at once."""
+"""The most bytes of the images of a block: the pool is to decode several at once."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fed:
+class FedSample:
     """A sample that the engine is working on, without its image."""
 
     key: str
@@ -36,7 +36,7 @@ class Fed:
 
 
 @dataclass(frozen=True, slots=True)
-class NotFed:
+class SkippedSample:
     """A sample that is none.
 
     What was found for it is taken all the same, for those outputs.
@@ -50,14 +50,14 @@ class NotFed:
 class Block:
     """Samples of a shard in order, fed or refused; `results` are of those that were fed."""
 
-    entries: list[Fed | NotFed] = field(default_factory=list)
+    entries: list[FedSample | SkippedSample] = field(default_factory=list)
     inputs: list[SampleInput] = field(default_factory=list)
     nbytes: int = 0
     results: PendingBlock | None = None
 
-    def add(self, entry: Fed | NotFed, image: bytes) -> None:
+    def add(self, entry: FedSample | SkippedSample, image: bytes) -> None:
         self.entries.append(entry)
-        if isinstance(entry, Fed):
+        if isinstance(entry, FedSample):
             self.inputs.append(SampleInput(entry.key, image, entry.sample.caption, entry.outputs))
             self.nbytes += len(image)
 
@@ -152,13 +152,13 @@ class Feeder:
             named = self._find(captions, key, row)
             caption = plain(named.caption if named else row.caption)
             sample = Sample(source=row.source, image=b"", captions=(caption,), facts=row.facts)
-            block.add(Fed(key, sample, named, cuts), row.image)
+            block.add(FedSample(key, sample, named, cuts), row.image)
 
-    def _refused(self, reject: Reject, row: Sample) -> NotFed:
+    def _refused(self, reject: Reject, row: Sample) -> SkippedSample:
         named = [
             (self._find(captions, reject.key, row), cuts) for captions, cuts in self._captioned
         ]
-        return NotFed(reject, named)
+        return SkippedSample(reject, named)
 
     def _find(self, captions: Captions, key: str, row: Sample) -> FoundCaption | None:
         return captions.find(key, row, is_packed=not self._shard.is_foreign)

@@ -8,8 +8,11 @@ from wdsprep.encoding.recipe import Recipe
 
 
 def fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:
-    """What becomes of every sample: the arrays that are stored. A pipeline has to have been asked
-    for what it makes of a caption. What is made of sizes stands with the latents."""
+    """Return the arrays that are stored of every sample.
+
+    Before this, a pipeline has to have been asked for what it makes of a caption. Arrays that
+    are made of sizes stand with the latents.
+    """
     if recipe.is_of_text:
         return text_fields(_text(model, recipe))
     latent = _latent(model, recipe)

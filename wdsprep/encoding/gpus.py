@@ -1,6 +1,7 @@
-"""The GPUs of this machine. torch knows them, but takes two seconds to import: where no driver of a
-GPU is, it is not asked. So `encode` begins at once on a machine without one, and its own process
-never holds torch there.
+"""The GPUs of this machine, as torch sees them.
+
+torch takes two seconds to import, so it is not asked where there is no driver of a GPU. So `encode`
+begins at once on a machine without one, and its own process never holds torch there.
 """
 
 import ctypes
@@ -10,11 +11,11 @@ from pathlib import Path
 NVIDIA = "libcuda.so.1"  # what the CUDA runtime in torch loads, and does without GPUs if it cannot
 AMD = Path("/dev/kfd")  # what its counterpart opens
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""Where torch looks for the settings of its allocator: all versions in the first one first."""
+"""The variables in which torch looks for settings of its allocator; all versions read the first."""
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """Those that may be used, as CUDA_VISIBLE_DEVICES names them."""
+    """Return the GPUs that may be used, as CUDA_VISIBLE_DEVICES names them."""
     if not has_driver():
         return ()
     import torch
@@ -26,8 +27,10 @@ def visible_gpus() -> tuple[str, ...]:
 
 
 def has_bf16() -> bool:
-    """Whether the GPU here computes in bf16, rather than emulating it slowly. Where there is none,
-    those of a cluster are taken for new enough."""
+    """Return whether the GPU here computes in bf16, rather than emulating it slowly.
+
+    Where there is no GPU, those of a cluster are taken for new enough.
+    """
     if not has_driver():
         return True
     import torch
@@ -36,14 +39,17 @@ def has_bf16() -> bool:
 
 
 def prepare_allocator() -> None:
-    """Have torch map memory in pieces that grow, unless the user has set something. Images at 1024
-    and T5 take turns on a card of 24 GB: what one leaves in blocks is of no use to the other."""
+    """Have torch map memory in pieces that grow, unless the user has set something.
+
+    Images at 1024 and T5 take turns on a card of 24 GB: what one leaves in blocks is of no use
+    to the other.
+    """
     if not any(name in os.environ for name in ALLOCATOR):
         os.environ[ALLOCATOR[0]] = "expandable_segments:True"
 
 
 def has_driver() -> bool:
-    """Whether there is anything through which torch could reach a GPU."""
+    """Return whether there is a driver through which torch could reach a GPU."""
     try:
         ctypes.CDLL(NVIDIA)
     except OSError:

@@ -22,7 +22,7 @@ from wdsprep.store import open_store
 from wdsprep.text import command, human_counts, shown
 
 SMALL_NBYTES = 50_000
-"""Of a sample with its image."""
+"""The bytes of a small sample with its image."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,14 +87,15 @@ class ImageShards:
 
     url: str
     resolution: int
-    """Of the phase; where none was asked for, that of the lowest bucket."""
+    """The resolution of the phase; where none was asked for, that of the lowest bucket."""
     shards: tuple[ImageShard, ...]
     is_whole: bool
     max_area: int
-    """That pack let pass, in pixels; 0 where nobody says."""
+    """The most pixels that pack let pass; 0 where nobody says."""
     count: Callable[[Item], int]
     text_resolution: int = 0
-    """Of the text dataset that has the captions of all of them, whatever shapes they go to."""
+    """The resolution of the text dataset that has the captions of all images, whatever shapes they
+    go to."""
     hashed_by: str | None = None
     """The digest that pack gave each image, if any; None where nobody says."""
 

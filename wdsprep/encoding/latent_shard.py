@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from wdsprep.dataset.arrays import OF_SIZES, Field, is_of_text, text_fields
-from wdsprep.dataset.counts import count_sample
+from wdsprep.dataset.coarse_histograms import count_sample
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft, DraftTar
 from wdsprep.dataset.edition import Edition
@@ -48,13 +48,16 @@ class LatentShard:
         fields: Sequence[Field],
         shapes: Mapping[str, Sequence[Field]] | None = None,
     ) -> None:
-        """`shapes` are the fields of each shape by its name, in the order in which they stand in
-        the shard, where there are several."""
+        """Begin a latent shard for an image shard.
+
+        Where samples have several shapes, `shapes` are the fields of each by its name, in
+        the order in which the shapes stand in the shard.
+        """
         self._draft, self._shard, self._fields = draft, shard, fields
         self._shapes = shapes or {}
         self._waiting: dict[str, list[SpooledSample]] = {name: [] for name in self._shapes}
         self._rows = {name: array("I") for name in self._shapes or ("",)}
-        """By shape, the numbers in the image shard of the samples that were added."""
+        """The numbers in the image shard of the samples that were added, by shape."""
         self._spool = SampleSpool()
         self._tar: DraftTar | None = None
         self.taken = CaptionUse()
@@ -70,8 +73,10 @@ class LatentShard:
         self.add_members(key, members, cut=result.tokens.cut, shape=shape)
 
     def add_members(self, key: str, members: Members, *, cut: bool | None, shape: str = "") -> None:
-        """The same for what `members_of` has made before; `cut` is whether the caption was, None of
-        samples without one."""
+        """Add a sample whose members `members_of` has made before.
+
+        `cut` is whether its caption was cut, or None for a sample without a caption.
+        """
         if self._draft.removed and self._was_removed(members):
             raise RejectedError(Code.REMOVED)
         try:
@@ -86,7 +91,7 @@ class LatentShard:
             count_sample(self.counts, "latents", told, shape)
 
     def _was_removed(self, members: Members) -> bool:
-        """Whether it was taken out of these latents alone: the images have it still."""
+        """Return whether the sample was removed from these latents alone, not from the images."""
         (facts,) = (cast("bytes", data) for name, data in members if name == "json")
         return self._draft.removed.has("source", parse_json(facts).get("source", ""))
 
@@ -100,19 +105,21 @@ class LatentShard:
 
     @property
     def _come(self) -> int:
-        """How many of the image shard's samples have come, be it to nothing."""
+        """Return how many samples of the image shard have come, rejects included."""
         return self.samples + self.rejects.counts.total()
 
     def _begun(self) -> DraftTar:
-        """With the first sample: there are no empty shards."""
+        """Return the tar, which begins with the first sample: there are no empty shards."""
         if self._tar is None:
             self._tar = self._draft.tar(latent_shard(self._shard.name))
         return self._tar
 
     def finish(self, settings: Settings, files: Files, beside: Mapping[str, bytes] = {}) -> Receipt:
-        """Complete the shard; `files` are those of the empty caption, and what else the receipt is
-        to have among its files by their digests, `beside` those that are written with it. The
-        receipt of the shard."""
+        """Complete the shard, and return its receipt.
+
+        `files` are the digests of further files that the receipt lists, such as those of
+        the empty caption. The files of `beside` are written with the shard.
+        """
         kind, beside = DigestKind.of(settings), {**beside, **self._rows_beside()}
         for one in chain.from_iterable(self._waiting.values()):
             self._begun().add(one.key, self._spool.members(one))
@@ -135,8 +142,12 @@ class LatentShard:
         return self._draft.finish(receipt, beside)
 
     def _rows_beside(self) -> dict[str, bytes]:
-        """A file, where the samples are not all of the image shard's, in its order. Of a tar that
-        pack did not make, wherever something was rejected: no key says that it was the last."""
+        """Return the file of rows by its name, or nothing where none is needed.
+
+        It is needed where the samples are not all those of the image shard, in its order.
+        For a tar that pack did not make, it is needed wherever a sample was rejected: no
+        key says that it was the last.
+        """
         rows = ImagePositions.of(chain.from_iterable(self._rows.values()))
         has_moved = self._shard.is_foreign and bool(self.rejects.counts)
         if not len(rows) or (rows.is_plain and not has_moved):
@@ -148,7 +159,7 @@ class LatentShard:
 
 
 def shape_of(result: Result) -> str:
-    """The name of the shape that was cut."""
+    """Return the name of the shape to which the image was cropped."""
     fit = result.crop.fit
     return shape_name((fit.width, fit.height))
 
@@ -156,7 +167,7 @@ def shape_of(result: Result) -> str:
 def members_of(
     fields: Sequence[Field], key: str, sample: Sample, result: Result, *, is_packed: bool
 ) -> list[tuple[str, Data]]:
-    """The members of a latent sample, by their names and in their order."""
+    """Return the members of a latent sample, with their names and in their order."""
     describe = text_facts_of if is_of_text(fields) else facts_of
     facts = describe(key, sample, result, is_packed=is_packed)
     arrays = arrays_of(fields, facts, result)
@@ -171,13 +182,13 @@ def members_of(
 def arrays_of(
     fields: Sequence[Field], facts: Mapping[str, Any], result: Result
 ) -> dict[str, Tensor]:
-    """Those that models made, and those that are made of sizes."""
+    """Return the arrays that models made, and those that are made of sizes."""
     sizes = [field.name for field in fields if field.name in OF_SIZES]
     return {**result.arrays, **{name: _of_sizes(name, facts) for name in sizes}}
 
 
 def _of_sizes(name: str, facts: Mapping[str, Any]) -> Tensor:
-    """What a denoiser is told of an image's sizes: heights before widths."""
+    """Return the array that tells a denoiser the sizes of an image: heights before widths."""
     left, top, right, bottom = facts["crop"]
     original = [facts["source_height"], facts["source_width"]]
     crop, target = [top, left], [bottom - top, right - left]
@@ -191,8 +202,10 @@ def _of_sizes(name: str, facts: Mapping[str, Any]) -> Tensor:
 
 
 def npy_of(field: Field, array: Tensor) -> tuple[bytes, memoryview]:
-    """The header and the bytes of the array, where they lie. NumPy has no bfloat16, so its bits are
-    written."""
+    """Return the header and the bytes of the array, without copying them.
+
+    NumPy has no bfloat16, so its bits are written.
+    """
     header = field.header_for(len(array)) if field.is_variable else field.header
     bits = array.view(torch.int16) if array.dtype == torch.bfloat16 else array
     return header, bits.contiguous().numpy().data.cast("B")
@@ -201,7 +214,10 @@ def npy_of(field: Field, array: Tensor) -> tuple[bytes, memoryview]:
 def facts_of(
     key: str, sample: Sample, result: Result, *, is_packed: bool = False
 ) -> dict[str, Any]:
-    """The json of a latent sample. The crop is left, top, right, bottom in the scaled image."""
+    """Return the json of a latent sample.
+
+    The crop is left, top, right, bottom in the scaled image.
+    """
     crop = result.crop
     fit = crop.fit
     return {
@@ -218,7 +234,7 @@ def facts_of(
 
 
 def text_facts_of(key: str, sample: Sample, result: Result, *, is_packed: bool) -> dict[str, Any]:
-    """The json of a sample of text alone, which says nothing of its image."""
+    """Return the json of a sample of text alone, which says nothing of its image."""
     tokens = result.tokens
     return {
         "caption": sample.caption,
@@ -231,7 +247,7 @@ def text_facts_of(key: str, sample: Sample, result: Result, *, is_packed: bool) 
 
 
 def _kept(facts: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """What the json of a packed image sample knows better: where the image came from."""
+    """Return what the json of a packed image sample says better: where the image came from."""
     return {name: facts[name] for name in names if name in facts}
 
 
@@ -241,8 +257,10 @@ def write_empty(
     empty: Callable[[], Mapping[str, Any]],
     kind: DigestKind,
 ) -> dict[str, str]:
-    """What stands for no caption, for classifier-free guidance, of the arrays that `empty` makes.
-    The digest of each file, by its name."""
+    """Write the arrays of the empty caption, for classifier-free guidance.
+
+    `empty` computes them. Return the digest of each file by its name.
+    """
     made = lambda field: b"".join(npy_of(field, empty()[field.name]))  # noqa: E731
     return put_empty(edition, fields, made, kind)
 
@@ -253,7 +271,10 @@ def put_empty(
     made: Callable[[Field], bytes],
     kind: DigestKind,
 ) -> dict[str, str]:
-    """The same of the members that `made` makes; one worker is enough."""
+    """Write the members of the empty caption that `made` makes; one worker is enough.
+
+    Return the digest of each file by its name.
+    """
     digests, store = {}, edition.store
     for field in text_fields(fields):
         name = empty_name(field.name)

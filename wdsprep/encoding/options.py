@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from wdsprep.encoding import DTYPES
 from wdsprep.encoding.captions.sources import CaptionOptions, OneCaption
-from wdsprep.encoding.crew import EncodeCrewOptions
 from wdsprep.encoding.places import check_apart_text, places_of
 from wdsprep.encoding.recipe import (
     IMAGES,
@@ -19,6 +18,7 @@ from wdsprep.encoding.recipe import (
     resolutions_of,
 )
 from wdsprep.encoding.shape_lists import check_serves
+from wdsprep.encoding.worker_plan import EncodeWorkerOptions
 from wdsprep.options import about
 from wdsprep.runners.options import OUTPUT, TRACK, limit, overwrite
 from wdsprep.store.base import absolute
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class EncodeCall(EncodeCrewOptions, OneCaption, EncodingOptions):
-    """What one dataset and several have in common."""
+class EncodeCall(EncodeWorkerOptions, OneCaption, EncodingOptions):
+    """The options that calls for one dataset and for several have in common."""
 
     images: "str | os.PathLike[str]" = field(
         default="shards/images", metadata=about("The images to encode.", is_place=True)
@@ -62,7 +62,7 @@ class EncodeCall(EncodeCrewOptions, OneCaption, EncodingOptions):
 
 @dataclass(frozen=True)
 class EncodeOne(EncodeCall):
-    """What a call for one dataset is given."""
+    """The options of a call for one dataset."""
 
     _: KW_ONLY
     resolution: int = field(default=0, metadata=RESOLUTION)
@@ -70,7 +70,7 @@ class EncodeOne(EncodeCall):
 
 @dataclass(frozen=True)
 class EncodeOptions(EncodeCall, CaptionOptions):
-    """What a call for any number of datasets is given."""
+    """The options of a call for any number of datasets."""
 
     _: KW_ONLY
     resolution: int | Sequence[int] = field(default=0, metadata=RESOLUTION)
@@ -105,13 +105,13 @@ class EncodeOptions(EncodeCall, CaptionOptions):
 
     @cached_property
     def places(self) -> Mapping[int | str, str]:
-        """Where datasets go, by their resolution, or by the name of their captions."""
+        """Return where the datasets go, by their resolution or by the name of their captions."""
         captions = self.part(CaptionOptions)
         return places_of(self.out, self.resolutions, self.latents, captions, self.text_out)
 
     @cached_property
     def recipes(self) -> list[Encode]:
-        """How each of them is made, in the order of their places."""
+        """Return the recipe of each dataset, in the order of their places."""
         how: Callable[..., Encode] = partial(Encode, device=self.device, **self.of_encoding)
         texts = len(self.of_captions.sources)
         return recipes_for(how, self.resolutions, texts, is_apart=bool(self.text_out))

@@ -1,4 +1,4 @@
-"""A shard in two passes, where a device cannot hold what encodes images and text together.
+"""Encode a shard in two passes, where a device cannot hold encoders of images and text together.
 
 First all its captions are encoded, and wait on a local disk (in TMPDIR); then its images, each of
 which meets its caption again on the way into the shard. `turns` says when a shard may begin a pass.
@@ -30,7 +30,7 @@ class TextPass:
     def __init__(self) -> None:
         self._spool = Spool()
         self.nbytes = 0
-        """What waits here, or will at most; 0 once nothing does."""
+        """The bytes of captions that wait here, or will at most; 0 once nothing does."""
         self._places: dict[str, tuple[int, int]] = {}
         self.rejects, self.counts, self.taken = _Lost(), Counter[str](), CaptionUse()
 
@@ -40,7 +40,7 @@ class TextPass:
         self._places[key] = self._spool.put(data)
 
     def joined(self, key: str, result: Result) -> Result:
-        """What became of an image, with what became of its caption."""
+        """Return the result of an image together with the result of its caption."""
         if code := self.rejects.codes.get(key):
             raise RejectedError(code)
         tokens, arrays = pickle.loads(self._spool.get(self._places[key]))  # noqa: S301  ours

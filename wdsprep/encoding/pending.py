@@ -33,7 +33,7 @@ class PendingShards:
     stale: Mapping[str, str]
     """The units that go, with the input that each was made of."""
     cut: int
-    """How many of these an earlier --limit has cut, of images that are as they were."""
+    """The number of these that an earlier --limit has cut, of images that are as they were."""
 
     @property
     def lines(self) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Where the datasets of a run go: one of each resolution, or of each caption."""
+"""The places of the datasets of a run: one for each resolution, or for each caption."""
 
 import os
 from collections.abc import Sequence
@@ -9,9 +9,9 @@ from wdsprep.errors import UsageError
 from wdsprep.store.base import lies_in
 
 RESOLUTION = "{resolution}"
-"""What stands in a place for the resolution of what lies there."""
+"""Stands in a place for the resolution of the dataset that lies there."""
 LATENTS_PLACE, TEXT_PLACE = f"shards/latents-{RESOLUTION}", "shards/text"
-"""Where latents go, and text alone, unless a place is given."""
+"""The places of latents, and of text alone, unless a place is given."""
 
 
 def _check_alone(latents: str, resolutions: Sequence[int]) -> None:
@@ -72,7 +72,7 @@ def _places_apart(
     captions: CaptionOptions,
     text_out: str,
 ) -> dict[int | str, str]:
-    """Those of latents, which have the samples' own captions, and behind them those of text."""
+    """Return the places of latents, which have the samples' own captions, then those of text."""
     if RESOLUTION in text_out:
         raise UsageError(
             f"--text-out {text_out} is one place for all resolutions: give one without {RESOLUTION}"

@@ -12,10 +12,10 @@ from wdsprep.dataset.state import DatasetClaim
 from wdsprep.encoding import HALF
 from wdsprep.encoding.captions.sources import CaptionSource
 from wdsprep.encoding.captions.table import PreparedCaptions
-from wdsprep.encoding.crew import EncodeCrew, EncodeCrewOptions
 from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.pending import PackedShards, count_units
 from wdsprep.encoding.recipe import Encode
+from wdsprep.encoding.worker_plan import EncodeWorkerOptions, EncodeWorkerPlan
 from wdsprep.text import plural
 
 
@@ -25,26 +25,26 @@ class DatasetPlan:
 
     place: str
     claim: DatasetClaim
-    """What lies there, without the units that are stale."""
+    """The claim on the dataset that lies there, without the units that are stale."""
     settings: Settings
     recipe: Encode
     captions: CaptionSource
     shards: int
-    """How many image shards it is to be made of."""
+    """The number of image shards that it is to be made of."""
     samples: int
-    """How many images these have; 0 where nobody has counted them."""
+    """The number of images in these; 0 where nobody has counted them."""
     pending: PackedShards
     """The image shards that are missing, the largest first."""
     missing: int
-    """How many these were at first."""
+    """The number of missing shards at first."""
     stale: Mapping[str, str]
     """The units that are removed first, each with the input that it was made of."""
     removals: tuple[str, ...]
     """Lines that say which these are, and why."""
     is_limited: bool
-    """Whether --limit leaves some images out."""
+    """True if --limit leaves some images out."""
     keeps_content: bool
-    """Whether receipts say what foreign tars held."""
+    """True if receipts say what foreign tars held."""
 
     @property
     def is_of_text(self) -> bool:
@@ -56,25 +56,25 @@ class DatasetPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodePlan:
-    """All that a run of `encode` is going to do."""
+    """The plan of a run of `encode`: all that it is going to do."""
 
     images: str
-    """As the user names them."""
+    """The images, as the user names them."""
     url: str
     is_whole: bool
-    """Whether the image dataset is packed to its end, as far as it says."""
+    """True if the image dataset is packed to its end, as far as it says."""
     packed_area: int
     """The largest image that pack let pass, in pixels; 0 where nobody says."""
     model: Model
     recipe: Encode
-    """What a worker makes of a sample for all datasets, settled for the model and the device."""
-    crew: EncodeCrew
-    crew_options: EncodeCrewOptions
-    """With the runner that was chosen."""
+    """The recipe of a worker for all datasets, with defaults for the model and the device."""
+    worker_plan: EncodeWorkerPlan
+    worker_options: EncodeWorkerOptions
+    """The options of the workers, with the runner that was chosen."""
     captions: PreparedCaptions
     datasets: tuple[DatasetPlan, ...]
     units: int
-    """How many image shards are to be encoded, each for the datasets that lack it."""
+    """The number of image shards to be encoded, each for the datasets that lack it."""
 
     def __str__(self) -> str:
         return "\n".join(plan_lines(self))
@@ -85,7 +85,8 @@ def headlines(plan: EncodePlan) -> Iterator[str]:
     dtype = plan.recipe.dtype
     precision = "fp16 and bf16" if dtype == HALF else dtype
     wanted = ", ".join(map(_wanted, plan.datasets))
-    yield f"{plan.images}: {wanted}; model {plan.model.name} in {precision} on {plan.crew.device}"
+    device = plan.worker_plan.device
+    yield f"{plan.images}: {wanted}; model {plan.model.name} in {precision} on {device}"
     if plan.model.note:
         yield plan.model.note
     if not plan.is_whole:
@@ -144,10 +145,15 @@ def _captions(source: CaptionSource) -> str:
 
 
 def _workers(plan: EncodePlan) -> str:
-    crew, kind = plan.crew, "GPU worker" if plan.crew.device == "cuda" else "CPU worker"
-    where = "of a Ray cluster" if plan.crew_options.runner == "ray" else "on this machine"
+    worker_plan, kind = (
+        plan.worker_plan,
+        "GPU worker" if plan.worker_plan.device == "cuda" else "CPU worker",
+    )
+    where = "of a Ray cluster" if plan.worker_options.runner == "ray" else "on this machine"
     workers = (
-        plural(crew.workers, kind) if crew.workers else f"as many {kind}s as there is room for"
+        plural(worker_plan.workers, kind)
+        if worker_plan.workers
+        else f"as many {kind}s as there is room for"
     )
     return f"{workers} {where}"
 

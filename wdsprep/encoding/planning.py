@@ -21,8 +21,6 @@ from wdsprep.encoding.captions.table import (
     find_table,
     prepare_captions,
 )
-from wdsprep.encoding.choices import choices_for, format_at, settings_of, settle_recipe
-from wdsprep.encoding.crew import EncodeCrew, EncodeCrewOptions, find_crew, settled
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
 from wdsprep.encoding.models.find import (
     Model,
@@ -36,6 +34,13 @@ from wdsprep.encoding.options import EncodeOptions
 from wdsprep.encoding.pending import PackedShards, pending_shards
 from wdsprep.encoding.plan import DatasetPlan, EncodePlan, units_of
 from wdsprep.encoding.recipe import Encode, Recipe
+from wdsprep.encoding.recipe_defaults import choices_for, format_at, settings_of, settle_recipe
+from wdsprep.encoding.worker_plan import (
+    EncodeWorkerOptions,
+    EncodeWorkerPlan,
+    plan_for_machines,
+    with_runner,
+)
 from wdsprep.errors import DamageError, NotFoundError, UsageError
 from wdsprep.sources.patterns import is_glob
 from wdsprep.store import open_store
@@ -55,9 +60,9 @@ def make_plan(
     places = [absolute(place) for place in options.places.values()]
     phases = _find_phases(options, places)
     recipe = joint_recipe([phase.recipe for phase in phases])
-    crew_options = settled(options.part(EncodeCrewOptions), told)
+    worker_options = with_runner(options.part(EncodeWorkerOptions), told)
     table = find_table(options.of_captions)  # before a model is fetched for what cannot be
-    chosen, phases = _choose_model(phases, recipe, crew_options, told)
+    chosen, phases = _choose_model(phases, recipe, worker_options, told)
     phases, captions = _find_captions(phases, options, table, recipe, told)
     try:
         datasets = tuple(_plan_dataset(phase, options, recipe, compared) for phase in phases)
@@ -72,8 +77,8 @@ def make_plan(
         packed_area=source.max_area,
         model=chosen.model,
         recipe=chosen.recipe,
-        crew=chosen.crew,
-        crew_options=crew_options,
+        worker_plan=chosen.worker_plan,
+        worker_options=worker_options,
         captions=captions,
         datasets=datasets,
         units=units_of(datasets),
@@ -99,7 +104,7 @@ class _Phase:
 
     @property
     def needs(self) -> ModelNeeds:
-        """What of the model decides its settings."""
+        """Return which parts of the model decide the settings."""
         return ModelNeeds(self.recipe.text, not self.is_of_text)
 
     @property
@@ -109,11 +114,11 @@ class _Phase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Chosen:
-    """With what images and captions are encoded."""
+    """The model, recipe and workers that encode images and captions."""
 
     model: Model
     recipe: Encode
-    crew: EncodeCrew
+    worker_plan: EncodeWorkerPlan
 
 
 def _find_phases(options: EncodeOptions, places: Sequence[str]) -> list[_Phase]:
@@ -161,7 +166,7 @@ def _find_phase(images: str, place: str, recipe: Encode, options: EncodeOptions)
 def _choose_model(
     phases: Sequence[_Phase],
     recipe: Encode,
-    options: EncodeCrewOptions,
+    options: EncodeWorkerOptions,
     told: Callable[[str], None],
 ) -> tuple[_Chosen, list[_Phase]]:
     """Find the model and the machines, and give each phase its settings."""
@@ -171,11 +176,11 @@ def _choose_model(
         if not phase.is_of_text:
             check_resolution(found, phase.recipe.resolution)
             check_shapes(found, phase.recipe.sizes)
-    crew = find_crew(options)
-    recipe, model = settle_recipe(recipe, hashed_with(found, phases[0].kind), crew.device)
-    settings = _settings(phases, recipe, {needs: found}, crew.device)
+    worker_plan = plan_for_machines(options)
+    recipe, model = settle_recipe(recipe, hashed_with(found, phases[0].kind), worker_plan.device)
+    settings = _settings(phases, recipe, {needs: found}, worker_plan.device)
     both = zip(phases, settings, strict=True)
-    chosen = _Chosen(model=model, recipe=recipe, crew=crew)
+    chosen = _Chosen(model=model, recipe=recipe, worker_plan=worker_plan)
     return chosen, [replace(phase, settings=own) for phase, own in both]
 
 

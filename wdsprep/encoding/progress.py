@@ -10,7 +10,7 @@ LEAST_SHOWN = 0.1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodeProgress(JointProgress):
-    """How far a shard has come, and what its worker has done since it began."""
+    """The progress of a shard, and what its worker has done since it began."""
 
     worker: str
     device: str
@@ -24,7 +24,7 @@ class EncodeProgress(JointProgress):
 
 
 class Speeds:
-    """How fast the workers of a run are, from the first batch of each to its last."""
+    """The speeds of the workers of a run, from the first batch of each to its last."""
 
     def __init__(self) -> None:
         self.workers: dict[str, EncodeProgress] = {}
@@ -60,7 +60,7 @@ class Speeds:
         return seconds / wall if wall else 0.0
 
     def figures(self) -> dict[str, float]:
-        """For a tracker: how many workers have been heard of, and how busy their devices are."""
+        """Return figures for a tracker: how many workers there are, and how busy their devices."""
         return {"busy": self.busy, "text_share": self.text, "workers": len(self.workers)}
 
     def __str__(self) -> str:
@@ -70,8 +70,10 @@ class Speeds:
         return f"busy {self.busy:.0%}{text}{launching}"
 
     def trial(self, before: Any) -> dict[str, Any]:
-        """For the manifest of a trial, from which `plan` reckons: what was said before, where this
-        run had nothing to do."""
+        """Return what the manifest says of a trial, from which `plan` estimates.
+
+        Where this run had nothing to do, that is what the manifest said before.
+        """
         rates = self.rates()
         if not rates:
             return {"trial": before} if before else {}

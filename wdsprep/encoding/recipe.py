@@ -29,7 +29,7 @@ MODEL, IMAGES = "Model", "Images"
 
 
 def resolutions_of(given: int | Sequence[int]) -> tuple[int, ...]:
-    """Those that one run encodes: one, or several of which each makes a dataset."""
+    """Return the resolutions that one run encodes; each makes a dataset."""
     if isinstance(given, str):
         raise UsageError(
             f"--resolution {brief(given)}: give pixels, such as 256, or several, as 256,512, in "
@@ -62,7 +62,7 @@ def _max_bytes(given: Any) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeOptions(Options):
-    """What decides the bytes of latents of every resolution, beside the model."""
+    """The options that decide the bytes of latents of every resolution, beside the model."""
 
     shapes: ShapesGiven = field(
         default=(),
@@ -204,7 +204,7 @@ class RecipeOptions(Options):
 
     @property
     def is_of_text(self) -> bool:
-        """Whether no image is opened."""
+        """Return whether only text is encoded, so that no image is opened."""
         return self.latents == "none"
 
 
@@ -231,10 +231,11 @@ RESOLUTION = about(
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(RecipeOptions):
-    """What decides the bytes of a latent sample, beside the model."""
+    """The recipe that decides the bytes of a latent sample, beside the model."""
 
     resolution: int = field(metadata=about("The pixels of a side of the square."))
-    """Of text alone it says of which buckets; 0 is the lowest, which is that of all images."""
+    """The resolution; of text alone it says of which buckets, and 0 is the lowest, with all
+    images."""
 
     def check_together(self) -> None:
         super().check_together()
@@ -266,7 +267,7 @@ class Recipe(RecipeOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class EncodingOptions(RecipeOptions):
-    """How images of every resolution are encoded: the recipe, the model, the batch."""
+    """The options of encoding at any resolution: the recipe, the model, the batch."""
 
     model: str = field(
         default="sd2",

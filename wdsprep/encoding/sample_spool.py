@@ -11,12 +11,15 @@ from wdsprep.dataset.tar.write import Data, nbytes_of, pieces_of
 from wdsprep.store.spool import Spool
 
 Members = Sequence[tuple[str, Data]]
-"""Of a sample, by name and in their order."""
+"""The members of a sample, with their names and in their order."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpooledSample:
-    """Its members by name and size, and where they are. `cut` is whether its caption was."""
+    """A sample that waits on disk: its members by name and size, and where they are.
+
+    `cut` is whether its caption was cut.
+    """
 
     key: str
     members: Sequence[tuple[str, int]]
@@ -25,7 +28,7 @@ class SpooledSample:
 
 
 class SampleSpool:
-    """All in one file, which is gone when it is closed."""
+    """A file on disk that holds samples, and is gone when it is closed."""
 
     def __init__(self) -> None:
         self._spool = Spool()

@@ -36,7 +36,7 @@ SDXL_LACKS = (704, 1344)
 LEAST_AREA, MOST_AREA = Fraction(1, 2), Fraction(13, 10)
 MOST_RATIO = 16
 MOST_SHAPES = 512
-"""Each receipt has all of them: of these, 6 kB."""
+"""The most shapes of a list. Each receipt has all of them: so many take 6 kB."""
 LINE = re.compile(r"([1-9]\d{0,5})\s*[xX]\s*([1-9]\d{0,5})")
 NEAREST = re.compile(r"nearest:(\d{1,6}),(\d{1,6}(?:\.\d{1,6})?)")
 KINDS = "sdxl, nearest:STEP,MAX, or a file with lines such as 832x1216"
@@ -169,7 +169,7 @@ def _size(size: Any, what: str) -> Size:
 
 
 def _check_size(size: Size, resolution: int, what: str) -> None:
-    """By its area and its ratio."""
+    """Check the area of a shape, and the ratio of its sides."""
     width, height = size
     share = Fraction(width * height, resolution**2)
     if not LEAST_AREA <= share <= MOST_AREA:

@@ -17,7 +17,7 @@ from wdsprep.store.base import Store
 
 
 def is_read_in_parts(store: Store, shard: ImageShard) -> bool:
-    """Whether less than all of it is read for its texts."""
+    """Return whether less than the whole shard is read for its texts."""
     item = shard.item
     is_large = item.nbytes >= LARGE_NBYTES * max(1, item.samples)
     return not shard.is_foreign and (store.root is not None or is_large)

@@ -1,4 +1,4 @@
-"""When a shard may begin a pass, where a device holds what encodes images and text in turn.
+"""Turns of passes: decide when a shard may begin one, where a device holds one encoder at a time.
 
 Loading a large text encoder may take as long as a shard of captions. So shards share a turn: those
 that want the pass which the device is ready for begin together, and it changes when none is in it.
@@ -20,18 +20,18 @@ from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.passes import TextPass
 
 TEXTS_NBYTES = 32 << 30
-"""Of captions that wait for their images."""
+"""The most bytes of captions that wait for their images."""
 DISK_SHARE = 8
 """They may take one part in so many of what is free: a machine may have as many GPUs."""
 POLL_S = 0.05
 
 
 class Idle(Protocol):
-    """What computes passes."""
+    """An engine that computes passes, and tells when it is idle."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing of the pass before is still to be computed."""
+        """Return whether everything of the pass before has been computed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +40,7 @@ class Visit:
 
     part: Part
     texts: TextPass | None
-    """Where its captions wait after the pass."""
+    """The pass in which its captions wait afterwards."""
 
 
 class Turns:
@@ -54,7 +54,7 @@ class Turns:
         self._changed = threading.Condition()
         self._part: Part | None = None
         self._begun = 0
-        """How many shards have begun this turn."""
+        """The number of shards that have begun this turn."""
         self._waiting: list[Visit] = []
         self._inside: list[Visit] = []
         self._texts: list[TextPass] = []
@@ -101,7 +101,10 @@ class Turns:
         return (self._begun < self._most or not others_wait) and self._has_room(visit)
 
     def _has_room(self, visit: Visit) -> bool:
-        """Whether the captions may wait beside those of others; those of one shard always may."""
+        """Return whether the captions may wait beside those of others.
+
+        Those of one shard always may.
+        """
         self._texts = [texts for texts in self._texts if texts.nbytes]
         if visit.texts is None or not visit.texts.nbytes or not self._texts:
             return True
@@ -110,8 +113,10 @@ class Turns:
         return nbytes <= min(TEXTS_NBYTES, free // DISK_SHARE)
 
     def _change(self) -> None:
-        """Begin a turn of the other pass, if a shard that waits for it can begin; else another turn
-        of this one."""
+        """Begin a turn of the other pass, if a shard that waits for it can begin.
+
+        Otherwise begin another turn of this one.
+        """
         ready = [visit.part for visit in self._waiting if self._has_room(visit)]
         if not ready or not self._engine.is_idle:
             return

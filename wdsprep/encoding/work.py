@@ -1,4 +1,4 @@
-"""What a worker of `encode` is made from, without loading what it works with."""
+"""The picklable work of `encode`, without what its workers load."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,14 +23,16 @@ class EncodeTarget:
     edition: str = ""
     """The mark of the dataset's."""
     keeps_content: bool = True
-    """Whether receipts say what foreign tars held."""
+    """True if receipts say what foreign tars held."""
     captions: CaptionSource = field(default_factory=CaptionSource)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodeWork:
-    """The picklable recipe of a worker, as runners want it. Its units are `JointUnit`s, whose parts
-    are image shards by the number of their target."""
+    """The picklable description of a worker of `encode`, as runners want it.
+
+    Its units are `JointUnit`s, whose parts are image shards by the number of their target.
+    """
 
     images: str
     targets: tuple[EncodeTarget, ...]
@@ -41,11 +43,11 @@ class EncodeWork:
     decoders: int
     """0: as many as its node has cores for `gpus`."""
     threads: int
-    """How many batches a CPU computes at once."""
+    """The number of batches that a CPU computes at once."""
     gpus: float = 0.0
-    """How many the worker has, or which part of one."""
+    """The number of GPUs that the worker has, or its part of one."""
     gpu_share: float = 1.0
-    """Of its GPU, what is the worker's."""
+    """The worker's share of the memory of its GPU."""
 
     def open(self) -> "EncodeWorker":
         prepare_allocator()

@@ -20,7 +20,7 @@ from queue import Empty
 from typing import TYPE_CHECKING, Any, cast
 
 from wdsprep.dataset.arrays import fields_of
-from wdsprep.dataset.counts import count_up
+from wdsprep.dataset.coarse_histograms import count_up
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.edition import Edition
@@ -30,10 +30,9 @@ from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.shapes import fields_by_shape
 from wdsprep.dataset.state import find_receipt
 from wdsprep.encoding.captions.sources import Captions, CaptionSource
-from wdsprep.encoding.crew import SHARDS_IN_TURN, SHARDS_PER_WORKER
 from wdsprep.encoding.encoded_samples import Result
 from wdsprep.encoding.engine import Engine, EngineError
-from wdsprep.encoding.feeder import Block, Fed, Feeder, NotFed
+from wdsprep.encoding.feeder import Block, FedSample, Feeder, SkippedSample
 from wdsprep.encoding.image_shards import ImageShard, tars_of
 from wdsprep.encoding.latent_shard import LatentShard, write_empty
 from wdsprep.encoding.models.base import Part
@@ -41,9 +40,10 @@ from wdsprep.encoding.models.device import device_name
 from wdsprep.encoding.passes import ImagePass, TextPass, text_nbytes
 from wdsprep.encoding.progress import EncodeProgress
 from wdsprep.encoding.turns import Turns, Visit
+from wdsprep.encoding.worker_plan import SHARDS_IN_TURN, SHARDS_PER_WORKER
 from wdsprep.images.shapes import cut_of
 from wdsprep.runners.base import PROGRESS_S, BrokenWorkerError
-from wdsprep.runners.run import JointUnit, RunProgress, share_of
+from wdsprep.runners.run import JointUnit, RunProgress, share_done
 from wdsprep.sources.fingerprints import Content
 from wdsprep.store import open_store
 from wdsprep.text import one_line, plural, shortened, shown
@@ -53,15 +53,15 @@ if TYPE_CHECKING:
 
 
 GPU = "gpu:"
-"""What the name of a count begins with that says on which GPU shards were made."""
+"""The begin of the name of a count that says on which GPU shards were made."""
 NOTHING_LEFT = RunProgress(samples=0, nbytes=0, share=1.0, rejects={})
-"""Of a dataset that has got the shard from another run."""
+"""The progress in a dataset that has got the shard from another run."""
 Taking = LatentShard | TextPass | ImagePass
 
 
 @dataclass(frozen=True, slots=True)
-class Making:
-    """What a shard is becoming in one dataset."""
+class ShardInProgress:
+    """A shard that is being made in one dataset."""
 
     target: "EncodeTarget"
     shard: ImageShard
@@ -78,7 +78,7 @@ class Making:
         return RunProgress(
             samples=output.samples,
             nbytes=output.nbytes,
-            share=share_of(inputs, item.take or item.samples),
+            share=share_done(inputs, item.take or item.samples),
             rejects=dict(output.rejects.counts),
         )
 
@@ -98,12 +98,12 @@ class _Dataset:
         settings = self._target.settings
         return find_receipt(self._edition.store, shard.name, shard.input, settings)
 
-    def begun(self, shard: ImageShard, drafts: ExitStack) -> Making:
+    def begun(self, shard: ImageShard, drafts: ExitStack) -> ShardInProgress:
         draft = drafts.enter_context(Draft(self._edition, shard.name, self._target.settings))
         output = closing(LatentShard(draft, shard, self._fields, self._shapes))
-        return Making(self._target, shard, drafts.enter_context(output))
+        return ShardInProgress(self._target, shard, drafts.enter_context(output))
 
-    def finished(self, making: Making, content: Content) -> Receipt:
+    def finished(self, making: ShardInProgress, content: Content) -> Receipt:
         files = content.file if making.keeps_content else {}
         beside = {}
         if self._target.captions.digest:
@@ -152,7 +152,7 @@ class EncodeWorker:
         receipts: dict[int, Receipt] = {}
         try:
             with ExitStack() as drafts:
-                making: dict[int, Making] = {}
+                making: dict[int, ShardInProgress] = {}
                 for number, shard in cast("Mapping[int, ImageShard]", unit.parts).items():
                     dataset = self._datasets[number]
                     if done := dataset.done(shard):
@@ -173,8 +173,10 @@ class EncodeWorker:
             raise BrokenWorkerError(str(error)) from error
 
     def _note_gpu(self, output: LatentShard, part: Part) -> None:
-        """Count the shard for its GPU and batches: no other makes the same bytes. A CPU's need no
-        note, as all of them do."""
+        """Count the shard for its GPU and batches: no other GPU makes the same bytes.
+
+        Shards of a CPU need no note, since all CPUs make the same bytes.
+        """
         device, stats = self._encoder.device, self._engine.stats
         if device.type != "cuda" or not output.samples:
             return
@@ -183,7 +185,7 @@ class EncodeWorker:
         name = shortened(shown(one_line(device_name(device)))).replace("<", "")  # an edge's mark
         output.counts[f"{GPU}{name}, batches of {' and '.join(sizes)}"] = 1
 
-    def _encoded(self, making: Mapping[int, Making], content: Content) -> Iterator[None]:
+    def _encoded(self, making: Mapping[int, ShardInProgress], content: Content) -> Iterator[None]:
         """Encode the shard in one pass; or in two, each beside other shards that are in it."""
         outputs = {number: each.output for number, each in making.items()}
         shard = next(iter(making.values())).shard
@@ -195,8 +197,11 @@ class EncodeWorker:
     def _in_turn(
         self, shard: ImageShard, outputs: Mapping[int, LatentShard], content: Content
     ) -> Iterator[None]:
-        """Encode first all captions, then all images. Text that is kept apart is done with then;
-        all else waits for the images."""
+        """Encode first all captions, then all images.
+
+        Text that goes to a dataset of its own is done then; all other captions wait for
+        their images.
+        """
         with closing(TextPass()) as waiting:
             texts: dict[int, Taking] = {}
             images: dict[int, Taking] = {}
@@ -232,7 +237,7 @@ class EncodeWorker:
     def _passed(
         self, shard: ImageShard, outputs: Mapping[int, Taking], content: Content, part: Part
     ) -> Iterator[None]:
-        """`outputs` are by the number of the cut."""
+        """Encode one pass over the shard into `outputs`, by the number of their dataset."""
         with Feeder(
             self._engine, self._source, shard, content, part, self._captioned(outputs)
         ) as feeder:
@@ -241,7 +246,10 @@ class EncodeWorker:
                 output.counts.update(feeder.left_out.counts())
 
     def _captioned(self, numbers: Iterable[int]) -> list[tuple[Captions, Sequence[int]]]:
-        """Those whose captions come from the same source, with what finds them."""
+        """Group the datasets whose captions come from the same source.
+
+        Each group comes with what finds these captions.
+        """
         together: dict[CaptionSource, list[int]] = {}
         for number in numbers:
             together.setdefault(self._sources[number], []).append(number)
@@ -273,13 +281,13 @@ class EncodeWorker:
                 yield
             results = iter(pending.result() if pending else ())
             for entry in block.entries:
-                if isinstance(entry, NotFed):
+                if isinstance(entry, SkippedSample):
                     _refuse(outputs, entry)
                     continue
                 for number, made in zip(entry.outputs, next(results), strict=True):
                     _take(outputs[number], entry, made)
 
-    def _working(self, unit: JointUnit, making: Mapping[int, Making]) -> EncodeProgress:
+    def _working(self, unit: JointUnit, making: Mapping[int, ShardInProgress]) -> EncodeProgress:
         stats = self._engine.stats
         parts = {n: making[n].progress if n in making else NOTHING_LEFT for n in unit.parts}
         each = parts.values()
@@ -307,14 +315,14 @@ def _own_cores(gpus: float) -> int:
     return max(1, int(node_share(gpus)))
 
 
-def _refuse(outputs: Mapping[int, Taking], entry: NotFed) -> None:
+def _refuse(outputs: Mapping[int, Taking], entry: SkippedSample) -> None:
     for named, numbers in entry.named:
         for number in numbers:
             outputs[number].taken.note_row(named)
             outputs[number].rejects.add(entry.reject)
 
 
-def _take(output: Taking, fed: Fed, made: Result | RejectedError) -> None:
+def _take(output: Taking, fed: FedSample, made: Result | RejectedError) -> None:
     output.taken.note_row(fed.named)
     try:
         if isinstance(made, RejectedError):

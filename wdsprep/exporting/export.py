@@ -30,9 +30,9 @@ from wdsprep.exporting.layout import Exportable, ExportedFile, Layout, layout_of
 from wdsprep.exporting.options import ExportOptions
 from wdsprep.exporting.samples import ExportUnit, Reading, UnitSource
 from wdsprep.options import taking
-from wdsprep.runners.base import PROGRESS_S, CrewOptions
+from wdsprep.runners.base import PROGRESS_S, WorkerOptions
 from wdsprep.runners.in_process import runner_for
-from wdsprep.runners.job import Job, JobListener, check_all_done, sized_job
+from wdsprep.runners.job import Job, JobListener, check_all_done, job_largest_first
 from wdsprep.store import open_store, opened
 from wdsprep.store.base import Store, absolute, check_apart, is_hidden, write_bytes
 from wdsprep.store.places import place_scheme
@@ -115,7 +115,7 @@ class Plan:
     layout: Layout
     units: tuple[ExportUnit, ...]
     claim: Mapping[str, Any]
-    """What decides the bytes, but for those of the shards."""
+    """The settings that decide the bytes, but for those of the shards."""
 
 
 def _exportable(places: Sequence[str], manifests: Sequence[Manifest], to: str) -> Exportable:
@@ -338,7 +338,7 @@ class _Export:
     listener: JobListener
     _done: dict[str, ExportMark] = field(default_factory=dict)
 
-    def run(self, options: CrewOptions) -> Exported:
+    def run(self, options: WorkerOptions) -> Exported:
         store = open_store(self.out)
         there = self._claimed(store)
         store.sweep(lambda name: name in there or name.startswith(MARKS))
@@ -419,10 +419,10 @@ class _Export:
                         yield empty_name(name), opened(source.url).read(empty_name(name))
 
     # --- the workers
-    def _work(self, options: CrewOptions, pending: Sequence[ExportUnit]) -> None:
+    def _work(self, options: WorkerOptions, pending: Sequence[ExportUnit]) -> None:
         make_runner = partial(runner_for, options, told=self.listener.told, name="export")
         work = ExportWork(out=self.out, layout=self.plan.layout)
-        job: Job[ExportUnit, ExportMark] = sized_job(
+        job: Job[ExportUnit, ExportMark] = job_largest_first(
             make_runner, work, pending, heard=self.listener.status
         )
         with closing(job):

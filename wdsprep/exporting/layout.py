@@ -29,11 +29,11 @@ class Exportable:
     settings: Mapping[str, Any]
     model: str = ""
     shards: tuple[tuple[str, int], ...] = ()
-    """By name, with the samples of each."""
+    """The shards by name, with the number of samples of each."""
     has_images: bool = False
-    """Whether the images are joined to latents that were made of them."""
+    """True if the images are joined to latents that were made of them."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Those of scores, with what they hold."""
+    """The columns of scores, with the kind of value that each holds."""
 
     @property
     def has_shapes(self) -> bool:
@@ -85,7 +85,7 @@ class ExportSample:
     facts: Mapping[str, Any]
     caption: str
     places: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Where each file of it stands in its tar: the first byte, and how many."""
+    """The place of each file in its tar: the first byte, and how many."""
 
     def number(self, name: str) -> int:
         """Return a whole number of the json. Raise an error where it has none."""

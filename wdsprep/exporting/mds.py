@@ -110,7 +110,7 @@ class MdsLayout:
     settings: Mapping[str, Any] | None = None
     columns: tuple[Column, ...] = ()
     length: int = 0
-    """Of a mask, where embeddings are of their true length."""
+    """The length of a mask, where embeddings are of their true length."""
     heads: bool = False
     arrays: tuple[str, ...] = ()
 

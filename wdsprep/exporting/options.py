@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from wdsprep.exporting import LAYOUTS
 from wdsprep.options import Place, about, as_places
-from wdsprep.runners.base import CrewOptions
+from wdsprep.runners.base import WorkerOptions
 
 if TYPE_CHECKING:
     from wdsprep.runners.job import JobListener
@@ -16,7 +16,7 @@ LAYOUT = "Layout"
 
 
 @dataclass(frozen=True)
-class ExportOptions(CrewOptions):
+class ExportOptions(WorkerOptions):
     """Options of `export`."""
 
     dataset: "str | os.PathLike[str]" = field(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 GROUP_NBYTES = 64 << 20
-"""Of the rows that are written together, and are in memory."""
+"""The bytes of the rows that are written together, and are in memory."""
 GROUP_ROWS = 1000
 BATCH_ROWS = 8
 """After so many a page may end, which is of 1 MB then: one of a whole group is copied again and

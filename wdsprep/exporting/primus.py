@@ -39,7 +39,7 @@ def layout(*, tower: str) -> "PrimusLayout":
 class PrimusLayout:
     has_moments: bool = False
     length: int = 0
-    """Of the prompt embedding."""
+    """The length of the prompt embedding."""
     heads: bool = False
     arrays: tuple[str, ...] = (LATENT, EMB, POOLED)
 

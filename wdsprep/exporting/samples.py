@@ -43,12 +43,12 @@ class UnitSource:
     shard: Shard
     digest: DigestKind
     arrays: tuple[str, ...] | None = None
-    """None: all that there are."""
+    """The arrays that are read; None for all that there are."""
     gives_caption: bool = True
     gives_columns: bool = False
-    """Whether its json has columns of scores, which the sample gets."""
+    """True if its json has columns of scores, which the sample gets."""
     receipt: Receipt | None = None
-    """Where samples may stand elsewhere than in the image shard."""
+    """The receipt, where samples may stand elsewhere than in the image shard."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +64,7 @@ class ExportUnit:
 
     @property
     def inputs(self) -> list[str]:
-        """By this it is known whether a shard was exported as it is now."""
+        """Return the digests that tell whether a shard was exported as it is now."""
         return [source.shard.digest for source in self.sources]
 
 

@@ -21,12 +21,12 @@ class BodyLimit:
 
     max_nbytes: int
     nbytes: int = 0
-    """That have come."""
+    """The bytes that have come."""
     bodies: int = 0
     usual_nbytes: float = USUAL_NBYTES
     share: float = 0.25
-    """Of the bodies under way that is there, as a rule: most requests wait for their first byte.
-    Where it was ever crowded, all of it is counted."""
+    """The share of the bodies under way that is usually there: most requests wait for their first
+    byte. Where memory was ever crowded, all of it is counted."""
 
     @property
     def takes_one_more(self) -> bool:

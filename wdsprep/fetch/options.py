@@ -17,7 +17,7 @@ TRANSIENT = frozenset(
 """Codes of failures that may pass: worth another attempt now, and another run later."""
 
 ROBOTS = "robots.txt"
-"""How the detail of a reject begins that was disallowed by it, and not by a header."""
+"""The begin of a reject's detail, where robots.txt disallowed the URL and not a header."""
 
 
 DOWNLOADING = "Downloading"
@@ -149,4 +149,4 @@ class Fetched:
     code: Code | None = None
     detail: str = ""
     host: str = ""
-    """Of the URL asked for, not of where it led."""
+    """The host of the URL asked for, not of where it led."""

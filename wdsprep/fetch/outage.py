@@ -64,7 +64,7 @@ class OutageCheck:
         self._ask, self._witnesses = ask, witnesses
         self._codes: Counter[str] = Counter()
         self._sites: dict[str, str] = {}
-        """With the name that did not resolve, or nothing where all did."""
+        """The sites asked, with the name that did not resolve, or nothing where all did."""
         self._answered = False
 
     def note(self, url: str, code: Code | None) -> None:

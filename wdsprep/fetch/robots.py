@@ -32,7 +32,8 @@ from wdsprep.fetch.urls import Target
 TOKEN = "wdsprep"  # noqa: S105 (the name we answer to, not a secret)
 MAX_NBYTES = 512_000  # of which the RFC wants 500 KiB to be read
 MAX_STEPS = 2_000_000
-"""Of matching one path: 7,000 wildcards for a path of 80 characters, 1,000 for one of 1,800."""
+"""The most steps to match one path: 7,000 wildcards for a path of 80 characters, 1,000 for one of
+1,800."""
 _STEPS_OF_A_WILDCARD = 200  # beside those along the path
 _RULE_NBYTES = 150  # beside its text
 _UNRESERVED = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~"

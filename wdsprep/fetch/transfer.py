@@ -76,7 +76,7 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerRule:
-    """What to do with an answer.
+    """The rule for how an answer is taken.
 
     `judge` sees the head before the body is read. It returns whether the body is wanted, or
     raises RejectedError.

@@ -1,9 +1,9 @@
 """Images: what is recognised as one, what of it is kept, and the crop that the VAE gets.
 
-`rule` makes a picture fit to be stored, by what `headers` say, `formats` open, `orientation` turns
-upright and `colour` turns into sRGB. `shapes` says which part of an image is taken, and `crop` cuts
-it out. The door itself has `IMAGES`, the names that files of images end in, and what a user
-decides: `Limits` and `Recode`.
+`pixel_rule` makes a picture fit to be stored, by what `headers` say, `formats` open, `orientation`
+turns upright and `colour` turns into sRGB. `shapes` says which part of an image is taken, and
+`crop` cuts it out. The door itself has `IMAGES`, the names that files of images end in, and what a
+user decides: `Limits` and `Recode`.
 
 In: The bytes of an image, whatever made it.
 Out: A picture that every trainer can read, or its crop for the VAE; or the code of why not.
@@ -27,8 +27,8 @@ OTHER_IMAGES = frozenset(
     | {"dds", "exr", "hdr", "qoi", "eps", "sgi", "xbm", "xpm", "xcf", "wmf", "emf", "dcm", "fits"}
     | {"djvu", "bpg", "hif", "dng", "cr2", "cr3", "crw", "nef", "arw", "orf", "raf", "rw2", "pef"}
 )
-"""What nobody decodes here, as far as a name tells: by their first bytes they may be something
-else, and if not, each is a reject."""
+"""Extensions of images that nobody decodes here. A file may be another kind by its first bytes; if
+not, it is a reject."""
 
 HEADING = "Images"
 AREA = about(
@@ -39,7 +39,7 @@ AREA = about(
     code=Code.TOO_LARGE,
     remedy="--overwrite with a larger --max-area takes larger images",
 )
-"""What is said of `max_area`, wherever images are looked at."""
+"""The declaration of `max_area`, wherever images are looked at."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

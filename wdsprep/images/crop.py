@@ -31,7 +31,7 @@ from torch.utils.dlpack import from_dlpack
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.images import Limits, formats, headers
-from wdsprep.images.rule import Picture, prepare
+from wdsprep.images.pixel_rule import Picture, prepare
 from wdsprep.images.shapes import Fit, Shapes
 from wdsprep.limits import MAX_AREA
 
@@ -43,7 +43,7 @@ T = TypeVar("T")
 _KINDS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}
 WHOLE = 1
 REDUCTIONS = (8, 4, 2)
-"""By what libjpeg makes the sides of an image smaller, as it decodes it."""
+"""The factors by which libjpeg makes the sides of an image smaller as it decodes it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,8 +57,8 @@ class Crop:
 
 
 NO_PIXELS = torch.empty((3, 0, 0), dtype=torch.uint8)
-Cut = Crop | RejectedError
-"""Of an image, or why it cannot be had."""
+CropResult = Crop | RejectedError
+"""The crop of an image, or why it cannot be had."""
 
 
 def crop(data: bytes, shapes: Shapes | int, *, max_area: int = MAX_AREA) -> Crop:
@@ -73,13 +73,13 @@ def crop(data: bytes, shapes: Shapes | int, *, max_area: int = MAX_AREA) -> Crop
     return _cut_out(_pixels(_decoded(picture, reduction)), picture, fit, reduction)
 
 
-def crops(data: bytes, several: Sequence[Shapes], *, max_area: int = MAX_AREA) -> list[Cut]:
+def crops(data: bytes, several: Sequence[Shapes], *, max_area: int = MAX_AREA) -> list[CropResult]:
     """Return what `crop` gives for each of several lists of shapes.
 
     The image is decoded once for each scale at which they want it.
     """
 
-    def alone(shapes: Shapes) -> Cut:
+    def alone(shapes: Shapes) -> CropResult:
         return _or_refused(lambda: crop(data, shapes, max_area=max_area))
 
     if len(several) == 1:
@@ -93,7 +93,7 @@ def crops(data: bytes, several: Sequence[Shapes], *, max_area: int = MAX_AREA) -
     def decoded(reduction: int) -> torch.Tensor | RejectedError:
         return _or_refused(lambda: _pixels(_decoded(picture, reduction)))
 
-    def cut(shapes: Shapes) -> Cut:
+    def cut(shapes: Shapes) -> CropResult:
         try:
             fit = shapes.fit(picture.width, picture.height)
         except RejectedError:  # alone, it would perhaps not have come so far
@@ -108,8 +108,10 @@ def crops(data: bytes, several: Sequence[Shapes], *, max_area: int = MAX_AREA) -
 
 
 def decode_image(data: bytes, *, max_area: int = MAX_AREA) -> "Image.Image":
-    """Return an image as `pack` would have stored it, in RGB; a RejectedError for what is damaged
-    or too large."""
+    """Return an image in RGB, as `pack` would have stored it.
+
+    An image that is damaged or too large is a RejectedError.
+    """
     image = _decoded(_prepared(data, 1, max_area))
     return image if image.mode == "RGB" else image.convert("RGB")
 

@@ -29,7 +29,7 @@ from PIL import Image
 from wdsprep.images import formats
 
 VERSION = 1
-"""Of the definition: hashes of another one cannot be compared with these."""
+"""The version of the definition: hashes of another one cannot be compared with these."""
 NBITS = 64
 NO_HASH = 0
 _CELLS, _WAVES = 32, 9

@@ -1,4 +1,4 @@
-"""Which part of an image is taken: of a list of shapes the one whose ratio is nearest to its own.
+"""Shapes: choose from a list the one whose ratio is nearest to that of an image.
 
 The image is scaled so that it just covers the shape, and the middle is cut out. All of it follows
 from the image's size alone, in whole numbers.
@@ -19,7 +19,9 @@ DECODE = "decode"
 """The setting of latents that says how JPEGs are decoded; of a dataset that has none, in full."""
 FAST, FULL = "fast", "full"
 OVERSAMPLING = 1.9
-"""With two, JPEGs of 1,000 pixels to 256, or of 2,000 to 512, would be left out by a hair."""
+"""The least factor by which an image that is decoded at a reduced scale is larger than what it is
+scaled to. With two, JPEGs of 1,000 pixels to
+256, or of 2,000 to 512, would be left out by a hair."""
 
 
 @dataclass(frozen=True, slots=True)

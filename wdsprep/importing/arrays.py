@@ -1,5 +1,7 @@
-"""What stands in a column, as an array of ours: `.npy`, what torch has saved, lists of numbers,
-bare bytes. Nothing is unpickled but by torch's reader of weights, which makes tensors alone.
+"""Read an array from a column of any kind.
+
+A value may be `.npy`, what torch has saved, a list of numbers, or bare bytes. Nothing is unpickled
+but by torch's reader of weights, which makes tensors alone.
 """
 
 import io
@@ -29,8 +31,9 @@ STORED = {
     "bool": "|u1",
     "uint8": "|u1",
 }
-"""How we store an array of a dtype. NumPy has no bfloat16, so other caches have its bits as uint16,
-as we have them; no array of latents or text is one of whole numbers up to 65,535."""
+"""The dtype in which we store an array of each dtype. NumPy has no bfloat16, so other caches have
+its bits as uint16, as we have them; no array of latents or text is one of whole numbers up to
+65,535."""
 BITS = "uint16"
 MOST_EXPANDED = 16 << 20
 """A tensor may repeat its values, and so be larger than its file: no more than this."""

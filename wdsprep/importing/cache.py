@@ -20,7 +20,7 @@ from wdsprep.dataset.tar.read import TarSample, scan, stream_tape, unzipped
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.importing.arrays import nested
 from wdsprep.limits import MAX_NBYTES, MAX_TEXT_NBYTES
-from wdsprep.sources import Columns, Item, alone
+from wdsprep.sources import Columns, Item, make_or_refuse
 from wdsprep.sources.captions import decode_facts, decode_text
 from wdsprep.sources.folder import check_nbytes
 from wdsprep.sources.image_tables import ArrowSource, MdsSource, TableSource
@@ -200,7 +200,7 @@ def _is_large(encoding: str) -> bool:
 
 def _row(key: str, source: str, make: Made) -> Row:
     """Whatever exception its values meet is of this row alone."""
-    found = alone(source, make)
+    found = make_or_refuse(source, make)
     if isinstance(found, Refusal):
         return Row(key=key, source=source, refusal=found)
     own = next((found[name] for name in KEYS if found.get(name)), "")

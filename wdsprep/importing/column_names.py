@@ -26,7 +26,7 @@ DTYPES = {
     "int32": 4,
     "int64": 8,
 }
-"""What arrays may be of, and the bytes of a value."""
+"""The dtypes that arrays may have, and the bytes of a value."""
 ANY = -1
 """A side that the number of bytes tells."""
 
@@ -67,7 +67,7 @@ class Names:
     trainer: str
     patterns: Mapping[str, str]
     dtype: str = ""
-    """Of bare bytes."""
+    """The dtype of bare bytes."""
     scale: float = 0.0
     shift: float = 0.0
 
@@ -118,7 +118,7 @@ TRAINERS = (
 )
 """The first of them that knows a column of latents, or else one of text, is the one."""
 CAPTION_TOKENS, CELL = 77, 8
-"""What bare bytes do not say: tokens of a caption of CLIP, and pixels a side of a cell."""
+"""Numbers that bare bytes do not say: tokens of a caption of CLIP, and pixels a side of a cell."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

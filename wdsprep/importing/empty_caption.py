@@ -1,5 +1,6 @@
-"""What stands for no caption, for classifier-free guidance, where somebody says what it is: a cache
-does not, but its trainer has it in files, or takes zeros.
+"""The arrays of the empty caption, for classifier-free guidance, as a user names them.
+
+A cache does not hold them, but its trainer has them in files, or takes zeros.
 """
 
 from collections.abc import Mapping, Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from wdsprep.errors import FingerprintError, SourceError
 from wdsprep.importing.options import ImportOptions
 from wdsprep.options import taking
-from wdsprep.runners.base import CrewOptions
+from wdsprep.runners.base import WorkerOptions
 from wdsprep.runners.job import JobListener
 from wdsprep.text import examples, plural, shown
 
@@ -34,7 +34,7 @@ class ImportBegun:
     kind: str
     files: int
     columns: Mapping[str, str]
-    """Those that are taken, by what they are here."""
+    """The columns that are imported, by the names of the arrays that they become."""
     fields: tuple[str, ...]
     """The arrays of a sample, with their dtypes and shapes."""
     bits: tuple[str, ...]
@@ -59,7 +59,7 @@ def import_(options: ImportOptions) -> "Outcome":
     from wdsprep.importing.empty_caption import empty_of, empty_setting
     from wdsprep.importing.layout import resolution_of, settings_of
     from wdsprep.importing.work import ImportWork
-    from wdsprep.runners.run import Run, carry_out, opened_dataset
+    from wdsprep.runners.run import Run, do_runs, open_dataset_to_write
     from wdsprep.runners.track import tracked
     from wdsprep.store.base import absolute, check_apart
 
@@ -86,7 +86,9 @@ def import_(options: ImportOptions) -> "Outcome":
     no_caption = empty_of(options.empty, plan.fields)
     settings |= empty_setting(options.empty, no_caption)
     shards = _shards(cache, items, pixels, DigestKind.of(form))
-    edition, manifest = opened_dataset(latents, "latents", settings, overwrite=options.overwrite)
+    edition, manifest = open_dataset_to_write(
+        latents, "latents", settings, overwrite=options.overwrite
+    )
     wanted, pending, manifest = _left_to_do(edition, manifest, cache, shards, options.limit)
     listener.begun(_begun(cache, items, plan))
     work = ImportWork(
@@ -112,7 +114,7 @@ def import_(options: ImportOptions) -> "Outcome":
         settings=manifest.settings,
         before=manifest.samples,
     ) as status:
-        (imported,) = carry_out([run], made, work, iter(pending), status=status)
+        (imported,) = do_runs([run], made, work, iter(pending), status=status)
     return imported
 
 
@@ -199,7 +201,7 @@ def _left_to_do(
 
 
 def _runner(
-    options: CrewOptions, pending: "Sequence[ImageShard]", listener: JobListener
+    options: WorkerOptions, pending: "Sequence[ImageShard]", listener: JobListener
 ) -> "Runner":
     from wdsprep.runners.in_process import runner_for
 

@@ -33,13 +33,13 @@ from wdsprep.importing.column_names import (
     POOLED,
     Chosen,
 )
-from wdsprep.sources import alone
+from wdsprep.sources import make_or_refuse
 from wdsprep.sources.tables import RawArray
 
 LOOKED_AT = 64
 """Rows that settle it."""
 SIDES = {LATENT: 3, MEAN: 3, LOGVAR: 3, MEAN_STD: 3, EMB: 2, POOLED: 1, MASK: 1}
-"""How many sides the array of a role has, without that of a batch."""
+"""The number of dimensions of the array of a role, without that of a batch."""
 MEMBERS = {EMB: EMB_NPY, POOLED: POOLED_NPY, MASK: MASK_NPY}
 
 
@@ -52,7 +52,7 @@ class ImportPlan:
     bits: tuple[str, ...] = ()
     """The columns whose whole numbers are the bits of bfloat16."""
     sizes: tuple[Size, ...] = ()
-    """Of the images, where latents are of several shapes."""
+    """The sizes of the images, where latents are of several shapes."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -112,7 +112,7 @@ def settle_plan(
         if looked > LOOKED_AT:
             break
         arrays = partial(arrays_in, chosen, row.columns)
-        found = row.refusal if row.refusal else alone(row.source, arrays)
+        found = row.refusal if row.refusal else make_or_refuse(row.source, arrays)
         if isinstance(found, Refusal):
             why = why or found.detail
         else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from wdsprep.encoding.shape_lists import ShapesGiven, checked_shapes
 from wdsprep.errors import UsageError
 from wdsprep.options import about
-from wdsprep.runners.base import CrewOptions
+from wdsprep.runners.base import WorkerOptions
 from wdsprep.runners.options import OUTPUT, TRACK, limit, overwrite
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ COLUMNS = "Columns"
 
 
 @dataclass(frozen=True)
-class ImportOptions(CrewOptions):
+class ImportOptions(WorkerOptions):
     """Options of `import_`."""
 
     source: "str | os.PathLike[str]" = field(metadata=about("The cache to take in.", is_place=True))

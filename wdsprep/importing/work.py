@@ -27,7 +27,7 @@ class ImportWork:
     """The mark of the dataset's."""
     caption_col: str = ""
     empty: Mapping[str, bytes] = field(default_factory=dict)
-    """What stands for no caption, by the member, where the user says it."""
+    """The arrays of the empty caption by their members, where the user gives them."""
 
     def open(self) -> "ImportWorker":
         from wdsprep.importing.worker import ImportWorker  # torch: for workers alone

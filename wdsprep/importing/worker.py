@@ -21,8 +21,8 @@ from wdsprep.encoding.latent_shard import LatentShard, put_empty
 from wdsprep.importing.cache import Row
 from wdsprep.importing.layout import arrays_in, members_of, size_of
 from wdsprep.runners.base import PROGRESS_S
-from wdsprep.runners.run import RunProgress, share_of
-from wdsprep.sources import alone
+from wdsprep.runners.run import RunProgress, share_done
+from wdsprep.sources import make_or_refuse
 from wdsprep.sources.captions import captions_of, plain_facts
 from wdsprep.store import open_store
 
@@ -61,7 +61,7 @@ class ImportWorker:
             return output.finish(work.settings, self._empty)
 
     def _take(self, output: LatentShard, row: Row) -> None:
-        found = row.refusal or alone(row.source, partial(self._add, output, row))
+        found = row.refusal or make_or_refuse(row.source, partial(self._add, output, row))
         if found is not None:
             output.rejects.add(found.to_reject(row.key))
 
@@ -107,6 +107,6 @@ def _progress(shard: ImageShard, output: LatentShard) -> RunProgress:
     return RunProgress(
         samples=output.samples,
         nbytes=output.nbytes,
-        share=share_of(inputs, shard.item.take or shard.item.samples),
+        share=share_done(inputs, shard.item.take or shard.item.samples),
         rejects=dict(output.rejects.counts),
     )

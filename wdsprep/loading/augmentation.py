@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from wdsprep.dataset.arrays import LATENT, is_imported, text_fields
-from wdsprep.dataset.chance import Ints, Words, draw, key_of
 from wdsprep.dataset.latents import normalised
 from wdsprep.dataset.names import IMPORTER, empty_name
+from wdsprep.dataset.random_numbers import Ints, Words, draw, key_of
 from wdsprep.dataset.receipts import fingerprint
 from wdsprep.dataset.tar.read import TarSample
 from wdsprep.encoding.models.base import TENSORS

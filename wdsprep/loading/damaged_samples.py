@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wdsprep.dataset.chance import key_of
 from wdsprep.dataset.damage import verify_step
+from wdsprep.dataset.random_numbers import key_of
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.loading.datasets import Dataset
 

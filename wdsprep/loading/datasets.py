@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from wdsprep.dataset.arrays import LATENT, Field, fields_of, text_fields
-from wdsprep.dataset.chance import Ints
+from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.scores import columns_of
 from wdsprep.dataset.selection import SampleSelection
 from wdsprep.dataset.shapes import Size, fields_in_shape, shape_name

@@ -19,7 +19,7 @@ from torch.utils.data import get_worker_info
 
 from wdsprep.dataset.aio import Bytes
 from wdsprep.dataset.arrays import LATENT, MASK, Field
-from wdsprep.dataset.chance import Ints
+from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.rejects import Reject
 from wdsprep.loading.padding import PaddedRows
 from wdsprep.loading.sample_layout import batch_name

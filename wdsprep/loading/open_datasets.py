@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsprep.dataset.buckets import buckets_encoded, buckets_of_phase
-from wdsprep.dataset.chance import Ints
 from wdsprep.dataset.damage import verify_step
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import MANIFEST, index_name, latent_shard, maker_of
+from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.reindex import is_older, is_whole
 from wdsprep.dataset.selection import SampleSelection, digest_of_shards
 from wdsprep.dataset.shapes import shape_name, shapes_of

@@ -14,7 +14,7 @@ import torch
 
 from wdsprep.dataset.aio import Bytes
 from wdsprep.dataset.arrays import Field
-from wdsprep.dataset.chance import Ints
+from wdsprep.dataset.random_numbers import Ints
 
 
 class PaddedRows:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import get_worker_info
 
-from wdsprep.dataset.chance import Ints
+from wdsprep.dataset.random_numbers import Ints
 from wdsprep.errors import UsageError
 from wdsprep.loading.arguments import LoadPlan
 from wdsprep.loading.datasets import Dataset

@@ -24,10 +24,10 @@ import numpy as np
 import torch
 
 from wdsprep.dataset.arrays import FLIPPED, LATENT, MASK, Field
-from wdsprep.dataset.chance import Ints
 from wdsprep.dataset.damage import verify_step
 from wdsprep.dataset.latents import patched_shape
 from wdsprep.dataset.open_shards import too_short
+from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import facts_bytes, parse_json
 from wdsprep.dataset.tar.members import BadSampleError

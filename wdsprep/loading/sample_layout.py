@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from wdsprep.dataset.aio import Bytes
 from wdsprep.dataset.arrays import Field, layout
-from wdsprep.dataset.chance import Ints
+from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.tar import BLOCK, padded
 from wdsprep.dataset.tar.write import header
 

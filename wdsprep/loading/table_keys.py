@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from wdsprep.dataset.chance import Ints
+from wdsprep.dataset.random_numbers import Ints
 
 KEY = "key"
 """The name of the column of keys."""

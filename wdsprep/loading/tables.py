@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.dataset.chance import Ints
 from wdsprep.dataset.kept import KeptFile, KeptWriter, kept
+from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.scores import columns_of
 from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.loading.shelves.cache import CacheDir, cache_folder

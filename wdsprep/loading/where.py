@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.dataset.chance import Ints, key_of
 from wdsprep.dataset.conditions import EVALUATOR, Condition, shown_path
 from wdsprep.dataset.kept import KeptWriter, kept
+from wdsprep.dataset.random_numbers import Ints, key_of
 from wdsprep.dataset.samples import PathParts, at_path
 from wdsprep.dataset.selection import Numbers, SampleSelection, ShardSamples, keep_selection
 from wdsprep.errors import UsageError

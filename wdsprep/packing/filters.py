@@ -1,5 +1,6 @@
-"""`--filter "aesthetic >= 4.5 and pwatermark < 0.8"`: a condition on a sample's facts, of which
-`wdsprep.dataset.conditions` says what it may be.
+"""`--filter "aesthetic >= 4.5 and pwatermark < 0.8"`: a condition on the facts of a sample.
+
+`wdsprep.dataset.conditions` says what a condition may be.
 """
 
 from collections.abc import Mapping

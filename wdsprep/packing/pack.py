@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from wdsprep.errors import UsageError
 from wdsprep.options import taking
-from wdsprep.packing.rules import PackOptions, PackRules, settings_of
-from wdsprep.runners.base import settled
+from wdsprep.packing.options import PackOptions, PackRules, settings_of
+from wdsprep.runners.base import with_runner
 from wdsprep.runners.job import JobListener
 from wdsprep.runners.track import tracked
 
@@ -34,11 +34,11 @@ def pack(options: PackOptions) -> "Outcome":
     """
     from wdsprep.dataset.settings import loosened
     from wdsprep.dataset.state import read_format
-    from wdsprep.packing.crew import find_crew, runner_of
     from wdsprep.packing.retry_rejected import Curable, Retries, read_retries
     from wdsprep.packing.slices import make_plan, restore_inputs, survey_source
     from wdsprep.packing.work import PackWork
-    from wdsprep.runners.run import Run, carry_out, opened_dataset, written_generations
+    from wdsprep.packing.worker_plan import plan_for_machines, runner_of
+    from wdsprep.runners.run import Run, do_runs, open_dataset_to_write, write_generations
     from wdsprep.sources import check_slices
     from wdsprep.sources.patterns import is_glob
     from wdsprep.sources.recognise import recognise
@@ -66,7 +66,9 @@ def pack(options: PackOptions) -> "Outcome":
     listener.begun(seen)
     form = read_format(images, overwrite=options.overwrite)
     settings = settings_of(options, found.kind, form)
-    edition, manifest = opened_dataset(images, "images", settings, overwrite=options.overwrite)
+    edition, manifest = open_dataset_to_write(
+        images, "images", settings, overwrite=options.overwrite
+    )
     retries = read_retries(edition) if has_urls else Retries(edition=edition)
     more = loosened(manifest.settings, settings)
     manifest = retries.settle(manifest)
@@ -81,15 +83,15 @@ def pack(options: PackOptions) -> "Outcome":
         compared=listener.compared,
     )
     if plan.generations != manifest.generations:
-        manifest = written_generations(edition, manifest, plan.generations)
+        manifest = write_generations(edition, manifest, plan.generations)
     if options.retry_rejected:
         curable = Curable(fetch=fetch, larger="max_bytes" in more)
         retries = retries.extended(manifest, curable, size=rules.samples_per_shard)
     again = retries.pending(manifest)
     count = plan.count + len(again)
     if count:
-        options = settled(options, listener.told)
-    crew = find_crew(options, slices=count, fetch=fetch if has_urls else None)
+        options = with_runner(options, listener.told)
+    worker_plan = plan_for_machines(options, slices=count, fetch=fetch if has_urls else None)
     work = PackWork(
         source=seen.source,
         images=images,
@@ -98,12 +100,12 @@ def pack(options: PackOptions) -> "Outcome":
         edition=edition.mark,
         generations=plan.generations,
         keeps_content=manifest.keeps_content,
-        threads=crew.threads,
+        threads=worker_plan.threads,
         retries=frozenset(part.name for part in retries.slices),
-        fetch_rules=crew.fetch,
+        fetch_rules=worker_plan.fetch,
         allowed_more=more,
     )
-    runner = runner_of(options, crew) if count else None
+    runner = runner_of(options, worker_plan) if count else None
     run = Run(
         edition,
         manifest,
@@ -120,5 +122,5 @@ def pack(options: PackOptions) -> "Outcome":
         settings=manifest.settings,
         before=manifest.samples,
     ) as status:
-        (packed,) = carry_out([run], runner, work, pending, status=status)
+        (packed,) = do_runs([run], runner, work, pending, status=status)
     return packed

@@ -1,5 +1,6 @@
-"""Trying again what failed for a reason that has passed: rows of older slices in slices of their
-own.
+"""`--retry-rejected`: fetch again what failed for a reason that has passed.
+
+Rows of older slices are packed again in slices of their own.
 
 Some reasons pass by themselves, such as a host that is down (`TRANSIENT`). Others pass when a run
 allows more than the one before: private addresses, `s3://` rows, what robots.txt or an opt-out
@@ -47,13 +48,13 @@ from wdsprep.dataset.rejects import UNSETTLED, Reject, RejectsFile, leaves, read
 from wdsprep.dataset.state import done_units, read_receipt
 from wdsprep.errors import DamageError, NotFoundError
 from wdsprep.fetch.options import ROBOTS, TRANSIENT, FetchRules
-from wdsprep.packing.touched import packed_items
+from wdsprep.packing.changed_sources import packed_items
 from wdsprep.sources import Item, Slice
 from wdsprep.store.base import Store, write_bytes
 from wdsprep.store.places import is_keyed
 
 Moved = Mapping[str, frozenset[str]]
-"""By slice, the sources of the rows that others have taken over."""
+"""The sources of the rows that other slices have taken over, by slice."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,13 +167,13 @@ def read_retries(edition: Edition) -> Retries:
 
 
 def _read(store: Store, number: int) -> Slice:
-    from wdsprep.sources.url_tables import sources_of  # what reads tables, for these alone
+    from wdsprep.sources.url_tables import sources_of  # only retries need what reads tables
 
     bare = Slice(number=number, items=())
     items = packed_items(store, [bare.name])
     try:
         counted = [replace(item, samples=sum(1 for _ in sources_of(item))) for item in items]
-    except (ValueError, IndexError):  # of what no retry has written
+    except (ValueError, IndexError):  # no retry has written this
         what = f"{store.url}/{inputs_name(bare.name)}"
         raise DamageError(what, "it names no rows").with_next_step(DELETE_STEP) from None
     return replace(bare, items=tuple(counted))

@@ -1,13 +1,13 @@
-"""What is left to pack: slices wanted minus receipts present, and whether the source still is
-what it was.
+"""The slices left to pack: those wanted, without those that have a receipt.
+
+It also checks whether the source still is what it was.
 
 The items of a source are cut into slices anew on each run. Where a slice that has a receipt comes
-out differently, in more than the dates of files (`touched`), the source has changed, and that is an
-error before any work is done. An append
-leaves the packed slices as they are and cuts what is new into further ones: a new *generation*,
-whose first slice the manifest records, so that an append that was killed resumes like any run. Of
-a slice of an earlier generation that a repair has taken out, a *hole*, the inputs file is left: it
-alone still tells what was in it.
+out differently, in more than the dates of files (`changed_sources`), the source has changed, and
+that is an error before any work is done. An append leaves the packed slices as they are and cuts
+what is new into further ones: a new *generation*, whose first slice the manifest records, so that
+an append that was killed resumes like any run. Of a slice of an earlier generation that a repair
+has taken out, a *hole*, the inputs file is left: it alone still tells what was in it.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -27,10 +27,10 @@ from wdsprep.dataset.names import (
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.state import find_receipt
 from wdsprep.errors import FingerprintError, SourceError
-from wdsprep.packing.touched import (
+from wdsprep.packing.changed_sources import (
     Change,
     Compared,
-    Known,
+    PackedItems,
     changed_units,
     identity,
     is_dated,
@@ -61,7 +61,7 @@ class SourceSurvey:
     nbytes: int
     kept: tuple[Item, ...] | None
     left_out: Mapping[str, int]
-    """How many files of which kinds are beside the items, and no input."""
+    """The number of files beside the items that are no input, by their kinds."""
 
     def items(self) -> Iterator[Item]:
         return iter(self.kept) if self.kept is not None else limited(self.source, self.limit)
@@ -77,11 +77,11 @@ class SlicePlan:
     survey: SourceSurvey
     slice_size: int
     generations: tuple[int, ...]
-    older: Known
+    older: PackedItems
     packed: Mapping[str, str]  # the digests of what the slices that are done are made from
-    kind: DigestKind  # of these
+    kind: DigestKind  # the kind of these digests
     holes: tuple[Slice, ...] = ()
-    count: int = 0  # of slices pending
+    count: int = 0  # the number of slices pending
 
     def wanted(self) -> Iterator[Slice]:
         items = self.survey.items()
@@ -177,7 +177,7 @@ def make_plan(
         survey=seen,
         slice_size=slice_size,
         generations=manifest.generations,
-        older=Known(packed_items(store, [*filled, *earlier])),
+        older=PackedItems(packed_items(store, [*filled, *earlier])),
         packed=packed,
         kind=DigestKind.of(manifest.settings),
         holes=holes,
@@ -286,13 +286,13 @@ def check_rows(store: Store, part: Slice, known: Collection[str]) -> None:
 
 def _check_only_added(
     store: Store, manifest: Manifest, seen: SourceSurvey, filled: Iterable[str], *, append: bool
-) -> tuple[Known, int]:
+) -> tuple[PackedItems, int]:
     """Check that the source has only gained items, but for dates.
 
     Return all that is packed, and the number of new items.
     """
     units = [*filled, *(receipt.unit for receipt in _own_receipts(manifest))]
-    known, found = Known(packed_items(store, units)), 0
+    known, found = PackedItems(packed_items(store, units)), 0
     added, changed, removed = _Names("added"), _Names("changed"), _Names("removed")
     for item in seen.items():
         change = known.change(item)
@@ -347,7 +347,7 @@ def _check_contents(
 
 def _dated(store: Store, seen: SourceSurvey, units: Iterable[str], what: str) -> "_Names":
     """Return the items of these slices that have other dates now."""
-    known, names = Known(packed_items(store, units)), _Names(what)
+    known, names = PackedItems(packed_items(store, units)), _Names(what)
     for item in seen.items():
         if known.change(item) is Change.DATED:
             names.note(item.name)
@@ -356,7 +356,7 @@ def _dated(store: Store, seen: SourceSurvey, units: Iterable[str], what: str) ->
 
 def _changed(seen: SourceSurvey, what: str, *, limit: int = 0) -> FingerprintError:
     how = "has changed since it was packed"
-    if limit:  # of a tar or a table that it has cut, more is wanted now
+    if limit:  # more may be wanted now of a tar or a table that it has cut
         how = f"was packed with --limit {limit}, which now is another or none"
     return FingerprintError(f"{seen.source.url} {how}: {what}")
 

@@ -1,11 +1,11 @@
-"""What a worker of `pack` is made from, without loading what it works with."""
+"""The picklable work of `pack`, without what its workers load."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wdsprep.dataset.receipts import Settings
 from wdsprep.fetch.options import FetchRules
-from wdsprep.packing.rules import PackRules
+from wdsprep.packing.options import PackRules
 from wdsprep.sources import Source
 
 if TYPE_CHECKING:
@@ -25,13 +25,13 @@ class PackWork:
     generations: tuple[int, ...] = (0,)
     threads: int = 1
     keeps_content: bool = True
-    """Whether receipts say what their slices held."""
+    """True if receipts say what their slices held."""
     retries: frozenset[str] = frozenset()
     """The retry slices that are known."""
     fetch_rules: FetchRules | None = None
-    """For a table of URLs."""
+    """The rules of downloads, for a table of URLs."""
     allowed_more: tuple[str, ...] = ()
-    """What these rules allow beyond the settings of the dataset."""
+    """The policies that these rules allow beyond the settings of the dataset."""
 
     def open(self) -> "PackWorker":
         from wdsprep.packing.worker import PackWorker  # images and the client: for workers alone

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from wdsprep import fetch
 from wdsprep.dataset.buckets import bucket_of
-from wdsprep.dataset.counts import count_sample
+from wdsprep.dataset.coarse_histograms import count_sample
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft, DraftTar
 from wdsprep.dataset.edition import Edition
@@ -27,12 +27,12 @@ from wdsprep.dataset.samples import Sample, facts_bytes
 from wdsprep.dataset.settings import allowed_more
 from wdsprep.dataset.state import find_receipt
 from wdsprep.fetch.downloads import Downloads, DownloadTurns
-from wdsprep.images.rule import Picture
-from wdsprep.packing.judge import Judged, judged, repeated_urls
-from wdsprep.packing.rules import PackRules
+from wdsprep.images.pixel_rule import Picture
+from wdsprep.packing.options import PackRules
+from wdsprep.packing.sample_checks import CheckedSample, check_samples, repeated_urls
 from wdsprep.packing.slices import check_rows
 from wdsprep.runners.base import PROGRESS_S
-from wdsprep.runners.run import RunProgress, share_of
+from wdsprep.runners.run import RunProgress, share_done
 from wdsprep.sources import LeftOut, Slice
 from wdsprep.sources.fingerprints import Content
 from wdsprep.store import open_store
@@ -40,7 +40,7 @@ from wdsprep.store import open_store
 if TYPE_CHECKING:
     from wdsprep.packing.work import PackWork
 
-WORST_HOSTS = 20  # of a slice, to be told about
+WORST_HOSTS = 20  # so many hosts are told about for each slice
 
 
 class PackWorker:
@@ -107,8 +107,8 @@ def _judged(
     left_out: LeftOut,
     content: Content,
     removed: Removed,
-) -> Iterator[tuple[int, Judged] | None]:
-    return judged(
+) -> Iterator[tuple[int, CheckedSample] | None]:
+    return check_samples(
         work.source,
         work.rules,
         part,
@@ -127,7 +127,7 @@ def _progress(
     return RunProgress(
         samples=shards.samples,
         nbytes=shards.nbytes,
-        share=share_of(inputs, part.samples),
+        share=share_done(inputs, part.samples),
         rejects=dict(rejects.counts),
         failed_hosts=dict(downloads.failed_hosts.most_common(WORST_HOSTS)) if downloads else {},
     )

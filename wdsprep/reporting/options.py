@@ -20,7 +20,7 @@ REPO = "OWNER/NAME"
 
 @dataclass(frozen=True)
 class OverviewOptions(Options):
-    """What a call that looks at a dataset is given."""
+    """The options of a call that looks at a dataset."""
 
     dataset: "str | os.PathLike[str]" = field(
         metadata=about("The dataset to look at.", is_place=True)
@@ -29,7 +29,7 @@ class OverviewOptions(Options):
 
 @dataclass(frozen=True)
 class InspectOptions(OverviewOptions):
-    """What a call that looks at a dataset, or at a sample of it, is given."""
+    """The options of a call that looks at a dataset, or at one sample of it."""
 
     key: str = field(default="", metadata=about("The key of the sample to show."))
     _: KW_ONLY

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wdsprep.dataset.counts import quantile
+from wdsprep.dataset.coarse_histograms import quantile
 from wdsprep.dataset.digests import format_of
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Shard

@@ -1,6 +1,6 @@
 """What drivers, runners and workers tell each other: units, work, and what became of them.
 
-And what a user asks of those who work: `CrewOptions`, `least_and_most` that reads how many, and
+And what a user asks of those who work: `WorkerOptions`, `parse_workers` that reads how many, and
 `choose_runner`, the one rule for who works where nobody has said so.
 
 On one machine without a cluster, plain processes do what Ray does there, and begin 8 s sooner.
@@ -22,7 +22,7 @@ from wdsprep.options import Options, about
 from wdsprep.text import auto, brief
 
 PROGRESS_S = 0.25
-"""How often a unit tells how far it has come."""
+"""The seconds between two reports of a unit's progress."""
 
 
 class BrokenWorkerError(Exception):
@@ -103,7 +103,7 @@ RUNNERS = ("auto", "local", "ray")
 THIS_RAY = "the Ray of this process"
 
 
-def ray_there(address: str | None) -> str:
+def ray_in_use(address: str | None) -> str:
     """Return the Ray cluster that is named or in use, in words; empty where there is none.
 
     Ray is not imported to find out.
@@ -116,7 +116,7 @@ def ray_there(address: str | None) -> str:
 def choose_runner(wanted: str, *, there: str, gpus: int = 0) -> str:
     """Return `local` or `ray`.
 
-    `there` is what `ray_there` returns, and `gpus` the number of this machine's GPUs that can
+    `there` is what `ray_in_use` returns, and `gpus` the number of this machine's GPUs that can
     be used.
     """
     if wanted != "auto":
@@ -133,7 +133,7 @@ def ray_line(there: str, gpus: int = 0) -> str:
     return "starting Ray on this machine" + f": {gpus} GPUs" * (gpus > 1)
 
 
-def least_and_most(workers: Any) -> tuple[int, int]:
+def parse_workers(workers: Any) -> tuple[int, int]:
     """Parse the number of workers: a number, `auto` (which is 0), or MIN:MAX.
 
     The most is 0 where there is one number alone.
@@ -152,7 +152,7 @@ WORKERS = "Workers"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CrewOptions(Options):
+class WorkerOptions(Options):
     """Options for the workers of a command. `auto` leaves the choice to wdsprep."""
 
     workers: int | str | tuple[int, int] = field(
@@ -205,24 +205,24 @@ class CrewOptions(Options):
     def check_together(self) -> None:
         """Before anything is done: --overwrite may stand beside it."""
         super().check_together()
-        runner = choose_runner(self.runner, there=ray_there(self.ray_address))
+        runner = choose_runner(self.runner, there=ray_in_use(self.ray_address))
         check_span(runner, self.least, self.most)
 
     @property
     def least(self) -> int:
         """The workers, or of a span those to begin with; 0 leaves it to us."""
-        return least_and_most(self.workers)[0]
+        return parse_workers(self.workers)[0]
 
     @property
     def most(self) -> int:
         """The workers that a cluster may grow to; 0 where it does not."""
-        return least_and_most(self.workers)[1]
+        return parse_workers(self.workers)[1]
 
 
 SPAN = about(
     "Work in so many processes; MIN:MAX on a cluster that grows.",
     WORKERS,
-    read=least_and_most,
+    read=parse_workers,
     usual="one a core",
     metavar="AUTO|N|MIN:MAX",
     page="how many; `auto` takes every core, or what room the cluster's machines have",
@@ -230,18 +230,20 @@ SPAN = about(
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpanCrewOptions(CrewOptions):
+class WorkerRangeOptions(WorkerOptions):
     """The same where a cluster may grow."""
 
     workers: int | str | tuple[int, int] = field(default="auto", metadata=SPAN)
 
 
-CrewOptionsT = TypeVar("CrewOptionsT", bound=CrewOptions)
+WorkerOptionsT = TypeVar("WorkerOptionsT", bound=WorkerOptions)
 
 
-def settled(options: CrewOptionsT, told: Callable[[str], None], *, gpus: int = 0) -> CrewOptionsT:
-    """Return the options with the runner chosen. Tell it where it is Ray."""
-    there = ray_there(options.ray_address)
+def with_runner(
+    options: WorkerOptionsT, told: Callable[[str], None], *, gpus: int = 0
+) -> WorkerOptionsT:
+    """Return the options with the runner that is chosen for them. Tell why, where it is Ray."""
+    there = ray_in_use(options.ray_address)
     runner = choose_runner(options.runner, there=there, gpus=gpus)
     if runner == "ray":
         told(ray_line(there, gpus))

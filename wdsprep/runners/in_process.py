@@ -7,7 +7,7 @@ from itertools import islice
 
 from wdsprep.cpus import usable_cpus
 from wdsprep.runners import make_runner
-from wdsprep.runners.base import CrewOptions, Event, Runner, Unit, Work, settled
+from wdsprep.runners.base import Event, Runner, Unit, Work, WorkerOptions, with_runner
 from wdsprep.runners.schedule import SlotMessage, drive
 from wdsprep.runners.worker import Worker, open_worker
 
@@ -59,12 +59,12 @@ class _InProcessWorkers:
 
 
 def runner_for(
-    options: CrewOptions, units: int, nbytes: int, *, told: Callable[[str], None], name: str
+    options: WorkerOptions, units: int, nbytes: int, *, told: Callable[[str], None], name: str
 ) -> Runner:
     """No more workers than units, and none where these are of few bytes."""
     if nbytes <= HERE_NBYTES:
         return InProcessRunner(max_attempts=options.max_attempts)
-    runner = settled(options, told).runner
+    runner = with_runner(options, told).runner
     most = options.least or (usable_cpus() if runner == "local" else 0)
     return make_runner(
         runner,

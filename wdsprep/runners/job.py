@@ -47,16 +47,18 @@ class JobListener:
     told: Callable[[str], None] = lambda _text: None
     """A line to keep."""
     listed: Callable[[str, int, int], None] = lambda _place, _done, _of: None
-    """How many files or units of a place have been looked at, of how many; 0 where nobody knows."""
+    """Hears how many files or units of a place have been looked at, of how many; 0 where nobody
+    knows."""
     compared: Callable[[int, int], None] = unheard
-    """How much has been compared, of how much: with what was made before, or with each other."""
+    """Hears how much has been compared, of how much: with what was made before, or with each
+    other."""
     begun: Callable[[Any], None] = lambda _what: None
-    """What is known before the first worker starts, or before anything is changed."""
+    """Hears what is known before the first worker starts, or before anything is changed."""
     changed: Callable[[int, int], None] = unheard
-    """How many units or files have been changed, of how many; 0 where nobody knows."""
+    """Hears how many units or files have been changed, of how many; 0 where nobody knows."""
     status: Heard = lambda _status: None
     asked: Callable[[Any], bool] = lambda _what: False
-    """Whether to do what is done without asking where `yes` is given."""
+    """Answers whether to do what is done without asking where `yes` is given."""
 
 
 class SizedUnit(Unit, Protocol):
@@ -133,7 +135,7 @@ class Job(Generic[U, R]):
         )
 
 
-def sized_job(
+def job_largest_first(
     make_runner: Callable[[int, int], Runner],
     work: Work,
     units: Iterable[S],

@@ -59,7 +59,8 @@ class LocalRunner:
     max_attempts: int = 3
     units_per_worker: int = 1
     gpus: tuple[str, ...] = ()
-    """What CUDA_VISIBLE_DEVICES is set to, in turn. Without them it is left as it is."""
+    """The values of CUDA_VISIBLE_DEVICES, one a worker in turn. Without them it is left as it
+    is."""
     patience_s: float = PATIENCE_S
 
     def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
@@ -85,7 +86,7 @@ class _Processes:
         self._workers: dict[int, _Worker] = {}
         self._slots: dict[Connection, int] = {}
         self._unborn: list[SlotMessage] = []
-        """What is to be heard of workers that no process was to be had for."""
+        """Messages about workers for which no process could be started."""
         self._watch = Watch(runner.patience_s)
         self._kills = KillsCounted()
 

@@ -26,7 +26,7 @@ FEWER = "fewer --workers take less of it"
 OUT_OF_MEMORY = f"worker was killed: out of memory: {FEWER}"
 PERHAPS = f"worker was killed (signal 9), most often for lack of memory: {FEWER}"
 ONE_BLAS_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
-"""What goes into the environment before NumPy is imported, unless the user has set it."""
+"""Goes into the environment before NumPy is imported, unless the user has set it."""
 ENDS_OF_OURS = (0, 128 + signal.SIGTERM)
 """Codes with which a worker ends that was told to, or saw its driver gone."""
 LACKED = ("can't start new thread", "failed to map segment", "cannot allocate memory")

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any, cast
 
 from wdsprep.dataset.ahead import read_each
-from wdsprep.dataset.counts import bin_name, count_up
+from wdsprep.dataset.coarse_histograms import bin_name, count_up
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt, Receipts, Settings, by_unit, line_of
@@ -39,7 +39,7 @@ MOST_HOSTS = 2_000
 CHECKPOINT = 10_000  # receipts; reading so many from S3 takes a quarter of a minute
 
 
-def share_of(inputs: int, samples: float) -> float:
+def share_done(inputs: int, samples: float) -> float:
     """Return which part of a unit is done after so many samples; 0 where nobody counted them."""
     return min(1.0, inputs / samples) if samples else 0.0
 
@@ -146,7 +146,7 @@ class Run:
         self._limit, self._whole = limit, whole
         self._extra, self._settle = extra, settle
         self._failed_hosts: Counter[str] = Counter()
-        self._lines: list[bytes] = []  # of the receipts: as objects, a million take 1.5 GB
+        self._lines: list[bytes] = []  # receipts as lines: a million objects take 1.5 GB
         self._next_checkpoint = CHECKPOINT
         self._going: dict[str, RunProgress] = {}
         self._quarantined: list[Quarantined] = []
@@ -266,7 +266,7 @@ class Run:
         """
         done = self._total.samples + sum(self._total.rejects.values())
         inputs = progress.samples + sum(progress.rejects.values())
-        return progress.share or share_of(inputs, done / max(1, len(self._lines)))
+        return progress.share or share_done(inputs, done / max(1, len(self._lines)))
 
     def _missing_units(self, manifest: Manifest) -> tuple[Quarantined, ...]:
         """Return the units that were given up and that the manifest does not have.
@@ -317,7 +317,7 @@ class Run:
             self._store.let_go(name)
 
 
-def carry_out(
+def do_runs(
     runs: Sequence[Run],
     runner: Runner | None,
     work: Work,
@@ -400,7 +400,7 @@ def mark_incomplete(edition: Edition) -> None:
             write_manifest(edition.store, replace(there, complete=False))
 
 
-def written_generations(
+def write_generations(
     edition: Edition, manifest: Manifest, generations: tuple[int, ...]
 ) -> Manifest:
     """Write the manifest with the append that begins, and return it."""
@@ -411,7 +411,7 @@ def written_generations(
     return begun
 
 
-def opened_dataset(
+def open_dataset_to_write(
     url: str, dataset: str, settings: Settings, *, overwrite: bool
 ) -> tuple[Edition, Manifest]:
     """Open the dataset to write, as far as it has come. Refuse one made with other settings."""

@@ -1,5 +1,6 @@
-"""The decisions of a runner, apart from how messages travel: who gets which unit, what a
-failure costs, when to give up.
+"""The schedule of a run: who gets which unit, what a failure costs, when to give up.
+
+These are the decisions of a runner, apart from how messages travel.
 
 A `Schedule` draws a unit when a worker has room for it, or to justify starting one more
 worker. Failed units go before fresh ones: what is held stays bounded however many fail.
@@ -44,7 +45,7 @@ from wdsprep.text import plural
 _log = logging.getLogger("wdsprep")
 
 MOST_DEATHS = 3
-"""Of different units, at one place that finishes none."""
+"""The deaths of different units, at one place that finishes none, after which it is given up."""
 TRIED_AGAIN = 100
 """Units that others finish before a place that was given up is tried again."""
 
@@ -54,7 +55,7 @@ class Ready:
     """The worker is open and waits for its first units."""
 
     units: int = 0
-    """How many it takes at once; 0: as many as the schedule gives to one."""
+    """The number of units it takes at once; 0: as many as the schedule gives to one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +99,7 @@ class Lost:
     trace: str = ""
     costs: bool = True
     place: str = ""
-    """Where that was, as far as the worker itself could say so."""
+    """The place where that was, as far as the worker itself could say so."""
     error: WdsprepError | None = None
     """Why it could not open; raised as it is where that ends the run."""
 
@@ -136,7 +137,7 @@ class Workers(Protocol):
 
 
 Allowed: TypeAlias = Callable[[int, int], int]
-"""How many workers more may be started, where so many are open and so many are starting."""
+"""Tells how many more workers may be started, where so many are open and so many are starting."""
 
 
 def all_at_once(_opened: int, _starting: int) -> int:
@@ -233,12 +234,12 @@ class Schedule:
         self._orders = count(1)
         self._in_flight = 0
         self._held: dict[int, dict[int, _Ticket]] = {}
-        """What each open worker holds, by order."""
+        """The units that each open worker holds, by order."""
         self._roomy: list[dict[int, None]] = [{} for _ in range(units_per_worker)]
         """The open workers with room for a unit more, by how many they hold. One that is busy
         with a suspect has none."""
         self._most: dict[int, int] = {}
-        """How many units each open worker takes at once."""
+        """The number of units that each open worker takes at once."""
 
     def dispatch(self, crew: Workers) -> bool:
         """Give what can be given; whether there is anything left to wait for."""

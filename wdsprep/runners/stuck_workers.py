@@ -20,7 +20,7 @@ from wdsprep.runners.schedule import Done, Failed, Lost, Message, Returned, Unit
 PATIENCE_S = 2700.0
 """Longer than eight attempts at a server that never answers. Pages say it in minutes."""
 LOOK_S = 5.0
-"""How often to look, at least."""
+"""The most seconds between two looks."""
 
 
 class Watch:
@@ -28,9 +28,10 @@ class Watch:
         self._patience_s = patience_s
         self._now_s, self._looked = 0.0, time.monotonic()
         self._held: dict[int, dict[int, object]] = {}
-        """What each order of a worker said last."""
+        """The progress that each order of a worker reported last."""
         self._since: OrderedDict[int, float] = OrderedDict()
-        """When a worker that holds something came further last; the longest ago is the first."""
+        """The time when a worker that holds something last made progress; the longest ago is the
+        first."""
 
     def given(self, slot: int, order: int) -> None:
         self._held.setdefault(slot, {})[order] = None

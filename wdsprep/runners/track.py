@@ -131,7 +131,7 @@ class Tracking:
         self._given: queue.SimpleQueue[tuple[int, Figures] | None] = queue.SimpleQueue()
         self._next = 0.0
         self.shown = ""
-        """How what was told can be looked at, once the tracker is there."""
+        """Says where the run can be looked at, once the tracker is there."""
         self._thread: threading.Thread | None = None
         if kind:
             opened = (group, axis, values_without_secrets(settings))

@@ -32,13 +32,13 @@ from wdsprep.runners.out_of_memory import FEWER, is_of_memory
 from wdsprep.runners.schedule import Done, Failed, Fatal, Lost, Message, Ready, UnitProgress
 
 GRACE_S = 5.0
-"""How long a worker may clean up before it is killed."""
+"""The seconds that a worker may clean up before it is killed."""
 CLOSING_S = 1.0
 """The part of it that is kept for the work's own `close`."""
 
 OF_THE_REQUEST = (FingerprintError, FormatError, SourceError, UsageError)
-"""What no other place can change. Any other reason not to open may be that of this place alone: its
-GPU has too little memory left, its node has no weights or reaches no hub."""
+"""Errors that no other place can change. Any other reason not to open may be that of this place
+alone: its GPU has too little memory left, its node has no weights or reaches no hub."""
 
 Call: TypeAlias = Callable[[Any], Generator[Any, None, Any]]
 
@@ -121,7 +121,7 @@ class Worker:
                     return
         except BusyError as error:  # whoever is in the way may not be for ever
             yield Failed(reason=_text(error), trace=traceback.format_exc())
-        except NotAFileError as error:  # of this unit alone, and there until somebody moves it
+        except NotAFileError as error:  # only this unit fails, until somebody moves it
             yield Failed(reason=_text(error), trace=traceback.format_exc(), is_hopeless=True)
         except WdsprepError as error:
             yield Fatal(error=_travelling(error), trace=traceback.format_exc())

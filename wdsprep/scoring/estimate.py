@@ -11,14 +11,15 @@ from wdsprep.dataset.tar import BLOCK
 from wdsprep.encoding.estimate import Choice, Fleet, Gpu, derived_rate, gflops
 
 SCORE_GFLOPS: Mapping[str, float] = {"clip": 175, "siglip": 700, "dinov2": 46, "nsfw": 35}
-"""Of an image, and of its caption where that counts: at 224 pixels, of siglip at 384."""
+"""The operations of an image, and of its caption where that counts, in billions: at 224 pixels, of
+siglip at 384."""
 SAMPLE_NBYTES = 3 * BLOCK + 8
 """The headers of json and txt, the json, and a place in the index."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreEstimate:
-    """What scoring by some models in one pass takes."""
+    """The time that scoring by some models takes in one pass."""
 
     models: tuple[str, ...]
     samples: int

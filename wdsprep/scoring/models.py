@@ -38,17 +38,17 @@ TOKENIZER = (
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
 ADAPTER = "adapter_config.json"
 MOST_LABELS = 64
-"""That a model may have without the user saying which are wanted."""
+"""The most labels that a model may have without the user saying which are wanted."""
 RESERVED = frozenset(
     {"caption", "captions", "emb", "height", "image", "json", "key", "latent", "made", "mask"}
     | {"meta", "pixels", "pooled", "samples", "shape", "source", "tokens", "txt", "url", "width"}
 )
-"""What the json of images, and batches, have already by these names."""
+"""Names that the json of images, and batches, use already."""
 ANOTHER = "which wdsprep never does: choose another --model"
 
 
 class Role(str, Enum):
-    """What a model is used as."""
+    """The role in which a model is used."""
 
     CLASSIFIER = "classifier"
     DUAL = "dual encoder"
@@ -60,9 +60,9 @@ class ScoreModel:
     """A model on this machine, and what it gives. It is picklable: workers load it by this."""
 
     name: str
-    """as the user gave it"""
+    """The name as the user gave it."""
     prefix: str
-    """that is put before its columns, or nothing"""
+    """The text that is put before its columns, or nothing."""
     folder: str
     revision: str
     files: tuple[str, ...]
@@ -73,7 +73,7 @@ class ScoreModel:
     labels: Mapping[int, str] = field(default_factory=dict)
     """the columns of a classifier, by the number of its output"""
     activation: str = ""
-    """what makes probabilities of its outputs: softmax, sigmoid or nothing"""
+    """The function that makes probabilities of its outputs: softmax, sigmoid or nothing."""
     heads: tuple[Head, ...] = ()
     processor: str = "auto"
     """the kind of the image processor that is wanted"""

@@ -30,7 +30,7 @@ Prepared = Mapping[str, Tensor]
 """An image as a processor gives it, without the dimension of a batch."""
 BACKENDS = {"auto": None, "fast": "torchvision", "slow": "pil"}
 TOLERANCE = 1e-3
-"""How much an output may differ by rounding where its companions are others."""
+"""The most that an output may differ by rounding where its companions in a batch are others."""
 LONGEST = 4096
 PROBES = ((96, 64), (72, 88), (130, 60))
 """The sizes of the images by which models are tried."""
@@ -38,7 +38,7 @@ PROBES = ((96, 64), (72, 88), (130, 60))
 
 @dataclass(frozen=True, slots=True)
 class BatchScores:
-    """What a network gives for a batch: numbers by column, and embeddings where they are kept."""
+    """The scores of a batch: numbers by column, and embeddings where they are kept."""
 
     columns: dict[str, Tensor]
     embeddings: Tensor | None
@@ -83,11 +83,11 @@ class ImageProcessor:
 
     @property
     def known_by(self) -> str:
-        """What decides what it makes of an image."""
+        """Return all that decides the planes which it makes of an image."""
         return f"{type(self._own).__name__} {self._own.to_json_string()}"
 
     def __str__(self) -> str:
-        """Its name and kind, as settings have them."""
+        """Return its name and kind, as settings have them."""
         return f"{type(self._own).__name__} ({'fast' if self.is_fast else 'slow'})"
 
     def prepare(self, image: "DecodedImage") -> Prepared:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wdsprep.encoding.crew import EncodeCrewOptions
+from wdsprep.encoding.worker_plan import EncodeWorkerOptions
 from wdsprep.errors import UsageError
 from wdsprep.images import AREA
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
@@ -105,8 +105,8 @@ def _max_bytes(given: Any) -> int:
 
 
 @dataclass(frozen=True)
-class ScoreOptions(EncodeCrewOptions):
-    """All that `score` is given."""
+class ScoreOptions(EncodeWorkerOptions):
+    """The options of `score`."""
 
     images: "str | os.PathLike[str]" = field(
         default="shards/images", metadata=about("The images to score.", is_place=True)

@@ -16,13 +16,19 @@ from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Settings
 from wdsprep.dataset.scores import NUMBER, SCORES
 from wdsprep.dataset.state import read_format
-from wdsprep.encoding.crew import EncodeCrew, EncodeCrewOptions, find_crew, runner_of, settled
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
 from wdsprep.encoding.pending import PackedShards, PendingShards, pending_shards, remove_stale_units
+from wdsprep.encoding.worker_plan import (
+    EncodeWorkerOptions,
+    EncodeWorkerPlan,
+    plan_for_machines,
+    runner_of,
+    with_runner,
+)
 from wdsprep.errors import UsageError
 from wdsprep.options import taking
 from wdsprep.runners.job import JobListener
-from wdsprep.runners.run import Outcome, Run, carry_out, opened_dataset
+from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write
 from wdsprep.runners.track import tracked
 from wdsprep.scoring import captions
 from wdsprep.scoring.captions import check_columns, language_library
@@ -46,18 +52,18 @@ STORED = {"fp16": "<f2", "fp32": "<f4"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreBegun:
-    """What is known before the first worker starts."""
+    """The models and columns of a run, known before its first worker starts."""
 
     models: tuple[ScoreModel, ...]
     processors: tuple[str, ...]
     """The name and kind of each model's image processor."""
     columns: Mapping[str, str]
     embeddings: tuple[Field, ...]
-    crew: EncodeCrew
+    worker_plan: EncodeWorkerPlan
     shards: int
     samples: int
     is_whole: bool
-    """Whether the image dataset is packed to its end, as far as it says."""
+    """True if the image dataset is packed to its end, as far as it says."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +73,7 @@ class TriedModel:
     model: ScoreModel
     processor: str
     width: int
-    """of its embeddings; 0 for none"""
+    """The width of its embeddings; 0 for none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,9 +87,9 @@ class ScorePlan:
     columns: Mapping[str, str]
     fields: tuple[Field, ...]
     settings: Settings
-    by: EncodeCrewOptions
-    """Who shall work, with the runner that is chosen."""
-    crew: EncodeCrew
+    by: EncodeWorkerOptions
+    """The options of the workers, with the runner that is chosen."""
+    worker_plan: EncodeWorkerPlan
     dtype: str
 
     @property
@@ -106,7 +112,7 @@ def score(options: ScoreOptions) -> Outcome:
     """
     listener = options.listener or JobListener()
     plan = _plan_of(options, listener)
-    edition, manifest = opened_dataset(
+    edition, manifest = open_dataset_to_write(
         plan.out, "latents", plan.settings, overwrite=options.overwrite
     )
     left = _left_to_do(plan, edition, manifest, options, listener)
@@ -123,11 +129,11 @@ def score(options: ScoreOptions) -> Outcome:
     count, before = len(left.shards), manifest.samples
     runner = None
     if count:
-        runner = runner_of(plan.by, plan.crew, units=count, phase=plan.out, name="score")
+        runner = runner_of(plan.by, plan.worker_plan, units=count, phase=plan.out, name="score")
     track = options.track if count else ""
     with tracked(track, [plan.out], listener, settings=plan.settings, before=before) as status:
         units = PackedShards.emptied(left.shards).hand_out()
-        (outcome,) = carry_out([run], runner, work, units, status=status)
+        (outcome,) = do_runs([run], runner, work, units, status=status)
     return outcome
 
 
@@ -138,12 +144,12 @@ def _plan_of(options: ScoreOptions, listener: JobListener) -> ScorePlan:
     kind = DigestKind.of(form)
     source = find_image_shards(images, options.resolution, kind=kind)
     check_apart(source.url if is_glob(images) else images, out)
-    by = settled(options.part(EncodeCrewOptions), listener.told)
+    by = with_runner(options.part(EncodeWorkerOptions), listener.told)
     library = language_library() if options.language else ""
     models = _models(options, kind, listener.told)
     columns = _columns(models, has_captions=options.language)
-    crew = find_crew(by)
-    dtype = _dtype(options.dtype, crew.device)
+    worker_plan = plan_for_machines(by)
+    dtype = _dtype(options.dtype, worker_plan.device)
     tried = _tried(models)
     fields = _fields(tried)
     settings = {
@@ -168,7 +174,7 @@ def _plan_of(options: ScoreOptions, listener: JobListener) -> ScorePlan:
         fields=tuple(fields),
         settings=settings,
         by=by,
-        crew=crew,
+        worker_plan=worker_plan,
         dtype=dtype,
     )
 
@@ -200,7 +206,7 @@ def _left_to_do(
 def _work(
     plan: ScorePlan, options: ScoreOptions, edition: str, *, keeps_content: bool
 ) -> ScoreWork:
-    crew = plan.crew
+    worker_plan = plan.worker_plan
     return ScoreWork(
         images=plan.source.url,
         scores=plan.out,
@@ -208,13 +214,14 @@ def _work(
         edition=edition,
         models=tuple(each.model for each in plan.tried),
         has_captions=options.language,
-        device=crew.device,
+        device=worker_plan.device,
         dtype=plan.dtype,
         max_area=options.max_area,
         max_nbytes=int(options.max_bytes),
-        batch_size=int(options.batch_size) or (CPU_BATCH if crew.device == "cpu" else GPU_BATCH),
-        threads=crew.threads,
-        gpus=crew.gpus_per_worker,
+        batch_size=int(options.batch_size)
+        or (CPU_BATCH if worker_plan.device == "cpu" else GPU_BATCH),
+        threads=worker_plan.threads,
+        gpus=worker_plan.gpus_per_worker,
         keeps_content=keeps_content,
     )
 
@@ -317,7 +324,7 @@ def _begun(plan: ScorePlan) -> ScoreBegun:
         processors=tuple(each.processor for each in plan.tried),
         columns=plan.columns,
         embeddings=plan.fields,
-        crew=plan.crew,
+        worker_plan=plan.worker_plan,
         shards=len(plan.wanted),
         samples=sum(shard.item.take or shard.item.samples for shard in plan.wanted),
         is_whole=plan.source.is_whole,

@@ -22,18 +22,18 @@ class ScoreWork:
     """The mark of the dataset's."""
     models: tuple[ScoreModel, ...]
     has_captions: bool
-    """Whether captions have columns of their own."""
+    """True if captions have columns of their own."""
     device: str
     dtype: str
     max_area: int
     max_nbytes: int
     batch_size: int
     threads: int
-    """That decode images, and how many batches a CPU computes at once; 0: as many as its node has
-    cores for `gpus`."""
+    """The threads that decode images, and the batches that a CPU computes at once; 0: as many as
+    its node has cores for `gpus`."""
     gpus: float = 0.0
     keeps_content: bool = True
-    """Whether receipts say what foreign tars held."""
+    """True if receipts say what foreign tars held."""
 
     def open(self) -> "ScoreWorker":
         prepare_allocator()

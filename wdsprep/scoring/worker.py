@@ -34,11 +34,11 @@ from wdsprep.encoding.latent_shard import LatentShard, npy_of
 from wdsprep.encoding.shard_rows import ShardRows
 from wdsprep.images.crop import decode_image
 from wdsprep.runners.base import PROGRESS_S
-from wdsprep.runners.run import RunProgress, share_of
+from wdsprep.runners.run import RunProgress, share_done
 from wdsprep.scoring.captions import RepeatedCaptions, caption_columns
 from wdsprep.scoring.models import check_here
 from wdsprep.scoring.networks import BatchScores, DecodedImage, Prepared, load_networks
-from wdsprep.sources import alone
+from wdsprep.sources import make_or_refuse
 from wdsprep.sources.fingerprints import Content
 from wdsprep.store import open_store
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 UNITS_AT_ONCE = 2
 WAITING_NBYTES = 256 << 20
-"""Of images that wait to be decoded."""
+"""The bytes of images that may wait to be decoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class PreparedSample:
     key: str
     sample: Sample
     images: Sequence[Prepared]
-    """By the number of the processor."""
+    """The prepared images, by the number of the processor."""
     columns: dict[str, Any]
 
 
@@ -197,7 +197,7 @@ class ScoreWorker:
             return row.to_reject(key)
         if leads_out(key):
             return Reject(key=key, source=row.source, code=Code.BAD_KEY)
-        made = alone(row.source, lambda: self._ready(key, row))
+        made = make_or_refuse(row.source, lambda: self._ready(key, row))
         return made.to_reject(key) if isinstance(made, Refusal) else made
 
     def _ready(self, key: str, row: Sample) -> PreparedSample:
@@ -288,7 +288,7 @@ def _progress(shard: ImageShard, scored: Sequence[ScoredSample | Reject]) -> Run
     return RunProgress(
         samples=samples,
         nbytes=0,
-        share=share_of(len(scored), shard.item.take or shard.item.samples),
+        share=share_done(len(scored), shard.item.take or shard.item.samples),
         rejects=codes,
     )
 

@@ -41,7 +41,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 ItemLine = tuple[str, list[tuple[str, Nbytes, str]], str, Nbytes]
-"""What a line of an inputs file says."""
+"""The values of a line of an inputs file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +113,7 @@ class Slice:
 Made = TypeVar("Made")
 
 
-def alone(source: str, make: Callable[[], Made]) -> Made | Refusal:
+def make_or_refuse(source: str, make: Callable[[], Made]) -> Made | Refusal:
     """Make something of one input, or return the refusal of this input.
 
     Whatever exception `make` meets costs no other input.

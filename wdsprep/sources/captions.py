@@ -12,7 +12,8 @@ from wdsprep.dataset.samples import at_path, parse_json
 from wdsprep.text import shown
 
 MAX_DEPTH = 64
-"""Of objects and lists within each other: more is an attack, on us or on who reads the shards."""
+"""The most objects and lists within each other: more is an attack, on us or on who reads the
+shards."""
 _MAY_SAY_NOTHING = re.compile(rb"null|NaN|Infinity|\d[eE]|\d{309}")  # 1.8e308 is the last float
 NAMES = ("caption", "text", "captions", "prompt", "TEXT", "CAPTION", "title", "description", "alt")
 

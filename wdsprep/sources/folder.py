@@ -15,7 +15,7 @@ from wdsprep.dataset.samples import Sample
 from wdsprep.errors import AccessError, NotFoundError, ShortReadError, SourceError, UsageError
 from wdsprep.images import IMAGES, OTHER_IMAGES
 from wdsprep.limits import MAX_NBYTES, MAX_TEXT_NBYTES
-from wdsprep.sources import Columns, Item, Told, alone, untold
+from wdsprep.sources import Columns, Item, Told, make_or_refuse, untold
 from wdsprep.sources.captions import captions_of, decode_facts, decode_text, led_by
 from wdsprep.sources.metadata_files import is_metadata, open_metadata
 from wdsprep.sources.patterns import extension, kind_of
@@ -73,7 +73,7 @@ class FolderSource:
         left_out: Told = untold,  # noqa: ARG002  the listing knows all
     ) -> Iterator[Sample | Refusal]:
         source = shown(item.name)
-        yield alone(source, lambda: self._sample(source, item))
+        yield make_or_refuse(source, lambda: self._sample(source, item))
 
     def _sample(self, source: str, item: Item) -> Sample:
         names = [name for name, _, _ in item.parts]

@@ -1,5 +1,7 @@
-"""Tables with the images' bytes in a column: Parquet, as Ray and Hugging Face write it, what
-`datasets` saves as Arrow, and MDS of MosaicML streaming.
+"""Tables with the images' bytes in a column: Parquet, Arrow and MDS.
+
+Parquet is as Ray and Hugging Face write it, Arrow is what `datasets` saves, and MDS is that of
+MosaicML streaming.
 
 An item is a run of row groups of a Parquet file, or one of the other files as a whole.
 """
@@ -15,7 +17,7 @@ from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.images.pixels import png_of_pixels
-from wdsprep.sources import Columns, Item, Told, alone, untold
+from wdsprep.sources import Columns, Item, Told, make_or_refuse, untold
 from wdsprep.sources.captions import NAMES, captions_of, first_of, plain_facts
 from wdsprep.sources.patterns import table_files
 from wdsprep.sources.tables import TableRow
@@ -86,7 +88,7 @@ class TableSource:
             rows = (row for batch in batches for row in rows_in(batch))
             for number, row in enumerate(rows, sum(file.groups[:first])):
                 source = f"{shown(name)}#{number}"
-                yield alone(source, partial(self._sample, row, image, source))
+                yield make_or_refuse(source, partial(self._sample, row, image, source))
 
     def _sample(self, row: TableRow, image: str, source: str) -> Sample:
         return sample_of(row, image, self.columns.caption, source)
@@ -132,7 +134,7 @@ class ArrowSource:
         for number, row in enumerate(rows):
             source = f"{shown(item.name)}#{number}"
             make = partial(sample_of, row, image, self.columns.caption, source)
-            yield alone(source, make)
+            yield make_or_refuse(source, make)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,7 +196,7 @@ class MdsSource:
         image = self._image(shard)
         for number, data in enumerate(read_samples(self.url, shard, item.parts[0][0])):
             source = f"{shown(item.name)}#{number}"
-            yield alone(source, partial(self._sample, shard, data, image, source))
+            yield make_or_refuse(source, partial(self._sample, shard, data, image, source))
 
     def _sample(self, shard: MdsShard, sample: bytes, image: str, source: str) -> Sample:
         """Arrays are no facts of an image: they are passed over."""

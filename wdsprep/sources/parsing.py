@@ -1,5 +1,6 @@
-"""Parsing what strangers wrote, whatever that raises: a sample that cannot be read is a reject, a
-file that cannot be is one line that names it.
+"""Guard the parsing of what strangers wrote, whatever that raises.
+
+A sample that cannot be read is a reject, and a file that cannot be read is one line that names it.
 
 Libraries raise anything at all over bytes that nobody foresaw. So what parses them stands in one of
 these two blocks, and nothing else does: there a fault of ours would look like one of the file's.
@@ -20,7 +21,8 @@ LONGEST = 160  # characters of a reason
 LARGE_NBYTES = 1 << 30
 """Memory that no sound file asks for at once."""
 ROWS_A_BYTE, FEWEST_ROWS = 1_000, 1_000_000
-"""What compression can make of a table: more rows than this are claimed, and not there."""
+"""The most rows that compression can make of a table's bytes: more than this are claimed, and not
+there."""
 UNPACKED_NBYTES, UNPACKED_RATIO = 256 << 20, 64
 """A part of a table that unpacks to more than both of these is made to fill memory."""
 

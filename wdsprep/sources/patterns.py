@@ -30,7 +30,8 @@ class Pattern:
         self._missing = {name for name in wanted if not is_glob(name)}
         self._globs = [re.compile(fnmatch.translate(name)) for name in wanted if is_glob(name)]
         self.start = _common_start(wanted)
-        """What every match begins with, so that a listing passes over what cannot be one."""
+        """The text that every match begins with, so that a listing passes over what cannot be
+        one."""
 
     def takes(self, name: str) -> bool:
         if name in self._missing:

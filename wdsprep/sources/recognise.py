@@ -46,9 +46,9 @@ LISTS = frozenset({"txt"})
 SAVED = ("arrow", "mds")
 """Whole datasets of other libraries, by their folders."""
 TABLES = (TEXT_TABLES | PARQUET) - LISTS
-"""That have columns."""
+"""Extensions of tables that have columns."""
 FORMATS = ("auto", "images", "tars", "parquet", "csv", "tsv", "jsonl", "txt", "arrow", "mds")
-"""What a user may say that a source is."""
+"""The formats of a source that a user may name."""
 SYNONYMS = {
     "webdataset": "tars",
     "files": "images",
@@ -277,7 +277,7 @@ def saved_form(names: Iterable[str]) -> str:
     if any(name.endswith(ARROW) for name in names):
         return "arrow"
     about = {posixpath.basename(name) for name in names}
-    if about == {"index.json"}:  # of shards that are all gone, which its reader says
+    if about == {"index.json"}:  # all its shards are gone, which its reader says
         return "mds"
     return "arrow" if ARROW_STATE in about and about <= ABOUT_ARROW else ""
 

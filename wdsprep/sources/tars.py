@@ -1,5 +1,6 @@
-"""WebDataset tars, gzipped or not, one a slice: a folder of them, a glob, a brace pattern, or a
-single one.
+"""WebDataset tars, gzipped or not, one a slice.
+
+They lie in a folder, or match a glob or a brace pattern, or there is a single one.
 
 What img2dataset writes is one case: its json lies in the tar, and the Parquet table beside it says
 the same again, which is read only where a sample has no json of its own.
@@ -24,7 +25,7 @@ from wdsprep.dataset.tar.read import TarSample, scan, stream_tape, unzipped
 from wdsprep.errors import NotFoundError, SourceError
 from wdsprep.images import IMAGES, OTHER_IMAGES
 from wdsprep.limits import MAX_NBYTES, MAX_TEXT_NBYTES
-from wdsprep.sources import Columns, Item, Told, alone, untold
+from wdsprep.sources import Columns, Item, Told, make_or_refuse, untold
 from wdsprep.sources.captions import captions_of, decode_facts, decode_text, led_by, plain_facts
 from wdsprep.sources.folder import NOT_OF_A_SAMPLE, check_nbytes
 from wdsprep.sources.patterns import ALL_TARS, Pattern, kind_of, tar_stem
@@ -35,7 +36,7 @@ from wdsprep.text import shown
 TEXTS = frozenset({"json", "txt"})
 
 UNREADABLE = ""
-"""Where a row of the table beside a tar is kept of which not even the key can be told."""
+"""The key of rows of the table beside a tar whose own key cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +48,7 @@ class TarsSource:
     columns: Columns
     max_nbytes: int = MAX_NBYTES
     has_images: bool = True
-    """Whether their bytes are read; where not, they are empty."""
+    """True if the bytes of images are read; otherwise they are empty."""
     kind: str = "tars"
 
     def items(self, left_out: Told = untold) -> Iterator[Item]:
@@ -112,7 +113,7 @@ class TarsSource:
     ) -> Iterator[Sample | Refusal]:
         """Turn a group of members into a sample or a refusal. Yield nothing for other files."""
         source = shown(f"{tar}/{found.key}" if found.key else tar)
-        if row := alone(source, lambda: self._row(found, source, tar, table, left_out)):
+        if row := make_or_refuse(source, lambda: self._row(found, source, tar, table, left_out)):
             yield row
 
     def _row(

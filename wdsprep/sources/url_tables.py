@@ -1,5 +1,6 @@
-"""Tables of URLs: Parquet, CSV, TSV, JSON lines and plain lists. Rows come without their images,
-which are fetched by who packs them.
+"""Tables of URLs: Parquet, CSV, TSV, JSON lines and plain lists.
+
+Rows come without their images, which `pack` fetches.
 
 An item is a part of one table with as many rows as a slice takes. It may name a few rows of that
 part alone, which are to be tried once more.
@@ -14,7 +15,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.errors import SourceError
-from wdsprep.sources import Columns, Item, Told, alone, untold
+from wdsprep.sources import Columns, Item, Told, make_or_refuse, untold
 from wdsprep.sources.captions import NAMES, captions_of, first_of, plain_facts
 from wdsprep.sources.patterns import TEXT_TABLES, table_files
 from wdsprep.sources.tables.files import Table, open_table
@@ -81,7 +82,7 @@ class UrlSource:
         for number, row in table.rows(where):
             if numbers is None or number in numbers:
                 source = source_name(name, number)
-                yield alone(source, partial(self._sample, row, column, source))
+                yield make_or_refuse(source, partial(self._sample, row, column, source))
 
     def urls(self, item: Item, /) -> Iterator[str]:
         """Yield the URLs that will be fetched for an item, and perhaps a few more."""

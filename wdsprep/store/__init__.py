@@ -1,5 +1,6 @@
-"""Where bytes live: a local folder, S3, GCS, Azure, the Hugging Face hub or the web, behind calls
-that cannot leave half a file.
+"""Stores, where bytes live: a local folder, S3, GCS, Azure, the Hugging Face hub or the web.
+
+They are used through calls that cannot leave half a file.
 
 A name in a store is relative, with `/` between its parts. A write becomes visible under its name
 only when it is complete; a read that brings fewer bytes than the store holds is an error.

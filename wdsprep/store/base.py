@@ -28,9 +28,9 @@ CONTENT_TYPES = {  # what a browser shows; all else is bytes
     "jsonl": "application/x-ndjson",
     "tar": "application/x-tar",
 }
-HELD = ".hold"  # how names end that are there to be held
+HELD = ".hold"  # the end of the names of locks
 Ours = Callable[[str], object]
-"""Whether a name is one that only a writer of ours would write to."""
+"""Tells whether a name is one that only a writer of ours would write to."""
 OUTSIDE = frozenset(("", ".", ".."))  # parts no name has; an empty one begins a path at the root
 
 
@@ -258,7 +258,7 @@ class Chunks:
         self._chunk_nbytes = chunk_nbytes or (LOCAL_CHUNK_NBYTES if is_local else CHUNK_NBYTES)
         self._expected = math.inf if expected is None else expected
         self._watch = watch
-        self._start = self._next = start  # of the file, and of the next chunk
+        self._start = self._next = start  # the begin of the file, and of the next chunk
         self._ended = False
         self._ahead = (0 if is_local else AHEAD) if ahead is None else ahead
         self._coming: deque[Future[bytes]] = deque()

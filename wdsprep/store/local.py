@@ -49,12 +49,13 @@ TEMPORARY = re.compile(r"\.wdsprep-([A-Za-z0-9-]+)\.[0-9a-f]{16}\.tmp")
 LOST = "lost+found/"  # what is at the root of a disk, where only root may look
 HOLD_WAIT_S = 2_000.0  # as long as on S3
 NOT_THERE = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENOLCK)
-"""What file systems say that have no hard links, or no locks."""
+"""Errors of file systems that have no hard links, or no locks."""
 PIECES_AT_ONCE = 512  # pieces; Linux and macOS take 1024
 PATIENCE_S = 15.0  # with somebody who has to give files their names
 WRITTEN_NBYTES = 128 << 10
-"""At once: for one of several MB the kernel looks for as much memory in one piece, and on a machine
-that has run for long (Linux 6, ext4) such writes came to a sixth of the speed."""
+"""The bytes that are written at once. For one of several MB the kernel looks for as much memory in
+one piece, and on a machine that has run for long (Linux 6, ext4) such writes came to a sixth of the
+speed."""
 FOREIGN_LEFTOVER_S = 86_400  # another host's lock may be out of sight: only old files are its dead
 
 
@@ -324,7 +325,7 @@ def _locked(path: Path, root: Path) -> int:
         there = os.fstat(fd)
         if is_locked and there.st_nlink and not there.st_size and is_ours:
             return fd
-        if is_locked:  # of somebody who died: a new one says nothing of him
+        if is_locked:  # its owner died: a new lock says nothing of him
             _unlink_same(path, fd)
         elif time.monotonic() - began > PATIENCE_S:
             _end_from_outside(fd, path, root)

@@ -62,9 +62,9 @@ PLACES = {
     "https": _WEB,
 }
 KEYED = ("s3", "gs", "az", "hf")
-"""Of those, the places that are asked with the credentials of who runs this."""
+"""The places that are asked with the credentials of who runs this."""
 ANY_PLACE = "a local path, s3://, gs://, az:// or hf://datasets/"
-"""What messages say that may be given."""
+"""The places that messages tell users to give."""
 SCHEMES = "|".join(("file", "pipe", *PLACES))
 
 

@@ -1,4 +1,4 @@
-"""Bytes that wait on disk, in a file that has no name, so that nothing can leave it behind."""
+"""A local file without a name, for bytes that wait on disk: a killed process leaves none behind."""
 
 import errno
 import tempfile
@@ -7,7 +7,7 @@ from typing import IO
 from wdsprep.errors import FullError
 
 Place = tuple[int, int]
-"""Where something begins, and its bytes."""
+"""The begin of some bytes, and how many they are."""
 
 
 class Spool:

@@ -42,10 +42,10 @@ def _rewritten(data: bytes, kind: str, rng: Random) -> bytes:
 
 def load(folder: Path, text: str) -> str:
     """Find a model and load what encodes with it; return the line that refuses it, or nothing."""
-    from wdsprep.encoding.choices import settled_for
     from wdsprep.encoding.models.encoder import load_encoder
     from wdsprep.encoding.models.find import find_model
     from wdsprep.encoding.recipe import Recipe
+    from wdsprep.encoding.recipe_defaults import settled_for
 
     try:
         recipe, model = settled_for(

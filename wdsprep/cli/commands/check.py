@@ -1,5 +1,7 @@
-"""`inspect`, `verify`, `repair`, `index` and `rebuild`: what a dataset is, and whether it is
-whole."""
+"""The commands `inspect`, `verify`, `repair`, `index` and `rebuild`.
+
+They say what a dataset is and whether it is whole, and mend it.
+"""
 
 import json
 from typing import Any

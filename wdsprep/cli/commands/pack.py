@@ -15,7 +15,7 @@ from wdsprep.cli.output import tell
     "pack",
     cls=PackCommand,
     function="wdsprep.packing.pack:pack",
-    declared="wdsprep.packing.rules:PackOptions",
+    declared="wdsprep.packing.options:PackOptions",
     headings=("Source", "Images", "Captions and columns", "Downloading", "Workers", "Output"),
     examples=(
         "wdsprep pack photos shards/images",

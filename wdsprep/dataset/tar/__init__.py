@@ -1,11 +1,13 @@
-"""Tar shards: a writer whose bytes depend on its input alone, a reader that says what is wrong,
-and the index of sample offsets that makes one positioned read bring one sample.
+"""Tar shards: a writer, a reader, and the index of sample offsets.
+
+The bytes of the writer depend on its input alone, and the reader says what is wrong with a tar. The
+index makes one positioned read bring one sample.
 """
 
 BLOCK = 512
 ZEROS = bytes(BLOCK)
 END = 2 * ZEROS
-"""Of a tar, behind its last member."""
+"""The end of a tar, behind its last member."""
 
 
 def padded(nbytes: int) -> int:

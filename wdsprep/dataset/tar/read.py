@@ -1,5 +1,6 @@
-"""Reads any tar and says precisely what is wrong with it: samples for those who want the data,
-offsets for those who want the index.
+"""Read any tar, and say precisely what is wrong with it.
+
+It yields samples for those who want the data, and offsets for those who want the index.
 """
 
 import contextlib
@@ -207,7 +208,7 @@ def scan(
     """
     seen: dict[str, tuple[str, ...]] = {}
     group: _Group | None = None
-    linked: dict[str, _Group] = {}  # of links alone: they do not part the members of others
+    linked: dict[str, _Group] = {}  # links alone: they do not part the members of others
     try:
         for path, start, data_start, nbytes, target in members(at):
             split = split_member(path)

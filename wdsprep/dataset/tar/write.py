@@ -22,12 +22,12 @@ from wdsprep.store.base import Sink
 
 FLUSH_NBYTES = 4 << 20
 LARGE_NBYTES = 1 << 16
-"""From here on it costs less to write and hash a piece by itself than to copy it."""
+"""The bytes from which it costs less to write and hash a piece by itself than to copy it."""
 MAX_MEMBER_NBYTES = 8**11 - 1
 Buffer = bytes | memoryview
 """A view is one of bytes: its length is how many."""
 Data = Buffer | tuple[Buffer, ...]
-"""Of a member, in one piece or in several that follow one another."""
+"""The data of a member, in one piece or in several that follow one another."""
 
 _BEFORE_SIZE = b"0000644\0" + b"0000000\0" * 2  # mode, uid, gid
 _MTIME = b"00000000000\0"

@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     from wdsprep.encoding.captions.sorted_pairs import Pairs
 
 FORM = 1
-"""Of lookups; another would have another digest."""
+"""The format of lookups; another would have another digest."""
 PAGE_NBYTES = 16_384  # a row of up to a quarter of that lies in one page
 CACHE = "pragma cache_size=-32768"  # kB
 UNSAFE = "pragma journal_mode=off", "pragma synchronous=off"
-"""What is lost with its process needs no journal."""
+"""Settings of SQLite for a file that is lost with its process, and so needs no journal."""
 TABLE = "CREATE TABLE captions (name text primary key, caption text, number integer) without rowid"
-"""As SQLite repeats it. What else somebody may have put in its place, such as a view that has no
-end, is refused before anything is asked of it."""
+"""The table, as SQLite repeats it. Anything else in its place, such as a view that has no end, is
+refused before it is asked."""
 STEPS = 1_000_000
-"""Of SQLite, of which finding a caption takes some hundred."""
+"""The most steps of SQLite; to find a caption takes some hundred."""
 UNUSED_S = 7 * 24 * 3600
 """After this a copy of a lookup goes when another is made."""
 
@@ -122,7 +122,7 @@ class LookupFile:
 
 
 class OpenLookup:
-    """What finds captions, for any number of threads."""
+    """A lookup that is open and finds captions, for any number of threads."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._lock = path, Lock()

@@ -57,7 +57,7 @@ def _batch(pairs: Pairs) -> pa.RecordBatch:
 
 
 def _said(batch: pa.RecordBatch) -> bytes:
-    """Each name and caption behind the lengths of both: `3,5:abcabcde`."""
+    """Return each name and caption behind the lengths of both: `3,5:abcabcde`."""
     names, captions = batch.columns
     lengths = [pc.cast(pc.utf8_length(some), TYPE) for some in (names, captions)]
     comma, colon, nothing = (pa.scalar(text, TYPE) for text in (",", ":", ""))

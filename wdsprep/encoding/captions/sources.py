@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from wdsprep.encoding.captions.lookup import OpenLookup
 
 OWN = "caption"
-"""What the samples' own captions are called, and those that stand in their place."""
+"""The name of the samples' own captions, and of those that stand in their place."""
 CAPTION = "{caption}"
-"""What stands in a place for the name of the captions whose text lies there."""
+"""Stands in a place for the name of the captions whose text lies there."""
 BY = ("key", "source", "url", "sha256")
-"""What may name a sample in a table: the first of these columns that it has, or the one given."""
+"""Columns that may name a sample in a table: the first of these that it has, or the one given."""
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 
 

@@ -176,12 +176,12 @@ def _is_too_long(caption: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableRead:
-    """What was found in a table."""
+    """The rows and values that were found in a table of captions."""
 
     identity: Text
     rows: Nbytes
     blank: Nbytes
-    """Of these have no name, or no caption."""
+    """The number of rows that have no name, or no caption."""
     lookup: Lookup
 
     def to_bytes(self) -> bytes:
@@ -368,7 +368,7 @@ class CaptionReport:
     named: int
     """Samples that have a caption from the table or the field."""
     unnamed: int
-    """Those that have their own."""
+    """The number of samples that keep their own caption."""
     unnamed_examples: tuple[str, ...] = ()
     table: str = ""
     read: TableRead | None = None

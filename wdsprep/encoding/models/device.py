@@ -96,8 +96,11 @@ class TextBatch:
 
     @classmethod
     def of(cls, texts: Sequence[Tokens], size: int, device: torch.device) -> "TextBatch":
-        """Pad a batch to a size. On a GPU one of captions of a certain length is not padded: it
-        would compute each row of padding, and of most lengths few captions come together."""
+        """Pad a batch to a size.
+
+        On a GPU a batch of captions of one length is not padded: it would compute each row
+        of padding, and of most lengths few captions come together.
+        """
         whole = cls(len(texts), texts)
         has_length = any(text.shape for text in texts)
         is_padded = device.type == "cpu" or not has_length

@@ -14,7 +14,6 @@ from wdsprep.dataset.rejects import Refusal, Reject, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.read import TarSample
 from wdsprep.encoding import encode as encoding
-from wdsprep.encoding.choices import format_at, new_format, settings_of, settle_recipe
 from wdsprep.encoding.models.find import (
     Model,
     check_resolution,
@@ -23,6 +22,7 @@ from wdsprep.encoding.models.find import (
     hashed_with,
 )
 from wdsprep.encoding.recipe import Encode, Recipe, check_makes_latents
+from wdsprep.encoding.recipe_defaults import format_at, new_format, settings_of, settle_recipe
 from wdsprep.images.crop import NO_PIXELS, Crop, crop
 from wdsprep.images.shapes import Shapes
 from wdsprep.sources import Columns
@@ -56,7 +56,7 @@ class Encoding:
         return self if form == self.form else replace(self, model=model, form=form)
 
     def as_at(self, place: str) -> "Encoding":
-        """For the dataset that lies there, or a new one."""
+        """Return the encoding in the format of the dataset at `place`, or of a new one."""
         return self.in_format(format_at(place, self.recipe))
 
     def load(self) -> "Encoder":

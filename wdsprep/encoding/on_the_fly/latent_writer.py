@@ -39,7 +39,7 @@ from wdsprep.encoding.pending import pending_shards, remove_stale_units
 from wdsprep.encoding.sample_spool import SampleSpool, SpooledSample
 from wdsprep.errors import DamageError
 from wdsprep.images.shapes import cut_of
-from wdsprep.runners.run import opened_dataset
+from wdsprep.runners.run import open_dataset_to_write
 from wdsprep.store import open_store
 from wdsprep.store.base import absolute, check_apart
 
@@ -78,7 +78,9 @@ class LatentWriter:
         url = absolute(url)
         check_apart(source.url, url)
         self._source, self._encoding = source, encoding
-        self._edition, manifest = opened_dataset(url, "latents", encoding.settings, overwrite=False)
+        self._edition, manifest = open_dataset_to_write(
+            url, "latents", encoding.settings, overwrite=False
+        )
         found = pending_shards(
             self._edition.store,
             manifest,

@@ -30,7 +30,7 @@ class _Part:
     is_mirrored: bool = False
 
     def made(self) -> Rows:
-        """When all are there."""
+        """Return the rows, once all of them are there."""
         rows = self.rows.result()
         if not self.is_mirrored:
             return rows

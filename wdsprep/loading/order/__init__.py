@@ -45,8 +45,8 @@ from typing import Any
 
 import numpy as np
 
-from wdsprep.dataset.chance import GOLDEN, Ints, key_of
 from wdsprep.dataset.manifest import differences
+from wdsprep.dataset.random_numbers import GOLDEN, Ints, key_of
 from wdsprep.errors import FingerprintError, FormatError, NewerFormatError, UsageError
 from wdsprep.loading.order.mixing import (
     Node,

@@ -1,4 +1,4 @@
-"""Permutations that never change, on the keyed chance of `wdsprep.dataset.chance`.
+"""Permutations that never change, on the keyed chance of `wdsprep.dataset.random_numbers`.
 
 `shuffled` is one of a long range (the shards), and `permuted` are many of short ones at once (the
 windows). Both sort by hash, which makes all permutations equally likely.
@@ -6,7 +6,7 @@ windows). Both sort by hash, which makes all permutations equally likely.
 
 import numpy as np
 
-from wdsprep.dataset.chance import Ints, Words, draw
+from wdsprep.dataset.random_numbers import Ints, Words, draw
 
 _CHUNK = 1 << 13  # numbers hashed at once: they stay in the processor's cache
 _MANY = 1 << 20  # words sorted at once, 8 MB

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from wdsprep.dataset.chance import Ints
+from wdsprep.dataset.random_numbers import Ints
 from wdsprep.errors import UsageError
 from wdsprep.text import real, whole
 

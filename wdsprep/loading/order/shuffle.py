@@ -39,7 +39,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.dataset.chance import Ints, Words, draw, key_of
+from wdsprep.dataset.random_numbers import Ints, Words, draw, key_of
 from wdsprep.loading.order.chance import permuted, shuffled
 
 RUNS = 16  # the least number in a window, if it has as many samples

@@ -16,8 +16,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from wdsprep.dataset.aio import Bytes, address_of, read_all
-from wdsprep.dataset.chance import Ints
 from wdsprep.dataset.open_shards import OPEN_SHARDS, OpenShard, OpenShards, reach, too_short
+from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.errors import NotFoundError

@@ -65,7 +65,7 @@ class ReportDataset:
 
     @property
     def columns(self) -> dict[str, str]:
-        """Those of scores, with what they hold."""
+        """Return the columns of scores, with the kind of value that each holds."""
         return columns_of(self.manifest.settings)
 
     @property

@@ -11,7 +11,7 @@ from math import inf
 
 from wdsprep.dataset.ahead import read_each
 from wdsprep.dataset.arrays import LATENT
-from wdsprep.dataset.counts import bin_name, histogram
+from wdsprep.dataset.coarse_histograms import bin_name, histogram
 from wdsprep.reporting.facts.datasets import ReportDataset
 from wdsprep.reporting.sheet.picking import SheetSample, pick, read_sample
 from wdsprep.text import Counting
@@ -111,7 +111,7 @@ def _histograms(given: ReportDataset, samples: Sequence[SheetSample]) -> list[Hi
 
 
 def _of_column(name: str, samples: Sequence[SheetSample], is_every: bool) -> Histogram:
-    """Of numbers equal steps, of texts those that are most frequent."""
+    """Return the histogram of a column: equal steps of numbers, or the most frequent texts."""
     values = [value for sample in samples if (value := sample.facts.get(name)) is not None]
     numbers = [float(value) for value in values if isinstance(value, int | float)]
     texts = Counter(value for value in values if isinstance(value, str))

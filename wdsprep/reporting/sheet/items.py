@@ -229,7 +229,7 @@ def facts_of_image(facts: Mapping[str, Any]) -> FactPairs:
 
 
 def shown_value(value: Any) -> str:
-    """What a column says, in few digits."""
+    """Return the value of a column in few digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

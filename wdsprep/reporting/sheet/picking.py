@@ -45,7 +45,7 @@ class SheetPlace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SheetSample:
-    """What was read of a sample, or the `problem` that kept it from being read."""
+    """A sample that was read for the sheet, or the `problem` that kept it from being read."""
 
     place: SheetPlace
     key: str = ""
@@ -127,7 +127,7 @@ class Joiner:
         return JoinedSample(latents=self._latents, sample=found)
 
     def _numbers_of(self, receipt: Receipt) -> Mapping[int, int]:
-        """The numbers of the samples of a latent shard by their positions in the image shard."""
+        """Return the numbers of a latent shard's samples by their positions in the image shard."""
         if not receipt.shards:
             return {}
         with self._lock:

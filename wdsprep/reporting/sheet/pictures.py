@@ -17,7 +17,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.shapes import Size, cut_size
 from wdsprep.images import Limits, formats
-from wdsprep.images.rule import prepare
+from wdsprep.images.pixel_rule import prepare
 from wdsprep.reporting.page.markup import by
 
 SIDE = 256

@@ -73,7 +73,7 @@ class RayRunner:
     workers: int = 0
     """0: one for each share of CPUs and GPUs that the cluster has."""
     max_workers: int = 0
-    """Where it is more than `workers`: up to so many, as machines join."""
+    """The most workers, where that is more than `workers`: they start as machines join."""
     max_attempts: int = 3
     units_per_worker: int = 1
     name: str = "work"
@@ -81,7 +81,8 @@ class RayRunner:
     units: int = 0
     """Name, phase and the number of units are what metrics say."""
     address: str | None = None
-    """None: the Ray of this process, or of RAY_ADDRESS, or one started for the run."""
+    """The address of Ray. None: the Ray of this process, or of RAY_ADDRESS, or one started for the
+    run."""
     cpus_per_worker: float = 1
     gpus_per_worker: float = 0
     accelerator_type: str | None = None
@@ -123,7 +124,7 @@ class _Actor:
     handle: Any
     awaited: set[Any] = field(default_factory=set)
     node: str = ""
-    """Where it runs; known once it is open."""
+    """The node on which it runs; known once it is open."""
     is_doubted: bool = False
     unsent: list[int] = field(default_factory=list)
     """Orders that it was given since; they come back with the verdict."""

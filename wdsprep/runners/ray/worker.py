@@ -16,8 +16,8 @@ from wdsprep.runners.schedule import Message, UnitProgress
 from wdsprep.runners.worker import Worker, open_worker
 
 MESSAGES_A_SECOND = 500.0
-"""Of progress, that the driver hears from all workers together. Each costs it a tenth of a
-millisecond, and ten thousand workers have more to say than it could hear."""
+"""The messages of progress that the driver hears from all workers together. Each costs it a tenth
+of a millisecond, and ten thousand workers have more to say than it could hear."""
 UNPACED = 100
 """So few units may say what they like."""
 

@@ -27,7 +27,7 @@ AHEAD, AHEAD_SHARE = 8, 4
 """So many wait for a place, or one for each so many that are open, where that is more."""
 LOOK_S = 5.0
 MOST = 100_000
-"""Where nobody says how many there may be."""
+"""The most workers, where nobody says how many there may be."""
 SILENT_S, AGAIN_S = 60.0, 900.0
 """So long a run waits for its workers before it says so, and before it says so again."""
 

@@ -1,5 +1,7 @@
-"""Arrow files as `datasets` saves them: a folder with `state.json`, which names its files, for each
-split. A file is a stream of batches, and is read from its start to its end.
+"""Arrow files as `datasets` saves them.
+
+Each split is a folder with `state.json`, which names its files. A file is a stream of batches, and
+is read from its start to its end.
 """
 
 import io

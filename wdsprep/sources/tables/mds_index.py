@@ -28,7 +28,7 @@ DIGESTS: dict[str, Any] = {
     **{name: getattr(xxhash, name) for name in sorted(xxhash.algorithms_available)},
 }
 MOST_NBYTES = 1 << 32
-"""Of a shard: its offsets have 32 bits."""
+"""The most bytes of a shard: its offsets have 32 bits."""
 OFFSET_NBYTES = 4
 UNPACKED_NBYTES, UNPACKED_RATIO = 256 << 20, 16
 """A shard is usually 64 MB, and arrays and images hardly compress. One that unpacks to more than

@@ -1,5 +1,7 @@
-"""Parquet files of a store: their rows are read batch by batch, so that no file, and no row group,
-is ever in memory as a whole. Footers alone tell how many rows there are.
+"""Parquet files of a store, read batch by batch.
+
+So no file, and no row group, is ever in memory as a whole. Footers alone tell how many rows there
+are.
 """
 
 import io

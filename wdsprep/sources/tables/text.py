@@ -28,10 +28,10 @@ from wdsprep.store.base import Store, stream
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 URL = "url"
-"""What the one column of a list of URLs is called."""
+"""The name of the one column of a list of URLs."""
 MAX_LINE_NBYTES = 16 << 20
 TOO_LONG = b"x" * (csv.field_size_limit() + 1)
-"""What a line of more bytes is read as: a row that no kind of table can have, so a reject."""
+"""Read in place of a line of more bytes: a row that no kind of table can have, so a reject."""
 BLOCK_NBYTES = 1 << 20
 BOM = b"\xef\xbb\xbf"
 

@@ -42,7 +42,7 @@ from wdsprep.store.hub.stage import TURN, HubStage
 URL = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?(?:/(.*))?", re.IGNORECASE)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 DEFAULT = "main"
-LISTINGS = 64  # of folders that are kept: what is in a commit never changes
+LISTINGS = 64  # so many folders' listings are kept: what is in a commit never changes
 TURNS = 5  # attempts at a commit, where others make some at the same time
 CHANGED = 412
 _log = logging.getLogger("wdsprep")

@@ -15,7 +15,7 @@ from wdsprep.store.byte_range import Range, length_of
 from wdsprep.store.hub.retry import AnswerError
 
 TIMEOUT_S = 60.0
-KEPT_S = 300.0  # of an hour
+KEPT_S = 300.0  # an address is valid for an hour
 MOST_KEPT = 100_000
 MOVED = (301, 302, 303, 307, 308)
 BEYOND = 416

@@ -1,5 +1,6 @@
-"""Google Cloud Storage and Azure Blob Storage, through the obstore library. Credentials and
-endpoints are the library's own.
+"""Google Cloud Storage and Azure Blob Storage, through the obstore library.
+
+Credentials and endpoints are the library's own.
 
 A file becomes visible by one request, or by the end of an upload in parts that go out while the
 next ones are still being written. Exclusive is a request on condition that there is no such object.

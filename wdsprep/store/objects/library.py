@@ -25,7 +25,8 @@ from typing import Any
 NAME = "obstore._obstore"
 _LOADING = threading.Lock()
 _loaded: dict[int, Any] = {}
-"""By process. That of a parent is kept, as nothing of it may be freed in a child either."""
+"""The library by process. That of a parent is kept, as nothing of it may be freed in a child
+either."""
 
 
 def _unlock() -> None:

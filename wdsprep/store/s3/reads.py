@@ -205,7 +205,7 @@ MOST_REFUSALS = 32  # in a row, where boto3 was let in: then the server takes no
 BROKE_OFF = "the server's answer broke off again and again: check the network"
 T = TypeVar("T")
 Take = Callable[[Any, int], T]
-"""What is made of a body and its length."""
+"""Makes a value of a body and its length."""
 _log = logging.getLogger("wdsprep")
 
 

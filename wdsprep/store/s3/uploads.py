@@ -56,7 +56,7 @@ class BodyChecks:
     is_signed: bool
     is_refused: bool = False
     is_given_back: bool | None = None
-    """Whether it has always given back the CRC of a part; unknown at first."""
+    """True if it has always given back the CRC of a part; unknown at first."""
 
     def heard(self, *, is_given_back: bool) -> None:
         self.is_given_back = is_given_back and self.is_given_back is not False

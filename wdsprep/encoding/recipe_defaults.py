@@ -1,4 +1,4 @@
-"""What a recipe leaves open, chosen for a model and a device, and the settings that come of it."""
+"""Defaults of a recipe, chosen for a model and a device, and the settings that follow."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -84,8 +84,10 @@ def new_format(recipe: Recipe) -> dict[str, Any]:
 
 
 def format_at(place: str, recipe: Recipe, *, overwrite: bool = False) -> Mapping[str, Any]:
-    """Return the form of the dataset that lies there, how its images are decoded included, or that
-    of a new one."""
+    """Return the format of the dataset at `place`, or that of a new one.
+
+    How its images are decoded is part of it.
+    """
     new = new_format(recipe)
     return read_format(place, overwrite=overwrite, new=new, names=(*FORM, DECODE))
 

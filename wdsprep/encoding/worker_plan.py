@@ -1,6 +1,6 @@
-"""Who encodes: how many workers, on which device, with what share of each machine.
+"""The workers of `encode`: how many, on which device, with what share of each machine.
 
-The rules are in `staff`, which only computes; what machines there are is looked up in `find_crew`.
+`plan_workers` has the rules and only computes; `plan_for_machines` looks which machines there are.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from wdsprep.encoding.gpus import visible_gpus
 from wdsprep.errors import UsageError
 from wdsprep.options import about
 from wdsprep.runners import base, make_runner
-from wdsprep.runners.base import WORKERS, Runner, SpanCrewOptions, least_and_most, ray_there
+from wdsprep.runners.base import WORKERS, Runner, WorkerRangeOptions, parse_workers, ray_in_use
 
 DEVICES = ("auto", "cuda", "cpu")
 SHARDS_PER_WORKER = 3  # one comes back from the device, one goes in, one has its tar open
@@ -22,8 +22,8 @@ loaded once."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncodeCrewOptions(SpanCrewOptions):
-    """And on which devices; `auto` and 0 leave it to us."""
+class EncodeWorkerOptions(WorkerRangeOptions):
+    """The options of workers and their devices; `auto` and 0 leave the choice to us."""
 
     device: str = field(
         default="auto",
@@ -42,7 +42,7 @@ class EncodeCrewOptions(SpanCrewOptions):
             "Work in so many processes; auto is one a GPU, or one in all without any; MIN:MAX on "
             "a cluster that grows.",
             WORKERS,
-            read=least_and_most,
+            read=parse_workers,
             usual=True,
             metavar="AUTO|N|MIN:MAX",
             example="auto|N|MIN:MAX",
@@ -84,11 +84,11 @@ class EncodeCrewOptions(SpanCrewOptions):
 class Machine:
     cpus: float
     gpus: tuple[str, ...] = ()
-    """As CUDA_VISIBLE_DEVICES names them."""
+    """The GPUs, as CUDA_VISIBLE_DEVICES names them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EncodeCrew:
+class EncodeWorkerPlan:
     """`workers` may be 0 on a cluster: as many as there is room for."""
 
     device: str
@@ -98,28 +98,32 @@ class EncodeCrew:
     gpus: tuple[str, ...]
 
     sizes_itself: bool = False
-    """Whether a worker decodes with the cores that its own node has for it."""
+    """True if a worker decodes with the cores that its own node has for it."""
 
     @property
     def threads(self) -> int:
-        """How many a worker decodes in; 0 where that is its own to find."""
+        """Return in how many threads a worker decodes, or 0 where it finds that out itself."""
         return 0 if self.sizes_itself else max(1, int(self.cpus_per_worker))
 
     @property
     def gpu_share(self) -> float:
-        """What a worker may take of the memory of its GPU; all of each where it has several."""
+        """Return which share of its GPU's memory a worker may take.
+
+        Where it has several GPUs, it may take all of each.
+        """
         return min(1.0, self.gpus_per_worker or 1.0)
 
 
-def staff(
-    options: EncodeCrewOptions, machines: Sequence[Machine], *, is_cluster: bool
-) -> EncodeCrew:
-    """Return the crew for these machines.
+def plan_workers(
+    options: EncodeWorkerOptions, machines: Sequence[Machine], *, is_cluster: bool
+) -> EncodeWorkerPlan:
+    """Return the workers for these machines.
 
-    On GPUs a worker has one of them, or shares it where there are more workers, and its share of
-    the cores of its machine; on CPUs, where torch computes with all cores, one worker has a whole
-    machine. Machines of a cluster may come later, with other cores: what is asked for there is the
-    least that is known, and a worker on a GPU sizes itself."""
+    On GPUs a worker has one of them, or shares it where there are more workers, and its share
+    of the cores of its machine. On CPUs, where torch computes with all cores, one worker has a
+    whole machine. Machines of a cluster may come later, with other cores: what is asked for
+    there is the least that is known, and a worker on a GPU sizes itself.
+    """
     with_gpus = [machine for machine in machines if machine.gpus]
     if is_cluster and options.device == "auto" and not with_gpus:
         raise UsageError(
@@ -130,14 +134,14 @@ def staff(
     if device == "cuda":
         if not with_gpus and not is_cluster:
             raise UsageError("there is no GPU that torch can use here: leave --device out")
-        return _gpu_crew(options, with_gpus, is_cluster=is_cluster)
+        return _plan_gpu_workers(options, with_gpus, is_cluster=is_cluster)
     if options.gpus_per_worker:
         raise UsageError("--gpus-per-worker is for GPUs, and the device is the CPU")
     cpus = options.cpus_per_worker or min((each.cpus for each in machines), default=1.0)
     if options.least and not options.cpus_per_worker and not is_cluster:
         cpus = max(1.0, machines[0].cpus // options.least)
     room = 0 if is_cluster else max(1, int(machines[0].cpus // cpus))
-    return EncodeCrew(
+    return EncodeWorkerPlan(
         device=device,
         workers=options.least or room,
         cpus_per_worker=cpus,
@@ -146,16 +150,16 @@ def staff(
     )
 
 
-def _gpu_crew(
-    options: EncodeCrewOptions, machines: Sequence[Machine], *, is_cluster: bool
-) -> EncodeCrew:
+def _plan_gpu_workers(
+    options: EncodeWorkerOptions, machines: Sequence[Machine], *, is_cluster: bool
+) -> EncodeWorkerPlan:
     share = options.gpus_per_worker or 1.0
     if options.least and not options.gpus_per_worker and not is_cluster:
         share = 1 / ceil(options.least / len(machines[0].gpus))
     cores = [machine.cpus * share / len(machine.gpus) for machine in machines]
     gpus = () if is_cluster else machines[0].gpus
     room = int(len(gpus) / share) if not is_cluster else 0
-    return EncodeCrew(
+    return EncodeWorkerPlan(
         device="cuda",
         workers=options.least or room,
         cpus_per_worker=options.cpus_per_worker or max(1.0, min(cores, default=1.0) // 1),
@@ -165,14 +169,15 @@ def _gpu_crew(
     )
 
 
-def settled(options: EncodeCrewOptions, told: Callable[[str], None]) -> EncodeCrewOptions:
-    """Choose the runner, and tell which and why.
+def with_runner(options: EncodeWorkerOptions, told: Callable[[str], None]) -> EncodeWorkerOptions:
+    """Return the options with the runner that is chosen for them, and tell which and why.
 
-    That is told before anything slow, but for the look at the GPUs that decides."""
+    That is told before anything slow, but for the look at the GPUs that decides.
+    """
     gpus = 0
-    if options.runner == "auto" and not ray_there(options.ray_address):
+    if options.runner == "auto" and not ray_in_use(options.ray_address):
         gpus = len(this_machine(options.device).gpus)
-    chosen = base.settled(options, told, gpus=gpus)
+    chosen = base.with_runner(options, told, gpus=gpus)
     if options.runner == "auto" and chosen.runner == "local":
         here = "one GPU" if gpus else "no GPU" if options.device != "cpu" else "the CPU alone"
         told(
@@ -182,8 +187,11 @@ def settled(options: EncodeCrewOptions, told: Callable[[str], None]) -> EncodeCr
     return chosen
 
 
-def find_crew(options: EncodeCrewOptions) -> EncodeCrew:
-    """Look at the machines and staff them. Only Ray knows those of a cluster."""
+def plan_for_machines(options: EncodeWorkerOptions) -> EncodeWorkerPlan:
+    """Look which machines there are, and plan the workers for them.
+
+    Only Ray knows the machines of a cluster.
+    """
     if options.runner == "ray":
         from wdsprep.runners.ray.cluster import cluster_resources
 
@@ -196,8 +204,8 @@ def find_crew(options: EncodeCrewOptions) -> EncodeCrew:
                 for node in nodes
                 if node.get("CPU")
             ]
-            return staff(options, found, is_cluster=True)
-    return staff(options, [this_machine(options.device)], is_cluster=False)
+            return plan_workers(options, found, is_cluster=True)
+    return plan_workers(options, [this_machine(options.device)], is_cluster=False)
 
 
 def this_machine(device: str) -> Machine:
@@ -207,17 +215,17 @@ def this_machine(device: str) -> Machine:
 
 
 def runner_of(
-    options: EncodeCrewOptions,
-    crew: EncodeCrew,
+    options: EncodeWorkerOptions,
+    worker_plan: EncodeWorkerPlan,
     *,
     units: int,
     phase: str = "",
     name: str = "encode",
 ) -> Runner:
-    """Make a runner for this crew, with no more workers than there are units."""
+    """Make a runner for these workers, with no more workers than there are units."""
     return make_runner(
         options.runner,
-        workers=min(crew.workers, units),
+        workers=min(worker_plan.workers, units),
         max_workers=min(options.most, units),
         units_per_worker=SHARDS_IN_TURN,
         max_attempts=options.max_attempts,
@@ -225,8 +233,8 @@ def runner_of(
         phase=phase,
         units=units,
         address=options.ray_address,
-        cpus_per_worker=crew.cpus_per_worker,
-        gpus_per_worker=crew.gpus_per_worker,
+        cpus_per_worker=worker_plan.cpus_per_worker,
+        gpus_per_worker=worker_plan.gpus_per_worker,
         accelerator_type=options.accelerator_type,
-        gpus=crew.gpus,
+        gpus=worker_plan.gpus,
     )

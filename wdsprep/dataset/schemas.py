@@ -1,4 +1,4 @@
-"""What manifests and receipts say, as kinds of values that `records` checks where they are read.
+"""Types of what manifests and receipts say, which `records` checks where they are read.
 
 Settings are here by their names and types, as the rooms above write them. One that is not here is
 of a newer version, or of a test, and nothing reads it.
@@ -121,7 +121,7 @@ class ScoredModel(TypedDict, total=False):
 
 
 class ScoreSettings(TypedDict):
-    """What scores were made with."""
+    """The settings of scores: their columns and the models that made them."""
 
     columns: dict[Text, Annotated[str, matching("number|whole|text", "what a column holds")]]
     language: Text

@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Any
 
-from wdsprep.dataset.counts import count_sample
+from wdsprep.dataset.coarse_histograms import count_sample
 
 
 def counted(dataset: str, facts: dict[str, Any], shape: str = "") -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Datasets that a selection is written to: what they are, and one run over what each lacks."""
+"""The new datasets that a selection is written to, and the run that fills each."""
 
 import contextlib
 import shutil
@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 
 from wdsprep.changes.copying import CopyUnit, CopyWork
-from wdsprep.changes.cutting import Cut, ShardLimits, ShardPiece, cut
 from wdsprep.changes.grouping import NAME, Group
 from wdsprep.changes.joined_columns import JoinedColumns, subsets_of
 from wdsprep.changes.selection import (
     OriginShards,
     Parts,
     WantedKeys,
-    drawn,
-    in_parts,
-    where,
-    with_keys,
+    draw_samples,
+    select_keys,
+    select_where,
+    split_samples,
 )
+from wdsprep.changes.shard_plan import PlannedShard, ShardLimits, ShardPiece, cut_into_shards
 from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.digests import DigestKind
@@ -34,10 +34,10 @@ from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.sealed import canonical
 from wdsprep.dataset.state import dated_manifest, find_claim, read_format, refreshed
 from wdsprep.errors import ExistsError, FingerprintError, FullError, NotFoundError, UsageError
-from wdsprep.runners.base import CrewOptions
+from wdsprep.runners.base import WorkerOptions
 from wdsprep.runners.in_process import runner_for
 from wdsprep.runners.job import JobListener
-from wdsprep.runners.run import Outcome, Run, carry_out, opened_dataset
+from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write
 from wdsprep.runners.track import tracked
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, absolute, local_path, write_bytes
@@ -45,7 +45,7 @@ from wdsprep.text import human_bytes, plural
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SelectAsked:
+class SelectRequest:
     """Which samples, in which shards."""
 
     where: str
@@ -57,7 +57,7 @@ class SelectAsked:
     nbytes: int
     prefix: bool
     columns: JoinedColumns = field(default_factory=JoinedColumns)
-    """What the condition may ask for beside the json."""
+    """Columns that the condition may ask for beside the json."""
 
     def settings(self, part: str) -> dict[str, Any]:
         """Return the settings that decide the bytes, beside the datasets.
@@ -79,34 +79,36 @@ class SelectAsked:
         return found | {"max_shard_size": self.nbytes, "samples_per_shard": self.samples}
 
 
-def cut_all(group: Group, asked: SelectAsked) -> dict[str, list[Cut]]:
+def plan_shards(group: Group, asked: SelectRequest) -> dict[str, list[PlannedShard]]:
     """Return the shards of each part."""
     rise = group.dataset == "images"
     shards = OriginShards(origins=group.origins)
     every = shards.all_samples
     if asked.keys:
-        every = with_keys(every, shards, asked.keys, rise=rise)
+        every = select_keys(every, shards, asked.keys, rise=rise)
     if asked.where:
-        every = where(every, shards, subsets_of(group.origins, asked.columns, asked.where))
+        every = select_where(every, shards, subsets_of(group.origins, asked.columns, asked.where))
     if not every.samples:
         shown = " and ".join(origin.shown for origin in group.origins)
         raise UsageError(f"nothing is selected: no sample of {shown} is left: ask for less")
     if asked.count:
-        every = drawn(every, shards, asked.count, asked.seed)
+        every = draw_samples(every, shards, asked.count, asked.seed)
     parts = {"": every}
     if asked.parts:
-        parts = in_parts(every, shards, asked.parts, asked.seed)
+        parts = split_samples(every, shards, asked.parts, asked.seed)
     limits = ShardLimits(samples=asked.samples, nbytes=asked.nbytes)
     found = {}
     for name, some in parts.items():
         if not some.samples:
             total = plural(every.samples, "sample")
             raise UsageError(f"--split: of {total} none is left for {name}: give it a larger share")
-        found[name] = cut(some, shards, limits, prefixes=prefixes(group, asked), rise=rise)
+        found[name] = cut_into_shards(
+            some, shards, limits, prefixes=prefixes(group, asked), rise=rise
+        )
     return found
 
 
-def prefixes(group: Group, asked: SelectAsked) -> tuple[str, ...]:
+def prefixes(group: Group, asked: SelectRequest) -> tuple[str, ...]:
     """Return the prefix of the keys of each dataset."""
     many = len(group.origins)
     if not asked.prefix:
@@ -114,7 +116,7 @@ def prefixes(group: Group, asked: SelectAsked) -> tuple[str, ...]:
     return tuple(f"{number:0{len(str(many - 1))}d}" for number in range(many))
 
 
-def check_room(planned: "Iterable[tuple[Out, list[Cut]]]") -> None:
+def check_room(planned: "Iterable[tuple[SelectedDataset, list[PlannedShard]]]") -> None:
     """Before anything is written: what is left to write must have room on a local disk."""
     wanted: dict[str, int] = {}
     for each, own in planned:
@@ -131,12 +133,12 @@ def check_room(planned: "Iterable[tuple[Out, list[Cut]]]") -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Out:
+class SelectedDataset:
     """A dataset to write: of a group, or a part of it."""
 
     group: Group
     part: str
-    asked: SelectAsked
+    asked: SelectRequest
     overwrite: bool
     track: str = ""
 
@@ -196,7 +198,7 @@ class Out:
         is_same = there is not None and there.extra.get("selection") == self.selection
         return bool(is_same and there and there.complete)
 
-    def nbytes_left(self, cuts: Sequence[Cut]) -> int:
+    def nbytes_left(self, cuts: Sequence[PlannedShard]) -> int:
         """About as much as is left to write: of latents, the share of samples is taken for it."""
         done = set(self._there.ledger.units()) if self._there else set()
         names = (self._unit_name(each) for each in cuts)
@@ -219,7 +221,7 @@ class Out:
             buckets_encoded(self.group.settings, images.settings["buckets"], made=made)
         )
 
-    def _unit_name(self, made: Cut) -> str:
+    def _unit_name(self, made: PlannedShard) -> str:
         return made.slice if self.group.dataset == "images" else latent_unit(made.name)
 
     def finished(self) -> Outcome:
@@ -227,14 +229,14 @@ class Out:
 
     def filled(
         self,
-        cuts: Sequence[Cut],
+        cuts: Sequence[PlannedShard],
         images: Outcome | None,
-        options: CrewOptions,
+        options: WorkerOptions,
         listener: JobListener,
     ) -> Outcome:
         return self._run(list(self._units(cuts, images)), options, listener)
 
-    def _units(self, cuts: Sequence[Cut], images: Outcome | None) -> Iterator[CopyUnit]:
+    def _units(self, cuts: Sequence[PlannedShard], images: Outcome | None) -> Iterator[CopyUnit]:
         """Latents are made of the image shards that were written, whatever came of these."""
         digest = DigestKind.of(self.settings)
         shards = {shard.name: shard for shard in images.manifest.shards} if images else {}
@@ -249,7 +251,7 @@ class Out:
                 nbytes=made.nbytes,
             )
 
-    def _pieces(self, made: Cut, written: Shard | None) -> tuple[ShardPiece, ...]:
+    def _pieces(self, made: PlannedShard, written: Shard | None) -> tuple[ShardPiece, ...]:
         """Return the pieces of a shard of latents.
 
         They are units of the images that they follow. Samples that the `written` image
@@ -275,9 +277,9 @@ class Out:
         return replace(piece, numbers=np.array(left, np.uint32)) if left else None
 
     def _run(
-        self, units: list[CopyUnit], options: CrewOptions | None, listener: JobListener
+        self, units: list[CopyUnit], options: WorkerOptions | None, listener: JobListener
     ) -> Outcome:
-        edition, manifest = opened_dataset(
+        edition, manifest = open_dataset_to_write(
             self.place, self.group.dataset, self.settings, overwrite=self.overwrite
         )
         ledger = manifest.ledger
@@ -307,7 +309,7 @@ class Out:
             settings=manifest.settings,
             before=manifest.samples,
         ) as status:
-            (outcome,) = carry_out([run], chosen, work, pending, status=status)
+            (outcome,) = do_runs([run], chosen, work, pending, status=status)
         return outcome
 
     def _extra(self) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""All pairs of many hashes that are at most so many bits apart, without comparing each with each.
+"""Find all pairs of near duplicates among many hashes, without comparing each with each.
+
+Two hashes are a pair if they differ in at most `distance` of their 64 bits.
 
 The 64 bits are cut into `distance + agreeing` blocks. Two hashes that differ in `distance` bits
 differ in as many blocks at most, so there are `agreeing` blocks in which they are the same. For
@@ -67,7 +69,7 @@ def blocks_of(count: int) -> list[Block]:
     return [Block(start=a, nbits=b - a) for a, b in pairwise(ends)]
 
 
-def near_pairs(hashes: Hashes, distance: int, heard: Counting = unheard) -> tuple[Rows, Rows]:
+def find_near_pairs(hashes: Hashes, distance: int, heard: Counting = unheard) -> tuple[Rows, Rows]:
     """Return all pairs of hashes that differ in 1 to `distance` bits, as places in `hashes`.
 
     The hashes rise, and each is there once. `heard` is told how many sorts are done, of how
@@ -157,7 +159,7 @@ def bits_set(numbers: Hashes) -> NDArray[numpy.uint64]:
     return counted
 
 
-def kept_of(better: Rows, worse: Rows, count: int) -> NDArray[numpy.int64]:
+def choose_kept(better: Rows, worse: Rows, count: int) -> NDArray[numpy.int64]:
     """Return which of `count` pictures stays for each: itself, or the best that it is paired with.
 
     Pictures are numbered from the best on. A picture that is better than all it is paired with

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from wdsprep.encoding import crew as encode_crew
-from wdsprep.encoding import gpus
-from wdsprep.encoding.crew import EncodeCrewOptions, Machine, settled, staff
+from wdsprep.encoding import gpus, worker_plan
+from wdsprep.encoding.worker_plan import EncodeWorkerOptions, Machine, plan_workers, with_runner
 from wdsprep.errors import UsageError
 
 TWO_CORES = [Machine(cpus=2)]
@@ -21,21 +20,25 @@ MIXED = [
 
 
 def test_on_a_cpu_one_worker_has_all_cores() -> None:
-    crew = staff(EncodeCrewOptions(), TWO_CORES, is_cluster=False)
-    assert (crew.device, crew.workers, crew.threads) == ("cpu", 1, 2)
+    plan = plan_workers(EncodeWorkerOptions(), TWO_CORES, is_cluster=False)
+    assert (plan.device, plan.workers, plan.threads) == ("cpu", 1, 2)
 
 
 @pytest.mark.parametrize(("workers", "threads"), [(1, 2), (2, 1), (3, 1)])
 def test_workers_on_a_cpu_share_its_cores(workers: int, threads: int) -> None:
-    crew = staff(EncodeCrewOptions(workers=workers), TWO_CORES, is_cluster=False)
-    assert (crew.workers, crew.threads) == (workers, threads)
+    plan = plan_workers(EncodeWorkerOptions(workers=workers), TWO_CORES, is_cluster=False)
+    assert (plan.workers, plan.threads) == (workers, threads)
 
 
 def test_each_gpu_has_a_worker_with_its_share_of_cores() -> None:
-    crew = staff(EncodeCrewOptions(), ONE_GPU, is_cluster=False)
-    assert (crew.device, crew.workers, crew.cpus_per_worker) == ("cuda", 1, 8)
-    crew = staff(EncodeCrewOptions(), EIGHT_GPUS, is_cluster=False)
-    assert (crew.workers, crew.cpus_per_worker, crew.gpus) == (8, 12, tuple("01234567"))
+    plan = plan_workers(EncodeWorkerOptions(), ONE_GPU, is_cluster=False)
+    assert (plan.device, plan.workers, plan.cpus_per_worker) == ("cuda", 1, 8)
+    plan = plan_workers(EncodeWorkerOptions(), EIGHT_GPUS, is_cluster=False)
+    assert (plan.workers, plan.cpus_per_worker, plan.gpus) == (
+        8,
+        12,
+        tuple("01234567"),
+    )
 
 
 def test_without_the_driver_of_a_gpu_torch_is_not_asked(
@@ -54,30 +57,34 @@ def test_without_the_driver_of_a_gpu_torch_is_not_asked(
 
 
 def test_a_gpu_can_be_shared_and_left_alone() -> None:
-    crew = staff(EncodeCrewOptions(gpus_per_worker=0.5), ONE_GPU, is_cluster=False)
-    assert (crew.workers, crew.cpus_per_worker, crew.gpus_per_worker) == (2, 4, 0.5)
-    crew = staff(EncodeCrewOptions(device="cpu"), ONE_GPU, is_cluster=False)
-    assert (crew.device, crew.gpus_per_worker, crew.workers) == ("cpu", 0, 1)
+    plan = plan_workers(EncodeWorkerOptions(gpus_per_worker=0.5), ONE_GPU, is_cluster=False)
+    assert (plan.workers, plan.cpus_per_worker, plan.gpus_per_worker) == (
+        2,
+        4,
+        0.5,
+    )
+    plan = plan_workers(EncodeWorkerOptions(device="cpu"), ONE_GPU, is_cluster=False)
+    assert (plan.device, plan.gpus_per_worker, plan.workers) == ("cpu", 0, 1)
 
 
 @pytest.mark.parametrize(("workers", "share"), [(4, 1), (8, 1), (9, 0.5), (16, 0.5)])
 def test_more_workers_than_gpus_share_them_and_their_memory(workers: int, share: float) -> None:
-    crew = staff(EncodeCrewOptions(workers=workers), EIGHT_GPUS, is_cluster=False)
-    assert (crew.gpus_per_worker, crew.gpu_share) == (share, share)
-    assert crew.threads == int(12.5 * share)
+    plan = plan_workers(EncodeWorkerOptions(workers=workers), EIGHT_GPUS, is_cluster=False)
+    assert (plan.gpus_per_worker, plan.gpu_share) == (share, share)
+    assert plan.threads == int(12.5 * share)
 
 
 def test_a_worker_with_several_gpus_takes_the_memory_of_each() -> None:
-    crew = staff(EncodeCrewOptions(gpus_per_worker=2), EIGHT_GPUS, is_cluster=False)
-    assert (crew.workers, crew.gpu_share) == (4, 1)
+    plan = plan_workers(EncodeWorkerOptions(gpus_per_worker=2), EIGHT_GPUS, is_cluster=False)
+    assert (plan.workers, plan.gpu_share) == (4, 1)
 
 
 def test_on_a_cluster_every_gpu_machine_has_room() -> None:
-    crew = staff(EncodeCrewOptions(), MIXED, is_cluster=True)
-    assert (crew.device, crew.workers, crew.cpus_per_worker) == ("cuda", 0, 8)
-    options = EncodeCrewOptions(device="cpu")
-    crew = staff(options, [Machine(cpus=16), Machine(cpus=4)], is_cluster=True)
-    assert (crew.device, crew.workers, crew.cpus_per_worker) == ("cpu", 0, 4)
+    plan = plan_workers(EncodeWorkerOptions(), MIXED, is_cluster=True)
+    assert (plan.device, plan.workers, plan.cpus_per_worker) == ("cuda", 0, 8)
+    options = EncodeWorkerOptions(device="cpu")
+    plan = plan_workers(options, [Machine(cpus=16), Machine(cpus=4)], is_cluster=True)
+    assert (plan.device, plan.workers, plan.cpus_per_worker) == ("cpu", 0, 4)
 
 
 SCALED_TO_ZERO = ([], [Machine(cpus=4)], [Machine(cpus=64), Machine(cpus=8)])
@@ -85,27 +92,27 @@ SCALED_TO_ZERO = ([], [Machine(cpus=4)], [Machine(cpus=64), Machine(cpus=8)])
 
 @pytest.mark.parametrize("machines", SCALED_TO_ZERO)
 def test_gpus_may_join_a_cluster_later(machines: list[Machine]) -> None:
-    crew = staff(EncodeCrewOptions(device="cuda", workers=4), machines, is_cluster=True)
-    assert (crew.device, crew.workers, crew.gpus_per_worker) == ("cuda", 4, 1)
-    assert (crew.cpus_per_worker, crew.threads) == (1, 0)  # each node has its own
+    plan = plan_workers(EncodeWorkerOptions(device="cuda", workers=4), machines, is_cluster=True)
+    assert (plan.device, plan.workers, plan.gpus_per_worker) == ("cuda", 4, 1)
+    assert (plan.cpus_per_worker, plan.threads) == (1, 0)  # each node has its own
     with pytest.raises(
         UsageError, match=r"no GPU now, and may get some: --device cuda, .* --device"
     ):
-        staff(EncodeCrewOptions(), machines, is_cluster=True)
-    assert staff(EncodeCrewOptions(device="cpu"), machines, is_cluster=True).threads >= 1
+        plan_workers(EncodeWorkerOptions(), machines, is_cluster=True)
+    assert plan_workers(EncodeWorkerOptions(device="cpu"), machines, is_cluster=True).threads >= 1
 
 
 def test_cores_that_were_asked_for_are_the_threads_on_a_cluster_too() -> None:
-    crew = staff(EncodeCrewOptions(cpus_per_worker=6), MIXED, is_cluster=True)
-    assert (crew.cpus_per_worker, crew.threads) == (6, 6)
-    assert staff(EncodeCrewOptions(), MIXED, is_cluster=True).threads == 0
+    plan = plan_workers(EncodeWorkerOptions(cpus_per_worker=6), MIXED, is_cluster=True)
+    assert (plan.cpus_per_worker, plan.threads) == (6, 6)
+    assert plan_workers(EncodeWorkerOptions(), MIXED, is_cluster=True).threads == 0
 
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(UsageError, match="no GPU"):
-        staff(EncodeCrewOptions(device="cuda"), TWO_CORES, is_cluster=False)
+        plan_workers(EncodeWorkerOptions(device="cuda"), TWO_CORES, is_cluster=False)
     with pytest.raises(UsageError, match="gpus-per-worker"):
-        staff(EncodeCrewOptions(gpus_per_worker=1), TWO_CORES, is_cluster=False)
+        plan_workers(EncodeWorkerOptions(gpus_per_worker=1), TWO_CORES, is_cluster=False)
 
 
 LOCALLY = "encoding with local processes: "
@@ -131,9 +138,9 @@ def test_which_runner_is_chosen_and_why_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(encode_crew, "this_machine", lambda _device: machine)
+    monkeypatch.setattr(worker_plan, "this_machine", lambda _device: machine)
     monkeypatch.delitem(sys.modules, "ray", raising=False)
     said: list[str] = []
-    assert settled(EncodeCrewOptions(**options), said.append).runner == runner  # type: ignore[arg-type]
+    assert with_runner(EncodeWorkerOptions(**options), said.append).runner == runner  # type: ignore[arg-type]
     assert len(said) == bool(line)
     assert "".join(said).startswith(line)

@@ -1,4 +1,4 @@
-"""Whether what has another date than when it was packed still holds the same.
+"""Check whether files whose dates have changed since they were packed hold the same as before.
 
 A source that was copied, unpacked anew or touched has the names and sizes of before and other
 dates. Then the slices that such items are in are read, and what they hold is compared with what
@@ -31,7 +31,7 @@ class Change(Enum):
     ADDED = auto()
 
 
-class Known:
+class PackedItems:
     """The packed items, in 24 bytes each.
 
     They are kept by 64 bits of their names, with 64 bits of what a listing says of each, and 64

@@ -1,4 +1,4 @@
-"""Which samples are copies of which, and the files that say so.
+"""Groups of duplicate images, and the files that list them.
 
 A sample is the number of its row: dataset after dataset, shard after shard, in the order of each.
 All is done in arrays, since there may be 100 million of them.
@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from wdsprep.changes.hashes import HashUnit, ImagesLooked
-from wdsprep.changes.near import bits_set, kept_of, near_pairs
+from wdsprep.changes.near_duplicates import bits_set, choose_kept, find_near_pairs
 from wdsprep.errors import UsageError
 from wdsprep.images.perceptual import NO_HASH
 from wdsprep.store import split_url
@@ -119,13 +119,13 @@ class CopySearch:
         self, things: NDArray[numpy.uint64], best: Rows, distance: int, heard: Counting
     ) -> Rows:
         """Which thing stays for each; a thing is all samples of a hash, of which `best` is one."""
-        one, other = near_pairs(things, distance, heard)
+        one, other = find_near_pairs(things, distance, heard)
         paired, places = numpy.unique(numpy.concatenate([one, other]), return_inverse=True)
         by_rank = numpy.lexsort((best[paired], ~self.pixels[best[paired]]))
         rank = numpy.empty(len(paired), numpy.int64)
         rank[by_rank] = numpy.arange(len(paired))
         first, second = rank[places[: len(one)]], rank[places[len(one) :]]
-        kept = kept_of(numpy.minimum(first, second), numpy.maximum(first, second), len(paired))
+        kept = choose_kept(numpy.minimum(first, second), numpy.maximum(first, second), len(paired))
         stays = numpy.arange(len(things))
         stays[paired[by_rank]] = paired[by_rank[kept]]
         return stays
@@ -166,7 +166,7 @@ def _spans(images: Sequence[ImagesLooked]) -> list[tuple[ImagesLooked, HashUnit,
     return [(*unit, int(a), int(b)) for unit, (a, b) in zip(units, pairwise(ends), strict=True)]
 
 
-def largest(images: Sequence[ImagesLooked], copies: Copies) -> Iterator[DuplicateGroup]:
+def largest_groups(images: Sequence[ImagesLooked], copies: Copies) -> Iterator[DuplicateGroup]:
     """Yield the groups with the most copies."""
     spans = _spans(images)
 

@@ -1,4 +1,4 @@
-"""What the user decides about packing: which samples are kept, and what their shards look like.
+"""The options of `pack`: which samples are kept, and how their shards are cut.
 
 The options of `pack` stand here, with the settings of a dataset that they come to.
 """
@@ -18,7 +18,7 @@ from wdsprep.images import HEADING, ImageOptions, Limits, Recode, jpeg_quality
 from wdsprep.limits import MAX_DOWNLOAD_NBYTES, MAX_NBYTES
 from wdsprep.options import Options, about, stated
 from wdsprep.packing import HASHES
-from wdsprep.runners.base import SpanCrewOptions
+from wdsprep.runners.base import WorkerRangeOptions
 from wdsprep.runners.job import JobListener
 from wdsprep.runners.options import OUTPUT, TRACK, limit, overwrite
 from wdsprep.text import brief, names, size
@@ -303,7 +303,7 @@ class PackRules(ShardSizes, ImageOptions):
 
 
 @dataclass(frozen=True)
-class PackOptions(SpanCrewOptions, FetchOptions, PackRules):
+class PackOptions(WorkerRangeOptions, FetchOptions, PackRules):
     """Options of `pack`."""
 
     source: "str | os.PathLike[str]" = field(

@@ -1,4 +1,4 @@
-"""Keyed chance that never changes, for the order of samples and for what is drawn of them.
+"""Random numbers by key that never change, for the order and the choice of samples.
 
 NumPy does not promise its random streams across versions, so these are integer arithmetic of our
 own, frozen by golden tests:
@@ -20,7 +20,7 @@ GOLDEN = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio, and odd
 
 
 def key_of(*parts: str | int) -> int:
-    """64 bits that depend on every part and on where one part ends and the next begins."""
+    """Return 64 bits that depend on every part, and on where one ends and the next begins."""
     digest = hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 

@@ -1,4 +1,4 @@
-"""What the members of a sample must be, by `shards/README.md`."""
+"""Rules for the members of a sample, as `shards/README.md` states them."""
 
 import json
 from bisect import bisect_right

@@ -1,4 +1,4 @@
-"""The shards of a selection: what is selected, cut into runs of so many samples and bytes.
+"""Plan the shards of a selection: runs of selected samples, bounded in number and bytes.
 
 A shard has samples of one bucket. It ends too where the next key does not rise: between two
 datasets, as a rule. So keys rise in each shard, which is what `verify` and `inspect` go by.
@@ -23,7 +23,7 @@ from wdsprep.dataset.selection import Numbers, SampleSelection, ShardSamples, ra
 from wdsprep.errors import UsageError
 
 Order = tuple[int, str]
-"""Of keys, by which they rise."""
+"""The order of keys: each shard has them rising by it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +50,7 @@ class ShardPiece:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cut:
+class PlannedShard:
     """A shard of a selection of images, or of what is selected like them."""
 
     number: int
@@ -92,14 +92,14 @@ class ShardLimits:
     nbytes: int
 
 
-def cut(
+def cut_into_shards(
     selection: SampleSelection,
     shards: OriginShards,
     limits: ShardLimits,
     *,
     prefixes: Sequence[str],
     rise: bool,
-) -> list[Cut]:
+) -> list[PlannedShard]:
     """Divide the selected samples into shards.
 
     `prefixes` are what keys of each dataset get. Without them, no two datasets may have the
@@ -134,7 +134,7 @@ class _Cutter:
     limits: ShardLimits
     prefixes: Sequence[str]
     rise: bool
-    done: list[Cut] = field(default_factory=list)
+    done: list[PlannedShard] = field(default_factory=list)
     _pieces: list[ShardPiece] = field(default_factory=list)
     _samples: int = 0
     _nbytes: int = 0
@@ -163,7 +163,9 @@ class _Cutter:
     def end(self) -> None:
         if self._pieces:
             bucket, pieces = self._pieces[0].shard.bucket, tuple(self._pieces)
-            made = Cut(number=len(self.done), bucket=bucket, pieces=pieces, nbytes=self._nbytes)
+            made = PlannedShard(
+                number=len(self.done), bucket=bucket, pieces=pieces, nbytes=self._nbytes
+            )
             self.done.append(made)
         self._pieces, self._samples, self._nbytes = [], 0, 0
 
@@ -192,7 +194,7 @@ def _overlapping(seen: Sequence[_Looked], datasets: int) -> list[_Looked]:
 
 
 Reach = tuple[list[Order], list[Order]]
-"""Where spans begin, in their order, and how far those up to each reach."""
+"""The begins of spans, in their order, and how far the spans up to each one reach."""
 
 
 def _reach(spans: Sequence[tuple[Order, Order]]) -> Reach:

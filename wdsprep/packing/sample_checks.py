@@ -1,4 +1,4 @@
-"""What becomes of each input of a slice: a picture to keep, or a refusal that says why not.
+"""Decide for each input of a slice whether it is kept as a picture or rejected, and why.
 
 What needs no image is asked first, so that no row of a table of URLs is fetched for nothing.
 """
@@ -17,8 +17,8 @@ from wdsprep.dataset.rejects import Refusal, RejectedError, as_rejected
 from wdsprep.dataset.removed import NONE_REMOVED, Removed
 from wdsprep.dataset.samples import Sample
 from wdsprep.fetch.downloads import Downloads
-from wdsprep.images.rule import Picture, prepare
-from wdsprep.packing.rules import PackRules
+from wdsprep.images.pixel_rule import Picture, prepare
+from wdsprep.packing.options import PackRules
 from wdsprep.sources import Item, Slice, Source, Told, untold
 from wdsprep.sources.fingerprints import Content
 from wdsprep.sources.folder import check_nbytes
@@ -30,11 +30,11 @@ REMOTE_READS = 16  # at a time and worker, where each one waits for a network
 NOT_KEPT = Content(is_kept=False)
 
 
-Judged = Refusal | tuple[Sample, Picture]
+CheckedSample = Refusal | tuple[Sample, Picture]
 SampleOrRefusal = Sample | Refusal
 
 
-def judged(
+def check_samples(
     source: Source,
     rules: PackRules,
     part: Slice,
@@ -44,16 +44,16 @@ def judged(
     left_out: Told = untold,
     content: Content = NOT_KEPT,
     removed: Removed = NONE_REMOVED,
-) -> Iterator[tuple[int, Judged] | None]:
+) -> Iterator[tuple[int, CheckedSample] | None]:
     """Yield the decision on each input of a slice, with its number, in order.
 
     Yield None where there is nothing to do but to wait. `content` is told of all that was read.
     """
-    check, judge = partial(_checked, rules, removed), partial(_judge, rules, removed)
+    check, judge = partial(_checked, rules, removed), partial(_check_sample, rules, removed)
     if source.kind == "folder":  # one sample an item: reading goes into the threads with it
         threads = _reading_threads(source, rules, threads)
 
-        def read_and_judge(item: Item) -> list[tuple[bytes, Judged]]:
+        def read_and_judge(item: Item) -> list[tuple[bytes, CheckedSample]]:
             rows = source.read(item)
             return [(content.mark(row), judge(check(row))) for row in rows]
 
@@ -63,7 +63,7 @@ def judged(
     checked = ((number, check(row)) for number, row in rows_of_part)
     rows = checked if downloads is None else downloads.take(checked)
     some = (IDLE if row is None else row for row in rows)
-    given = ahead(partial(_judge_numbered, judge), some, threads, most=threads + SPARE)
+    given = ahead(partial(_check_numbered, judge), some, threads, most=threads + SPARE)
     return (None if one is IDLE else one for one in given)
 
 
@@ -87,7 +87,9 @@ def repeated_urls(source: Source, part: Slice) -> Counter[str]:
     return Counter({url: count for url, count in Counter(urls).items() if count > 1})
 
 
-def _told_of(content: Content, marked: Iterable[tuple[bytes, Judged]]) -> Iterator[Judged]:
+def _told_of(
+    content: Content, marked: Iterable[tuple[bytes, CheckedSample]]
+) -> Iterator[CheckedSample]:
     for mark, what in marked:
         content.add(mark)
         yield what
@@ -104,14 +106,14 @@ def _rows(
             yield number, row
 
 
-def _judge_numbered(
-    judge: Callable[[SampleOrRefusal], Judged], numbered: tuple[int, SampleOrRefusal]
-) -> tuple[int, Judged]:
+def _check_numbered(
+    judge: Callable[[SampleOrRefusal], CheckedSample], numbered: tuple[int, SampleOrRefusal]
+) -> tuple[int, CheckedSample]:
     number, row = numbered
     return number, judge(row)
 
 
-def _judge(rules: PackRules, removed: Removed, row: SampleOrRefusal) -> Judged:
+def _check_sample(rules: PackRules, removed: Removed, row: SampleOrRefusal) -> CheckedSample:
     """Decide on a sample by its image."""
     if isinstance(row, Refusal):
         return row

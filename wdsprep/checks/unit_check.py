@@ -1,5 +1,6 @@
-"""Checks all files of one unit of work, each in one pass. As work for a runner: local processes or
-Ray.
+"""Check all files of one unit of work, each in one pass.
+
+The check is work for a runner: local processes or Ray.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -7,12 +8,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from wdsprep.checks import CheckedDataset, Finding, Kind, UnitFindings
+from wdsprep.checks.member_rules import array_problem, rules_of
 from wdsprep.checks.pairs import keys_digest
-from wdsprep.checks.rules import array_problem, rules_of
+from wdsprep.checks.shard_check import CheckedShard, check_shard
 from wdsprep.checks.survey import DatasetSurvey, smallest_unit
-from wdsprep.checks.walk import Walked, walk
 from wdsprep.dataset.arrays import empty_fields
-from wdsprep.dataset.counts import count_up
+from wdsprep.dataset.coarse_histograms import count_up
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.names import (
     SELECTION,
@@ -131,10 +132,10 @@ class _Checker:
 
     def shard(self, shard: Shard) -> Iterator[int]:
         """One pass over a tar, then its index."""
-        walked = Walked()
+        walked = CheckedShard()
         try:
             with HashedTape(self._store, shard, self._kind) as tape:
-                yield from walk(tape, rules_of(self._receipt, shard), walked)
+                yield from check_shard(tape, rules_of(self._receipt, shard), walked)
                 yield from tape.rest()
                 digest = tape.digest()
         except StoreError as error:

@@ -1,8 +1,8 @@
-"""Who packs: how many workers, with how many threads each, and what each may ask of web servers.
+"""The workers of `pack`: how many, with how many threads, and what each may ask of web servers.
 
 The bounds on requests are those of a machine, and its workers share them. Where it has more cores
 than one host may be asked by, it has fewer workers with more threads each. The rules are in
-`staff`, which only computes; what machines there are is looked up in `find_crew`.
+`plan_workers`, which only computes; what machines there are is looked up in `plan_for_machines`.
 """
 
 from dataclasses import dataclass, replace
@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from wdsprep.cpus import usable_cpus
 from wdsprep.fetch.options import FetchRules
 from wdsprep.runners import make_runner
-from wdsprep.runners.base import CrewOptions, Runner
+from wdsprep.runners.base import Runner, WorkerOptions
 
-SLICES_OF_URLS = 3  # that a worker has under way, so that the last rows of one hold up nobody
+SLICES_OF_URLS = 3  # under way in a worker: the last rows of one hold up nobody
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,18 +28,18 @@ class WantedWorkers:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PackCrew:
+class PackWorkerPlan:
     workers: int
     threads: int
     slices: int = 1
-    """That each worker has at a time."""
+    """The number of slices that each worker has at a time."""
     cpus: int = 1
-    """Of each worker, where Ray places them."""
+    """The cores of each worker, where Ray places them."""
     fetch: FetchRules | None = None
     """A worker's share, for a table of URLs."""
 
 
-def staff(wanted: WantedWorkers, *, slices: int, fetch: FetchRules | None) -> PackCrew:
+def plan_workers(wanted: WantedWorkers, *, slices: int, fetch: FetchRules | None) -> PackWorkerPlan:
     """Return the workers for so many slices.
 
     Where there are fewer slices than workers, fewer workers start, and each decodes in several
@@ -48,7 +48,7 @@ def staff(wanted: WantedWorkers, *, slices: int, fetch: FetchRules | None) -> Pa
     threads = max(1, wanted.workers // max(1, slices))
     workers = min(wanted.workers, slices)
     if fetch is None:
-        return PackCrew(workers=workers, threads=threads)
+        return PackWorkerPlan(workers=workers, threads=threads)
     bound = min(fetch.per_host, fetch.in_flight)
     cpus, here = 1, min(workers, bound)
     if cores := wanted.node_cpus:
@@ -57,7 +57,7 @@ def staff(wanted: WantedWorkers, *, slices: int, fetch: FetchRules | None) -> Pa
         threads = max(threads, cpus)
     elif here:
         workers, threads = here, max(1, wanted.workers // here)
-    return PackCrew(
+    return PackWorkerPlan(
         workers=workers,
         threads=threads,
         slices=min(SLICES_OF_URLS, -(-slices // workers)) if workers else SLICES_OF_URLS,
@@ -75,7 +75,9 @@ def _share(rules: FetchRules, workers: int) -> FetchRules:
     )
 
 
-def find_crew(options: CrewOptions, *, slices: int, fetch: FetchRules | None) -> PackCrew:
+def plan_for_machines(
+    options: WorkerOptions, *, slices: int, fetch: FetchRules | None
+) -> PackWorkerPlan:
     """Look at the machines, and choose the workers.
 
     Only Ray knows the machines of a cluster. A Ray that is started for the run has this machine
@@ -91,19 +93,19 @@ def find_crew(options: CrewOptions, *, slices: int, fetch: FetchRules | None) ->
     if not node_cpus:
         workers = workers or usable_cpus()
     wanted = WantedWorkers(workers=workers, node_cpus=node_cpus)
-    return staff(wanted, slices=slices, fetch=fetch)
+    return plan_workers(wanted, slices=slices, fetch=fetch)
 
 
-def runner_of(options: CrewOptions, crew: PackCrew) -> Runner:
+def runner_of(options: WorkerOptions, worker_plan: PackWorkerPlan) -> Runner:
     """Return a runner for these workers."""
     grows = bool(options.most)
     return make_runner(
         options.runner,
-        workers=min(options.least, crew.workers) if grows else crew.workers,
-        max_workers=crew.workers if grows else 0,
-        units_per_worker=crew.slices,
+        workers=min(options.least, worker_plan.workers) if grows else worker_plan.workers,
+        max_workers=worker_plan.workers if grows else 0,
+        units_per_worker=worker_plan.slices,
         max_attempts=options.max_attempts,
         address=options.ray_address,
-        cpus_per_worker=crew.cpus,
+        cpus_per_worker=worker_plan.cpus,
         name="pack",
     )

@@ -1,4 +1,4 @@
-"""What a user asks to have removed: keys, URLs, digests of images, sources; in lists of any length.
+"""The samples that a user asks to remove, by key, URL, digest or source, in lists of any length.
 
 A list may have 10 million lines. Keys are kept as text by the slice that they name, all else as
 marks of 16 bytes: 160 MB of either.

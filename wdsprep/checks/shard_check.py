@@ -1,12 +1,13 @@
-"""Goes over the samples of one shard and notes what breaks the format, where each sample starts,
-and the keys.
+"""Check the samples of one shard against the format.
+
+One walk over the shard notes what breaks the format, where each sample starts, and the keys.
 """
 
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from wdsprep.checks.rules import CheckRules, text_problem
+from wdsprep.checks.member_rules import CheckRules, text_problem
 from wdsprep.dataset.reading import HashedTape
 from wdsprep.dataset.tar import BLOCK, padded
 from wdsprep.dataset.tar.index import encode_index
@@ -22,7 +23,7 @@ SHOWN = 2
 
 
 @dataclass(slots=True)
-class Walked:
+class CheckedShard:
     """The content of a shard.
 
     `problems` are the first of the `count` that its samples have, and `stopped` is why the walk
@@ -50,11 +51,11 @@ class Walked:
         return "; ".join(shown) + (f"; and {more:,} more" if more else "")
 
 
-def walk(tape: HashedTape, rules: CheckRules, found: Walked) -> Iterator[int]:
+def check_shard(tape: HashedTape, rules: CheckRules, found: CheckedShard) -> Iterator[int]:
     """Look at every sample, up to where the tar is broken; yields how much has been read."""
     told = 0
     try:
-        for _ in _Walker(tape, rules, found).go():
+        for _ in _ShardChecker(tape, rules, found).go():
             if tape.nbytes > told:
                 told = tape.nbytes
                 yield told
@@ -62,10 +63,10 @@ def walk(tape: HashedTape, rules: CheckRules, found: Walked) -> Iterator[int]:
         found.stopped = str(error)
 
 
-class _Walker:
+class _ShardChecker:
     """The state of a walk: the sample, and which of its members comes next."""
 
-    def __init__(self, tape: HashedTape, rules: CheckRules, found: Walked) -> None:
+    def __init__(self, tape: HashedTape, rules: CheckRules, found: CheckedShard) -> None:
         self._tape, self._rules, self.found = tape, rules, found
         self._key = ""
         self._number = rules.members
