@@ -8,7 +8,7 @@ from wdsprep.runners.in_process import HERE_NBYTES, InProcessRunner, runner_for
 
 
 def runner(*, workers: int, nbytes: int, is_safe: bool) -> Runner:
-    options = VerifyOptions("images", workers=workers, runner="local")
+    options = VerifyOptions(workers=workers, runner="local")
     return runner_for(options, 4, nbytes, told=lambda _text: None, name="verify", is_safe=is_safe)
 
 
