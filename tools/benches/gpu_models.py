@@ -158,7 +158,7 @@ def _encoder(model: str, side: int, **options: Any) -> "LatentEncoder":
     import torch
 
     from tools.benches.encode_peers import DEVICE
-    from wdsprep.encoding.choices import settled_for
+    from wdsprep.encoding.choices import settle_recipe
     from wdsprep.encoding.models.encoder import LatentEncoder
     from wdsprep.encoding.models.find import find_model
     from wdsprep.encoding.models.loading import silence
@@ -166,7 +166,7 @@ def _encoder(model: str, side: int, **options: Any) -> "LatentEncoder":
 
     silence()
     wanted = Recipe(resolution=side, **options)
-    recipe, found = settled_for(wanted, find_model(model, text=wanted.text), DEVICE)
+    recipe, found = settle_recipe(wanted, find_model(model, text=wanted.text), DEVICE)
     return LatentEncoder(found, recipe, torch.device(DEVICE))
 
 

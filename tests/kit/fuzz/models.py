@@ -42,13 +42,13 @@ def _rewritten(data: bytes, kind: str, rng: Random) -> bytes:
 
 def load(folder: Path, text: str) -> str:
     """Find a model and load what encodes with it; return the line that refuses it, or nothing."""
-    from wdsprep.encoding.choices import settled_for
+    from wdsprep.encoding.choices import settle_recipe
     from wdsprep.encoding.models.encoder import load_encoder
     from wdsprep.encoding.models.find import find_model
     from wdsprep.encoding.recipe import Recipe
 
     try:
-        recipe, model = settled_for(
+        recipe, model = settle_recipe(
             Recipe(resolution=64, text=text), find_model(str(folder), text=text), "cpu"
         )
         load_encoder(model, recipe, "cpu")
