@@ -113,6 +113,24 @@ def test_a_cache_that_cannot_be_written_costs_the_time_alone(
         assert weights_digest(folder, FILES, DigestKind.BLAKE3) == anew(folder)
 
 
+def test_digests_of_models_that_nobody_has_used_for_half_a_year_are_deleted(
+    cache: Path, folder: Path, tmp_path: Path
+) -> None:
+    weights_digest(folder, FILES, DigestKind.BLAKE3)
+    before = set(cache.iterdir())
+    for path in before:
+        _age(path, 200 * 86_400)
+    assert weights_digest(folder, FILES, DigestKind.BLAKE3) == anew(folder)  # which counts as used
+    other = folder.rename(tmp_path / "other")
+    weights_digest(other, FILES, DigestKind.BLAKE3)
+    assert before < set(cache.iterdir())
+    for path in before:
+        _age(path, 200 * 86_400)
+    third = other.rename(tmp_path / "third")
+    weights_digest(third, FILES, DigestKind.BLAKE3)
+    assert not before & set(cache.iterdir())
+
+
 def test_small_weights_leave_no_trace(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,8 @@
 """The benchmarks' own machinery, and that the figures shown are those that were measured."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -57,7 +59,81 @@ def test_what_is_for_a_gpu_is_left_out_where_there_is_none(monkeypatch: pytest.M
     command = [sys.executable, str(ROOT / "tools/bench"), "gpu"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "")
-    assert done.stderr == "gpu: torch finds no GPU here, which this benchmark is for\n"
+    assert done.stderr == "gpu: torch finds no GPU here; --small tries this benchmark without\n"
+
+
+BENCH = """
+import sys
+from tools.benches import Group, Rival, Role
+
+SAYS = '''
+import os, sys, beside, tools
+assert os.listdir(sys.argv[1]) == ["made"]
+print("note", beside.WORD, tools.__file__)
+'''
+
+
+def groups(home, scale):
+    def prepare():
+        (home / "made").touch()
+
+    def group(name):
+        command = [sys.executable, "-c", SAYS, home]
+        rivals = [Rival(name="we", command=command, role=Role.OURS)]
+        return Group(name=name, title=name, rivals=rivals, prepare=prepare)
+
+    yield group("cli-wanted")
+    (home / "made").unlink(missing_ok=True)
+    yield group("cli-other")
+    assert not (home / "made").exists()
+"""
+
+
+@pytest.mark.system
+def test_children_have_the_callers_packages_in_a_copy_without_git(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(ROOT / "tools", copy / "tools", ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "tools/benches/cli.py").write_text(BENCH)
+    (copy / "wdsprep").symlink_to(ROOT / "wdsprep")
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages/beside.py").write_text("WORD = 'so'")
+    command = [sys.executable, str(copy / "tools/bench"), "cli", "--only", "wanted"]
+    command += ["--rounds", "1", "--json", str(tmp_path / "found.json"), "--place", str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "packages"), "GIT_CEILING_DIRECTORIES": "/"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env=env, cwd=tmp_path
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"we: so {copy}/tools/__init__.py" in done.stdout
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["machine"]["commit"] == "unknown"
+    assert [group["name"] for group in found["groups"]] == ["cli-wanted"]
+
+
+@pytest.mark.system
+def test_what_is_for_a_gpu_is_tried_without_one_and_makes_only_what_is_wanted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    command = [sys.executable, str(ROOT / "tools/bench"), "gpu", "--small", "--place", tmp_path]
+    done = subprocess.run(
+        [*command, "--only", "gpu-batches"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "batch 1: " in done.stdout
+    assert "batch 4: " in done.stdout
+    none = subprocess.run(
+        [*command, "--only", "none of all"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert none.returncode == 2
+    assert none.stderr.endswith(
+        "gpu-sd2-32, gpu-sdxl-64, gpu-flux-64, gpu-layouts, gpu-compile, gpu-batches, gpu-video, "
+        "gpu-dc, gpu-checks, gpu-memory, gpu-workers\n"
+    )
 
 
 def test_figures_are_kept_by_group_and_shown(

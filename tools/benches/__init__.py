@@ -47,6 +47,8 @@ class Group:
     count: float = 0
     rounds: int = 0
     """At most so many, where one takes long."""
+    prepare: Callable[[], object] | None = None
+    """What makes its data, where that takes long: a group that is left out makes none."""
     targets: Mapping[str, float] = field(default_factory=dict)
     """How many times as fast as this rival the first is meant to be."""
 

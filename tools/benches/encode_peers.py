@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from wdsprep.encoding.models.base import Encoded, Tokens
 from wdsprep.encoding.models.find import TINY
 from wdsprep.encoding.recipe import Recipe
 
+IN_FLIGHT = 2
 CORES = len(os.sched_getaffinity(0))
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -184,21 +186,50 @@ def make_pipeline(
             made = kind(config).to(dtype)
         made.save_pretrained(folder / part)
     config = dict(diffusers.AutoencoderKL.load_config(folder, subfolder="vae")) | vae
-    diffusers.AutoencoderKL.from_config(config).to(dtype).save_pretrained(folder / "vae")
+    with torch.device(DEVICE):
+        made = getattr(diffusers, config["_class_name"]).from_config(config).to(dtype)
+    made.save_pretrained(folder / "vae")
     return folder
 
 
-def seconds_of(run: Callable[[], None], batches: int) -> float:
-    """Of so many batches, after a first one that does not count."""
+Launch = Callable[[], list[torch.Tensor]]
+"""Asks the device for a batch."""
+
+
+def seconds_of(launch: Launch, *, batches: int = 1, least_s: float = 0.0) -> float:
+    """Return the time of a batch, once two that do not count have been taken.
+
+    At least so many are taken, for so long. As in a run of `encode`, a GPU has the next batch
+    before what it has made of one is on the host.
+    """
     with torch.inference_mode():
-        run()
-        started = time.perf_counter()
-        for _ in range(batches):
-            run()
-        return time.perf_counter() - started
+        for _ in range(2):
+            _on_the_way(launch())()
+        started, count, waiting = time.perf_counter(), 0, deque[Callable[[], object]]()
+        while count < batches or time.perf_counter() - started < least_s:
+            waiting.append(_on_the_way(launch()))
+            count += 1
+            if len(waiting) > IN_FLIGHT:
+                waiting.popleft()()
+        for wait in waiting:
+            wait()
+        return (time.perf_counter() - started) / count
 
 
-def family_batch(model: str, *, resolution: int, batch_size: int) -> Callable[[], None]:
+def _on_the_way(made: list[torch.Tensor]) -> Callable[[], object]:
+    """Send arrays to the host; what is returned waits until they are there."""
+    if DEVICE == "cpu":
+        return lambda: made
+    there = [
+        torch.empty(each.shape, dtype=each.dtype, pin_memory=True).copy_(each, non_blocking=True)
+        for each in made
+    ]
+    event = torch.cuda.Event()
+    event.record()
+    return lambda: (event.synchronize(), there)
+
+
+def family_batch(model: str, *, resolution: int, batch_size: int) -> Launch:
     """A pipeline's own `encode_prompt` and VAE, on pixels that are ready."""
     from diffusers import DiffusionPipeline
 
@@ -214,14 +245,16 @@ def family_batch(model: str, *, resolution: int, batch_size: int) -> Callable[[]
     options = {name: options[name] for name in options.keys() & known}
     pixels = torch.rand((batch_size, 3, resolution, resolution), device=DEVICE, dtype=dtype)
     captions = [f"picture number {number} of many" for number in range(batch_size)]
+    if DEVICE == "cuda":  # as `encode` has them there
+        pipeline.vae.to(memory_format=torch.channels_last)
+        pixels = pixels.to(memory_format=torch.channels_last)
 
-    def run() -> None:
-        pipeline.vae.encode(2 * pixels - 1).latent_dist.sample().half().cpu()
+    def launch() -> list[torch.Tensor]:
+        latents = pipeline.vae.encode(2 * pixels - 1).latent_dist.sample().half()
         made = pipeline.encode_prompt(list(captions), **options)
-        for array in _tensors(made):
-            array.bfloat16().cpu()
+        return [latents, *(array.bfloat16() for array in _tensors(made))]
 
-    return run
+    return launch
 
 
 def _tensors(made: object) -> Iterator[torch.Tensor]:
@@ -235,7 +268,7 @@ def _tensors(made: object) -> Iterator[torch.Tensor]:
 
 def sd_batch(
     model: str, *, resolution: int, batch_size: int, layout: torch.memory_format
-) -> Callable[[], None]:
+) -> Launch:
     """The VAE and the text encoder of Stable Diffusion, on pixels and tokens that are ready."""
     from diffusers import AutoencoderKL
     from transformers import CLIPTextModel
@@ -248,11 +281,11 @@ def sd_batch(
     vae = vae.to(memory_format=layout)
     ids = torch.ones((batch_size, 77), dtype=torch.int64, device=device)
 
-    def run() -> None:
-        vae.encode(pixels).latent_dist.parameters.float().cpu()
-        text(ids).last_hidden_state.half().cpu()
+    def launch() -> list[torch.Tensor]:
+        moments = vae.encode(pixels).latent_dist.parameters.float()
+        return [moments, text(ids).last_hidden_state.half()]
 
-    return run
+    return launch
 
 
 def make_free(_model: object, recipe: Recipe, _device: str) -> "FreeEncoder":

@@ -70,7 +70,7 @@ def groups(home: Path, scale: float) -> Iterator[Group]:
 
 def _peer(*words: object) -> list[str]:
     python = peers.program("load", "python")
-    return [str(python), str(TOOLS / "benches/load_peers.py"), *map(str, words)]
+    return [str(python), "-E", str(TOOLS / "benches/load_peers.py"), *map(str, words)]
 
 
 def _reading(home: Path, data: Path, shards: int, *, workers: int) -> Group:

@@ -66,7 +66,7 @@ def repair(options: RepairOptions) -> "Repair":
     listener = options.listener or JobListener()
     verified = check_datasets(
         [options.dataset],
-        make_runner=partial(runner_for, options, told=listener.told, name="verify"),
+        make_runner=partial(runner_for, options, told=listener.told, name="verify", is_safe=True),
         quick=options.quick,
         listener=listener,
     )

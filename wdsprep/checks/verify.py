@@ -60,7 +60,7 @@ def verify(datasets: Sequence[Place], options: VerifyOptions) -> Verified:
     if not datasets:
         raise UsageError("nothing to verify: name a dataset")
     listener = options.listener or JobListener()
-    make_runner = partial(runner_for, options, told=listener.told, name="verify")
+    make_runner = partial(runner_for, options, told=listener.told, name="verify", is_safe=True)
     return check_datasets(datasets, make_runner=make_runner, quick=options.quick, listener=listener)
 
 

@@ -5,6 +5,11 @@ that has changed has another file. It holds arrays one behind the other, what el
 and at its end a digest of all that: one that is cut or broken is made again. Processes of a machine
 that want the same file wait for the first, which makes it. It gets its name when it is whole.
 
+Files of datasets that have changed, or are gone, are deleted by whoever makes another file: those
+that nobody has opened for 30 days, and of the others the ones that were opened longest ago, until
+all take 20 GB or less. Who maps a file has a shared lock on it, which the kernel keeps for as long
+as anything of the map is in use, also in a forked child: such a file stays.
+
     arrays, each from a multiple of 64 bytes on   JSON   length of the JSON   BLAKE3 of all before
 """
 
@@ -13,6 +18,7 @@ import json
 import mmap
 import os
 import pickle
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -33,6 +39,9 @@ ALIGNED = 64
 DIGEST_NBYTES = 32
 TAIL_NBYTES = DIGEST_NBYTES + 8
 CHUNK_NBYTES = 16 << 20
+UNUSED_S = 30 * 24 * 3600
+MOST_NBYTES = 20_000_000_000
+"""What the files of a folder may take, but for those in use and the one that was made last."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +117,11 @@ def kept(
     with _locked(folder / f"{name}.lock"):
         with _translated(path):
             found = _opened(path)
-        return found or _made(path, make)
+        if found is None:
+            found = _made(path, make)
+            with _translated(folder):
+                _delete_unused(folder, name)
+        return found
 
 
 @contextmanager
@@ -125,10 +138,56 @@ def _translated(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    with _opened_for("ab", path) as file:
-        with _translated(path):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    """Wait for a lock, and hold it. Its file may be deleted by others while this waits."""
+    has_lock = False
+    while not has_lock:
+        with _opened_for("ab", path) as file:
+            with _translated(path):
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if has_lock := _is_there(file, path):
+                yield
+
+
+def _is_there(file: BinaryIO, path: Path) -> bool:
+    """Return whether an open file is still the one of this name."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _delete_unused(folder: Path, made: str) -> None:
+    """Delete files that are too old, or too many, except the one that was made just now.
+
+    What cannot be deleted, as that of another user, costs room and no run.
+    """
+    oldest = time.time() - UNUSED_S
+    files = [(path.stem, status) for path, status in _statuses(folder) if path.stem != made]
+    left = sum(status.st_size for _, status in _statuses(folder))
+    for name, status in sorted(files, key=lambda file: file[1].st_mtime):
+        if status.st_mtime < oldest or left > MOST_NBYTES:
+            with suppress(OSError):
+                _delete_unless_used(folder, name)
+                left -= status.st_size
+
+
+def _statuses(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    for path in folder.iterdir():
+        if path.suffix != ".lock":
+            with suppress(FileNotFoundError):
+                yield path, path.stat()
+
+
+def _delete_unless_used(folder: Path, name: str) -> None:
+    """Delete what has this name; BlockingIOError where a process makes or maps it."""
+    path = folder / f"{name}.arrays"
+    with (folder / f"{name}.lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with suppress(FileNotFoundError), path.open("rb+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+        for rest in (path.with_suffix(".begun"), Path(lock.name)):
+            rest.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -165,12 +224,25 @@ def _made(path: Path, make: Callable[[KeptWriter, Path], None]) -> KeptFile:
 def _opened(path: Path) -> KeptFile | None:
     """Open a file; None where it is missing or not whole."""
     with suppress(FileNotFoundError), path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size <= TAIL_NBYTES:
+        if os.fstat(file.fileno()).st_size <= TAIL_NBYTES or not _used(file, path):
             return None
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         with suppress(FormatError):
             return _read(path, data) if _is_whole(data) else None
     return None
+
+
+def _used(file: BinaryIO, path: Path) -> bool:
+    """Mark a file as in use until nothing maps it, unless it was deleted just now.
+
+    A map holds the file open, and so the lock. Where a disk has no locks, as some of other
+    machines, nothing is deleted either.
+    """
+    with suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_SH)
+    with suppress(OSError):  # a disk that may only be read
+        os.utime(path)
+    return _is_there(file, path)
 
 
 Dtype = Annotated[str, matching(r"\|b1|\|S[1-9]\d*|[<|][iuf][1248]", "a dtype")]
@@ -200,9 +272,10 @@ def _mapped(path: Path, digest: bytes) -> KeptFile | None:
     Its bytes are not checked.
     """
     with suppress(OSError, ValueError), path.open("rb") as file:
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        if data[-DIGEST_NBYTES:] == digest:
-            return _read(path, data)
+        if _used(file, path):
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            if data[-DIGEST_NBYTES:] == digest:
+                return _read(path, data)
     return None
 
 

@@ -45,10 +45,9 @@ def load(folder: Path, text: str) -> str:
     from wdsprep.encoding.models.encoder import load_encoder
     from wdsprep.encoding.models.find import find_model
     from wdsprep.encoding.recipe import Recipe
-    from wdsprep.encoding.recipe_defaults import settled_for
 
     try:
-        recipe, model = settled_for(
+        recipe, model = settle_recipe(
             Recipe(resolution=64, text=text), find_model(str(folder), text=text), "cpu"
         )
         load_encoder(model, recipe, "cpu")

@@ -3,7 +3,8 @@
 A worker checks with it that it has the driver's model. Those of a machine would all read the same
 20 GB for it, so what was computed of large files is kept in the user's cache folder, by their
 sizes, times and inodes, and who comes while another computes waits for that. A folder that cannot
-be written to costs the time alone.
+be written to costs the time alone. What was kept of models that nobody has used for half a year is
+deleted by whoever keeps something of another.
 """
 
 import contextlib
@@ -29,6 +30,8 @@ HEAD_NBYTES = 1 << 24
 """Of a header: 100,000 tensors have as much."""
 SETTLED_S = 2.0
 """What was written less long ago may be written again without another time."""
+
+UNUSED_S = 180 * 24 * 3600
 
 
 def weights_digest(folder: Path, files: Sequence[str], kind: DigestKind) -> str:
@@ -130,6 +133,7 @@ def _kept_sums(path: Path, folder: Path, files: Sequence[str], kind: DigestKind)
         }
         if kept:
             _write(path, record | kept)
+            _delete_unused(path.parent)
     return known | computed
 
 
@@ -156,6 +160,8 @@ def _read(path: Path) -> dict[str, Any]:
         record = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
+    with contextlib.suppress(OSError):
+        os.utime(path)
     lines = record.items() if isinstance(record, dict) else ()
     return {file: line for file, line in lines if isinstance(line, dict)}
 
@@ -165,6 +171,15 @@ def _write(path: Path, record: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):
         draft.write_text(json.dumps(record, indent=1))
         draft.replace(path)
+
+
+def _delete_unused(folder: Path) -> None:
+    """Delete records, and the files of their locks, that nobody has used for long."""
+    oldest = time.time() - UNUSED_S
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if path.stat().st_mtime < oldest:
+                path.unlink()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,148 @@
+"""Files that keep what a look at all samples found: when they are deleted, and when not."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from wdsprep.dataset import kept as kept_files
+from wdsprep.dataset.kept import KeptFile, KeptWriter, kept
+
+MONTHS_S = 100 * 24 * 3600
+HOLDS = """
+import sys
+from pathlib import Path
+from wdsprep.dataset.kept import kept
+
+def refuse(*_):
+    raise SystemExit("made anew")
+
+numbers = kept(Path(sys.argv[1]), ["used"], refuse).arrays["numbers"]
+print("open", flush=True)
+sys.stdin.readline()
+print(int(numbers[7]), flush=True)
+"""
+
+
+def numbers(count: int) -> Callable[[KeptWriter, Path], None]:
+    def make(writer: KeptWriter, _path: Path) -> None:
+        writer.add("numbers", "<i8", [np.arange(count)])
+
+    return make
+
+
+def keep(cache: Path, what: str, *, count: int = 1000) -> KeptFile:
+    return kept(cache, [what], numbers(count))
+
+
+def age(file: Path) -> None:
+    os.utime(file, (time.time() - MONTHS_S,) * 2)
+
+
+def test_a_file_that_nobody_has_opened_for_months_is_deleted_with_all_that_belongs_to_it(
+    tmp_path: Path,
+) -> None:
+    old, used = keep(tmp_path, "old").path, keep(tmp_path, "used").path
+    broken_off = old.with_suffix(".begun")
+    broken_off.write_bytes(b"half")
+    for path in (old, used, broken_off):
+        age(path)
+    keep(tmp_path, "used")  # which counts as opened
+    new = keep(tmp_path, "new").path
+    left = {path.name for path in new.parent.iterdir()}
+    assert left == {f"{path.stem}.{end}" for path in (used, new) for end in ("arrays", "lock")}
+
+
+def test_what_a_killed_process_began_months_ago_is_deleted(tmp_path: Path) -> None:
+    begun = keep(tmp_path, "new").path.with_name("0123456789abcdef.begun")
+    begun.write_bytes(b"half")
+    age(begun)
+    keep(tmp_path, "newer")
+    assert not begun.exists()
+
+
+def test_the_files_opened_longest_ago_give_way_where_all_take_too_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [keep(tmp_path, str(number)).path for number in range(4)]
+    for days, path in enumerate(paths):
+        os.utime(path, (time.time() - 3600 * days,) * 2)
+    monkeypatch.setattr(kept_files, "MOST_NBYTES", 3 * paths[0].stat().st_size + 100)
+    made = keep(tmp_path, "new").path
+    assert [path.exists() for path in [made, *paths]] == [True, True, True, False, False]
+
+
+def test_one_file_larger_than_the_limit_is_kept_until_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_files, "MOST_NBYTES", 100)
+    first = keep(tmp_path, "first").path
+    assert first.exists()
+    second = keep(tmp_path, "second").path
+    assert (first.exists(), second.exists()) == (False, True)
+
+
+@pytest.mark.system
+def test_a_file_that_a_living_process_maps_is_not_deleted(tmp_path: Path) -> None:
+    path = keep(tmp_path, "used").path
+    command = [sys.executable, "-c", HOLDS, str(tmp_path)]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        age(path)
+        keep(tmp_path, "second")
+        assert path.exists()
+        process.stdin.write("\n")
+        process.stdin.close()
+        assert process.stdout.read() == "7\n"
+    age(path)
+    keep(tmp_path, "third")
+    assert not path.exists()
+
+
+def test_a_file_stays_while_an_array_of_it_is_in_use_here(tmp_path: Path) -> None:
+    part = keep(tmp_path, "used").arrays["numbers"][5:9]
+    path = keep(tmp_path, "used").path
+    age(path)
+    keep(tmp_path, "second")
+    assert path.exists()
+    assert part.tolist() == [5, 6, 7, 8]
+    del part
+    age(path)
+    keep(tmp_path, "third")
+    assert not path.exists()
+
+
+@pytest.mark.system
+def test_a_forked_child_keeps_the_file_of_its_parent(tmp_path: Path) -> None:
+    file = keep(tmp_path, "used")
+    path, (ready, go) = file.path, os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(go)
+        os.read(ready, 1)
+        os._exit(int(file.arrays["numbers"][9]))
+    os.close(ready)
+    del file
+    age(path)
+    keep(tmp_path, "second")
+    assert path.exists()
+    os.close(go)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    age(path)
+    keep(tmp_path, "third")
+    assert not path.exists()
+
+
+def test_a_deleted_file_is_made_again(tmp_path: Path) -> None:
+    path = keep(tmp_path, "old").path
+    age(path)
+    keep(tmp_path, "new")
+    assert not path.exists()
+    assert keep(tmp_path, "old").arrays["numbers"].tolist() == list(range(1000))
