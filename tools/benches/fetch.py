@@ -38,7 +38,7 @@ CASES = (
 def groups(home: Path, scale: float) -> Iterator[Group]:
     count = round(IMAGES * scale)
     with servers(home) as (urls, server):
-        env = {"SSL_CERT_FILE": str(home / "bundle.pem"), "NO_ALBUMENTATIONS_UPDATE": "1"}
+        env = {"SSL_CERT_FILE": str(home / "certificates_path.pem"), "NO_ALBUMENTATIONS_UPDATE": "1"}
         for name, title, scheme, check, theirs, target in CASES:
             table = listed(
                 home / f"{scheme}.txt", [f"{urls[scheme]}/now/{n}.jpg" for n in range(count)]
@@ -220,7 +220,7 @@ def serve(place: str) -> None:
         return pictures[int(number.partition(".")[0]) % 20](connection, request)
 
     authority = Authority.create(home)
-    trust(home, authority.bundle)
+    trust(home, authority.certificates_path)
     with WebServer(behave) as plain, WebServer(behave, tls=authority.context()) as safe:
         print(json.dumps({"http": plain.url, "https": safe.url}), flush=True)
         sys.stdin.read()
@@ -228,9 +228,9 @@ def serve(place: str) -> None:
 
 def trust(home: Path, authority: Path) -> None:
     """The machine's certificates and ours, as a machine that trusts its own company has them."""
-    from wdsprep.fetch.transfer import bundle
+    from wdsprep.fetch.transfer import certificates_path
 
-    (home / "bundle.pem").write_bytes(Path(bundle()).read_bytes() + authority.read_bytes())
+    (home / "certificates_path.pem").write_bytes(Path(certificates_path()).read_bytes() + authority.read_bytes())
 
 
 # --- in processes of their own

@@ -156,7 +156,7 @@ def _their_vae(model: str, dtype: "torch.dtype") -> "Callable[[torch.Tensor], to
 
 def _encoder(model: str, side: int, **options: Any) -> "LatentEncoder":
     import torch
-    from wdsprep.encoding.choices import settle_recipe
+    from wdsprep.encoding.recipe_defaults import settle_recipe
 
     from tools.benches.encode_peers import DEVICE
     from wdsprep.encoding.models.encoder import LatentEncoder
