@@ -1,5 +1,6 @@
-"""What commands print: results, errors, and what several of them show alike while they run and when
-they end. `wdsprep.terminal` draws it.
+"""Output that commands share: results, errors, progress and last lines.
+
+`wdsprep.terminal` draws it.
 """
 
 import json
