@@ -24,9 +24,10 @@ Modules with declarations are light: a command line imports them to show its hel
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, fields
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from math import isfinite
 from typing import Any, ClassVar, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
@@ -209,7 +210,7 @@ def _plain(given: Any) -> Any:
     return plain() if callable(plain) else given
 
 
-def _flag(name: str, given: Any) -> bool:
+def flag(name: str, given: Any) -> bool:
     if isinstance(given, int) and given in (0, 1):
         return bool(given)
     raise UsageError(
@@ -244,7 +245,7 @@ KINDS: Mapping[str, Callable[[str, Any], Any]] = {
     "int | None": whole,
     "float": real,
     "float | None": real,
-    "bool": _flag,
+    "bool": flag,
     "str": _text,
     "str | None": _text,
     "str | os.PathLike[str]": _place,
@@ -266,6 +267,11 @@ class Options:
 
     def check_together(self) -> None:
         """Refuse what does not go together."""
+
+    @contextmanager
+    def during_call(self) -> Iterator["Options"]:
+        """Prepare what a function needs while it runs, and yield the options that it gets."""
+        yield self
 
     def part(self, options: type[OptionsT]) -> OptionsT:
         """Return those that a class declares which this one inherits from."""
@@ -300,6 +306,12 @@ def stated(options: Options) -> dict[str, Any]:
     own = [option for option in options_of(type(options)) if option.about.decides]
     values = ((option, getattr(options, option.name)) for option in own)
     return {option.name: value for option, value in values if value != option.default}
+
+
+def given_under(options: Options, heading: str) -> list[str]:
+    """Return the options under a heading that differ from their defaults, as a user writes them."""
+    own = [option for option in options_of(type(options)) if option.about.heading == heading]
+    return [one.spelled for one in own if getattr(options, one.name) != one.default]
 
 
 def remedies_of(declared: Callable[..., Any]) -> dict[str, str]:
@@ -390,11 +402,18 @@ def taking(options: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, 
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             check_call(function.__name__, signature, options_of(options), args, kwargs)
-            return function(options(*args, **kwargs))
+            return _called(function, options(*args, **kwargs))
 
         return cast("Callable[P, R]", _signed(call, function, signature))
 
     return decorate
+
+
+def _called(function: Callable[[T], R], options: T) -> R:
+    if not isinstance(options, Options):
+        return function(options)
+    with options.during_call() as given:
+        return function(cast("T", given))
 
 
 Place: TypeAlias = str | os.PathLike[str]
@@ -459,7 +478,8 @@ def taking_datasets(
         def call(*datasets: Place, **kwargs: Any) -> R:
             check_call(function.__name__, signature, options_of(options), (), kwargs)
             given = [_place(DATASETS.name.upper(), each) for each in datasets]
-            return function(given, cast("Callable[..., T]", options)(**kwargs))
+            made = cast("Callable[..., T]", options)(**kwargs)
+            return _called(partial(function, given), made)
 
         return cast("OfDatasets[P, R]", _signed(call, function, signature))
 

@@ -16,10 +16,12 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields
+from html import escape
 from numbers import Real
 from operator import index
 from reprlib import Repr
-from typing import Any
+from typing import Any, cast
 
 from wdsprep.errors import UsageError, without_secrets
 
@@ -143,6 +145,36 @@ def command(*words: str) -> str:
 
 
 EXAMPLES = 3
+
+
+class NotebookTable:
+    """The result of a call, which a notebook shows as a small table."""
+
+    __slots__ = ()
+
+    def table_rows(self) -> Iterable[tuple[str, object]]:
+        """Yield the name and the value of each row; by default, of what is simple."""
+        for each in fields(cast("Any", self)):
+            value = getattr(self, each.name)
+            if isinstance(value, tuple) and all(isinstance(one, str) for one in value):
+                value = ", ".join(value)
+            if isinstance(value, str | int):
+                yield each.name.removeprefix("is_").replace("_", " "), value
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th>{escape(one_line(name))}</th><td>{escape(one_line(shown_value(value)))}</td></tr>"
+            for name, value in self.table_rows()
+            if value != ""
+        )
+        return f"<table><caption>{escape(type(self).__name__)}</caption>{rows}</table>"
+
+
+def shown_value(value: object) -> str:
+    """Return a value as people write it: with commas in large numbers, and yes or no."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def examples(names: Sequence[str]) -> str:

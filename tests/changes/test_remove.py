@@ -362,13 +362,21 @@ def test_each_refusal_is_one_line_and_changes_nothing(
     assert "give --keys" in said(images, code=2)
     assert "named twice" in said(images, images, "--keys", GONE[0], code=2)
     assert "holds no dataset" in said(tmp_path, "--keys", GONE[0], code=1)
-    unknown = said(images, "--keys", f"900000000000,{GONE[0][:-1]},strange", code=0)
+    unknown = said(images, "--keys", f"900000000000,{GONE[0][:-1]},strange", code=2)
     assert "3 keys in none of these (00000000000, strange, 900000000000)" in unknown
-    assert "nothing to remove" in unknown
+    assert "nothing was removed: none of these datasets has these keys" in unknown
+    for given in ([GONE[0]], [GONE[0], "--keys", GONE[1]]):
+        told = said(images, *given, code=1)
+        assert f"{GONE[0]} is a key, and only datasets stand here" in told
+        assert f"as --keys {GONE[0]}" in told
+    listed = write_list(tmp_path, GONE[0])
+    assert "is a file, and only datasets stand here" in said(images, listed, code=1)
     asks = said(images, latents, "--keys", GONE[0], code=3)
     assert "1 sample" in asks
     assert "--yes does it" in asks
     assert tree(images) == before
+    some = said(images, latents, "--keys", f"{GONE[1]},900000000000", "--yes", code=3)
+    assert "removed: 2 samples" in some
     packed_anew = tmp_path / "other"
     shutil.copytree(latents, packed_anew)
     remove(images, keys=GONE[0])

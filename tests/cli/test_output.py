@@ -21,31 +21,23 @@ import pytest
 from tests.kit.damaged import pack_here
 from tests.kit.packs import BUCKETS, photos
 from tests.kit.runs import wait_until
-from wdsprep.cli import main, output
+from wdsprep import terminal
+from wdsprep.cli import main
 from wdsprep.cli.checks import VerifyShow
 from wdsprep.cli.duplicates import DuplicatesShow
 from wdsprep.cli.export import ExportShow
-from wdsprep.cli.output import (
-    CLEAR,
-    TERMINAL,
-    LogLines,
-    ProgressLine,
-    Show,
-    cells,
-    complain,
-    fitted,
-    rejects_lines,
-    wrapped,
-)
+from wdsprep.cli.output import Show, complain, echo, rejects_lines
 from wdsprep.cli.select import SelectShow
 from wdsprep.runners.job import JobStatus
+from wdsprep.terminal import CLEAR, TERMINAL, LogLines, ProgressLine, cells, fitted, wrapped
 from wdsprep.text import Counting
 
 EAGER = """
 import sys
-from wdsprep.cli import main, output
+from wdsprep import terminal
 from wdsprep.cli import main
-output.FIRST_S = output.TERMINAL_S = output.PIPE_S = 0
+from wdsprep.cli import main
+terminal.FIRST_S = terminal.TERMINAL_S = terminal.PIPE_S = 0
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -188,7 +180,7 @@ class Window:
 @pytest.fixture
 def window(monkeypatch: pytest.MonkeyPatch) -> Iterator[Window]:
     for name in ("FIRST_S", "TERMINAL_S"):
-        monkeypatch.setattr(output, name, 0)
+        monkeypatch.setattr(terminal, name, 0)
     window = Window(130)
     yield window
     TERMINAL.still()
@@ -257,7 +249,7 @@ def test_whatever_else_is_said_takes_the_line_away_first(
     for say in (
         lambda: line.say(said[0]),
         lambda: LogLines(logging.INFO).handle(record),
-        lambda: output.echo(said[2], err=True),
+        lambda: echo(said[2], err=True),
         lambda: complain("an error", traced=False),
     ):
         line.show(PARTS)
@@ -282,7 +274,7 @@ def test_an_interrupt_takes_the_line_away_with_what_the_terminal_echoes(
 def test_who_waits_is_told_for_what_and_how_long(
     window: Window, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "TICK_S", 0.01)
+    monkeypatch.setattr(terminal, "TICK_S", 0.01)
     line = ProgressLine(window.out)
     line.wait_for("waiting for the first worker")
     wait_until(lambda: window.rows() == ["waiting for the first worker, 1 s"])

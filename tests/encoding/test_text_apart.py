@@ -272,10 +272,12 @@ def test_the_end_says_how_the_parts_are_loaded_together(
     assert f"{SHARDS} shards, {COUNT} captions for resolution 64; model tiny" in told.err
     assert f"\nshards/text: {COUNT} samples in {SHARDS} shards, " in told.out
     for resolution in BOTH:
-        both = f'wdsprep.load("shards/latents-{resolution}", join=["shards/text"], global_batch=64)'
+        batch_size = manifest_of(tmp_path / f"shards/latents-{resolution}").samples
+        joined = f'"shards/latents-{resolution}", join=["shards/text"]'
+        both = f"wdsprep.load({joined}, global_batch={min(64, batch_size)})"
         assert told.out.count(f"next: {both}") == 1
     assert told.out.count("next: ") == 2
-    loader = wdsprep.load("shards/latents-128", join=["shards/text"], global_batch=7)
+    loader = wdsprep.load("shards/latents-128", join=["shards/text"], global_batch=6)
     batch = next(iter(loader))
     assert {"latent", "emb"} <= batch.keys()
     assert run(images, "--resolution", "64", "--text-out", "shards/text", "--json") == 0

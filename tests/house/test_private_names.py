@@ -47,6 +47,7 @@ TAKEN = {
     "loading.memory": {"_version"},
     "loading.streaming.pipeline": {"ray.data._internal.execution.backpressure_policy"},
     "loading.streaming.trainer": {"_coord_actor"},
+    "loading.whole_batch": {"_pytree", "torch.utils.data._utils.collate"},
     "runners.ray.cluster": {"_private", "_worker_logs_enabled", "ray._raylet"},
     "store.s3.reads": {"_endpoint", "_fp", "_get_conn", "_pool", "_put_conn"},
 }
@@ -374,3 +375,12 @@ def test_obstore_has_what_the_store_takes_from_within_it(copy: bool) -> None:
     found = loaded.get(store, "a/f", options={"range": (1, 3)})
     assert (bytes(found.bytes()), found.range, found.meta["size"]) == (b"yt", (1, 3), 5)
     assert sys.modules[library.NAME] is importlib.import_module(library.NAME)
+
+
+def test_torch_still_asks_how_types_are_collated() -> None:
+    """Without it `DataLoader(loader)` stacks whole batches; `tests/loading/test_whole_batch.py`."""
+    from torch.utils import _pytree
+    from torch.utils.data._utils.collate import default_collate_fn_map
+
+    assert default_collate_fn_map
+    assert callable(_pytree.register_pytree_node)

@@ -28,7 +28,7 @@ CALLED = (
     "export",
 )
 PRINTING = {"as_json", "list_urls"}  # what of a result is printed, and how
-HEARING = {"listener", "heard"}
+HEARING = {"listener", "heard", "progress"}
 
 
 def parameters(name: str) -> dict[str, inspect.Parameter]:

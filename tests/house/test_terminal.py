@@ -13,7 +13,8 @@ import pytest
 import wdsprep
 from tests.kit.packs import BUCKETS, jpeg, manifest_of, tar_bytes, write_files
 from tests.kit.sites import FAST
-from wdsprep.cli import main, output
+from wdsprep import terminal
+from wdsprep.cli import main
 from wdsprep.errors import UsageError, WdsprepError
 from wdsprep.text import LogFormatter, harmless, one_line
 
@@ -42,7 +43,7 @@ class Said:
 @pytest.fixture
 def said(capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> Said:
     for name in ("FIRST_S", "TERMINAL_S", "PIPE_S"):
-        monkeypatch.setattr(output, name, 0)
+        monkeypatch.setattr(terminal, name, 0)
     return Said(capfdbinary)
 
 
@@ -136,7 +137,7 @@ def test_nothing_is_printed_but_through_the_one_function() -> None:
         if prints.search(path.read_text())
     }
     assert found == {
-        "cli/output.py": 1,
+        "terminal.py": 1,
         "__main__.py": 1,
         "cli/demo/__init__.py": 3,
         "reporting/card.py": 2,  # in the lines that load a dataset, which stand on its card

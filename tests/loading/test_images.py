@@ -94,7 +94,7 @@ def test_a_dataset_that_grows_yet_says_that_states_will_not_last(
     for options, said in ((cut, 1), (cut[:2], 0)):
         caplog.clear()
         load(str(pack(tmp_path / "photos", tmp_path / "packed", *options)))
-        assert caplog.text.count("is not complete: once it is, its order is another") == said
+        assert caplog.text.count("is not complete: checkpoints made now will not resume") == said
 
 
 def test_a_state_is_of_crops_of_one_size(images: Path) -> None:

@@ -641,13 +641,13 @@ def test_foreign_tars_that_are_written_anew_are_indexed_anew(
     assert len(list(load(url, raw=True, global_batch=5))) == 5
     assert not caplog.text
     write(10, 5)
-    load(url, raw=True)
+    load(url, raw=True, global_batch=5)
     assert 'newer than the index, as 0.tar: if written anew, run "wdsprep index' in caplog.text
     assert index(url) == {"0.tar": 10}
     for nbytes in (0, 60):
         os.truncate(tmp_path / "0.tar.idx", nbytes)
         with pytest.raises(UsageError, match="wdsprep index"):
-            load(url, raw=True)
+            load(url, raw=True, global_batch=5)
         assert index(url) == {"0.tar": 10}
 
 

@@ -250,14 +250,14 @@ def test_a_state_of_other_data_says_which_dataset_differs(data: ShapeSet, tmp_pa
     load(moved).load_state_dict(state)
     samples = len(data.shape_of)
     assert state["stream 0"].endswith(f", {samples} samples in 7 shapes, share {samples}")
-    other = write_shapes(str(tmp_path / "other"), [[1, 2, 3, 4, 5, 6, 7]]).url
+    other = write_shapes(str(tmp_path / "other"), [[2, 4, 6, 8, 10, 12, 14]]).url
     told = (
-        rf"stream 0 \({re.escape(other)}\): .* {samples} samples in 7 shapes, .* -> .* 28 samples"
+        rf"stream 0 \({re.escape(other)}\): .* {samples} samples in 7 shapes, .* -> .* 56 samples"
     )
     with pytest.raises(FingerprintError, match=told):
         load(other).load_state_dict(state)
-    swapped = write_shapes(str(tmp_path / "swapped"), [[1, 2, 3, 4, 5, 7, 6]]).url
-    with pytest.raises(FingerprintError, match=r"28 samples in 7 shapes, .* -> .* 28 samples"):
+    swapped = write_shapes(str(tmp_path / "swapped"), [[2, 4, 6, 8, 10, 14, 12]]).url
+    with pytest.raises(FingerprintError, match=r"56 samples in 7 shapes, .* -> .* 56 samples"):
         load(swapped).load_state_dict(load(other).state_dict())
     grouped = load(data.url, shape_batch=4, world_size=2).state_dict()
     with pytest.raises(FingerprintError, match="shape-batch: 4 -> "):

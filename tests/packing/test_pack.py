@@ -12,6 +12,7 @@ import pytest
 from blake3 import blake3
 from PIL import Image
 
+import wdsprep
 from tests.kit.packs import (
     TWENTY,
     check_dataset,
@@ -30,6 +31,7 @@ from tests.kit.packs import (
     write_files,
 )
 from wdsprep.errors import FingerprintError
+from wdsprep.runners.job import JobListener
 
 # --- the whole of it
 
@@ -307,3 +309,15 @@ def test_a_full_disk_is_one_clear_line_and_can_be_resumed(
     subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
     assert run_pack(album, out, *TWENTY).returncode == 0
     assert tree(out) == tree(packed_album)
+
+
+def test_options_of_downloads_are_named_where_nothing_is_downloaded(tmp_path: Path) -> None:
+    told: list[str] = []
+    source = photos(tmp_path / "photos", 2)
+    options = {"buckets": (32,), "workers": 1, "listener": JobListener(told=told.append)}
+    wdsprep.pack(source, tmp_path / "images", timeout=5, retries=0, **options)
+    (line,) = [line for line in told if "changes nothing" in line]
+    assert line == f"{source} holds no URLs to fetch: --timeout, --retries changes nothing here"
+    told.clear()
+    wdsprep.pack(source, tmp_path / "images", **options)
+    assert not [line for line in told if "changes nothing" in line]

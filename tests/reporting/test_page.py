@@ -274,3 +274,17 @@ def test_a_missing_chromium_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.delenv("CI", raising=False)
     with pytest.raises(pytest.skip.Exception, match="apt-get install chromium-headless-shell"):
         find_chromium()
+
+
+def test_a_phone_shows_every_column_of_every_table(browser: Chromium, page: Page) -> None:
+    browser.look(width=390)
+    browser.open(page.url)
+    cut = browser.evaluate(
+        "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth)"
+        ".map(e => [e.innerText.slice(0, 60), e.scrollWidth, e.clientWidth])"
+    )
+    hidden = browser.evaluate(
+        "[...document.querySelectorAll('th:not(.drawn), td:not(.drawn)')]"
+        ".filter(e => !e.offsetWidth).map(e => e.outerHTML)"
+    )
+    assert (cut, hidden) == ([], [])  # bars beside numbers may go

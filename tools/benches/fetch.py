@@ -38,7 +38,10 @@ CASES = (
 def groups(home: Path, scale: float) -> Iterator[Group]:
     count = round(IMAGES * scale)
     with servers(home) as (urls, server):
-        env = {"SSL_CERT_FILE": str(home / "certificates_path.pem"), "NO_ALBUMENTATIONS_UPDATE": "1"}
+        env = {
+            "SSL_CERT_FILE": str(home / "certificates_path.pem"),
+            "NO_ALBUMENTATIONS_UPDATE": "1",
+        }
         for name, title, scheme, check, theirs, target in CASES:
             table = listed(
                 home / f"{scheme}.txt", [f"{urls[scheme]}/now/{n}.jpg" for n in range(count)]
@@ -230,7 +233,9 @@ def trust(home: Path, authority: Path) -> None:
     """The machine's certificates and ours, as a machine that trusts its own company has them."""
     from wdsprep.fetch.transfer import certificates_path
 
-    (home / "certificates_path.pem").write_bytes(Path(certificates_path()).read_bytes() + authority.read_bytes())
+    (home / "certificates_path.pem").write_bytes(
+        Path(certificates_path()).read_bytes() + authority.read_bytes()
+    )
 
 
 # --- in processes of their own

@@ -156,13 +156,13 @@ def _their_vae(model: str, dtype: "torch.dtype") -> "Callable[[torch.Tensor], to
 
 def _encoder(model: str, side: int, **options: Any) -> "LatentEncoder":
     import torch
-    from wdsprep.encoding.recipe_defaults import settle_recipe
 
     from tools.benches.encode_peers import DEVICE
     from wdsprep.encoding.models.encoder import LatentEncoder
     from wdsprep.encoding.models.find import find_model
     from wdsprep.encoding.models.loading import silence
     from wdsprep.encoding.recipe import Recipe
+    from wdsprep.encoding.recipe_defaults import settle_recipe
 
     silence()
     wanted = Recipe(resolution=side, **options)

@@ -36,10 +36,11 @@ from wdsprep.runners.base import Runner
 from wdsprep.runners.in_process import runner_for
 from wdsprep.runners.job import JobListener, JobStatus, check_all_done, job_largest_first
 from wdsprep.store.base import absolute
+from wdsprep.text import NotebookTable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Duplicates:
+class Duplicates(NotebookTable):
     """The result of a search: how many samples there are, how many may go, and the largest groups.
 
     `flat` have too little detail to be compared, and `damaged` cannot be read.
@@ -77,7 +78,7 @@ def duplicates(datasets: Sequence[Place], options: DuplicatesOptions) -> Duplica
     of a loader. What the pictures look like is kept in the folder `hashes`, beside each dataset
     unless given. The datasets are not changed.
     """
-    listener = options.listener or JobListener()
+    listener = options.heard_by
     images = _opened([os.fspath(url) for url in datasets], os.fspath(options.hashes))
     with copy_files(os.fspath(options.output), os.fspath(options.table), images) as files:
         make_runner = partial(runner_for, options, told=listener.told, name="duplicates")

@@ -3,18 +3,15 @@
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 from wdsprep.changes.key_lists import NameList
 from wdsprep.errors import UsageError
-from wdsprep.options import Options, Place, about, as_places
+from wdsprep.options import Place, about, as_places
 from wdsprep.packing.options import ShardSizes
 from wdsprep.runners.base import WorkerOptions, WorkerRangeOptions
-from wdsprep.runners.options import OUTPUT, TRACK, overwrite
+from wdsprep.runners.options import OUTPUT, TRACK, ListenedOptions, overwrite
 from wdsprep.text import brief, texts, whole
-
-if TYPE_CHECKING:
-    from wdsprep.runners.job import JobListener
 
 SAMPLES, COMPARISON = "Samples", "Comparison"
 DISTANCE, MOST_DISTANCE = 6, 12
@@ -45,7 +42,7 @@ def _distance(given: Any) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemoveOptions(Options):
+class RemoveOptions(ListenedOptions):
     """Options of `remove`, without the datasets."""
 
     keys: NameList = field(
@@ -95,11 +92,10 @@ class RemoveOptions(Options):
         ),
     )
     yes: bool = field(default=False, metadata=about("Remove without asking.", SAMPLES))
-    listener: "JobListener | None" = None
 
 
 @dataclass(frozen=True)
-class SelectOptions(WorkerRangeOptions, ShardSizes):
+class SelectOptions(WorkerRangeOptions, ShardSizes, ListenedOptions):
     """Options of `select`."""
 
     datasets: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]" = field(
@@ -159,7 +155,6 @@ class SelectOptions(WorkerRangeOptions, ShardSizes):
     )
     overwrite: bool = field(default=False, metadata=overwrite("what is in OUT"))
     track: str = field(default="", metadata=TRACK)
-    listener: "JobListener | None" = None
 
     def check_together(self) -> None:
         super().check_together()
@@ -172,8 +167,10 @@ class SelectOptions(WorkerRangeOptions, ShardSizes):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DuplicatesOptions(WorkerOptions):
+class DuplicatesOptions(WorkerOptions, ListenedOptions):
     """Options of `duplicates`, without the datasets."""
+
+    unit_noun: ClassVar[str] = "comparison"
 
     distance: int = field(
         default=DISTANCE,
@@ -215,4 +212,3 @@ class DuplicatesOptions(WorkerOptions):
             is_place=True,
         ),
     )
-    listener: "JobListener | None" = None

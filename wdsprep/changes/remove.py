@@ -28,9 +28,11 @@ back only where an encode makes that shard again while the images have it.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from wdsprep.changes.finding import DatasetPlace, Finder, Found, by_latent_unit
 from wdsprep.changes.hashes import forget
@@ -57,7 +59,7 @@ from wdsprep.options import Place, taking_datasets
 from wdsprep.runners.job import JobListener
 from wdsprep.store import open_store
 from wdsprep.store.base import absolute
-from wdsprep.text import EXAMPLES, plural
+from wdsprep.text import EXAMPLES, NotebookTable, plural
 
 UNITS_AT_ONCE = 4
 """Units that are changed at a time: one waits for the disk while another hashes."""
@@ -74,7 +76,9 @@ def remove(datasets: Sequence[Place], options: RemoveOptions) -> "Removal":
     """
     if not datasets:
         raise UsageError("nothing to remove from: name a dataset")
-    listener = options.listener or JobListener()
+    for place in datasets:
+        _check_dataset_name(os.fspath(place))
+    listener = options.heard_by
     urls_of = [absolute(url) for url in datasets]
     if len(set(urls_of)) < len(urls_of):
         raise UsageError("the same dataset is named twice: name each once")
@@ -118,7 +122,7 @@ class RemovalPlace:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Removal:
+class Removal(NotebookTable):
     """A removal from some datasets.
 
     `nowhere` keys, some of them in `examples`, are in no dataset; `known` keys were removed
@@ -134,6 +138,10 @@ class Removal:
     ended: tuple[str, ...] = ()
     done: bool = False
 
+    def table_rows(self) -> Iterator[tuple[str, object]]:
+        yield from ((p.shown, plural(p.samples, "sample")) for p in self.places)
+        yield from NotebookTable.table_rows(self)
+
     def __repr__(self) -> str:
         counts = ", ".join(f"{p.shown!r}: {plural(p.samples, 'sample')}" for p in self.places)
         state = "done" if self.done else "to be done" if self.is_needed else "nothing to do"
@@ -144,8 +152,27 @@ class Removal:
         return any(p.samples or p.rejects or p.is_listed or p.shards for p in self.places)
 
     @property
+    def is_unknown(self) -> bool:
+        """Return whether the keys are in none of the datasets, and nothing else is to be done.
+
+        Lists of URLs are of what others crawl: most of that may be unknown here.
+        """
+        return bool(self.nowhere) and not (self.is_needed or self.known or self.ended)
+
+    @property
     def is_whole(self) -> bool:
         return self.done or not self.is_needed
+
+
+def _check_dataset_name(place: str) -> None:
+    """Refuse a key, or a list of them, in the place of a dataset."""
+    is_key = re.fullmatch(r"\d+(,\d+)*", place) and not Path(place).exists()
+    if is_key or Path(place).is_file():
+        what = "a key" if is_key else "a file"
+        raise NotFoundError(
+            f"{place} is {what}, and only datasets stand here: name the samples behind an option, "
+            f"as --keys {place}"
+        )
 
 
 def _open(url: str, shown: str) -> DatasetPlace:

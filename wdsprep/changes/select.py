@@ -29,7 +29,7 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -40,7 +40,7 @@ from wdsprep.options import as_places, taking
 from wdsprep.runners.base import WorkerOptions, WorkerRangeOptions, with_runner
 from wdsprep.runners.job import JobListener
 from wdsprep.store.base import check_apart
-from wdsprep.text import plural
+from wdsprep.text import NotebookTable, plural
 
 if TYPE_CHECKING:
     from wdsprep.changes.selected_datasets import SelectRequest
@@ -51,10 +51,13 @@ WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Selected:
+class Selected(NotebookTable):
     """The outcome of each dataset that was written, by its place."""
 
     outcomes: "Mapping[str, Outcome]"
+
+    def table_rows(self) -> Iterator[tuple[str, object]]:
+        yield from ((place, repr(outcome)) for place, outcome in self.outcomes.items())
 
     def __repr__(self) -> str:
         each = (f"{place!r}: {outcome!r}" for place, outcome in self.outcomes.items())
@@ -101,7 +104,7 @@ def select(options: SelectOptions) -> Selected:
         options.part(WorkerRangeOptions),
         options.overwrite,
         options.track,
-        options.listener or JobListener(),
+        options.heard_by,
         join=[os.fspath(place) for place in as_places(options.join)],
     )
 

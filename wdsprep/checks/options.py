@@ -2,30 +2,26 @@
 
 import os
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING
 
 from wdsprep.options import about
 from wdsprep.runners.base import WorkerOptions
-
-if TYPE_CHECKING:
-    from wdsprep.runners.job import JobListener
+from wdsprep.runners.options import ListenedOptions
 
 CHECKS = "Checks"
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyOptions(WorkerOptions):
+class VerifyOptions(WorkerOptions, ListenedOptions):
     """Options of `verify`, without the datasets."""
 
     quick: bool = field(
         default=False,
         metadata=about("Check receipts, sizes and presence alone, and read no shard.", CHECKS),
     )
-    listener: "JobListener | None" = None
 
 
 @dataclass(frozen=True)
-class RepairOptions(WorkerOptions):
+class RepairOptions(WorkerOptions, ListenedOptions):
     """Options of `repair`."""
 
     dataset: "str | os.PathLike[str]" = field(
@@ -36,4 +32,3 @@ class RepairOptions(WorkerOptions):
         default=False, metadata=about("Look at receipts, sizes and presence alone.", CHECKS)
     )
     yes: bool = field(default=False, metadata=about("Repair without asking.", CHECKS))
-    listener: "JobListener | None" = None

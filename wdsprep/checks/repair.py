@@ -45,9 +45,8 @@ from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.options import taking
 from wdsprep.packing.retry_rejected import read_retries
 from wdsprep.runners.in_process import runner_for
-from wdsprep.runners.job import JobListener
 from wdsprep.store.base import Store, stream, write_bytes
-from wdsprep.text import plural
+from wdsprep.text import NotebookTable, plural
 
 MOST_MENDED = 1_000_000
 """Inputs of a unit whose rejects are made again one by one; a receipt may say that it had more."""
@@ -63,7 +62,7 @@ def repair(options: RepairOptions) -> "Repair":
 
     The options are those of `wdsprep repair`.
     """
-    listener = options.listener or JobListener()
+    listener = options.heard_by
     verified = check_datasets(
         [options.dataset],
         make_runner=partial(runner_for, options, told=listener.told, name="verify", is_safe=True),
@@ -78,7 +77,7 @@ def repair(options: RepairOptions) -> "Repair":
 
 
 @dataclass(frozen=True, kw_only=True)
-class Repair:
+class Repair(NotebookTable):
     """The plan of a repair.
 
     `units` are done again, each for the files that it lists. `names` are removed in this order.
@@ -101,6 +100,15 @@ class Repair:
     changed: tuple[str, ...] = ()
     """Files that other runs had changed before the repair came to them."""
     done: bool = False
+
+    def table_rows(self) -> Iterator[tuple[str, object]]:
+        yield "dataset", self.survey.place.shown
+        yield "units to make again", len(self.units)
+        yield "units to mend", len(self.mended)
+        yield "indexes to write", len(self.indexes)
+        yield "writes the manifest", self.writes_manifest
+        yield "findings left alone", len(self.beyond)
+        yield "done", self.done
 
     def __repr__(self) -> str:
         parts = [

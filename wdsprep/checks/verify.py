@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,17 +22,25 @@ from wdsprep.runners.in_process import runner_for
 from wdsprep.runners.job import JobListener, JobStatus, job_largest_first
 from wdsprep.store import opened
 from wdsprep.store.base import absolute
-from wdsprep.text import plural
+from wdsprep.text import NotebookTable, plural
 
 _log = logging.getLogger("wdsprep")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verified:
+class Verified(NotebookTable):
     """The findings of a verification, by dataset; `is_quick` says that no shard was read."""
 
     surveys: tuple[DatasetSurvey, ...]
     is_quick: bool
+
+    def table_rows(self) -> Iterator[tuple[str, object]]:
+        for one in self.surveys:
+            yield (
+                one.place.shown,
+                plural(len(one.findings), "finding") if one.findings else "sound",
+            )
+        yield from ((f"{finding.name or finding.unit}", finding.what) for finding in self.findings)
 
     def __repr__(self) -> str:
         shown = ", ".join(repr(survey.place.shown) for survey in self.surveys)
@@ -59,7 +67,7 @@ def verify(datasets: Sequence[Place], options: VerifyOptions) -> Verified:
     """
     if not datasets:
         raise UsageError("nothing to verify: name a dataset")
-    listener = options.listener or JobListener()
+    listener = options.heard_by
     make_runner = partial(runner_for, options, told=listener.told, name="verify", is_safe=True)
     return check_datasets(datasets, make_runner=make_runner, quick=options.quick, listener=listener)
 

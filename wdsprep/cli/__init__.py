@@ -5,10 +5,11 @@ Option names have dashes; underscores mean the same. `pack` takes the options of
 
 `commands` are each command's help and its call; `command` is what they are made of. Options are
 declared beside the functions of the library (`wdsprep.options`), and `declared` makes click's of
-them; `options` are those that commands alone have. `output` owns the terminal. `pack`, `encode`,
-`importing`, `score`, `select`, `duplicates`, `inspect`, `report`, `card`, `export` and `plan` hold
-what the commands of their names print, `checks` what `verify` and `repair` do, `changes` what
-`remove` does, `plan_options` what `plan` is given; `demo` packs and encodes drawings of its own.
+them; `options` are those that commands alone have. `output` is what several print alike, which
+`wdsprep.terminal` draws. `pack`, `encode`, `importing`, `score`, `select`, `duplicates`, `inspect`,
+`report`, `card`, `export` and `plan` hold what the commands of their names print, `checks` what
+`verify` and `repair` do, `changes` what `remove` does, `plan_options` what `plan` is given; `demo`
+packs and encodes drawings of its own.
 
 In: The words of a command line.
 Out: Calls of the library, text on the terminal, an exit code.
@@ -36,8 +37,9 @@ from wdsprep.cli.commands.pack import pack_command
 from wdsprep.cli.commands.plan import models_command, plan_command
 from wdsprep.cli.commands.report import card_command, report_command
 from wdsprep.cli.commands.score import score_command
-from wdsprep.cli.output import TERMINAL, complain, echo
+from wdsprep.cli.output import complain, echo
 from wdsprep.errors import UsageError, WdsprepError
+from wdsprep.terminal import TERMINAL
 from wdsprep.version import __version__
 
 INTERRUPTED = 130

@@ -3,10 +3,11 @@
 import json
 from functools import partial
 
-from wdsprep.cli.output import Kept, ProgressLine, echo
+from wdsprep.cli.output import Kept, echo
 from wdsprep.cli.report import asked
 from wdsprep.reporting.card import LICENCE, Card
 from wdsprep.runners.job import JobListener
+from wdsprep.terminal import ProgressLine
 
 LISTENER = JobListener(asked=partial(asked, kind="no card, or was changed since"))
 

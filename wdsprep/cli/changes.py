@@ -75,7 +75,11 @@ def _place(place: RemovalPlace) -> str:
 def _outcome(removal: Removal) -> Iterator[str]:
     if not removal.is_needed:
         yield from _found(removal)
-        yield "nothing to remove" if not removal.ended else "the removal that was begun has ended"
+        if removal.is_unknown:
+            yield Kept("nothing was removed: none of these datasets has these keys")
+        else:
+            has_ended = "the removal that was begun has ended"
+            yield "nothing to remove" if not removal.ended else has_ended
         return
     if not removal.done:
         yield Kept("nothing was done: --yes does it, or run the same at a terminal")

@@ -12,9 +12,9 @@ from typing import Any, TypeVar, cast
 import click
 from click.shell_completion import CompletionItem
 
-from wdsprep.cli.output import TERMINAL
 from wdsprep.errors import UsageError
 from wdsprep.options import unknown
+from wdsprep.terminal import TERMINAL
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 DONE_WITH_DAMAGE = 3

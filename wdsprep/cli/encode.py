@@ -8,6 +8,7 @@ from wdsprep.cli.output import (
     Show,
     broken_tars_lines,
     left_out_lines,
+    load_step,
     rejects_lines,
     shapes_lines,
     void_line,
@@ -46,6 +47,7 @@ class EncodeShow(Show[Sequence[Outcome]]):
 
     unit, touched, done = "shard", "touched tar", "encoded"
     counted, spared = "image", "--batch-size or --max-area"
+    first = "computing the first batch"
 
     def __init__(self, places: Mapping[int | str, str], *, as_json: bool) -> None:
         """Prepare the output of `encode`.
@@ -104,10 +106,10 @@ class EncodeShow(Show[Sequence[Outcome]]):
         lines += self.again(outcomes)
         for outcome in outcomes:
             if outcome.manifest.shards and not outcome.quarantined and not outcome.is_void:
-                lines.append(self._next(outcome))
+                lines.append(self._next(outcome, outcomes))
         return list(dict.fromkeys(lines))  # some holds of all
 
-    def _next(self, outcome: Outcome) -> str:
+    def _next(self, outcome: Outcome, outcomes: Sequence[Outcome]) -> str:
         """Return the next command, which loads what was encoded.
 
         Text apart is joined to its latents.
@@ -117,8 +119,7 @@ class EncodeShow(Show[Sequence[Outcome]]):
             latents = [place for name, place in self._places.items() if isinstance(name, int)]
             places = latents[:1] if outcome.manifest.settings["latents"] == "none" else places
             places.append(self._texts[0])
-        joined = "".join(f', join=["{place}"]' for place in places[1:])
-        return f'next: wdsprep.load("{places[0]}"{joined}, global_batch=64) in your trainer'
+        return load_step(places, (o.manifest for o in outcomes if self._place(o) in places))
 
     def _place(self, outcome: Outcome) -> str:
         if len(self._places) == 1:

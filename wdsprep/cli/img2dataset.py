@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import click
 
 from wdsprep.cli.declared import DeclaredCommand
-from wdsprep.cli.output import ProgressLine
 from wdsprep.errors import UsageError
+from wdsprep.terminal import ProgressLine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,6 +6,7 @@ from typing import Any
 from wdsprep.cli.output import (
     Show,
     broken_tars_lines,
+    load_step,
     rejects_lines,
     shapes_lines,
     void_line,
@@ -56,7 +57,7 @@ class ImportShow(Show[Outcome]):
         if outcome.is_void and not outcome.quarantined:
             lines.append(void_line(manifest.rejects, place, REMEDIES))
         elif manifest.shards and not outcome.quarantined:
-            lines.append(f'next: wdsprep.load("{place}", global_batch=64) in your trainer')
+            lines.append(load_step([place], [manifest]))
         return lines
 
     def facts(self, outcome: Outcome) -> Iterator[dict[str, Any]]:

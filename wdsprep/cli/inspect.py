@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from wdsprep.cli.output import ProgressLine
 from wdsprep.dataset.arrays import fields_of
 from wdsprep.dataset.receipts import Settings
 from wdsprep.dataset.rejects import Reject
@@ -12,6 +11,7 @@ from wdsprep.dataset.scores import SCORES
 from wdsprep.errors import UsageError
 from wdsprep.reporting.inspect import Looked, inspect
 from wdsprep.reporting.overview import Overview
+from wdsprep.terminal import ProgressLine
 from wdsprep.text import human_bytes, human_counts, plural, printed
 
 DESCRIBED = {"caption": "characters in a caption", "side": "pixels of the shorter side"}
@@ -88,6 +88,8 @@ def _settings(settings: Settings, extra: Mapping[str, Any]) -> Iterator[str]:
 def _setting(name: str, value: Any) -> str:
     if name == SCORES:
         return ", ".join(f"{column} ({holds})" for column, holds in value["columns"].items())
+    if name == "trial" and isinstance(value, Mapping) and "each" in value:
+        return _trial(value)
     if isinstance(value, Mapping):
         is_counts = all(type(count) is int for count in value.values())
         return human_counts(value) if is_counts else json.dumps(value)
@@ -98,6 +100,15 @@ def _setting(name: str, value: Any) -> str:
     if name in ("max_shard_size", "max_bytes"):
         return human_bytes(value)
     return str(value)[:12] if name == "weights" else str(value)
+
+
+def _trial(trial: Mapping[str, Any]) -> str:
+    """Return how fast a run under --limit was, from which `plan` reckons."""
+    parts = [f"{trial['each']:,.1f} samples/s on one {trial.get('device', 'worker')}"]
+    parts += [f"busy {trial['busy']:.0%}"] if "busy" in trial else []
+    parts += [f"{trial['text']:.0%} of that with text"] if "text" in trial else []
+    parts += [f"launching {trial['launching']:.0%}"] if "launching" in trial else []
+    return ", ".join(parts)
 
 
 def _wrapped(parts: list[str], width: int = 98) -> Iterator[str]:

@@ -33,7 +33,7 @@ from wdsprep.dataset.records import check_record
 from wdsprep.dataset.schemas import ManifestHead, Stated, checked_settings
 from wdsprep.dataset.scores import SCORES, is_scored
 from wdsprep.dataset.sealed import check_seal, seal, unseal
-from wdsprep.text import brief, command, shortened
+from wdsprep.text import brief, command, human_bytes, human_counts, shortened
 
 UNITS = b',"units":['  # the last that it says
 
@@ -150,6 +150,16 @@ class Manifest:
             complete=body["complete"],
             extra=Stated(body["extra"], what),
         )
+
+
+def table_rows(manifest: Manifest) -> Iterator[tuple[str, object]]:
+    """Yield what a notebook shows of a dataset, as names and values."""
+    yield "kind", manifest.kind
+    yield "complete", manifest.complete
+    yield "samples", manifest.samples
+    yield "shards", len(manifest.shards)
+    yield "size", human_bytes(manifest.nbytes)
+    yield "rejects", human_counts(manifest.rejects)
 
 
 def rebuild_hint(what: str) -> str:

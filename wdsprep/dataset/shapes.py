@@ -70,6 +70,16 @@ def shape_counts(settings: Mapping[str, Any], counts: Mapping[str, int]) -> dict
     return {name: counts[name] for name in names if counts.get(name)}
 
 
+USUAL_BATCH = 64
+"""The global batch that examples name, where a dataset is large enough."""
+
+
+def batch_that_fits(settings: Mapping[str, Any], counts: Mapping[str, int], samples: int) -> int:
+    """Return a global batch for an example, which needs no sample of a dataset twice."""
+    of_one_shape = shape_counts(settings, counts).values()  # as a batch is
+    return max(1, min(USUAL_BATCH, max(of_one_shape, default=samples), samples))
+
+
 def shape_ranges(settings: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, range]:
     """Which samples of a shard are of which shape, by the counts of its receipt."""
     found, start = {}, 0

@@ -12,7 +12,6 @@ What a run does is planned whole before anything is written (`plan`, `planning`)
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ParamSpec, cast
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, cast
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.names import SELECTION
 from wdsprep.dataset.state import take_claim
-from wdsprep.encoding.captions.table import CaptionReport, report_captions
+from wdsprep.encoding.captions.table import report_captions
 from wdsprep.encoding.models.find import Model, check_weights
 from wdsprep.encoding.options import EncodeOne, EncodeOptions
 from wdsprep.encoding.pending import joint_units, remove_stale_units
@@ -40,14 +39,7 @@ if TYPE_CHECKING:
     from wdsprep.encoding.models.base import Encoder
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EncodeListener(JobListener):
-    """Hears how a run goes; each call may be left out."""
-
-    heard: Callable[[RunProgress], None] = lambda _progress: None
-    captioned: Callable[[Outcome, CaptionReport], None] = lambda _outcome, _report: None
-    """Hears for each dataset at the end how captions that are not the samples' own were used."""
-
+EncodeListener = JobListener
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -96,7 +88,7 @@ def encode(options: EncodeOptions) -> Outcome | list[Outcome]:
     numbers; `shapes` may be a list of widths and heights too; `track` is wandb or tensorboard.
     Interrupted or killed, the same call goes on where it was.
     """
-    outcomes = _encoded(options, options.listener or EncodeListener())
+    outcomes = _encoded(options, options.heard_by)
     is_several = isinstance(options.resolution, Sequence) or options.paths or options.text_out
     return outcomes if is_several else outcomes[0]
 

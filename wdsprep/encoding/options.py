@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
 
 from wdsprep.encoding import DTYPES
 from wdsprep.encoding.captions.sources import CaptionOptions, OneCaption
@@ -20,16 +19,13 @@ from wdsprep.encoding.recipe import (
 from wdsprep.encoding.shape_lists import check_serves
 from wdsprep.encoding.worker_plan import EncodeWorkerOptions
 from wdsprep.options import about
-from wdsprep.runners.options import OUTPUT, TRACK, limit, overwrite
+from wdsprep.runners.options import OUTPUT, TRACK, ListenedOptions, limit, overwrite
 from wdsprep.store.base import absolute
 from wdsprep.text import one_of
 
-if TYPE_CHECKING:
-    from wdsprep.encoding.encode import EncodeListener
-
 
 @dataclass(frozen=True)
-class EncodeCall(EncodeWorkerOptions, OneCaption, EncodingOptions):
+class EncodeCall(EncodeWorkerOptions, OneCaption, EncodingOptions, ListenedOptions):
     """The options that calls for one dataset and for several have in common."""
 
     images: "str | os.PathLike[str]" = field(
@@ -53,7 +49,6 @@ class EncodeCall(EncodeWorkerOptions, OneCaption, EncodingOptions):
         ),
     )
     track: str = field(default="", metadata=TRACK)
-    listener: "EncodeListener | None" = None
 
     def check_together(self) -> None:
         super().check_together()

@@ -36,7 +36,7 @@ from wdsprep.runners.job import Job, JobListener, check_all_done, job_largest_fi
 from wdsprep.store import open_store, opened
 from wdsprep.store.base import Store, absolute, check_apart, is_hidden, write_bytes
 from wdsprep.store.places import place_scheme
-from wdsprep.text import EXAMPLES, examples, plural, shown
+from wdsprep.text import EXAMPLES, NotebookTable, examples, plural, shown
 
 MARKS = ".wdsprep/"
 CLAIM = f"{MARKS}export.json"
@@ -45,7 +45,7 @@ FORM = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exported:
+class Exported(NotebookTable):
     """The result of an export: `files` of so many `nbytes`, beside the `index`.
 
     Of the shards, `units_before` were there already. `left_out` counts the samples that joined
@@ -103,7 +103,7 @@ def export(options: ExportOptions) -> Exported:
             "to": to,
         },
     )
-    return _Export(plan, target, options.listener or JobListener()).run(options)
+    return _Export(plan, target, options.heard_by).run(options)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,20 +3,17 @@
 import os
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING
 
 from wdsprep.exporting import LAYOUTS
 from wdsprep.options import Place, about, as_places
 from wdsprep.runners.base import WorkerOptions
-
-if TYPE_CHECKING:
-    from wdsprep.runners.job import JobListener
+from wdsprep.runners.options import ListenedOptions
 
 LAYOUT = "Layout"
 
 
 @dataclass(frozen=True)
-class ExportOptions(WorkerOptions):
+class ExportOptions(WorkerOptions, ListenedOptions):
     """Options of `export`."""
 
     dataset: "str | os.PathLike[str]" = field(
@@ -54,7 +51,6 @@ class ExportOptions(WorkerOptions):
             usual="the model",
         ),
     )
-    listener: "JobListener | None" = None
 
     @property
     def joined(self) -> tuple[Place, ...]:

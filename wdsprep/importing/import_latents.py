@@ -63,7 +63,7 @@ def import_(options: ImportOptions) -> "Outcome":
     from wdsprep.runners.track import tracked
     from wdsprep.store.base import absolute, check_apart
 
-    listener = options.listener or JobListener()
+    listener = options.heard_by
     resolution, text_length = options.resolution, options.text_length
     asked = parse_columns(options.columns)
     sizes = sizes_of(options.shapes, resolution)

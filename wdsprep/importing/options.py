@@ -2,23 +2,22 @@
 
 import os
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 from wdsprep.encoding.shape_lists import ShapesGiven, checked_shapes
 from wdsprep.errors import UsageError
 from wdsprep.options import about
 from wdsprep.runners.base import WorkerOptions
-from wdsprep.runners.options import OUTPUT, TRACK, limit, overwrite
-
-if TYPE_CHECKING:
-    from wdsprep.runners.job import JobListener
+from wdsprep.runners.options import OUTPUT, TRACK, ListenedOptions, limit, overwrite
 
 COLUMNS = "Columns"
 
 
 @dataclass(frozen=True)
-class ImportOptions(WorkerOptions):
+class ImportOptions(WorkerOptions, ListenedOptions):
     """Options of `import_`."""
+
+    unit_noun: ClassVar[str] = "file"
 
     source: "str | os.PathLike[str]" = field(metadata=about("The cache to take in.", is_place=True))
     latents: "str | os.PathLike[str]" = field(
@@ -112,7 +111,6 @@ class ImportOptions(WorkerOptions):
     )
     overwrite: bool = field(default=False, metadata=overwrite("the dataset LATENTS"))
     track: str = field(default="", metadata=TRACK)
-    listener: "JobListener | None" = None
 
     def check_together(self) -> None:
         super().check_together()

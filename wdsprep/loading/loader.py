@@ -45,6 +45,7 @@ from wdsprep.loading.arguments import (
     threads_for,
 )
 from wdsprep.loading.augmentation import make_effects
+from wdsprep.loading.batch_size import check_batch_size
 from wdsprep.loading.copy_to_device import copy_batches
 from wdsprep.loading.datasets import Dataset, order_streams
 from wdsprep.loading.join import join_datasets
@@ -56,6 +57,7 @@ from wdsprep.loading.prefetch import serve, serve_raw
 from wdsprep.loading.sample_layout import batch_name
 from wdsprep.loading.shelves.cache import CacheDir, open_cache_dir
 from wdsprep.loading.where import select_where
+from wdsprep.loading.whole_batch import WholeBatch
 from wdsprep.options import taking
 from wdsprep.store import opened
 from wdsprep.text import brief, plural, whole
@@ -174,6 +176,7 @@ def load(options: LoadOptions) -> "Loader":
         skip_missing=options.skip_missing,
         cache=cached,
     )
+    check_batch_size(plan)
     return Loader(plan, step=options.step, encoding=encoding, tee=tee)
 
 
@@ -208,6 +211,11 @@ def _select_samples(
             "leave out join=, or tee="
         )
     return left
+
+
+def _whole(numbered: tuple[int, dict[str, Any]]) -> tuple[int, WholeBatch]:
+    step, batch = numbered
+    return step, batch if isinstance(batch, WholeBatch) else WholeBatch(batch)
 
 
 def _read_numbers(
@@ -394,7 +402,8 @@ class Loader(IterableDataset[dict[str, Any]]):
         is_stored = self._encoding is None
         batches = serve(self._plan, places) if is_stored else self._session.serve(places)
         device = self._plan.device
-        return batches if device is None else copy_batches(batches, device)
+        batches = batches if device is None else copy_batches(batches, device)
+        return map(_whole, batches)
 
     @cached_property
     def _session(self) -> "Session":

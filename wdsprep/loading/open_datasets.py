@@ -133,8 +133,8 @@ def open_stream(stream: Stream) -> tuple[Dataset, ...]:
         made = _dataset_from_tars(store, amount, buckets)
         return (replace(made, where=stream.where or "", join=join_places(stream.join)),)
     if not manifest.complete:
-        what = f"{store.url} is not complete"
-        _log.warning("%s: once it is, its order is another and no state of now fits it", what)
+        later = "checkpoints made now will not resume once the dataset is complete"
+        _log.warning("%s is not complete: %s", store.url, later)
     dataset = dataset_from_manifest(store, manifest, amount, buckets)
     dataset = replace(dataset, where=stream.where or "", join=join_places(stream.join))
     if dataset.join:

@@ -22,12 +22,13 @@ from typing import Any
 import torch
 
 from wdsprep.dataset.aio import Bytes
+from wdsprep.loading.whole_batch import WholeBatch
 
 WORD = 64  # bytes before the data, which stays aligned; the first tells whether they are in use
 MOST = 128  # the most blocks of a worker; more are in use only if a trainer keeps batches
 
 
-class SharedBatch(dict[str, Any]):
+class SharedBatch(WholeBatch):
     """A batch that a worker sends; the trainer gets it as a dict."""
 
 

@@ -7,20 +7,19 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from wdsprep.dataset.buckets import parse_buckets
 from wdsprep.dataset.digests import FORM
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import UsageError
-from wdsprep.fetch.options import FetchOptions, FetchRules
+from wdsprep.fetch.options import DOWNLOADING, FetchOptions, FetchRules
 from wdsprep.images import HEADING, ImageOptions, Limits, Recode, jpeg_quality
 from wdsprep.limits import MAX_DOWNLOAD_NBYTES, MAX_NBYTES
 from wdsprep.options import Options, about, stated
 from wdsprep.packing import HASHES
 from wdsprep.runners.base import WorkerRangeOptions
-from wdsprep.runners.job import JobListener
-from wdsprep.runners.options import OUTPUT, TRACK, limit, overwrite
+from wdsprep.runners.options import OUTPUT, TRACK, ListenedOptions, limit, overwrite
 from wdsprep.text import brief, names, size
 
 if TYPE_CHECKING:
@@ -303,8 +302,10 @@ class PackRules(ShardSizes, ImageOptions):
 
 
 @dataclass(frozen=True)
-class PackOptions(WorkerRangeOptions, FetchOptions, PackRules):
+class PackOptions(WorkerRangeOptions, FetchOptions, PackRules, ListenedOptions):
     """Options of `pack`."""
+
+    unit_noun: ClassVar[str] = "slice"
 
     source: "str | os.PathLike[str]" = field(
         default="downloads", metadata=about("What to pack.", is_place=True)
@@ -341,13 +342,12 @@ class PackOptions(WorkerRangeOptions, FetchOptions, PackRules):
         default=False,
         metadata=about(
             "Fetch again what failed in a way that may pass.",
-            "Downloading",
+            DOWNLOADING,
             page="fetch again after failures that may pass, and fetch what these options allow now",
         ),
     )
     overwrite: bool = field(default=False, metadata=overwrite("the dataset IMAGES"))
     track: str = field(default="", metadata=TRACK)
-    listener: JobListener | None = None
 
     def check_together(self) -> None:
         super().check_together()

@@ -11,10 +11,10 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from wdsprep.errors import UsageError
-from wdsprep.options import taking
+from wdsprep.fetch.options import DOWNLOADING
+from wdsprep.options import given_under, taking
 from wdsprep.packing.options import PackOptions, PackRules, settings_of
 from wdsprep.runners.base import with_runner
-from wdsprep.runners.job import JobListener
 from wdsprep.runners.track import tracked
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def pack(options: PackOptions) -> "Outcome":
 
     source, images = absolute(options.source), absolute(options.images)  # workers run elsewhere
     rules, fetch = options.part(PackRules), options.fetching
-    listener = options.listener or JobListener()
+    listener = options.heard_by
     found = recognise(
         source,
         columns=rules.columns,
@@ -59,6 +59,8 @@ def pack(options: PackOptions) -> "Outcome":
         raise UsageError(
             f"{source} is no table of URLs: --retry-rejected has nothing to fetch there"
         )
+    if not has_urls and (idle := given_under(options, DOWNLOADING)):
+        listener.told(f"{source} holds no URLs to fetch: {', '.join(idle)} changes nothing here")
     check_apart(found.url if is_glob(source) else source, images)
     seen = survey_source(found, options.limit, lambda count: listener.listed(source, count, 0))
     slice_size = rules.samples_per_shard if found.kind == "folder" else 1

@@ -16,17 +16,18 @@ Out: An overview, one sample, one HTML page, or a page of Markdown.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from wdsprep.options import Place, taking_datasets
 from wdsprep.reporting.options import ReportOptions
 from wdsprep.runners.job import JobListener
 from wdsprep.store import split_url
+from wdsprep.text import NotebookTable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WrittenReport:
+class WrittenReport(NotebookTable):
     """A report that was written: where it is, its size, and how many samples it shows."""
 
     output: str
@@ -34,15 +35,7 @@ class WrittenReport:
     samples: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReportListener(JobListener):
-    """Callbacks of a report; each may be left out.
-
-    `told` gets what will take a while, and `heard` each step. `asked` is called with the output
-    where a file is there that is no report.
-    """
-
-    heard: Callable[[str], None] = lambda _step: None
+ReportListener = JobListener
 
 
 @taking_datasets(ReportOptions)
@@ -65,7 +58,7 @@ def report(datasets: Sequence[Place], options: ReportOptions) -> WrittenReport:
     from wdsprep.reporting.facts.gather import gather, plan_of
     from wdsprep.reporting.page.page import page_of
 
-    output, listener = os.fspath(options.output), options.listener or ReportListener()
+    output, listener = os.fspath(options.output), options.heard_by
     opened = open_all([os.fspath(dataset) for dataset in datasets])
     check_output(output, opened, replaces=lambda: options.yes or listener.asked(output))
     store, name = split_url(output)

@@ -22,12 +22,12 @@ from itertools import pairwise
 from wdsprep.dataset.ahead import read_each
 from wdsprep.dataset.arrays import fields_of
 from wdsprep.dataset.names import CARD
+from wdsprep.dataset.shapes import batch_that_fits
 from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.options import Place, taking_datasets
 from wdsprep.reporting.facts.datasets import ReportDataset, check_folder, open_each
 from wdsprep.reporting.options import REPO, CardOptions
 from wdsprep.reporting.sheet.picking import SheetSample, pick, read_sample
-from wdsprep.runners.job import JobListener
 from wdsprep.store import split_url
 from wdsprep.store.base import local_path, write_bytes
 from wdsprep.store.places import place_scheme, root_and_name
@@ -77,7 +77,7 @@ def card(datasets: Sequence[Place], options: CardOptions) -> Card:
     for it. The captions of `samples` of each dataset are shown, picked by `seed`. An earlier
     card is replaced if nobody changed it; `yes` replaces any other file too.
     """
-    output, listener = os.fspath(options.output), options.listener or JobListener()
+    output, listener = os.fspath(options.output), options.heard_by
     repo, license = options.repo, options.license
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
         raise UsageError(f"--repo {repo}: give the owner and the name, such as {REPO}")
@@ -391,13 +391,15 @@ print(next(iter(dataset)))
     if trained:
         folder = repo.partition("/")[2]
         place = f"{folder}/{trained[0].folder}".rstrip("/")
+        first = trained[0].given.manifest
+        batch = batch_that_fits(first.settings, first.counts, first.samples)
         yield f"""
 With `wdsprep`, in an order that a seed decides, on any number of GPUs; first
 `hf download {repo} --repo-type dataset --local-dir {folder}`:
 
 ```python
 import wdsprep
-for batch in wdsprep.load("{place}", global_batch={min(64, trained[0].given.samples or 1)}):
+for batch in wdsprep.load("{place}", global_batch={batch}):
     print({{name: getattr(value, "shape", value) for name, value in batch.items()}})
 ```
 """

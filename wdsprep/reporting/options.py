@@ -3,16 +3,12 @@
 import os
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING
 
 from wdsprep.encoding import MODELS
 from wdsprep.limits import MAX_AREA
 from wdsprep.options import About, Options, about
+from wdsprep.runners.options import ListenedOptions
 from wdsprep.text import Counting, unheard
-
-if TYPE_CHECKING:
-    from wdsprep.reporting import ReportListener
-    from wdsprep.runners.job import JobListener
 
 SAMPLES, CARD, OUTPUT = "Samples", "Card", "Output"
 REPO = "OWNER/NAME"
@@ -59,7 +55,7 @@ def _replaces(page: str) -> Mapping[str, About]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportOptions(Options):
+class ReportOptions(ListenedOptions):
     """Options of `report`."""
 
     samples: int = field(
@@ -129,11 +125,10 @@ class ReportOptions(Options):
             "refused elsewhere"
         ),
     )
-    listener: "ReportListener | None" = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class CardOptions(Options):
+class CardOptions(ListenedOptions):
     """Options of `card`."""
 
     repo: str = field(
@@ -185,4 +180,3 @@ class CardOptions(Options):
             "about, or refused"
         ),
     )
-    listener: "JobListener | None" = None

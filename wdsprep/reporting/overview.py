@@ -1,28 +1,32 @@
 """An overview of a dataset by its manifest alone, which `inspect`, `plan` and the card show."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from wdsprep.dataset.coarse_histograms import quantile
 from wdsprep.dataset.digests import format_of
-from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.manifest import Manifest, table_rows
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.shapes import shape_counts
 from wdsprep.dataset.state import phases
 from wdsprep.store import open_store
-from wdsprep.text import plural
+from wdsprep.text import NotebookTable, plural
 
 SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Overview:
+class Overview(NotebookTable):
     """An overview of a dataset, as `inspect` returns it."""
 
     dataset: str
     manifest: Manifest
+
+    def table_rows(self) -> Iterator[tuple[str, object]]:
+        yield "dataset", self.dataset
+        yield from table_rows(self.manifest)
 
     def __repr__(self) -> str:
         manifest = self.manifest

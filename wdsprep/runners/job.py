@@ -57,6 +57,10 @@ class JobListener:
     changed: Callable[[int, int], None] = unheard
     """Hears how many units or files have been changed, of how many; 0 where nobody knows."""
     status: Heard = lambda _status: None
+    heard: Callable[[Any], None] = lambda _step: None
+    """Each step of `encode`, as the progress of a unit, and of `report`, as a text."""
+    captioned: Callable[[Any, Any], None] = lambda _outcome, _report: None
+    """What became of captions that are not the samples' own, for each dataset of `encode`."""
     asked: Callable[[Any], bool] = lambda _what: False
     """Answers whether to do what is done without asking where `yes` is given."""
 

@@ -1,8 +1,13 @@
 """What is said of options that several commands have."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from wdsprep.options import About, about
+from wdsprep.options import About, Options, about, flag
+from wdsprep.runners.job import JobListener
+from wdsprep.runners.progress import progress_of_call
 from wdsprep.runners.track import TRACKERS, check_tracker
 
 OUTPUT = "Output"
@@ -34,3 +39,36 @@ def overwrite(what: str) -> Mapping[str, About]:
         OUTPUT,
         page="remove the dataset first and start over",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListenedOptions(Options):
+    """Options of a function that takes long: who hears how far it is.
+
+    Without a listener it draws a line itself (`wdsprep.runners.progress`), unless `progress` is
+    false.
+    """
+
+    unit_noun: ClassVar[str] = "shard"
+    """The unit of work, in that line."""
+
+    listener: JobListener | None = None
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "progress", flag("progress", self.progress))
+
+    @property
+    def heard_by(self) -> JobListener:
+        """Return the listener, or one that hears nothing."""
+        return self.listener or JobListener()
+
+    @contextmanager
+    def during_call(self) -> Iterator["Options"]:
+        """Draw how far the call is, where nobody else does."""
+        if self.listener is not None or not self.progress:
+            yield self
+            return
+        with progress_of_call(self.unit_noun) as listener:
+            yield replace(self, listener=listener)

@@ -16,7 +16,7 @@ from typing import Any, cast
 from wdsprep.dataset.ahead import read_each
 from wdsprep.dataset.coarse_histograms import bin_name, count_up
 from wdsprep.dataset.edition import Edition
-from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.manifest import Manifest, table_rows
 from wdsprep.dataset.receipts import Receipt, Receipts, Settings, by_unit, line_of
 from wdsprep.dataset.reject_codes import ENDS_A_TAR
 from wdsprep.dataset.state import (
@@ -32,7 +32,7 @@ from wdsprep.runners.base import Event, Finished, Quarantined, Runner, Step, Uni
 from wdsprep.runners.job import Heard, Job, JobStatus
 from wdsprep.store import open_store
 from wdsprep.store.base import Store
-from wdsprep.text import human_counts, plural
+from wdsprep.text import NotebookTable, human_counts, plural
 
 _log = logging.getLogger("wdsprep")
 MOST_HOSTS = 2_000
@@ -81,7 +81,7 @@ class JointUnit:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class Outcome(NotebookTable):
     """The result of a run: the dataset as it is now, and what could not be done."""
 
     manifest: Manifest
@@ -90,6 +90,11 @@ class Outcome:
     units_before: int
     quarantined: tuple[Quarantined, ...]
     failed_hosts: Mapping[str, int] = field(default_factory=dict)
+
+    def table_rows(self) -> Iterator[tuple[str, object]]:
+        yield from table_rows(self.manifest)
+        yield "done by this call", plural(self.samples, "sample")
+        yield "units left out", len(self.quarantined)
 
     def __repr__(self) -> str:
         there = self.manifest

@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from wdsprep.encoding.worker_plan import EncodeWorkerOptions
 from wdsprep.errors import UsageError
@@ -12,11 +12,8 @@ from wdsprep.images import AREA
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.options import about
 from wdsprep.runners.base import WORKERS
-from wdsprep.runners.options import OUTPUT, TRACK, limit, overwrite
+from wdsprep.runners.options import OUTPUT, TRACK, ListenedOptions, limit, overwrite
 from wdsprep.text import auto, brief, size
-
-if TYPE_CHECKING:
-    from wdsprep.runners.job import JobListener
 
 MODEL, CAPTIONS, IMAGES = "Model", "Captions", "Images"
 PRESETS = {
@@ -105,7 +102,7 @@ def _max_bytes(given: Any) -> int:
 
 
 @dataclass(frozen=True)
-class ScoreOptions(EncodeWorkerOptions):
+class ScoreOptions(EncodeWorkerOptions, ListenedOptions):
     """The options of `score`."""
 
     images: "str | os.PathLike[str]" = field(
@@ -251,7 +248,6 @@ class ScoreOptions(EncodeWorkerOptions):
         ),
     )
     track: str = field(default="", metadata=TRACK)
-    listener: "JobListener | None" = None
 
     def check_together(self) -> None:
         super().check_together()

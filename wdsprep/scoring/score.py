@@ -110,7 +110,7 @@ def score(options: ScoreOptions) -> Outcome:
     The options are those of `wdsprep score`; `model`, `label` and `head` may be one or several.
     Interrupted or killed, the same call goes on where it was.
     """
-    listener = options.listener or JobListener()
+    listener = options.heard_by
     plan = _plan_of(options, listener)
     edition, manifest = open_dataset_to_write(
         plan.out, "latents", plan.settings, overwrite=options.overwrite

@@ -9,6 +9,7 @@ from wdsprep.cli.command import DONE_WITH_DAMAGE
 from wdsprep.cli.declared import DeclaredCommand
 from wdsprep.cli.options import DATASETS, OUTPUT
 from wdsprep.cli.output import tell
+from wdsprep.errors import UsageError
 
 
 @click.command(
@@ -36,7 +37,9 @@ def remove_command(datasets: tuple[str, ...], as_json: bool, **options: Any) -> 
     show = RemoveShow(as_json=as_json)
     removed = wdsprep.remove(*datasets, listener=show.listener, **options)
     tell(show.result(removed))
-    return 0 if removed.is_whole else DONE_WITH_DAMAGE
+    if removed.is_unknown:
+        return UsageError.exit_code
+    return 0 if removed.is_whole and not removed.nowhere else DONE_WITH_DAMAGE
 
 
 @click.command(

@@ -12,7 +12,8 @@ import wdsprep
 from wdsprep.cli.command import DONE_WITH_DAMAGE, PLACE, Command, option, options
 from wdsprep.cli.declared import DeclaredCommand
 from wdsprep.cli.options import DATASETS, OUTPUT
-from wdsprep.cli.output import Kept, ProgressLine, echo, tell
+from wdsprep.cli.output import Kept, echo, tell
+from wdsprep.terminal import ProgressLine
 from wdsprep.text import plural
 
 

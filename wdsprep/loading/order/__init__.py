@@ -174,7 +174,12 @@ class Order:
 
     @property
     def steps_per_epoch(self) -> int:
-        return self.epoch_steps or max(1, self._shares.epoch // self.global_batch)
+        return self.epoch_steps or max(1, self.epoch_samples // self.global_batch)
+
+    @property
+    def epoch_samples(self) -> int:
+        """Count the samples of an epoch, which need not fill whole batches."""
+        return self._shares.epoch
 
     def epoch(self, step: int) -> int:
         return step // self.steps_per_epoch

@@ -235,7 +235,12 @@ def pace_section(facts: ReportFacts) -> Html:
         "pace",
         "Throughput",
         el("div", *figures, class_="figures") if figures else None,
-        note(f"Too few receipts to tell the rate of {' and '.join(untold)}.") if untold else None,
+        note(
+            f"{' and '.join(untold)}: made in so few steps that their times tell no rate. The "
+            "command itself said how fast it was."
+        )
+        if untold
+        else None,
         note(
             "By the times at which receipts were written, pauses left out. A copied dataset may "
             "have other times, and a unit that was done again has its last."

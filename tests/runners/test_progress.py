@@ -1,0 +1,194 @@
+"""A call from Python shows how far it is, and a notebook shows what came of it as a table."""
+
+import io
+import logging
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import wdsprep
+from tests.kit.packs import photos
+from wdsprep import terminal
+from wdsprep.errors import UsageError
+from wdsprep.runners.job import JobListener, JobStatus
+from wdsprep.runners.options import ListenedOptions
+from wdsprep.runners.progress import JobProgress, progress_of_call
+from wdsprep.terminal import CLEAR, TERMINAL
+
+FUNCTIONS = (wdsprep.pack, wdsprep.encode, wdsprep.import_, wdsprep.select, wdsprep.remove)
+OTHERS = (wdsprep.duplicates, wdsprep.verify, wdsprep.repair, wdsprep.export, wdsprep.report)
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Everything is drawn as soon as it is known."""
+    for name in ("FIRST_S", "TERMINAL_S"):
+        monkeypatch.setattr(terminal, name, 0)
+    monkeypatch.setenv("TERM", "xterm")
+    for name in ("JPY_PARENT_PID", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    TERMINAL.still()
+    TERMINAL.clear()
+
+
+@contextmanager
+def seen() -> Iterator[Screen]:
+    """In the test itself, since pytest sets stderr again between fixtures and test."""
+    with redirect_stderr(Screen()) as screen:
+        yield screen
+
+
+def packed(tmp_path: Path, **options: Any) -> Any:
+    source = photos(tmp_path / "photos", 3)
+    return wdsprep.pack(source, tmp_path / "images", buckets=(32,), workers=1, **options)
+
+
+@pytest.mark.parametrize("function", [*FUNCTIONS, *OTHERS, wdsprep.card])
+def test_each_function_with_a_listener_takes_progress(function: Any) -> None:
+    options = function.__signature__.parameters
+    assert options["progress"].default is True
+    assert "listener" in options
+    with pytest.raises(UsageError, match="progress 'no': give True or False"):
+        ListenedOptions(progress="no")  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_call_at_a_terminal_draws_one_line_and_takes_it_away(tmp_path: Path) -> None:
+    with seen() as screen:
+        packed(tmp_path)
+    drawn = screen.getvalue().split(CLEAR)
+    assert any("slice 0 of 1" in one or "slice 1 of 1" in one for one in drawn)
+    assert drawn[-1] == ""
+    assert not any("\n" in one for one in drawn if "slice" in one)
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("quiet", [{"progress": False}, {"listener": JobListener()}])
+def test_a_call_that_is_quiet_draws_nothing(tmp_path: Path, quiet: dict[str, Any]) -> None:
+    with seen() as screen:
+        packed(tmp_path, **quiet)
+    assert screen.getvalue() == ""
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_rank_that_is_not_the_first_draws_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "3")
+    with seen() as screen:
+        packed(tmp_path)
+    assert screen.getvalue() == ""
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_failed_call_takes_its_line_away() -> None:
+    last = logging.lastResort
+
+    def fail() -> None:
+        with progress_of_call("shard") as listener:
+            listener.status(lambda: JobStatus(samples=3, units_done=1, units=2))
+            raise ZeroDivisionError
+
+    with seen() as screen, pytest.raises(ZeroDivisionError):
+        fail()
+    assert screen.getvalue().endswith(CLEAR)
+    assert "3 samples" in screen.getvalue()
+    assert logging.lastResort is last
+
+
+def test_in_a_pipe_a_short_call_prints_nothing_and_a_child_process_neither(tmp_path: Path) -> None:
+    code = (
+        "import multiprocessing, sys, wdsprep\n"
+        "from wdsprep import terminal\n"
+        "def work(every):\n"
+        "    terminal.PIPE_S = every\n"
+        "    wdsprep.pack(sys.argv[1], f'{sys.argv[2]}-{every}', workers=1)\n"
+        "if __name__ == '__main__':\n"
+        "    work(30)\n"
+        "    print('here', file=sys.stderr)\n"
+        "    child = multiprocessing.get_context('fork').Process(target=work, args=(0,))\n"
+        "    child.start(); child.join(); assert child.exitcode == 0\n"
+        "    print('now', file=sys.stderr)\n"
+        "    work(0.0)\n"
+    )
+    source = photos(tmp_path / "photos", 3)
+    words = [sys.executable, "-c", code, str(source), str(tmp_path / "images")]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
+    first, rest = done.stderr.split("here\n")
+    child, last = rest.split("now\n")
+    assert (first, child) == ("", "")
+    assert "slice" in last
+    assert not done.stdout
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_notebook_has_one_output_that_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    shown: list[str] = []
+
+    class Handle:
+        def update(self, data: dict[str, str], *, raw: bool) -> None:
+            assert raw
+            shown.append(data["text/plain"])
+
+    def display(data: dict[str, str], **_: object) -> Handle:
+        shown.append(data["text/plain"])
+        return Handle()
+
+    shell = types.SimpleNamespace(kernel=object())
+    parts = {"IPython": {"get_ipython": lambda: shell}, "IPython.display": {"display": display}}
+    for name, inside in parts.items():
+        monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(**inside))
+    packed(tmp_path)
+    assert any("slice" in one for one in shown)
+    assert shown[-1] == ""
+    assert "slice" not in "".join(capsys.readouterr())
+
+
+def test_results_are_small_tables_whose_text_is_escaped(tmp_path: Path) -> None:
+    outcome = packed(tmp_path)
+    table = outcome._repr_html_()
+    assert table.startswith("<table><caption>Outcome</caption>")
+    assert "<tr><th>samples</th><td>3</td></tr>" in table
+    place = tmp_path / "<b>&amp"
+    (tmp_path / "images").rename(place)
+    results = [
+        wdsprep.inspect(place),
+        wdsprep.verify(place),
+        wdsprep.duplicates(place),
+        wdsprep.repair(place),
+        wdsprep.select([place], tmp_path / "<i>few"),
+        wdsprep.remove(place, keys=["no-such-key"], yes=True),
+        wdsprep.report(place, output=tmp_path / "<b>.html"),
+    ]
+    for result in results:
+        table = result._repr_html_()
+        assert "<b>" not in table
+        assert "<i>" not in table
+        assert "&lt;" in table
+
+
+def test_until_there_is_a_first_sample_the_line_says_what_goes_on() -> None:
+    class Encoding(JobProgress):
+        counted, first = "image", "computing the first batch"
+
+    progress = Encoding(waits=False)
+    status = JobStatus(units=2, units_done=0)
+    progress.status(lambda: status)
+    waiting, unit = progress.parts(status)
+    assert waiting.startswith("computing the first batch, ")
+    assert unit == "shard 0 of 2"
+    assert progress.parts(JobStatus(samples=3, units=2))[0] == "3 images"

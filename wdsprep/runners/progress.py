@@ -1,0 +1,152 @@
+"""The line that shows how far a command, or a call from Python, is.
+
+Commands add to it what they know (`wdsprep.cli.output.Show`). A function that is called without a
+listener draws it too: on a terminal, in a notebook, and every half minute where stderr is a pipe.
+It does not in a worker process, nor on any rank of a trainer but the first.
+"""
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from wdsprep import terminal
+from wdsprep.runners.job import JobListener, JobStatus
+from wdsprep.terminal import LogLines, ProgressLine
+from wdsprep.text import human_bytes, human_counts, human_time, plural
+
+IN_WORKER = "RAY_RAYLET_PID"
+"""Ray sets it for the workers of a cluster."""
+
+
+class JobProgress:
+    """A progress line of jobs, in bytes, or in samples where these are `counted`."""
+
+    unit, done, touched = "shard", "done", "touched unit"
+    """A unit of work, what becomes of it, and what is read again where dates alone have changed."""
+    counted = ""
+    """What the samples are called."""
+    first = ""
+    """What goes on until there is a first sample, where that may take long."""
+
+    def __init__(self, *, waits: bool = True) -> None:
+        self._at_work = 0.0
+        self.line = ProgressLine()
+        if waits:
+            self.line.wait_for("getting ready")
+
+    @property
+    def working_s(self) -> float:
+        """Since the first worker was heard of: rates count from there."""
+        return time.monotonic() - self._at_work
+
+    def told(self, text: str) -> None:
+        self.line.say(text)
+
+    def start_counting(self) -> None:
+        """Note that the work begins."""
+        self.line = ProgressLine()
+        self.line.wait_for("waiting for the first worker")
+
+    def status(self, status: Callable[[], JobStatus]) -> None:
+        self._at_work = self._at_work or time.monotonic()
+        self.line.offer(lambda: self.parts(status()))
+
+    def parts(self, status: JobStatus) -> list[str]:
+        """Return the parts of the progress line, the most important first: not all may fit.
+
+        In the first second no rate is shown.
+        """
+        is_early = self.working_s < terminal.FIRST_S
+        unit = f"{self.unit} {status.units_done:,} of {status.units:,}"
+        if self.first and not (status.samples or status.rejects or status.nbytes_of):
+            return [f"{self.first}, {human_time(self.working_s)}", unit]
+        left = 0.0 if is_early else status.left_s(self.working_s)
+        done, rate = self._pace(status)
+        return [
+            done,
+            *([] if is_early else [rate]),
+            *([f"{human_time(left)} left"] if left else []),
+            unit,
+            *self.details(status),
+            *([f"rejects: {human_counts(status.rejects)}"] if status.rejects else []),
+        ]
+
+    def _pace(self, status: JobStatus) -> tuple[str, str]:
+        seconds = max(self.working_s, terminal.FIRST_S)
+        if not self.counted:
+            done = f"{human_bytes(status.nbytes)} of {human_bytes(status.nbytes_of)}"
+            return done, f"{human_bytes(status.nbytes / seconds)}/s"
+        rate = (status.samples + sum(status.rejects.values())) / seconds
+        done = f"{status.samples:,} {self.counted}s"
+        return done, f"{rate:,.{int(rate < 100)}f} {self.counted}s/s"
+
+    def details(self, _status: JobStatus) -> list[str]:
+        """Return what one command has to tell and not the others."""
+        return []
+
+    def changed(self, done: int, of: int) -> None:
+        self.line.show(f"{self.unit} {done:,}{f' of {of:,}' if of else ''} changed")
+
+    def compared(self, done: int, of: int) -> None:
+        told = f"comparing {plural(of, self.touched)} with what was {self.done}"
+        self.line.show(f"{told}: {done:,} so far")
+
+
+class CallProgress(JobProgress):
+    """The progress line of a function that was called from Python without a listener."""
+
+    counted, first = "sample", "waiting for the first sample"
+
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        self.unit = unit
+
+    def listener(self) -> JobListener:
+        """Return what any function may call."""
+        return JobListener(
+            told=self.told,
+            listed=lambda _place, done, _of: self.line.show(f"listing: {done:,} so far"),
+            compared=self.compared,
+            begun=lambda _what: self.start_counting(),
+            changed=self.changed,
+            status=self.status,
+            heard=self._step,
+        )
+
+    def _step(self, step: object) -> None:
+        if isinstance(step, str):  # what a report does now
+            self.line.show(step)
+
+    def told(self, text: str) -> None:
+        """Print a line that stays, where a person looks on."""
+        if self.line.is_seen:
+            super().told(text)
+
+    def _pace(self, status: JobStatus) -> tuple[str, str]:
+        self.counted = "" if status.nbytes_of else "sample"
+        return super()._pace(status)
+
+
+@contextmanager
+def progress_of_call(unit: str) -> Iterator[JobListener]:
+    """Draw the progress of a call until it ends, however it ends."""
+    if is_worker():
+        yield JobListener()
+        return
+    progress = CallProgress(unit)
+    other, logging.lastResort = logging.lastResort, LogLines(logging.WARNING)
+    try:
+        yield progress.listener()
+    finally:
+        logging.lastResort = other
+        progress.line.clear()
+
+
+def is_worker() -> bool:
+    """Return whether this process works for another one, which says how far all is."""
+    processes = sys.modules.get("multiprocessing.process")
+    is_child = processes is not None and processes.parent_process() is not None
+    return is_child or IN_WORKER in os.environ or os.environ.get("RANK", "0") not in ("", "0")

@@ -1,0 +1,290 @@
+"""The terminal: lines, log records, warnings of Python, and how far a long command or call is.
+
+The line of progress is on stderr, and never there for what takes less than a second. On a terminal
+it is rewritten in place, on one row whatever the width: it is given as parts, the most telling
+first, and those that fit are drawn. The cursor rests at its start, so that a window made narrower,
+where a terminal breaks the line into several rows, leaves nothing above the cursor, and all below
+it goes with the next drawing. Elsewhere, as in a pipe, in CI and where a notebook runs a command, a
+plain line comes every half minute: a notebook would keep what is drawn over. A call from a cell of
+a notebook draws in an output of that cell, which it replaces.
+
+Written by hand after a trial of tqdm 4 and rich 15 with the same parts at 60, 80 and 130 columns.
+tqdm cuts a part in the middle, rich squeezes all of them to `1,23…`. After the width had changed
+four times, tqdm had left 9 rows and rich 6, this 1. In 3 s a notebook has kept 15 and 32 drawings,
+and this line none. Either takes 50 ms to import, where `wdsprep --help` takes 150. To be looked at
+again when one of them drops whole parts by importance and clears what a narrower window has broken.
+"""
+
+import logging
+import os
+import re
+import sys
+import threading
+import time
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from wdsprep.errors import values_without_secrets, without_secrets
+from wdsprep.text import Counting, LogFormatter, human_time, one_line, plural
+
+TERMINAL_S, PIPE_S, FIRST_S, TICK_S = 0.2, 30.0, 1.0, 1.0
+FEWEST_COLUMNS = 20
+CLEAR = "\r\x1b[J"
+COMMAND = re.compile(r"next: |\"wdsprep |^ {2,}")
+"""What lines hold that are not broken: commands, and rows of tables."""
+
+Parts = str | Sequence[str]
+
+
+class Terminal:
+    """The terminal that all output of this process goes through.
+
+    It removes the secrets in URLs. It knows whether a progress line is drawn, and removes it
+    before other output. It knows how much the user wants to read.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._drawn: TextIO | None = None
+        self._ticker: threading.Event | None = None
+        self.is_quiet = self.is_verbose = self.is_debugging = False
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """While a command runs: as much is said as usual, and of log records the warnings."""
+        self.is_quiet = self.is_verbose = self.is_debugging = False
+        logging.lastResort = lines = LogLines(logging.WARNING)
+        logging.getLogger("wdsprep").setLevel(logging.NOTSET)
+        logging.captureWarnings(True)
+        of_python = logging.getLogger("py.warnings")
+        of_python.addHandler(lines)  # which logging gives one that drops them, where it has none
+        try:
+            yield
+        finally:
+            of_python.removeHandler(lines)
+            logging.captureWarnings(False)
+            self.still()
+            self.clear()
+
+    def be_verbose(self) -> None:
+        """Say what becomes of each unit, which is logged, and where an error was raised."""
+        self.is_verbose = self.is_debugging = True
+        logging.lastResort = LogLines(logging.INFO)
+        logging.getLogger("wdsprep").setLevel(logging.INFO)
+
+    def write(self, text: str, *, err: bool = False, out: TextIO | None = None) -> None:
+        text = without_secrets(text)
+        stream = out or (sys.stderr if err else sys.stdout)
+        if stream.isatty():
+            width = columns(stream)
+            text = "\n".join(wrapped(line, width) for line in text.split("\n"))
+        with self._lock:
+            self.clear()
+            print(text, file=stream, flush=True)
+
+    def draw(self, out: TextIO, parts: Parts) -> None:
+        with self._lock:
+            out.write(f"{CLEAR}{fitted(values_without_secrets(parts), columns(out) - 1)}\r")
+            out.flush()
+            self._drawn = out
+
+    def clear(self) -> None:
+        """Take the progress line away."""
+        with self._lock:
+            out, self._drawn = self._drawn, None
+            if out is not None:
+                out.write(CLEAR)
+                out.flush()
+
+    def tick(self, draw: Callable[[], None]) -> None:
+        """Call this every second until `still`, or another, is called."""
+        self.still()
+        self._ticker = over = threading.Event()
+
+        def tick() -> None:
+            while not over.wait(TICK_S):
+                with self._lock:
+                    if not over.is_set():
+                        draw()
+
+        threading.Thread(target=tick, daemon=True).start()
+
+    def still(self) -> None:
+        with self._lock:
+            if self._ticker is not None:
+                self._ticker.set()
+                self._ticker = None
+
+
+class LogLines(logging.Handler):
+    """Log records as lines of ours, where nobody has given them another place."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__(level)
+        self.setFormatter(LogFormatter())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        TERMINAL.write(self.format(record).rstrip("\n"), err=True)  # warnings end with one
+
+
+TERMINAL = Terminal()
+
+
+def columns(out: TextIO) -> int:
+    """Return the width of the terminal at this moment."""
+    try:
+        found = os.get_terminal_size(out.fileno()).columns
+    except (OSError, ValueError):
+        found = 0
+    return max(found or 80, FEWEST_COLUMNS)
+
+
+def cells(text: str) -> int:
+    """Count the columns that a text takes. Chinese, Japanese and Korean characters take two."""
+    return sum(_cells_of(character) for character in text)
+
+
+def _cells_of(character: str) -> int:
+    if character.isascii():
+        return 1
+    if unicodedata.category(character) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def wrapped(line: str, width: int) -> str:
+    """Break a line that is too long between words.
+
+    A line with a command stays whole, so that it can be copied: the terminal breaks it.
+    """
+    if cells(line) <= width or COMMAND.search(line):
+        return line
+    rows = [""]
+    for word in line.split(" "):
+        if rows[-1] and cells(f"{rows[-1]} {word}") > width:
+            rows.append(word)
+        else:
+            rows[-1] = f"{rows[-1]} {word}" if rows[-1] else word
+    return "\n".join(rows)
+
+
+def fitted(parts: Parts, width: int) -> str:
+    """Join as many of the parts as fit into the width. Only the first may be cut."""
+    first, *others = [parts] if isinstance(parts, str) else parts
+    line = _cut(one_line(first), width)
+    for part in map(one_line, others):
+        if cells(f"{line}, {part}") <= width:
+            line = f"{line}, {part}"
+    return line
+
+
+def _cut(text: str, width: int) -> str:
+    if cells(text) <= width:
+        return text
+    while cells(text) >= width:
+        text = text[:-1]
+    return f"{text}…"
+
+
+def _is_terminal(out: TextIO) -> bool:
+    """Return whether the output is a terminal on which a line can be drawn over."""
+    env = os.environ
+    return out.isatty() and env.get("TERM") != "dumb" and "JPY_PARENT_PID" not in env
+
+
+class NotebookCell:
+    """An output of the cell that runs in a notebook, whose text is replaced with each drawing."""
+
+    def __init__(self, display: Callable[..., Any]) -> None:
+        self._display = display
+        self._shown: Any = None
+
+    @classmethod
+    def here(cls) -> "NotebookCell | None":
+        """Return one where this process runs the cells of a notebook."""
+        ipython, display = sys.modules.get("IPython"), sys.modules.get("IPython.display")
+        shell = ipython.get_ipython() if ipython else None
+        if display is None or not hasattr(shell, "kernel"):
+            return None
+        return cls(display.display)
+
+    def draw(self, text: str) -> None:
+        data = {"text/plain": text}
+        if self._shown is None:
+            self._shown = self._display(data, raw=True, display_id=True)
+        else:
+            self._shown.update(data, raw=True)
+
+    def clear(self) -> None:
+        if self._shown is not None:
+            self._shown.update({"text/plain": ""}, raw=True)
+            self._shown = None
+
+
+class ProgressLine:
+    """Shows the latest of what it is given."""
+
+    def __init__(self, out: TextIO | None = None) -> None:
+        self._out = out or sys.stderr
+        self._terminal = _is_terminal(self._out)
+        self._cell = None if out else NotebookCell.here()
+        self._started = time.monotonic()
+        self._next = self._started + (FIRST_S if self.is_seen else PIPE_S)
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether a person looks on, at a terminal or a notebook."""
+        return self._terminal or self._cell is not None
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._started
+
+    @property
+    def due(self) -> bool:
+        return time.monotonic() >= self._next and not TERMINAL.is_quiet
+
+    def show(self, parts: Parts) -> None:
+        """Draw it if it is time to."""
+        self.offer(lambda: parts)
+
+    def offer(self, parts: Callable[[], Parts]) -> None:
+        """Draw what takes a while to tell, if it is time to."""
+        TERMINAL.still()
+        self._draw(parts)
+
+    def _draw(self, parts: Callable[[], Parts]) -> None:
+        if not self.due:
+            return
+        self._next = time.monotonic() + (TERMINAL_S if self.is_seen else PIPE_S)
+        found = parts()
+        text = found if isinstance(found, str) else ", ".join(found)
+        if self._cell is not None:
+            self._cell.draw(without_secrets(one_line(text)))
+        elif self._terminal:
+            TERMINAL.draw(self._out, found)
+        else:
+            TERMINAL.write(one_line(text), out=self._out)
+
+    def wait_for(self, what: str) -> None:
+        """Until something else is shown: what is waited for, and how long by now."""
+        began = time.monotonic()
+        TERMINAL.tick(lambda: self._draw(lambda: f"{what}, {human_time(time.monotonic() - began)}"))
+
+    def counting(self, noun: str) -> Counting:
+        """Return a function that shows how many things are done."""
+        return lambda done, of: self.show(f"{done:,} of {plural(of, noun)} done")
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        if not TERMINAL.is_quiet:
+            TERMINAL.write(one_line(text), out=self._out)
+
+    def clear(self) -> None:
+        """Take the line away, so that what is printed next stands alone."""
+        TERMINAL.still()
+        TERMINAL.clear()
+        if self._cell is not None:
+            self._cell.clear()
