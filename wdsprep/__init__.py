@@ -2,6 +2,31 @@
 
 The commands that work on datasets are the functions of their names here, with the same options.
 They are loaded when they are first used: `import wdsprep` costs nothing.
+
+The way of an image through the package, in the order in which a newcomer should read it:
+
+ 1. `cli.commands.pack:pack_command` reads a command line, and calls
+ 2. `packing.pack:pack`, whose options `packing.options:PackOptions` declares.
+ 3. `sources.recognise:recognise` tells what kind of source there is.
+ 4. `packing.slices:make_plan` divides it into slices, the units of work.
+ 5. `runners.job:Job` gives units to workers; `runners.schedule:Schedule` says which, and what a
+    failure costs.
+ 6. `packing.worker:pack_slice` packs a slice.
+ 7. `fetch.client:Client` fetches an image that is a URL.
+ 8. `packing.sample_checks:check_samples` decides on each sample, by its caption and its metadata,
+ 9. `images.pixel_rule:prepare` by its image, which it makes upright and sRGB if it is not.
+10. `dataset.tar.write:TarWriter` writes the sample into a tar of its bucket.
+11. `dataset.draft:Draft` gives the files of a slice their names, its receipt last.
+12. `runners.run:Run` lists all receipts in the manifest.
+13. `encoding.encode:encode` begins with the image shards; `encoding.make_plan:make_plan` plans all
+    of it before anything is written.
+14. `encoding.worker:EncodeWorker` makes a latent shard of each image shard.
+15. `encoding.feeder:Feeder` reads the shard; `images.crop:crop` decodes and crops the image.
+16. `encoding.engine:Engine` puts images and captions into batches for the device.
+17. `encoding.models.encoder:LatentEncoder` runs the VAE and the text encoder.
+18. `encoding.latent_shard:LatentShard` writes what comes back, in the order of the image shard.
+19. `loading.loader:load` opens the latents; `loading.order:Order` says which sample comes when.
+20. `loading.reading:Reader` reads samples into the batch that a trainer gets.
 """
 
 from typing import TYPE_CHECKING, Any

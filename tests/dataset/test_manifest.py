@@ -12,7 +12,7 @@ from wdsprep.dataset.coarse_histograms import count_up
 from wdsprep.dataset.digests import FIRST_FORM, FORM, FORMAT
 from wdsprep.dataset.manifest import Manifest, differences, sorted_receipts
 from wdsprep.dataset.receipts import Receipt, Shard, fingerprint
-from wdsprep.dataset.sealed import seal
+from wdsprep.dataset.sealed_json import seal
 from wdsprep.errors import FormatError, NewerFormatError
 
 SETTINGS = {**FORM, "buckets": [256, 512], "check": "full", "caption_col": "", "größe": 1.5}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import wdsprep.dataset.selection
-from wdsprep.dataset.kept import kept
+from wdsprep.dataset.cached_file import kept
 from wdsprep.dataset.selection import (
     SampleSelection,
     ShardSamples,

@@ -34,9 +34,9 @@ from wdsprep.encoding.models.base import Tokens
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.families import BY_MASK, BY_ZEROS, member_of
 from wdsprep.encoding.models.find import find_model
+from wdsprep.encoding.models.gpu_memory import is_split
 from wdsprep.encoding.models.noise import noise_keys, normal
 from wdsprep.encoding.models.prompt_call import pipeline_at_work
-from wdsprep.encoding.models.room import is_split
 from wdsprep.encoding.recipe import Recipe
 from wdsprep.encoding.recipe_defaults import settle_recipe
 from wdsprep.errors import UsageError, WdsprepError
@@ -433,7 +433,7 @@ def test_captions_beyond_the_length_are_cut_and_counted(family: Family) -> None:
 def test_a_gpu_holds_both_kinds_of_network_or_one_or_says_what_it_lacks(
     free: int, comes_to: str, family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wdsprep.encoding.models.room.free_nbytes", lambda _device: free)
+    monkeypatch.setattr("wdsprep.encoding.models.gpu_memory.free_nbytes", lambda _device: free)
     model = find_model(str(family("QwenImage")), text="emb")
     recipe = Recipe(resolution=SIDE, dtype="half")
     if comes_to == "neither":

@@ -11,9 +11,9 @@ import pytest
 from tests.kit.encodes import SHARDS, encode_here, packed, pictures
 from tests.kit.packs import jpeg, tree
 from wdsprep.encoding.image_shards import ImageShard
+from wdsprep.encoding.make_plan import make_plan
 from wdsprep.encoding.options import EncodeOptions
 from wdsprep.encoding.plan import EncodePlan
-from wdsprep.encoding.planning import make_plan
 from wdsprep.errors import FingerprintError
 
 

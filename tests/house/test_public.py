@@ -1,5 +1,6 @@
 """The public functions, and the commands that call them: few names, one spelling of each option."""
 
+import importlib
 import inspect
 import re
 from pathlib import Path
@@ -189,3 +190,10 @@ def test_all_workers_may_be_asked_for_in_the_same_words(tmp_path: Path) -> None:
     assert wdsprep.repair(tmp_path / "out", workers="auto").is_whole
     with pytest.raises(UsageError, match="from 1 on"):
         wdsprep.verify(tmp_path / "out", workers=-1)
+
+
+def test_the_walk_through_the_package_leads_to_what_is_there() -> None:
+    stops = re.findall(r"`([a-z_.]+):(\w+)`", wdsprep.__doc__ or "")
+    assert len(stops) >= 20
+    for module, name in stops:
+        assert hasattr(importlib.import_module(f"wdsprep.{module}"), name), f"{module}:{name}"

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 
-from wdsprep.loading.shelves import cache
-from wdsprep.loading.shelves.cache import Cache, CacheDir
+from wdsprep.loading.shard_access import cache
+from wdsprep.loading.shard_access.cache import Cache, CacheDir
 
 SHARDS, SAMPLES = 6, 40
 

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map
 
 from wdsprep.encoding import recipe_defaults
-from wdsprep.encoding.models import room
+from wdsprep.encoding.models import gpu_memory
 from wdsprep.encoding.models.base import InTwoPrecisions
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.find import Model
@@ -168,7 +168,7 @@ class FakeCuda:
             torch, "tensor", lambda data, **options: tensor(data, **options | _unpinned(options))
         )
         self._patch.setattr(recipe_defaults, "has_bf16", lambda: True)
-        self._patch.setattr(room, "free_nbytes", lambda _device: self.free)
+        self._patch.setattr(gpu_memory, "free_nbytes", lambda _device: self.free)
         self._patch.setattr(torch.cuda, "empty_cache", lambda: None)
         return self
 

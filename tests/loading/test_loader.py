@@ -28,7 +28,7 @@ from wdsprep.dataset.reindex import index
 from wdsprep.encoding.models.noise import noise_keys, normal
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, StoreError, UsageError
 from wdsprep.loading.open_datasets import Stream
-from wdsprep.loading.shelves import local as shelf
+from wdsprep.loading.shard_access import local as shelf
 
 BATCH = 32
 

@@ -18,7 +18,7 @@ from wdsprep.loading.order import VERSION, Order, OrderStream, Samples
 from wdsprep.loading.order.chance import permuted, shuffled
 from wdsprep.loading.order.mixing import StreamAmount, compute_shares, huffman_tree, split
 from wdsprep.loading.order.shuffle import Passes
-from wdsprep.loading.shelves.remote import group_neighbours
+from wdsprep.loading.shard_access.remote import group_neighbours
 
 PROPERTY = settings(max_examples=60, deadline=None)
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=9).filter(any)

@@ -34,7 +34,7 @@ from wdsprep.images.shapes import Fit
 from wdsprep.loading.memory import Batch
 from wdsprep.loading.on_the_fly.encoded_batches import BatchLayout, EncodedRow
 from wdsprep.loading.padding import PaddedRows
-from wdsprep.loading.shelves import local as shelf
+from wdsprep.loading.shard_access import local as shelf
 from wdsprep.loading.streaming.stages import PieceMetadata, join_rows, pack_piece
 from wdsprep.loading.streaming.trainer import _Collate
 

@@ -234,7 +234,7 @@ def test_whose_error_it_is(data: str, cache_home: Path) -> None:
         load(data, where=FINE)
     full = OSError(28, "No space left on device")
     with (
-        patch("wdsprep.dataset.kept.os.fsync", side_effect=full),
+        patch("wdsprep.dataset.cached_file.os.fsync", side_effect=full),
         pytest.raises(StoreError, match=f"{cache_home}.*: No space left on device: what a look"),
     ):
         load(data, where=FINE)

@@ -39,7 +39,7 @@ def groups(home: Path, scale: float) -> Iterator[Group]:
     count = round(IMAGES * scale)
     with servers(home) as (urls, server):
         env = {
-            "SSL_CERT_FILE": str(home / "certificates_path.pem"),
+            "SSL_CERT_FILE": str(home / "bundle.pem"),
             "NO_ALBUMENTATIONS_UPDATE": "1",
         }
         for name, title, scheme, check, theirs, target in CASES:
@@ -223,7 +223,7 @@ def serve(place: str) -> None:
         return pictures[int(number.partition(".")[0]) % 20](connection, request)
 
     authority = Authority.create(home)
-    trust(home, authority.certificates_path)
+    trust(home, authority.bundle)
     with WebServer(behave) as plain, WebServer(behave, tls=authority.context()) as safe:
         print(json.dumps({"http": plain.url, "https": safe.url}), flush=True)
         sys.stdin.read()
@@ -233,7 +233,7 @@ def trust(home: Path, authority: Path) -> None:
     """The machine's certificates and ours, as a machine that trusts its own company has them."""
     from wdsprep.fetch.transfer import certificates_path
 
-    (home / "certificates_path.pem").write_bytes(
+    (home / "bundle.pem").write_bytes(
         Path(certificates_path()).read_bytes() + authority.read_bytes()
     )
 

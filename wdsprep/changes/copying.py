@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from wdsprep.changes.finding import image_digests
 from wdsprep.changes.shard_plan import ShardPiece
-from wdsprep.dataset.ahead import ahead
 from wdsprep.dataset.coarse_histograms import count_sample
 from wdsprep.dataset.damage import naming_repair, readable
 from wdsprep.dataset.digests import DigestKind
@@ -25,6 +24,7 @@ from wdsprep.dataset.draft import Draft, DraftTar
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.keys import offsets_of
 from wdsprep.dataset.names import inputs_name, rejects_name, rows_name
+from wdsprep.dataset.read_ahead import ahead
 from wdsprep.dataset.receipts import Receipt, Settings, Shard
 from wdsprep.dataset.reindex import read_positions
 from wdsprep.dataset.reject_codes import Code

@@ -20,10 +20,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from blake3 import blake3
 
-from wdsprep.dataset.ahead import read_each
 from wdsprep.dataset.damage import readable
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.read_ahead import read_each
 from wdsprep.dataset.reading import HashedTape
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.rejects import RejectedError

@@ -39,11 +39,11 @@ from wdsprep.changes.hashes import forget
 from wdsprep.changes.options import RemoveOptions
 from wdsprep.changes.rewriting import UnitChange
 from wdsprep.changes.samples_to_remove import WantedSamples
-from wdsprep.dataset.ahead import ahead
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.edition import Edition, wait_for_holders
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import CAPTION_TABLE, latent_unit, lookup_name
+from wdsprep.dataset.read_ahead import ahead
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.removed import (
     Marks,

@@ -294,7 +294,10 @@ class UnitChange:
         write_bytes(self._store, name, data)
 
     def _settle_shards(self, receipt: Receipt) -> None:
-        """Write the index of each changed shard, and delete the shards that are empty."""
+        """Write the index of each changed shard that lacks one, and delete the emptied shards.
+
+        An index of another size than the shard's samples need counts as lacking.
+        """
         now = {shard.name: shard for shard in receipt.shards}
         for each in self._removal.shards:
             if each.name not in now:

@@ -31,7 +31,7 @@ from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import SELECTION, empty_name, latent_unit
 from wdsprep.dataset.reading import ShardReader
 from wdsprep.dataset.receipts import Shard
-from wdsprep.dataset.sealed import canonical
+from wdsprep.dataset.sealed_json import canonical
 from wdsprep.dataset.state import dated_manifest, find_claim, read_format, refreshed
 from wdsprep.errors import ExistsError, FingerprintError, FullError, NotFoundError, UsageError
 from wdsprep.runners.base import WorkerOptions

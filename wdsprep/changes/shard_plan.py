@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsprep.changes.selection import OriginShards
-from wdsprep.dataset.ahead import ahead
 from wdsprep.dataset.names import image_shard, slice_name
+from wdsprep.dataset.read_ahead import ahead
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.samples import key_order
-from wdsprep.dataset.sealed import canonical
+from wdsprep.dataset.sealed_json import canonical
 from wdsprep.dataset.selection import Numbers, SampleSelection, ShardSamples, ranges
 from wdsprep.errors import UsageError
 

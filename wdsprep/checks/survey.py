@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from wdsprep.checks import CheckedDataset, Finding, Kind
-from wdsprep.dataset.ahead import read_each
 from wdsprep.dataset.arrays import empty_fields
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest, sorted_receipts
@@ -35,6 +34,7 @@ from wdsprep.dataset.names import (
     taken_name,
     unit_of_receipt,
 )
+from wdsprep.dataset.read_ahead import read_each
 from wdsprep.dataset.receipts import RETRIED, Receipt
 from wdsprep.dataset.rejects import UNSETTLED
 from wdsprep.dataset.removed import NONE_REMOVED, Removed, removed_from
@@ -83,7 +83,12 @@ class DatasetSurvey:
 
 
 def survey(store: Store, shown: str, heard: Callable[[int], None]) -> DatasetSurvey:
-    """Look at a dataset; `heard` is told how many receipts were read."""
+    """Survey a dataset: read its receipts and manifest, and note whatever is wrong with it.
+
+    Files that are missing, of another size or unexpected count too, as do removals under way.
+    `heard` is told how many receipts were read. Raise NotFoundError without a manifest or a
+    sound receipt.
+    """
     edition = Edition.of(store)
     there = {entry.name: entry for entry in store.list()}
     manifest, complaint = _manifest(store)
@@ -187,7 +192,11 @@ class _Receipts:
 
 
 def _check_manifest(found: DatasetSurvey, broken: Mapping[str, str]) -> None:
-    """Hold the manifest against the receipts. Behind them it may be while a run goes on."""
+    """Note as findings where the manifest and the sound receipts disagree.
+
+    An incomplete manifest may lack receipts, and is noted as unfinished. One that is behind a
+    retry is noted as unsettled. `broken` says by unit why a receipt is not sound.
+    """
     manifest = found.manifest
     if manifest is None:
         return

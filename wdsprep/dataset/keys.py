@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from wdsprep.dataset.ahead import read_each
+from wdsprep.dataset.read_ahead import read_each
 from wdsprep.dataset.reading import NamedShard, ShardReader, ShardSize
 from wdsprep.store.base import Store
 

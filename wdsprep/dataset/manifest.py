@@ -32,7 +32,7 @@ from wdsprep.dataset.receipts import (
 from wdsprep.dataset.records import check_record
 from wdsprep.dataset.schemas import ManifestHead, Stated, checked_settings
 from wdsprep.dataset.scores import SCORES, is_scored
-from wdsprep.dataset.sealed import check_seal, seal, unseal
+from wdsprep.dataset.sealed_json import check_seal, seal, unseal
 from wdsprep.text import brief, command, human_bytes, human_counts, shortened
 
 UNITS = b',"units":['  # the last that it says

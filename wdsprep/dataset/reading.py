@@ -30,10 +30,10 @@ from functools import cached_property
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
-from wdsprep.dataset.ahead import ahead
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_place
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.names import index_name
+from wdsprep.dataset.read_ahead import ahead
 from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.tar import BLOCK, END, padded
 from wdsprep.dataset.tar.index import decode_index

@@ -28,10 +28,10 @@ from wdsprep.dataset.records import (
     matching,
 )
 from wdsprep.dataset.schemas import CountName, ReceiptHead, checked_settings
-from wdsprep.dataset.sealed import canonical, check_seal, seal, unseal
+from wdsprep.dataset.sealed_json import canonical, check_seal, seal, unseal
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.errors import DamageError
-from wdsprep.text import brief
+from wdsprep.text import brief, one_line, plural, shortened, shown
 
 Settings = Mapping[str, Any]
 Part = TypeVar("Part")
@@ -364,3 +364,18 @@ def _batches(every: Sequence[Part]) -> Iterator[list[Part]]:
     left = iter(every)
     while some := list(islice(left, LINES_AT_ONCE)):
         yield some
+
+
+GPU = "gpu:"
+"""The begin of the name of a count that says on which GPU shards were made."""
+
+
+def gpu_count(device: str, *, images: int, captions: int) -> str:
+    """Return the name of the count for shards made on a GPU, in batches of these sizes.
+
+    A size of 0 is of what was not encoded.
+    """
+    sizes = [plural(images, "image")] if images else []
+    sizes += [plural(captions, "caption")] if captions else []
+    name = shortened(shown(one_line(device))).replace("<", "")  # which marks the edge of a bin
+    return f"{GPU}{name}, batches of {' and '.join(sizes)}"

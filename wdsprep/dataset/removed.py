@@ -20,7 +20,7 @@ from blake3 import blake3
 from wdsprep.dataset.damage import naming_next_step
 from wdsprep.dataset.names import REMOVED
 from wdsprep.dataset.records import Count, Hex, Name, Nbytes, read_record
-from wdsprep.dataset.sealed import OTHER_DIGEST, canonical, check_format
+from wdsprep.dataset.sealed_json import OTHER_DIGEST, canonical, check_format
 from wdsprep.errors import BusyError, DamageError, NotFoundError
 from wdsprep.store.base import Entry, Store, write_bytes
 from wdsprep.text import command

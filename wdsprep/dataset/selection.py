@@ -22,7 +22,7 @@ from wdsprep.dataset.digests import DigestKind, Hash
 from wdsprep.dataset.random_numbers import Ints
 
 if TYPE_CHECKING:
-    from wdsprep.dataset.kept import KeptFile, KeptWriter
+    from wdsprep.dataset.cached_file import KeptFile, KeptWriter
 
 SAMPLES_AT_ONCE = 1 << 20  # so many are computed at a time
 Numbers = NDArray[np.uint32]
@@ -53,7 +53,7 @@ class SampleSelection:
 
     @classmethod
     def all_of(cls, sizes: Ints) -> "SampleSelection":
-        """Return all samples of shards that have so many."""
+        """Return all samples of shards whose numbers of samples are `sizes`."""
         shards = np.arange(len(sizes), dtype=np.int32)
         starts = np.zeros(len(sizes), np.int32)  # pages of zeros take no memory as yet
         return cls(shards=shards, starts=starts, counts=sizes)

@@ -13,7 +13,7 @@ from typing import Any
 from wdsprep.dataset.names import SELECTION
 from wdsprep.dataset.receipts import Settings
 from wdsprep.dataset.scores import SCORES
-from wdsprep.dataset.sealed import canonical
+from wdsprep.dataset.sealed_json import canonical
 
 POLICIES = {"allow_s3": "allow-s3", "opt_outs": "ignore-opt-outs", "robots": "ignore-robots"}
 """The settings that may be loosened, besides the size of a download, with the option that does

@@ -12,7 +12,6 @@ from functools import cache
 from itertools import islice
 from typing import Any, TypeVar
 
-from wdsprep.dataset.ahead import read_each
 from wdsprep.dataset.buckets import buckets_of_phase
 from wdsprep.dataset.damage import naming_next_step, naming_repair
 from wdsprep.dataset.digests import FORM, form_of
@@ -39,6 +38,7 @@ from wdsprep.dataset.names import (
     unit_of_receipt,
     without_index,
 )
+from wdsprep.dataset.read_ahead import read_each
 from wdsprep.dataset.receipts import Receipt, Receipts, Settings, by_unit, line_of
 from wdsprep.dataset.removed import check_no_removal, forget_removal
 from wdsprep.dataset.schemas import check_before_kept

@@ -3,7 +3,7 @@
 `encode` is the public function, `options` all that it is given, `recipe` what decides its bytes,
 `fields` the arrays of a sample, `shape_lists` the shapes that a user names; `recipe_defaults`
 chooses what a recipe leaves open, and `places` says where datasets go. `captions` says where
-captions come from, if not from the samples. `planning` makes the `plan` of a run, whole, before
+captions come from, if not from the samples. `make_plan` makes the `plan` of a run, whole, before
 anything is written: which `image_shards` there are, which of them are `pending` for which dataset,
 and how many workers encode them (`worker_plan`), on which of the `gpus`. Then `worker` makes one
 shard after another: its `feeder` reads one and feeds the `engine`, which keeps a device busy (in

@@ -7,7 +7,7 @@ its images are decoded and its captions encoded once for all. Their text may be 
 among them, of the captions of all their images; then it is stored once, and no refused image takes
 its text along.
 
-What a run does is planned whole before anything is written (`plan`, `planning`); here it is done.
+What a run does is planned whole before anything is written (`plan`, `make_plan`); here it is done.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,11 +20,11 @@ from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.names import SELECTION
 from wdsprep.dataset.state import take_claim
 from wdsprep.encoding.captions.table import report_captions
+from wdsprep.encoding.make_plan import make_plan
 from wdsprep.encoding.models.find import Model, check_weights
 from wdsprep.encoding.options import EncodeOne, EncodeOptions
 from wdsprep.encoding.pending import joint_units, remove_stale_units
 from wdsprep.encoding.plan import DatasetPlan, EncodePlan, area_warning
-from wdsprep.encoding.planning import make_plan
 from wdsprep.encoding.progress import Speeds
 from wdsprep.encoding.recipe import Recipe
 from wdsprep.encoding.work import EncodeTarget, EncodeWork

@@ -142,9 +142,10 @@ class OneRun:
 def estimate(
     buckets: Mapping[int, Bucket], speeds: Mapping[int, Speed], choice: Choice, fleet: Fleet
 ) -> list[Phase]:
-    """Estimate the phases for which a speed is known, each at the lower end of a bucket.
+    """Estimate one phase for each bucket's resolution, where its speed is known.
 
-    A phase of text alone is that of the lowest bucket, which has all images.
+    A phase has the images of its bucket and of all higher ones. Of text alone there is only the
+    phase of the lowest resolution, which so has all images. Raise UsageError without images.
     """
     if not any(bucket.samples for bucket in buckets.values()):
         raise UsageError("there are no images to plan for: pack some, or give --counts 256=N,512=N")

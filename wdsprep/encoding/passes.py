@@ -1,7 +1,8 @@
 """Encode a shard in two passes, where a device cannot hold encoders of images and text together.
 
 First all its captions are encoded, and wait on a local disk (in TMPDIR); then its images, each of
-which meets its caption again on the way into the shard. `turns` says when a shard may begin a pass.
+which meets its caption again on the way into the shard. `network_swaps` says when a shard may begin
+a pass.
 """
 
 import pickle

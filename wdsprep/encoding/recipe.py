@@ -300,7 +300,7 @@ class EncodingOptions(RecipeOptions):
 
     @property
     def of_encoding(self) -> Mapping[str, Any]:
-        """These alone, by name."""
+        """Return the options that `EncodingOptions` has, by name, without those of subclasses."""
         return {each.name: getattr(self, each.name) for each in fields(EncodingOptions)}
 
 

@@ -99,11 +99,12 @@ def _decoding(recipe: Recipe, form: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings_of(model: Model, recipe: Recipe, form: Mapping[str, Any] = FORM) -> dict[str, Any]:
-    """Return everything that decides the bytes of a dataset, but for the images.
+    """Return all settings that decide which bytes given images and captions become.
 
-    With it comes all that a reader needs to know of the arrays. Limits and shapes of images are
-    among it where they are not the usual ones; of text alone nothing is that images alone depend
-    on."""
+    What a reader needs to know of the arrays is included. Limits and shapes of images are
+    included where they are not the defaults. A recipe of text alone has no settings that
+    concern only images.
+    """
     limits = {
         "max_area": recipe.max_area,
         "max_bytes": recipe.max_bytes,

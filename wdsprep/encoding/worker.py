@@ -25,7 +25,7 @@ from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.names import taken_name
-from wdsprep.dataset.receipts import Receipt
+from wdsprep.dataset.receipts import Receipt, gpu_count
 from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.shapes import fields_by_shape
 from wdsprep.dataset.state import find_receipt
@@ -37,23 +37,20 @@ from wdsprep.encoding.image_shards import ImageShard, tars_of
 from wdsprep.encoding.latent_shard import LatentShard, write_empty
 from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.models.device import device_name
+from wdsprep.encoding.network_swaps import Turns, Visit
 from wdsprep.encoding.passes import ImagePass, TextPass, text_nbytes
 from wdsprep.encoding.progress import EncodeProgress
-from wdsprep.encoding.turns import Turns, Visit
 from wdsprep.encoding.worker_plan import SHARDS_IN_TURN, SHARDS_PER_WORKER
 from wdsprep.images.shapes import cut_of
 from wdsprep.runners.base import PROGRESS_S, BrokenWorkerError
 from wdsprep.runners.run import JointUnit, RunProgress, share_done
 from wdsprep.sources.fingerprints import Content
 from wdsprep.store import open_store
-from wdsprep.text import one_line, plural, shortened, shown
 
 if TYPE_CHECKING:
     from wdsprep.encoding.work import EncodeTarget, EncodeWork
 
 
-GPU = "gpu:"
-"""The begin of the name of a count that says on which GPU shards were made."""
 NOTHING_LEFT = RunProgress(samples=0, nbytes=0, share=1.0, rejects={})
 """The progress in a dataset that has got the shard from another run."""
 Taking = LatentShard | TextPass | ImagePass
@@ -180,10 +177,9 @@ class EncodeWorker:
         device, stats = self._encoder.device, self._engine.stats
         if device.type != "cuda" or not output.samples:
             return
-        sizes = [plural(stats.batch_size, "image")] if Part.IMAGE in part else []
-        sizes += [plural(stats.text_size, "caption")] if Part.TEXT in part else []
-        name = shortened(shown(one_line(device_name(device)))).replace("<", "")  # an edge's mark
-        output.counts[f"{GPU}{name}, batches of {' and '.join(sizes)}"] = 1
+        images = stats.batch_size if Part.IMAGE in part else 0
+        captions = stats.text_size if Part.TEXT in part else 0
+        output.counts[gpu_count(device_name(device), images=images, captions=captions)] = 1
 
     def _encoded(self, making: Mapping[int, ShardInProgress], content: Content) -> Iterator[None]:
         """Encode the shard in one pass; or in two, each beside other shards that are in it."""

@@ -15,11 +15,11 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any, TypedDict
 
-from wdsprep.dataset.ahead import read_each
 from wdsprep.dataset.arrays import fields_of, text_fields
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.manifest import Manifest, differences
 from wdsprep.dataset.names import HUB_FILES, empty_name, latent_unit
+from wdsprep.dataset.read_ahead import read_each
 from wdsprep.dataset.records import Nbytes, Text, read_record
 from wdsprep.dataset.rows import may_have_rows
 from wdsprep.dataset.scores import columns_of
@@ -368,9 +368,12 @@ class _Export:
         )
 
     def _claimed(self, store: Store) -> dict[str, int]:
-        """Check that the place belongs to this export, and return its files with their sizes.
+        """Claim the folder for this export, keep shards done before, and return all files found.
 
-        Files of shards that have changed or are gone are removed.
+        Raise UsageError where other things are there, FingerprintError where it is another
+        export. Shards that are done go into `_done`. The files of those whose inputs
+        changed, or whose files are missing, are deleted. The result gives sizes by name as
+        listed before that.
         """
         there = {entry.name: entry.nbytes for entry in store.list()}
         claim = to_json(self.plan.claim)

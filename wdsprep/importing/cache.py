@@ -262,6 +262,6 @@ def _most_nbytes(member: str) -> int:
     return MAX_TEXT_NBYTES if member in TEXT_MEMBERS else MAX_NBYTES
 
 
-def first_rows(cache: LatentCache, items: Sequence[Item], wanted: Sequence[str]) -> Iterator[Row]:
-    """Yield the rows of all files, with the wanted columns alone."""
+def rows_of(cache: LatentCache, items: Sequence[Item], wanted: Sequence[str]) -> Iterator[Row]:
+    """Yield the rows of these files, one file after another, with the wanted columns alone."""
     return chain.from_iterable(cache.rows(item, wanted, facts=False) for item in items)

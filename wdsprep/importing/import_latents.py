@@ -128,13 +128,13 @@ def _plan(
     text_length: int,
 ) -> "ImportPlan":
     """Settled by the first rows of the first files."""
-    from wdsprep.importing.cache import first_rows
+    from wdsprep.importing.cache import rows_of
     from wdsprep.importing.column_names import choose
     from wdsprep.importing.layout import settle_plan
 
     what = f"{cache.url}/{shown(items[0].name)}"
     chosen = choose(cache.columns(items[0]), asked, resolution=resolution, what=what)
-    rows = first_rows(cache, items[:PROBED_FILES], chosen.names)
+    rows = rows_of(cache, items[:PROBED_FILES], chosen.names)
     return settle_plan(
         chosen, rows, text_length=text_length, sizes=sizes, resolution=resolution, what=what
     )

@@ -4,7 +4,7 @@
 
 - `options` declares what `load` and `stream` are given, and `arguments` checks it;
 - `open_datasets` opens datasets, and `datasets` says what is served of each;
-- `shelves` read samples from a disk, from S3, or from a cache of it;
+- `shard_access` reads samples from a disk, from S3, or from a cache of it;
 - `reading` makes batches of them with their `sample_texts`, and `damaged_samples` replaces those
   that cannot be served;
 - `prefetch` has threads do that ahead of the trainer;

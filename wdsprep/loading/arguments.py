@@ -19,7 +19,7 @@ from wdsprep.loading.datasets import SHAPE, Dataset
 from wdsprep.loading.options import LONGEST
 from wdsprep.loading.order import Order
 from wdsprep.loading.sample_layout import batch_name
-from wdsprep.loading.shelves.cache import CacheDir, check_cache_size
+from wdsprep.loading.shard_access.cache import CacheDir, check_cache_size
 from wdsprep.loading.wanted_arrays import TEXTS, check_choices, tensor_shapes, variable_fields
 from wdsprep.text import examples, plural
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 
 THREADS = 3
-CROPS_NBYTES = 1 << 30  # the limit on crops that wait to be encoded
 IMAGE_FIELDS = ("image", "txt", "key")
 COMMON_FIELDS = (*TEXTS, "json", "key")
 RESERVED = (*IMAGE_FIELDS, *COMMON_FIELDS, "pixels", SHAPE, "samples", "made", "__key__", "__url__")
@@ -84,7 +83,11 @@ class LoadPlan:
         return f"<LoadPlan {self.summary}>"
 
     def _check_alike(self, dataset: Dataset) -> None:
-        """Check that samples which may share a batch have arrays of the same shapes."""
+        """Refuse a dataset whose arrays in a batch are shaped unlike those of the first dataset.
+
+        Only the arrays that are asked for count. Raise UsageError where they differ or one
+        lacks some.
+        """
         first = self.datasets[0]
         flips = (batch_name(FLIPPED),) if self.effects.flip else ()
         own, others = (tensor_shapes(each, (*self.names, *flips)) for each in (dataset, first))
@@ -188,18 +191,6 @@ def threads_for(encoding: "Encoding | None") -> int:
     """
     cpus = usable_cpus()
     return max(2, min(THREADS, cpus)) if encoding is None else max(THREADS, cpus)
-
-
-def prefetch_depth(threads: int, encoding: "Encoding | None", share: int) -> int:
-    """Return how many steps are read ahead (the prefetch depth).
-
-    Crops that wait to be encoded are large, and a machine may have many threads, so their bytes
-    bound the number.
-    """
-    if encoding is None:
-        return threads + 1
-    step_nbytes = max(1, share) * 3 * encoding.recipe.resolution**2
-    return max(2, min(threads + 2, CROPS_NBYTES // step_nbytes))
 
 
 def _check_devices(*, pin: bool, device: torch.device | None) -> None:

@@ -13,10 +13,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.dataset.ahead import ahead
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import latent_shard, latent_unit, maker_of
 from wdsprep.dataset.random_numbers import Ints
+from wdsprep.dataset.read_ahead import ahead
 from wdsprep.dataset.selection import SampleSelection, digest_of_shape, digest_of_shards
 from wdsprep.dataset.shapes import Size, shape_name, shapes_of
 from wdsprep.dataset.state import read_manifest

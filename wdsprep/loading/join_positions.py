@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.dataset.ahead import read_each
 from wdsprep.dataset.damage import naming_next_step
 from wdsprep.dataset.names import latent_unit, rows_name
 from wdsprep.dataset.random_numbers import Ints
+from wdsprep.dataset.read_ahead import read_each
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.reindex import encode_step, positions_without_rows, read_rows
 from wdsprep.dataset.rows import NBYTES, NOWHERE, ImagePositions

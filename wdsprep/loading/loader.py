@@ -41,7 +41,6 @@ from wdsprep.loading.arguments import (
     choose_fields,
     find_rank,
     make_encoding,
-    prefetch_depth,
     threads_for,
 )
 from wdsprep.loading.augmentation import make_effects
@@ -53,9 +52,9 @@ from wdsprep.loading.on_the_fly.image_shapes import find_latent_shapes
 from wdsprep.loading.open_datasets import open_datasets, select_large_enough
 from wdsprep.loading.options import FULL, LoadOptions
 from wdsprep.loading.order import MAX_STEP, Order
-from wdsprep.loading.prefetch import serve, serve_raw
+from wdsprep.loading.prefetch import prefetch_depth, serve, serve_raw
 from wdsprep.loading.sample_layout import batch_name
-from wdsprep.loading.shelves.cache import CacheDir, open_cache_dir
+from wdsprep.loading.shard_access.cache import CacheDir, open_cache_dir
 from wdsprep.loading.where import select_where
 from wdsprep.loading.whole_batch import WholeBatch
 from wdsprep.options import taking

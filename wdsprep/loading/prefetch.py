@@ -1,7 +1,7 @@
 """Read batches ahead of the trainer, in threads, and serve them in their order.
 
 This connects what is served (the order) with how it is read. `load(ahead=...)` is how many steps
-are read ahead; `arguments.prefetch_depth` is its default.
+are read ahead; `prefetch_depth` is its default.
 """
 
 import weakref
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch.utils.data import get_worker_info
@@ -23,12 +23,15 @@ from wdsprep.loading.memory import Batch, Memory
 from wdsprep.loading.options import LONGEST
 from wdsprep.loading.order import Samples
 from wdsprep.loading.reading import Reader
+from wdsprep.loading.shard_access.cache import CacheDir
+from wdsprep.loading.shard_access.local import LocalShelf, Shelf, WantedRows
+from wdsprep.loading.shard_access.remote import RemoteShelf
 from wdsprep.loading.shared_memory import SharedBatch
-from wdsprep.loading.shelves.cache import CacheDir
-from wdsprep.loading.shelves.local import LocalShelf, Shelf, WantedRows
-from wdsprep.loading.shelves.remote import RemoteShelf
 from wdsprep.store.base import RemoteStore
 from wdsprep.store.places import ANY_PLACE
+
+if TYPE_CHECKING:
+    from wdsprep.encoding.on_the_fly.encoding import Encoding
 
 ROWS_AT_ONCE = 64  # rows that a thread reads at a time
 SMALL_AT_ONCE = 256  # rows of small latents, which together take no more than the next line
@@ -42,7 +45,20 @@ AHEAD_NBYTES = 128 << 20  # fetched from S3 before it is needed, twice, and what
 Shelves = tuple[tuple[Shelf, ...], ...]
 """The shelves of each stream: its own, then those of what is joined to it."""
 NOBODY = -1  # the stream of a sample that another worker reads
+CROPS_NBYTES = 1 << 30  # the limit on crops that wait to be encoded
 NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)
+
+
+def prefetch_depth(threads: int, encoding: "Encoding | None", share: int) -> int:
+    """Return how many steps are read ahead (the prefetch depth).
+
+    Crops that wait to be encoded are large, and a machine may have many threads, so their bytes
+    bound the number.
+    """
+    if encoding is None:
+        return threads + 1
+    step_nbytes = max(1, share) * 3 * encoding.recipe.resolution**2
+    return max(2, min(threads + 2, CROPS_NBYTES // step_nbytes))
 
 
 def serve(plan: LoadPlan, steps: range) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -232,7 +248,12 @@ def _sort_by_order(rows: Sequence[tuple[Ints, Ints, Ints]]) -> WantedRows:
 def _groups(
     plan: LoadPlan, steps: range, places: range | None, *, fetches: bool
 ) -> Iterator[_Group]:
-    """Yield the steps in groups; the first ones are small, so that the first batch comes soon."""
+    """Yield the steps in groups that double in size, with the places of all their samples.
+
+    They double up to a limit; the first is one step, so that the first batch comes soon.
+    `places` count samples on through the steps: others are masked as NOBODY. With `fetches`,
+    the bytes of a group are limited too.
+    """
     most = max(STEPS_AT_ONCE, ORDERED_AT_ONCE // plan.share)
     if fetches:
         nbytes = plan.share * max(dataset.served_nbytes for dataset in plan.datasets)

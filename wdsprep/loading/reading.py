@@ -40,7 +40,7 @@ from wdsprep.loading.datasets import SHAPE, Dataset
 from wdsprep.loading.memory import Batch, BlockPool, Memory
 from wdsprep.loading.sample_layout import batch_name, layout_for
 from wdsprep.loading.sample_texts import DAMAGED_JSON, SampleTexts, parsed, sample_behind
-from wdsprep.loading.shelves.local import ByteColumns, ReadSample, SamplePlaces, Shelf
+from wdsprep.loading.shard_access.local import ByteColumns, ReadSample, SamplePlaces, Shelf
 from wdsprep.loading.wanted_arrays import (
     TEXTS,
     WantedArrays,

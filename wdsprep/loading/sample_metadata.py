@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from wdsprep.cpus import usable_cpus
-from wdsprep.dataset.ahead import ahead
 from wdsprep.dataset.damage import naming_next_step, verify_step
 from wdsprep.dataset.names import index_name
 from wdsprep.dataset.random_numbers import Ints
+from wdsprep.dataset.read_ahead import ahead
 from wdsprep.dataset.reading import NamedShard, ShardReader
 from wdsprep.dataset.samples import FROM_OUTSIDE, parse_object
 from wdsprep.errors import FormatError, UsageError

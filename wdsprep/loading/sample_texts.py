@@ -10,7 +10,7 @@ from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import TarSample, scan
 from wdsprep.loading.datasets import Dataset
 from wdsprep.loading.memory import Batch
-from wdsprep.loading.shelves.local import ReadSample
+from wdsprep.loading.shard_access.local import ReadSample
 from wdsprep.loading.wanted_arrays import TEXTS, WantedArrays
 from wdsprep.sources.captions import caption_at
 

@@ -6,7 +6,8 @@ also ask for columns of texts, which batches do not have. A row counts as missin
 of its numbers is missing, or is NaN. Of two rows with the same key the first holds.
 
 A table is read once, sorted by key in bounded memory (`sorted_table`), kept in a file and mapped
-(`kept`). Datasets of scores are such tables too; their columns stand in the json of their samples.
+(`cached_file`). Datasets of scores are such tables too; their columns stand in the json of their
+samples.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.dataset.kept import KeptFile, KeptWriter, kept
+from wdsprep.dataset.cached_file import KeptFile, KeptWriter, kept
 from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.scores import columns_of
 from wdsprep.errors import NotFoundError, UsageError
-from wdsprep.loading.shelves.cache import CacheDir, cache_folder
+from wdsprep.loading.shard_access.cache import CacheDir, cache_folder
 from wdsprep.loading.table_keys import KEY, LACKING, encode_keys, keys_to_numbers
 from wdsprep.sources.patterns import table_kind
 from wdsprep.sources.tables.files import open_table

@@ -5,8 +5,8 @@ columns of joined tables. What the json of a sample lacks is taken from the json
 are joined to it, in the order of `join=`.
 
 For a condition, all json of the dataset is read once (`sample_metadata`). The samples that meet it
-are kept (`kept`), by the contents of the dataset and the condition, so the next run finds them
-there.
+are kept (`cached_file`), by the contents of the dataset and the condition, so the next run finds
+them there.
 """
 
 import logging
@@ -20,15 +20,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from wdsprep.dataset.cached_file import KeptWriter, kept
 from wdsprep.dataset.conditions import EVALUATOR, Condition, shown_path
-from wdsprep.dataset.kept import KeptWriter, kept
 from wdsprep.dataset.random_numbers import Ints, key_of
 from wdsprep.dataset.samples import PathParts, at_path
 from wdsprep.dataset.selection import Numbers, SampleSelection, ShardSamples, keep_selection
 from wdsprep.errors import UsageError
 from wdsprep.loading.datasets import Dataset, Joined
 from wdsprep.loading.sample_metadata import JoinedMetadata, MetadataBlock, scan_metadata
-from wdsprep.loading.shelves.cache import CacheDir, cache_folder
+from wdsprep.loading.shard_access.cache import CacheDir, cache_folder
 from wdsprep.loading.subsets import select
 from wdsprep.loading.table_keys import LACKING
 from wdsprep.loading.tables import KeyedTable, is_table, open_keyed_table, open_scores_table

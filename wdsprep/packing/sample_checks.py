@@ -11,7 +11,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import cast
 
-from wdsprep.dataset.ahead import IDLE, ahead
+from wdsprep.dataset.read_ahead import IDLE, ahead
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, RejectedError, as_rejected
 from wdsprep.dataset.removed import NONE_REMOVED, Removed

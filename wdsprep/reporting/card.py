@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from wdsprep.dataset.ahead import read_each
 from wdsprep.dataset.arrays import fields_of
 from wdsprep.dataset.names import CARD
+from wdsprep.dataset.read_ahead import read_each
 from wdsprep.dataset.shapes import batch_that_fits
 from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.options import Place, taking_datasets

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, cast
 
-from wdsprep.dataset.ahead import read_each
 from wdsprep.dataset.coarse_histograms import bin_name, count_up
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest, table_rows
+from wdsprep.dataset.read_ahead import read_each
 from wdsprep.dataset.receipts import Receipt, Receipts, Settings, by_unit, line_of
 from wdsprep.dataset.reject_codes import ENDS_A_TAR
 from wdsprep.dataset.state import (
@@ -160,10 +160,11 @@ class Run:
 
     @contextlib.contextmanager
     def under_way(self) -> Iterator[None]:
-        """Publish the manifest when the block ends, however it ends.
+        """Mark the manifest incomplete, run the block, and publish the manifest however it ends.
 
-        Where the block ends well, the whole run becomes visible, also in a place that shows
-        whole runs alone.
+        It is marked only if units are left to do. Where the block ends well,
+        `Store.publish` then shows all files, in stores that do not show each when it is
+        written.
         """
         try:
             if self.count:

@@ -13,7 +13,7 @@ from itertools import islice
 from blake3 import blake3
 
 from wdsprep.cpus import usable_cpus
-from wdsprep.dataset.ahead import ahead
+from wdsprep.dataset.read_ahead import ahead
 from wdsprep.dataset.receipts import CONTENT
 from wdsprep.dataset.rejects import Refusal
 from wdsprep.dataset.samples import Sample

@@ -45,6 +45,7 @@ def load(folder: Path, text: str) -> str:
     from wdsprep.encoding.models.encoder import load_encoder
     from wdsprep.encoding.models.find import find_model
     from wdsprep.encoding.recipe import Recipe
+    from wdsprep.encoding.recipe_defaults import settle_recipe
 
     try:
         recipe, model = settle_recipe(

@@ -19,7 +19,11 @@ LONG: PictureSize = (1600, 90)
 
 
 def write_pictures(folder: Path) -> tuple[int, int]:
-    """Write the pictures, and return how many are good and how many are broken."""
+    """Write the demo's pictures and captions; return how many are good and how many are broken.
+
+    They go into new subfolders. Pictures that are too small or too long, and those with
+    undecodable captions, count as broken.
+    """
     random = Random("demo")  # noqa: S311 (pictures, no secret)
     for name in FOLDERS:
         (folder / name).mkdir()

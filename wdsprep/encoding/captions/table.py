@@ -13,10 +13,10 @@ from functools import cached_property
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from wdsprep.dataset.ahead import read_each
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import CAPTION_TABLE, lookup_name, taken_name
+from wdsprep.dataset.read_ahead import read_each
 from wdsprep.dataset.records import Nbytes, Text, read_record
 from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.samples import Sample, facts_bytes

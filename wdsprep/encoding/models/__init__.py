@@ -7,6 +7,6 @@ these imports torch.
 `encoder` is a model at work (`base` has what it is given and gives): a VAE (`vae`), and for text
 `clip_text`, or `pipeline_text`, which calls the pipeline's own code (`prompt_call`) after a
 `dry_run` without networks; `families` has what no signature tells. `device` keeps one device busy,
-with batches of a size that fits (`batch_size`), if both kinds of network do (`room`). `decoder`
-goes the way back.
+with batches of a size that fits (`batch_size`), if both kinds of network do (`gpu_memory`).
+`decoder` goes the way back.
 """

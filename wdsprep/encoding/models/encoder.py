@@ -35,10 +35,10 @@ from wdsprep.encoding.models.clip_text import ClipText, ClipTokens
 from wdsprep.encoding.models.compiled import CompiledNetwork
 from wdsprep.encoding.models.dry_run import token_source
 from wdsprep.encoding.models.find import Model
+from wdsprep.encoding.models.gpu_memory import dtype_of_vae, is_split
 from wdsprep.encoding.models.loading import load_vae, silence
 from wdsprep.encoding.models.pipeline_text import PipelineText
 from wdsprep.encoding.models.precision import whole_fp32
-from wdsprep.encoding.models.room import dtype_of_vae, is_split
 from wdsprep.encoding.models.vae import Moments, Rule
 from wdsprep.encoding.recipe import Recipe
 from wdsprep.errors import WorkError

@@ -44,7 +44,10 @@ FIRST = "prompt_embeds"
 
 
 def is_embedding(name: str) -> bool:
-    """Return whether a parameter of `__call__` stands for an output of `encode_prompt`."""
+    """Return whether a parameter of `__call__` takes an embedding or mask of the prompt itself.
+
+    Those of the negative prompt and of IP adapters are not meant.
+    """
     wanted = re.search(r"prompt_(embeds|attention_mask|embeds_mask)|^attention_mask$", name)
     return wanted is not None and not name.startswith(("negative_", "ip_adapter"))
 

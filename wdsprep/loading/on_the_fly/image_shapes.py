@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.dataset.kept import KeptWriter, kept
+from wdsprep.dataset.cached_file import KeptWriter, kept
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.selection import SampleSelection, ShardSamples, keep_selection
 from wdsprep.dataset.shapes import Size, shape_name, shapes_of
@@ -26,7 +26,7 @@ from wdsprep.images.shapes import Shapes, cut_of
 from wdsprep.loading.datasets import Dataset
 from wdsprep.loading.open_datasets import latents_of_images
 from wdsprep.loading.sample_metadata import MetadataBlock, scan_metadata
-from wdsprep.loading.shelves.cache import CacheDir, cache_folder
+from wdsprep.loading.shard_access.cache import CacheDir, cache_folder
 from wdsprep.loading.subsets import latents_without_rejects
 from wdsprep.text import human_bytes, plural
 

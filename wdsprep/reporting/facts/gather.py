@@ -10,8 +10,8 @@ from wdsprep.reporting.facts.histograms import Surveyed, histograms_of
 from wdsprep.reporting.facts.rejects import Refused, look_at_rejects
 from wdsprep.reporting.facts.spectrum import Spectrum, spectrum_of
 from wdsprep.reporting.sheet.decoding import Decoders, Decoding, find_decoding, model_name
-from wdsprep.reporting.sheet.ends import ColumnEnds, ends_of
 from wdsprep.reporting.sheet.items import Sheet, SheetItem, to_show
+from wdsprep.reporting.sheet.score_extremes import ColumnEnds, ends_of
 from wdsprep.text import Counting, plural
 
 if TYPE_CHECKING:

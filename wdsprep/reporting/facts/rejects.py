@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from wdsprep.dataset.ahead import read_each
+from wdsprep.dataset.read_ahead import read_each
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.reporting.facts.datasets import ReportDataset

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from wdsprep.dataset.ahead import read_each
+from wdsprep.dataset.read_ahead import read_each
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.shapes import shapes_of
 from wdsprep.encoding.models.find import Model

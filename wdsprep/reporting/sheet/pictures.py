@@ -76,10 +76,11 @@ def thumbnail(image: Image.Image, title: str, alt: str) -> SheetPicture:
 
 
 def crop_of(image: Image.Image, facts: Mapping[str, Any], sizes: Sequence[Size]) -> Image.Image:
-    """Cut out of an image what was encoded, as the json of the latent sample says.
+    """Cut out of an image the region that was encoded, scaled to the size it was encoded at.
 
-    Raise ValueError where the crop has none of these sizes, or what Python raises for numbers
-    that are none.
+    The json of the latent sample gives the crop within the scaled image; `image` may have
+    another scale. Raise ValueError where the crop has none of `sizes`, or what Python raises
+    for bad numbers.
     """
     scaled, size = (facts["scaled_width"], facts["scaled_height"]), cut_size(facts)
     if size not in sizes:

@@ -118,7 +118,10 @@ class DriversMetrics:
             self._units_left.set(self._left, self._tags)
 
     def noting(self, events: Generator[Event, None, None]) -> Generator[Event, None, None]:
-        """Pass on the events of a run, and count them."""
+        """Pass on the events of a run, and count the units that are finished or given up.
+
+        At the end no worker is at work.
+        """
         with closing(events):
             for event in events:
                 if isinstance(event, Finished | Quarantined):

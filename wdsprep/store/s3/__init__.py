@@ -30,7 +30,7 @@ from wdsprep.store.base import (
 from wdsprep.store.byte_range import Range
 from wdsprep.store.object_locks import Holds
 from wdsprep.store.s3.listing import Page, Stretch, listing, page_of, quicken_listings
-from wdsprep.store.s3.lock_objects import S3Objects
+from wdsprep.store.s3.locks import S3Objects
 from wdsprep.store.s3.reads import BROKE_OFF, GetRequest, Reads
 from wdsprep.store.s3.retry import retrying, translated, unusable_settings
 from wdsprep.store.s3.uploads import (

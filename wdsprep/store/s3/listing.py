@@ -167,7 +167,10 @@ def quicken_listings(client: Any) -> None:
 def _take_entries(
     response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object
 ) -> None:
-    """botocore's `before-parse` event: a page, and what is to be added to what becomes of it."""
+    """Parse the entries of a listing page, and take them out of what botocore parses.
+
+    This handles botocore's event `before-parse`.
+    """
     if response_dict["status_code"] != 200:
         return
     try:

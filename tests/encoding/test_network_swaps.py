@@ -13,11 +13,11 @@ import pytest
 from tests.kit import encodes
 from tests.kit.encodes import encode_here
 from tests.kit.packs import tree
-from wdsprep.encoding import turns
+from wdsprep.encoding import network_swaps
 from wdsprep.encoding.models import encoder as encoders
 from wdsprep.encoding.models.base import Part
+from wdsprep.encoding.network_swaps import Turns
 from wdsprep.encoding.passes import TextPass
-from wdsprep.encoding.turns import Turns
 from wdsprep.runners.base import Event, Finished, Unit, Work
 
 GB = 10**9
@@ -116,7 +116,7 @@ def test_captions_that_wait_take_no_more_than_a_share_of_the_disk(
     nbytes: int, free: int, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = type("Usage", (), {"free": free})
-    monkeypatch.setattr(turns.shutil, "disk_usage", lambda _folder: usage)
+    monkeypatch.setattr(network_swaps.shutil, "disk_usage", lambda _folder: usage)
     device = Device()
     held = done(turns_of(device), [BOTH] * 32, nbytes)
     assert held["most"] == together * nbytes

@@ -18,8 +18,8 @@ from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.errors import NotFoundError
 from wdsprep.loading.datasets import Dataset, missing_shard_advice
 from wdsprep.loading.memory import BlockPool
-from wdsprep.loading.shelves.cache import Cache, CacheDir
-from wdsprep.loading.shelves.local import (
+from wdsprep.loading.shard_access.cache import Cache, CacheDir
+from wdsprep.loading.shard_access.local import (
     NONE,
     ByteColumns,
     ReadResult,

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from wdsprep.dataset import kept as kept_files
-from wdsprep.dataset.kept import KeptFile, KeptWriter, kept
+from wdsprep.dataset import cached_file as kept_files
+from wdsprep.dataset.cached_file import KeptFile, KeptWriter, kept
 
 MONTHS_S = 100 * 24 * 3600
 HOLDS = """
 import sys
 from pathlib import Path
-from wdsprep.dataset.kept import kept
+from wdsprep.dataset.cached_file import kept
 
 def refuse(*_):
     raise SystemExit("made anew")

@@ -122,10 +122,12 @@ class _Chosen:
 
 
 def _find_phases(options: EncodeOptions, places: Sequence[str]) -> list[_Phase]:
-    """Find the image shards of each dataset.
+    """Return for each dataset to make what it is made of: its recipe and its image shards.
 
-    Text that is stored apart is of the images of all others, also of those that are in a lower
-    bucket than the resolution, for a shape."""
+    Text stored apart takes the lowest resolution that covers the images of all the others. That
+    can be below theirs, as shapes may use images of lower buckets. Raise UsageError for foreign
+    tars with several resolutions.
+    """
     images, phases = absolute(options.images), list[_Phase]()
     for place, own in zip(places, options.recipes, strict=True):
         recipe, others = own, [each for each in phases if not each.is_of_text]
