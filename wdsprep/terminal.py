@@ -235,7 +235,7 @@ class ProgressLine:
 
     @property
     def is_seen(self) -> bool:
-        """Whether a person looks on, at a terminal or a notebook."""
+        """Return whether a person looks on, at a terminal or a notebook."""
         return self._terminal or self._cell is not None
 
     @property

@@ -64,7 +64,7 @@ class Speeds:
         return {"busy": self.busy, "text_share": self.text, "workers": len(self.workers)}
 
     def __str__(self) -> str:
-        """How busy the devices are, with text too where that shows, and with GPUs their hosts."""
+        """Return how busy the devices are, with the share of text, and of GPUs their hosts."""
         text = f" ({self.text:.0%} of it with text)" if self.text >= LEAST_SHOWN else ""
         launching = f", launching {self.launching:.0%}" if self.launching else ""
         return f"busy {self.busy:.0%}{text}{launching}"

@@ -307,7 +307,7 @@ class EncodingOptions(RecipeOptions):
 @suggesting
 @dataclass(frozen=True, kw_only=True)
 class Encode(EncodingOptions, Recipe):
-    """How images become latents while a trainer waits for them.
+    """The way in which images become latents while a trainer waits for them.
 
         how = wdsprep.Encode(resolution=256, model="sd2")
         loader = wdsprep.load("shards/images", encode=how, global_batch=1024)
