@@ -33,7 +33,7 @@ TERMINAL_S, PIPE_S, FIRST_S, TICK_S = 0.2, 30.0, 1.0, 1.0
 FEWEST_COLUMNS = 20
 CLEAR = "\r\x1b[J"
 COMMAND = re.compile(r"next: |\"wdsprep |^ {2,}")
-"""What lines hold that are not broken: commands, and rows of tables."""
+"""Matches lines that are not broken: commands, and rows of tables."""
 
 Parts = str | Sequence[str]
 

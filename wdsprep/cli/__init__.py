@@ -44,7 +44,7 @@ from wdsprep.version import __version__
 
 INTERRUPTED = 130
 IN_PYTHON = ("load", "stream")
-"""What a trainer calls, and no command does."""
+"""The functions that only a trainer calls: no command does."""
 OVERWRITES = re.compile(r"--(incremental[-_]mode[ =])?overwrite\b")
 """The words of a command line, ours or img2dataset's, that start over."""
 

@@ -42,7 +42,7 @@ REMEDIES: dict[str, str] = {
     **dict.fromkeys((Code.DNS, Code.REFUSED, Code.UNREACHABLE, Code.TIMEOUT), AGAIN),
     **dict.fromkeys((Code.BROKEN_OFF, Code.HTTP_429, Code.HTTP_5XX), AGAIN),
 }
-"""What to do where nothing was packed, most of it for this reason."""
+"""The advice for a run that packed nothing, by the reason of most rejects."""
 REMEDIES_OF_URLS: dict[str, str] = {
     Code.TOO_MANY_BYTES: "--retry-rejected with larger --max-bytes fetches larger files"
 }

@@ -41,7 +41,7 @@ TAIL_NBYTES = DIGEST_NBYTES + 8
 CHUNK_NBYTES = 16 << 20
 UNUSED_S = 30 * 24 * 3600
 MOST_NBYTES = 20_000_000_000
-"""What the files of a folder may take, but for those in use and the one that was made last."""
+"""The most bytes that the files of a folder may take, but for those in use and the newest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -68,7 +68,7 @@ class Condition:
     """
 
     option: ClassVar[str]
-    """Which it was given as, up to its text."""
+    """The option or argument that it was given by, for messages."""
 
     def __init__(self, text: str) -> None:
         if not isinstance(text, str) or not text.strip():

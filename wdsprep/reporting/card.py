@@ -47,7 +47,7 @@ IMAGE_FACTS = {
     "source_width": "int64",
     "width": "int64",
 }
-"""What the json of every image has: what else there is differs between samples."""
+"""The fields that the json of every image has; others differ between samples."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

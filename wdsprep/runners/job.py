@@ -60,7 +60,7 @@ class JobListener:
     heard: Callable[[Any], None] = lambda _step: None
     """Each step of `encode`, as the progress of a unit, and of `report`, as a text."""
     captioned: Callable[[Any, Any], None] = lambda _outcome, _report: None
-    """What became of captions that are not the samples' own, for each dataset of `encode`."""
+    """Hears how captions that are not the samples' own were used, for each dataset of `encode`."""
     asked: Callable[[Any], bool] = lambda _what: False
     """Answers whether to do what is done without asking where `yes` is given."""
 

@@ -27,9 +27,9 @@ class JobProgress:
     unit, done, touched = "shard", "done", "touched unit"
     """A unit of work, what becomes of it, and what is read again where dates alone have changed."""
     counted = ""
-    """What the samples are called."""
+    """The noun for samples in the progress line."""
     first = ""
-    """What goes on until there is a first sample, where that may take long."""
+    """The words for the time until the first sample, if that may be long."""
 
     def __init__(self, *, waits: bool = True) -> None:
         self._at_work = 0.0

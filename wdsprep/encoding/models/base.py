@@ -102,7 +102,7 @@ class Encoded:
     ok: Tensor
     """bool (B,): whether all values of the row were finite and within the storage dtype's range"""
     lengths: Tensor | None = None
-    """of each row of the variable field, the part that counts"""
+    """the length of each row of the variable field"""
 
 
 class Encoder(Protocol):
@@ -118,7 +118,7 @@ class Encoder(Protocol):
     has_text: bool
     """whether anything is made of captions"""
     text_batch_size: int
-    """of captions at a time; 0: as many as images"""
+    """the captions of a batch; 0: as many as images"""
     groups_texts: bool
     """whether captions are of several shapes"""
     is_split: bool

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 NETWORKS = ("PreTrainedModel",)
 TOKENIZERS = ("PreTrainedTokenizerBase", "ProcessorMixin")
 PROCESSORS = (*TOKENIZERS, "ImageProcessingMixin", "FeatureExtractionMixin")
-"""Of transformers. Those of diffusers' own pipelines, as Kolors has some, are derived from them."""
+"""Base classes of transformers. Diffusers' own pipelines, such as Kolors', derive theirs from them."""
 LOADS_OTHERS = re.compile("Pipeline|^Auto")
-"""In the names of classes that look for what to load in files of the model."""
+"""Matches the names of classes that find out from files of the model what to load."""
 
 
 def bases_of(part: "Component") -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from wdsprep.encoding.models.batch_size import MAX_BATCH
 PER_SHAPE = 2 * MAX_BATCH.bit_length()
 NAMES = ("recompile_limit", "accumulated_recompile_limit", "fail_on_recompile_limit_hit")
 OLD_NAMES = ("cache_size_limit", "accumulated_cache_size_limit", "fail_on_cache_limit_hit")
-"""Of a function, of all together, and whether it is an error that there are more."""
+"""The limits for one function and for all together, and whether more are an error."""
 _log = logging.getLogger("wdsprep")
 
 

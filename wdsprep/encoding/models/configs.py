@@ -17,7 +17,7 @@ from wdsprep.errors import UsageError, WorkError
 from wdsprep.text import brief
 
 LARGEST_NBYTES = 1 << 24
-"""Of JSON that is read here: an index of the weights of a large network has 1 MB. Read, it takes up
+"""The largest JSON that is read here: an index of the weights of a large network has 1 MB. Read, it takes up
 to twenty times as much memory."""
 MOST = 1 << 24
 """The largest number that a network's config may name: rows of a table, places in a text."""
@@ -29,7 +29,7 @@ MOST_BLOCKS = 8
 """Each of a VAE's but the last halves the sides."""
 LAYERS = re.compile(r"layers?$|^depths?$|blocks?$")
 BEYOND = re.compile(r"theta|window|base")
-"""In the names of numbers that may be larger than that: nothing is allocated by them."""
+"""Matches the names of numbers that may be larger than that: nothing is allocated by them."""
 NO_CODE = "which wdsprep never does: choose another --model, or add --text none"
 
 

@@ -36,7 +36,7 @@ from wdsprep.encoding.models.noise import noise_keys
 
 OF_LATE = 256  # batches of a shape: most of a minute, and longer than a queue ever runs empty
 Arrays = dict[str, torch.Tensor]
-"""Of one sample, by field; of the variable one what is the caption's own."""
+"""The arrays of one sample, by field; a variable one is as long as the caption."""
 
 
 def device_name(device: torch.device) -> str:
@@ -190,7 +190,7 @@ class Device:
         self._first_launch = 0.0
         self.stats = Stats(batch_size=batch_size or auto_batch_size(encoder, gpu_share))
         self._fits = self._is_cuda and not batch_size
-        """Whether the size is what memory allows, and none that decides what is stored."""
+        """Whether memory decides the batch size, so that it does not decide what is stored."""
         self.stats.text_size = encoder.text_batch_size or self.size
         self._exact_sizes: dict[type, int] = dict.fromkeys((ImageBatch, TextBatch), EXACT_BATCH)
         self._inexact: set[type] = set()

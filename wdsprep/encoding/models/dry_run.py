@@ -49,9 +49,9 @@ _log = logging.getLogger("wdsprep")
 
 LONG = "a " * 2000  # words: longer than any encoder takes
 SHORT = "A  <b>photo</b> of M&amp;Ms"
-"""With something to clean, which some pipelines do where further packages are installed."""
+"""A caption with something to clean: some pipelines do so if further packages are installed."""
 SIZE_ARGUMENTS = {"original_size", "crops_coords_top_left"}
-"""What is asked for beside these is the size that is to be made, be it as `target_size` or not."""
+"""A pipeline that has these asks for the size to make too, as `target_size` or otherwise."""
 
 
 def asked(model: Model, recipe: Recipe) -> Model:
@@ -165,7 +165,7 @@ class Call:
     options: dict[str, Any]
     made: Any
     count: Callable[[str], int]
-    """of the tokens of a text, uncut"""
+    """counts the tokens of a text, uncut"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ BY_MASK = frozenset(
 BY_ZEROS = frozenset({"AuraFlowPipeline", "OvisImagePipeline"})
 """Their embeddings are exact zeros behind the last token, and a trainer may put those back."""
 BATCH_AXIS = {"prompt_embeds_llama3": 1}
-"""Of outputs by name, where it is not the first."""
+"""The axis of the batch, by the name of an output, where it is not the first."""
 IN_ONE_PRECISION = frozenset({"StableDiffusion3Pipeline"})
 """They put the states of several encoders into one array."""
 GENERATES = frozenset({"GlmImagePipeline"})
@@ -39,7 +39,7 @@ NOT_OF_TEXT_ALONE = frozenset(
 )
 """Arguments of `__call__` by which a class is known that makes images of more than a prompt."""
 EDITS = re.compile("Edit|I2I")
-"""In the names of classes whose `encode_prompt` looks at an image beside the prompt."""
+"""Matches the names of classes whose `encode_prompt` looks at an image beside the prompt."""
 FIRST = "prompt_embeds"
 
 

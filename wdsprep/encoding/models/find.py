@@ -54,7 +54,7 @@ TINY_NOTE = (
 )
 LENGTH = 77
 ANY_LENGTH = 10**40
-"""Of a tokenizer: those without a limit write 10^30."""
+"""The length of a tokenizer without a limit: these write 10^30."""
 ADAPTER = "adapter_config.json"
 """Names a base model, which transformers would load in place of what lies beside it."""
 
@@ -85,14 +85,14 @@ class Model:
     weights: str
     """a digest over the names and bytes of `files`"""
     kind: DigestKind
-    """of this"""
+    """the kind of that digest"""
     files: tuple[str, ...]
     vae: str
     """empty where `folder` is itself the VAE's"""
     vae_kind: str
     """the class; empty where no VAE was asked for, and nothing of what follows is of one"""
     channels: int
-    """of a latent as it is stored"""
+    """the channels of a latent as it is stored"""
     factor: int
     """how many pixels of a side become one of a stored latent's"""
     multiple: int
@@ -106,7 +106,7 @@ class Model:
     upcast: bool
     """whether the VAE's config warns that half precision overflows, be it left out"""
     is_plain: bool
-    """whether the VAE is an AutoencoderKL; of text alone that which is left out, if there is one"""
+    """whether the VAE is an AutoencoderKL, even if it is left out for text alone"""
     note: str
     """what a user should know of it, or nothing"""
     towers: tuple[Tower, ...] = ()
@@ -118,7 +118,7 @@ class Model:
     outputs: tuple[Field, ...] = ()
     """the arrays that it makes of a caption and of sizes, once it has been asked"""
     text_settings: Mapping[str, Any] = field(default_factory=dict)
-    """what of it decides their bytes"""
+    """the settings of the pipeline that decide their bytes"""
 
 
 class ModelNeeds(NamedTuple):

@@ -15,11 +15,11 @@ from wdsprep.errors import UsageError, WdsprepError, WorkError
 from wdsprep.text import plural
 
 SPARE_NUMBERS, SPARE_PIECES = 1 << 24, 20_000
-"""What a network may have beside the tensors of its files: tables that it computes, and modules."""
+"""How much a network may have beside the tensors of its files: computed tables, and modules."""
 LONGEST = 1 << 18
 """The most tokens that a tokenizer may pad to; what claims more has no limit."""
 NO_LIMIT = int(1e30)
-"""As transformers writes it."""
+"""The length that transformers writes for a tokenizer without a limit."""
 
 
 def load_vae(

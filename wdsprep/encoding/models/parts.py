@@ -18,7 +18,7 @@ from wdsprep.errors import UsageError
 INDEX = "model_index.json"
 VAE_WEIGHTS = "diffusion_pytorch_model"
 TEXT_WEIGHTS = ("model", VAE_WEIGHTS)
-"""As transformers and diffusers name them."""
+"""The names that transformers and diffusers give files of weights."""
 HALVES = (".fp16", ".bf16")
 TOKENIZER_SUFFIXES = (".json", ".txt", ".model", ".jinja", ".vocab", ".tiktoken")
 VOCABULARY = ("tokenizer/vocab.json", "tokenizer/merges.txt")
@@ -35,7 +35,7 @@ class Component(NamedTuple):
     """A part of a pipeline, as `model_index.json` names it."""
 
     name: str
-    """of its folder too"""
+    """the name of the part and of its folder"""
     library: str
     kind: str
     """the class"""
@@ -63,7 +63,7 @@ TEXT_KIND = re.compile("TextModel|TextEncoder|EncoderModel|ForCausalLM|Tokenizer
 OTHER_NAME = re.compile(
     "image|vision|siglip|audio|sound|feature_extractor|safety|prompt_enhancer|^pe$|^pe_|^prior_"
 )
-"""Of parts that no prompt is encoded with: of images and sounds, or what rewrites prompts."""
+"""Matches parts that encode no prompt: those for images and sounds, or that rewrite prompts."""
 OTHER_CLIP = re.compile("XL|Upscale|Pix2Pix|Un[Cc][Ll][Ii][Pp]|UniDiff|Video|VGen|Marigold|GLIGEN")
 """Classes with one CLIPTextModel that are not used as Stable Diffusion is."""
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -87,7 +87,7 @@ class ModelParts:
     files: tuple[str, ...]
     """that are needed"""
     missing: tuple[str, ...]
-    """of these"""
+    """the files among these that are not there"""
     pickled: tuple[str, ...]
     """that are there in place of some of those"""
 

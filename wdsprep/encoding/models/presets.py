@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 TOKENS = 60
-"""Of a caption of two sentences."""
+"""The tokens of a caption of two sentences."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +79,7 @@ class Preset:
     repo: str
     """on the hub; empty for the one in this package"""
     vae: str
-    """the class, or what else its operations go by"""
+    """the class, or another name by which its operations are known"""
     channels: int
     factor: int
     resolution: int = 1024
@@ -89,7 +89,7 @@ class Preset:
     needs_login: bool = False
     """whether the hub gives it to those alone who have accepted its terms"""
     text_length: int = 0
-    """of captions, where that is not what the pipeline takes by default"""
+    """the tokens of captions, if not the default of the pipeline"""
     note: str = ""
 
     @property

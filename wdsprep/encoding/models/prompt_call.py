@@ -44,7 +44,7 @@ from wdsprep.errors import UsageError, WdsprepError, WorkError
 ALONE = "add --text none to encode the images alone"
 GUIDED, LENGTH = "do_classifier_free_guidance", "max_sequence_length"
 SIDE = 1024
-"""Of an image, where a pipeline wants to know: all families can make one of it."""
+"""The side of an image, for pipelines that ask for it: all families can make this one."""
 OURS = ("self", "prompt", "device", "batch_size", GUIDED)
 """Arguments of `encode_prompt` that are ours to choose."""
 

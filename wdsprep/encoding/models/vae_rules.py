@@ -26,7 +26,7 @@ NORM_NBYTES = 1 << 16
 MOST_CHANNELS = 1 << 12
 MOST_FACTOR = 1 << 8
 NORM_EPSILONS = {"ErnieImagePipeline": 1e-5}
-"""Of pipelines that add another number to the variances than the VAE's config says."""
+"""Pipelines that add another number to the variances than the VAE's config says."""
 SHIFTLESS = ("Kandinsky5T2IPipeline", "Kandinsky5I2IPipeline")
 """Pipelines that leave out the shift of their VAE."""
 OTHER_PATCHES = ("Ideogram4Pipeline",)
@@ -36,7 +36,7 @@ VIDEO_KINDS = ("AutoencoderKLQwenImage", "AutoencoderKLWan")
 FOUR_FOLD = ("GlmImagePipeline",)
 """Pipelines whose sides are multiples of four times the VAE's factor."""
 UNPACKED_FACTOR = 16
-"""From here on a transformer takes each place of a latent for a token."""
+"""From this factor on a transformer makes a token of each place of a latent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +59,7 @@ class VaeRule:
 
 
 NO_VAE = VaeRule(kind="", channels=0, factor=1, scale=1.0, is_sampled=False)
-"""Where none is wanted."""
+"""The rule where no VAE is wanted."""
 
 
 def _kl(config: Config) -> VaeRule:

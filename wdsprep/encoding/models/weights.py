@@ -27,9 +27,9 @@ FILES_AT_ONCE = 4
 LARGE_NBYTES = 1_000_000_000
 """Below this, computing takes a second."""
 HEAD_NBYTES = 1 << 24
-"""Of a header: 100,000 tensors have as much."""
+"""The largest header that is read: 100,000 tensors have as much."""
 SETTLED_S = 2.0
-"""What was written less long ago may be written again without another time."""
+"""A file that is younger may be written again without getting another time."""
 
 UNUSED_S = 180 * 24 * 3600
 
@@ -51,7 +51,7 @@ class TensorEntry(NamedTuple):
     numel: int
     begin: int
     end: int
-    """of its bytes, behind the header"""
+    """the end of its bytes, counted from the end of the header"""
     shape: tuple[int, ...] = ()
 
 

@@ -18,7 +18,7 @@ from wdsprep.store.places import ANY_PLACE
 
 NAME = "wdsprep report"
 MARK = f" · {NAME}</title>".encode()
-"""What each report has had near its beginning: by this one is told from other pages."""
+"""The text near the beginning of each report, by which it is told from other pages."""
 HEAD_NBYTES = 1 << 16
 
 

@@ -106,7 +106,7 @@ class RunPace:
     active_s: float
     pauses: int
     inputs: int
-    """of all units but those done at the first moment"""
+    """the inputs of all units but those done at the first moment"""
     rates: tuple[float, ...]
 
     @property

@@ -18,7 +18,7 @@ from wdsprep.text import Counting
 
 SAMPLES = 256
 STEPS = 12
-"""Of the histogram of a column."""
+"""The bins of the histogram of a column."""
 MAX_AREA = 1 << 60  # more is no size
 ASPECTS = (
     (0.0, 1 / 3, "under 1:3"),

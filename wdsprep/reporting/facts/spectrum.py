@@ -35,7 +35,7 @@ class Channel:
     very_far: float
     """beyond 5"""
     shares: tuple[float, ...]
-    """of the values in each bin from -5 to 5"""
+    """the shares of the values in each bin from -5 to 5"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,7 +23,7 @@ from wdsprep.store import split_url
 from wdsprep.text import command
 
 GROUPS, COPIES = 8, 3
-"""That are shown, and of each group beside the one that stays."""
+"""The groups that are shown, and the copies of each beside the one that stays."""
 Ints = NDArray[np.int64]
 
 
