@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 NETWORKS = ("PreTrainedModel",)
 TOKENIZERS = ("PreTrainedTokenizerBase", "ProcessorMixin")
 PROCESSORS = (*TOKENIZERS, "ImageProcessingMixin", "FeatureExtractionMixin")
-"""Base classes of transformers. Diffusers' own pipelines, such as Kolors', derive theirs from them."""
+"""Base classes of transformers; those in diffusers' own pipelines, as Kolors', derive from them."""
 LOADS_OTHERS = re.compile("Pipeline|^Auto")
 """Matches the names of classes that find out from files of the model what to load."""
 

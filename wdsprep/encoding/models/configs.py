@@ -17,8 +17,8 @@ from wdsprep.errors import UsageError, WorkError
 from wdsprep.text import brief
 
 LARGEST_NBYTES = 1 << 24
-"""The largest JSON that is read here: an index of the weights of a large network has 1 MB. Read, it takes up
-to twenty times as much memory."""
+"""The largest JSON that is read here: an index of the weights of a large network has 1 MB. Read, it
+takes up to twenty times as much."""
 MOST = 1 << 24
 """The largest number that a network's config may name: rows of a table, places in a text."""
 MOST_LAYERS = 1 << 12
