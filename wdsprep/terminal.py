@@ -63,6 +63,7 @@ class Terminal:
         try:
             yield
         finally:
+            self.is_quiet = self.is_verbose = self.is_debugging = False
             of_python.removeHandler(lines)
             logging.captureWarnings(False)
             self.still()

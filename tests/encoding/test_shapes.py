@@ -459,7 +459,7 @@ def test_batches_made_on_the_way_are_those_of_stored_shapes_bit_for_bit(
         stored = tmp_path / "stored"
         encode_here(images, stored, **({"shapes": NEAREST, "max_crop": MAX_CROP} | how))
     fields = ("latent", "emb", "key", "json", *(() if "shapes" in how else ("shape",)))
-    options = {"epochs": 2, "global_batch": 8, "drop_text": 0.2, "fields": fields}
+    options = {"epochs": 2, "global_batch": 4, "drop_text": 0.2, "fields": fields}
     loader, wanted = on_the_way(images, how=how, **options), wdsprep.load(stored, **options)
     assert loader.state_dict() == wanted.state_dict()
     assert_same(loader, wanted)
@@ -512,7 +512,7 @@ def test_shards_of_large_squares_are_kept_as_encode_writes_them(
 ) -> None:
     encode_here(images, stored := tmp_path / "stored", resolution=192)
     kept = tmp_path / "kept"
-    for _ in on_the_way(images, how=ABOVE_BUCKETS, tee=str(kept), epochs=3, global_batch=16):
+    for _ in on_the_way(images, how=ABOVE_BUCKETS, tee=str(kept), epochs=3, global_batch=4):
         pass
     assert sum(1 for _ in kept.rglob("*.tar")) > 0
     encode_here(images, kept, resolution=192)

@@ -82,8 +82,8 @@ MOST: dict[str, str] = {
     "load shapes": "39112 bytes, 12 range",
     "pack a folder": "26339 bytes, 6 delete, 34 list, 27 put, 56 range",
     "pack nothing more": "12421 bytes, 2 delete, 13 list, 3 put, 11 range",
-    "encode": "73354 bytes, 8 delete, 38 list, 30 put, 31 range",
-    "encode nothing more": "17493 bytes, 1 delete, 10 list, 2 put, 15 range",
+    "encode": "73386 bytes, 8 delete, 38 list, 30 put, 31 range",
+    "encode nothing more": "21425 bytes, 1 delete, 10 list, 2 put, 19 range",
     "inspect": "2750 bytes, 1 range",
     "inspect a sample": "8414 bytes, 4 range",
     "verify": "204429 bytes, 6 list, 70 range",
@@ -95,14 +95,15 @@ MOST: dict[str, str] = {
     "report": "243100 bytes, 4 list, 109 range",
     "card": "53379 bytes, 2 list, 22 range",
     "duplicates": "91376 bytes, 3 list, 5 put, 21 range",
-    "select": "90883 bytes, 10 delete, 60 list, 33 put, 80 range",
-    "select nothing more": "33430 bytes, 4 delete, 31 list, 6 put, 32 range",
+    "select": "96427 bytes, 10 delete, 60 list, 33 put, 85 range",
+    "select nothing more": "38974 bytes, 4 delete, 31 list, 6 put, 37 range",
     "export": "253979 bytes, 1 delete, 2 list, 13 put, 26 range",
     "export heads": "68901 bytes, 2 list, 11 put, 6 range",
     "import": "294425 bytes, 8 delete, 39 list, 30 put, 33 range",
-    "remove": "192449 bytes, 14 delete, 72 list, 43 put, 151 range",
-    "remove nothing more": "35243 bytes, 12 list, 58 range",
+    "remove": "206774 bytes, 14 delete, 72 list, 43 put, 164 range",
+    "remove nothing more": "44856 bytes, 12 list, 67 range",
 }
+"""The most that each may ask, where all receipts are as young as their manifest."""
 
 
 class Counting(Handler):
@@ -162,7 +163,11 @@ def bucket_in_front(
     shutil.rmtree(home)
 
 
-def test_no_command_asks_more_of_s3_than_before(bucket_in_front: Counted, tmp_path: Path) -> None:
+def test_no_command_asks_more_of_s3_than_before(
+    bucket_in_front: Counted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Receipts that may have changed with their manifest are read again: here all, at any speed."""
+    monkeypatch.setattr("wdsprep.dataset.state.SAME_MOMENT_S", 1e9)
     found: dict[str, str] = {}
     for name, (dataset, options) in LOADS.items():
         serve(bucket_in_front.url, dataset, tmp_path, **options)

@@ -65,7 +65,12 @@ def test_a_run_whose_nodes_have_all_left_says_again_and_again_what_it_waits_for(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    for name in ("staffing.LOOK_S", "staffing.SILENT_S", "staffing.AGAIN_S", "runner.LOOK_S"):
+    for name in (
+        "worker_count.LOOK_S",
+        "worker_count.SILENT_S",
+        "worker_count.AGAIN_S",
+        "runner.LOOK_S",
+    ):
         monkeypatch.setattr(f"wdsprep.runners.ray.{name}", 0.3)
     runner = make_runner("ray", gpus_per_worker=1, max_attempts=1)
     node = cluster.add_node(num_cpus=1, num_gpus=1)

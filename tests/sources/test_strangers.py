@@ -221,7 +221,7 @@ def test_keys_that_are_no_utf_8_cost_their_rows_alone(tmp_path: Path) -> None:
     keys = pa.array([b"a", b"\xff\xfe", b"c"]).view(pa.string())
     pq.write_table(pa.table({"key": keys, "n": [1, 2, 3]}), tmp_path / "t.parquet")
     table = open_keyed_table(str(tmp_path / "t.parquet"), CacheDir(folder=tmp_path, nbytes=1 << 20))
-    assert table.of_keys(["a", "c"])["n"].tolist() == [1, 3]
+    assert table.values_for(["a", "c"])["n"].tolist() == [1, 3]
     assert table.rows == 2
 
 
