@@ -270,7 +270,7 @@ class ProgressLine:
             TERMINAL.write(one_line(text), out=self._out)
 
     def wait_for(self, what: str) -> None:
-        """Until something else is shown: what is waited for, and how long by now."""
+        """Show what is waited for, and how long by now, until something else is shown."""
         began = time.monotonic()
         TERMINAL.tick(lambda: self._draw(lambda: f"{what}, {human_time(time.monotonic() - began)}"))
 

@@ -225,7 +225,7 @@ _HARMFUL = re.compile(
 
 
 def one_line(text: str) -> str:
-    """Without controls, whether of the cursor or of the direction; without halves of pairs."""
+    """Return a text without control characters, marks of direction and halves of pairs."""
     return _HARMFUL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 

@@ -118,7 +118,7 @@ class CopySearch:
     def _things_that_stay(
         self, things: NDArray[numpy.uint64], best: Rows, distance: int, heard: Counting
     ) -> Rows:
-        """Which thing stays for each; a thing is all samples of a hash, of which `best` is one."""
+        """Return the thing that stays for each. A thing is all samples of a hash; `best` is one."""
         one, other = find_near_pairs(things, distance, heard)
         paired, places = numpy.unique(numpy.concatenate([one, other]), return_inverse=True)
         by_rank = numpy.lexsort((best[paired], ~self.pixels[best[paired]]))
@@ -160,7 +160,7 @@ def _others(order: Rows, starts: Rows, stays: Rows) -> tuple[Rows, Rows]:
 
 
 def _spans(images: Sequence[ImagesLooked]) -> list[tuple[ImagesLooked, HashUnit, int, int]]:
-    """Which rows each shard has."""
+    """Return each shard with its first row and the row after its last."""
     ends = numpy.cumsum([0, *(unit.shard.samples for one in images for unit in one.units)])
     units = [(one, unit) for one in images for unit in one.units]
     return [(*unit, int(a), int(b)) for unit, (a, b) in zip(units, pairwise(ends), strict=True)]

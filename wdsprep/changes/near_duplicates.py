@@ -41,7 +41,7 @@ HASHES_AT_ONCE = 1 << 16  # hashes: what the processor's cache can hold
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """Some bits of a hash, from the lowest on."""
+    """A run of neighbouring bits of a hash; `start` counts from the lowest bit."""
 
     start: int
     nbits: int
@@ -52,7 +52,7 @@ class Block:
 
 
 def plan(count: int, distance: int) -> tuple[int, int]:
-    """Into how many blocks to cut, and how many of them agree."""
+    """Return how many blocks to cut a hash into, and how many of them have to agree."""
 
     def cost(agreeing: int) -> float:
         sorts = math.comb(distance + agreeing, agreeing)

@@ -308,7 +308,7 @@ class UnitChange:
                 write_index(self._store, each.name)
 
     def _delete_all(self) -> None:
-        """Without a receipt the rest never happened."""
+        """Delete the shards and rejects of a unit that has lost its receipt."""
         for shard in self._removal.shards:
             self._delete(shard.name)
         self._store.delete(rejects_name(self._removal.unit))

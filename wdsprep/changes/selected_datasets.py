@@ -46,7 +46,7 @@ from wdsprep.text import human_bytes, plural
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SelectRequest:
-    """Which samples, in which shards."""
+    """The samples to select, and how they are put into shards."""
 
     where: str
     keys: WantedKeys | None

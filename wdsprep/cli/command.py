@@ -39,7 +39,7 @@ class HeadedOption(click.Option):
             self.metavar = "N"
 
     def get_help_extra(self, ctx: click.Context) -> Any:
-        """Without the range, which an error tells to who leaves it."""
+        """Return what help adds, without the range: an error names it where it matters."""
         extra = super().get_help_extra(ctx)
         extra.pop("range", None)
         return extra

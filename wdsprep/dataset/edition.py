@@ -69,7 +69,7 @@ class Edition:
 
 
 def wait_for_holders(store: Store) -> None:
-    """Until nobody is left who may hold a unit of an earlier edition."""
+    """Wait until nobody is left who may hold a unit of an earlier edition."""
     while held := list(filter(None, (held_name(e.name) for e in store.list(RECEIPTS)))):
         for name in held:
             with store.hold(name):

@@ -105,7 +105,7 @@ class Receipt:
         return cls.from_body(body, dataset, settings)
 
     def body(self) -> dict[str, Any]:
-        """Without the dataset and the settings, which all receipts of a dataset share."""
+        """Return the contents but for the dataset and settings, which all its receipts share."""
         kind = DigestKind.of(self.settings).value
         return {
             "counts": dict(self.counts),

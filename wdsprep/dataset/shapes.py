@@ -81,7 +81,7 @@ def batch_that_fits(settings: Mapping[str, Any], counts: Mapping[str, int], samp
 
 
 def shape_ranges(settings: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, range]:
-    """Which samples of a shard are of which shape, by the counts of its receipt."""
+    """Return which samples of a shard have each shape, by the counts of its receipt."""
     found, start = {}, 0
     for name, count in shape_counts(settings, counts).items():
         found[name] = range(start, start + count)

@@ -510,7 +510,7 @@ def open_dataset(url: str) -> tuple[Store, Manifest]:
 
 
 def check_place(url: str, names: Collection[str]) -> None:
-    """Without a manifest: whether it was lost, or a dataset is further down."""
+    """Refuse a place without a manifest that has lost it, or holds datasets further down."""
     if any(name.startswith(RECEIPTS) for name in names):
         raise UsageError(f"{url} has lost its {MANIFEST}: run {command('rebuild', url)}")
     if inside := sorted(name for name in names if name.endswith(f"/{MANIFEST}")):

@@ -204,7 +204,7 @@ class Engine:
         return self._batches.run(self._encoder.empty)
 
     def _warm_up(self) -> None:
-        """On one core too, before anything waits for it. A broken device shows here already."""
+        """Compute empty batches first, on one core too: a broken device shows here already."""
         if self._encoder.is_split:
             return
         side = self._encoder.resolution

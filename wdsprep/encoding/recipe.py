@@ -19,11 +19,11 @@ from wdsprep.encoding.shape_lists import (
     sizes_of,
 )
 from wdsprep.errors import UsageError
-from wdsprep.images import AREA
+from wdsprep.images import AREA, NBYTES
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.options import Options, about, suggesting
 from wdsprep.runners.base import WORKERS
-from wdsprep.text import auto, brief, size, whole
+from wdsprep.text import auto, brief, whole
 
 MODEL, IMAGES = "Model", "Images"
 
@@ -54,10 +54,6 @@ def one_or_several(given: int | Sequence[int]) -> int | tuple[int, ...]:
 def parse_resolutions(text: str) -> tuple[int, ...]:
     """Return the same of what a user writes, such as "256,512", or raise a ValueError."""
     return tuple(int(part) for part in text.split(","))
-
-
-def _max_bytes(given: Any) -> int:
-    return size(given) or MAX_NBYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,18 +185,7 @@ class RecipeOptions(Options):
         ),
     )
     max_area: int = field(default=MAX_AREA, metadata=AREA)
-    max_bytes: int | str = field(
-        default=MAX_NBYTES,
-        metadata=about(
-            "Reject images of more bytes than this.",
-            IMAGES,
-            read=_max_bytes,
-            metavar="SIZE",
-            usual="250MB",
-            example="250MB",
-            page="reject images of more bytes, whatever the dataset of images let pass",
-        ),
-    )
+    max_bytes: int | str = field(default=MAX_NBYTES, metadata=NBYTES)
 
     @property
     def is_of_text(self) -> bool:
@@ -246,7 +231,7 @@ class Recipe(RecipeOptions):
         object.__setattr__(self, "shapes", sizes_of(self.shapes, self.resolution))
 
     def _check_alone(self) -> None:
-        """Without latents there is nothing that says how an image is cut."""
+        """Refuse options of images where text alone is encoded, and a run without both."""
         of_images = {
             "--shapes": bool(self.shapes),
             "--max-crop": self.max_crop < 1,

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import UsageError
-from wdsprep.limits import MAX_AREA
+from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.options import Options, about
-from wdsprep.text import brief
+from wdsprep.text import brief, size
 
 IMAGES = frozenset(
     {"jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "gif", "bmp", "dib", "tif", "tiff"}
@@ -40,6 +40,22 @@ AREA = about(
     remedy="--overwrite with a larger --max-area takes larger images",
 )
 """The declaration of `max_area`, wherever images are looked at."""
+
+
+def _max_bytes(given: object) -> int:
+    return size(given) or MAX_NBYTES
+
+
+NBYTES = about(
+    "Reject images of more bytes than this.",
+    HEADING,
+    read=_max_bytes,
+    metavar="SIZE",
+    usual="250MB",
+    example="250MB",
+    page="reject images of more bytes, whatever the dataset of images let pass",
+)
+"""The declaration of `max_bytes`, wherever images of shards are looked at."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -199,7 +199,7 @@ def _plan_batches(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Group:
-    """Some steps, with the places of all their samples.
+    """A few steps, with the places of all their samples.
 
     Each batch is made when it is its turn, so that none is kept here.
     """

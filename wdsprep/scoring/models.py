@@ -18,13 +18,13 @@ from wdsprep.encoding.models.hub import (
     Folder,
     ModelFiles,
     UnreachableError,
-    ask_hub,
+    ask_hub_or_keep,
     find_cached,
     is_local,
 )
 from wdsprep.encoding.models.parts import variant_of
 from wdsprep.encoding.models.weights import weights_digest
-from wdsprep.errors import UsageError, WdsprepError, WorkError
+from wdsprep.errors import UsageError, WorkError
 from wdsprep.scoring.heads import Head
 from wdsprep.scoring.options import NAME, PRESETS, NamedModel, WantedLabel
 from wdsprep.text import brief, examples, plural, shortened
@@ -115,20 +115,14 @@ def find_score_model(
     if cached and COMMIT.fullmatch(revision):
         return _load(wanted, cached, kind)
     try:
-        hub = ask_hub(name, repo, revision, told)
+        files = ask_hub_or_keep(name, repo, revision, told, cached)
     except UnreachableError as error:
-        if cached:
-            return _load(wanted, cached, kind)
         raise WorkError(
             f"{name} is not on this machine and the hub cannot be reached ({error}): run "
             f"`hf download {repo}` where there is a network and bring its cache here, or pass a "
             "folder"
         ) from None
-    except WdsprepError:
-        if cached:  # withdrawn or gated since it was fetched
-            return _load(wanted, cached, kind)
-        raise
-    return _load(wanted, hub, kind)
+    return _load(wanted, files, kind)
 
 
 def _load(wanted: NamedModel, place: ModelFiles, kind: DigestKind) -> ScoreModel:

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 from wdsprep.encoding.worker_plan import EncodeWorkerOptions
 from wdsprep.errors import UsageError
-from wdsprep.images import AREA
+from wdsprep.images import AREA, NBYTES
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.options import about
 from wdsprep.runners.base import WORKERS
 from wdsprep.runners.options import OUTPUT, TRACK, ListenedOptions, limit, overwrite
-from wdsprep.text import auto, brief, size
+from wdsprep.text import auto, brief
 
 MODEL, CAPTIONS, IMAGES = "Model", "Captions", "Images"
 PRESETS = {
@@ -95,10 +95,6 @@ def _check_name(given: Any, name: str, example: str) -> None:
             f"{brief(given)}: {brief(name)} is no name of a column: give {example}, with letters, "
             "digits and _"
         )
-
-
-def _max_bytes(given: Any) -> int:
-    return size(given) or MAX_NBYTES
 
 
 @dataclass(frozen=True)
@@ -211,17 +207,7 @@ class ScoreOptions(EncodeWorkerOptions, ListenedOptions):
         ),
     )
     max_area: int = field(default=MAX_AREA, metadata=AREA)
-    max_bytes: int | str = field(
-        default=MAX_NBYTES,
-        metadata=about(
-            "Reject images of more bytes than this.",
-            IMAGES,
-            read=_max_bytes,
-            metavar="SIZE",
-            usual="250MB",
-            example="250MB",
-        ),
-    )
+    max_bytes: int | str = field(default=MAX_NBYTES, metadata=NBYTES)
     limit: int = field(
         default=0, metadata=limit("images", IMAGES, "without it the rest is done later")
     )

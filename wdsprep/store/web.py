@@ -31,7 +31,7 @@ BEYOND = 416
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Version:
-    """Which file lies behind the URL, as far as the server says."""
+    """The version of the file behind the URL, as far as the server says."""
 
     nbytes: int
     stamp: str

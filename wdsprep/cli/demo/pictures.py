@@ -43,7 +43,7 @@ def _size(random: Random) -> PictureSize:
 
 
 def _write_caption(stem: Path, number: int, caption: str) -> None:
-    """Beside the picture: as text, now and then as json, and now and then none."""
+    """Write the caption beside the picture: mostly as text, sometimes as json or not at all."""
     if number % 20 == 7:
         facts = {"caption": caption, "artist": "wdsprep", "number": number}
         stem.with_suffix(".json").write_text(json.dumps(facts))

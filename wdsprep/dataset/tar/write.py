@@ -92,7 +92,7 @@ class TarWriter:
     """Writes samples to a sink. Leaving the block without `finish` leaves the tar without end."""
 
     def __init__(self, sink: Sink, digest: DigestKind | None = DigestKind.BLAKE3) -> None:
-        """Without a `digest`, nothing is hashed."""
+        """Write to the sink; without a `digest`, nothing is hashed."""
         self._sink = sink
         self._hash = digest.new() if digest else None
         self._blocks: list[Buffer] = []
@@ -203,7 +203,7 @@ class TarWriter:
             self._pending.append(self._background.submit(_update, self._hash, pieces))
 
     def _wait(self) -> None:
-        """At most one block is being written, so that at most two are in memory."""
+        """Wait for the block that is being written, so that at most two are in memory."""
         for one in self._pending:
             one.result()
 

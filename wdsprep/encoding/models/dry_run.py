@@ -269,7 +269,7 @@ class DryRun:
         return DigestKind.BLAKE3.hex(repr(asked).encode("utf-8", "replace"))[:32]
 
     def layers(self) -> dict[str, list[Any]]:
-        """Which hidden states were taken of each encoder."""
+        """Return which hidden states were taken of each encoder."""
         return {name: tower.taken for name, tower in self._towers.items() if tower.taken}
 
     def _asked(self, caption: str) -> dict[str, Any]:

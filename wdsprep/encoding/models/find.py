@@ -28,7 +28,7 @@ from wdsprep.encoding.models.hub import (
     Folder,
     ModelFiles,
     UnreachableError,
-    ask_hub,
+    ask_hub_or_keep,
     find_cached,
     is_local,
 )
@@ -43,7 +43,7 @@ from wdsprep.encoding.models.parts import (
 from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.encoding.models.vae_rules import NO_VAE, multiple_of, normed, vae_rule
 from wdsprep.encoding.models.weights import weights_digest
-from wdsprep.errors import UsageError, WdsprepError, WorkError
+from wdsprep.errors import UsageError, WorkError
 from wdsprep.options import nearest_name
 from wdsprep.text import shortened
 
@@ -208,21 +208,14 @@ def _from_hub(
     if cached and has and COMMIT.fullmatch(revision) and has.is_best:
         return _load(name, cached, wanted)
     try:
-        place = ask_hub(what, repo, revision, listener)
+        kept = cached if has and not has.missing else None
+        place = ask_hub_or_keep(what, repo, revision, listener, kept)
     except UnreachableError as error:
-        if cached and has and not has.missing:
-            return _load(name, cached, wanted)
         state = f"lacks {has.missing[0]} on this machine" if has else "is not on this machine"
         state += _suggested(name)
         raise WorkError(f"{what} {state} and {_unreachable(error, repo, wanted)}") from None
     except UsageError as error:
-        if cached and has and not has.missing:  # withdrawn since it was fetched
-            return _load(name, cached, wanted)
         raise UsageError(f"{error}{_suggested(name)}") from None
-    except WdsprepError:
-        if cached and has and not has.missing:  # gated since then
-            return _load(name, cached, wanted)
-        raise
     return _load(name, place, wanted)
 
 

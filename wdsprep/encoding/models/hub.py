@@ -127,6 +127,21 @@ def ask_hub(what: str, repo: str, revision: str, tell: Callable[[str], None]) ->
     return Repository(what, repo, revision or BRANCH, info.sha or "", _sizes(info), tell)
 
 
+def ask_hub_or_keep(
+    what: str, repo: str, revision: str, tell: Callable[[str], None], kept: Folder | None
+) -> "Repository | Folder":
+    """Return a repository as the hub has it, or what is `kept` where the hub does not give it now.
+
+    The hub may be out of reach; a repository may be withdrawn, or gated, since it was fetched.
+    """
+    try:
+        return ask_hub(what, repo, revision, tell)
+    except WdsprepError:
+        if kept is None:
+            raise
+        return kept
+
+
 def _sizes(info: "ModelInfo") -> dict[str, int]:
     return {file.rfilename: file.size or 0 for file in info.siblings or ()}
 

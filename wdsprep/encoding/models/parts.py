@@ -257,7 +257,7 @@ def _is_stable_diffusion(kind: str, index: Mapping[str, Any], parts: list[Compon
 
 
 def _check_one_tower(place: ModelFiles) -> None:
-    """Without an index nobody knows how several work together."""
+    """Refuse several text encoders without an index, which says how they work together."""
     names = place.names()
     folders = {name.partition("/")[0] for name in names}
     if "modular_model_index.json" in names:

@@ -47,7 +47,7 @@ class RayWorker:
 def paced(
     messages: Generator[Message, None, None], pause_s: float
 ) -> Generator[Message, None, None]:
-    """Without the progress that comes too soon after what was told, but for the last of it."""
+    """Leave out progress that comes too soon after the last message, but for the newest."""
     told, held = float("-inf"), None
     with closing(messages):
         for message in messages:
