@@ -88,16 +88,15 @@ class OpenShards:
         what = f"{data.store.url}/{name}"
         try:
             offsets = _offsets(data.store.read(index_name(name)))
-            opened = OpenShard(self._open_tar(name), offsets, self._stamp_of(name))
+            if len(offsets) != data.sizes[shard] + 1:  # before a file is open that nobody gets
+                raise FormatError(
+                    f"{index_name(what)} has {plural(max(0, len(offsets) - 1), 'sample')} where "
+                    f"{data.sizes[shard]:,} should be: delete it and run "
+                    f"{command('index', data.store.url)}"
+                )
+            return OpenShard(self._open_tar(name), offsets, self._stamp_of(name))
         except (NotFoundError, FileNotFoundError) as error:
             raise NotFoundError(f"{what} or its index is missing: {self._next_step}") from error
-        if len(offsets) != data.sizes[shard] + 1:
-            raise FormatError(
-                f"{index_name(what)} has {plural(max(0, len(offsets) - 1), 'sample')} where "
-                f"{data.sizes[shard]:,} should be: delete it and run "
-                f"{command('index', data.store.url)}"
-            )
-        return opened
 
 
 def reach(opened: OpenShard, index: int) -> tuple[int, int]:
