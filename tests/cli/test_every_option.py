@@ -214,7 +214,11 @@ def test_a_place_that_is_given_twice_is_one_line(name: str) -> None:
         ("pack", {"max_side": 64}, "--max-side needs --reencode"),
         ("pack", {"workers": "2:4"}, "2:4 workers are for a Ray cluster"),
         ("encode", {"captions": "a", "caption_field": "b"}, "--captions and --caption-field both"),
-        ("encode", {"caption_name": "a", "caption_fields": "b,c"}, "--caption-name is for one"),
+        (
+            "encode",
+            {"caption_name": "a", "caption_fields": "b,c"},
+            "--caption-fields names the captions after",
+        ),
         ("encode", {"latents": "none", "text": "none"}, "--latents none and --text none leave"),
         ("encode", {"latents": "none", "flip": True}, "--flip is for images"),
         ("encode", {"latents": "none", "text_out": "c"}, "--text-out is for text beside latents"),

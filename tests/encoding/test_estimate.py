@@ -16,10 +16,10 @@ from wdsprep.encoding.estimate import (
     Choice,
     Fleet,
     Speed,
+    count_puts,
     estimate,
+    estimate_one_run,
     gflops,
-    in_one_run,
-    parts,
     sample_nbytes,
 )
 from wdsprep.encoding.models.presets import PRESETS
@@ -59,9 +59,9 @@ def test_a_sample_takes_what_it_takes_in_a_tar(latents: str, text: str, flip: bo
 
 
 def test_an_object_goes_up_in_the_parts_of_the_store() -> None:
-    assert parts(PART_NBYTES) == 1
-    assert parts(PART_NBYTES + 1) == 2 + 2
-    assert parts(10 * PART_NBYTES) == 2 + 10
+    assert count_puts(PART_NBYTES) == 1
+    assert count_puts(PART_NBYTES + 1) == 2 + 2
+    assert count_puts(10 * PART_NBYTES) == 2 + 10
 
 
 def test_a_trial_leaves_its_speed_and_the_whole_run_takes_it_away(
@@ -132,7 +132,7 @@ def test_the_published_runs_are_reckoned(capfd: pytest.CaptureFixture[str]) -> N
             ["--counts", "256=1M", "--gpu", "A100", "--latents", "none", "--flip"],
             "--flip is for images, which --latents none leaves alone",
         ),
-        (["--counts", "256=1M", "--gpu", "V100"], "the table has A10G, A100, H100, H200"),
+        (["--counts", "256=1M", "--gpu", "V100"], "is not in the table (A10G, A100, H100, H200)"),
         (
             ["--counts", "256=1M", "--gpu", "A100", "--model", "tiny"],
             "--model 'tiny': give one of sd1",
@@ -187,7 +187,7 @@ def test_phases_in_one_run_read_each_image_and_encode_each_caption_once(
 ) -> None:
     fleet = Fleet(devices=48, price=1.5)
     small, large = estimate(COUNTS, SPEEDS, Choice(), fleet)
-    one_run = in_one_run([small, large], Choice(), fleet)
+    one_run = estimate_one_run([small, large], Choice(), fleet)
     assert one_run.device_hours == pytest.approx(
         small.device_hours + (1 - large.text_share) * large.device_hours
     )

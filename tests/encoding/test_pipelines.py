@@ -249,7 +249,7 @@ def test_a_text_length_is_the_pipelines_or_it_is_refused(family: Family) -> None
     fields = {f.name: f.shape for f in encoder(family("Flux"), text_length=64).fields}
     assert fields["emb.npy"][0] == 64
     for name in ("StableDiffusionXL", "StableDiffusion"):
-        with pytest.raises(UsageError, match="has but one length of text"):
+        with pytest.raises(UsageError, match="whose text has one length"):
             encoder(family(name), text_length=64)
     for name, length in (("Flux", 513), ("StableDiffusion3", 513), ("Lumina2", 513)):
         assert f"cannot be greater than 512 but is {length}" in failure(
@@ -398,7 +398,7 @@ def test_a_chat_template_that_is_missing_is_one_line(family: Family, tmp_path: P
 
 @pytest.mark.parametrize("latents", ["sample", "moments"])
 def test_a_vae_without_a_distribution_says_so(latents: str, family: Family) -> None:
-    assert "gives latents, and no distribution" in failure(family("Sana"), latents=latents)
+    assert "gives the latents themselves" in failure(family("Sana"), latents=latents)
 
 
 def test_a_side_that_the_family_cannot_take_is_refused(

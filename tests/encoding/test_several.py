@@ -191,7 +191,7 @@ def test_overwrite_and_redo_changed_are_for_all(
         assert found == alone[resolution]
     write_files(own.parent / "downloads", {"photo-0002.txt": "another caption"})
     packed(own.parent / "downloads", own, "--overwrite")
-    with pytest.raises(FingerprintError, match="1 image shard of then changed"):
+    with pytest.raises(FingerprintError, match="1 image shard has changed or gone"):
         both(own, tmp_path)
     low, high = both(own, tmp_path, redo_changed=True)
     assert (low.samples, high.samples) == (2, 2)
@@ -341,7 +341,7 @@ def test_to_take_more_images_names_the_one_of_several_that_has_none(
     [
         (("out", "--resolution", "64,128"), "out is one place, and each of 2 resolutions makes a "
          "dataset: write {resolution} where their names differ, as in out-{resolution}"),
-        (("--resolution", "64,64"), "resolution 64 is given twice: name each once"),
+        (("--resolution", "64,64"), "resolution 64 is given twice: give each once"),
         (("--resolution", "64,"), "'64,': give pixels, such as 256, or several, as 256,512"),
         (("--resolution", "64,100"), "--resolution 100 is no multiple of 8"),
     ],
@@ -434,6 +434,6 @@ def test_shapes_and_mirror_images_of_both_are_what_runs_of_their_own_make(
 
 
 def test_a_list_of_shapes_is_for_one_resolution(images: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="a list is for one resolution, and there are 2"):
+    with pytest.raises(UsageError, match="is a list for one resolution, and there are 2"):
         both(images, tmp_path / "out", shapes=[(64, 64)])
     assert not (tmp_path / "out").exists()

@@ -52,7 +52,7 @@ from wdsprep.encoding.latent_shard import members_of
 from wdsprep.encoding.models.base import Tokens
 from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.recipe import Recipe
-from wdsprep.encoding.shape_lists import SDXL_LACKS, checked_shapes, sizes_of
+from wdsprep.encoding.shape_lists import SDXL_LACKS, check_shapes_option, sizes_of
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.images.crop import crop
 from wdsprep.images.shapes import Shapes
@@ -309,7 +309,7 @@ def test_bytes_are_the_same_after_a_kill_and_with_other_workers(
 
 def refusal(given: Any, resolution: int = 64) -> str:
     with pytest.raises(UsageError) as refused:
-        sizes_of(checked_shapes(given), resolution)
+        sizes_of(check_shapes_option(given), resolution)
     (line,) = str(refused.value).splitlines()
     return line
 
@@ -319,8 +319,8 @@ def refusal(given: Any, resolution: int = 64) -> str:
     [
         ("", "lists no shape"),
         ("# none\n\n", "lists no shape"),
-        ("64x64\n64 by 80", "line 2, '64 by 80', is no shape such as 832x1216"),
-        ("64x64\n0x80", "line 2, '0x80', is no shape"),
+        ("64x64\n64 by 80", "line 2, '64 by 80', is not a shape such as 832x1216"),
+        ("64x64\n0x80", "line 2, '0x80', is not a shape"),
         ("64x80\n80x64", "lacks 64x64, the square of --resolution 64: add it"),
         ("64x64\n72x48\n48x32\n", "48x32 has 0.38 of the pixels of --resolution 64: give shapes"),
         ("64x64 # a\n72X48\n60x40", "has one ratio twice, 72x48 and 60x40: leave one out"),
@@ -358,16 +358,19 @@ def test_lists_that_are_named_are_those_that_they_say() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("sdxl", "sdxl is for --resolution 1024: for 64, nearest:STEP,MAX makes such a list"),
+        (
+            "sdxl",
+            "sdxl is for --resolution 1024: for 64 give nearest:STEP,MAX, which makes such a list",
+        ),
         ("nearest:8", "write nearest:STEP,MAX, such as nearest:64,4"),
         ("nearest:8,x", "write nearest:STEP,MAX"),
-        ("nearest:0,2", "no multiple of 0"),
-        ("nearest:48,2", "--resolution 64 is no multiple of 48"),
+        ("nearest:0,2", "not a multiple of 0"),
+        ("nearest:48,2", "as --resolution 64 is not a multiple of 48"),
         ("nearest:8,0.5", "give ratios from 1 to 16"),
         ("nearest:8,99", "give ratios from 1 to 16"),
         ("sdlx", "cannot be read (No such file or directory): give sdxl, nearest:STEP,MAX, or a"),
-        ([(64, 64), (1, 2, 3)], "(1, 2, 3) is no width and height"),
-        ([(64, 64), (64.0, 80)], "(64.0, 80) is no width and height"),
+        ([(64, 64), (1, 2, 3)], "(1, 2, 3) is not a width and a height"),
+        ([(64, 64), (64.0, 80)], "(64.0, 80) is not a width and a height"),
         (7, "--shapes 7: give sdxl"),
     ],
 )

@@ -172,7 +172,7 @@ def command_alone(images: Path) -> int:
         ({"flip": True}, "--flip is for images"),
         ({"text": "none"}, "--latents none and --text none leave nothing"),
         ({"resolution": (64, 128)}, "--latents none makes one dataset"),
-        ({"latents": "auto"}, "no --resolution: give 1 or more"),
+        ({"latents": "auto"}, "--resolution is missing: give pixels"),
     ],
 )
 def test_what_is_of_images_alone_is_refused_before_anything_is_written(
@@ -357,7 +357,7 @@ def test_rows_of_other_tars_cannot_be_told_from_keys(
         for ending, data in (("jpg", jpeg(3, size)), ("txt", key.encode()))
     )
     url = str(write_files(tmp_path / "tars", {"x.tar": tar}) / "*.tar")
-    with pytest.raises(UsageError, match="has no buckets"):
+    with pytest.raises(UsageError, match="was not made by pack: give --resolution"):
         texts(url, tmp_path / "text")
     out = tmp_path / "latents"
     encode_here(url, out)

@@ -237,13 +237,13 @@ def test_settings_of_another_kind_are_told_before_anything_is_written(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--text-out", "text-{resolution}"), "is one place for all resolutions: give one without"),
+        (("--text-out", "text-{resolution}"), "text is stored once for all resolutions, so give"),
         (("--text-out", "shards/latents-64/"), "and text to shards/latents-64/: give text a"),
         (("--text-out", "shards/latents-64/text"), "latents go to shards/latents-64 and text to"),
         (("--text-out", "shards"), "shards/latents-64 and text to shards: give text a"),
-        (("--text-out", "t", "--text", "none"), "--text-out says where text goes, and --text none"),
+        (("--text-out", "t", "--text", "none"), "--text-out stores text, and --text none"),
         (("--text-out", "t", "--latents", "none"), "--text-out is for text beside latents, and"),
-        (("--text-out", "t-{caption}"), "t-{caption} needs a name for its captions: give"),
+        (("--text-out", "t-{caption}"), "t-{caption} needs the name of captions: give"),
     ],
 )
 def test_what_cannot_be_is_one_line_before_anything_is_written(

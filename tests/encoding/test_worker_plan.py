@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from wdsprep.encoding import gpus, worker_plan
-from wdsprep.encoding.worker_plan import EncodeWorkerOptions, Machine, plan_workers, with_runner
+from wdsprep.encoding.worker_plan import EncodeWorkerOptions, Machine, plan_workers, settle_runner
 from wdsprep.errors import UsageError
 
 TWO_CORES = [Machine(cpus=2)]
@@ -95,9 +95,7 @@ def test_gpus_may_join_a_cluster_later(machines: list[Machine]) -> None:
     plan = plan_workers(EncodeWorkerOptions(device="cuda", workers=4), machines, is_cluster=True)
     assert (plan.device, plan.workers, plan.gpus_per_worker) == ("cuda", 4, 1)
     assert (plan.cpus_per_worker, plan.threads) == (1, 0)  # each node has its own
-    with pytest.raises(
-        UsageError, match=r"no GPU now, and may get some: --device cuda, .* --device"
-    ):
+    with pytest.raises(UsageError, match=r"no GPU now: give --device cuda .* --device cpu"):
         plan_workers(EncodeWorkerOptions(), machines, is_cluster=True)
     assert plan_workers(EncodeWorkerOptions(device="cpu"), machines, is_cluster=True).threads >= 1
 
@@ -141,6 +139,6 @@ def test_which_runner_is_chosen_and_why_is_one_line(
     monkeypatch.setattr(worker_plan, "this_machine", lambda _device: machine)
     monkeypatch.delitem(sys.modules, "ray", raising=False)
     said: list[str] = []
-    assert with_runner(EncodeWorkerOptions(**options), said.append).runner == runner  # type: ignore[arg-type]
+    assert settle_runner(EncodeWorkerOptions(**options), said.append).runner == runner  # type: ignore[arg-type]
     assert len(said) == bool(line)
     assert "".join(said).startswith(line)

@@ -19,9 +19,9 @@ from wdsprep.encoding.estimate import (
     Speed,
     derived_rate,
     estimate,
+    estimate_one_run,
     find_gpu,
     gflops,
-    in_one_run,
     sample_nbytes,
     stored_by_choice,
 )
@@ -99,7 +99,7 @@ def plan_lines(options: PlanOptions) -> str:
     fleet = Fleet(devices=options.gpus, price=price or (find_gpu(gpu).price if gpu else 0.0))
     phases = estimate(buckets, speeds, choice, fleet)
     lists = shape_lists(options.shapes, [phase.resolution for phase in phases])
-    one_run = in_one_run(phases, choice, fleet) if len(phases) > 1 else None
+    one_run = estimate_one_run(phases, choice, fleet) if len(phases) > 1 else None
     scored = None
     if options.score:
         samples = sum(bucket.samples for bucket in buckets.values())

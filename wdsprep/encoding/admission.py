@@ -4,10 +4,10 @@ import threading
 
 
 class Admission:
-    """A count of samples, and one of the bytes that they take in memory by now.
+    """A limit on the samples inside the engine, and on the bytes that they take in memory.
 
-    These are of images that wait to be decoded, of pixels that wait for a batch, and of arrays that
-    wait to be written.
+    The bytes are those of images that wait to be decoded, of pixels that wait for a batch, and of
+    arrays that wait to be written.
     """
 
     def __init__(self, samples: int, nbytes: int) -> None:
@@ -18,9 +18,9 @@ class Admission:
         """True if a sample waits because of the bytes of those that are inside."""
 
     def enter(self, samples: int, nbytes: int, timeout_s: float) -> bool:
-        """Wait for room for so much more, and return whether it is inside now.
+        """Wait for room for more samples, and return whether they have been admitted.
 
-        When nothing is inside, anything may enter.
+        When nothing is inside, anything is admitted.
         """
         with self._changed:
             if not self._has_room(samples, nbytes):
@@ -39,7 +39,7 @@ class Admission:
         return self._samples + samples <= self._most and not self.is_full
 
     def hold(self, nbytes: int) -> None:
-        """Count more bytes, or fewer, of samples that are inside."""
+        """Count more bytes, or fewer, for samples that are inside."""
         with self._changed:
             self._nbytes += nbytes
             if nbytes < 0:

@@ -1,10 +1,10 @@
-"""Which samples share a batch: those of one shape, in the order in which they came.
+"""The choice of the samples that share a batch: those of one shape, in their order.
 
-Batches have one fixed size for each shape. Where there are many shapes, of images or of captions,
-a part of a sample waits for others of its shape until a batch is full, but not for ever: a batch is
-made of fewer when `window` further samples have come, when there is no memory for more and the
-oldest sample waits for it, or when nothing more comes. On a CPU, and of images, it is padded then:
-the bytes of a sample depend on the size of its batch.
+Batches have one fixed size for each shape. If there are many shapes, of images or of captions, an
+image or a caption waits for others of its shape until a batch is full. A batch is made of fewer
+when `window` further samples have been added, when there is no memory for more and the oldest
+sample waits for the batch, or when no more samples come. Such a batch is padded if it is of images,
+or on a CPU: the bytes of a sample depend on the size of its batch.
 """
 
 from collections.abc import Callable
@@ -23,30 +23,27 @@ ShapeT = TypeVar("ShapeT", bound=tuple[int, ...])
 
 @dataclass
 class Batcher:
-    """Parts of samples that wait for a batch.
+    """The crops and captions of samples that wait for a batch.
 
-    Captions come as they are, and are then sorted by shape. `refuse` is told of those that become
-    no tokens.
+    Captions are tokenized later, many at a time, and then sorted by shape. `refuse` is called for
+    captions that have no tokens.
     """
 
     encoder: Encoder
     refuse: Callable[[Row, Code], object]
     flips: bool
-    """True if each crop is mirrored too."""
+    """True if the mirror image of each crop is encoded too."""
     image_window: int
     text_window: int
-    """The number of further samples that may come while a crop or a caption waits for others of its
-    shape."""
+    """The number of further samples that may be added while a crop or a caption waits for others of
+    its shape."""
     _come: int = 0
     _images: dict[Size, list[Row]] = field(default_factory=dict)
     _captions: list[SampleUnderWay] = field(default_factory=list)
     _texts: dict[tuple[int, ...], list[Row]] = field(default_factory=dict)
 
     def add(self, sample: SampleUnderWay) -> None:
-        """Take a sample whose image is cut.
-
-        Those that are refused have a place in the order too.
-        """
+        """Add a sample whose image has been cropped or rejected."""
         self._come += 1
         sample.number = self._come
         sample.images = [{} for _ in sample.cuts]
@@ -71,22 +68,26 @@ class Batcher:
     def next_images(
         self, size: int, size_of: Callable[[Size], int], *, now: bool, head: PendingBlock | None
     ) -> tuple[Size, list[Row], int] | None:
-        """Return a batch of cuts of one shape, and its size.
+        """Return the shape, the rows and the size of a batch of crops, or None if none is ready.
 
-        `size` is that of squares. `now` brings one that is not full, as does `head`, the oldest
-        block, if a cut of it waits.
+        `size` is the batch size for squares. A batch that is not full is returned if `now` is true,
+        or if it has a crop of `head`, the oldest block.
         """
         most = 2 * size - 1 + self.image_window
-        return self._take_out(self._images, size_of, most=most, now=now, head=head)
+        return self._take_batch(self._images, size_of, most=most, now=now, head=head)
 
     def next_texts(
         self, size: int, *, now: bool, head: PendingBlock | None
     ) -> tuple[tuple[int, ...], list[Row], int] | None:
-        """Return a batch of captions of one shape, by the same rules."""
+        """Return the shape, the rows and the size of a batch of captions, or None if none is ready.
+
+        A batch that is not full is returned if `now` is true, or if it has a caption of `head`, the
+        oldest block.
+        """
         waiting = self._captions
-        if waiting and (now or head is not None or self._since(waiting[0]) >= size - 1):
-            self._sort()
-        return self._take_out(
+        if waiting and (now or head is not None or self._count_after(waiting[0]) >= size - 1):
+            self._tokenize()
+        return self._take_batch(
             self._texts,
             lambda shape: text_size(shape, size),
             most=2 * size - 1 + self.text_window,
@@ -94,11 +95,11 @@ class Batcher:
             head=head,
         )
 
-    def _since(self, sample: SampleUnderWay) -> int:
-        """Return how many samples have come after this one."""
+    def _count_after(self, sample: SampleUnderWay) -> int:
+        """Return how many samples have been added after this one."""
         return self._come - sample.number
 
-    def _sort(self) -> None:
+    def _tokenize(self) -> None:
         found = self.encoder.tokens([sample.caption for sample in self._captions])
         for sample, tokens in zip(self._captions, found, strict=True):
             sample.tokens = tokens
@@ -109,7 +110,7 @@ class Batcher:
                 self.refuse(row, Code.NO_TOKENS)
         self._captions.clear()
 
-    def _take_out(
+    def _take_batch(
         self,
         rows: dict[ShapeT, list[Row]],
         size_of: Callable[[ShapeT], int],
@@ -118,15 +119,15 @@ class Batcher:
         now: bool,
         head: PendingBlock | None,
     ) -> tuple[ShapeT, list[Row], int] | None:
-        """Return a batch of the shape whose first row has waited for long enough, or of a full one.
+        """Return a batch of the shape whose first row has waited too long, or else a full batch.
 
-        If there is none, `now` brings a part of one.
+        If there is neither, return None, or with `now` a batch that is not full.
         """
         if not rows:
             return None
         oldest = min(rows, key=lambda shape: rows[shape][0].sample.number)
         first = rows[oldest][0].sample
-        has_waited = self._since(first) >= most or first.block is head
+        has_waited = self._count_after(first) >= most or first.block is head
         whole = (shape for shape, own in rows.items() if len(own) >= size_of(shape))
         shape = oldest if has_waited else next(whole, oldest if now else None)
         if shape is None:

@@ -1,10 +1,10 @@
 """Batches under way on a device: one thread launches them, another finishes them.
 
-On a GPU the next batches are queued while one is computed, up to `MOST_LAUNCHED` of them. What is
-made of a batch is waited for and taken apart on a thread of its own, so launching never waits for
+On a GPU the next batches are queued while one is computed, up to `MOST_LAUNCHED` of them. A second
+thread waits for the results of a batch and splits them into rows, so launching never waits for
 that. On a CPU launching is computing: there are several lanes, each of which computes its batches
-alone, on one core. Sums split between cores come out differently for each number of them, and
-splitting costs more than it brings.
+alone, on one core. A sum that is split between cores depends on their number, and splitting costs
+more than it brings.
 
 The engine of `encode` and a trainer's own device both work through this.
 """
@@ -28,13 +28,13 @@ from wdsprep.encoding.models.device import (
 )
 
 MOST_LAUNCHED = 3
-"""Batches of a device that are launched and not yet finished."""
+"""The most batches of a device that are launched and not yet finished."""
 Rows = list[Arrays | None]
 """The arrays made of each row of a batch; None where the numbers are not finite."""
 
 
 class DeviceBatches:
-    """A device that computes batches, several of them under way."""
+    """A device that computes batches in threads, several of them at a time."""
 
     def __init__(
         self,
@@ -45,10 +45,10 @@ class DeviceBatches:
         gpu_share: float = 1.0,
         enter: Callable[[], object] = lambda: None,
     ) -> None:
-        """Begin the threads.
+        """Prepare the threads that launch and finish batches.
 
-        `lanes` is how many batches a CPU computes at once. `enter` is called in each thread before
-        it uses the device.
+        `lanes` is the number of batches that a CPU computes at once. `enter` is called in each
+        thread before it uses the device.
         """
         self.lanes = lanes if encoder.device.type == "cpu" else 1
         self._enter = enter
@@ -79,23 +79,26 @@ class DeviceBatches:
         return min(device.text_size for device in self._devices)
 
     def warm_up(self, batches: Sequence[DeviceBatch]) -> None:
-        """Have everything in place for such batches; what is broken shows here already."""
+        """Compute batches and drop the results, so that later ones of their kind are fast.
+
+        A broken device shows here already.
+        """
         for device in self._devices:
             for batch in batches:
                 self._launcher.submit(device.warm_up, batch).result()
 
     def submit(self, batch: DeviceBatch) -> "Future[Rows]":
-        """Compute a batch after those before it."""
+        """Queue a batch, and return the future of its rows."""
         made: Future[Rows] = Future()
         self._launcher.submit(self._launch, batch, made)
         return made
 
     def run(self, call: Callable[[], dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """Return what a call gives in a thread that may use the device."""
+        """Call a function in a thread that may use the device, and return its result."""
         return self._launcher.submit(call).result()
 
     def close(self) -> None:
-        """End the threads. What was not launched never will be, and is cancelled."""
+        """End the threads, and cancel the batches that have not been launched."""
         self._is_closed = True
         self._launcher.shutdown(wait=True)
         self._finisher.shutdown(wait=True)

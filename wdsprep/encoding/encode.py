@@ -1,13 +1,14 @@
-"""`encode`: turn the image shards of a phase into latent shards, on any number of workers.
+"""`encode`: turn image shards into latent shards, on any number of workers.
 
-A shard is a unit of work; its output has its name, its keys and its order. Without latents it is a
-text dataset, made of the shards' captions alone. Of several resolutions each makes a dataset of its
-own, as a run for it alone would: a unit is an image shard with the datasets that lack it, so that
-its images are decoded and its captions encoded once for all. Their text may be a dataset of its own
-among them, of the captions of all their images; then it is stored once, and no refused image takes
-its text along.
+An image shard is a unit of work; its latent shard has the same name, keys and order. Without
+latents, a run makes a text dataset from the captions alone. Each of several resolutions makes a
+separate dataset, as a run for it alone would. A unit is then an image shard with the datasets that
+lack it, so its images are decoded and its captions encoded once for all of them. Text may be stored
+in a separate dataset, made from the captions of all images. Then it is stored once, and the text of
+a rejected image is kept.
 
-What a run does is planned whole before anything is written (`plan`, `make_plan`); here it is done.
+A whole run is planned before anything is written (`plan`, `make_plan`); here the plan is carried
+out.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,55 +46,58 @@ P = ParamSpec("P")
 Q = ParamSpec("Q")
 
 
-def _overloaded(
+def _overload(
     _one: Callable[P, EncodeOne], _several: Callable[Q, EncodeOptions]
 ) -> Callable[[object], TwoWays[P, Outcome, Q, list[Outcome]]]:
-    """Tell type checkers that a call for one dataset has an outcome, one for several a list."""
+    """Declare two signatures of `encode` for type checkers.
+
+    A call for one dataset returns an outcome, a call for several returns a list of them.
+    """
     return lambda function: cast("Any", function)
 
 
-@_overloaded(EncodeOne, EncodeOptions)
+@_overload(EncodeOne, EncodeOptions)
 @taking(EncodeOptions)
 def encode(options: EncodeOptions) -> Outcome | list[Outcome]:
     """Encode the image shards in `images` into the dataset `out`.
 
-    Where `out` is empty it is `shards/latents-RESOLUTION`, or `shards/text` of text alone.
+    By default `out` is `shards/latents-RESOLUTION`, or `shards/text` for text alone.
 
         encoded = wdsprep.encode("shards/images", resolution=256)
         encoded.samples, encoded.manifest.rejects, encoded.is_damaged
 
-    Several resolutions take one pass, which decodes each image and encodes each caption once. Each
-    makes the dataset that a run for it alone would make, where `out` has `{resolution}` in it, and
-    has an outcome of its own:
+    Several resolutions are encoded in one pass, which decodes each image and encodes each caption
+    once. Each makes the dataset that a run for it alone would make, at `out` with its number in
+    place of `{resolution}`, and has an outcome of its own:
 
         low, high = wdsprep.encode("shards/images", resolution=(256, 512))
 
-    With `latents="none"` it is text alone, made of the captions of all images, or of those that
-    latents of `resolution` are made of:
+    With `latents="none"` only text is encoded, from the captions of all images, or of the images
+    that latents of `resolution` are made from:
 
         text = wdsprep.encode("shards/images", latents="none")
 
-    With `text_out` the text of all resolutions is such a dataset, made in the same pass, and the
-    latents are those of `text="none"`. Its outcome comes last:
+    With `text_out` the text of all resolutions becomes such a dataset, made in the same pass, and
+    the latents are stored without text. The outcome of the text comes last:
 
         low, high, text = wdsprep.encode(resolution=(256, 512), text_out="shards/text")
 
-    With `captions` of a table, what it names has its caption from there; with `caption_field` all
-    captions are from a field of the json. Several fields at once give a list of text datasets,
-    where `out` has `{caption}` in it:
+    With `captions`, samples that a table lists get their captions from the table; with
+    `caption_field`, all captions come from a field of the json. Several fields at once make several
+    text datasets, at `out` with the name of each field in place of `{caption}`:
 
         alt, long = wdsprep.encode("shards/images", latents="none", caption_fields="alt,long")
 
-    The options are those of `wdsprep encode`, with its spellings ("4:32" workers, "auto") or plain
-    numbers; `shapes` may be a list of widths and heights too; `track` is wandb or tensorboard.
-    Interrupted or killed, the same call goes on where it was.
+    The options are those of `wdsprep encode`, spelled as there ("4:32" workers, "auto") or as plain
+    numbers; `shapes` may also be a list of widths and heights; `track` is wandb or tensorboard.
+    After an interruption, the same call continues the run.
     """
-    outcomes = _encoded(options, options.heard_by)
+    outcomes = _run_encode(options, options.heard_by)
     is_several = isinstance(options.resolution, Sequence) or options.paths or options.text_out
     return outcomes if is_several else outcomes[0]
 
 
-def _encoded(options: EncodeOptions, listener: EncodeListener) -> list[Outcome]:
+def _run_encode(options: EncodeOptions, listener: EncodeListener) -> list[Outcome]:
     plan = make_plan(options, told=listener.told, compared=listener.compared)
     with closing(plan.captions):
         editions = _begin_datasets(plan)
@@ -105,10 +109,10 @@ def _encoded(options: EncodeOptions, listener: EncodeListener) -> list[Outcome]:
     speeds = Speeds()
     # Of several in one pass nobody can tell how fast each would be alone.
     trial = speeds if len(plan.datasets) == 1 else Speeds()
-    runs = _runs(plan, editions, options.limit, trial if options.limit else None)
+    runs = _make_runs(plan, editions, options.limit, trial if options.limit else None)
     places = [dataset.place for dataset in plan.datasets]
-    runner = _runner(plan, places) if plan.units else None
-    work = _work(plan, editions)
+    runner = _make_runner(plan, places) if plan.units else None
+    work = _make_work(plan, editions)
     with tracked(
         options.track if runner else "",
         places,
@@ -134,7 +138,11 @@ def _encoded(options: EncodeOptions, listener: EncodeListener) -> list[Outcome]:
 
 
 def _begin_datasets(plan: EncodePlan) -> list[Edition]:
-    """Write what has to be there before the work: this is the first that is written."""
+    """Begin or continue the datasets of a plan, and return an edition of each for the workers.
+
+    This is the first step of a run that writes: captions of a table are stored, and stale units are
+    removed.
+    """
     editions = [take_claim(dataset.claim) for dataset in plan.datasets]
     for dataset, edition in zip(plan.datasets, editions, strict=True):
         sweep(edition.store, dataset.claim.manifest)
@@ -144,17 +152,17 @@ def _begin_datasets(plan: EncodePlan) -> list[Edition]:
     return editions
 
 
-def _runner(plan: EncodePlan, places: Sequence[str]) -> Runner:
+def _make_runner(plan: EncodePlan, places: Sequence[str]) -> Runner:
     return runner_of(
         plan.worker_options, plan.worker_plan, units=plan.units, phase=",".join(places)
     )
 
 
-def _work(plan: EncodePlan, editions: Sequence[Edition]) -> EncodeWork:
+def _make_work(plan: EncodePlan, editions: Sequence[Edition]) -> EncodeWork:
     worker_plan, recipe = plan.worker_plan, plan.recipe
     return EncodeWork(
         images=plan.url,
-        targets=tuple(map(_target, plan.datasets, editions)),
+        targets=tuple(map(_make_target, plan.datasets, editions)),
         make_encoder=partial(make_encoder, plan.model, recipe, worker_plan.device),
         max_area=recipe.max_area,
         max_nbytes=int(recipe.max_bytes),
@@ -166,7 +174,7 @@ def _work(plan: EncodePlan, editions: Sequence[Edition]) -> EncodeWork:
     )
 
 
-def _target(dataset: DatasetPlan, edition: Edition) -> EncodeTarget:
+def _make_target(dataset: DatasetPlan, edition: Edition) -> EncodeTarget:
     return EncodeTarget(
         latents=dataset.place,
         settings=dataset.settings,
@@ -176,10 +184,10 @@ def _target(dataset: DatasetPlan, edition: Edition) -> EncodeTarget:
     )
 
 
-def _runs(
+def _make_runs(
     plan: EncodePlan, editions: Sequence[Edition], limit: int, trial: Speeds | None
 ) -> list[Run]:
-    """Return a run for each dataset."""
+    """Return a run for each dataset of a plan."""
     return [
         Run(
             edition,
@@ -188,20 +196,23 @@ def _runs(
             limit=limit if dataset.is_limited else 0,
             whole=plan.is_whole,
             extra=partial(
-                _extra, plan.model.name, trial, dataset.claim.manifest.extra.get("trial")
+                _extra_entries, plan.model.name, trial, dataset.claim.manifest.extra.get("trial")
             ),
         )
         for dataset, edition in zip(plan.datasets, editions, strict=True)
     ]
 
 
-def _extra(model: str, speeds: Speeds | None, known: Any) -> dict[str, Any]:
-    """Return what else a manifest says; `speeds` are of a trial, and `known` of one before."""
+def _extra_entries(model: str, speeds: Speeds | None, known: Any) -> dict[str, Any]:
+    """Return further entries of a manifest: the model, and the speed of a trial.
+
+    `speeds` are given if this run is a trial, and `known` is the entry of an earlier trial.
+    """
     return {"model": model} | (speeds.trial(known) if speeds else {})
 
 
 def make_encoder(model: Model, recipe: Recipe, device: str) -> "Encoder":
-    """Load the models in a worker, if they are those of the driver."""
+    """Load the encoder in a worker, after a check that its weights are those of the driver."""
     from torch import device as torch_device
 
     from wdsprep.encoding.models.device import check_age

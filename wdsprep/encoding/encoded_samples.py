@@ -1,6 +1,6 @@
-"""Samples on their way through the engine: what is fed, its rows in batches, and its results.
+"""Samples on their way through the engine: as inputs, as rows of batches, and as results.
 
-A block is a few samples that are fed, decoded and taken back together: threads that hand over one
+A block is a few samples that are fed, decoded and returned together: threads that hand over one
 sample at a time spend more time on that than on the samples.
 """
 
@@ -20,7 +20,7 @@ from wdsprep.images.crop import NO_PIXELS, Crop, CropResult
 from wdsprep.images.shapes import Fit
 
 CAPTION = -1
-"""Stands for a caption in place of the number of a crop."""
+"""The number that stands for a caption, where crops have theirs."""
 NO_TOKENS = Tokens("")
 NO_CROP = Crop(pixels=NO_PIXELS, width=0, height=0, fit=Fit(0, 0, 0, 0))
 """The crop of a sample whose caption alone is fed."""
@@ -28,7 +28,7 @@ NO_CROP = Crop(pixels=NO_PIXELS, width=0, height=0, fit=Fit(0, 0, 0, 0))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """The result of a sample: an array for each field of the models, in storage dtype."""
+    """The encoded arrays of a sample, by field and in the dtype in which they are stored."""
 
     crop: Crop
     tokens: Tokens
@@ -36,12 +36,12 @@ class Result:
 
 
 Results = list[Result | RejectedError]
-"""The results of a sample: for each way to crop it a result, or why there is none."""
+"""The results of a sample: for each crop a result, or the reason why there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleInput:
-    """A sample to be encoded; `cuts` are the numbers of the ways to cut its image, None for all."""
+    """A sample to be encoded; `cuts` are the numbers of the crops to make, None for all."""
 
     key: str
     image: bytes
@@ -51,28 +51,28 @@ class SampleInput:
 
 @dataclass(slots=True, eq=False)
 class SampleUnderWay:
-    """A sample in the engine.
+    """A sample that the engine is encoding.
 
-    It is done when no part of it is `missing`: each of its cuts, and its caption where something is
-    made of that.
+    It is done when none of its results is `missing`: one for each crop, and one for its caption if
+    text is encoded.
     """
 
     key: str
     caption: str
     parts: Sequence[Part]
-    """The part of the sample that each crop is for; where that is its caption alone, nothing is
+    """The part of the sample that each crop is for; if it is the caption alone, nothing is
     cropped."""
     block: "PendingBlock"
     cuts: list[CropResult]
     missing: int = 0
     number: int = 0
-    """The number of the sample in the order in which they came."""
+    """The number of the sample in the order of all samples."""
     images: list[Arrays] = field(default_factory=list)
     """The arrays made of each crop."""
     tokens: Tokens = field(default_factory=lambda: NO_TOKENS)
     text: Arrays = field(default_factory=dict)
     refused: dict[int, Code] = field(default_factory=dict)
-    """Why nothing was made of a cut, by its number, or of its caption."""
+    """The codes for which crops, by number, or the caption were rejected."""
 
     def results(self) -> Results:
         return list(map(self._result, range(len(self.cuts)), self.cuts, self.images))
@@ -90,25 +90,25 @@ class SampleUnderWay:
 
 
 class PendingBlock(Future[list[Results]]):
-    """The results of samples that were fed together, in their order, once they are there.
+    """The future results of samples that were fed together, in their order.
 
-    The samples take up room in the engine until a block with it ends.
+    The samples count against the limits of the engine until the block is left as a context.
     """
 
     def __init__(self, leave: Callable[["PendingBlock"], None]) -> None:
         super().__init__()
         self.samples: list[SampleUnderWay] = []
         self.decoded: Future[None] | None = None
-        """The decoding of the images; None where nothing is cropped."""
+        """The decoding of the images; None if nothing is cropped."""
         self.missing = 0
         """The number of samples that are not done."""
         self.nbytes = 0
-        """The bytes of the arrays that were made of its samples."""
+        """The bytes of the arrays that were made from the samples."""
         self.has_left = False
         self._leave = leave
 
     def count(self, nbytes: int) -> int:
-        """Note that its samples have so much more; 0 where the block is in the engine no longer."""
+        """Add bytes of arrays to the block and return them, or 0 if it has left the engine."""
         if self.has_left:
             return 0
         self.nbytes += nbytes
@@ -128,9 +128,9 @@ class PendingBlock(Future[list[Results]]):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A part of a sample in a batch: a cut, by its number, or the caption.
+    """A row of a batch: a crop of a sample, by its number, or its caption.
 
-    Of a cut that is mirrored too, the mirrored one comes last.
+    If a crop is mirrored too, its mirrored row comes last.
     """
 
     sample: SampleUnderWay
@@ -151,12 +151,15 @@ class Row:
 
     @property
     def noise(self) -> str:
-        """Return the name that the noise of its latents is drawn by."""
+        """Return the key that decides the noise of the row's latents."""
         key = self.sample.key
-        return noise_of_mirrored(key) if self.is_mirrored else key
+        return mirrored_noise_key(key) if self.is_mirrored else key
 
     def take(self, found: "Arrays | Code") -> int:
-        """Note what was made of it, or why nothing was; how many bytes that has."""
+        """Store the arrays of the row, or the code of its reject, in its sample.
+
+        Return the bytes of the arrays.
+        """
         sample = self.sample
         if isinstance(found, Code):
             sample.refused[self.cut] = found
@@ -168,6 +171,6 @@ class Row:
         return sum(array.nbytes for array in found.values())
 
 
-def noise_of_mirrored(key: str) -> str:
-    """Return what the noise of the latents of a mirror image depends on."""
+def mirrored_noise_key(key: str) -> str:
+    """Return the key that decides the noise of a mirror image's latents."""
     return f"{key}:flipped"

@@ -1,23 +1,23 @@
-"""Keeps one device busy: samples of several shards go in, in order, and arrays come out.
+"""The engine that keeps one device busy: samples of several shards go in, and arrays come out.
 
 1. A shard *feeds* its samples one block after the other; shards take turns, so that the oldest is
    finished first. Each block is decoded in a pool of threads.
-2. An image is cut once or several times, with one decoding; each cut is mirrored too, if that is
-   wanted. Where text is kept apart, one of the cuts is none: no image stops that. The *assembler*
+2. An image is cut once or several times, with one decoding; each cut may be mirrored too. If text
+   is stored apart, one of the cuts is empty, so that no image can stop the text. The *assembler*
    thread takes the blocks in the order they were fed and fills batches (`batching`), across shards.
-3. `device_batches` computes them, several under way. One of its threads hands the results out.
-4. How much is inside at once is bounded (`admission`): samples, so that the device never waits, and
-   more of them where some wait for others of their shape; and the bytes of all that they have
-   become. Room is free again when the results of a block were taken.
+3. `device_batches` computes several batches at a time. One of its threads hands out the results.
+4. `admission` limits what is inside at once: the number of samples, which is enough for the device
+   never to wait, and larger if samples wait for others of their shape; and the bytes that they
+   take. Room is free again when the results of a block have been taken.
 
-What a sample becomes depends on the sample and the size of a batch alone, never on its neighbours.
-A thread that fails leaves its error behind, and `check` raises it wherever somebody waits.
+The arrays of a sample depend on the sample and the size of a batch alone, never on its neighbours.
+The error of a thread that fails is kept, and `check` raises it in any thread that waits.
 
-Where the time of a worker goes, with an encoder that costs nothing, JPEGs of 64 px and the arrays
-of SD2: of the processor's time a third is decoding and cutting, a quarter hashing and writing tars,
-an eighth copying arrays; reading and making members are a tenth each, and batches and handing out,
-all that is done here, less than a tenth. With real models on a CPU those take all but a twentieth
-of what follows the imports.
+The processor's time of a worker was measured with an encoder that costs nothing, JPEGs of 64 px and
+the arrays of SD2: a third is decoding and cutting, a quarter hashing and writing tars, an eighth
+copying arrays, a tenth each reading and making members. Batches and handing out, which is all that
+is done here, take less than a tenth. With real models on a CPU, the models take all but a twentieth
+of the time after the imports.
 """
 
 import contextlib
@@ -52,17 +52,17 @@ BATCHES_INSIDE = 4
 QUEUED_BATCHES = 2
 SPARE_BATCHES = 4  # whose memory the next ones of their shape take
 WAITING_NBYTES = 4 << 30
-"""The most bytes that may wait: images to be decoded, crops, and arrays to be written."""
+"""The most bytes that may wait: of images to be decoded, of crops, and of arrays to be written."""
 MOST_WAITING = 4_096
-"""Samples that may come while a part of one waits for others of its shape. Of 512 long captions, as
-many as are of one length fill 31 to 47 % of a batch of 8; of 4,096 they fill 87 to 99 %."""
+"""The most samples that are fed while a crop or a caption waits for others of its shape. Among 512
+long captions, those of one length fill 31 to 47 % of a batch of 8; among 4,096, 87 to 99 %."""
 MOST_IN_BLOCK = 16
-"""Samples that are fed together. They are a part of a batch, so that the pool has enough to do."""
+"""The most samples that are fed together: less than a batch, so that the pool has enough to do."""
 POLL_S = 0.2
 
 
 class EngineError(Exception):
-    """A thread of the engine has failed, or it is closed: it can do nothing more."""
+    """The failure of a thread of the engine, or the use of an engine that is closed."""
 
 
 class Engine:
@@ -79,12 +79,12 @@ class Engine:
         cuts: Sequence[Shapes] = (),
         parts: Sequence[Part] = (),
     ) -> None:
-        """Load what is needed and begin the threads.
+        """Load the networks and start the threads.
 
-        `batch_size` 0 is chosen; `threads` is how many batches a CPU computes at once. `cuts` are
-        the shapes of each cut of an image, by default the one square of the encoder's resolution;
-        `parts` are what of a sample each is for, by default all that the encoder makes something
-        of.
+        With `batch_size` 0 the engine chooses the size; `threads` is the number of batches that a
+        CPU computes at once. `cuts` are the shapes for each cut of an image, by default one square
+        of the encoder's resolution; `parts` are the parts of a sample that each cut is for, by
+        default all parts that the encoder encodes.
         """
         self._encoder, self._seed = encoder, seed
         self._cuts = tuple(cuts) or (Shapes.square(encoder.resolution),)
@@ -97,13 +97,13 @@ class Engine:
         self._batches = DeviceBatches(encoder, batch_size, lanes=threads, gpu_share=gpu_share)
         self._batcher = Batcher(
             encoder,
-            lambda row, code: self._take([row], [code]),
+            lambda row, code: self._store_results([row], [code]),
             flips=any(field.name == FLIPPED for field in encoder.fields),
             image_window=MOST_WAITING if self._has_shapes else 0,
             text_window=MOST_WAITING if encoder.groups_texts and self._batches.text_size > 1 else 0,
         )
         window = max(self._batcher.image_window, self._batcher.text_window)
-        self._admission = Admission(self._usually_inside + decoders + window, WAITING_NBYTES)
+        self._admission = Admission(self._samples_inside + decoders + window, WAITING_NBYTES)
         self._launchable = threading.Semaphore(QUEUED_BATCHES + MOST_LAUNCHED * self._batches.lanes)
         self._finishing = threading.Lock()
         self._unfinished: deque[PendingBlock] = deque()
@@ -125,15 +125,15 @@ class Engine:
         return len({size for each in shapes for size in each.sizes}) > 1
 
     @property
-    def _usually_inside(self) -> int:
-        """Samples, so that the devices never wait and batches of captions fill up."""
+    def _samples_inside(self) -> int:
+        """Return how many samples to admit, so that devices never wait and batches fill up."""
         lanes, size, text_size = self._batches.lanes, self._batches.size, self._batches.text_size
         deep = text_size if self._part is Part.TEXT else size
         return max((BATCHES_INSIDE + lanes) * deep, (2 + lanes) * text_size)
 
     @property
     def block_size(self) -> int:
-        """Return how many samples are best fed together."""
+        """Return the number of samples to feed together."""
         return max(1, min(MOST_IN_BLOCK, self._batches.size // 4))
 
     @property
@@ -142,7 +142,7 @@ class Engine:
 
     @contextlib.contextmanager
     def feeding(self) -> Iterator[None]:
-        """Around all that one shard feeds, from before its tar is opened."""
+        """Count a shard as feeding, from before its tar is opened until its last sample is fed."""
         with self._feeders_lock:
             self._feeders += 1
         try:
@@ -154,24 +154,28 @@ class Engine:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """One shard feeds at a time; those that wait have their first samples ready."""
-        self._until(partial(self._turn.acquire, timeout=POLL_S))
+        """Wait until a shard may feed its samples, and let no other shard feed in the context.
+
+        Shards that wait have their first samples ready.
+        """
+        self._repeat_until(partial(self._turn.acquire, timeout=POLL_S))
         try:
             yield
         finally:
             self._turn.release()
 
     def put(self, samples: Sequence[SampleInput], part: Part = Part.BOTH) -> PendingBlock:
-        """Feed samples, or a part of each, when there is room for them.
+        """Wait for room, feed samples to the engine, and return the block of their results.
 
-        Whoever waits for the results calls `check` from time to time: they may never come.
+        Only the given part of each sample is encoded. A caller that waits for the results calls
+        `check` from time to time, as they may never come.
         """
         block = PendingBlock(self._leave)
-        block.samples = [self._begun(sample, part, block) for sample in samples]
+        block.samples = [self._begin_sample(sample, part, block) for sample in samples]
         block.missing = len(samples)
         has_images = any(Part.IMAGE in each for one in block.samples for each in one.parts)
         nbytes = sum(len(sample.image) for sample in samples) if has_images else 0
-        self._until(partial(self._enter, len(samples), nbytes))
+        self._repeat_until(partial(self._enter, len(samples), nbytes))
         with self._finishing:
             self._unfinished.append(block)
         if has_images:
@@ -179,12 +183,12 @@ class Engine:
         self._fed.put(block)
         return block
 
-    def _begun(self, sample: SampleInput, part: Part, block: PendingBlock) -> SampleUnderWay:
-        parts = [part & self._part & self._parts[number] for number in self._numbers(sample)]
+    def _begin_sample(self, sample: SampleInput, part: Part, block: PendingBlock) -> SampleUnderWay:
+        parts = [part & self._part & self._parts[number] for number in self._cut_numbers(sample)]
         cuts: list[CropResult] = [NO_CROP] * len(parts)
         return SampleUnderWay(sample.key, sample.caption, parts, block, cuts)
 
-    def _numbers(self, sample: SampleInput) -> Sequence[int]:
+    def _cut_numbers(self, sample: SampleInput) -> Sequence[int]:
         return range(len(self._cuts)) if sample.cuts is None else sample.cuts
 
     def _enter(self, samples: int, nbytes: int) -> bool:
@@ -199,18 +203,18 @@ class Engine:
         self._admission.leave(len(block.samples), block.nbytes)
 
     def empty(self) -> dict[str, torch.Tensor]:
-        """Return what stands for no caption, computed on one core as all else is."""
+        """Return the arrays of the empty caption, computed on one core as all arrays are."""
         self._encoder.bring(Part.TEXT)
         return self._batches.run(self._encoder.empty)
 
     def _warm_up(self) -> None:
-        """Compute empty batches first, on one core too: a broken device shows here already."""
+        """Compute empty batches, so that a broken device shows before samples are fed."""
         if self._encoder.is_split:
             return
         side = self._encoder.resolution
         nothing: list[DeviceBatch] = []
         if Part.IMAGE in self._part:
-            nothing.append(self._images([], (side, side), self._batches.size))
+            nothing.append(self._image_batch([], (side, side), self._batches.size))
         if Part.TEXT in self._part:
             tokens = self._encoder.tokens([""])
             nothing.append(TextBatch.of(tokens, self._batches.text_size, self._encoder.device))
@@ -218,8 +222,8 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether all that was fed has been computed, whether it is still wanted or not."""
-        return self._head() is None
+        """Return whether all samples that were fed have been computed."""
+        return self._oldest_block() is None
 
     def check(self) -> None:
         if self._failure is not None:
@@ -227,14 +231,14 @@ class Engine:
             raise EngineError(why) from self._failure
 
     def close(self) -> None:
-        """End the threads, whatever they have in hand."""
+        """End the threads of the engine, and drop the samples that are not finished."""
         self._failure = self._failure or EngineError("the engine is closed")
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._assembler.join()
         self._batches.close()
 
     def _decode(self, block: PendingBlock, samples: Sequence[SampleInput], nbytes: int) -> None:
-        """Cut the images of a block. Where there are no shapes, nothing is cut."""
+        """Decode the images of a block and cut them to their shapes."""
         try:
             with formats.quiet:  # once for all of them
                 for sample, made in zip(samples, block.samples, strict=True):
@@ -243,7 +247,7 @@ class Engine:
             self._admission.hold(block.pixels_nbytes - nbytes)
 
     def _cut(self, sample: SampleInput, made: SampleUnderWay) -> None:
-        numbers = self._numbers(sample)
+        numbers = self._cut_numbers(sample)
         wanted = [n for n, part in enumerate(made.parts) if Part.IMAGE in part]
         shapes = [self._cuts[numbers[n]] for n in wanted]
         if shapes:
@@ -251,7 +255,7 @@ class Engine:
             for n, cut in zip(wanted, found, strict=True):
                 made.cuts[n] = cut
 
-    def _until(self, attempt: Callable[[], bool]) -> None:
+    def _repeat_until(self, attempt: Callable[[], bool]) -> None:
         while not attempt():
             self.check()
 
@@ -283,7 +287,7 @@ class Engine:
         self._finish([sample for sample in block.samples if not sample.missing])
 
     def _submit_batches(self, *, all_of_it: bool) -> None:
-        """Begin whole batches of what waits, or all of it."""
+        """Submit the full batches among the samples that wait, or all samples that wait."""
         while self._failure is None:
             while not self._launchable.acquire(timeout=POLL_S):
                 if self._failure is not None:
@@ -293,12 +297,12 @@ class Engine:
                 self._launchable.release()
                 return
             rows, batch = found
-            self._batches.submit(batch).add_done_callback(partial(self._give_out, rows, batch))
+            self._batches.submit(batch).add_done_callback(partial(self._hand_out, rows, batch))
 
     def _next_batch(self, *, all_of_it: bool) -> tuple[list[Row], DeviceBatch] | None:
-        """Return a batch that can begin, by the sizes that the device has by now."""
+        """Return the rows of a batch that is ready, and the batch, or None if none is ready."""
         batches, now = self._batches, all_of_it
-        head = self._head() if self._admission.is_full else None
+        head = self._oldest_block() if self._admission.is_full else None
         text = self._batcher.next_texts(batches.text_size, now=now, head=head)
         if text is not None:
             _, rows, size = text
@@ -308,23 +312,23 @@ class Engine:
         if image is None:
             return None
         shape, rows, size = image
-        return rows, self._images(rows, shape, size)
+        return rows, self._image_batch(rows, shape, size)
 
-    def _images(self, rows: Sequence[Row], shape: tuple[int, int], size: int) -> ImageBatch:
+    def _image_batch(self, rows: Sequence[Row], shape: tuple[int, int], size: int) -> ImageBatch:
         width, height = shape
-        pixels = self._room((size, 3, height, width))
+        pixels = self._pixel_memory((size, 3, height, width))
         if rows:
             torch.stack([row.pixels for row in rows], out=pixels[: len(rows)])
         pixels[len(rows) :].zero_()
         keys = [row.noise for row in rows]
-        self._let_go([row for row in rows if row.is_last])
+        self._release_pixels([row for row in rows if row.is_last])
         return ImageBatch.of(pixels, keys, seed=self._seed)
 
-    def _room(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return memory for pixels, which a GPU can fetch by itself.
+    def _pixel_memory(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return memory for the pixels of a batch, pinned if there is a GPU.
 
-        It is that of a batch which is done, where there is one like it: to get new pages from the
-        system may take longer than to fill them.
+        The memory of a finished batch of the same shape is used again: getting new pages from the
+        system may take longer than filling them.
         """
         for _ in range(len(self._spare)):
             pixels = self._spare.popleft()
@@ -334,8 +338,8 @@ class Engine:
         pin = self._encoder.device.type == "cuda"
         return torch.empty(shape, dtype=torch.uint8, pin_memory=pin)
 
-    def _let_go(self, rows: Sequence[Row]) -> None:
-        """Drop pixels that are in a batch."""
+    def _release_pixels(self, rows: Sequence[Row]) -> None:
+        """Drop the pixels of rows that have been copied into a batch."""
         nbytes = 0
         for row in rows:
             crop = row.crop
@@ -345,8 +349,8 @@ class Engine:
             )
         self._admission.hold(-nbytes)
 
-    def _give_out(self, rows: Sequence[Row], batch: DeviceBatch, made: "Future[Rows]") -> None:
-        """Hand out what a batch became: the device is done with it."""
+    def _hand_out(self, rows: Sequence[Row], batch: DeviceBatch, made: "Future[Rows]") -> None:
+        """Hand out the results of a batch that the device has finished."""
         with self._guarded():
             self._launchable.release()
             if made.cancelled():
@@ -354,12 +358,12 @@ class Engine:
             found = made.result()
             if isinstance(batch, ImageBatch):
                 self._spare.append(batch.pixels)
-            self._take(rows, [Code.NOT_FINITE if each is None else each for each in found])
+            self._store_results(rows, [Code.NOT_FINITE if each is None else each for each in found])
 
-    def _take(self, rows: Sequence[Row], found: "Sequence[Arrays | Code]") -> None:
-        """Give samples parts of them, or why these cannot be had.
+    def _store_results(self, rows: Sequence[Row], found: "Sequence[Arrays | Code]") -> None:
+        """Give the samples of rows their arrays, or the codes of their rejects.
 
-        A sample is done when the last of its parts is there.
+        A sample is done when the last of its rows has a result.
         """
         done, nbytes = [], 0
         with self._finishing:
@@ -382,12 +386,12 @@ class Engine:
         for block in blocks:
             block.set_result([sample.results() for sample in block.samples])
         if blocks:
-            self._head()  # forgets those that are done
+            self._oldest_block()  # forgets the blocks that are done
             if self._admission.is_full:
                 self._fed.put(None)  # another block is the oldest now
 
-    def _head(self) -> PendingBlock | None:
-        """Return the oldest block that is not done."""
+    def _oldest_block(self) -> PendingBlock | None:
+        """Return the oldest block that is not done, or None."""
         with self._finishing:
             while self._unfinished and self._unfinished[0].done():
                 self._unfinished.popleft()

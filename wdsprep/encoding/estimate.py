@@ -1,16 +1,16 @@
-"""What encoding a dataset takes, before any of it is paid for: what `wdsprep plan` prints.
+"""The time, money and bytes that encoding a dataset will take: what `wdsprep plan` prints.
 
 All of it is arithmetic on the number of images by bucket and the speed of one device. Sizes follow
-from the format, to the byte but for captions and json, which take one tar block each as they nearly
-always do. Requests are those that `encode` makes: it reads an image shard once, and writes a latent
-shard in parts; for text alone it passes over images that are large.
+from the format, to the byte but for captions and json, which are taken to fill one tar block each,
+as they nearly always do. Requests are those that `encode` makes: it reads an image shard once, and
+writes a latent shard in parts; for text alone it skips large images.
 
-Where nothing has been measured, it goes by the speed of GPUs, and prices. The speeds are of
-diffusers and transformers as they come, not compiled, in fp16, with SD2's VAE and text encoder.
-They are derived from the operations of an image, the cards' data sheets and the share of the peak
-that convolutions and group norms leave, and have not been measured: a trial says more. Other models
-are reckoned from their operations at the same share of the peak, though large text encoders leave
-more of it.
+If nothing has been measured, the estimate goes by a table of the speeds and prices of GPUs. The
+speeds are for diffusers and transformers as they come, not compiled, in fp16, with SD2's VAE and
+text encoder. They are derived from the operations of an image, the cards' data sheets and the share
+of the peak that convolutions and group norms leave. They have not been measured: a trial says more.
+The speeds of other models are derived from their operations at the same share of the peak, though
+large text encoders leave more of it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,16 +32,16 @@ BESIDE = 3  # a shard's index, rejects and receipt
 # Decoding, scaling and cropping a JPEG took 2.2 to 2.9 ns a pixel of it on one core.
 DECODE_S_PER_PIXEL = 2.6e-9
 REDUCED_SHARE = 0.7
-"""The share of that time which is left where libjpeg decodes at 1/2, of noisy pictures and photos
+"""The share of that time that remains if libjpeg decodes at 1/2, for noisy pictures and photos
 alike."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
-    """The number of images of one bucket, and of all their bytes.
+    """The number of images in one bucket, their bytes and their shards.
 
-    Where nobody has counted the bytes, an image of bucket 512 is taken for one of 1024 x 1024
-    pixels at a quarter of a byte each.
+    If nobody has counted the bytes, an image of bucket 512 is taken to have 1024 x 1024 pixels of a
+    quarter of a byte each.
     """
 
     samples: int
@@ -51,7 +51,7 @@ class Bucket:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speed:
-    """Images a second of one device, and where that comes from."""
+    """The images a second of one device, and the source of that figure."""
 
     each: float
     source: str
@@ -66,7 +66,7 @@ class Choice:
     flip: bool = False
     text: str = "emb"
     tokens: int = TOKENS
-    """The tokens of a caption, which count where no more is stored of it."""
+    """The number of tokens in a caption, for models that store no padding."""
     samples_per_shard: int = 10_000
     decode: str = FAST
 
@@ -81,7 +81,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fleet:
-    """Devices, and dollars for an hour of one; 0 is not known."""
+    """The number of devices, and the dollars for an hour of one, 0 if not known."""
 
     devices: int = 1
     price: float = 0.0
@@ -89,22 +89,21 @@ class Fleet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """The time, money and bytes that one phase takes."""
+    """The time, money and bytes that encoding one resolution takes."""
 
     resolution: int
     samples: int
     speed: Speed
     device_hours: float
     text_share: float
-    """The share of text in the operations, and so in the hours, as far as these go by
-    operations."""
+    """The share of the operations that text takes, and so of hours derived from operations."""
     wall_hours: float
     dollars: float | None
     cores_each: float
     nbytes_read: int
     nbytes_written: int
     text_nbytes: int
-    """The bytes of text among those that are written."""
+    """The bytes of text among the bytes written."""
     shards: int
     gets: int
     puts: int
@@ -119,13 +118,13 @@ class Phase:
 
     @property
     def bytes_a_second_each(self) -> float:
-        """Return how many bytes a second the machine of one device reads and writes."""
+        """Return the bytes a second that the machine of one device reads and writes."""
         return (self.nbytes_read + self.nbytes_written) / self.samples * self.speed.each
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OneRun:
-    """The cost of several phases in one run.
+    """The time, money and bytes of one run that encodes several resolutions.
 
     It reads each image once and encodes each caption once.
     """
@@ -136,21 +135,21 @@ class OneRun:
     nbytes_read: int
     nbytes_written: int
     nbytes_written_text_once: int
-    """The bytes written where the text has a dataset of its own."""
+    """The bytes written if the text is stored once, in a separate dataset."""
 
 
 def estimate(
     buckets: Mapping[int, Bucket], speeds: Mapping[int, Speed], choice: Choice, fleet: Fleet
 ) -> list[Phase]:
-    """Estimate one phase for each bucket's resolution, where its speed is known.
+    """Return an estimate for the resolution of each bucket for which a speed is known.
 
-    A phase has the images of its bucket and of all higher ones. Of text alone there is only the
-    phase of the lowest resolution, which so has all images. Raise UsageError without images.
+    A resolution has the images of its bucket and of all higher ones. Text alone has one estimate,
+    for the lowest resolution and so for all images. Raise UsageError if there are no images.
     """
     if not any(bucket.samples for bucket in buckets.values()):
         raise UsageError("there are no images to plan for: pack some, or give --counts 256=N,512=N")
     return [
-        _phase(
+        _estimate_phase(
             resolution,
             {name: buckets[name] for name in buckets_of_phase(resolution, sorted(buckets))},
             speeds[resolution],
@@ -162,8 +161,11 @@ def estimate(
     ]
 
 
-def in_one_run(phases: Sequence[Phase], choice: Choice, fleet: Fleet) -> OneRun:
-    """Phases from the lowest on: that one has all images and captions."""
+def estimate_one_run(phases: Sequence[Phase], choice: Choice, fleet: Fleet) -> OneRun:
+    """Return an estimate for one run that encodes several resolutions.
+
+    `phases` are the estimates for each, from the lowest on, which has all images and captions.
+    """
     lowest, *others = phases
     hours = sum(phase.device_hours for phase in phases)
     hours -= sum(phase.text_share * phase.device_hours for phase in others)
@@ -179,7 +181,7 @@ def in_one_run(phases: Sequence[Phase], choice: Choice, fleet: Fleet) -> OneRun:
     )
 
 
-def _phase(
+def _estimate_phase(
     resolution: int, buckets: Mapping[int, Bucket], speed: Speed, choice: Choice, fleet: Fleet
 ) -> Phase:
     samples = sum(bucket.samples for bucket in buckets.values())
@@ -210,21 +212,18 @@ def _phase(
         text_nbytes=samples * (each - alone),
         shards=shards,
         gets=gets,
-        puts=shards * (parts(nbytes // max(1, shards)) + BESIDE),
+        puts=shards * (count_puts(nbytes // max(1, shards)) + BESIDE),
     )
 
 
 def decode_s(side: int, resolution: int, choice: Choice) -> float:
-    """Return the seconds of a core for a square JPEG of this side."""
+    """Return the seconds that one core needs to decode a square JPEG."""
     is_reduced = choice.decode == FAST and side >= 2 * OVERSAMPLING * resolution
     return side**2 * DECODE_S_PER_PIXEL * (REDUCED_SHARE if is_reduced else 1)
 
 
 def sample_nbytes(resolution: int, choice: Choice) -> int:
-    """Return the bytes of a latent sample in its tar.
-
-    It has arrays, json and caption, each with a header.
-    """
+    """Return the bytes of a latent sample in its tar: arrays, json and caption, with headers."""
     return sum(BLOCK + padded(array.nbytes) for array in _arrays(resolution, choice)) + 4 * BLOCK
 
 
@@ -251,10 +250,10 @@ def _arrays(resolution: int, choice: Choice) -> Iterator[Field]:
             yield Field(name=array.name, dtype=array.dtype, shape=array.shape)
 
 
-def parts(nbytes: int) -> int:
-    """Return how many requests write an object of so many bytes.
+def count_puts(nbytes: int) -> int:
+    """Return the number of requests that write an object of this size to S3.
 
-    It is one if the object is small, else one for each part, one to begin and one to end.
+    It is one for a small object, else one for each part, one to begin and one to end.
     """
     return 1 if nbytes <= PART_NBYTES else 2 + -(-nbytes // PART_NBYTES)
 
@@ -283,7 +282,7 @@ VAE_GFLOPS: Mapping[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
-    """Images a second at 256 and 512, and dollars an hour with what they are of; 0 is not known."""
+    """The images a second of a GPU at 256 and 512, and its dollars an hour, 0 if not known."""
 
     at_256: float
     at_512: float
@@ -311,25 +310,28 @@ def find_gpu(name: str) -> Gpu:
     found = GPUS.get(name.upper())
     if found is None:
         raise UsageError(
-            f"--gpu {name}: the table has {', '.join(GPUS)}: give --rate 256=N,512=N for another, "
-            'or the --trial of a "wdsprep encode --limit" on it'
+            f"--gpu {name} is not in the table ({', '.join(GPUS)}): give --rate 256=N,512=N, or "
+            'the --trial of a "wdsprep encode --limit" on that GPU'
         )
     return found
 
 
 def derived_rate(gpu: Gpu, resolution: int, choice: Choice) -> float:
-    """Images a second, by the operations: from the size of the table that is nearer."""
+    """Return the images a second of a GPU for a model and a resolution.
+
+    It is derived from the GPU's speed at 256 or 512 and the ratio of the operations.
+    """
     at = 256 if resolution < 384 else 512
     known = gpu.at_256 if at == 256 else gpu.at_512
     return known * gflops(at, Choice()) / gflops(resolution, choice)
 
 
 def gflops(resolution: int, choice: Choice) -> float:
-    """Return the operations that an image and its caption take, in billions.
+    """Return the operations that encoding an image and its caption takes, in billions.
 
-    With `flip` the mirror image counts too; of text alone only the caption does. The VAE's
-    convolutions grow with the pixels, and its attention with their square: two sizes tell how
-    much each is.
+    With `flip` the mirror image is counted too; for text alone only the caption is. The VAE's
+    convolutions grow with the pixels, and its attention with their square: the figures at two sizes
+    tell how much each takes.
     """
     if choice.is_of_text:
         return text_gflops(choice)
@@ -341,7 +343,7 @@ def gflops(resolution: int, choice: Choice) -> float:
 
 
 def text_gflops(choice: Choice) -> float:
-    """Return the operations that a caption takes, in billions."""
+    """Return the operations that encoding a caption takes, in billions."""
     if choice.text != "emb":
         return 0.0
     runs = choice.preset.runs

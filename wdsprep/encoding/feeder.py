@@ -1,4 +1,4 @@
-"""Reads an image shard and feeds its samples to the engine, in order and in blocks."""
+"""The reading of an image shard, whose samples are fed to the engine in order and in blocks."""
 
 import queue
 import threading
@@ -10,7 +10,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, Reject
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.read import leads_out
-from wdsprep.encoding.captions.sources import Captions, FoundCaption, plain
+from wdsprep.encoding.captions.sources import Captions, FoundCaption, replace_surrogates
 from wdsprep.encoding.encoded_samples import PendingBlock, SampleInput
 from wdsprep.encoding.engine import Engine
 from wdsprep.encoding.image_shards import ImageShard
@@ -21,7 +21,7 @@ from wdsprep.sources.tars import TarsSource
 
 JOIN_S = 0.05
 BLOCK_NBYTES = 1 << 20
-"""The most bytes of the images of a block: the pool is to decode several at once."""
+"""The most bytes of the images of a block, so that the pool decodes several blocks at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,15 @@ class FedSample:
     sample: Sample
     named: FoundCaption | None
     outputs: Sequence[int]
-    """The numbers of those that the results are for."""
+    """The numbers of the datasets that get the results."""
 
 
 @dataclass(frozen=True, slots=True)
 class SkippedSample:
-    """A sample that is none.
+    """A sample that is rejected before it reaches the engine.
 
-    What was found for it is taken all the same, for those outputs.
+    `named` are the captions that were found for it in tables, each with the numbers of its
+    datasets: these rows of the tables count as used.
     """
 
     reject: Reject
@@ -48,7 +49,7 @@ class SkippedSample:
 
 @dataclass(slots=True)
 class Block:
-    """Samples of a shard in order, fed or refused; `results` are of those that were fed."""
+    """Consecutive samples of a shard, fed or skipped, with the results of those that were fed."""
 
     entries: list[FedSample | SkippedSample] = field(default_factory=list)
     inputs: list[SampleInput] = field(default_factory=list)
@@ -66,10 +67,9 @@ class Block:
 
 
 class Feeder:
-    """A thread that reads a shard.
+    """A thread that reads an image shard and feeds its samples to the engine.
 
-    `blocks` are the samples of the shard in order; after them None, or the error that ended the
-    reading.
+    `blocks` gets the samples in order, and after them None, or the error that ended the reading.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class Feeder:
         part: Part,
         captioned: Sequence[tuple[Captions, Sequence[int]]],
     ) -> None:
-        """Prepare to read; entering begins it.
+        """Prepare to read a shard; entering the context starts the thread.
 
-        `captioned` are where captions are found, and which of the engine's cuts of each image go
-        with them. Where no `part` of a sample is its image, that is passed over.
+        `captioned` are the sources of captions, each with the numbers of the engine's cuts of an
+        image that get their captions from it. If `part` has no images, their bytes are skipped.
         """
         self.blocks: queue.SimpleQueue[Block | Exception | None] = queue.SimpleQueue()
         self._engine, self._shard = engine, shard
@@ -101,7 +101,7 @@ class Feeder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Drop what is still in the engine, where it takes up room."""
+        """Stop reading, and release the blocks that are still in the engine."""
         self._stopped = True
         while self._thread.is_alive() or not self.blocks.empty():
             self._thread.join(JOIN_S)
@@ -142,19 +142,19 @@ class Feeder:
     def _feed(self, key: str, row: Sample | Refusal, block: Block) -> None:
         if isinstance(row, Refusal):
             source = Sample(source=row.source, image=b"")
-            block.add(self._refused(row.to_reject(key), source), b"")
+            block.add(self._skip(row.to_reject(key), source), b"")
             return
         if leads_out(key):
             reject = Reject(key=key, source=row.source, code=Code.BAD_KEY)
-            block.add(self._refused(reject, row), b"")
+            block.add(self._skip(reject, row), b"")
             return
         for captions, cuts in self._captioned:
             named = self._find(captions, key, row)
-            caption = plain(named.caption if named else row.caption)
+            caption = replace_surrogates(named.caption if named else row.caption)
             sample = Sample(source=row.source, image=b"", captions=(caption,), facts=row.facts)
             block.add(FedSample(key, sample, named, cuts), row.image)
 
-    def _refused(self, reject: Reject, row: Sample) -> SkippedSample:
+    def _skip(self, reject: Reject, row: Sample) -> SkippedSample:
         named = [
             (self._find(captions, reject.key, row), cuts) for captions, cuts in self._captioned
         ]

@@ -1,4 +1,4 @@
-"""The members of a latent sample that hold arrays: their names, types and shapes."""
+"""The arrays of a latent sample: their names, types and shapes."""
 
 from dataclasses import replace
 
@@ -8,27 +8,27 @@ from wdsprep.encoding.recipe import Recipe
 
 
 def fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:
-    """Return the arrays that are stored of every sample.
+    """Return the fields of a latent sample, which are the arrays that are stored for it.
 
-    Before this, a pipeline has to have been asked for what it makes of a caption. Arrays that
-    are made of sizes stand with the latents.
+    If text comes from a pipeline, `model` has to be one that `settle_recipe` has returned. Arrays
+    that are made from sizes of the image are stored with the latents.
     """
     if recipe.is_of_text:
-        return text_fields(_text(model, recipe))
-    latent = _latent(model, recipe)
+        return text_fields(_text_fields(model, recipe))
+    latent = _latent_field(model, recipe)
     flipped = (replace(latent, name=FLIPPED),) if recipe.flip else ()
-    return latent, *flipped, *_text(model, recipe)
+    return latent, *flipped, *_text_fields(model, recipe)
 
 
-def _latent(model: Model, recipe: Recipe) -> Field:
-    """Moments are what the VAE gives, before anything is folded."""
+def _latent_field(model: Model, recipe: Recipe) -> Field:
+    """Return the field of the latent; moments have the shape that the VAE gives."""
     channels, side = model.channels, recipe.resolution // model.factor
     if recipe.latents == "moments":
         channels, side = 2 * channels // model.patch**2, side * model.patch
     return Field(name=LATENT, dtype="<f2", shape=(channels, side, side))
 
 
-def _text(model: Model, recipe: Recipe) -> tuple[Field, ...]:
+def _text_fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:
     if recipe.text == "none" or model.pipeline is not None:
         return model.outputs
     tower = model.towers[0]

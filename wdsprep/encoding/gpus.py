@@ -27,9 +27,9 @@ def visible_gpus() -> tuple[str, ...]:
 
 
 def has_bf16() -> bool:
-    """Return whether the GPU here computes in bf16, rather than emulating it slowly.
+    """Return whether the GPU of this machine computes in bf16 without slow emulation.
 
-    Where there is no GPU, those of a cluster are taken for new enough.
+    Without a GPU it is true: the GPUs of a cluster are taken to be new enough.
     """
     if not has_driver():
         return True
@@ -39,10 +39,10 @@ def has_bf16() -> bool:
 
 
 def prepare_allocator() -> None:
-    """Have torch map memory in pieces that grow, unless the user has set something.
+    """Make torch map GPU memory in segments that grow, unless the user has set its allocator.
 
-    Images at 1024 and T5 take turns on a card of 24 GB: what one leaves in blocks is of no use
-    to the other.
+    Images at 1024 and T5 take turns on a card of 24 GB, and neither can use the fixed blocks that
+    the other leaves.
     """
     if not any(name in os.environ for name in ALLOCATOR):
         os.environ[ALLOCATOR[0]] = "expandable_segments:True"

@@ -1,4 +1,4 @@
-"""The image shards that latents are made of: of a dataset that `pack` made, or any tars."""
+"""The image shards that latents are made from: those of a dataset that `pack` made, or any tars."""
 
 import pickle
 import shlex
@@ -27,10 +27,11 @@ SMALL_NBYTES = 50_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageShard:
-    """A unit of work of `encode`.
+    """An image shard from which a latent shard is made.
 
-    `digest` is what the dataset of an image shard says of it. A tar that no manifest speaks of has
-    none: its name, size and date are all that `kind` is for."""
+    `digest` is the digest of its bytes in the manifest of the images. A tar that no manifest lists
+    has none. `kind` is the kind of digest for the name, size and date of such a tar.
+    """
 
     name: str
     item: Item
@@ -39,12 +40,12 @@ class ImageShard:
 
     @property
     def input(self) -> str:
-        """Return what a receipt remembers of what its shard was made from."""
+        """Return the input that a receipt records: the shard's digest, and any limit on samples."""
         return self.whole_input + (f":{self.item.take}" if self.item.take else "")
 
     @property
     def is_foreign(self) -> bool:
-        """Return whether its name, size and date are all that is known of it."""
+        """Return whether pack did not make the shard, so that no digest of it is known."""
         return not self.digest
 
     @property
@@ -53,29 +54,29 @@ class ImageShard:
 
     @property
     def likely_samples(self) -> int:
-        """Return how many samples it has, or where nobody says, room for how many small ones."""
+        """Return the number of samples, or for a foreign tar an estimate from its bytes."""
         there = self.item.nbytes // SMALL_NBYTES if self.is_foreign else self.item.samples
         return self.item.take or there
 
-    def packed(self) -> bytes:
-        """Return it as bytes, in a third of the memory."""
+    def to_bytes(self) -> bytes:
+        """Return the shard as bytes, which take a third of its memory."""
         item = self.item
         parts = item.name, item.parts, item.extra, item.take, item.samples
         return pickle.dumps((self.name, self.digest, self.kind.value, parts))
 
     @classmethod
-    def unpacked(cls, data: bytes) -> "ImageShard":
+    def from_bytes(cls, data: bytes) -> "ImageShard":
         own, digest, kind, (name, parts, extra, take, samples) = pickle.loads(data)  # noqa: S301  ours
         item = Item(name=name, parts=parts, extra=extra, take=take, samples=samples)
         return cls(name=own, item=item, digest=digest, kind=DigestKind(kind))
 
     def is_done_by(self, made_of: str) -> bool:
-        """Return whether what was made from that input has all that is wanted now."""
+        """Return whether latents made from an input have all samples that are wanted now."""
         return made_of in (self.input, self.whole_input)
 
 
 def tars_of(url: str, max_nbytes: int) -> TarsSource:
-    """Return what reads image shards, for a worker."""
+    """Return the source that reads the image shards in a store."""
     return TarsSource(url=url, pattern="*", columns=Columns(), max_nbytes=max_nbytes)
 
 
@@ -83,29 +84,32 @@ def tars_of(url: str, max_nbytes: int) -> TarsSource:
 class ImageShards:
     """The image shards of a dataset for one resolution, in the order of their names.
 
-    `is_whole` is false for a dataset whose packing has not come to its end."""
+    `is_whole` is false for a dataset that is not completely packed.
+    """
 
     url: str
     resolution: int
-    """The resolution of the phase; where none was asked for, that of the lowest bucket."""
+    """The resolution to encode; if none was asked for, that of the lowest bucket."""
     shards: tuple[ImageShard, ...]
     is_whole: bool
     max_area: int
-    """The most pixels that pack let pass; 0 where nobody says."""
+    """The `--max-area` that the images were packed with; 0 if it is not known."""
     count: Callable[[Item], int]
     text_resolution: int = 0
-    """The resolution of the text dataset that has the captions of all images, whatever shapes they
-    go to."""
+    """The resolution of a text dataset with the captions of all these images, of any shape."""
     hashed_by: str | None = None
-    """The digest that pack gave each image, if any; None where nobody says."""
+    """The digest that pack gave each image, if any; None if it is not known."""
 
     @property
     def is_foreign(self) -> bool:
-        """Return whether pack did not make them."""
+        """Return whether the shards are tars that pack did not make."""
         return any(shard.is_foreign for shard in self.shards[:1])
 
     def first(self, limit: int) -> tuple[ImageShard, ...]:
-        """Return those with the first `limit` samples (0: all), the last one cut where they end."""
+        """Return the shards that have the first `limit` samples (0: all).
+
+        The last of them is cut to the samples that are left.
+        """
         if not limit:
             return self.shards
         found = []
@@ -127,21 +131,22 @@ def find_image_shards(
     shapes: Sequence[Size] = (),
     kind: DigestKind = DigestKind.BLAKE3,
 ) -> ImageShards:
-    """Find the image shards that may have an image large enough for a resolution.
+    """Return the image shards that may have images large enough for a resolution.
 
-    `kind` is the digest of the latents that are made of them, in `shapes` if there are any. With
-    the resolution 0 it is all shards."""
+    The resolution 0 selects all shards. `shapes` are the shapes of the latents, if they are not
+    square, and `kind` is the kind of digest of the latents.
+    """
     is_pattern = bool(set(url) & set("*?[{")) and not Path(url).is_dir()
     store = None if is_pattern else open_store(url)
     manifest = dated_manifest(store) if store else None
     if store is not None and manifest is None:
         check_place(url, [entry.name for entry in islice(store.list(RECEIPTS), 1)])
     if store is None or manifest is None:
-        return _of_tars(url, resolution, kind)
+        return _find_tars(url, resolution, kind)
     check_kind(store, manifest.dataset, "images")
     manifest = refreshed(store, manifest)
     resolution = resolution or min(manifest.settings["buckets"])
-    shards = _of_dataset(url, manifest, resolution, shapes)
+    shards = _select_shards(url, manifest, resolution, shapes)
     lowest = min(int(shard.name.partition("/")[0]) for shard in shards)
     return ImageShards(
         url=store.url,
@@ -155,7 +160,7 @@ def find_image_shards(
     )
 
 
-def _of_dataset(
+def _select_shards(
     url: str, manifest: Manifest, resolution: int, shapes: Sequence[Size]
 ) -> tuple[ImageShard, ...]:
     buckets = manifest.settings["buckets"]
@@ -175,32 +180,35 @@ def _of_dataset(
         if shard.bucket in encoded
     )
     if not shards:
-        raise SourceError(_nothing(url, manifest, min(map(min, shapes), default=resolution)))
+        raise SourceError(
+            _explain_no_shards(url, manifest, min(map(min, shapes), default=resolution))
+        )
     return shards
 
 
-def _nothing(url: str, manifest: Manifest, least_side: int) -> str:
-    """Say why a dataset has no shard for a resolution, and what to do."""
+def _explain_no_shards(url: str, manifest: Manifest, least_side: int) -> str:
+    """Return a message that says why a dataset has no shard for a resolution, and what to do."""
     if not manifest.receipts:
         return f'{url} holds no shards yet: run the same "wdsprep pack" again, to its end'
     if not manifest.samples:
         return (
-            f"{url} holds no image, as all were rejected ({human_counts(manifest.rejects)}): "
-            f"{url}/rejects/ says why of each: pack again, with other limits or another source"
+            f"{url} holds no image, as all were rejected ({human_counts(manifest.rejects)}; "
+            f"{url}/rejects/ lists them): pack again, with other limits or another source"
         )
     return f"{url} holds no image of {least_side} pixels or more: choose a lower --resolution"
 
 
-def _of_tars(url: str, resolution: int, kind: DigestKind) -> ImageShards:
-    """Find tars that something else packed.
+def _find_tars(url: str, resolution: int, kind: DigestKind) -> ImageShards:
+    """Return the tars that another program packed, as image shards.
 
-    Their latents lie in the folder of the resolution, without what says that a tar is gzipped."""
+    Their latents lie in the folder of the resolution, under the name of the tar without its suffix.
+    """
     try:
         source = recognise(url, columns=Columns(), rows_per_item=1)
     except UnclearSourceError as error:
         pattern = shlex.quote(f"{url.rstrip('/')}/*.tar")
         first = 'run "wdsprep pack SOURCE IMAGES" first, and encode IMAGES'
-        raise SourceError(f"{error.what}: {first}; or name tars, such as {pattern}") from error
+        raise SourceError(f"{error.what}: {first}; or give tars, such as {pattern}") from error
     if not isinstance(source, TarsSource):
         raise SourceError(
             f"{url} holds images, but no shards: run {command('pack', url, 'IMAGES')} first, and "
@@ -208,15 +216,15 @@ def _of_tars(url: str, resolution: int, kind: DigestKind) -> ImageShards:
         )
     if not resolution:
         raise UsageError(
-            f"{url} has no buckets, as pack has not made it: give --resolution, whose name the "
-            "folder of its text gets, as that of the latents beside it"
+            f"{url} was not made by pack: give --resolution, after which the folder of its text is "
+            "named, as that of its latents is"
         )
     shards: dict[str, ImageShard] = {}
     for item in source.items():
-        name = f"{resolution}/{_stem(source.url, item.name)}"
+        name = f"{resolution}/{_latent_name(source.url, item.name)}"
         if name in shards:
             raise SourceError(
-                f"{shards[name].item.name} and {item.name} would both become {name}.tar: name the "
+                f"{shards[name].item.name} and {item.name} would both become {name}.tar: give the "
                 f"tars to encode, such as '{source.url}/*.tar'"
             )
         shards[name] = ImageShard(name=name, item=item, kind=kind)
@@ -231,8 +239,8 @@ def _of_tars(url: str, resolution: int, kind: DigestKind) -> ImageShards:
     )
 
 
-def _stem(url: str, name: str) -> str:
-    """Return the name that the latents of a tar get, which receipts have to hold."""
+def _latent_name(url: str, name: str) -> str:
+    """Return the name for the latents of a tar; raise SourceError if receipts cannot hold it."""
     if shown(name) != name:
-        raise SourceError(f"{url}/{shown(name)}: the name of this tar is not UTF-8: rename it")
+        raise SourceError(f"the name of the tar {url}/{shown(name)} is not UTF-8: rename it")
     return tar_stem(name)

@@ -1,9 +1,9 @@
 """A latent shard being written: arrays of fixed shape first in each sample, then json and txt.
 
-Samples come in the order of the image shard. Of a dataset with several shapes those of one shape
-stand together, so they wait until all have come, and are then written shape by shape. What of the
-image shard they are stands beside the shard, where it is not all, in its order. A shard of text
-alone is one whose fields are those of captions.
+Samples come in the order of the image shard. In a dataset with several shapes, samples of one shape
+stand together: all wait until the last has come, and are then written shape by shape. A file beside
+the shard says which samples of the image shard it has, unless it has all of them in the same order.
+A shard of text alone is one whose fields are those of captions.
 """
 
 from array import array
@@ -39,7 +39,7 @@ Files = Mapping[str, str]
 
 
 class LatentShard:
-    """The latent shard in the making, and the rejects beside it."""
+    """A latent shard that is being written, with its rejects."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class LatentShard:
     ) -> None:
         """Begin a latent shard for an image shard.
 
-        Where samples have several shapes, `shapes` are the fields of each by its name, in
-        the order in which the shapes stand in the shard.
+        If samples have several shapes, `shapes` are the fields of each by its name, in the order in
+        which the shapes stand in the shard.
         """
         self._draft, self._shard, self._fields = draft, shard, fields
         self._shapes = shapes or {}
@@ -73,9 +73,9 @@ class LatentShard:
         self.add_members(key, members, cut=result.tokens.cut, shape=shape)
 
     def add_members(self, key: str, members: Members, *, cut: bool | None, shape: str = "") -> None:
-        """Add a sample whose members `members_of` has made before.
+        """Add a sample to the shard, given the members that `members_of` made.
 
-        `cut` is whether its caption was cut, or None for a sample without a caption.
+        `cut` says whether its caption was cut, or is None for a sample without a caption.
         """
         if self._draft.removed and self._was_removed(members):
             raise RejectedError(Code.REMOVED)
@@ -83,7 +83,7 @@ class LatentShard:
             self._add(key, members, shape)
         except TarError as error:
             raise RejectedError(Code.BAD_KEY, str(error)) from error
-        self._rows[shape].append(self._come)
+        self._rows[shape].append(self._inputs)
         self.samples += 1
         self.nbytes += sum(nbytes_of(data) for _, data in members)
         if cut is not None:
@@ -96,7 +96,7 @@ class LatentShard:
         return self._draft.removed.has("source", parse_json(facts).get("source", ""))
 
     def _add(self, key: str, members: Members, shape: str) -> None:
-        tar = self._begun()
+        tar = self._open_tar()
         if not shape:
             tar.add(key, members)
             return
@@ -104,12 +104,12 @@ class LatentShard:
         self._waiting[shape].append(self._spool.put(key, members))
 
     @property
-    def _come(self) -> int:
-        """Return how many samples of the image shard have come, rejects included."""
+    def _inputs(self) -> int:
+        """Return the number of samples that have been added so far, rejects included."""
         return self.samples + self.rejects.counts.total()
 
-    def _begun(self) -> DraftTar:
-        """Return the tar, which begins with the first sample: there are no empty shards."""
+    def _open_tar(self) -> DraftTar:
+        """Return the tar of the shard, which is created for the first sample."""
         if self._tar is None:
             self._tar = self._draft.tar(latent_shard(self._shard.name))
         return self._tar
@@ -120,16 +120,16 @@ class LatentShard:
         `files` are the digests of further files that the receipt lists, such as those of
         the empty caption. The files of `beside` are written with the shard.
         """
-        kind, beside = DigestKind.of(settings), {**beside, **self._rows_beside()}
+        kind, beside = DigestKind.of(settings), {**beside, **self._rows_file()}
         for one in chain.from_iterable(self._waiting.values()):
-            self._begun().add(one.key, self._spool.members(one))
+            self._open_tar().add(one.key, self._spool.members(one))
         receipt = Receipt(
             dataset="latents",
             unit=self._shard.name,
             generation=0,
             settings=settings,
             input=self._shard.input,
-            inputs=self._come,
+            inputs=self._inputs,
             shards=(self._tar.finish(),) if self._tar else (),
             rejects=dict(self.rejects.counts),
             counts=dict(self.counts),
@@ -141,12 +141,12 @@ class LatentShard:
         )
         return self._draft.finish(receipt, beside)
 
-    def _rows_beside(self) -> dict[str, bytes]:
-        """Return the file of rows by its name, or nothing where none is needed.
+    def _rows_file(self) -> dict[str, bytes]:
+        """Return the file of rows by its name, or nothing if the shard needs none.
 
-        It is needed where the samples are not all those of the image shard, in its order.
-        For a tar that pack did not make, it is needed wherever a sample was rejected: no
-        key says that it was the last.
+        It is needed unless the shard has all samples of the image shard in their order. For a tar
+        that pack did not make, it is also needed if any sample was rejected: no key says whether
+        that was the last.
         """
         rows = ImagePositions.of(chain.from_iterable(self._rows.values()))
         has_moved = self._shard.is_foreign and bool(self.rejects.counts)
@@ -182,12 +182,12 @@ def members_of(
 def arrays_of(
     fields: Sequence[Field], facts: Mapping[str, Any], result: Result
 ) -> dict[str, Tensor]:
-    """Return the arrays that models made, and those that are made of sizes."""
+    """Return the arrays of a sample: those that models made, and those made from image sizes."""
     sizes = [field.name for field in fields if field.name in OF_SIZES]
-    return {**result.arrays, **{name: _of_sizes(name, facts) for name in sizes}}
+    return {**result.arrays, **{name: _size_array(name, facts) for name in sizes}}
 
 
-def _of_sizes(name: str, facts: Mapping[str, Any]) -> Tensor:
+def _size_array(name: str, facts: Mapping[str, Any]) -> Tensor:
     """Return the array that tells a denoiser the sizes of an image: heights before widths."""
     left, top, right, bottom = facts["crop"]
     original = [facts["source_height"], facts["source_width"]]
@@ -202,9 +202,9 @@ def _of_sizes(name: str, facts: Mapping[str, Any]) -> Tensor:
 
 
 def npy_of(field: Field, array: Tensor) -> tuple[bytes, memoryview]:
-    """Return the header and the bytes of the array, without copying them.
+    """Return the npy header and the bytes of an array, without copying them.
 
-    NumPy has no bfloat16, so its bits are written.
+    NumPy has no bfloat16, so the bits of its numbers are written.
     """
     header = field.header_for(len(array)) if field.is_variable else field.header
     bits = array.view(torch.int16) if array.dtype == torch.bfloat16 else array
@@ -229,7 +229,7 @@ def facts_of(
         "source_height": crop.height,
         "source_width": crop.width,
         "width": crop.width,
-        **(_kept(sample.facts, "source_height", "source_width") if is_packed else {}),
+        **(_copy_facts(sample.facts, "source_height", "source_width") if is_packed else {}),
     }
 
 
@@ -242,12 +242,12 @@ def text_facts_of(key: str, sample: Sample, result: Result, *, is_packed: bool) 
         "key": key,
         "source": sample.source,
         "tokens": tokens.count,
-        **(_kept(sample.facts, "source") if is_packed else {}),
+        **(_copy_facts(sample.facts, "source") if is_packed else {}),
     }
 
 
-def _kept(facts: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Return what the json of a packed image sample says better: where the image came from."""
+def _copy_facts(facts: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Return facts of the image sample by name, such as where the image came from."""
     return {name: facts[name] for name in names if name in facts}
 
 
@@ -271,9 +271,9 @@ def put_empty(
     made: Callable[[Field], bytes],
     kind: DigestKind,
 ) -> dict[str, str]:
-    """Write the members of the empty caption that `made` makes; one worker is enough.
+    """Write the files of the empty caption, unless another worker has written them.
 
-    Return the digest of each file by its name.
+    `made` makes the bytes of a field. Return the digest of each file by its name.
     """
     digests, store = {}, edition.store
     for field in text_fields(fields):

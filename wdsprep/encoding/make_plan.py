@@ -1,8 +1,8 @@
-"""How a run of `encode` is planned: all is looked at and checked before anything is written.
+"""The planning of a run of `encode`: all is looked up and checked before anything is written.
 
-In this order: which images there are for each dataset (`_find_phases`); the model, and with it the
-settings (`_choose_model`); captions (`_find_captions`); what lies in the places of the datasets,
-and which image shards are missing there (`_plan_dataset`).
+It finds, in this order, the images for each dataset (`_find_phases`), the model and with it the
+settings (`_choose_model`), the captions (`_find_captions`), and what lies in the places of the
+datasets, with the image shards that are missing there (`_plan_dataset`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +39,7 @@ from wdsprep.encoding.worker_plan import (
     EncodeWorkerOptions,
     EncodeWorkerPlan,
     plan_for_machines,
-    with_runner,
+    settle_runner,
 )
 from wdsprep.errors import DamageError, NotFoundError, UsageError
 from wdsprep.sources.patterns import is_glob
@@ -53,14 +53,15 @@ def make_plan(
     told: Callable[[str], None],
     compared: Callable[[int, int], object] = lambda _done, _of: None,
 ) -> EncodePlan:
-    """Plan a run of `encode`, or refuse what cannot be, before anything is written.
+    """Return the plan of a run of `encode`, or raise an error if the run is impossible.
 
-    `told` hears what else a user may want to know, `compared` how many foreign tars have been
-    compared."""
+    Nothing is written. `told` is called with lines for the user, `compared` with the number of
+    foreign tars that have been compared and the number of all.
+    """
     places = [absolute(place) for place in options.places.values()]
     phases = _find_phases(options, places)
     recipe = joint_recipe([phase.recipe for phase in phases])
-    worker_options = with_runner(options.part(EncodeWorkerOptions), told)
+    worker_options = settle_runner(options.part(EncodeWorkerOptions), told)
     table = find_table(options.of_captions)  # before a model is fetched for what cannot be
     chosen, phases = _choose_model(phases, recipe, worker_options, told)
     phases, captions = _find_captions(phases, options, table, recipe, told)
@@ -87,7 +88,7 @@ def make_plan(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Phase:
-    """The image shards that a dataset is to be made of, all of them, and what it is to be."""
+    """A dataset to be made: its recipe, its place, and all image shards that it is made from."""
 
     recipe: Encode
     place: str
@@ -95,7 +96,7 @@ class _Phase:
     source: ImageShards
     wanted: tuple[ImageShard, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Once a model is chosen."""
+    """Empty until a model is chosen."""
     captions: CaptionSource = field(default_factory=CaptionSource)
 
     @property
@@ -104,7 +105,7 @@ class _Phase:
 
     @property
     def needs(self) -> ModelNeeds:
-        """Return which parts of the model decide the settings."""
+        """Return the networks of the model that the settings of the dataset depend on."""
         return ModelNeeds(self.recipe.text, not self.is_of_text)
 
     @property
@@ -113,8 +114,8 @@ class _Phase:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Chosen:
-    """The model, recipe and workers that encode images and captions."""
+class _ModelChoice:
+    """The model that was chosen, with the recipe and the workers that go with it."""
 
     model: Model
     recipe: Encode
@@ -122,11 +123,11 @@ class _Chosen:
 
 
 def _find_phases(options: EncodeOptions, places: Sequence[str]) -> list[_Phase]:
-    """Return for each dataset to make what it is made of: its recipe and its image shards.
+    """Return a phase for each dataset to make, with its recipe and its image shards.
 
-    Text stored apart takes the lowest resolution that covers the images of all the others. That
-    can be below theirs, as shapes may use images of lower buckets. Raise UsageError for foreign
-    tars with several resolutions.
+    Text that is stored apart takes the lowest resolution that covers the images of all latents.
+    That can be below theirs, as shapes may use images of lower buckets. Raise UsageError for
+    foreign tars with several resolutions.
     """
     images, phases = absolute(options.images), list[_Phase]()
     for place, own in zip(places, options.recipes, strict=True):
@@ -134,8 +135,8 @@ def _find_phases(options: EncodeOptions, places: Sequence[str]) -> list[_Phase]:
         if own.is_of_text and others:
             if len(others) > 1 and others[0].source.is_foreign:
                 raise UsageError(
-                    f"{images} was not made by pack, and text lies in the folder of the resolution "
-                    "that it is for: give --text-out with one resolution"
+                    f"{images} was not made by pack, so its text goes into a folder that is named "
+                    "after one resolution: give --text-out with one --resolution"
                 )
             resolution = min(each.source.text_resolution for each in others)
             recipe = replace(own, resolution=resolution)
@@ -144,7 +145,10 @@ def _find_phases(options: EncodeOptions, places: Sequence[str]) -> list[_Phase]:
 
 
 def joint_recipe(recipes: Sequence[Encode]) -> Encode:
-    """Return what a worker makes of a sample for all datasets together."""
+    """Return the recipe by which a worker encodes a sample for all datasets together.
+
+    It has the largest resolution, and the text of the last dataset.
+    """
     of_images = [recipe for recipe in recipes if not recipe.is_of_text]
     largest = max(of_images or recipes, key=lambda recipe: recipe.resolution)
     apart = recipes[-1]
@@ -170,8 +174,8 @@ def _choose_model(
     recipe: Encode,
     options: EncodeWorkerOptions,
     told: Callable[[str], None],
-) -> tuple[_Chosen, list[_Phase]]:
-    """Find the model and the machines, and give each phase its settings."""
+) -> tuple[_ModelChoice, list[_Phase]]:
+    """Find the model, plan the workers, and return both with the phases and their settings."""
     needs = ModelNeeds(recipe.text, not recipe.is_of_text)
     found = find_model(recipe.model, text=needs.text, has_vae=needs.vae, listener=told)
     for phase in phases:
@@ -180,19 +184,20 @@ def _choose_model(
             check_shapes(found, phase.recipe.sizes)
     worker_plan = plan_for_machines(options)
     recipe, model = settle_recipe(recipe, hashed_with(found, phases[0].kind), worker_plan.device)
-    settings = _settings(phases, recipe, {needs: found}, worker_plan.device)
+    settings = _find_settings(phases, recipe, {needs: found}, worker_plan.device)
     both = zip(phases, settings, strict=True)
-    chosen = _Chosen(model=model, recipe=recipe, worker_plan=worker_plan)
+    chosen = _ModelChoice(model=model, recipe=recipe, worker_plan=worker_plan)
     return chosen, [replace(phase, settings=own) for phase, own in both]
 
 
-def _settings(
+def _find_settings(
     phases: Sequence[_Phase], joint: Recipe, models: dict[ModelNeeds, Model], device: str
 ) -> list[dict[str, Any]]:
-    """Return the settings of each dataset, but for captions.
+    """Return the settings of each dataset, without those of captions.
 
-    Of text that is stored apart, and of latents without text, they are of what a run for them alone
-    would need of the model."""
+    Text that is stored apart, and latents without text, get the settings that a run for them alone
+    would have.
+    """
     asked: dict[tuple[ModelNeeds, DigestKind], Model] = {}
     settings = []
     for phase in phases:
@@ -217,9 +222,10 @@ def _find_captions(
     recipe: Encode,
     told: Callable[[str], None],
 ) -> tuple[list[_Phase], PreparedCaptions]:
-    """Tell the phases that have text whose captions it is of, and read a table of captions.
+    """Return the phases with the source of their captions, and the captions of a table.
 
-    What there is of it in datasets that are started over goes with them."""
+    A table that is stored in a dataset which is started over is not used.
+    """
     own = [phase for phase in phases if phase.is_of_text] or phases  # or latents with their text
     source = own[0].source
     ready = prepare_captions(
@@ -246,7 +252,7 @@ def _plan_dataset(
     recipe: Encode,
     compared: Callable[[int, int], object],
 ) -> DatasetPlan:
-    """Look at what lies in the place of a dataset, and find which image shards are missing."""
+    """Return the plan of one dataset: what lies at its place, and which image shards it lacks."""
     store, source = open_store(phase.place), phase.source
     claim = find_claim(store, "latents", phase.settings, overwrite=options.overwrite)
     manifest = claim.manifest
@@ -272,7 +278,7 @@ def _plan_dataset(
         shards=len(phase.wanted),
         samples=sum(shard.item.take or shard.item.samples for shard in phase.wanted),
         missing=len(found.shards),
-        pending=PackedShards.emptied(found.shards),
+        pending=PackedShards.take_from(found.shards),
         stale=found.stale,
         removals=tuple(found.lines),
         is_limited=phase.wanted != source.shards,
@@ -281,9 +287,10 @@ def _plan_dataset(
 
 
 def _check_empty_caption(store: Store, manifest: Manifest) -> None:
-    """Check that the arrays of the empty caption are what receipts say.
+    """Check that the stored arrays of the empty caption have the digests that receipts list.
 
-    Else a further receipt would say so too."""
+    New receipts list the digests of the stored files, so damaged files would pass as sound.
+    """
     files = (item for files in manifest.ledger.column("files") for item in files.items())
     known = {(name, digest) for name, digest in files if name.startswith("empty.")}
     kind = DigestKind.of(manifest.settings)

@@ -1,10 +1,10 @@
-"""Turns of passes: decide when a shard may begin one, where a device holds one encoder at a time.
+"""Turns between passes on a device that holds the network for images or for text, not both.
 
 Loading a large text encoder may take as long as a shard of captions. So shards share a turn: those
-that want the pass which the device is ready for begin together, and it changes when none is in it.
-Of `most` shards that a worker has, each network is loaded once, as far as there is room on the disk
-for the captions of so many, which wait there for their images. Where shards wait for the other
-pass, no more than `most` begin this one before it changes, so that each comes to its turn.
+that want the pass for which the device is ready begin together, and the pass changes when no shard
+is in it. Each network is loaded once for the `most` shards that a worker has, if the disk has room
+for all their captions, which wait there for their images. If shards wait for the other pass, no
+more than `most` begin this one before it changes, so that each gets its turn.
 """
 
 import shutil
@@ -22,7 +22,7 @@ from wdsprep.encoding.passes import TextPass
 TEXTS_NBYTES = 32 << 30
 """The most bytes of captions that wait for their images."""
 DISK_SHARE = 8
-"""They may take one part in so many of what is free: a machine may have as many GPUs."""
+"""Captions may take one part in this number of the free disk: a machine may have as many GPUs."""
 POLL_S = 0.05
 
 
@@ -31,20 +31,23 @@ class Idle(Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Return whether everything of the pass before has been computed."""
+        """Return whether the engine has computed all samples that it was given."""
 
 
 @dataclass(slots=True, eq=False)
 class Visit:
-    """A shard that waits for a pass, or is in it."""
+    """A shard that waits for its turn in a pass, or has it."""
 
     part: Part
     texts: TextPass | None
-    """The pass in which its captions wait afterwards."""
+    """The captions of the shard that wait for their images after the pass."""
 
 
 class Turns:
-    """One for each device. `bring` makes it ready for a pass, in which `at_once` shards are."""
+    """The turns of shards in the two passes of a device.
+
+    `bring` loads the network of a pass, and up to `at_once` shards are in the pass together.
+    """
 
     def __init__(
         self, bring: Callable[[Part], None], engine: Idle, *, at_once: int, most: int
@@ -61,7 +64,7 @@ class Turns:
 
     @contextmanager
     def visit(self, part: Part, texts: TextPass | None = None) -> Iterator[Visit]:
-        """Wait for a pass, be in it, and leave it."""
+        """Queue a shard for a pass, yield its visit, and end the visit afterwards."""
         visit = Visit(part, texts)
         with self._changed:
             self._waiting.append(visit)
@@ -73,7 +76,7 @@ class Turns:
                 self._changed.notify_all()
 
     def enter(self, visit: Visit, timeout_s: float) -> bool:
-        """Wait up to so long for the turn; whether it has come."""
+        """Wait for the turn of a visit, and return whether it has come within the time."""
         end_s = time.monotonic() + timeout_s
         with self._changed:
             while not self._try(visit):
@@ -84,7 +87,7 @@ class Turns:
 
     def _try(self, visit: Visit) -> bool:
         if not self._inside and not any(map(self._may_begin, self._waiting)):
-            self._change()
+            self._change_pass()
         if not self._may_begin(visit):
             return False
         self._waiting.remove(visit)
@@ -101,9 +104,9 @@ class Turns:
         return (self._begun < self._most or not others_wait) and self._has_room(visit)
 
     def _has_room(self, visit: Visit) -> bool:
-        """Return whether the captions may wait beside those of others.
+        """Return whether the disk has room for a shard's captions beside those that wait there.
 
-        Those of one shard always may.
+        It always has for a single shard.
         """
         self._texts = [texts for texts in self._texts if texts.nbytes]
         if visit.texts is None or not visit.texts.nbytes or not self._texts:
@@ -112,11 +115,8 @@ class Turns:
         free = shutil.disk_usage(tempfile.gettempdir()).free
         return nbytes <= min(TEXTS_NBYTES, free // DISK_SHARE)
 
-    def _change(self) -> None:
-        """Begin a turn of the other pass, if a shard that waits for it can begin.
-
-        Otherwise begin another turn of this one.
-        """
+    def _change_pass(self) -> None:
+        """Begin a turn of the other pass if a waiting shard can begin it, else of the same pass."""
         ready = [visit.part for visit in self._waiting if self._has_room(visit)]
         if not ready or not self._engine.is_idle:
             return

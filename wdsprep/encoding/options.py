@@ -1,4 +1,4 @@
-"""All that `encode` is given, and the recipes and places of the datasets that follow from it."""
+"""The options of `encode`, and the recipes and places of the datasets that follow from them."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from wdsprep.encoding.recipe import (
     recipes_for,
     resolutions_of,
 )
-from wdsprep.encoding.shape_lists import check_serves
+from wdsprep.encoding.shape_lists import check_one_resolution
 from wdsprep.encoding.worker_plan import EncodeWorkerOptions
 from wdsprep.options import about
 from wdsprep.runners.options import OUTPUT, TRACK, ListenedOptions, limit, overwrite
@@ -26,14 +26,14 @@ from wdsprep.text import one_of
 
 @dataclass(frozen=True)
 class EncodeCall(EncodeWorkerOptions, OneCaption, EncodingOptions, ListenedOptions):
-    """The options that calls for one dataset and for several have in common."""
+    """The options of `encode` that calls for one dataset and for several have in common."""
 
     images: "str | os.PathLike[str]" = field(
         default="shards/images", metadata=about("The images to encode.", is_place=True)
     )
     out: "str | os.PathLike[str]" = field(
         default="",
-        metadata=about("Where latents go.", is_place=True, metavar="[LATENTS]"),
+        metadata=about("The place for latents.", is_place=True, metavar="[LATENTS]"),
     )
     _: KW_ONLY
     limit: int = field(
@@ -43,8 +43,8 @@ class EncodeCall(EncodeWorkerOptions, OneCaption, EncodingOptions, ListenedOptio
     redo_changed: bool = field(
         default=False,
         metadata=about(
-            "Encode image shards again that were packed anew since, and remove the latents of "
-            "those that are gone.",
+            "Encode image shards again that have been packed again, and remove the latents of "
+            "image shards that are gone.",
             OUTPUT,
         ),
     )
@@ -57,7 +57,7 @@ class EncodeCall(EncodeWorkerOptions, OneCaption, EncodingOptions, ListenedOptio
 
 @dataclass(frozen=True)
 class EncodeOne(EncodeCall):
-    """The options of a call for one dataset."""
+    """The options of a call of `encode` for one dataset."""
 
     _: KW_ONLY
     resolution: int = field(default=0, metadata=RESOLUTION)
@@ -65,20 +65,20 @@ class EncodeOne(EncodeCall):
 
 @dataclass(frozen=True)
 class EncodeOptions(EncodeCall, CaptionOptions):
-    """The options of a call for any number of datasets."""
+    """The options of a call of `encode` for any number of datasets."""
 
     _: KW_ONLY
     resolution: int | Sequence[int] = field(default=0, metadata=RESOLUTION)
     text_out: "str | os.PathLike[str]" = field(
         default="",
         metadata=about(
-            "Store text once, in a dataset of its own here, and none beside the latents.",
+            "Store text once, in a separate dataset at this place, and none with the latents.",
             OUTPUT,
             is_place=True,
             metavar="PLACE",
             order=-1,
-            page="store text in a dataset of its own there, and none beside the latents: [text "
-            "stored once](#text-stored-once)",
+            page="store text in a separate dataset at this place, and none with the latents: "
+            "[text stored once](#text-stored-once)",
         ),
     )
 
@@ -86,7 +86,7 @@ class EncodeOptions(EncodeCall, CaptionOptions):
         super().check_together()
         check_apart_text(self.text_out, self.latents, self.text)
         _ = self.places
-        check_serves(self.shapes, self.resolutions)
+        check_one_resolution(self.shapes, self.resolutions)
         _ = self.recipes
 
     @property
@@ -100,13 +100,13 @@ class EncodeOptions(EncodeCall, CaptionOptions):
 
     @cached_property
     def places(self) -> Mapping[int | str, str]:
-        """Return where the datasets go, by their resolution or by the name of their captions."""
+        """Return the places of the datasets, by their resolution or the name of their captions."""
         captions = self.part(CaptionOptions)
         return places_of(self.out, self.resolutions, self.latents, captions, self.text_out)
 
     @cached_property
     def recipes(self) -> list[Encode]:
-        """Return the recipe of each dataset, in the order of their places."""
+        """Return the recipes of the datasets of a run, in the order of their places."""
         how: Callable[..., Encode] = partial(Encode, device=self.device, **self.of_encoding)
         texts = len(self.of_captions.sources)
         return recipes_for(how, self.resolutions, texts, is_apart=bool(self.text_out))

@@ -1,4 +1,4 @@
-"""Encode a shard in two passes, where a device cannot hold encoders of images and text together.
+"""Encode a shard in two passes if a device cannot hold the networks for images and text together.
 
 First all its captions are encoded, and wait on a local disk (in TMPDIR); then its images, each of
 which meets its caption again on the way into the shard. `network_swaps` says when a shard may begin
@@ -21,34 +21,37 @@ from wdsprep.store.spool import Spool
 
 
 def text_nbytes(fields: Sequence[Field]) -> int:
-    """Return how many bytes the arrays of one caption have at most."""
+    """Return the most bytes that the arrays of one caption can have."""
     return sum(field.array_nbytes for field in text_fields(fields))
 
 
 class TextPass:
-    """Takes the results of captions, in place of a latent shard."""
+    """The encoded captions of a shard, which wait on disk for their images."""
 
     def __init__(self) -> None:
         self._spool = Spool()
         self.nbytes = 0
-        """The bytes of captions that wait here, or will at most; 0 once nothing does."""
+        """The bytes of the captions: first an upper estimate, then those on disk, 0 at the end."""
         self._places: dict[str, tuple[int, int]] = {}
-        self.rejects, self.counts, self.taken = _Lost(), Counter[str](), CaptionUse()
+        self.rejects, self.counts, self.taken = _CaptionRejects(), Counter[str](), CaptionUse()
 
     def add(self, key: str, _sample: Sample, result: Result) -> None:
         own = {name: array.clone() for name, array in result.arrays.items()}  # not its whole batch
         data = pickle.dumps((result.tokens, own), protocol=5)
         self._places[key] = self._spool.put(data)
 
-    def joined(self, key: str, result: Result) -> Result:
-        """Return the result of an image together with the result of its caption."""
+    def join(self, key: str, result: Result) -> Result:
+        """Return the result of an image together with the result of its caption.
+
+        Raise RejectedError if the caption was rejected.
+        """
         if code := self.rejects.codes.get(key):
             raise RejectedError(code)
         tokens, arrays = pickle.loads(self._spool.get(self._places[key]))  # noqa: S301  ours
         return replace(result, tokens=tokens, arrays={**result.arrays, **arrays})
 
     def settle(self) -> None:
-        """Count what has come, where all has."""
+        """Set `nbytes` to the bytes on disk, once all captions have been added."""
         self.nbytes = self._spool.nbytes
 
     def close(self) -> None:
@@ -56,8 +59,11 @@ class TextPass:
         self._spool.close()
 
 
-class _Lost:
-    """Why captions came to nothing. What else is rejected is rejected again with its image."""
+class _CaptionRejects:
+    """The reasons for which captions were rejected, by key.
+
+    A sample that is rejected for another reason is rejected again in the pass over images.
+    """
 
     def __init__(self) -> None:
         self.codes: dict[str, Code] = {}
@@ -68,11 +74,11 @@ class _Lost:
 
 
 class ImagePass:
-    """A latent shard to which captions are brought."""
+    """A latent shard that gets encoded images, each joined with its caption from a `TextPass`."""
 
     def __init__(self, output: LatentShard, texts: TextPass) -> None:
         self._output, self._texts = output, texts
         self.rejects, self.counts, self.taken = output.rejects, output.counts, output.taken
 
     def add(self, key: str, sample: Sample, result: Result) -> None:
-        self._output.add(key, sample, self._texts.joined(key, result))
+        self._output.add(key, sample, self._texts.join(key, result))

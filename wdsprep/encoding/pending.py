@@ -1,7 +1,8 @@
 """The image shards that are left to do: those that are wanted, minus those that have a receipt.
 
-What was made of images that have changed or gone since is refused, or goes. What remains are the
-units of a run, the largest first, so that no worker begins a large one when the others have ended.
+If images have changed or are gone, the run is refused, or what was made from them is removed. The
+shards that remain are the units of work of a run, the largest first, so that no worker begins a
+large one when the others have finished.
 """
 
 import gc
@@ -25,19 +26,19 @@ from wdsprep.text import examples, plural
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PendingShards:
-    """The image shards that a dataset lacks, and what has to be removed from it before."""
+    """The image shards that a dataset lacks, and the units to remove from the dataset first."""
 
     manifest: Manifest
-    """Without that."""
+    """The manifest without the units to remove."""
     shards: list[ImageShard]
     stale: Mapping[str, str]
-    """The units that go, with the input that each was made of."""
+    """The units to remove, each with the input that it was made from."""
     cut: int
-    """The number of these that an earlier --limit has cut, of images that are as they were."""
+    """The number of units to remove only because an earlier --limit cut them."""
 
     @property
     def lines(self) -> Iterator[str]:
-        """Say which units are removed first, and why."""
+        """Yield lines that tell the user which units of a dataset are removed, and why."""
         if self.cut:
             what = plural(
                 self.cut, "shard that --limit had cut is", "shards that --limit had cut are"
@@ -46,22 +47,23 @@ class PendingShards:
             yield f"the trial goes on: {what} {done} anew"
         if gone := len(self.stale) - self.cut:
             of = "scores" if self.manifest.is_scored else "latents"
-            yield f"{plural(gone, 'shard')} of {of} removed: their images changed or went"
+            yield f"{plural(gone, 'shard')} of {of} removed: their images have changed or are gone"
 
 
 class PackedShards:
-    """Image shards that wait to be done, in a third of the memory.
+    """A queue of image shards, pickled, so that they take a third of the memory.
 
-    Where a million of them lie scattered over half a GB, no part of that is free before the last
-    goes; packed, each goes when it is handed out."""
+    A million shards lie scattered over half a GB, and none of it is freed before the last of them
+    is dropped. Pickled, each is freed when it is handed out.
+    """
 
     def __init__(self, shards: Iterable[ImageShard] = ()) -> None:
-        self._packed = [shard.packed() for shard in shards]
+        self._packed = [shard.to_bytes() for shard in shards]
         self._packed.reverse()
 
     @classmethod
-    def emptied(cls, shards: list[ImageShard]) -> "PackedShards":
-        """Pack the shards of a list, which is empty then."""
+    def take_from(cls, shards: list[ImageShard]) -> "PackedShards":
+        """Move all shards out of a list into a new queue."""
         made = cls(shards)
         shards.clear()
         gc.collect()  # tuples that Python keeps for reuse hold on to all the memory around them
@@ -71,12 +73,12 @@ class PackedShards:
         return len(self._packed)
 
     def __iter__(self) -> Iterator[ImageShard]:
-        return map(ImageShard.unpacked, reversed(self._packed))
+        return map(ImageShard.from_bytes, reversed(self._packed))
 
     def hand_out(self) -> Iterator[ImageShard]:
-        """Yield each shard, in order, and keep it no longer."""
+        """Remove and yield each shard, in order."""
         while self._packed:
-            yield ImageShard.unpacked(self._packed.pop())
+            yield ImageShard.from_bytes(self._packed.pop())
 
 
 def pending_shards(
@@ -90,12 +92,15 @@ def pending_shards(
     tars: TarsSource | None = None,
     compared: Callable[[int, int], object] = lambda _done, _of: None,
 ) -> PendingShards:
-    """Find the image shards that are wanted and have no receipt, and write nothing.
+    """Return the image shards that are wanted and have no receipt in a dataset.
 
-    A shard that an earlier --limit has cut is done anew, and so are those that were packed anew, if
-    `redo_changed` asks for that: what was made of them is removed by `remove_stale_units`. What has
-    no image any more is removed too if packing `is_whole`; else it may be packed again. `tars`
-    reads foreign tars, to tell those that have changed from those that have another date."""
+    Nothing is written. A shard that an earlier --limit has cut is done again. A shard that was
+    packed again is done again with `redo_changed`, and raises FingerprintError without it. What was
+    made from the old shards is to be removed with `remove_stale_units`. What was made from images
+    that are gone is to be removed too if packing `is_whole`; if not, they may still be packed.
+    `tars` reads foreign tars, to tell changed ones from those that only have another date, and
+    `compared` is called with the number that have been read and the number of all.
+    """
     ledger = manifest.ledger
     done = dict(zip(ledger.units(), ledger.column("input"), strict=True))
     made_of = {shard.name: shard.whole_input for shard in known}
@@ -103,12 +108,12 @@ def pending_shards(
     is_foreign = any(shard.is_foreign for shard in known)
     same = {}
     if stale and is_foreign and tars:
-        same = _only_dated(manifest, known, stale, tars, compared)
+        same = _find_unchanged_tars(manifest, known, stale, tars, compared)
     stale -= same.keys()
     now = done | same
     if stale and not redo_changed:
         is_dated = is_foreign and not manifest.keeps_content
-        raise _changed(store, manifest, sorted(stale), is_dated=is_dated)
+        raise _changed_error(store, manifest, sorted(stale), is_dated=is_dated)
     if not is_whole:
         stale &= made_of.keys()
     pending = [shard for shard in wanted if not shard.is_done_by(now.get(shard.name, ""))]
@@ -124,21 +129,21 @@ def pending_shards(
 
 
 def remove_stale_units(edition: Edition, stale: Mapping[str, str]) -> None:
-    """Remove units, and what was made of them, from a dataset."""
+    """Remove units from a dataset, with all files that were made for them."""
     if stale:
         mark_incomplete(edition)
     for name, input_digest in stale.items():
         retract(edition, name, input_digest)
 
 
-def _only_dated(
+def _find_unchanged_tars(
     manifest: Manifest,
     known: Sequence[ImageShard],
     stale: Collection[str],
     tars: TarsSource,
     compared: Callable[[int, int], object],
 ) -> dict[str, str]:
-    """Return the foreign tars among the stale that hold what they held, each with its input."""
+    """Return the stale foreign tars whose content has not changed, each with its present input."""
     shards = {shard.name: shard for shard in known if shard.name in stale and shard.is_foreign}
     receipts = {r.unit: r for r in manifest.receipts if r.unit in shards and r.content}
     takes = {unit: int(r.input.partition(":")[2] or 0) for unit, r in receipts.items()}
@@ -155,53 +160,60 @@ def _only_dated(
     return {unit: shard.input for unit, shard in shards.items() if unit not in other}
 
 
-def _changed(
+def _changed_error(
     store: Store, manifest: Manifest, names: Sequence[str], *, is_dated: bool
 ) -> FingerprintError:
-    """Return the error where images have changed.
+    """Return the error for images that have changed since they were encoded or scored.
 
-    `is_dated` says that their dates may be all that is other, and that nothing can tell."""
-    what = "changed or went away"
-    if is_dated:
-        what += ", or has another date, and no digest tells more in a dataset of an older wdsprep"
+    `is_dated` is true if perhaps only their dates differ, and no digest of their content is known.
+    """
     does, did = ("scores", "scored") if manifest.is_scored else ("encodes", "encoded")
+    what = f"changed or gone since {store.url} was {did}"
+    if is_dated:
+        what += ", or only their dates have changed, which this older dataset cannot tell"
     new = "scores" if manifest.is_scored else "latents"
     command = SCORER if manifest.is_scored else "wdsprep encode"
     return FingerprintError(
-        f"{store.url} was {did} from other images: {plural(len(names), 'image shard')} of then "
-        f"{what} ({examples(names)}): name another place for the new {new}; or, "
-        f"if these are the same images packed anew, {command} --redo-changed {does} what "
-        "changed again, and removes what has no image any more"
+        f"{plural(len(names), 'image shard has', 'image shards have')} {what} ({examples(names)}): "
+        f"give another place for the new {new}; or, if these are the same images packed again, "
+        f"{command} --redo-changed {does} again what has changed, and removes what has no image now"
     )
 
 
 def largest_first(shards: Iterable[ImageShard]) -> list[ImageShard]:
-    """Sort shards so that no worker begins a large one when the others have ended."""
-    return sorted(shards, key=_by_size)
+    """Return shards sorted by size, the largest first.
+
+    So no worker begins a large shard when the others have finished.
+    """
+    return sorted(shards, key=_size_key)
 
 
-def _by_size(shard: ImageShard) -> tuple[int, str]:
+def _size_key(shard: ImageShard) -> tuple[int, str]:
     return -(shard.item.take or shard.item.samples), shard.item.name
 
 
 def joint_units(pending: Sequence[PackedShards]) -> Iterator[JointUnit]:
-    """Hand out what each dataset lacks as units.
+    """Yield units of work, each an image shard for all the datasets that lack it.
 
-    It is one for each image shard of which as much is wanted for all."""
-    for same in _joined(shards.hand_out() for shards in pending):
+    The shards are removed from `pending`. If datasets need different numbers of a shard's samples,
+    each number makes a unit.
+    """
+    for same in _group_by_shard(shards.hand_out() for shards in pending):
         yield JointUnit(parts=dict(same))
 
 
 def count_units(pending: Sequence[PackedShards]) -> int:
-    """Return how many units that will be."""
+    """Return the number of units of work that `joint_units` would yield."""
     if len(pending) == 1:
         return len(pending[0])
-    return sum(1 for _ in _joined(pending))
+    return sum(1 for _ in _group_by_shard(pending))
 
 
-def _joined(pending: Iterable[Iterable[ImageShard]]) -> Iterator[Iterator[tuple[int, ImageShard]]]:
-    """Yield the same image shard of all datasets together, each with the dataset's number."""
+def _group_by_shard(
+    pending: Iterable[Iterable[ImageShard]],
+) -> Iterator[Iterator[tuple[int, ImageShard]]]:
+    """Yield each image shard as all the datasets list it, each time with the dataset's number."""
     numbered = (zip(repeat(number), shards) for number, shards in enumerate(pending))
-    in_order = merge(*numbered, key=lambda found: _by_size(found[1]))
+    in_order = merge(*numbered, key=lambda found: _size_key(found[1]))
     for _, same in groupby(in_order, key=lambda found: (found[1].item, found[1].digest)):
         yield same

@@ -9,32 +9,32 @@ from wdsprep.errors import UsageError
 from wdsprep.store.base import lies_in
 
 RESOLUTION = "{resolution}"
-"""Stands in a place for the resolution of the dataset that lies there."""
+"""The part of a place that is replaced by the resolution of the dataset."""
 LATENTS_PLACE, TEXT_PLACE = f"shards/latents-{RESOLUTION}", "shards/text"
 """The places of latents, and of text alone, unless a place is given."""
 
 
-def _check_alone(latents: str, resolutions: Sequence[int]) -> None:
-    """Text has no resolution: one may say which images it is made of."""
+def _check_resolutions(latents: str, resolutions: Sequence[int]) -> None:
+    """Check that latents have a resolution, and that text alone has at most one."""
     if latents != "none":
         if 0 in resolutions:
-            raise UsageError("no --resolution: give 1 or more pixels, such as --resolution 256")
+            raise UsageError("--resolution is missing: give pixels, such as --resolution 256")
     elif len(resolutions) > 1:
         raise UsageError(
-            "--latents none makes one dataset, of the images for one resolution: give the lowest "
-            "alone, or none for all images"
+            "--latents none makes one dataset, of the images for one resolution: give only the "
+            "lowest --resolution, or leave it out for all images"
         )
 
 
 def check_apart_text(text_out: "str | os.PathLike[str]", latents: str, text: str) -> None:
-    """Check that text that is stored apart stands beside latents."""
+    """Raise UsageError if a place for text is given without latents, or without text."""
     if text_out and latents == "none":
         raise UsageError(
             "--text-out is for text beside latents, and --latents none makes text alone: leave "
             "--text-out out, and give its place after IMAGES"
         )
     if text_out and text == "none":
-        raise UsageError("--text-out says where text goes, and --text none that there is none")
+        raise UsageError("--text-out stores text, and --text none makes none: leave one out")
 
 
 def places_of(
@@ -44,20 +44,22 @@ def places_of(
     captions: CaptionOptions = OWN_CAPTIONS,
     text_out: "str | os.PathLike[str]" = "",
 ) -> dict[int | str, str]:
-    """Return where the latents of each resolution go, or their text.
+    """Return the places of the datasets of a run, by the resolution of each.
 
-    Of several captions, and of text that is stored apart, it is by the names of captions."""
+    Text datasets of several captions, and text that is stored apart, are listed by the names of
+    their captions instead.
+    """
     if text_out:
         return _places_apart(out, resolutions, captions, os.fspath(text_out))
-    _check_alone(latents, resolutions)
-    called = [source.name for source in captions.sources]
-    text_place = TEXT_PLACE if called == [OWN] else f"{TEXT_PLACE}-{CAPTION}"
+    _check_resolutions(latents, resolutions)
+    names = [source.name for source in captions.sources]
+    text_place = TEXT_PLACE if names == [OWN] else f"{TEXT_PLACE}-{CAPTION}"
     place = os.fspath(out) or (text_place if latents == "none" else LATENTS_PLACE)
     _check_place(place, resolutions, latents, captions)
     if captions.paths:
         place = place.replace(RESOLUTION, str(resolutions[0]))
-        return _places_of_captions(place, latents, called)
-    place = place.replace(CAPTION, called[0])
+        return _text_places(place, latents, names)
+    place = place.replace(CAPTION, names[0])
     if len(resolutions) > 1 and RESOLUTION not in place:
         raise UsageError(
             f"{place} is one place, and each of {len(resolutions)} resolutions makes a dataset: "
@@ -72,17 +74,19 @@ def _places_apart(
     captions: CaptionOptions,
     text_out: str,
 ) -> dict[int | str, str]:
-    """Return the places of latents, which have the samples' own captions, then those of text."""
+    """Return the places of the latents, by resolution, and of the text stored apart, by caption."""
     if RESOLUTION in text_out:
         raise UsageError(
-            f"--text-out {text_out} is one place for all resolutions: give one without {RESOLUTION}"
+            f"--text-out {text_out}: text is stored once for all resolutions, so give a place "
+            f"without {RESOLUTION}"
         )
     latents = places_of(out, resolutions)
     texts = places_of(text_out, [0], "none", captions).values()
     for one, other in product(latents.values(), texts):
         if lies_in(one, other) or lies_in(other, one):
             raise UsageError(
-                f"latents go to {one} and text to {other}: give text a place that is apart"
+                f"latents go to {one} and text to {other}, which is in the same folder: give text "
+                "another place"
             )
     names = (source.name for source in captions.sources)
     return {**latents, **dict(zip(names, texts, strict=True))}
@@ -91,10 +95,10 @@ def _places_apart(
 def _check_place(
     place: str, resolutions: Sequence[int], latents: str, captions: CaptionOptions
 ) -> None:
-    """Check that what {resolution} and {caption} stand for is given."""
+    """Check that a resolution and a name of captions are given if the place contains them."""
     if CAPTION in place and not (captions.caption_field or captions.paths or captions.caption_name):
         raise UsageError(
-            f"{place} needs a name for its captions: give --caption-field, --caption-fields or "
+            f"{place} needs the name of captions: give --caption-field, --caption-fields or "
             f"--caption-name, or a place without {CAPTION}"
         )
     if RESOLUTION in place and latents == "none" and 0 in resolutions:
@@ -103,15 +107,15 @@ def _check_place(
         )
 
 
-def _places_of_captions(place: str, latents: str, called: Sequence[str]) -> dict[int | str, str]:
+def _text_places(place: str, latents: str, names: Sequence[str]) -> dict[int | str, str]:
     if latents != "none":
         raise UsageError(
             "--caption-fields makes a text dataset of each field: give --latents none too, or one "
             "field by --caption-field"
         )
-    if len(called) > 1 and CAPTION not in place:
+    if len(names) > 1 and CAPTION not in place:
         raise UsageError(
-            f"{place} is one place, and each of {len(called)} fields makes a dataset: write "
+            f"{place} is one place, and each of {len(names)} fields makes a dataset: write "
             f"{CAPTION} where their names differ, as in {place.rstrip('/')}-{CAPTION}"
         )
-    return {name: place.replace(CAPTION, name) for name in called}
+    return {name: place.replace(CAPTION, name) for name in names}

@@ -1,7 +1,8 @@
-"""A run of `encode` before it goes: what it makes, of which images, with what, and what is missing.
+"""The plan of a run of `encode`: what it makes, from which images and with which model.
 
-`planning.make_plan` makes it whole and checks it before anything is written; `str(plan)` says it in
-plain words. Of a million image shards it keeps those that are missing, packed, and hands them out.
+`make_plan` makes a whole plan and checks it before anything is written; `str(plan)` describes it in
+plain words. The image shards that are missing, perhaps a million, are kept pickled in the plan, and
+are handed out one after another.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,30 +22,30 @@ from wdsprep.text import plural
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetPlan:
-    """A dataset that a run makes or goes on with, and what of it is missing."""
+    """A dataset that a run of `encode` begins or continues, with the shards that it lacks."""
 
     place: str
     claim: DatasetClaim
-    """The claim on the dataset that lies there, without the units that are stale."""
+    """The claim on what lies at the place, without the stale units."""
     settings: Settings
     recipe: Encode
     captions: CaptionSource
     shards: int
-    """The number of image shards that it is to be made of."""
+    """The number of image shards that the dataset is made from."""
     samples: int
-    """The number of images in these; 0 where nobody has counted them."""
+    """The number of images in these shards; 0 if nobody has counted them."""
     pending: PackedShards
     """The image shards that are missing, the largest first."""
     missing: int
-    """The number of missing shards at first."""
+    """The number of shards that are missing before the run."""
     stale: Mapping[str, str]
-    """The units that are removed first, each with the input that it was made of."""
+    """The units that are removed first, each with the input that it was made from."""
     removals: tuple[str, ...]
-    """Lines that say which these are, and why."""
+    """Lines that tell the user which units are removed, and why."""
     is_limited: bool
     """True if --limit leaves some images out."""
     keeps_content: bool
-    """True if receipts say what foreign tars held."""
+    """True if receipts record what foreign tars held."""
 
     @property
     def is_of_text(self) -> bool:
@@ -56,64 +57,64 @@ class DatasetPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodePlan:
-    """The plan of a run of `encode`: all that it is going to do."""
+    """The plan of a run of `encode`: everything that the run will do."""
 
     images: str
-    """The images, as the user names them."""
+    """The place of the images, as the user gave it."""
     url: str
     is_whole: bool
-    """True if the image dataset is packed to its end, as far as it says."""
+    """True if the manifest of the images says that they are completely packed."""
     packed_area: int
-    """The largest image that pack let pass, in pixels; 0 where nobody says."""
+    """The `--max-area` with which the images were packed, in pixels; 0 if it is not known."""
     model: Model
     recipe: Encode
-    """The recipe of a worker for all datasets, with defaults for the model and the device."""
+    """The recipe by which a worker encodes for all datasets, with the defaults filled in."""
     worker_plan: EncodeWorkerPlan
     worker_options: EncodeWorkerOptions
     """The options of the workers, with the runner that was chosen."""
     captions: PreparedCaptions
     datasets: tuple[DatasetPlan, ...]
     units: int
-    """The number of image shards to be encoded, each for the datasets that lack it."""
+    """The number of image shards that at least one dataset lacks."""
 
     def __str__(self) -> str:
         return "\n".join(plan_lines(self))
 
 
 def headlines(plan: EncodePlan) -> Iterator[str]:
-    """Say what is encoded with what."""
+    """Yield the first lines of a plan: the images, the datasets, the model and the device."""
     dtype = plan.recipe.dtype
     precision = "fp16 and bf16" if dtype == HALF else dtype
-    wanted = ", ".join(map(_wanted, plan.datasets))
+    wanted = ", ".join(map(_describe_images, plan.datasets))
     device = plan.worker_plan.device
     yield f"{plan.images}: {wanted}; model {plan.model.name} in {precision} on {device}"
     if plan.model.note:
         yield plan.model.note
     if not plan.is_whole:
-        yield f"{plan.images} is not packed to its end: run the same again after pack has ended"
+        yield f"{plan.images} is not completely packed: run the same command again after pack"
 
 
 def plan_lines(plan: EncodePlan) -> Iterator[str]:
-    """Say all that a run is going to do."""
+    """Yield lines that describe everything a run of `encode` will do."""
     yield from headlines(plan)
     if most := area_warning(plan):
         yield most
     for dataset in plan.datasets:
         yield from _dataset_lines(dataset)
-    yield f"{plural(plan.units, 'image shard')} to encode, by {_workers(plan)}"
+    yield f"{plural(plan.units, 'image shard')} to encode, by {_describe_workers(plan)}"
 
 
 def area_warning(plan: EncodePlan) -> str:
-    """Warn of large images that pack let pass and encode rejects."""
+    """Return a warning if pack kept images that encode rejects as too large, or ""."""
     if plan.packed_area <= plan.recipe.max_area or plan.recipe.is_of_text:
         return ""
     return (
-        f"{plan.images} was packed with --max-area {plan.packed_area}: images of more than "
-        f"{plan.recipe.max_area:,} pixels are rejected here, unless --max-area says otherwise"
+        f"{plan.images} was packed with --max-area {plan.packed_area}, but encode rejects images "
+        f"of more than {plan.recipe.max_area:,} pixels: give the same --max-area to keep them"
     )
 
 
-def _wanted(dataset: DatasetPlan) -> str:
+def _describe_images(dataset: DatasetPlan) -> str:
     noun = "caption" if dataset.is_of_text else "image"
     counted = f", {plural(dataset.samples, noun)}" if dataset.samples else ""
     sizes = dataset.recipe.sizes
@@ -126,17 +127,17 @@ def _dataset_lines(dataset: DatasetPlan) -> Iterator[str]:
     claim = dataset.claim
     begins = "starts over" if claim.starts_over else "goes on" if claim.is_there else "begins"
     missing = f"{dataset.missing:,} of {plural(dataset.shards, 'shard')} missing"
-    yield f"{dataset.place} {begins}: {_wanted(dataset)}, {missing}"
+    yield f"{dataset.place} {begins}: {_describe_images(dataset)}, {missing}"
     if not dataset.is_of_text:
         yield f"  latents: {dataset.settings['latents']}"
     if dataset.settings["text"] != "none":
-        yield f"  text: {dataset.settings['text']}, of {_captions(dataset.captions)}"
+        yield f"  text: {dataset.settings['text']}, of {_describe_captions(dataset.captions)}"
     yield from (f"  {line}" for line in dataset.removals)
     if dataset.is_limited:
         yield "  --limit leaves the other images out"
 
 
-def _captions(source: CaptionSource) -> str:
+def _describe_captions(source: CaptionSource) -> str:
     if source.digest:
         return f"the captions of a table, by {source.by}"
     if source.field:
@@ -144,20 +145,20 @@ def _captions(source: CaptionSource) -> str:
     return "the samples' own captions"
 
 
-def _workers(plan: EncodePlan) -> str:
+def _describe_workers(plan: EncodePlan) -> str:
     worker_plan, kind = (
         plan.worker_plan,
         "GPU worker" if plan.worker_plan.device == "cuda" else "CPU worker",
     )
-    where = "of a Ray cluster" if plan.worker_options.runner == "ray" else "on this machine"
+    where = "in a Ray cluster" if plan.worker_options.runner == "ray" else "on this machine"
     workers = (
         plural(worker_plan.workers, kind)
         if worker_plan.workers
-        else f"as many {kind}s as there is room for"
+        else f"as many {kind}s as have room"
     )
     return f"{workers} {where}"
 
 
 def units_of(datasets: "tuple[DatasetPlan, ...]") -> int:
-    """Return how many image shards are missing from any of the datasets."""
+    """Return the number of image shards that at least one of the datasets lacks."""
     return count_units([dataset.pending for dataset in datasets])

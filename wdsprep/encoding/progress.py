@@ -1,4 +1,4 @@
-"""How far a run encodes, and its `Speeds`, as its workers tell."""
+"""The progress of a run of `encode`, and the speeds of its workers."""
 
 from dataclasses import dataclass
 from typing import Any, cast
@@ -10,7 +10,7 @@ LEAST_SHOWN = 0.1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodeProgress(JointProgress):
-    """The progress of a shard, and what its worker has done since it began."""
+    """The progress of a shard that is encoded, and the work of its worker so far."""
 
     worker: str
     device: str
@@ -24,7 +24,7 @@ class EncodeProgress(JointProgress):
 
 
 class Speeds:
-    """The speeds of the workers of a run, from the first batch of each to its last."""
+    """The speeds of the workers of a run, each measured from its first batch to its last."""
 
     def __init__(self) -> None:
         self.workers: dict[str, EncodeProgress] = {}
@@ -36,23 +36,26 @@ class Speeds:
             self.workers[working.worker] = working
 
     def rates(self) -> dict[str, float]:
-        """Images a second of each worker."""
+        """Return the images a second of each worker, by its name."""
         return {w.worker: w.done / w.wall_s for w in self.workers.values() if w.wall_s}
 
     @property
     def busy(self) -> float:
-        """The share of that time in which the devices computed."""
+        """Return the share of the time in which the devices computed."""
         return self._share(sum(w.busy_s for w in self.workers.values()))
 
     @property
     def text(self) -> float:
-        """The share of what the devices computed that captions took."""
+        """Return the share of the devices' computing time that captions took."""
         busy = sum(w.busy_s for w in self.workers.values())
         return sum(w.text_s for w in self.workers.values()) / busy if busy else 0.0
 
     @property
     def launching(self) -> float:
-        """The share in which hosts told GPUs what to do: near 1 it is they that hold these up."""
+        """Return the share of the time in which hosts launched work on GPUs.
+
+        Near 1, it is the hosts that limit the speed.
+        """
         return self._share(sum(w.launch_s for w in self.workers.values()))
 
     def _share(self, seconds: float) -> float:
@@ -60,19 +63,19 @@ class Speeds:
         return seconds / wall if wall else 0.0
 
     def figures(self) -> dict[str, float]:
-        """Return figures for a tracker: how many workers there are, and how busy their devices."""
+        """Return figures for a tracker: the number of workers, and how busy their devices are."""
         return {"busy": self.busy, "text_share": self.text, "workers": len(self.workers)}
 
     def __str__(self) -> str:
-        """Return how busy the devices are, with the share of text, and of GPUs their hosts."""
+        """Return a line that says how busy the devices are, and with what."""
         text = f" ({self.text:.0%} of it with text)" if self.text >= LEAST_SHOWN else ""
         launching = f", launching {self.launching:.0%}" if self.launching else ""
         return f"busy {self.busy:.0%}{text}{launching}"
 
     def trial(self, before: Any) -> dict[str, Any]:
-        """Return what the manifest says of a trial, from which `plan` estimates.
+        """Return the speed of a trial run for the manifest; `plan` estimates from it.
 
-        Where this run had nothing to do, that is what the manifest said before.
+        If this run had nothing to do, return `before`, the entry of an earlier trial.
         """
         rates = self.rates()
         if not rates:

@@ -1,6 +1,7 @@
-"""What is made of an image and its caption: the settings of encoding, with the usual values.
+"""The options that decide what is made from an image and its caption, with their defaults.
 
-They stand here alone. `encode`, `load` and `stream` take theirs from here, and pass them on whole.
+They are declared here alone: `encode`, `load` and `stream` take them from here, and pass them on as
+a whole.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +15,8 @@ from wdsprep.encoding.models.presets import made_for
 from wdsprep.encoding.shape_lists import (
     SDXL_RESOLUTION,
     ShapesGiven,
-    checked_crop,
-    checked_shapes,
+    check_max_crop,
+    check_shapes_option,
     sizes_of,
 )
 from wdsprep.errors import UsageError
@@ -29,11 +30,10 @@ MODEL, IMAGES = "Model", "Images"
 
 
 def resolutions_of(given: int | Sequence[int]) -> tuple[int, ...]:
-    """Return the resolutions that one run encodes; each makes a dataset."""
+    """Return the resolutions that one run encodes, each into a separate dataset."""
     if isinstance(given, str):
         raise UsageError(
-            f"--resolution {brief(given)}: give pixels, such as 256, or several, as 256,512, in "
-            "whole numbers"
+            f"--resolution {brief(given)}: give whole numbers of pixels, such as 256 or 256,512"
         )
     is_one = not isinstance(given, Sequence)
     numbers = [given] if is_one else list(given)  # type: ignore[arg-type]
@@ -41,49 +41,49 @@ def resolutions_of(given: int | Sequence[int]) -> tuple[int, ...]:
     if not found:
         raise UsageError("no --resolution is given: give one, such as 256")
     if twice := [number for number in found if found.count(number) > 1]:
-        raise UsageError(f"--resolution {twice[0]} is given twice: name each once")
+        raise UsageError(f"--resolution {twice[0]} is given twice: give each once")
     return found
 
 
-def one_or_several(given: int | Sequence[int]) -> int | tuple[int, ...]:
-    """Return the same as it was given: a number, or several."""
+def check_resolutions(given: int | Sequence[int]) -> int | tuple[int, ...]:
+    """Check a value of --resolution, and return it as a number or a tuple of numbers."""
     found = resolutions_of(given)
     return found if isinstance(given, Sequence) else found[0]
 
 
 def parse_resolutions(text: str) -> tuple[int, ...]:
-    """Return the same of what a user writes, such as "256,512", or raise a ValueError."""
+    """Return the resolutions in a text such as "256,512", or raise ValueError if there are none."""
     return tuple(int(part) for part in text.split(","))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeOptions(Options):
-    """The options that decide the bytes of latents of every resolution, beside the model."""
+    """The options that, together with the model, decide the bytes of latents at any resolution."""
 
     shapes: ShapesGiven = field(
         default=(),
         metadata=about(
-            "Cut each image to the shape of a list whose ratio is nearest to its own: to those of "
-            f"SDXL, for --resolution {SDXL_RESOLUTION} alone; for any resolution that STEP "
-            "divides, to all whose sides are multiples of STEP and whose ratio is up to MAX, with "
-            "no more pixels than the square; or to those in a file, such as 832x1216 in a line, "
-            "the square of the resolution among them.",
+            "Cut each image to the shape of a list whose aspect ratio is nearest to its own. sdxl "
+            f"is the list of SDXL, for --resolution {SDXL_RESOLUTION} alone. nearest:STEP,MAX is "
+            "for any resolution that STEP divides: all shapes whose sides are multiples of STEP, "
+            "whose ratio is at most MAX, and which have no more pixels than the square. A FILE has "
+            "a shape in each line, such as 832x1216, and one of them is the square.",
             MODEL,
-            read=checked_shapes,
+            read=check_shapes_option,
             metavar="FILE|sdxl|nearest:STEP,MAX",
             order=-1,
             page="cut each image to one of [several shapes](#shapes), not to the square: to the "
-            "one whose ratio is nearest to its own. `sdxl` is for a resolution of "
+            "one whose aspect ratio is nearest to its own. `sdxl` is for a resolution of "
             f"{SDXL_RESOLUTION}, `nearest` for any that STEP divides",
         ),
     )
-    """Among which each image finds its own, as `sizes_of` reads them; none: the square alone."""
+    """The shapes to cut to, in a form that `sizes_of` reads; empty: the square alone."""
     max_crop: float = field(
         default=1.0,
         metadata=about(
             "Reject images that would lose more than this part of their area, such as 0.2.",
             MODEL,
-            read=checked_crop,
+            read=check_max_crop,
             code=Code.ASPECT_RATIO,
             remedy="--overwrite with a larger --max-crop, or more --shapes, takes more images",
             parse=float,
@@ -94,8 +94,8 @@ class RecipeOptions(Options):
     latents: str = field(
         default=LATENTS[0],
         metadata=about(
-            "Keep this of the distribution that the VAE makes of an image; with none, encode "
-            "captions alone, into a text dataset, and look at no image.",
+            "Keep this part of the distribution that the VAE makes from an image; with none, "
+            "encode captions alone, into a text dataset, and open no image.",
             MODEL,
             choices=LATENTS,
             usual=True,
@@ -119,7 +119,7 @@ class RecipeOptions(Options):
     text: str = field(
         default=TEXTS[0],
         metadata=about(
-            "Keep embeddings of captions, their tokens, or nothing of them.",
+            "Keep the embeddings of captions, their tokens, or neither.",
             MODEL,
             choices=TEXTS,
             usual=True,
@@ -130,12 +130,12 @@ class RecipeOptions(Options):
     text_length: int = field(
         default=0,
         metadata=about(
-            "Take so many tokens of a caption, of a pipeline that lets its user choose; 0 is what "
-            "the pipeline takes by itself.",
+            "Encode at most this number of tokens of a caption, if the pipeline offers a choice; "
+            "0 is the pipeline's own number.",
             MODEL,
             least=0,
             usual=True,
-            page="how many tokens of a caption to take, where a pipeline lets its user choose "
+            page="how many tokens of a caption to encode at most, if the pipeline offers a choice "
             "(`max_sequence_length`); 0 is the pipeline's own number",
         ),
     )
@@ -156,20 +156,20 @@ class RecipeOptions(Options):
     decode: str = field(
         default=DECODES[0],
         metadata=about(
-            "Decode a JPEG that is large at 1/2, 1/4 or 1/8, so that about twice the pixels that "
-            "are wanted a side remain to be scaled (fast), or always in full. auto is fast, or "
-            "what the dataset was begun with.",
+            "Decode large JPEGs at 1/2, 1/4 or 1/8 of their size, so that each side still has "
+            "about twice the pixels that are needed (fast), or always at full size (full). auto "
+            "is fast, or what the dataset was begun with.",
             MODEL,
             choices=DECODES,
             usual=True,
-            page="decode a large JPEG [at a reduced scale](#decoding) (fast), or always in full; "
+            page="decode large JPEGs [at a reduced size](#decoding) (fast), or at full size; "
             "auto is fast, or what the dataset was begun with",
         ),
     )
     seed: int = field(
         default=0,
         metadata=about(
-            "Seed the sampling noise with this.",
+            "Seed the sampling noise with this number.",
             MODEL,
             usual=True,
             page="the seed of the sampling noise",
@@ -194,12 +194,12 @@ class RecipeOptions(Options):
 
 
 RESOLUTION = about(
-    "Encode centre squares of so many pixels a side, such as 256, of all images that are large "
-    "enough, whatever their bucket; several, as 256,512, in one pass, each into a dataset of its "
-    f"own. {made_for()} With --latents none it says of which images captions are encoded: of all "
-    "unless given.",
+    "Encode centre squares with this number of pixels a side, such as 256, from all images that "
+    "are large enough, in any bucket. Several, such as 256,512, are encoded in one pass, each into "
+    f"a separate dataset. {made_for()} With --latents none this chooses the images whose captions "
+    "are encoded: all of them by default.",
     MODEL,
-    read=one_or_several,
+    read=check_resolutions,
     code=Code.TOO_SMALL,
     remedy="a smaller --resolution takes smaller images",
     parse=parse_resolutions,
@@ -216,22 +216,21 @@ RESOLUTION = about(
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(RecipeOptions):
-    """The recipe that decides the bytes of a latent sample, beside the model."""
+    """The recipe of a latent sample, which decides its bytes together with the model."""
 
     resolution: int = field(metadata=about("The pixels of a side of the square."))
-    """The resolution; of text alone it says of which buckets, and 0 is the lowest, with all
-    images."""
+    """The resolution. For text alone it chooses the images, and 0 stands for all of them."""
 
     def check_together(self) -> None:
         super().check_together()
         least = 0 if self.is_of_text else 1
         if self.resolution < least:
-            raise UsageError(f"--resolution {self.resolution}: give {least} or more")
-        self._check_alone()
+            raise UsageError(f"--resolution {self.resolution}: give {least} or more pixels")
+        self._check_text_alone()
         object.__setattr__(self, "shapes", sizes_of(self.shapes, self.resolution))
 
-    def _check_alone(self) -> None:
-        """Refuse options of images where text alone is encoded, and a run without both."""
+    def _check_text_alone(self) -> None:
+        """Raise UsageError if text alone has options of images, or nothing is left to encode."""
         of_images = {
             "--shapes": bool(self.shapes),
             "--max-crop": self.max_crop < 1,
@@ -240,25 +239,29 @@ class Recipe(RecipeOptions):
         }
         given = [option for option, is_given in of_images.items() if is_given]
         if self.is_of_text and given:
-            raise UsageError(f"{given[0]} is for images, which --latents none leaves alone")
+            raise UsageError(
+                f"{given[0]} is for images, which --latents none leaves alone: leave it out"
+            )
         if self.is_of_text and self.text == "none":
-            raise UsageError("--latents none and --text none leave nothing to encode: drop one")
+            raise UsageError(
+                "--latents none and --text none leave nothing to encode: leave one out"
+            )
 
     @property
     def sizes(self) -> tuple[Size, ...]:
-        """The shapes, however they were named."""
+        """Return the shapes to cut images to, as widths and heights."""
         return cast("tuple[Size, ...]", self.shapes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodingOptions(RecipeOptions):
-    """The options of encoding at any resolution: the recipe, the model, the batch."""
+    """The options of encoding at any resolution: the recipe, the model and the batch size."""
 
     model: str = field(
         default="sd2",
         metadata=about(
-            "Encode with one of those that wdsprep models lists (tiny is a toy for trials), with "
-            "REPO[@REV] of a pipeline of diffusers, or with its folder.",
+            "Encode with a model that `wdsprep models` lists (tiny is a toy for trials), with the "
+            "REPO[@REV] of a diffusers pipeline on the hub, or with the folder of one.",
             MODEL,
             known=MODELS,
             usual=True,
@@ -271,7 +274,7 @@ class EncodingOptions(RecipeOptions):
     batch_size: int | str = field(
         default="auto",
         metadata=about(
-            "Encode so many images at once; auto goes by the memory of the GPU.",
+            "Encode this number of images at once; auto chooses it by the memory of the GPU.",
             WORKERS,
             read=auto,
             metavar="AUTO|N",
@@ -285,20 +288,20 @@ class EncodingOptions(RecipeOptions):
 
     @property
     def of_encoding(self) -> Mapping[str, Any]:
-        """Return the options that `EncodingOptions` has, by name, without those of subclasses."""
+        """Return the values of the options of `EncodingOptions` by name, without subclasses'."""
         return {each.name: getattr(self, each.name) for each in fields(EncodingOptions)}
 
 
 @suggesting
 @dataclass(frozen=True, kw_only=True)
 class Encode(EncodingOptions, Recipe):
-    """The way in which images become latents while a trainer waits for them.
+    """The settings with which images are encoded into latents while a trainer waits for them.
 
         how = wdsprep.Encode(resolution=256, model="sd2")
         loader = wdsprep.load("shards/images", encode=how, global_batch=1024)
 
-    The settings are those of `wdsprep encode` that decide what latents are, `batch_size` on the
-    device, and `device`, by default the trainer's.
+    They are the options of `wdsprep encode` that decide the bytes of latents, the `batch_size`, and
+    the `device`, which is the trainer's by default.
     """
 
     device: str = field(
@@ -309,7 +312,11 @@ class Encode(EncodingOptions, Recipe):
 def recipes_for(
     how: Callable[..., Encode], resolutions: Sequence[int], texts: int, *, is_apart: bool
 ) -> list[Encode]:
-    """Return the recipe of each dataset, in the order of the places of a run."""
+    """Return the recipe of each dataset of a run, first of the latents, then of the text.
+
+    `how` makes a recipe. `texts` is the number of captions of a sample, each with its dataset.
+    `is_apart` is true if text is stored apart from latents.
+    """
     if not is_apart:
         return [how(resolution=number) for number in resolutions] * texts
     latents = [how(resolution=number, text="none", text_length=0) for number in resolutions]
@@ -324,7 +331,7 @@ def recipes_for(
 
 
 def check_makes_latents(encode: Encode) -> None:
-    """Check that images are encoded, and not text alone."""
+    """Raise UsageError if a recipe makes no latents, but text alone."""
     if encode.is_of_text:
         raise UsageError(
             'encode= makes latents of images: leave latents="none" out, or make text first, with '

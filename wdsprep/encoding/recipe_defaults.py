@@ -22,9 +22,10 @@ RecipeT = TypeVar("RecipeT", bound=Recipe)
 
 
 def settle_recipe(recipe: RecipeT, model: Model, device: str) -> tuple[RecipeT, Model]:
-    """Choose what a recipe leaves open, and ask a pipeline what it makes of a caption and of sizes.
+    """Return the recipe with its defaults filled in, and the model with the arrays that it makes.
 
-    All that needs torch is imported for pipelines alone."""
+    A pipeline is asked for its arrays in a dry run; torch is imported only then.
+    """
     recipe = replace(recipe, **choices_for(recipe, model, device))
     if not model.pipeline_kind:
         return recipe, model
@@ -34,7 +35,7 @@ def settle_recipe(recipe: RecipeT, model: Model, device: str) -> tuple[RecipeT, 
 
 
 def choices_for(recipe: Recipe, model: Model, device: str) -> dict[str, Any]:
-    """Return what a recipe leaves to the model and the device, by the field."""
+    """Return the fields of a recipe whose defaults depend on the model and the device."""
     chosen: dict[str, Any] = {
         "latents": latents_of(recipe.latents, model),
         "dtype": dtype_of(recipe.dtype, device, model),
@@ -44,7 +45,10 @@ def choices_for(recipe: Recipe, model: Model, device: str) -> dict[str, Any]:
         usual = preset.text_length if preset else 0
         chosen["text_length"] = recipe.text_length or usual
     elif recipe.text_length:
-        raise UsageError(f"--text-length: {model.name} has but one length of text")
+        raise UsageError(
+            f"--text-length cannot be chosen for {model.name}, whose text has one length: leave it "
+            "out"
+        )
     return chosen
 
 
@@ -55,17 +59,19 @@ def latents_of(wanted: str, model: Model) -> str:
         return "sample" if wanted == "auto" else wanted
     if wanted not in ("auto", "mean"):
         raise UsageError(
-            f"--latents {wanted}: the VAE of {model.name} ({model.vae_kind}) gives latents, and no "
-            "distribution of them: leave --latents out"
+            f"--latents {wanted} needs a distribution, but the VAE of {model.name} "
+            f"({model.vae_kind}) gives the latents themselves: leave --latents out"
         )
     return "mean"
 
 
 def dtype_of(wanted: str, device: str, model: Model) -> str:
-    """Return the precision to compute in: on a GPU half, in a pipeline each network's own.
+    """Return the dtype to compute in: fp32 on a CPU, a half precision on a GPU.
 
-    A VAE that is known to overflow has the range of fp32 then, where the GPU has that. Text alone
-    has what it has beside latents."""
+    `half` stands for the half precision of each network of a pipeline. A VAE that is known to
+    overflow in fp16 gets bf16, or fp32 if the GPU has no bf16. Text alone gets the dtype that it
+    would have with latents.
+    """
     if wanted != "auto":
         return wanted
     if device != "cuda":
@@ -79,31 +85,31 @@ def dtype_of(wanted: str, device: str, model: Model) -> str:
 
 
 def new_format(recipe: Recipe) -> dict[str, Any]:
-    """Return the form of a new dataset."""
+    """Return the format of a new dataset of latents or of text."""
     return dict(FORM) if recipe.is_of_text else {**FORM, DECODE: FAST}
 
 
 def format_at(place: str, recipe: Recipe, *, overwrite: bool = False) -> Mapping[str, Any]:
     """Return the format of the dataset at `place`, or that of a new one.
 
-    How its images are decoded is part of it.
+    For latents it says how JPEGs are decoded.
     """
     new = new_format(recipe)
     return read_format(place, overwrite=overwrite, new=new, names=(*FORM, DECODE))
 
 
-def _decoding(recipe: Recipe, form: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how JPEGs are decoded, where it is not in full."""
+def _decode_settings(recipe: Recipe, form: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the setting for decoding JPEGs, or nothing if they are decoded at full size."""
     chosen = form.get(DECODE, FULL) if recipe.decode == "auto" else recipe.decode
     return {} if recipe.is_of_text or chosen == FULL else {DECODE: chosen}
 
 
 def settings_of(model: Model, recipe: Recipe, form: Mapping[str, Any] = FORM) -> dict[str, Any]:
-    """Return all settings that decide which bytes given images and captions become.
+    """Return all settings that decide the bytes of a dataset encoded with a model and a recipe.
 
-    What a reader needs to know of the arrays is included. Limits and shapes of images are
-    included where they are not the defaults. A recipe of text alone has no settings that
-    concern only images.
+    They include what a reader needs to know about the arrays. Limits and shapes of images are
+    included if they are not the defaults. A recipe for text alone has no settings that concern
+    only images.
     """
     limits = {
         "max_area": recipe.max_area,
@@ -113,7 +119,7 @@ def settings_of(model: Model, recipe: Recipe, form: Mapping[str, Any] = FORM) ->
     }
     usual = {"max_area": MAX_AREA, "max_bytes": MAX_NBYTES, "max_crop": 1.0, "shapes": []}
     of_images = {"crop": "centre", "seed": recipe.seed, **rule_of(model)}
-    of_images |= _decoding(recipe, form)
+    of_images |= _decode_settings(recipe, form)
     form = {name: told for name, told in form.items() if name != DECODE}
     if recipe.is_of_text:
         of_images, limits = {}, {"max_bytes": recipe.max_bytes}

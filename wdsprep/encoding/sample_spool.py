@@ -1,6 +1,6 @@
-"""Samples that are made, and wait on a local disk (in TMPDIR) for their turn in a shard.
+"""Finished samples that wait on a local disk (in TMPDIR) for their turn in a shard.
 
-What they are takes some hundred bytes of memory each; their members lie in a file without a name.
+Each takes some hundred bytes of memory; its members lie in a file without a name.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ Members = Sequence[tuple[str, Data]]
 
 @dataclass(frozen=True, slots=True)
 class SpooledSample:
-    """A sample that waits on disk: its members by name and size, and where they are.
+    """A sample that waits on disk: the names and sizes of its members, and their place in a file.
 
-    `cut` is whether its caption was cut.
+    `cut` is true if its caption was cut.
     """
 
     key: str
@@ -28,7 +28,7 @@ class SpooledSample:
 
 
 class SampleSpool:
-    """A file on disk that holds samples, and is gone when it is closed."""
+    """A file on disk that holds finished samples, and is deleted when it is closed."""
 
     def __init__(self) -> None:
         self._spool = Spool()

@@ -1,8 +1,8 @@
 """The shapes that a user names: SDXL's, all near the area of a resolution, or those of a file.
 
-What is named becomes a list of widths and heights before anything else is done, and stands in the
-settings as that. No shape has more than `MOST_AREA` of the pixels of the resolution's square, or
-less than `LEAST_AREA` of them: a step of one shape takes about as long as one of another then.
+The name becomes a list of widths and heights before anything else is done, and the settings store
+that list. Each shape has between `LEAST_AREA` and `MOST_AREA` of the pixels of the resolution's
+square, so that training steps of all shapes take about equally long.
 """
 
 import os
@@ -36,14 +36,14 @@ SDXL_LACKS = (704, 1344)
 LEAST_AREA, MOST_AREA = Fraction(1, 2), Fraction(13, 10)
 MOST_RATIO = 16
 MOST_SHAPES = 512
-"""The most shapes of a list. Each receipt has all of them: so many take 6 kB."""
+"""The most shapes of a list. Each receipt has all of them, which take 6 kB."""
 LINE = re.compile(r"([1-9]\d{0,5})\s*[xX]\s*([1-9]\d{0,5})")
 NEAREST = re.compile(r"nearest:(\d{1,6}),(\d{1,6}(?:\.\d{1,6})?)")
 KINDS = "sdxl, nearest:STEP,MAX, or a file with lines such as 832x1216"
 
 
-def checked_shapes(given: Any) -> ShapesGiven:
-    """Return what names shapes; which they are depends on the resolution."""
+def check_shapes_option(given: Any) -> ShapesGiven:
+    """Check that a value of --shapes is a name, a path or a list of sizes, and return it."""
     if isinstance(given, str | os.PathLike):
         return given
     if not isinstance(given, Iterable) or isinstance(given, bytes | Mapping):
@@ -52,44 +52,47 @@ def checked_shapes(given: Any) -> ShapesGiven:
 
 
 def sizes_of(given: ShapesGiven, resolution: int) -> tuple[Size, ...]:
-    """Return the shapes that are named, from the tallest to the widest."""
+    """Return the shapes that a value of --shapes stands for, from the tallest to the widest."""
     if not isinstance(given, str | os.PathLike):
         given = tuple(given)
-        return _checked(given, resolution, "--shapes") if given else ()
+        return _check_shapes(given, resolution, "--shapes") if given else ()
     if not (text := os.fspath(given)):
         return ()
     what = f"--shapes {shortened(text)}"
     if text == "sdxl":
-        sizes = list(_sdxl(resolution))
+        sizes = list(_sdxl_shapes(resolution))
     elif text.startswith("nearest:"):
-        sizes = list(_nearest(text, resolution))
+        sizes = list(_nearest_shapes(text, resolution))
     else:
-        sizes = list(_read(Path(text), what))
-    return _checked(sizes, resolution, what)
+        sizes = list(_read_shapes(Path(text), what))
+    return _check_shapes(sizes, resolution, what)
 
 
-def check_serves(given: ShapesGiven, resolutions: Sequence[int]) -> None:
-    """Check that a list is for one resolution; a rule makes one for each."""
+def check_one_resolution(given: ShapesGiven, resolutions: Sequence[int]) -> None:
+    """Raise UsageError if one list of shapes is given for several resolutions.
+
+    `nearest` makes a list for each resolution.
+    """
     is_rule = isinstance(given, str) and (not given or given.startswith("nearest:"))
     if len(resolutions) > 1 and not is_rule and given != ():
         raise UsageError(
-            f"--shapes {given}: a list is for one resolution, and there are {len(resolutions)}: "
-            "nearest:STEP,MAX makes one of each"
+            f"--shapes {given} is a list for one resolution, and there are {len(resolutions)}: "
+            "give nearest:STEP,MAX, which makes a list for each"
         )
 
 
-def checked_crop(given: Any) -> float:
-    """Check the largest part of an image's area that may be cut off."""
+def check_max_crop(given: Any) -> float:
+    """Check that a value of --max-crop is a part of an area, and return it."""
     if not 0 < real("--max-crop", given) <= 1:
         raise UsageError(f"--max-crop {brief(given)}: give a part of the area, above 0 and up to 1")
     return float(given)
 
 
-def _sdxl(resolution: int) -> Iterator[Size]:
+def _sdxl_shapes(resolution: int) -> Iterator[Size]:
     if resolution != SDXL_RESOLUTION:
         raise UsageError(
-            f"--shapes sdxl is for --resolution {SDXL_RESOLUTION}: for {resolution}, "
-            "nearest:STEP,MAX makes such a list"
+            f"--shapes sdxl is for --resolution {SDXL_RESOLUTION}: for {resolution} give "
+            "nearest:STEP,MAX, which makes such a list"
         )
     yield resolution, resolution
     for short, longs in SDXL_SIDES.items():
@@ -97,18 +100,20 @@ def _sdxl(resolution: int) -> Iterator[Size]:
             yield from (size for size in ((short, long), (long, short)) if size != SDXL_LACKS)
 
 
-def _nearest(text: str, resolution: int) -> Iterator[Size]:
-    """Yield for each longer side the shorter one whose area is nearest to the square's.
+def _nearest_shapes(text: str, resolution: int) -> Iterator[Size]:
+    """Yield the shapes of `nearest:STEP,MAX`: multiples of STEP with about the square's area.
 
-    It is not above that. Where two have one ratio, the larger counts."""
+    For each longer side, the shorter one is as long as it can be with no more pixels than the
+    square. If two shapes have one ratio, only the larger is yielded.
+    """
     match = NEAREST.fullmatch(text)
     if match is None:
         raise UsageError(f"--shapes {text}: write nearest:STEP,MAX, such as nearest:64,4")
     step, most = int(match[1]), Fraction(match[2])
     if not step or resolution % step:
         raise UsageError(
-            f"--shapes {text}: --resolution {resolution} is no multiple of {step}, so the square "
-            "would not be among them"
+            f"--shapes {text} would lack the square, as --resolution {resolution} is not a "
+            f"multiple of {step}: give another STEP"
         )
     if not 1 <= most <= MOST_RATIO:
         raise UsageError(f"--shapes {text}: give ratios from 1 to {MOST_RATIO}")
@@ -123,26 +128,28 @@ def _nearest(text: str, resolution: int) -> Iterator[Size]:
     yield from found.values()
 
 
-def _read(path: Path, what: str) -> Iterator[Size]:
+def _read_shapes(path: Path, what: str) -> Iterator[Size]:
     try:
         lines = path.expanduser().read_text("utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UsageError(f"{what} cannot be read ({reason}): give {KINDS}") from None
     for number, line in enumerate(lines, 1):
         if not (text := line.partition("#")[0].strip()):
             continue
         match = LINE.fullmatch(text)
         if match is None:
-            raise UsageError(f"{what}: line {number}, {text[:40]!r}, is no shape such as 832x1216")
+            raise UsageError(
+                f"{what}: line {number}, {text[:40]!r}, is not a shape such as 832x1216"
+            )
         yield int(match[1]), int(match[2])
 
 
-def _checked(sizes: Iterable[Any], resolution: int, what: str) -> tuple[Size, ...]:
-    """Refuse a list with which a trainer could do nothing, or that is meant for something else."""
-    found = [_size(size, what) for size in sizes]
+def _check_shapes(sizes: Iterable[Any], resolution: int, what: str) -> tuple[Size, ...]:
+    """Return the shapes in their order, or raise UsageError if they do not fit the resolution."""
+    found = [_check_sides(size, what) for size in sizes]
     if not found:
-        raise UsageError(f"{what} lists no shape: write one in a line, such as 832x1216")
+        raise UsageError(f"{what} lists no shape: write one in each line, such as 832x1216")
     if len(found) > MOST_SHAPES:
         raise UsageError(f"{what} has {len(found):,} shapes: give {MOST_SHAPES} at most")
     if (resolution, resolution) not in found:
@@ -150,7 +157,7 @@ def _checked(sizes: Iterable[Any], resolution: int, what: str) -> tuple[Size, ..
         raise UsageError(f"{what} lacks {square}, the square of --resolution {resolution}: add it")
     by_ratio: dict[Fraction, Size] = {}
     for size in found:
-        _check_size(size, resolution, what)
+        _check_area(size, resolution, what)
         if other := by_ratio.get(Fraction(*size)):
             both = f"{shape_name(other)} and {shape_name(size)}"
             raise UsageError(f"{what} has one ratio twice, {both}: leave one out")
@@ -158,18 +165,18 @@ def _checked(sizes: Iterable[Any], resolution: int, what: str) -> tuple[Size, ..
     return Shapes.of(found).sizes
 
 
-def _size(size: Any, what: str) -> Size:
+def _check_sides(size: Any, what: str) -> Size:
     try:
         width, height = size
     except (TypeError, ValueError):
         width = height = 0
     if not all(type(side) is int and side > 0 for side in (width, height)):
-        raise UsageError(f"{what}: {brief(size)} is no width and height")
+        raise UsageError(f"{what}: {brief(size)} is not a width and a height")
     return width, height
 
 
-def _check_size(size: Size, resolution: int, what: str) -> None:
-    """Check the area of a shape, and the ratio of its sides."""
+def _check_area(size: Size, resolution: int, what: str) -> None:
+    """Raise UsageError if the area of a shape, or the ratio of its sides, is out of range."""
     width, height = size
     share = Fraction(width * height, resolution**2)
     if not LEAST_AREA <= share <= MOST_AREA:

@@ -1,7 +1,7 @@
-"""The samples of an image shard, and the certainty that it is what was packed.
+"""The samples of an image shard, with a check that the shard is what was packed.
 
-A shard that pack made is compared with its digest while it is read. Where images are not wanted
-and lie on a disk of this machine, or are large, their bytes are passed over (`shard_texts`).
+A shard that pack made is compared with its digest while it is read. If images are not needed, and
+lie on a disk of this machine or are large, their bytes are skipped (`shard_texts`).
 """
 
 from collections.abc import Iterator
@@ -26,10 +26,10 @@ from wdsprep.text import human_bytes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardRows:
-    """A shard to be read once.
+    """The rows of an image shard, to be read once.
 
-    `content` takes the marks of its rows. Without `has_images` the bytes of images are passed over,
-    but for foreign tars, which are known by them.
+    `content` collects a mark of each row. Without `has_images` the bytes of images are skipped,
+    except in foreign tars, whose marks depend on them.
     """
 
     source: TarsSource
@@ -39,7 +39,10 @@ class ShardRows:
     left_out: LeftOut = field(default_factory=LeftOut)
 
     def read(self) -> Iterator[tuple[str, Sample | Refusal]]:
-        """Yield each sample with its key, and check at the end that the shard is what it was."""
+        """Yield each sample with its key, and raise HopelessError if the shard is damaged.
+
+        The digest of the shard is compared at the end.
+        """
         source = self.source
         if not (self.has_images or self.shard.is_foreign):
             source = replace(source, has_images=False)
@@ -55,25 +58,29 @@ class ShardRows:
         )
         for key, row in islice(rows, item.take or None):
             if isinstance(row, Refusal) and row.code is Code.TAR_VANISHED:
-                raise HopelessError(self._damaged("is not there"))
+                raise HopelessError(self._damage_message("is not there"))
             self.content.add(self.content.mark(row))
             yield key, row
         is_known = not (self.shard.is_foreign or item.take)
         if is_known and digest.hexdigest() != self.shard.digest:
-            raise HopelessError(self._damaged(self._how(f"another {self.shard.kind.shown}")))
+            raise HopelessError(
+                self._damage_message(self._describe_damage(f"another {self.shard.kind.shown}"))
+            )
 
     def _texts(self, source: TarsSource, store: Store) -> Iterator[tuple[str, Sample | Refusal]]:
-        """Yield samples without images, checked as far as that goes without their bytes."""
+        """Yield the samples without images, and check the size and the headers of the shard."""
         try:
             rows = read_texts(source, store, self.shard)
             yield from islice(rows, self.shard.item.take or None)
         except NotFoundError as error:
-            raise HopelessError(self._damaged("is not there, or its index is not")) from error
+            raise HopelessError(
+                self._damage_message("is not there, or its index is not")
+            ) from error
         except FormatError as error:
-            raise HopelessError(self._damaged(self._how(str(error)))) from error
+            raise HopelessError(self._damage_message(self._describe_damage(str(error)))) from error
 
-    def _how(self, why: str) -> str:
-        """Say how a shard is damaged: only the store knows how long a broken tar is."""
+    def _describe_damage(self, why: str) -> str:
+        """Return a clause that says whether a damaged shard is truncated or was changed."""
         name, expected = self.shard.item.name, self.shard.item.nbytes
         listed = opened(self.source.url).list(name)
         nbytes = next((entry.nbytes for entry in listed if entry.name == name), 0)
@@ -81,7 +88,7 @@ class ShardRows:
             return f"is truncated (expected {human_bytes(expected)}, found {human_bytes(nbytes)})"
         return f"is not what was packed ({why})"
 
-    def _damaged(self, how: str) -> str:
+    def _damage_message(self, how: str) -> str:
         name = self.shard.item.name
         if self.shard.is_foreign:
             return f"{name} {how}"

@@ -1,7 +1,7 @@
 """The captions and facts of an image shard that pack made, without its images.
 
-Where not all of a shard was read there is no digest of it that could be compared with that of its
-receipt. Then its size is, and that index and headers agree (`ShardReader.walk`).
+If only parts of a shard are read, its digest cannot be compared with its receipt. Its size is
+compared instead, and its index with its headers (`ShardReader.walk`).
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,10 @@ from wdsprep.store.base import Store
 
 
 def is_read_in_parts(store: Store, shard: ImageShard) -> bool:
-    """Return whether less than the whole shard is read for its texts."""
+    """Return whether the captions of an image shard are read without its images.
+
+    They are if the shard lies on a local disk, or if its images are large.
+    """
     item = shard.item
     is_large = item.nbytes >= LARGE_NBYTES * max(1, item.samples)
     return not shard.is_foreign and (store.root is not None or is_large)
@@ -26,9 +29,10 @@ def is_read_in_parts(store: Store, shard: ImageShard) -> bool:
 def read_texts(
     source: TarsSource, store: Store, shard: ImageShard
 ) -> Iterator[tuple[str, Sample | Refusal]]:
-    """Yield the samples with their keys, in order, with images that are empty.
+    """Yield the samples of an image shard with their keys, in order and with empty images.
 
-    A FormatError where the shard is not what its index and its dataset say.
+    Raise FormatError if the shard differs from its index or has another size, and NotFoundError if
+    one of them is missing.
     """
     name = shard.item.name
     sizes = {entry.name: entry.nbytes for entry in store.list(name)}

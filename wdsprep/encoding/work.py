@@ -21,17 +21,17 @@ class EncodeTarget:
     latents: str
     settings: Settings
     edition: str = ""
-    """The mark of the dataset's."""
+    """The mark of the dataset's edition."""
     keeps_content: bool = True
-    """True if receipts say what foreign tars held."""
+    """True if receipts record what foreign tars held."""
     captions: CaptionSource = field(default_factory=CaptionSource)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodeWork:
-    """The picklable description of a worker of `encode`, as runners want it.
+    """The picklable description of a worker of `encode`, which a runner opens.
 
-    Its units are `JointUnit`s, whose parts are image shards by the number of their target.
+    A unit of work is a `JointUnit`: its parts are image shards, by the number of the target.
     """
 
     images: str
@@ -41,11 +41,11 @@ class EncodeWork:
     max_nbytes: int = MAX_NBYTES
     batch_size: int
     decoders: int
-    """0: as many as its node has cores for `gpus`."""
+    """The number of threads that decode images; 0: the cores of the node that go with `gpus`."""
     threads: int
     """The number of batches that a CPU computes at once."""
     gpus: float = 0.0
-    """The number of GPUs that the worker has, or its part of one."""
+    """The number of GPUs that the worker has, or its share of one."""
     gpu_share: float = 1.0
     """The worker's share of the memory of its GPU."""
 

@@ -2,9 +2,9 @@
 
 A `Feeder` reads one image shard in a thread of its own and gives its images to the engine, in
 order. What comes back is written here in that order. A worker has several shards under way at once.
-Where several datasets lack a shard, it is read once: the engine cuts each image for all of them,
-and each gets its own files and receipt. One of text alone gets that of each sample, whatever its
-image is: nothing is cut for it, so nothing that an image is refused for concerns it.
+If several datasets lack a shard, it is read once: the engine cuts each image for all of them, and
+each gets its own files and receipt. A dataset of text alone gets the text of each sample, whatever
+its image is: no image is cut for it, so a damaged image does not matter.
 """
 
 import os
@@ -52,13 +52,13 @@ if TYPE_CHECKING:
 
 
 NOTHING_LEFT = RunProgress(samples=0, nbytes=0, share=1.0, rejects={})
-"""The progress in a dataset that has got the shard from another run."""
+"""The progress of a shard that another run has already made."""
 Taking = LatentShard | TextPass | ImagePass
 
 
 @dataclass(frozen=True, slots=True)
 class ShardInProgress:
-    """A shard that is being made in one dataset."""
+    """A latent shard that is being made in one dataset."""
 
     target: "EncodeTarget"
     shard: ImageShard
@@ -81,7 +81,7 @@ class ShardInProgress:
 
 
 class _Dataset:
-    """A target that is open."""
+    """A dataset that a worker has opened to write latent shards."""
 
     def __init__(self, target: "EncodeTarget", empty: Callable[[], Mapping[str, Any]]) -> None:
         self._target = target
@@ -91,16 +91,16 @@ class _Dataset:
         kind = DigestKind.of(target.settings)
         self._empty = write_empty(self._edition, self._fields, empty, kind)
 
-    def done(self, shard: ImageShard) -> Receipt | None:
+    def find_done(self, shard: ImageShard) -> Receipt | None:
         settings = self._target.settings
         return find_receipt(self._edition.store, shard.name, shard.input, settings)
 
-    def begun(self, shard: ImageShard, drafts: ExitStack) -> ShardInProgress:
+    def begin(self, shard: ImageShard, drafts: ExitStack) -> ShardInProgress:
         draft = drafts.enter_context(Draft(self._edition, shard.name, self._target.settings))
         output = closing(LatentShard(draft, shard, self._fields, self._shapes))
         return ShardInProgress(self._target, shard, drafts.enter_context(output))
 
-    def finished(self, making: ShardInProgress, content: Content) -> Receipt:
+    def finish(self, making: ShardInProgress, content: Content) -> Receipt:
         files = content.file if making.keeps_content else {}
         beside = {}
         if self._target.captions.digest:
@@ -109,7 +109,7 @@ class _Dataset:
 
 
 class EncodeWorker:
-    """One process with its models. It is called for each shard, for several at once."""
+    """A worker of `encode`: a process with its models, which encodes several shards at once."""
 
     def __init__(self, work: "EncodeWork") -> None:
         self._source = tars_of(work.images, work.max_nbytes)
@@ -122,7 +122,7 @@ class EncodeWorker:
             seed=work.targets[0].settings.get("seed", 0),
             batch_size=work.batch_size,
             max_area=work.max_area,
-            decoders=work.decoders or _own_cores(work.gpus),
+            decoders=work.decoders or _count_cores(work.gpus),
             threads=max(1, work.threads),
             gpu_share=work.gpu_share,
         )
@@ -145,34 +145,37 @@ class EncodeWorker:
             captions.close()
 
     def __call__(self, unit: JointUnit) -> Generator[EncodeProgress, None, dict[int, Receipt]]:
-        """Write all of a shard for each dataset that lacks it, the receipts last."""
+        """Encode an image shard for each dataset that lacks it, and return the receipts.
+
+        Progress is yielded meanwhile.
+        """
         receipts: dict[int, Receipt] = {}
         try:
             with ExitStack() as drafts:
                 making: dict[int, ShardInProgress] = {}
                 for number, shard in cast("Mapping[int, ImageShard]", unit.parts).items():
                     dataset = self._datasets[number]
-                    if done := dataset.done(shard):
+                    if done := dataset.find_done(shard):
                         receipts[number] = done
                     else:
-                        making[number] = dataset.begun(shard, drafts)
+                        making[number] = dataset.begin(shard, drafts)
                 if not making:
                     return receipts
                 content = Content(is_kept=any(each.keeps_content for each in making.values()))
-                for _ in self._encoded(making, content):
-                    yield self._working(unit, making)
+                for _ in self._encode(making, content):
+                    yield self._progress(unit, making)
                 for number, each in making.items():
-                    yield self._working(unit, making)
+                    yield self._progress(unit, making)
                     self._note_gpu(each.output, self._parts[number])
-                    receipts[number] = self._datasets[number].finished(each, content)
+                    receipts[number] = self._datasets[number].finish(each, content)
                 return receipts
         except EngineError as error:
             raise BrokenWorkerError(str(error)) from error
 
     def _note_gpu(self, output: LatentShard, part: Part) -> None:
-        """Count the shard for its GPU and batches: no other GPU makes the same bytes.
+        """Note the GPU and its batch sizes in the counts of a shard, as they decide its bytes.
 
-        Shards of a CPU need no note, since all CPUs make the same bytes.
+        Nothing is noted for a CPU, since all CPUs make the same bytes.
         """
         device, stats = self._encoder.device, self._engine.stats
         if device.type != "cuda" or not output.samples:
@@ -181,22 +184,21 @@ class EncodeWorker:
         captions = stats.text_size if Part.TEXT in part else 0
         output.counts[gpu_count(device_name(device), images=images, captions=captions)] = 1
 
-    def _encoded(self, making: Mapping[int, ShardInProgress], content: Content) -> Iterator[None]:
-        """Encode the shard in one pass; or in two, each beside other shards that are in it."""
+    def _encode(self, making: Mapping[int, ShardInProgress], content: Content) -> Iterator[None]:
+        """Encode a shard in one pass, or in two if the device holds one network at a time."""
         outputs = {number: each.output for number, each in making.items()}
         shard = next(iter(making.values())).shard
         if not self._encoder.is_split:
             part = reduce(or_, (self._parts[number] for number in outputs))
-            return (yield from self._passed(shard, outputs, content, part))
-        yield from self._in_turn(shard, outputs, content)
+            return (yield from self._encode_pass(shard, outputs, content, part))
+        yield from self._encode_in_two_passes(shard, outputs, content)
 
-    def _in_turn(
+    def _encode_in_two_passes(
         self, shard: ImageShard, outputs: Mapping[int, LatentShard], content: Content
     ) -> Iterator[None]:
-        """Encode first all captions, then all images.
+        """Encode first all captions of a shard, then all its images.
 
-        Text that goes to a dataset of its own is done then; all other captions wait for
-        their images.
+        Captions for a separate text dataset are then finished; all others wait for their images.
         """
         with closing(TextPass()) as waiting:
             texts: dict[int, Taking] = {}
@@ -216,43 +218,40 @@ class EncodeWorker:
                     waiting.nbytes = shard.likely_samples * text_nbytes(self._encoder.fields)
                 first = Content(is_kept=False) if images else content
                 with self._turns.visit(Part.TEXT, waiting) as visit:
-                    yield from self._come(visit)
-                    yield from self._passed(shard, texts, first, Part.TEXT)
+                    yield from self._wait_for_turn(visit)
+                    yield from self._encode_pass(shard, texts, first, Part.TEXT)
                     waiting.settle()
             if images:
                 with self._turns.visit(Part.IMAGE) as visit:
-                    yield from self._come(visit)
-                    yield from self._passed(shard, images, content, Part.IMAGE)
+                    yield from self._wait_for_turn(visit)
+                    yield from self._encode_pass(shard, images, content, Part.IMAGE)
 
-    def _come(self, visit: Visit) -> Iterator[None]:
-        """Wait for the turn of a pass."""
+    def _wait_for_turn(self, visit: Visit) -> Iterator[None]:
+        """Wait until a shard may begin its pass, and yield from time to time."""
         while not self._turns.enter(visit, PROGRESS_S):
             self._engine.check()
             yield
 
-    def _passed(
+    def _encode_pass(
         self, shard: ImageShard, outputs: Mapping[int, Taking], content: Content, part: Part
     ) -> Iterator[None]:
-        """Encode one pass over the shard into `outputs`, by the number of their dataset."""
+        """Encode the captions or images of a shard, or both, into the outputs of its datasets."""
         with Feeder(
-            self._engine, self._source, shard, content, part, self._captioned(outputs)
+            self._engine, self._source, shard, content, part, self._group_by_captions(outputs)
         ) as feeder:
             yield from self._drain(feeder, outputs)
             for output in outputs.values():
                 output.counts.update(feeder.left_out.counts())
 
-    def _captioned(self, numbers: Iterable[int]) -> list[tuple[Captions, Sequence[int]]]:
-        """Group the datasets whose captions come from the same source.
-
-        Each group comes with what finds these captions.
-        """
+    def _group_by_captions(self, numbers: Iterable[int]) -> list[tuple[Captions, Sequence[int]]]:
+        """Return each search for captions with the numbers of the datasets that use it."""
         together: dict[CaptionSource, list[int]] = {}
         for number in numbers:
             together.setdefault(self._sources[number], []).append(number)
         return [(self._captions[source], same) for source, same in together.items()]
 
     def _drain(self, feeder: Feeder, outputs: Mapping[int, Taking]) -> Iterator[None]:
-        """Write what comes back; yields from time to time, and whenever nothing does."""
+        """Write the results of a shard to its outputs, and yield from time to time."""
         told = time.monotonic()
         while True:
             try:
@@ -278,12 +277,12 @@ class EncodeWorker:
             results = iter(pending.result() if pending else ())
             for entry in block.entries:
                 if isinstance(entry, SkippedSample):
-                    _refuse(outputs, entry)
+                    _add_reject(outputs, entry)
                     continue
                 for number, made in zip(entry.outputs, next(results), strict=True):
-                    _take(outputs[number], entry, made)
+                    _add_result(outputs[number], entry, made)
 
-    def _working(self, unit: JointUnit, making: Mapping[int, ShardInProgress]) -> EncodeProgress:
+    def _progress(self, unit: JointUnit, making: Mapping[int, ShardInProgress]) -> EncodeProgress:
         stats = self._engine.stats
         parts = {n: making[n].progress if n in making else NOTHING_LEFT for n in unit.parts}
         each = parts.values()
@@ -305,20 +304,20 @@ class EncodeWorker:
         )
 
 
-def _own_cores(gpus: float) -> int:
+def _count_cores(gpus: float) -> int:
     from wdsprep.runners.ray.cluster import node_share  # where nobody else could know
 
     return max(1, int(node_share(gpus)))
 
 
-def _refuse(outputs: Mapping[int, Taking], entry: SkippedSample) -> None:
+def _add_reject(outputs: Mapping[int, Taking], entry: SkippedSample) -> None:
     for named, numbers in entry.named:
         for number in numbers:
             outputs[number].taken.note_row(named)
             outputs[number].rejects.add(entry.reject)
 
 
-def _take(output: Taking, fed: FedSample, made: Result | RejectedError) -> None:
+def _add_result(output: Taking, fed: FedSample, made: Result | RejectedError) -> None:
     output.taken.note_row(fed.named)
     try:
         if isinstance(made, RejectedError):

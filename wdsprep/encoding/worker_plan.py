@@ -1,6 +1,6 @@
 """The workers of `encode`: how many, on which device, with what share of each machine.
 
-`plan_workers` has the rules and only computes; `plan_for_machines` looks which machines there are.
+`plan_workers` has the rules and only computes; `plan_for_machines` looks up the machines.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,18 +17,18 @@ from wdsprep.runners.base import WORKERS, Runner, WorkerRangeOptions, parse_work
 DEVICES = ("auto", "cuda", "cpu")
 SHARDS_PER_WORKER = 3  # one comes back from the device, one goes in, one has its tar open
 SHARDS_IN_TURN = 8
-"""The same where the device holds what encodes images and text in turn: for so many shards each is
-loaded once."""
+"""The shards of a worker whose device holds the networks for images and for text in turn: each is
+loaded once for this number of shards."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeWorkerOptions(WorkerRangeOptions):
-    """The options of workers and their devices; `auto` and 0 leave the choice to us."""
+    """The options of workers and their devices; `auto` and 0 leave the choice to wdsprep."""
 
     device: str = field(
         default="auto",
         metadata=about(
-            "Compute on this; auto takes GPUs where there are any.",
+            "Compute on this device; auto takes GPUs if there are any.",
             WORKERS,
             choices=DEVICES,
             usual=True,
@@ -39,21 +39,21 @@ class EncodeWorkerOptions(WorkerRangeOptions):
     workers: int | str | tuple[int, int] = field(
         default="auto",
         metadata=about(
-            "Work in so many processes; auto is one a GPU, or one in all without any; MIN:MAX on "
-            "a cluster that grows.",
+            "Work in this number of processes; auto is one for each GPU, or one in all without a "
+            "GPU; MIN:MAX is for a cluster that grows.",
             WORKERS,
             read=parse_workers,
             usual=True,
             metavar="AUTO|N|MIN:MAX",
             example="auto|N|MIN:MAX",
-            page="how many workers; `auto` is one a core, or as many as the cluster's machines "
-            "have room for; for `encode` one a GPU, or one in all without a GPU",
+            page="how many workers; `auto` is one for each core, or as many as the cluster's "
+            "machines have room for; for `encode` one for each GPU, or one in all without a GPU",
         ),
     )
     gpus_per_worker: float = field(
         default=0.0,
         metadata=about(
-            "Give each worker so many GPUs, or a share of one.",
+            "Give each worker this number of GPUs, or a share of one, such as 0.5.",
             WORKERS,
             least=0,
             usual="1",
@@ -63,7 +63,7 @@ class EncodeWorkerOptions(WorkerRangeOptions):
     cpus_per_worker: float = field(
         default=0.0,
         metadata=about(
-            "Give each worker so many cores.",
+            "Give each worker this number of cores.",
             WORKERS,
             least=0,
             usual="all, shared fairly",
@@ -89,7 +89,10 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodeWorkerPlan:
-    """`workers` may be 0 on a cluster: as many as there is room for."""
+    """The workers of a run of `encode`: how many, on which device, with what share of a machine.
+
+    `workers` is 0 on a cluster if there are to be as many as it has room for.
+    """
 
     device: str
     workers: int
@@ -102,14 +105,14 @@ class EncodeWorkerPlan:
 
     @property
     def threads(self) -> int:
-        """Return in how many threads a worker decodes, or 0 where it finds that out itself."""
+        """Return the number of decoding threads of a worker, or 0 if it counts its cores itself."""
         return 0 if self.sizes_itself else max(1, int(self.cpus_per_worker))
 
     @property
     def gpu_share(self) -> float:
-        """Return which share of its GPU's memory a worker may take.
+        """Return the share of a GPU's memory that a worker may use.
 
-        Where it has several GPUs, it may take all of each.
+        A worker with several GPUs may use all the memory of each.
         """
         return min(1.0, self.gpus_per_worker or 1.0)
 
@@ -117,18 +120,18 @@ class EncodeWorkerPlan:
 def plan_workers(
     options: EncodeWorkerOptions, machines: Sequence[Machine], *, is_cluster: bool
 ) -> EncodeWorkerPlan:
-    """Return the workers for these machines.
+    """Return the plan of the workers on these machines.
 
-    On GPUs a worker has one of them, or shares it where there are more workers, and its share
-    of the cores of its machine. On CPUs, where torch computes with all cores, one worker has a
-    whole machine. Machines of a cluster may come later, with other cores: what is asked for
-    there is the least that is known, and a worker on a GPU sizes itself.
+    A GPU worker gets one GPU, or a share of one if there are more workers than GPUs, and its
+    share of the cores of its machine. A CPU worker gets a whole machine, as torch computes with all
+    cores. More machines may join a cluster later, with other numbers of cores. So workers ask for
+    the smallest number that is known, and a GPU worker there counts the cores of its node itself.
     """
     with_gpus = [machine for machine in machines if machine.gpus]
     if is_cluster and options.device == "auto" and not with_gpus:
         raise UsageError(
-            "the Ray cluster has no GPU now, and may get some: --device cuda, with the number of "
-            "--workers, is for GPUs that join it, --device cpu for its CPUs"
+            "the Ray cluster has no GPU now: give --device cuda and a number of --workers if GPUs "
+            "will join it, or --device cpu to use its CPUs"
         )
     device = options.device if options.device != "auto" else "cuda" if with_gpus else "cpu"
     if device == "cuda":
@@ -136,7 +139,7 @@ def plan_workers(
             raise UsageError("there is no GPU that torch can use here: leave --device out")
         return _plan_gpu_workers(options, with_gpus, is_cluster=is_cluster)
     if options.gpus_per_worker:
-        raise UsageError("--gpus-per-worker is for GPUs, and the device is the CPU")
+        raise UsageError("--gpus-per-worker is for GPUs, and this run uses the CPU: leave it out")
     cpus = options.cpus_per_worker or min((each.cpus for each in machines), default=1.0)
     if options.least and not options.cpus_per_worker and not is_cluster:
         cpus = max(1.0, machines[0].cpus // options.least)
@@ -169,10 +172,10 @@ def _plan_gpu_workers(
     )
 
 
-def with_runner(options: EncodeWorkerOptions, told: Callable[[str], None]) -> EncodeWorkerOptions:
-    """Return the options with the runner that is chosen for them, and tell which and why.
+def settle_runner(options: EncodeWorkerOptions, told: Callable[[str], None]) -> EncodeWorkerOptions:
+    """Return the options with a runner in place of `auto`, and tell the user which and why.
 
-    That is told before anything slow, but for the look at the GPUs that decides.
+    The user is told before anything slow begins, except the look for GPUs that decides.
     """
     gpus = 0
     if options.runner == "auto" and not ray_in_use(options.ray_address):
@@ -188,10 +191,7 @@ def with_runner(options: EncodeWorkerOptions, told: Callable[[str], None]) -> En
 
 
 def plan_for_machines(options: EncodeWorkerOptions) -> EncodeWorkerPlan:
-    """Look which machines there are, and plan the workers for them.
-
-    Only Ray knows the machines of a cluster.
-    """
+    """Return the plan of the workers on this machine, or on the machines of a Ray cluster."""
     if options.runner == "ray":
         from wdsprep.runners.ray.cluster import cluster_resources
 
@@ -222,7 +222,7 @@ def runner_of(
     phase: str = "",
     name: str = "encode",
 ) -> Runner:
-    """Make a runner for these workers, with no more workers than there are units."""
+    """Return a runner for the planned workers, with no more of them than units of work."""
     return make_runner(
         options.runner,
         workers=min(worker_plan.workers, units),

@@ -4,7 +4,7 @@ import os
 from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar
 
-from wdsprep.encoding.shape_lists import ShapesGiven, checked_shapes
+from wdsprep.encoding.shape_lists import ShapesGiven, check_shapes_option
 from wdsprep.errors import UsageError
 from wdsprep.options import about
 from wdsprep.runners.base import WorkerOptions
@@ -41,7 +41,7 @@ class ImportOptions(WorkerOptions, ListenedOptions):
             "Take latents of all these shapes, as --shapes of encode lists them; others are "
             "rejects. Without it all are squares of one size.",
             COLUMNS,
-            read=checked_shapes,
+            read=check_shapes_option,
             metavar="FILE|sdxl|nearest:STEP,MAX",
             page="the widths and heights that the images were cut to",
         ),

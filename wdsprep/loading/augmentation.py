@@ -32,7 +32,7 @@ from wdsprep.loading.where import shorten_for_state
 from wdsprep.text import brief, plural, real
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.on_the_fly.encoding import Prepared
+    from wdsprep.encoding.on_the_fly.encoding import PreparedSample
 
 
 NAMED = 8  # joined datasets that a state lists one by one
@@ -128,7 +128,7 @@ class Effects:
 
         return crop(image, self.pixels, max_area=self.max_area).pixels
 
-    def prepare(self, found: TarSample, tar: str) -> "Prepared":
+    def prepare(self, found: TarSample, tar: str) -> "PreparedSample":
         """Decode and crop an image for the models, and return it with its caption."""
         from wdsprep.encoding.on_the_fly.encoding import prepare_image
 

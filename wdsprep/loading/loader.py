@@ -124,7 +124,7 @@ def load(options: LoadOptions) -> "Loader":
         raise UsageError("max_area= is for pixels=: with encode= it is Encode(max_area=)")
     if encoding is not None and tee:
         check_tee(datasets, options.where)
-        encoding = encoding.as_at(tee)
+        encoding = encoding.in_format_at(tee)
     datasets = _select_samples(
         datasets, options.where, encoding, pixels=pixels, tee=tee, cached=cached
     )

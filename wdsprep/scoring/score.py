@@ -23,7 +23,7 @@ from wdsprep.encoding.worker_plan import (
     EncodeWorkerPlan,
     plan_for_machines,
     runner_of,
-    with_runner,
+    settle_runner,
 )
 from wdsprep.errors import UsageError
 from wdsprep.options import taking
@@ -132,7 +132,7 @@ def score(options: ScoreOptions) -> Outcome:
         runner = runner_of(plan.by, plan.worker_plan, units=count, phase=plan.out, name="score")
     track = options.track if count else ""
     with tracked(track, [plan.out], listener, settings=plan.settings, before=before) as status:
-        units = PackedShards.emptied(left.shards).hand_out()
+        units = PackedShards.take_from(left.shards).hand_out()
         (outcome,) = do_runs([run], runner, work, units, status=status)
     return outcome
 
@@ -144,7 +144,7 @@ def _plan_of(options: ScoreOptions, listener: JobListener) -> ScorePlan:
     kind = DigestKind.of(form)
     source = find_image_shards(images, options.resolution, kind=kind)
     check_apart(source.url if is_glob(images) else images, out)
-    by = with_runner(options.part(EncodeWorkerOptions), listener.told)
+    by = settle_runner(options.part(EncodeWorkerOptions), listener.told)
     library = language_library() if options.language else ""
     models = _models(options, kind, listener.told)
     columns = _columns(models, has_captions=options.language)

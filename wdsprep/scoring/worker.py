@@ -28,7 +28,7 @@ from wdsprep.dataset.samples import Sample, facts_bytes
 from wdsprep.dataset.state import find_receipt
 from wdsprep.dataset.tar.read import leads_out
 from wdsprep.dataset.tar.write import Data
-from wdsprep.encoding.captions.sources import plain
+from wdsprep.encoding.captions.sources import replace_surrogates
 from wdsprep.encoding.image_shards import ImageShard, tars_of
 from wdsprep.encoding.latent_shard import LatentShard, npy_of
 from wdsprep.encoding.shard_rows import ShardRows
@@ -201,7 +201,7 @@ class ScoreWorker:
         return made.to_reject(key) if isinstance(made, Refusal) else made
 
     def _ready(self, key: str, row: Sample) -> PreparedSample:
-        caption = plain(row.caption)
+        caption = replace_surrogates(row.caption)
         images: list[Prepared] = []
         if self._processors:
             image = DecodedImage(decode_image(row.image, max_area=self._work.max_area))

@@ -1,5 +1,5 @@
-"""Captions in place of the samples' own: out of a table, or out of a field of their json.
+"""Captions in place of the samples' own, from a table or from a field of their json.
 
-`sources` has what a user says of captions and what becomes of it for one dataset, `table` reads a
-table, `sorted_pairs` sorts its rows, and `lookup` keeps them for the workers.
+`sources` has the options, and the source of captions that follows for each dataset; `table` reads a
+table, `sorted_pairs` sorts its rows, and `lookup` stores them for the workers.
 """

@@ -1,10 +1,10 @@
 """A table's captions by name, in a file that any number of workers read: a *lookup*.
 
-SQLite writes it out of rows that are sorted by name (`sorted_pairs`), in bounded memory. A
-worker then finds 50,000 of them a second, by the name itself, in 70 MB.
+SQLite writes it from rows that are sorted by name (`sorted_pairs`), in bounded memory. A worker
+then finds 50,000 captions a second by their names, in 70 MB of memory.
 
-Names and captions alone decide its digest, so whatever order a table has its rows and columns in,
-and in however many files, it is the same lookup. Where it has a name twice, its first row holds.
+Names and captions alone decide the digest of a lookup: it does not depend on the order of a table's
+rows and columns, or on the number of its files. If a table has a name twice, the first row counts.
 """
 
 import errno
@@ -34,26 +34,27 @@ if TYPE_CHECKING:
     from wdsprep.encoding.captions.sorted_pairs import Pairs
 
 FORM = 1
-"""The format of lookups; another would have another digest."""
+"""The format of lookups; another format gives another digest."""
 PAGE_NBYTES = 16_384  # a row of up to a quarter of that lies in one page
 CACHE = "pragma cache_size=-32768"  # kB
 UNSAFE = "pragma journal_mode=off", "pragma synchronous=off"
 """Settings of SQLite for a file that is lost with its process, and so needs no journal."""
 TABLE = "CREATE TABLE captions (name text primary key, caption text, number integer) without rowid"
-"""The table, as SQLite repeats it. Anything else in its place, such as a view that has no end, is
-refused before it is asked."""
+"""The schema, as SQLite returns it. A file with another one, such as a view without an end, is
+refused before it is searched."""
 STEPS = 1_000_000
 """The most steps of SQLite; to find a caption takes some hundred."""
 UNUSED_S = 7 * 24 * 3600
-"""After this a copy of a lookup goes when another is made."""
+"""The age at which an unused copy of a lookup is deleted, when another copy is made."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lookup:
-    """A description of a lookup, which holds so many different names.
+    """The digests and the size of a lookup, and the number of different names in it.
 
-    `twice` of them came more than once, some of which are the `examples`. `file_digest` is of the
-    bytes, which another SQLite may write otherwise."""
+    `twice` is the number of names that a table had more than once, and `examples` are some of them.
+    `file_digest` is the digest of the file, whose bytes depend on the version of SQLite.
+    """
 
     digest: Hex
     file_digest: Hex
@@ -64,22 +65,22 @@ class Lookup:
 
 
 class LookupFile:
-    """A lookup in the making: a file without a name, so that nothing can leave it behind."""
+    """A new lookup in a temporary file that has no name, so that a crash leaves no file behind."""
 
     def __init__(self, pairs: "Iterable[Pairs]") -> None:
-        """`pairs` are names and captions, some at a time."""
+        """Sort names and captions, and write them into a new file."""
         fd, path = tempfile.mkstemp(prefix="wdsprep-")
         self._file = os.fdopen(fd, "rb")
         try:
-            with _room(), closing(_writing(path)) as out:
+            with _report_full_disk(), closing(_open_for_writing(path)) as out:
                 Path(path).unlink()
-                self.lookup = self._filled(out, pairs)
+                self.lookup = self._fill(out, pairs)
         except BaseException:
             Path(path).unlink(missing_ok=True)
             self._file.close()
             raise
 
-    def _filled(self, out: sqlite3.Connection, pairs: "Iterable[Pairs]") -> Lookup:
+    def _fill(self, out: sqlite3.Connection, pairs: "Iterable[Pairs]") -> Lookup:
         from wdsprep.encoding.captions.sorted_pairs import (
             SortedPairs,  # pyarrow, which no worker needs
         )
@@ -88,7 +89,7 @@ class LookupFile:
         out.execute(TABLE)
         found = SortedPairs(pairs=pairs, digest=blake3(f"captions {FORM}".encode()))
         numbers = count()
-        with _at_once(out):
+        with _transaction(out):
             for names, captions in found:
                 rows = zip(names, captions, numbers, strict=False)
                 out.executemany("insert into captions values (?, ?, ?)", rows)
@@ -122,26 +123,26 @@ class LookupFile:
 
 
 class OpenLookup:
-    """A lookup that is open and finds captions, for any number of threads."""
+    """An open lookup, in which any number of threads find captions."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._lock = path, Lock()
         _check_opens(path)
         uri = f"{path.as_uri()}?mode=ro&immutable=1"  # no locks, which NFS may lack
-        with self._sound():
+        with self._report_damage():
             self._file = sqlite3.connect(uri, uri=True, check_same_thread=False)
             self._file.execute("pragma trusted_schema=off")
             if limit := getattr(self._file, "setlimit", None):  # Python 3.11
                 limit(0, 2 * MAX_TEXT_NBYTES)  # bytes of a value: SQLITE_LIMIT_LENGTH
-            with self._bounded():
+            with self._limit_steps():
                 found = self._file.execute("select sql from sqlite_master limit 2").fetchall()
         if found != [(TABLE,)]:
             self._file.close()
-            raise _damaged(str(path), "it holds something else than captions")
+            raise _damage_error(str(path), "it holds something else than captions")
 
     def find(self, name: str) -> tuple[str, int] | None:
-        """Return the caption of a name and the number of its row, or None where it has none."""
-        with self._lock, self._sound(), self._bounded():
+        """Return the caption of a name and the number of its row, or None if there is none."""
+        with self._lock, self._report_damage(), self._limit_steps():
             found: tuple[Any, Any] | None = self._file.execute(
                 "select caption, number from captions where name = ?", (name,)
             ).fetchone()
@@ -149,14 +150,14 @@ class OpenLookup:
             caption, number = found
             is_row = isinstance(number, int) and 0 <= number < MAX_TABLE_ROWS
             if not isinstance(caption, str) or not is_row:
-                raise _damaged(str(self._path), "a row of it has no caption and number")
+                raise _damage_error(str(self._path), "a row of it has no caption and number")
         return found
 
     def names(self, numbers: Iterable[int]) -> list[str]:
-        """Return the names of rows by their numbers, which rise."""
+        """Return the names in the rows with these numbers, which have to be in ascending order."""
         wanted = iter(numbers)
         number, found = next(wanted, -1), []
-        with self._lock, self._sound():
+        with self._lock, self._report_damage():
             for at, (name,) in enumerate(self._file.execute("select name from captions")):
                 if at == number:
                     found.append(str(name))
@@ -165,8 +166,8 @@ class OpenLookup:
         return found
 
     @contextmanager
-    def _bounded(self) -> Iterator[None]:
-        """End what takes longer than a file of ours can."""
+    def _limit_steps(self) -> Iterator[None]:
+        """Abort a query that takes more steps than any query of a sound lookup."""
         self._file.set_progress_handler(lambda: 1, STEPS)
         try:
             yield
@@ -174,18 +175,18 @@ class OpenLookup:
             self._file.set_progress_handler(None, 0)
 
     @contextmanager
-    def _sound(self) -> Iterator[None]:
+    def _report_damage(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            raise _damaged(str(self._path), str(error)) from error
+            raise _damage_error(str(self._path), str(error)) from error
 
     def close(self) -> None:
         self._file.close()
 
 
 def _check_opens(path: Path) -> None:
-    """Check that a file can be opened, as SQLite does not tell why it cannot."""
+    """Raise an error that says why a file cannot be opened, which SQLite does not say."""
     try:
         path.open("rb").close()
     except FileNotFoundError as error:
@@ -194,21 +195,22 @@ def _check_opens(path: Path) -> None:
         raise AccessError(f"{path} cannot be opened: {error.strerror}") from error
 
 
-def _damaged(what: str, cause: str) -> DamageError:
+def _damage_error(what: str, cause: str) -> DamageError:
     return DamageError(what, cause).with_next_step(DELETE_STEP)
 
 
 def open_lookup(url: str, name: str, file_digest: str) -> OpenLookup:
-    """Open the lookup of that name in the store at `url`.
+    """Open a lookup of the store at `url`.
 
-    Of a remote store it is a copy in TMPDIR, which the workers of a machine share."""
+    If the store is remote, the lookup is first copied to TMPDIR, once for all workers of a machine.
+    """
     store = open_store(url)
-    folder = store.root or _copied(store, name, file_digest).root
+    folder = store.root or _cache_lookup(store, name, file_digest).root
     return OpenLookup(folder / name)
 
 
 def digest_of_file(store: Store, name: str) -> str:
-    """Return the digest of a lookup's file, or nothing where there is none."""
+    """Return the digest of a lookup's file, or "" if there is no such file."""
     digest = blake3()
     try:
         with stream(store, name, watch=digest.update) as data:
@@ -219,12 +221,12 @@ def digest_of_file(store: Store, name: str) -> str:
     return digest.hexdigest()
 
 
-def _copied(store: Store, name: str, file_digest: str) -> LocalStore:
-    """Return the store of copies, with that of a lookup in it, whoever has made it."""
+def _cache_lookup(store: Store, name: str, file_digest: str) -> LocalStore:
+    """Return the local store of copied lookups, after copying a lookup there if it lacks it."""
     folder = Path(tempfile.gettempdir()) / f"wdsprep-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid() or folder.is_symlink():
-        raise FormatError(f"{folder} is somebody else's: set TMPDIR to another folder")
+        raise FormatError(f"{folder} belongs to another user: set TMPDIR to another folder")
     local = LocalStore(str(folder))
     with local.hold(f"{name}.hold"):
         if digest_of_file(local, name) == file_digest:
@@ -236,7 +238,7 @@ def _copied(store: Store, name: str, file_digest: str) -> LocalStore:
 
 
 def _drop_unused(local: LocalStore, name: str) -> None:
-    """Remove copies that no worker has opened for long."""
+    """Delete copies of lookups that no worker has opened for a week."""
     for entry in local.list(f"{name.rpartition('/')[0]}/"):
         if entry.name != name and time.time() - entry.written_s > UNUSED_S:
             local.delete(entry.name)
@@ -249,11 +251,11 @@ def _copy(store: Store, local: LocalStore, name: str, file_digest: str) -> None:
             digest.update(some)
             sink.write(some)
         if digest.hexdigest() != file_digest:
-            raise _damaged(f"{store.url}/{name}", "another BLAKE3")
+            raise _damage_error(f"{store.url}/{name}", "another BLAKE3")
 
 
-def _writing(path: str) -> sqlite3.Connection:
-    """Open a file for writing, with settings for one that nobody else sees."""
+def _open_for_writing(path: str) -> sqlite3.Connection:
+    """Open a database file for writing, with settings for a file that no other process sees."""
     file = sqlite3.connect(path, isolation_level=None)
     for pragma in (*UNSAFE, CACHE):
         file.execute(pragma)
@@ -261,20 +263,20 @@ def _writing(path: str) -> sqlite3.Connection:
 
 
 @contextmanager
-def _at_once(file: sqlite3.Connection) -> Iterator[None]:
+def _transaction(file: sqlite3.Connection) -> Iterator[None]:
     file.execute("begin")
     yield
     file.execute("commit")
 
 
 @contextmanager
-def _room() -> Iterator[None]:
+def _report_full_disk() -> Iterator[None]:
     try:
         yield
     except (sqlite3.OperationalError, OSError) as error:
         if "full" not in str(error) and getattr(error, "errno", None) != errno.ENOSPC:
             raise
         raise FullError(
-            f"{tempfile.gettempdir()} is full: captions wait there to be sorted, which takes three "
-            "times their size: make room, or set TMPDIR to another folder"
+            f"{tempfile.gettempdir()} is full, where captions are sorted, which takes three times "
+            "their size: make room there, or set TMPDIR to another folder"
         ) from error

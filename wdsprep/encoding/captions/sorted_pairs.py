@@ -14,14 +14,16 @@ from wdsprep.text import EXAMPLES
 TYPE = pa.large_string()  # in a block, captions may have more than 2 GB together
 SCHEMA = pa.schema([("name", TYPE), ("caption", TYPE)])
 Pairs = tuple[Sequence[str], Sequence[str]]
-"""Some names, and their captions."""
+"""Names, and as many captions."""
 
 
 @dataclass(kw_only=True, slots=True)
 class SortedPairs:
-    """The first caption of each name, sorted by name.
+    """An iterable over the first caption of each name, sorted by name.
 
-    Once they have been gone through, it knows how many names there are, and which came twice."""
+    After an iteration, `names` is the number of different names, `twice` the number of names that
+    occurred more than once, and `examples` are some of them.
+    """
 
     pairs: Iterable[Pairs]
     digest: blake3
@@ -30,10 +32,10 @@ class SortedPairs:
     examples: list[str] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[Pairs]:
-        with sorted_rows(map(_batch, self.pairs)) as batches:
-            yield from self._firsts(batches)
+        with sorted_rows(map(_make_batch, self.pairs)) as batches:
+            yield from self._drop_repeated(batches)
 
-    def _firsts(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Pairs]:
+    def _drop_repeated(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Pairs]:
         last, was_twice = None, False
         for batch in batches:
             names = batch.column("name")
@@ -47,17 +49,20 @@ class SortedPairs:
                 self.examples.append(names[int(number)].as_py())
             last, was_twice = names[-1].as_py(), bool(is_same[-1])
             left = batch.filter(pa.array(~is_same)) if is_same.any() else batch
-            self.digest.update(_said(left))
+            self.digest.update(_bytes_to_digest(left))
             self.names += len(left)
             yield left.column("name").to_pylist(), left.column("caption").to_pylist()
 
 
-def _batch(pairs: Pairs) -> pa.RecordBatch:
+def _make_batch(pairs: Pairs) -> pa.RecordBatch:
     return pa.record_batch([pa.array(some, TYPE) for some in pairs], schema=SCHEMA)
 
 
-def _said(batch: pa.RecordBatch) -> bytes:
-    """Return each name and caption behind the lengths of both: `3,5:abcabcde`."""
+def _bytes_to_digest(batch: pa.RecordBatch) -> bytes:
+    """Return the bytes of names and captions for a digest, each pair as in `3,5:abcabcde`.
+
+    Its lengths come first, so no other pairs have the same bytes.
+    """
     names, captions = batch.columns
     lengths = [pc.cast(pc.utf8_length(some), TYPE) for some in (names, captions)]
     comma, colon, nothing = (pa.scalar(text, TYPE) for text in (",", ":", ""))

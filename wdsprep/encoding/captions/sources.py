@@ -1,7 +1,7 @@
-"""Other captions than the samples' own: out of a table, or out of a field of their json.
+"""Captions in place of the samples' own: their options, and the search for them in a worker.
 
-`CaptionOptions` is what the user says, `CaptionSource` what becomes of it for one dataset: what its
-settings say, and what a worker finds captions by. `table` reads a table, `lookup` keeps it.
+`CaptionOptions` are the options of a user, and `CaptionSource` is what follows for one dataset: its
+settings, and what a worker needs to find captions. `table` reads a table, `lookup` stores it.
 """
 
 import json
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from wdsprep.encoding.captions.lookup import OpenLookup
 
 OWN = "caption"
-"""The name of the samples' own captions, and of those that stand in their place."""
+"""The name of the samples' own captions, and of captions that replace them."""
 CAPTION = "{caption}"
-"""Stands in a place for the name of the captions whose text lies there."""
+"""The part of a place that is replaced by the name of the dataset's captions."""
 BY = ("key", "source", "url", "sha256")
-"""Columns that may name a sample in a table: the first of these that it has, or the one given."""
+"""The columns that may identify samples in a table: the first that it has is used, by default."""
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 
 
@@ -38,8 +38,10 @@ NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 class CaptionSource:
     """The source of the captions of a dataset.
 
-    They are the samples' own unless a field is given, or the `digest` of a lookup that lies in the
-    dataset `at`, in a file of that `file_digest`. `name` is what a loader calls them."""
+    They are the samples' own unless a `field` of their json is given, or the `digest` of a lookup.
+    The lookup lies in the dataset `at`, in a file with the digest `file_digest`. `name` is the name
+    by which a loader selects the captions.
+    """
 
     name: str = OWN
     field: str = ""
@@ -50,7 +52,10 @@ class CaptionSource:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Return the settings that captions decide, where they are not the usual ones."""
+        """Return the settings of a dataset that say where its captions come from.
+
+        Settings with their default values are left out.
+        """
         said = {
             "caption_field": self.field,
             "caption_name": self.name if self.name != OWN else "",
@@ -71,28 +76,27 @@ class CaptionSource:
 CAPTIONS = "Captions"
 
 
-def _path(given: Any) -> str:
-    """Check a path in a json, such as meta.long."""
+def _check_path(given: Any) -> str:
+    """Check that a value is a path in a json, such as meta.long, and return it."""
     if not isinstance(given, str) or not all(given.split(".")):
-        raise UsageError(f"{brief(given)} is no path in a json: write meta.long or captions.1")
+        raise UsageError(f"{brief(given)} is not a path in a json, such as meta.long or captions.1")
     return given
 
 
-def _paths(given: Any) -> tuple[str, ...]:
-    return tuple(map(_path, names(given)))
+def _check_paths(given: Any) -> tuple[str, ...]:
+    return tuple(map(_check_path, names(given)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class OneCaption(Options):
-    """The options of captions where each sample has one.
-
-    What contradicts itself is refused."""
+    """The options of captions if each sample has one caption."""
 
     captions: "str | os.PathLike[str]" = field(
         default="",
         metadata=about(
-            "Give what this table names the captions that it has for them: Parquet, CSV, TSV or "
-            "JSON lines, or a folder or pattern of them, with a column key, source, url or sha256.",
+            "Take captions from this table: Parquet, CSV, TSV or JSON lines, or a folder or "
+            "pattern of them, with a column key, source, url or sha256. Samples that it does not "
+            "list keep their own.",
             CAPTIONS,
             is_place=True,
             metavar="TABLE",
@@ -102,7 +106,7 @@ class OneCaption(Options):
     captions_by: str = field(
         default="",
         metadata=about(
-            "Find captions in the table by this column.",
+            "Find samples in the table by this column.",
             CAPTIONS,
             choices=BY,
             metavar="COLUMN",
@@ -127,7 +131,7 @@ class OneCaption(Options):
             "Take captions from this field of the json of each sample, such as meta.long or "
             "captions.1.",
             CAPTIONS,
-            read=_path,
+            read=_check_path,
             metavar="PATH",
             example="meta.long",
             page="take captions from a field of the samples' json",
@@ -136,33 +140,34 @@ class OneCaption(Options):
     caption_name: str = field(
         default="",
         metadata=about(
-            "Call the captions by this name, by which a loader knows them.",
+            "Give the captions this name, by which a loader selects them.",
             CAPTIONS,
             usual="the field's last part",
             order=1,
             example="long",
-            page="what the loader's `captions=` calls them",
+            page="the name of the captions for the loader's `captions=`",
         ),
     )
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Return the fields of the json whose captions each make a dataset."""
+        """Return the paths in the json whose captions each make a separate dataset."""
         return ()
 
     def check_together(self) -> None:
         super().check_together()
         self._check_apart()
-        called = [source.name for source in self.sources]
-        for name in called:
+        found = [source.name for source in self.sources]
+        for name in found:
             if not NAME.fullmatch(name):
                 raise UsageError(
-                    f"captions cannot be called {name!r}: give --caption-name letters and digits"
+                    f"captions cannot be named {name!r}: give a --caption-name of letters and "
+                    "digits"
                 )
-            if called.count(name) > 1:
+            if found.count(name) > 1:
                 raise UsageError(
-                    f"two of --caption-fields end in {name!r}, which names their captions: encode "
-                    "one of them by --caption-field, with a --caption-name"
+                    f"two of --caption-fields end in {name!r}, after which their captions are "
+                    "named: encode one of them with --caption-field and a --caption-name"
                 )
 
     def _check_apart(self) -> None:
@@ -172,19 +177,22 @@ class OneCaption(Options):
             "--caption-fields": self.paths,
         }
         if len(several := [option for option, value in given.items() if value]) > 1:
-            raise UsageError(f"{several[0]} and {several[1]} both say which captions: give one")
+            raise UsageError(f"{several[0]} and {several[1]} both choose captions: give one")
         of_table = {"--captions-by": self.captions_by, "--caption-column": self.caption_column}
         if (alone := [option for option, value in of_table.items() if value]) and not self.captions:
             raise UsageError(f"{alone[0]} is for a table: give --captions TABLE too")
         if self.caption_name and self.paths:
             raise UsageError(
-                "--caption-name is for one text, and --caption-fields makes several, each called "
-                "by the last part of its field: leave it out"
+                "--caption-fields names the captions after the last part of each field: leave "
+                "--caption-name out"
             )
 
     @property
     def sources(self) -> tuple[CaptionSource, ...]:
-        """Return a source for each dataset of a resolution, before a table is read."""
+        """Return the sources of captions that the options name, one for each text dataset.
+
+        A table has not been read yet.
+        """
         return tuple(map(self._source, self.paths or (self.caption_field,)))
 
     def _source(self, path: str) -> CaptionSource:
@@ -194,18 +202,18 @@ class OneCaption(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionOptions(OneCaption):
-    """The options of captions where a sample may have several, each in a dataset of its own."""
+    """The options of captions if a sample may have several, each in a separate dataset."""
 
     caption_fields: str | Sequence[str] = field(
         default=(),
         metadata=about(
             "Encode the captions of several fields in one pass, with --latents none, each into a "
-            "dataset of its own.",
+            "separate dataset.",
             CAPTIONS,
-            read=_paths,
+            read=_check_paths,
             metavar="A,B,...",
             example="alt,long",
-            page="take captions from several fields at once, each into a text dataset of its own",
+            page="take captions from several fields at once, each into a separate text dataset",
         ),
     )
 
@@ -219,31 +227,31 @@ OWN_CAPTIONS = CaptionOptions()
 
 @dataclass(frozen=True, slots=True)
 class FoundCaption:
-    """A caption that was found, and the number of the lookup's row."""
+    """A caption that was found for a sample, and the number of its row in a lookup."""
 
     caption: str
     row: int = -1
 
 
 class Captions:
-    """A finder of captions, for any number of threads: this one leaves samples their own."""
+    """A search for captions, for any number of threads; this one leaves samples their own."""
 
     def find(self, key: str, sample: Sample, *, is_packed: bool) -> FoundCaption | None:
-        """Return the caption of a sample, or None where it keeps its own."""
+        """Return the caption that was found for a sample, or None if it keeps its own."""
         del key, sample, is_packed
         return None
 
     def close(self) -> None:
-        """End the search."""
+        """Close the files in which captions are searched."""
 
 
 class FieldCaptions(Captions):
     def __init__(self, path: str) -> None:
-        self._path = path
+        self._check_path = path
 
     def find(self, key: str, sample: Sample, *, is_packed: bool) -> FoundCaption | None:
         del key, is_packed
-        found = caption_at(sample.facts, self._path)
+        found = caption_at(sample.facts, self._check_path)
         return None if found is None else FoundCaption(found)
 
 
@@ -252,13 +260,14 @@ class TableCaptions(Captions):
         self._by, self._lookup = by, lookup
 
     def find(self, key: str, sample: Sample, *, is_packed: bool) -> FoundCaption | None:
-        """Return the caption that the table has for a sample.
+        """Return the caption that a table has for a sample, or None if it keeps its own.
 
-        A table may have lost the zeros that a key begins with, as where it has it as a number; one
-        that has both has the key."""
+        A key that is not found is searched again without leading zeros, which tables lose that
+        store keys as numbers.
+        """
         name = name_of(self._by, key, sample, is_packed=is_packed)
         try:
-            found = self._lookup.find(plain(name)) if name else None
+            found = self._lookup.find(replace_surrogates(name)) if name else None
             if found is None and self._by == "key" and key.isdecimal():
                 found = self._lookup.find(key.lstrip("0") or "0")
         except FormatError as error:
@@ -270,7 +279,7 @@ class TableCaptions(Captions):
 
 
 def name_of(by: str, key: str, sample: Sample, *, is_packed: bool) -> str:
-    """Return what a table calls a sample, or nothing where the sample lacks that."""
+    """Return the name by which a table lists a sample, or "" if the sample has none."""
     if by == "key":
         return key
     if by == "source" and not is_packed:
@@ -279,17 +288,18 @@ def name_of(by: str, key: str, sample: Sample, *, is_packed: bool) -> str:
     return "" if found is None else str(found)
 
 
-def plain(text: str) -> str:
-    """Return a text as it is stored: what is no character is replaced."""
+def replace_surrogates(text: str) -> str:
+    """Return a text with lone surrogates replaced, as it is stored."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 @dataclass(slots=True)
 class CaptionUse:
-    """The rows of a lookup that the samples of a shard have used, and keys of some without one.
+    """The rows of a lookup that samples of a shard use, and the keys of some samples without one.
 
-    Samples that are rejected for their images count too. It is kept beside the shard: all of these
-    together tell which rows no sample has, whatever runs have made the shards."""
+    Samples that are rejected for their images count too. The record is stored beside the shard. All
+    of them together tell which rows no sample uses, whichever runs made the shards.
+    """
 
     rows: "array[int]" = field(default_factory=lambda: array("I"))
     unnamed: list[str] = field(default_factory=list)
@@ -308,10 +318,10 @@ class CaptionUse:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "CaptionUse":
-        said = read_record(_Said, data, "a list of captions")
+        said = read_record(_CaptionUseRecord, data, "a list of captions")
         return cls(rows=array("I", said["rows"]), unnamed=list(said["unnamed"]))
 
 
-class _Said(TypedDict):
+class _CaptionUseRecord(TypedDict):
     rows: list[Annotated[int, between(0, MAX_TABLE_ROWS, "the number of a row")]]
     unnamed: list[Text]

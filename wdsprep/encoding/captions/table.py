@@ -1,7 +1,7 @@
-"""A table of captions, made ready for a run: read once, as a `lookup` in each dataset of the run.
+"""A table of captions, which is read once and stored as a `lookup` in each dataset of a run.
 
-What was read, and what came of it, stands beside the lookup. So a run that goes on does not read
-the table again, unless a file of it has another size or date.
+A record beside the lookup says what was read. So a run that continues does not read the table
+again, unless one of its files has another size or date.
 """
 
 import json
@@ -29,7 +29,7 @@ from wdsprep.encoding.captions.sources import (
     CaptionUse,
     FieldCaptions,
     name_of,
-    plain,
+    replace_surrogates,
 )
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.encoding.shard_texts import is_read_in_parts, read_texts
@@ -47,12 +47,12 @@ if TYPE_CHECKING:
     from wdsprep.encoding.captions.sorted_pairs import Pairs
 
 ROWS_AT_ONCE = 4_096
-LOOKED_AT = 1_000  # samples, or rows of JSON lines, that say what the others have
+LOOKED_AT = 1_000  # first samples, or rows of JSON lines, that are taken to be like the others
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionTable:
-    """Tables as a user names them, and their columns."""
+    """A table of captions, in one file or several, with its columns of names and captions."""
 
     url: str
     files: TableFiles
@@ -62,11 +62,11 @@ class CaptionTable:
 
     @classmethod
     def find(cls, url: str, by: str, column: str) -> "CaptionTable":
-        """Find the files of a table, or refuse one that lacks a column."""
+        """Return the table at a place, or raise UsageError if one of its files lacks a column."""
         files = recognise_tables(url)
         entries = tuple(files.entries())
         found = cls(url=url, files=files, entries=entries, by=by, column=column or "caption")
-        there = _columns(files.open(entries[0].name))
+        there = _find_columns(files.open(entries[0].name))
         found = replace(found, by=by or first_of(BY, there))
         found.check(entries[0].name, there)
         for entry in entries[1:]:
@@ -77,10 +77,10 @@ class CaptionTable:
     def check(self, name: str, there: Sequence[str]) -> None:
         what = f"{self.files.url}/{name}" if len(self.entries) > 1 else self.url
         if not there:
-            raise SourceError(f"{what} is empty: name a table of captions")
+            raise SourceError(f"{what} is empty: give the path of a table of captions")
         if not self.by:
             raise UsageError(
-                f"{what} has {columns(there)}, and nothing that names samples: give it a column "
+                f"{what} has {columns(there)}, and no column that identifies samples: add a column "
                 f"{', '.join(BY[:-1])} or {BY[-1]}"
             )
         asked = {"--captions-by": self.by, "--caption-column": self.column}
@@ -92,12 +92,18 @@ class CaptionTable:
 
     @cached_property
     def identity(self) -> str:
-        """Return a digest that tells whether the table is the same, without reading it."""
+        """Return a digest of the names, sizes and dates of a table's files.
+
+        It tells whether a table is the same as before without reading it.
+        """
         files = [[entry.name, entry.nbytes, entry.stamp] for entry in self.entries]
         return DigestKind.BLAKE3.hex(json.dumps([FORM, self.by, self.column, files]).encode())
 
     def values(self) -> Iterator[tuple[str, int, list[Any], list[Any]]]:
-        """Yield names and captions of some rows of a file, and the number of the first of them."""
+        """Yield the rows of a table in parts.
+
+        A part is a file, the number of its first row, the names and the captions.
+        """
         for entry in self.entries:
             first = 0
             table = self.files.open(entry.name)
@@ -106,8 +112,8 @@ class CaptionTable:
                 first += len(names)
 
 
-def _columns(table: Table) -> list[str]:
-    """Return the columns of a table; of JSON lines those that any of the first rows has."""
+def _find_columns(table: Table) -> list[str]:
+    """Return the columns of a table, or for JSON lines all names in its first rows."""
     if table.has_schema:
         return table.columns()
     where = next(table.parts(LOOKED_AT), ("", 0))[0]
@@ -115,8 +121,8 @@ def _columns(table: Table) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
-class _Pairs:
-    """The names and captions of a table as they count, and how many rows have none."""
+class _TablePairs:
+    """An iterable over the names and captions of a table; rows that lack one are only counted."""
 
     def __init__(self, table: CaptionTable) -> None:
         self._table = table
@@ -125,50 +131,56 @@ class _Pairs:
     def __iter__(self) -> "Iterator[Pairs]":
         for file, first, names, captions in self._table.values():
             self.rows += len(names)
-            pairs = _usual(names, captions) or self._found(file, first, names, captions)
+            pairs = _convert_texts(names, captions) or self._check_rows(
+                file, first, names, captions
+            )
             self.blank += len(names) - len(pairs[0])
             yield pairs
 
-    def _found(self, file: str, first: int, names: list[Any], captions: list[Any]) -> "Pairs":
+    def _check_rows(self, file: str, first: int, names: list[Any], captions: list[Any]) -> "Pairs":
         found: list[tuple[str, str]] = []
         for number, (name, caption) in enumerate(zip(names, captions, strict=True), first):
             for one in (name, caption):
                 if isinstance(one, RejectedError):
-                    raise self._unsound(file, number, f"cannot be read ({one})")
+                    raise self._row_error(file, number, f"cannot be read ({one})")
             if isinstance(name, int) and not isinstance(name, bool):
                 name = str(name)
             if not (isinstance(name, str | None) and isinstance(caption, str | None)):
                 is_named = isinstance(name, str | None)
                 what, value = (self._table.column, caption) if is_named else (self._table.by, name)
                 why = f"has a {type(value).__name__} for its {what}, not a text"
-                raise self._unsound(file, number, why)
+                raise self._row_error(file, number, why)
             if name and caption and (text := caption.strip()):
-                if _is_too_long(text := plain(text)):
+                if _is_too_long(text := replace_surrogates(text)):
                     nbytes = human_bytes(len(text.encode()))
                     why = f"has a caption of {nbytes}, more than a sample can have"
-                    raise self._unsound(file, number, why)
-                found.append((plain(name), text))
+                    raise self._row_error(file, number, why)
+                found.append((replace_surrogates(name), text))
         return [name for name, _ in found], [text for _, text in found]
 
-    def _unsound(self, file: str, number: int, why: str) -> SourceError:
+    def _row_error(self, file: str, number: int, why: str) -> SourceError:
         what = f"{self._table.files.url}/{file}"
-        return SourceError(f"row {number} of {what} {why}: mend it (the first row is 0)")
+        return SourceError(f"row {number} of {what} {why}: correct it (the first row is 0)")
 
 
-def _usual(names: list[Any], captions: list[Any]) -> "Pairs | None":
-    """Return the pairs of rows that are as nearly all are, in a sixth of the time."""
+def _convert_texts(names: list[Any], captions: list[Any]) -> "Pairs | None":
+    """Return the pairs of rows that all have a name and a short caption, or None for other rows.
+
+    Nearly all rows do, and this takes a sixth of the time.
+    """
     if {*map(type, names), *map(type, captions)} != {str} or not all(names):
         return None
     texts = [caption.strip() for caption in captions]
     if not all(texts) or 12 * max(map(len, texts)) >= MAX_TEXT_NBYTES:
         return None
-    return [*map(plain, names)], [*map(plain, texts)]
+    return [*map(replace_surrogates, names)], [*map(replace_surrogates, texts)]
 
 
 def _is_too_long(caption: str) -> bool:
-    """Return whether a caption takes more than half of what the json of a sample may have.
+    """Return whether a caption takes more than half of the bytes that a sample's json may have.
 
-    A character takes up to 6 bytes there."""
+    A character takes up to 6 bytes there.
+    """
     if 12 * len(caption) < MAX_TEXT_NBYTES:
         return False
     return 2 * len(facts_bytes({OWN: caption})) > MAX_TEXT_NBYTES
@@ -176,7 +188,7 @@ def _is_too_long(caption: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableRead:
-    """The rows and values that were found in a table of captions."""
+    """The record of a table of captions that was read: its identity, its rows and its lookup."""
 
     identity: Text
     rows: Nbytes
@@ -189,7 +201,7 @@ class TableRead:
 
     @classmethod
     def of(cls, store: Store) -> "TableRead | None":
-        """Read what a dataset says of the table that it was made with."""
+        """Return the record of the table that a dataset was made with, or None if it has none."""
         with suppress(NotFoundError, FormatError):
             said = read_record(cls, store.read(CAPTION_TABLE), CAPTION_TABLE)
             known = {field.name: said["lookup"][field.name] for field in fields(Lookup)}
@@ -202,23 +214,23 @@ class TableRead:
         return None
 
 
-def _has(store: Store, lookup: Lookup) -> bool:
-    """Return whether a store has a lookup, byte for byte."""
+def _has_lookup(store: Store, lookup: Lookup) -> bool:
+    """Return whether a store has a sound copy of a lookup."""
     name = lookup_name(lookup.digest)
     if not any((e.name, e.nbytes) == (name, lookup.nbytes) for e in store.list(name)):
         return False
     return not store.root or digest_of_file(store, name) == lookup.file_digest
 
 
-def _known(place: str) -> TableRead | None:
-    """Return what a dataset says of a table, if it has the lookup too."""
+def _read_known(place: str) -> TableRead | None:
+    """Return the record of the table that a dataset was made with, if it has the lookup too."""
     store = open_store(place)
     read = TableRead.of(store)
-    return read if read and _has(store, read.lookup) else None
+    return read if read and _has_lookup(store, read.lookup) else None
 
 
 class PreparedCaptions:
-    """The sources of captions for all datasets of a run; a table has been read into its lookup."""
+    """The sources of captions for the datasets of a run, with the lookup of a table, if any."""
 
     def __init__(
         self,
@@ -230,10 +242,10 @@ class PreparedCaptions:
         self.sources, self.table, self.read, self._file = tuple(sources), table, read, file
 
     def put(self, store: Store) -> None:
-        """Put the lookup into a dataset that it is for."""
+        """Write the lookup and the record of the table into a dataset, unless they are there."""
         if self.read is None:
             return
-        if self._file and not _has(store, self.read.lookup):
+        if self._file and not _has_lookup(store, self.read.lookup):
             self._file.copy_to(store, lookup_name(self.read.lookup.digest))
         if TableRead.of(store) != self.read:
             write_bytes(store, CAPTION_TABLE, self.read.to_bytes())
@@ -244,7 +256,7 @@ class PreparedCaptions:
 
 
 def find_table(options: CaptionOptions) -> CaptionTable | None:
-    """Find the table that is asked for; nothing but its columns is read."""
+    """Return the table of captions that the options name, or None; only its columns are read."""
     if not options.captions:
         return None
     return CaptionTable.find(str(options.captions), options.captions_by, options.caption_column)
@@ -261,23 +273,23 @@ def prepare_captions(
     hashed_by: str | None,
     told: Callable[[str], object],
 ) -> PreparedCaptions:
-    """Read the captions that a run needs, and refuse what cannot be.
+    """Return the sources of captions for a run, and read the table if there is one.
 
-    Nothing is written to the datasets at `places`; a lookup that is there need not be made, if it
-    `is_kept`. `hashed_by` is the digest that pack gave the images; None where it did not make
-    them."""
+    Nothing is written to the datasets at `places`. If `is_kept`, a lookup that they have is used
+    again. `hashed_by` is the digest that pack gave the images, or None if pack did not make them.
+    """
     sources = options.sources
     for source in sources:
-        if source.field and (missing := _lacks_field(source.field, tars, shards)):
+        if source.field and (missing := _warn_of_field(source.field, tars, shards)):
             told(missing)
     if table is None:
         return PreparedCaptions(sources)
-    if missing := _lacks_names(table.by, tars, shards, hashed_by):
+    if missing := _warn_of_names(table.by, tars, shards, hashed_by):
         told(missing)
-    known = {_known(place) for place in places} if is_kept else set()
+    known = {_read_known(place) for place in places} if is_kept else set()
     read, file = known.pop() if len(known) == 1 else None, None
     if read is None or read.identity != table.identity:
-        read, file = _read(table, told)
+        read, file = _read_table(table, told)
     (source,) = sources
     made = read.lookup
     source = replace(
@@ -286,14 +298,14 @@ def prepare_captions(
     return PreparedCaptions([source], str(options.captions), read, file)
 
 
-def _read(table: CaptionTable, told: Callable[[str], object]) -> tuple[TableRead, LookupFile]:
+def _read_table(table: CaptionTable, told: Callable[[str], object]) -> tuple[TableRead, LookupFile]:
     told(f"{table.url}: reading captions by {table.by}; they are kept beside the shards")
-    began, pairs = time.monotonic(), _Pairs(table)
+    began, pairs = time.monotonic(), _TablePairs(table)
     file = LookupFile(pairs)
     if not file.lookup.names:
         file.close()
         none = "no row" if not pairs.rows else f"no row with a {table.by} and a {table.column}"
-        raise SourceError(f"{table.url} has {none}: name a table of captions")
+        raise SourceError(f"{table.url} has {none}: give the path of a table of captions")
     took = human_time(time.monotonic() - began)
     told(f"{table.url}: {plural(file.lookup.names, 'caption')} by {table.by}, read in {took}")
     return TableRead(
@@ -301,31 +313,39 @@ def _read(table: CaptionTable, told: Callable[[str], object]) -> tuple[TableRead
     ), file
 
 
-def _first(tars: TarsSource, shards: Sequence[ImageShard]) -> Iterator[tuple[str, Sample, bool]]:
-    """Yield the first samples that can be read; whoever encodes them says what is wrong."""
+def _first_samples(
+    tars: TarsSource, shards: Sequence[ImageShard]
+) -> Iterator[tuple[str, Sample, bool]]:
+    """Yield the first samples with their keys, each with whether pack made its shard.
+
+    A damaged shard is skipped: a worker reports it later.
+    """
     for shard in shards[:1]:
         with suppress(NotFoundError, FormatError):
-            for key, row in islice(_texts(replace(tars, has_images=False), shard), LOOKED_AT):
+            for key, row in islice(
+                _read_samples(replace(tars, has_images=False), shard), LOOKED_AT
+            ):
                 if isinstance(row, Sample):
                     yield key, row, not shard.is_foreign
 
 
-def _texts(tars: TarsSource, shard: ImageShard) -> Iterator[tuple[str, Sample | Refusal]]:
+def _read_samples(tars: TarsSource, shard: ImageShard) -> Iterator[tuple[str, Sample | Refusal]]:
     store = opened(tars.url)
     if is_read_in_parts(store, shard):
         return read_texts(tars, store, shard)
     return tars.read_keyed(shard.item)
 
 
-def _lacks_names(
+def _warn_of_names(
     by: str, tars: TarsSource, shards: Sequence[ImageShard], hashed_by: str | None
 ) -> str:
-    """Return a warning where the first samples lack what a table names them by.
+    """Return a warning if none of the first samples has the name by which a table lists samples.
 
-    Others may have it, but for a digest that pack was not asked for, which is refused."""
+    Raise UsageError if the name is a digest that pack was not asked to compute.
+    """
     if by == "key":
         return ""
-    first = [name_of(by, *each[:2], is_packed=each[2]) for each in _first(tars, shards)]
+    first = [name_of(by, *each[:2], is_packed=each[2]) for each in _first_samples(tars, shards)]
     if any(first) or not first:
         return ""
     if by == "sha256" and hashed_by not in (None, by):
@@ -340,12 +360,12 @@ def _lacks_names(
     )
 
 
-def _lacks_field(path: str, tars: TarsSource, shards: Sequence[ImageShard]) -> str:
-    """Return a warning where the first samples have no caption in a field."""
+def _warn_of_field(path: str, tars: TarsSource, shards: Sequence[ImageShard]) -> str:
+    """Return a warning if none of the first samples has a caption in a field of its json."""
     captions = FieldCaptions(path)
     there: dict[str, None] = {}
     seen = 0
-    for key, sample, is_packed in _first(tars, shards):
+    for key, sample, is_packed in _first_samples(tars, shards):
         if captions.find(key, sample, is_packed=is_packed):
             return ""
         seen += 1
@@ -362,29 +382,31 @@ def _lacks_field(path: str, tars: TarsSource, shards: Sequence[ImageShard]) -> s
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CaptionReport:
-    """A report of how many samples of a dataset have a caption from a table or a field."""
+    """The number of samples of a dataset with a caption from a table or a field, and without."""
 
     source: CaptionSource
     named: int
-    """Samples that have a caption from the table or the field."""
+    """The number of samples that have a caption from the table or the field."""
     unnamed: int
     """The number of samples that keep their own caption."""
     unnamed_examples: tuple[str, ...] = ()
     table: str = ""
     read: TableRead | None = None
     unmatched: int | None = None
-    """Rows that no sample has; None while not all samples are there, or not all say what they
-    have."""
+    """The number of rows that no sample uses; None while samples are missing, or files are lost."""
     unmatched_examples: tuple[str, ...] = ()
     place: str = ""
     lost: tuple[str, ...] = ()
-    """Files that should say which rows the samples of their unit have, and cannot be read."""
+    """Files with the rows that a shard's samples use, if they cannot be read."""
 
 
 def report_captions(
     ready: PreparedCaptions, source: CaptionSource, place: str, manifest: Manifest
 ) -> CaptionReport:
-    """Report the captions of a dataset; rows that no sample has are known once it is complete."""
+    """Return a report of the captions of a dataset.
+
+    Rows of a table that no sample uses are known once the dataset is complete.
+    """
     named = manifest.counts.get("named", 0)
     unnamed = manifest.samples - named
     report = CaptionReport(source=source, named=named, unnamed=unnamed, place=place)
@@ -392,22 +414,23 @@ def report_captions(
         return report
     store = open_store(place)
     report = replace(report, table=ready.table, read=ready.read)
-    rows, keys, lost = _taken(store, manifest, ready.read.lookup.names)
+    rows, keys, lost = _read_caption_uses(store, manifest, ready.read.lookup.names)
     report = replace(report, unnamed_examples=keys, lost=lost)
     if not manifest.complete or lost:
         return report
     left = islice((row for row, taken in enumerate(rows) if not taken), EXAMPLES)
     missing = rows.count(0)
-    examples = tuple(_names(store, ready.read.lookup, list(left))) if missing else ()
+    examples = tuple(_find_names(store, ready.read.lookup, list(left))) if missing else ()
     return replace(report, unmatched=missing, unmatched_examples=examples)
 
 
-def _taken(
+def _read_caption_uses(
     store: Store, manifest: Manifest, names: int
 ) -> tuple[bytearray, tuple[str, ...], tuple[str, ...]]:
-    """Return a byte for each row of the lookup, 1 where a sample has taken it.
+    """Return a byte for each row of the lookup, which is 1 if a sample uses the row.
 
-    With it come keys of samples that the lookup does not name, and files that cannot be read."""
+    Also return keys of samples that the lookup does not have, and files that cannot be read.
+    """
     rows, lost = bytearray(names), list[str]()
 
     def unnamed(unit: str) -> list[str]:
@@ -424,7 +447,7 @@ def _taken(
     return rows, tuple(islice(chain.from_iterable(found), EXAMPLES)), tuple(sorted(lost))
 
 
-def _names(store: Store, lookup: Lookup, rows: Sequence[int]) -> list[str]:
+def _find_names(store: Store, lookup: Lookup, rows: Sequence[int]) -> list[str]:
     opened = open_lookup(store.url, lookup_name(lookup.digest), lookup.file_digest)
     try:
         return opened.names(rows)

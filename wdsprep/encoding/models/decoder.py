@@ -1,4 +1,4 @@
-"""The other half of a VAE: latents back to pictures, to see what a model would have to learn from.
+"""The decoder of a VAE, which turns latents back into pictures, to see what a model would learn.
 
 torch is imported with this module, diffusers when the weights are loaded.
 """
@@ -13,7 +13,7 @@ from wdsprep.encoding.models.vae_rules import VIDEO_KINDS
 
 
 class Decoder:
-    """The decoder of a model's VAE in fp32, on a GPU where there is one."""
+    """The decoder of a model's VAE in fp32, on a GPU if there is one."""
 
     def __init__(self, model: Model) -> None:
         silence()
@@ -27,9 +27,9 @@ class Decoder:
         return torch.tensor(numbers, dtype=torch.float32, device=self._device).view(-1, 1, 1)
 
     def decode(self, latent: Any) -> Any:
-        """Decode a latent, as a trainer takes it, to levels (height, width, 3)."""
+        """Return the picture of a latent, as a trainer gets it, as levels (height, width, 3)."""
         stored = torch.as_tensor(latent, dtype=torch.float32, device=self._device)
-        values = _unpatched(stored / self._scale + self._shift, self._model.patch)[None]
+        values = _unpatchify(stored / self._scale + self._shift, self._model.patch)[None]
         is_video = self._model.vae_kind in VIDEO_KINDS
         with torch.inference_mode():
             pixels = self._vae.decode(values[:, :, None] if is_video else values).sample
@@ -38,8 +38,11 @@ class Decoder:
             return levels.permute(1, 2, 0).contiguous().cpu().numpy()
 
 
-def _unpatched(stored: torch.Tensor, patch: int) -> torch.Tensor:
-    """Put the channels of each patch back into their square of places, in the order of Flux.2."""
+def _unpatchify(stored: torch.Tensor, patch: int) -> torch.Tensor:
+    """Return a latent with the channels of each patch as a square of places again.
+
+    The order of channels is that of Flux.2.
+    """
     channels, height, width = stored.shape
     squares = stored.view(channels // patch**2, patch, patch, height, width)
     rows = squares.permute(0, 3, 1, 4, 2)

@@ -137,7 +137,10 @@ class PromptCall:
                     f"wants {name}, which its __call__ does not take: {ALONE}"
                 )
         if length and LENGTH not in bound:
-            raise UsageError(f"--text-length: {self.name} has but one length of text")
+            raise UsageError(
+                f"--text-length cannot be chosen for {self.name}, whose text has one length: leave "
+                "it out"
+            )
         return {**bound, LENGTH: length} if length else bound
 
     def check_length(self, pipeline: Any) -> None:

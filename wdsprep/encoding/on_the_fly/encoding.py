@@ -1,7 +1,7 @@
-"""`Encode` with its model found, and images made ready for it as a worker of `encode` makes them.
+"""The model of an `Encode`, and the preparation of images for it, as a worker of `encode` does it.
 
-`find_encoding` opens the model that the settings of an `Encode` name, and `prepare_image` makes a
-sample of an image shard ready for it. What will not do is told by `reject_of`.
+`find_encoding` finds the model that an `Encode` names, and `prepare_image` decodes and crops the
+image of a sample for it. `reject_of` makes the reject of a sample that cannot be encoded.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
-    """An `Encode` with its model found, picklable for workers that load it themselves."""
+    """The model and the recipe of an `Encode`, picklable, so that workers can load the model."""
 
     model: Model
     recipe: Recipe
@@ -51,11 +51,11 @@ class Encoding:
         return settings_of(self.model, self.recipe, self.form)
 
     def in_format(self, form: Mapping[str, Any]) -> "Encoding":
-        """Return the same for a dataset or a state that was begun in another format."""
+        """Return the encoding for a dataset or a loader's state that has this format."""
         model = hashed_with(self.model, DigestKind.of(form))
         return self if form == self.form else replace(self, model=model, form=form)
 
-    def as_at(self, place: str) -> "Encoding":
+    def in_format_at(self, place: str) -> "Encoding":
         """Return the encoding in the format of the dataset at `place`, or of a new one."""
         return self.in_format(format_at(place, self.recipe))
 
@@ -64,9 +64,10 @@ class Encoding:
 
 
 def find_encoding(encode: Encode, device: str) -> Encoding:
-    """Find the model, or say why it cannot be had, before anything is loaded.
+    """Find the model of an `Encode`, or raise an error that says why it cannot be used.
 
-    `device` is the one that the trainer or the cluster has."""
+    No weights are loaded. `device` is the device of the trainer or of the cluster.
+    """
     check_makes_latents(encode)
     device = device if encode.device == "auto" else encode.device
     model = find_model(encode.model, text=encode.text)
@@ -87,30 +88,30 @@ _SOURCE = TarsSource(url="", pattern="*", columns=Columns())  # knows what membe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
-    """A sample without the bytes of its image, and what was cut out of it."""
+class PreparedSample:
+    """A sample that has the crop of its image instead of the image's bytes."""
 
     sample: Sample
     crop: Crop
 
-    def without_pixels(self) -> "Prepared":
-        """Return the same without pixels, for whoever has them elsewhere."""
+    def without_pixels(self) -> "PreparedSample":
+        """Return the sample without its pixels, which are then kept elsewhere."""
         return replace(self, crop=replace(self.crop, pixels=NO_PIXELS))
 
 
 def prepare_image(
     found: TarSample, tar: str, *, shapes: Shapes, max_area: int, max_nbytes: int
-) -> Prepared:
-    """Decode and crop the image of a sample, or raise a RejectedError as `encode` would."""
+) -> PreparedSample:
+    """Decode and crop the image of a sample, or raise RejectedError if `encode` would reject it."""
     row = next(_SOURCE.rows(found, tar))
     if isinstance(row, Refusal):
         raise RejectedError(row.code, row.detail)
     check_nbytes("the image", len(row.image), max_nbytes)
     made = crop(row.image, shapes, max_area=max_area)
-    return Prepared(sample=replace(row, image=b""), crop=made)
+    return PreparedSample(sample=replace(row, image=b""), crop=made)
 
 
 def reject_of(found: TarSample, tar: str, refused: RejectedError) -> Reject:
-    """Return the reject that `encode` would write of a sample."""
+    """Return the reject that `encode` would write for a sample."""
     source = shown(f"{tar}/{found.key}")
     return Reject(key=found.key, source=source, code=refused.code, detail=refused.detail)

@@ -1,15 +1,15 @@
-"""Keeps latents that pass on their way to a trainer, and writes the shards that `encode` would.
+"""The storing of latents on their way to a trainer, in the shards that `encode` would write.
 
-Samples pass in the order of training, which goes through many shards at once. So the samples of a
-shard wait on a local disk (in TMPDIR), in an open file, and what they are in some hundred bytes of
-memory each, until the last one has passed; then it is written as a worker of `encode` writes it,
-byte for byte on a CPU, its receipt last. The order has about as many shards under way as a step has
-blocks: 64, or more where the batch does not divide by it. One that a rank's share, the end of an
-epoch or a resume has cut waits for what it lacks, which may come in a later epoch. At most
-`GATHERED` wait: then the one that nothing has come of for the longest time is given up.
+Samples come in the order of training, which goes through many shards at once. So the samples of a
+shard wait in an open file on a local disk (in TMPDIR), and take some hundred bytes of memory each.
+When the last one has come, the shard is written as a worker of `encode` writes it: byte for byte on
+a CPU, its receipt last. The order has about as many shards under way as a step has blocks: 64, or
+more if the batch does not divide by it. A shard that is cut by a rank's share, the end of an epoch
+or a resume waits for its missing samples, which may come in a later epoch. At most `GATHERED` of
+them wait: beyond that, the one that has had no sample for the longest time is given up.
 
-A shard has all its samples from one process or it is left alone, as is one that is damaged.
-`wdsprep encode` sees which receipts are missing, and makes the rest.
+A shard is written only if one process has had all its samples, and if its images are sound.
+`wdsprep encode` sees which receipts are missing, and makes the other shards.
 """
 
 import logging
@@ -44,13 +44,13 @@ from wdsprep.store import open_store
 from wdsprep.store.base import absolute, check_apart
 
 GATHERED = 256  # shards at most, each an open file, of which many systems allow 1,024
-WRITING = 4  # whole shards that wait to be written, at most: then whoever adds waits too
+WRITING = 4  # whole shards that wait to be written, at most: beyond that, `add` waits
 _log = logging.getLogger("wdsprep")
 
 
 @dataclass(frozen=True, slots=True)
-class Gathering:
-    """The samples of one shard that have come, by their number in it."""
+class GatheredShard:
+    """The encoded samples of a latent shard that have come so far, by their number in it."""
 
     samples: SampleSpool = field(default_factory=SampleSpool)
     come: dict[int, SpooledSample | Reject] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Gathering:
 
 
 class LatentWriter:
-    """A writer of latents that pass, for one thread which adds them; a second one writes."""
+    """A writer of latents on their way to a trainer: one thread adds, another writes shards."""
 
     def __init__(
         self,
@@ -69,10 +69,11 @@ class LatentWriter:
         encoding: Encoding,
         empty: Callable[[], Mapping[str, Any]],
     ) -> None:
-        """Open the dataset at `url`.
+        """Open the latent dataset at `url`.
 
-        `names` are the image shards by number, `sizes` how many samples of each pass, `empty` makes
-        the empty caption's arrays."""
+        `names` are the image shards by number, `sizes` the number of samples of each that come, and
+        `empty` makes the arrays of the empty caption.
+        """
         recipe = encoding.recipe
         source = find_image_shards(images, recipe.resolution, shapes=recipe.sizes)
         url = absolute(url)
@@ -98,39 +99,39 @@ class LatentWriter:
         self._empty = write_empty(
             self._edition, self._fields, empty, DigestKind.of(encoding.settings)
         )
-        self._gathered: dict[int, Gathering] = {}
+        self._gathered: dict[int, GatheredShard] = {}
         self._writer = ThreadPoolExecutor(1, "wdsprep-tee")
         self._writing: deque[Future[None]] = deque()
         self._is_listed = True
 
     def add(self, shard: int, index: int, key: str, sample: Sample, result: Result) -> None:
-        """Keep a sample that was encoded, if its shard is one to be written."""
-        self._hear(WRITING)
-        come = self._coming(shard)
+        """Store an encoded sample, if its shard is still to be written."""
+        self._await_writes(WRITING)
+        come = self._gather(shard)
         if come is None or index in come.come:
             return
         shape = come.shapes[index] = shape_of(result) if self._shapes else ""
         arrays = self._shapes.get(shape, self._fields)
         members = members_of(arrays, key, sample, result, is_packed=True)
         come.come[index] = come.samples.put(key, members, cut=result.tokens.cut)
-        self._check(shard)
+        self._write_if_whole(shard)
 
     def refuse(self, refused: Mapping[tuple[int, int], Reject | None]) -> None:
-        """Note samples that came to nothing. Of a damaged shard `encode` knows what to say."""
+        """Store the rejects of samples; None gives up a damaged shard, which `encode` reports."""
         for (shard, index), reject in refused.items():
-            come = self._coming(shard)
+            come = self._gather(shard)
             if come is None:
                 continue
             if reject is None:
                 self._drop(shard)
             else:
                 come.come[index] = reject
-                self._check(shard)
+                self._write_if_whole(shard)
 
-    def _coming(self, shard: int) -> Gathering | None:
+    def _gather(self, shard: int) -> GatheredShard | None:
         if shard not in self._left:
             return None
-        come = self._gathered.pop(shard, None) or Gathering()
+        come = self._gathered.pop(shard, None) or GatheredShard()
         self._gathered[shard] = come  # the last one: the first is the one to give up
         if len(self._gathered) > GATHERED:
             self._drop(next(iter(self._gathered)))
@@ -140,18 +141,18 @@ class LatentWriter:
         del self._left[shard]
         self._gathered.pop(shard).samples.close()
 
-    def _check(self, shard: int) -> None:
+    def _write_if_whole(self, shard: int) -> None:
         if len(self._gathered[shard].come) == self._sizes[shard]:
             made = self._gathered.pop(shard)
             self._writing.append(self._writer.submit(self._write, self._left.pop(shard), made))
 
-    def _hear(self, left: int) -> None:
-        """Wait until no more than so many shards are being written, and raise what went wrong."""
+    def _await_writes(self, left: int) -> None:
+        """Wait until at most `left` shards are being written, and raise their errors."""
         while self._writing and (len(self._writing) > left or self._writing[0].done()):
             self._is_listed = False
             self._writing.popleft().result()
 
-    def _write(self, shard: ImageShard, made: Gathering) -> None:
+    def _write(self, shard: ImageShard, made: GatheredShard) -> None:
         try:
             settings = self._encoding.settings
             if find_receipt(self._edition.store, shard.name, shard.input, settings) is None:
@@ -159,12 +160,12 @@ class LatentWriter:
         finally:
             made.samples.close()
 
-    def _write_anew(self, shard: ImageShard, made: Gathering) -> None:
+    def _write_anew(self, shard: ImageShard, made: GatheredShard) -> None:
         if not self._is_unchanged(shard):
             _log.warning("%s is not what was packed: its latents are not kept", shard.item.name)
             return
         with naming_next_step(verify_step(self._source.url)):
-            come = made.come | self._refused_by_size(shard, made.come)
+            come = made.come | self._find_size_rejects(shard, made.come)
         settings = self._encoding.settings
         with (
             Draft(self._edition, shard.name, settings) as draft,
@@ -181,8 +182,8 @@ class LatentWriter:
                         output.rejects.add(Reject(key=one.key, source="", code=error.code))
             output.finish(settings, self._empty)
 
-    def _refused_by_size(self, shard: ImageShard, come: Collection[int]) -> dict[int, Reject]:
-        """Return the rejects of images that no shape takes, which never pass."""
+    def _find_size_rejects(self, shard: ImageShard, come: Collection[int]) -> dict[int, Reject]:
+        """Return the rejects of samples that did not come, as no shape takes their images."""
         found: dict[int, Reject] = {}
         missing = [index for index in range(shard.item.samples) if index not in come]
         if not missing:
@@ -201,32 +202,34 @@ class LatentWriter:
             except RejectedError as refused:
                 found[index] = reject_of(sample, name, refused)
             else:
-                what = "its json says no size of its image"
+                what = "its json lacks the size of its image"
                 raise DamageError(reader.place, what, sample.key)
         return found
 
     def _is_unchanged(self, shard: ImageShard) -> bool:
-        """Read the image shard once more, as a receipt says what latents were made of."""
+        """Read the image shard again, and return whether it has the digest for the receipt."""
         with HashedTape(open_store(self._source.url), shard.item, shard.kind) as tape:
             return tape.digest() == shard.digest
 
     def close(self) -> None:
-        """Leave what has not come whole to `encode`."""
+        """Finish the writes, and drop the shards that lack samples, which are left to `encode`."""
         self._writer.shutdown(wait=True)
         for made in self._gathered.values():
             made.samples.close()
 
     def publish(self) -> None:
         """Wait for the shards that are being written, and list them in the manifest."""
-        self._hear(0)
+        self._await_writes(0)
         if not self._is_listed:
-            self._manifest = _published(
+            self._manifest = _publish_manifest(
                 self._edition, self._manifest, self._source, self._encoding.model.name
             )
             self._is_listed = True
 
 
-def _published(edition: Edition, manifest: Manifest, source: ImageShards, model: str) -> Manifest:
+def _publish_manifest(
+    edition: Edition, manifest: Manifest, source: ImageShards, model: str
+) -> Manifest:
     with edition.holding_manifest():
         found = refreshed(edition.store, manifest)
         done = set(found.ledger.units())

@@ -1,8 +1,8 @@
-"""Pixels of a step to arrays, on one device, while steps before and after it are under way.
+"""The encoding of training steps on one device, several of them under way.
 
 Batches have one fixed size, the last one of a step padded, and on a CPU each is computed by one
-core alone: what a sample becomes is what `encode` makes of it. On a GPU they run on a stream of
-their own, beside the trainer's.
+core alone: so a sample gets the arrays that `encode` makes. On a GPU the batches run on a separate
+stream, beside the trainer's.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from wdsprep.dataset.arrays import FLIPPED, LATENT
 from wdsprep.encoding.device_batches import DeviceBatches, Rows
-from wdsprep.encoding.encoded_samples import noise_of_mirrored
+from wdsprep.encoding.encoded_samples import mirrored_noise_key
 from wdsprep.encoding.models.base import Encoder, Tokens
 from wdsprep.encoding.models.batch_size import auto_batch_size, beside_a_trainer, text_size
 from wdsprep.encoding.models.device import ImageBatch, Stats, TextBatch
@@ -22,14 +22,14 @@ from wdsprep.errors import WorkError
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _StepBatch:
     """A batch under way, and which samples of the step its rows are, or are mirror images of."""
 
     places: Sequence[int]
     rows: "Future[Rows]"
     is_mirrored: bool = False
 
-    def made(self) -> Rows:
+    def wait(self) -> Rows:
         """Return the rows, once all of them are there."""
         rows = self.rows.result()
         if not self.is_mirrored:
@@ -39,39 +39,42 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class StepBegun:
-    """A step under way: the tokens of its captions, and its batches."""
+    """A training step that is being encoded: the tokens of its captions, and its batches."""
 
     tokens: Sequence[Tokens]
-    parts: Sequence[_Part]
+    parts: Sequence[_StepBatch]
     has_text: bool
 
     def rows(self) -> Rows:
-        """Wait for the arrays of each sample; None where its numbers are not finite."""
+        """Wait for all batches, and return the arrays of each sample of the step.
+
+        They are None if the numbers are not finite, or if the caption has no tokens.
+        """
         found: Rows = [{} if one.count or not self.has_text else None for one in self.tokens]
         for part in self.parts:
-            for place, made in zip(part.places, part.made(), strict=True):
+            for place, row in zip(part.places, part.wait(), strict=True):
                 before = found[place]
-                found[place] = None if before is None or made is None else {**before, **made}
+                found[place] = None if before is None or row is None else {**before, **row}
         return found
 
 
 class BatchEncoder:
-    """`most` samples come at a time; batches are as large as is good, but even."""
+    """An encoder of training steps, each of at most `most` samples, in batches of one size."""
 
     def __init__(
         self, encoder: Encoder, *, seed: int, most: int, batch_size: int = 0, lanes: int = 1
     ) -> None:
         if encoder.is_split:
             raise WorkError(
-                "this GPU cannot hold what encodes text beside what encodes images: encode with "
-                '"wdsprep encode" first, which takes them in turn'
+                "this GPU cannot hold the networks for text and for images together: encode with "
+                '"wdsprep encode" first, which loads them in turn'
             )
         self.encoder, self._seed = encoder, seed
         is_cuda = encoder.device.type == "cuda"
         self._size = batch_size or auto_batch_size(encoder)
         if is_cuda and not batch_size:
-            self._size = even(beside_a_trainer(self._size, encoder.resolution), most)
-        self._stream = _stream(encoder.device) if is_cuda else None
+            self._size = even_size(beside_a_trainer(self._size, encoder.resolution), most)
+        self._stream = _make_stream(encoder.device) if is_cuda else None
         self._batches = DeviceBatches(encoder, self._size, lanes=lanes, enter=self._enter)
 
     @property
@@ -86,36 +89,37 @@ class BatchEncoder:
         *,
         with_mirrored: bool = False,
     ) -> StepBegun:
-        """Begin a step.
+        """Begin to encode the samples of a training step.
 
-        Its pixels are uint8 (N, 3, R, R) on the host, pinned where there is a GPU, and not to be
-        changed until the rows are there. These have the latents of mirror images too, if they are
-        wanted.
+        The pixels are uint8 (N, 3, R, R) on the host, pinned if there is a GPU, and must not change
+        before the rows are there. The rows have latents of mirror images too if `with_mirrored`.
         """
         tokens = self.encoder.tokens(captions)
-        texts = self._texts(tokens) if self.encoder.has_text else []
-        parts = [_Part(places, self._batches.submit(batch)) for places, batch in texts]
-        parts += self._images(pixels, keys)
+        texts = self._text_batches(tokens) if self.encoder.has_text else []
+        parts = [_StepBatch(places, self._batches.submit(batch)) for places, batch in texts]
+        parts += self._submit_images(pixels, keys)
         if with_mirrored:
             mirrored = pixels.flip(-1)
             mirrored = mirrored.pin_memory() if pixels.is_pinned() else mirrored
-            parts += self._images(mirrored, list(map(noise_of_mirrored, keys)), is_mirrored=True)
+            parts += self._submit_images(
+                mirrored, list(map(mirrored_noise_key, keys)), is_mirrored=True
+            )
         return StepBegun(tokens, parts, self.encoder.has_text)
 
-    def _images(
+    def _submit_images(
         self, pixels: Tensor, keys: Sequence[str], *, is_mirrored: bool = False
-    ) -> list[_Part]:
+    ) -> list[_StepBatch]:
         parts = []
         for number, batch in enumerate(
-            _parts(ImageBatch.of(pixels, keys, seed=self._seed), self._size)
+            _split_batch(ImageBatch.of(pixels, keys, seed=self._seed), self._size)
         ):
             start = number * self._size
             places = range(start, start + batch.count)
-            parts.append(_Part(places, self._batches.submit(batch), is_mirrored))
+            parts.append(_StepBatch(places, self._batches.submit(batch), is_mirrored))
         return parts
 
-    def _texts(self, tokens: Sequence[Tokens]) -> list[tuple[Sequence[int], TextBatch]]:
-        """Batches of captions of one shape, and which these are."""
+    def _text_batches(self, tokens: Sequence[Tokens]) -> list[tuple[Sequence[int], TextBatch]]:
+        """Return batches of captions of one shape, each with the numbers of its captions."""
         by_shape: dict[tuple[int, ...], list[int]] = {}
         for place, one in enumerate(tokens):
             if one.count:
@@ -131,7 +135,7 @@ class BatchEncoder:
         return batches
 
     def empty(self) -> dict[str, Tensor]:
-        """Return what the empty caption becomes."""
+        """Return the arrays of the empty caption, by field."""
         return self._batches.run(self.encoder.empty)
 
     def close(self) -> None:
@@ -143,17 +147,23 @@ class BatchEncoder:
             torch.cuda.set_stream(self._stream)
 
 
-def _stream(device: torch.device) -> torch.cuda.Stream:
+def _make_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def even(size: int, most: int) -> int:
-    """One that leaves little to pad. On a CPU all have the same size instead."""
+def even_size(size: int, most: int) -> int:
+    """Return a batch size up to `size` with the least padding for `most` samples.
+
+    It is for GPUs: on a CPU the size of a batch decides the bytes of its samples.
+    """
     return -(-most // -(-most // size))
 
 
-def _parts(whole: ImageBatch, size: int) -> list[ImageBatch]:
-    """Whole batches are views of the step's memory; what is left is copied, and padded."""
+def _split_batch(whole: ImageBatch, size: int) -> list[ImageBatch]:
+    """Split the images of a step into batches of one size.
+
+    Full batches are views of its memory; the last one is copied and padded.
+    """
     full = whole.count // size * size
     parts = [
         ImageBatch(size, whole.pixels[start : start + size], whole.noise[start : start + size])

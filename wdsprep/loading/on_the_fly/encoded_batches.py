@@ -24,7 +24,7 @@ from wdsprep.dataset.arrays import FLIPPED, LATENT
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.samples import Sample, facts_bytes
-from wdsprep.encoding.encoded_samples import Result, noise_of_mirrored
+from wdsprep.encoding.encoded_samples import Result, mirrored_noise_key
 from wdsprep.encoding.latent_shard import arrays_of, facts_of
 from wdsprep.encoding.models.base import Tokens
 from wdsprep.encoding.on_the_fly.encoding import Encoding
@@ -104,7 +104,7 @@ class EncodingReader:
             return self.encoder.begin(pixels, captions, noises, with_mirrored=True)
         for row in self.plan.effects.mirrored(batch, range(len(batch))):
             pixels[row] = pixels[row].flip(-1)
-            noises[row] = noise_of_mirrored(noises[row])
+            noises[row] = mirrored_noise_key(noises[row])
         return self.encoder.begin(pixels, captions, noises)
 
     def encode_row(self, batch: Batch, row: int) -> EncodedRow:
