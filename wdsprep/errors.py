@@ -18,6 +18,7 @@ WdsprepError
 │   ├── DamageError      a file of a dataset, tars too, is not what it has to be
 │   └── NewerFormatError
 ├── FingerprintError     a resume with other settings or another source
+│   └── OtherSettingsError
 ├── SourceError          the source cannot be understood
 └── WorkError            the runner could not get the work done
 
@@ -25,7 +26,7 @@ Anything else that escapes is a bug, and is reported as one.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 Error = TypeVar("Error", bound="WdsprepError")
@@ -174,6 +175,35 @@ class NewerFormatError(FormatError):
 
 class FingerprintError(WdsprepError):
     pass
+
+
+SHOWN_CHANGES = 8
+
+
+class OtherSettingsError(FingerprintError):
+    """An error for a dataset, or a part of it, that was made with other settings.
+
+    `changes` has the settings that differ, each with what it was and what it is now. What is
+    said of them stands in the message between `before` and `after`; whoever knows better words
+    puts them there (`say`).
+    """
+
+    def __init__(
+        self, before: str, changes: Mapping[str, tuple[Any, Any]], said: Sequence[str], after: str
+    ) -> None:
+        super().__init__()
+        self.before, self.changes, self.after = before, changes, after
+        self.say(said)
+
+    def say(self, said: Sequence[str]) -> None:
+        """Say the changes in these words from now on, the first of many."""
+        more = len(said) - SHOWN_CHANGES
+        some = [*said[:SHOWN_CHANGES], *([f"and {more} more"] if more > 0 else [])]
+        self.args = (as_message(f"{self.before}{'; '.join(some)}{self.after}"),)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        made = self.before, self.changes, (), self.after
+        return type(self), made, {**self.__dict__, "args": self.args}
 
 
 class SourceError(WdsprepError):

@@ -26,11 +26,12 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import lru_cache, partial, wraps
 from math import isfinite
 from typing import Any, ClassVar, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
+from wdsprep.changed_settings import SettingWords, saying_changes
 from wdsprep.errors import UsageError
 from wdsprep.text import brief, one_line, plural, real, whole
 
@@ -85,6 +86,8 @@ class About:
     remedy: str = ""
     decides: bool = False
     """True if it stands in the settings of a dataset, where it is not the default."""
+    settings: Mapping[str, SettingWords] = field(default_factory=dict)
+    """The words for settings that follow from it, where its name and the two values do not do."""
     page: str = ""
     """The text of its row on a page in place of the help, in Markdown."""
     example: str = ""
@@ -412,7 +415,7 @@ def taking(options: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, 
 def _called(function: Callable[[T], R], options: T) -> R:
     if not isinstance(options, Options):
         return function(options)
-    with options.during_call() as given:
+    with options.during_call() as given, saying_changes(options_of(type(options))):
         return function(cast("T", given))
 
 

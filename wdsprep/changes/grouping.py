@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from wdsprep.changed_settings import say_both
 from wdsprep.changes.selection import Origin
 from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.names import latent_unit, maker_of
 from wdsprep.dataset.receipts import Settings
-from wdsprep.dataset.settings import changed_options
+from wdsprep.dataset.settings import changed_settings
 from wdsprep.dataset.state import dated_manifest, open_dataset, refreshed
 from wdsprep.errors import UsageError
 from wdsprep.store import open_store
@@ -101,8 +102,9 @@ def _group(place: str, origins: list[Origin]) -> Group:
         if first.manifest.dataset != other.manifest.dataset:
             kinds = f"one of {first.manifest.dataset} and one of {other.manifest.dataset}"
             raise UsageError(f"{both} are {kinds}: {hint}")
-        if first.manifest.dataset == "latents" and (changed := changed_options(*settings)):
-            raise UsageError(f"{both} were encoded otherwise ({'; '.join(changed)}): {hint}")
+        if first.manifest.dataset == "latents" and (changes := changed_settings(*settings)):
+            shown = "; ".join(say_both(changes))
+            raise UsageError(f"{both} were encoded otherwise ({shown}): {hint}")
         if settings[0].get("buckets") != settings[1].get("buckets"):
             raise UsageError(f"{both} have other buckets: pack them with the same --buckets")
     return Group(place=place, origins=tuple(origins))

@@ -5,10 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar
 
+from wdsprep.changed_settings import SettingWords
 from wdsprep.changes.key_lists import NameList
 from wdsprep.errors import UsageError
 from wdsprep.options import Place, about, as_places
-from wdsprep.packing.options import ShardSizes
+from wdsprep.packing.options import SOURCE_KIND, ShardSizes
 from wdsprep.runners.base import WorkerOptions, WorkerRangeOptions
 from wdsprep.runners.options import OUTPUT, TRACK, ListenedOptions, overwrite
 from wdsprep.text import brief, texts, whole
@@ -16,6 +17,9 @@ from wdsprep.text import brief, texts, whole
 SAMPLES, COMPARISON = "Samples", "Comparison"
 DISTANCE, MOST_DISTANCE = 6, 12
 """Bits of 64 that copies may differ in, and the most: what differs in more is another picture."""
+
+OTHER_DATASETS = "the datasets that samples are selected from are others, or have changed"
+OTHER_COLUMNS = "--join has other columns, or --where asks for other ones"
 
 
 def _asked(given: Any) -> NameList:
@@ -100,7 +104,11 @@ class SelectOptions(WorkerRangeOptions, ShardSizes, ListenedOptions):
 
     datasets: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]" = field(
         metadata=about(
-            "The datasets to copy of.", is_place=True, is_many=True, metavar="DATASET..."
+            "The datasets to copy of.",
+            is_place=True,
+            is_many=True,
+            metavar="DATASET...",
+            settings={"of": SettingWords(say=OTHER_DATASETS), "source": SOURCE_KIND},
         )
     )
     out: "str | os.PathLike[str]" = field(metadata=about("Where the samples go.", is_place=True))
@@ -117,6 +125,7 @@ class SelectOptions(WorkerRangeOptions, ShardSizes, ListenedOptions):
             is_place=True,
             is_many=True,
             metavar="PLACE",
+            settings={"join": SettingWords(say=OTHER_COLUMNS)},
         ),
     )
     keys: NameList = field(
@@ -127,6 +136,7 @@ class SelectOptions(WorkerRangeOptions, ShardSizes, ListenedOptions):
             read=_asked,
             metavar="FILE",
             is_place=True,
+            settings={"keys": SettingWords(say="--keys has other keys")},
         ),
     )
     count: int = field(
@@ -143,6 +153,10 @@ class SelectOptions(WorkerRangeOptions, ShardSizes, ListenedOptions):
             SAMPLES,
             read=_split,
             metavar="NAME=SHARE,...",
+            settings={
+                "part": SettingWords(say="another part of --split"),
+                "split": SettingWords(say="--split has other parts"),
+            },
         ),
     )
     prefix: bool = field(

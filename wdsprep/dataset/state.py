@@ -6,12 +6,13 @@ what the receipts say, so that a dataset opens with one read; where it is behind
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 from typing import Any, TypeVar
 
+from wdsprep.changed_settings import say_plainly
 from wdsprep.dataset.buckets import buckets_of_phase
 from wdsprep.dataset.damage import naming_next_step, naming_repair
 from wdsprep.dataset.digests import FORM, form_of
@@ -43,15 +44,21 @@ from wdsprep.dataset.receipts import Receipt, Receipts, Settings, by_unit, line_
 from wdsprep.dataset.removed import check_no_removal, forget_removal
 from wdsprep.dataset.schemas import check_before_kept
 from wdsprep.dataset.scores import SCORES, is_scored
-from wdsprep.dataset.settings import changed_options, is_same
-from wdsprep.errors import DamageError, FingerprintError, FormatError, NotFoundError, UsageError
+from wdsprep.dataset.settings import changed_settings, is_same
+from wdsprep.errors import (
+    DamageError,
+    FingerprintError,
+    FormatError,
+    NotFoundError,
+    OtherSettingsError,
+    UsageError,
+)
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, is_hidden
 from wdsprep.text import EXAMPLES, Counting, command, examples, shown, unheard
 
 LOOKED_AT = 10_000  # names, for what else a place may be
 SAME_MOMENT_S = 2.0  # S3 tells whole seconds
-SHOWN_CHANGES = 8
 NONE_KNOWN = Receipts("", {})
 Found = TypeVar("Found")
 Spot = TypeVar("Spot")
@@ -210,17 +217,19 @@ def _claimed(edition: Edition, dataset: str, settings: Settings) -> tuple[Manife
         found = Manifest(dataset=dataset, settings=settings)
     check_kind(store, found.dataset, dataset)
     check_no_removal(store)
-    if changed := changed_options(found.settings, settings):
+    if changes := changed_settings(found.settings, settings):
         again, new = maker_of(dataset, settings), SCORES if is_scored(settings) else dataset
         # of several that one command fills, this one alone
         if "resolution" in settings and not is_scored(settings):
             again += f" --resolution {settings['resolution']}"
             no = [f" --{name} none" for name in ("latents", "text") if settings.get(name) == "none"]
             again += "".join(no)
-        raise FingerprintError(
-            f"{store.url} was made with other settings: {_few(changed)}: run with "
-            f"those that it was made with, name another place for {new}, or let "
-            f'"{again} ... --overwrite" start over'
+        raise OtherSettingsError(
+            f"{store.url} was made with other settings: ",
+            changes,
+            say_plainly(changes),
+            f": run with those that it was made with, name another place for {new}, or let "
+            f'"{again} ... --overwrite" start over',
         )
     return found, there is not None
 
@@ -308,12 +317,6 @@ def refreshed(
     return replace(manifest, receipts=stated.with_lines(by_unit(done)), complete=whole)
 
 
-def _few(changed: Sequence[str]) -> str:
-    """Return the first of many changes: of a receipt of something else all settings differ."""
-    more = len(changed) - SHOWN_CHANGES
-    return "; ".join([*changed[:SHOWN_CHANGES], *([f"and {more} more"] if more > 0 else [])])
-
-
 def read_receipt(store: Store, unit: str, settings: Settings | None = None) -> Receipt:
     """Read the receipt of a unit. Raise an error if it was made with other settings than these."""
     name = receipt_name(unit)
@@ -321,10 +324,12 @@ def read_receipt(store: Store, unit: str, settings: Settings | None = None) -> R
     with naming_repair(store):
         found = Receipt.from_bytes(data, f"{store.url}/{name}")
     if settings is not None and not is_same(dict(found.settings), dict(settings)):
-        changed = changed_options(found.settings, settings) or ["no option"]
-        raise FingerprintError(
-            f"{store.url}/{name} was made with other settings, by another run (here: "
-            f"{_few(changed)}): let that run end, then run {command('repair', store.url)}"
+        changes = changed_settings(found.settings, settings)
+        raise OtherSettingsError(
+            f"{store.url}/{name} was made with other settings, by another run (here: ",
+            changes,
+            say_plainly(changes) or ["no option"],
+            f"): let that run end, then run {command('repair', store.url)}",
         )
     return found
 

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
 
+from wdsprep.changed_settings import ABOVE, SettingWords
+from wdsprep.dataset.scores import SCORES
 from wdsprep.encoding import DTYPES
 from wdsprep.encoding.captions.sources import CaptionOptions, OneCaption
 from wdsprep.encoding.places import check_apart_text, places_of
@@ -29,7 +31,15 @@ class EncodeCall(EncodeWorkerOptions, OneCaption, EncodingOptions, ListenedOptio
     """The options of `encode` that calls for one dataset and for several have in common."""
 
     images: "str | os.PathLike[str]" = field(
-        default="shards/images", metadata=about("The images to encode.", is_place=True)
+        default="shards/images",
+        metadata=about(
+            "The images to encode.",
+            is_place=True,
+            settings={
+                "source": SettingWords(say="it was imported, not encoded", rank=ABOVE),
+                SCORES: SettingWords(say="it holds scores", rank=ABOVE),
+            },
+        ),
     )
     out: "str | os.PathLike[str]" = field(
         default="",

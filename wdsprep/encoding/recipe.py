@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
+from wdsprep.changed_settings import SettingWords, follows, say_named
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import Size
 from wdsprep.encoding import DECODES, DTYPES, HALF, LATENTS, MODELS, TEXTS
 from wdsprep.encoding.models.presets import made_for
 from wdsprep.encoding.shape_lists import (
     SDXL_RESOLUTION,
+    SHAPES_SETTING,
     ShapesGiven,
     check_max_crop,
     check_shapes_option,
@@ -21,12 +23,30 @@ from wdsprep.encoding.shape_lists import (
 )
 from wdsprep.errors import UsageError
 from wdsprep.images import AREA, NBYTES
+from wdsprep.images.shapes import FULL
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.options import Options, about, suggesting
 from wdsprep.runners.base import WORKERS
 from wdsprep.text import auto, brief, whole
 
 MODEL, IMAGES = "Model", "Images"
+OF_TEXT = ("pipeline", "text")
+"""Settings from which others of text follow, and which weights are read."""
+OTHER_TEMPLATE = "the diffusers here puts other words around a caption, or cleans it otherwise"
+OTHER_WEIGHTS = "--model has other weights than those it was made with"
+
+
+def _say_arguments(before: Any, now: Any) -> str:
+    return f"--text-length or diffusers gives encode_prompt {now} (was {before})"
+
+
+def _say_decode(before: str | None, now: str | None) -> str:
+    return say_named("--decode", before or FULL, now or FULL)
+
+
+def _say_pipeline(before: str | None, now: str | None) -> str:
+    names = (f"a {name}" if name else "none whose code is run" for name in (now, before))
+    return "--model is {} (was {})".format(*names)
 
 
 def resolutions_of(given: int | Sequence[int]) -> tuple[int, ...]:
@@ -75,6 +95,7 @@ class RecipeOptions(Options):
             page="cut each image to one of [several shapes](#shapes), not to the square: to the "
             "one whose aspect ratio is nearest to its own. `sdxl` is for a resolution of "
             f"{SDXL_RESOLUTION}, `nearest` for any that STEP divides",
+            settings={"shapes": SHAPES_SETTING},
         ),
     )
     """The shapes to cut to, in a form that `sizes_of` reads; empty: the square alone."""
@@ -137,6 +158,10 @@ class RecipeOptions(Options):
             usual=True,
             page="how many tokens of a caption to encode at most, if the pipeline offers a choice "
             "(`max_sequence_length`); 0 is the pipeline's own number",
+            settings={
+                "template": SettingWords(say=OTHER_TEMPLATE, unless=(*OF_TEXT, "text_arguments")),
+                "text_arguments": SettingWords(say=_say_arguments, unless=OF_TEXT),
+            },
         ),
     )
     dtype: str = field(
@@ -164,6 +189,7 @@ class RecipeOptions(Options):
             usual=True,
             page="decode large JPEGs [at a reduced size](#decoding) (fast), or at full size; "
             "auto is fast, or what the dataset was begun with",
+            settings={"decode": SettingWords(say=_say_decode)},
         ),
     )
     seed: int = field(
@@ -269,6 +295,11 @@ class EncodingOptions(RecipeOptions):
             example="NAME|REPO[@REV]|FOLDER",
             page="a name that `wdsprep models` lists, a pipeline of the Hugging Face hub, or its "
             "folder; safetensors only, in one file or several with their index",
+            settings={
+                "pipeline": SettingWords(say=_say_pipeline),
+                "weights": SettingWords(say=OTHER_WEIGHTS, unless=OF_TEXT),
+                **{name: follows(name) for name in ("layers", "layout", "patch", "scale", "shift")},
+            },
         ),
     )
     batch_size: int | str = field(

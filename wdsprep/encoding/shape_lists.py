@@ -12,6 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from wdsprep.changed_settings import SettingWords
 from wdsprep.dataset.shapes import Size, shape_name
 from wdsprep.errors import UsageError
 from wdsprep.images.shapes import Shapes
@@ -35,11 +36,27 @@ SDXL_SIDES = {
 SDXL_LACKS = (704, 1344)
 LEAST_AREA, MOST_AREA = Fraction(1, 2), Fraction(13, 10)
 MOST_RATIO = 16
+SHOWN = 4
 MOST_SHAPES = 512
 """The most shapes of a list. Each receipt has all of them, which take 6 kB."""
 LINE = re.compile(r"([1-9]\d{0,5})\s*[xX]\s*([1-9]\d{0,5})")
 NEAREST = re.compile(r"nearest:(\d{1,6}),(\d{1,6}(?:\.\d{1,6})?)")
 KINDS = "sdxl, nearest:STEP,MAX, or a file with lines such as 832x1216"
+
+
+def _listed(shapes: Sequence[Size] | None) -> str:
+    """Return a list of shapes in few words."""
+    names = [*map(shape_name, shapes or ())]
+    some = names if len(names) <= SHOWN else [names[0], "...", names[-1]]
+    return f"{len(names)} ({', '.join(some)})" if names else "not given"
+
+
+def _say_shapes(before: Sequence[Size] | None, now: Sequence[Size] | None) -> str:
+    return f"--shapes are {_listed(now)} (were {_listed(before)})"
+
+
+SHAPES_SETTING = SettingWords(say=_say_shapes)
+"""The words for other shapes."""
 
 
 def check_shapes_option(given: Any) -> ShapesGiven:

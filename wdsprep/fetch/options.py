@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from wdsprep.changed_settings import SettingWords
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import UsageError
 from wdsprep.limits import MAX_DOWNLOAD_NBYTES
@@ -101,10 +102,20 @@ class FetchOptions(Options):
         ),
     )
     ignore_robots: bool = field(
-        default=False, metadata=about("Fetch what robots.txt disallows.", DOWNLOADING)
+        default=False,
+        metadata=about(
+            "Fetch what robots.txt disallows.",
+            DOWNLOADING,
+            settings={"robots": SettingWords(say="no --ignore-robots (was given)")},
+        ),
     )
     ignore_opt_outs: bool = field(
-        default=False, metadata=about("Fetch what is marked noai or noimageai.", DOWNLOADING)
+        default=False,
+        metadata=about(
+            "Fetch what is marked noai or noimageai.",
+            DOWNLOADING,
+            settings={"opt_outs": SettingWords(say="no --ignore-opt-outs (was given)")},
+        ),
     )
     allow_private_hosts: bool = field(
         default=FetchRules.allow_private,

@@ -4,7 +4,8 @@ import os
 from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar
 
-from wdsprep.encoding.shape_lists import ShapesGiven, check_shapes_option
+from wdsprep.changed_settings import ABOVE, SettingWords, follows, say_named
+from wdsprep.encoding.shape_lists import SHAPES_SETTING, ShapesGiven, check_shapes_option
 from wdsprep.errors import UsageError
 from wdsprep.options import about
 from wdsprep.runners.base import WorkerOptions
@@ -13,13 +14,30 @@ from wdsprep.runners.options import OUTPUT, TRACK, ListenedOptions, limit, overw
 COLUMNS = "Columns"
 
 
+def _say_source(before: str | None, now: str) -> str:
+    if before is None:
+        return "it was encoded, not imported"
+    return f"the cache is of {now} (was of {before})"
+
+
+def _say_columns(before: dict[str, str] | None, now: dict[str, str]) -> str:
+    pairs = ([f"{role}={name}" for role, name in (each or {}).items()] for each in (before, now))
+    return say_named("--columns", *pairs)
+
+
 @dataclass(frozen=True)
 class ImportOptions(WorkerOptions, ListenedOptions):
     """Options of `import_`."""
 
     unit_noun: ClassVar[str] = "file"
 
-    source: "str | os.PathLike[str]" = field(metadata=about("The cache to take in.", is_place=True))
+    source: "str | os.PathLike[str]" = field(
+        metadata=about(
+            "The cache to take in.",
+            is_place=True,
+            settings={"source": SettingWords(say=_say_source, rank=ABOVE)},
+        )
+    )
     latents: "str | os.PathLike[str]" = field(
         metadata=about("Where the dataset goes.", is_place=True)
     )
@@ -44,6 +62,7 @@ class ImportOptions(WorkerOptions, ListenedOptions):
             read=check_shapes_option,
             metavar="FILE|sdxl|nearest:STEP,MAX",
             page="the widths and heights that the images were cut to",
+            settings={"shapes": SHAPES_SETTING},
         ),
     )
     columns: str = field(
@@ -55,6 +74,7 @@ class ImportOptions(WorkerOptions, ListenedOptions):
             metavar="ROLE=NAME,...",
             usual="recognised",
             page="names of columns that are not recognised",
+            settings={"columns": SettingWords(say=_say_columns), "layout": follows("layout")},
         ),
     )
     caption_col: str = field(

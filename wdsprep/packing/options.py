@@ -9,8 +9,10 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from wdsprep.changed_settings import ABOVE, SettingWords
 from wdsprep.dataset.buckets import parse_buckets
 from wdsprep.dataset.digests import FORM
+from wdsprep.dataset.names import SELECTION
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import UsageError
 from wdsprep.fetch.options import DOWNLOADING, FetchOptions, FetchRules
@@ -27,6 +29,24 @@ if TYPE_CHECKING:
     from wdsprep.sources import Columns
 
 IMAGES, COLUMNS, SOURCE = HEADING, "Captions and columns", "Source"
+
+
+KINDS = {
+    "folder": "images",
+    "tars": "tars",
+    "table": "tables of images",
+    "urls": "tables of URLs",
+    SELECTION: "datasets to select from",
+}
+"""The words for kinds of sources."""
+
+
+def _say_source(before: str, now: str) -> str:
+    return f"the source holds {KINDS.get(now, now)} (was {KINDS.get(before, before)})"
+
+
+SOURCE_KIND = SettingWords(say=_say_source, rank=ABOVE)
+"""The words for another kind of source, which decides what else is a setting."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -308,7 +328,8 @@ class PackOptions(WorkerRangeOptions, FetchOptions, PackRules, ListenedOptions):
     unit_noun: ClassVar[str] = "slice"
 
     source: "str | os.PathLike[str]" = field(
-        default="downloads", metadata=about("What to pack.", is_place=True)
+        default="downloads",
+        metadata=about("What to pack.", is_place=True, settings={"source": SOURCE_KIND}),
     )
     images: "str | os.PathLike[str]" = field(
         default="shards/images", metadata=about("Where the shards go.", is_place=True)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
+from wdsprep.changed_settings import SettingWords
 from wdsprep.dataset.names import lookup_name
 from wdsprep.dataset.records import Text, between, read_record
 from wdsprep.dataset.samples import Sample, at_path
@@ -76,6 +77,13 @@ class CaptionSource:
 CAPTIONS = "Captions"
 
 
+def _say_captions(before: str | None, now: str | None) -> str:
+    """Say how --captions has changed. Of a digest nobody knows what it is of."""
+    if not before or not now:
+        return "--captions is given (was not)" if now else "no --captions (was given)"
+    return "--captions says other captions than those it was made with"
+
+
 def _check_path(given: Any) -> str:
     """Check that a value is a path in a json, such as meta.long, and return it."""
     if not isinstance(given, str) or not all(given.split(".")):
@@ -101,6 +109,7 @@ class OneCaption(Options):
             is_place=True,
             metavar="TABLE",
             page="take captions from a table, [in place of the samples' own](#other-captions)",
+            settings={"captions": SettingWords(say=_say_captions)},
         ),
     )
     captions_by: str = field(
