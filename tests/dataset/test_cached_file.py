@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 
 from wdsprep.dataset import cached_file as kept_files
-from wdsprep.dataset.cached_file import KeptFile, KeptWriter, kept
+from wdsprep.dataset.cached_file import KeptFile, KeptWriter, open_or_make
 
 MONTHS_S = 100 * 24 * 3600
 HOLDS = """
 import sys
 from pathlib import Path
-from wdsprep.dataset.cached_file import kept
+from wdsprep.dataset.cached_file import open_or_make
 
 def refuse(*_):
     raise SystemExit("made anew")
 
-numbers = kept(Path(sys.argv[1]), ["used"], refuse).arrays["numbers"]
+numbers = open_or_make(Path(sys.argv[1]), ["used"], refuse).arrays["numbers"]
 print("open", flush=True)
 sys.stdin.readline()
 print(int(numbers[7]), flush=True)
@@ -37,7 +37,7 @@ def numbers(count: int) -> Callable[[KeptWriter, Path], None]:
 
 
 def keep(cache: Path, what: str, *, count: int = 1000) -> KeptFile:
-    return kept(cache, [what], numbers(count))
+    return open_or_make(cache, [what], numbers(count))
 
 
 def age(file: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wdsprep.dataset.conditions import DEEPEST, LONGEST, Condition
-from wdsprep.dataset.samples import at_path
+from wdsprep.dataset.samples import value_at_path
 from wdsprep.errors import UsageError
 from wdsprep.loading.where import Where
 from wdsprep.packing.filters import Filter
@@ -119,7 +119,7 @@ FACTS: dict[str, Any] = {
 def test_a_condition_means_the_same_as_a_filter_and_as_where(text: str, right: bool) -> None:
     assert Filter(text)(FACTS) is right
     condition = Where(text)
-    assert condition.holds([at_path(FACTS, name) for name in condition.names]) is right
+    assert condition.holds([value_at_path(FACTS, name) for name in condition.names]) is right
     assert Where(condition.plain).plain == condition.plain
 
 
@@ -162,7 +162,7 @@ Part = tuple[str, Meaning]
 
 
 def as_number(value: Any) -> Any:
-    """Written otherwise than the program has it: by what Python takes for a number."""
+    """WrittenTar otherwise than the program has it: by what Python takes for a number."""
     if isinstance(value, int | float):
         return value
     for read in (int, float):
@@ -356,7 +356,9 @@ def test_what_is_too_deep_is_one_line(text: str) -> None:
 
 def test_what_is_too_long_is_one_line() -> None:
     text = " or ".join(["x"] * 100_000)
-    with pytest.raises(UsageError, match=r"it has 499,996 characters, and may have 100,000: put"):
+    with pytest.raises(
+        UsageError, match=r"it has 499,996 characters, more than the 100,000 allowed"
+    ):
         Where(text)
     with pytest.raises(UsageError, match="invalid syntax"):
         Where("x " * 10 + " " * (LONGEST - 20))

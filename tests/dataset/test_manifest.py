@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from wdsprep.dataset.coarse_histograms import count_up
+from wdsprep.dataset.coarse_histograms import sum_counts
 from wdsprep.dataset.digests import FIRST_FORM, FORM, FORMAT
 from wdsprep.dataset.manifest import Manifest, differences, sorted_receipts
 from wdsprep.dataset.receipts import Receipt, Shard, fingerprint
@@ -114,7 +114,7 @@ def test_manifest_lists_shards_by_bucket_and_sums_rejects() -> None:
     names = [shard.name for shard in manifest().shards]
     assert names == ["256/000000.tar", "256/000001.tar", "512/000000.tar", "512/000001.tar"]
     assert manifest().rejects == {"too_small": 4}
-    assert count_up([{"b": 1}, {"a": 2, "b": 3}]) == {"a": 2, "b": 4}
+    assert sum_counts([{"b": 1}, {"a": 2, "b": 3}]) == {"a": 2, "b": 4}
 
 
 def test_receipts_come_in_the_order_of_their_numbers() -> None:

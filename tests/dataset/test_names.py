@@ -6,7 +6,6 @@ from wdsprep.dataset.names import (
     FIRST_RETRY,
     OURS,
     RETRIES,
-    belongs_to,
     bucket_of,
     empty_name,
     held_name,
@@ -21,6 +20,7 @@ from wdsprep.dataset.names import (
     retry_of_inputs,
     rows_name,
     slice_name,
+    unit_of_file,
     unit_of_receipt,
 )
 
@@ -40,7 +40,7 @@ def test_what_a_slice_writes_is_its_own_and_of_a_dataset_of_images(name):
     receipt, rest = OURS["images"]
     assert rest.fullmatch(name)
     assert receipt.fullmatch(receipt_name("000007"))
-    assert belongs_to(name, "images") == "000007"
+    assert unit_of_file(name, "images") == "000007"
 
 
 @pytest.mark.parametrize("shard", IMAGES[:2])
@@ -51,7 +51,7 @@ def test_what_is_made_of_an_image_shard_is_its_own_and_of_a_dataset_of_latents(s
     assert receipt.fullmatch(receipt_name(unit))
     for name in (shard, index_name(shard), rows_name(shard), rejects_name(unit)):
         assert rest.fullmatch(name)
-        assert belongs_to(name, "latents") == unit
+        assert unit_of_file(name, "latents") == unit
         assert bucket_of(name) == bucket_of(receipt_name(unit)) == "256"
     assert rest.fullmatch(empty_name("emb.npy"))
     assert not rest.fullmatch(inputs_name(unit))

@@ -13,7 +13,13 @@ import pytest
 from wdsprep.dataset import aio, reading
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.names import index_name
-from wdsprep.dataset.reading import HashedTape, NamedShard, ShardReader, near_the_end, read_shards
+from wdsprep.dataset.reading import (
+    HashedTape,
+    NamedShard,
+    ShardReader,
+    parse_sample_end,
+    read_shards,
+)
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.read import TarSample, file_tape, read_samples, scan
@@ -370,7 +376,7 @@ def test_every_byte_is_hashed(made: Made, tmp_path: Path) -> None:
 def test_the_end_of_a_sample_has_its_json_only_if_it_has_all_of_it(made: Made) -> None:
     sample = made.samples[9]
     data = made.tar.read_bytes()[sample.start : made.samples[10].start]
-    assert near_the_end(data[-4096:]) == (sample.key, sample.fields["json"])
-    assert near_the_end(data[-1024:]) is None
-    assert near_the_end(data[:-512]) is None
-    assert near_the_end(b"") is None
+    assert parse_sample_end(data[-4096:]) == (sample.key, sample.fields["json"])
+    assert parse_sample_end(data[-1024:]) is None
+    assert parse_sample_end(data[:-512]) is None
+    assert parse_sample_end(b"") is None

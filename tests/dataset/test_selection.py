@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import wdsprep.dataset.selection
-from wdsprep.dataset.cached_file import kept
+from wdsprep.dataset.cached_file import open_or_make
 from wdsprep.dataset.selection import (
     SampleSelection,
     ShardSamples,
@@ -56,7 +56,7 @@ def pairs(selection: SampleSelection) -> list[tuple[int, int]]:
 def in_file(selection: SampleSelection, folder: Path) -> SampleSelection:
     each = [ShardSamples(*samples) for samples in selection.per_shard()]
     halves = [ShardSamples(n, part) for n, own in each for part in np.array_split(own, 2)]
-    found = kept(folder, ["test"], lambda w, _path: keep_selection(w, len(SIZES), halves))
+    found = open_or_make(folder, ["test"], lambda w, _path: keep_selection(w, len(SIZES), halves))
     return SampleSelection.from_file(found)
 
 

@@ -27,7 +27,7 @@ from wdsprep.dataset.tar.read import (
     scan,
     split_member,
     stream_tape,
-    unzipped,
+    unpack_gzip,
 )
 from wdsprep.dataset.tar.write import TarWriter, header
 
@@ -290,7 +290,7 @@ def test_tars_joined_by_cat_are_read_to_their_end(padding: int, tmp_path: Path) 
 def test_a_gzipped_tar_is_read_whatever_its_name_and_damage_to_it_is_named() -> None:
     def zipped(data: bytes) -> list[object]:
         stream = io.BufferedReader(io.BytesIO(data))  # type: ignore[arg-type]
-        found = scan(stream_tape(unzipped(stream)))
+        found = scan(stream_tape(unpack_gzip(stream)))
         return [f.key if isinstance(f, TarSample) else f.code for f in found]
 
     data = gzip.compress(SOUND, mtime=0)

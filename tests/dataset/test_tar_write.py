@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from wdsprep.dataset.tar import write
 from wdsprep.dataset.tar.index import decode_index
 from wdsprep.dataset.tar.read import read_samples, stream_tape
-from wdsprep.dataset.tar.write import MAX_MEMBER_NBYTES, TarWriter, Written, header, pieces_of
+from wdsprep.dataset.tar.write import MAX_MEMBER_NBYTES, TarWriter, WrittenTar, header, pieces_of
 from wdsprep.errors import StoreError, TarError
 
 Samples = list[tuple[str, dict[str, bytes]]]
@@ -31,7 +31,7 @@ GOLDEN: Samples = [
 GOLDEN_SHA256 = "1ca746dc59a3af950d8543eb2ca703c06c959dc1ff7b3e39d0585f894b1c8e3e"
 
 
-def write_tar(samples: Samples) -> tuple[bytes, Written]:
+def write_tar(samples: Samples) -> tuple[bytes, WrittenTar]:
     sink = io.BytesIO()
     with TarWriter(sink) as tar:
         for key, fields in samples:

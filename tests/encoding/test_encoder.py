@@ -425,7 +425,7 @@ def test_half_precision_files_are_loaded_where_there_are_no_others(tmp_path: Pat
 
 @pytest.mark.parametrize("variant", [None, "fp16"])
 def test_weights_in_parts_are_those_of_one_file(tmp_path: Path, variant: str | None) -> None:
-    """Written by the libraries themselves."""
+    """WrittenTar by the libraries themselves."""
     from diffusers import AutoencoderKL
     from transformers import CLIPTextModel
 

@@ -21,7 +21,7 @@ from tests.kit.packs import jpeg, pack, photos, write_files
 from tests.kit.shape_sets import SHAPES
 from wdsprep.cli import cli
 from wdsprep.dataset.arrays import field_of, values_of
-from wdsprep.dataset.latents import denormalised, patchified
+from wdsprep.dataset.latents import denormalise, patchify
 from wdsprep.errors import FingerprintError, TarError, UsageError
 from wdsprep.exporting.arrays import bfloat16_bits
 from wdsprep.exporting.energon import metadata, path_between
@@ -292,10 +292,10 @@ def test_latents_become_what_the_vae_gave(patch: int) -> None:
         (0.1, 0.3),
         ([0.1 * n for n in range(count)], [1.0 + n for n in range(count)]),
     ):
-        folded = patchified(raw, patch)
+        folded = patchify(raw, patch)
         stored = ((folded.T - np.asarray(shift)) * np.asarray(scale)).T
         settings = {"patch": patch, "scale": scale, "shift": shift}
-        assert np.allclose(denormalised(stored, settings), raw, atol=1e-5)
+        assert np.allclose(denormalise(stored, settings), raw, atol=1e-5)
 
 
 def test_bfloat16_is_rounded_as_torch_rounds() -> None:

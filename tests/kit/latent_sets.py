@@ -11,7 +11,7 @@ import numpy as np
 from wdsprep.dataset.arrays import BFLOAT16, Field, layout, text_fields
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt, Shard
-from wdsprep.dataset.tar.write import TarWriter, Written
+from wdsprep.dataset.tar.write import TarWriter, WrittenTar
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, write_bytes
 
@@ -67,7 +67,7 @@ def write_tar(store: Store, name: str, samples: Iterable[tuple[str, Sequence[Fie
     with store.write(name) as sink, TarWriter(sink) as tar:
         for key, fields in samples:
             tar.add(key, members(key, fields))
-        written: Written = tar.finish()
+        written: WrittenTar = tar.finish()
     write_bytes(store, f"{name}.idx", written.index)
     return Shard(name=name, samples=written.samples, nbytes=written.nbytes, digest=written.digest)
 

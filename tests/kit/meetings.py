@@ -32,7 +32,7 @@ from tests.kit.sites import write_parquet
 from tests.kit.webserver import Connection, Request, WebServer, ok, status
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import rejects_in
-from wdsprep.dataset.state import read_manifest, refreshed
+from wdsprep.dataset.state import read_manifest, refresh_manifest
 from wdsprep.dataset.tar.read import read_samples, stream_tape
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
@@ -306,7 +306,7 @@ class Meeting:
         store = open_store(self._images)
         manifest = read_manifest(store)
         assert manifest is not None
-        if refreshed(store, manifest).receipts != manifest.receipts:
+        if refresh_manifest(store, manifest).receipts != manifest.receipts:
             done.findings.append("the manifest is not what the receipts say")
         rows: Counter[int] = Counter()
         for shard in manifest.shards:

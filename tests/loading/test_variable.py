@@ -22,7 +22,7 @@ from tests.kit.latent_sets import array_of, field, npy, write_latents
 from tests.kit.packs import upload
 from wdsprep.dataset import aio
 from wdsprep.dataset.arrays import Field, layout
-from wdsprep.dataset.latents import normalised, patchified
+from wdsprep.dataset.latents import normalise, patchify
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.write import header
@@ -357,9 +357,9 @@ def folded(z: torch.Tensor) -> torch.Tensor:
 
 def test_cells_are_folded_in_the_order_of_diffusers() -> None:
     z = torch.randn(3, 8, 6, 10)
-    assert torch.equal(patchified(z, 2), folded(z))
-    assert np.array_equal(patchified(z.numpy()[0], 2), folded(z)[0].numpy())
-    assert patchified(z, 1) is z
+    assert torch.equal(patchify(z, 2), folded(z))
+    assert np.array_equal(patchify(z.numpy()[0], 2), folded(z)[0].numpy())
+    assert patchify(z, 1) is z
 
 
 @pytest.mark.parametrize("dtype", ["<f2", "<f4", "bfloat16"])
@@ -385,7 +385,7 @@ def test_moments_give_what_would_have_been_stored(tmp_path: Path, dtype: str) ->
         wanted = (folded(z) - shift) * scale
         assert batch["latent"].dtype == kind
         assert torch.allclose(batch["latent"].float(), wanted, atol=0.03, rtol=0.01)
-        assert torch.equal(batch["latent"], normalised(z, more).to(kind)) or dtype != "<f4"
+        assert torch.equal(batch["latent"], normalise(z, more).to(kind)) or dtype != "<f4"
 
 
 # Arrays that are made on the way

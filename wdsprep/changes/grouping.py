@@ -14,7 +14,7 @@ from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.names import latent_unit, maker_of
 from wdsprep.dataset.receipts import Settings
 from wdsprep.dataset.settings import changed_settings
-from wdsprep.dataset.state import dated_manifest, open_dataset, refreshed
+from wdsprep.dataset.state import dated_manifest, open_dataset, refresh_manifest
 from wdsprep.errors import UsageError
 from wdsprep.store import open_store
 from wdsprep.store.base import absolute
@@ -57,7 +57,7 @@ def open_origin(given: "str | os.PathLike[str]") -> Origin:
     manifest = dated_manifest(store)
     if manifest is None:
         _store, manifest = open_dataset(shown)  # which says what is there instead
-    manifest = refreshed(store, manifest)
+    manifest = refresh_manifest(store, manifest)
     if not manifest.complete:
         maker = maker_of(manifest.dataset, manifest.settings)
         raise UsageError(

@@ -28,7 +28,7 @@ from wdsprep.dataset.reading import HashedTape
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.removed import ShardRemoval
-from wdsprep.dataset.state import check_kind, dated_manifest, open_dataset, refreshed
+from wdsprep.dataset.state import check_kind, dated_manifest, open_dataset, refresh_manifest
 from wdsprep.dataset.tar.read import read_samples
 from wdsprep.errors import AccessError, NotFoundError, UsageError
 from wdsprep.images import perceptual
@@ -180,7 +180,7 @@ def open_images(url: str, shown: str, kept: str) -> ImagesLooked:
     if manifest.dataset == "latents":
         raise UsageError(f"{shown} is a dataset of latents: name the images it was made of")
     check_kind(store, manifest.dataset, "images")
-    manifest = refreshed(store, manifest)
+    manifest = refresh_manifest(store, manifest)
     if not manifest.shards:
         raise UsageError(f"{shown} holds no image: {command('inspect', shown)} says why")
     kind = DigestKind.of(manifest.settings)

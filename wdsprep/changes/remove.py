@@ -53,7 +53,7 @@ from wdsprep.dataset.removed import (
     removed_from,
     write_removed,
 )
-from wdsprep.dataset.state import dated_manifest, open_dataset, refreshed, write_manifest
+from wdsprep.dataset.state import dated_manifest, open_dataset, refresh_manifest, write_manifest
 from wdsprep.errors import BusyError, FingerprintError, NotFoundError, UsageError
 from wdsprep.options import Place, taking_datasets
 from wdsprep.runners.job import JobListener
@@ -182,7 +182,9 @@ def _open(url: str, shown: str) -> DatasetPlace:
     manifest = dated_manifest(store)
     if manifest is None:
         raise NotFoundError(f"{shown} has lost its manifest just now: run the same again")
-    return DatasetPlace(shown=shown, url=url, edition=edition, manifest=refreshed(store, manifest))
+    return DatasetPlace(
+        shown=shown, url=url, edition=edition, manifest=refresh_manifest(store, manifest)
+    )
 
 
 def _end_begun(urls: Sequence[str], listener: JobListener) -> tuple[str, ...]:
@@ -379,7 +381,7 @@ class _Job:
     def catch_up(self) -> None:
         """Search what other runs have finished since."""
         for place in (*self._images, *self._latents):
-            manifest = refreshed(place.store, place.manifest)
+            manifest = refresh_manifest(place.store, place.manifest)
             before = dict(place.manifest.ledger.named_lines())
             lines = manifest.ledger.named_lines()
             other = [unit for unit, line in lines if before.get(unit) != line]
@@ -440,7 +442,7 @@ class _Job:
         if images not in self._places:
             return {}
         place = self._places[images]
-        manifest = refreshed(place.store, place.manifest)
+        manifest = refresh_manifest(place.store, place.manifest)
         return {latent_unit(shard.name): shard.digest for shard in manifest.shards}
 
     def _conclude(self, place: DatasetPlace, gone: set[str]) -> None:
@@ -466,4 +468,4 @@ def _without(there: Manifest, gone: set[str], place: DatasetPlace) -> Manifest:
     Units that have gone with their image shard are not left to do.
     """
     kept = [line for unit, line in there.ledger.named_lines() if unit not in gone]
-    return refreshed(place.store, replace(there, receipts=there.ledger.with_lines(kept)))
+    return refresh_manifest(place.store, replace(there, receipts=there.ledger.with_lines(kept)))

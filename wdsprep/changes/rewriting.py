@@ -36,7 +36,7 @@ from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.records import read_lines
 from wdsprep.dataset.reindex import write_index, write_rows
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import Reject, RejectsFile, hidden, read_rejects
+from wdsprep.dataset.rejects import Reject, RejectsFile, hide_source, read_rejects
 from wdsprep.dataset.removed import Removed, ShardRemoval, UnitRemoval
 from wdsprep.dataset.rows import ImagePositions, may_have_rows
 from wdsprep.dataset.samples import key_order, parse_json, parse_object
@@ -206,7 +206,7 @@ class UnitChange:
             if reject.key not in gone:
                 kept.append(reject)
             elif reject.source:  # a slice that tries the row again takes it from here by that
-                gone[reject.key] = hidden(reject.source)
+                gone[reject.key] = hide_source(reject.source)
         if not self._removal.made_of:
             kept += [Reject(key=key, source=of, code=Code.REMOVED) for key, of in gone.items()]
             kept.sort(key=lambda reject: key_order(reject.key))

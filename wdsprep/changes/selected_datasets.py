@@ -31,8 +31,8 @@ from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import SELECTION, empty_name, latent_unit
 from wdsprep.dataset.reading import ShardReader
 from wdsprep.dataset.receipts import Shard
-from wdsprep.dataset.sealed_json import canonical
-from wdsprep.dataset.state import dated_manifest, find_claim, read_format, refreshed
+from wdsprep.dataset.sealed_json import canonical_json
+from wdsprep.dataset.state import dated_manifest, find_claim, read_format, refresh_manifest
 from wdsprep.errors import ExistsError, FingerprintError, FullError, NotFoundError, UsageError
 from wdsprep.runners.base import WorkerOptions
 from wdsprep.runners.in_process import runner_for
@@ -169,7 +169,7 @@ class SelectedDataset:
         """A digest of all that decides what is in it."""
         of = self.group.follows or self.group
         known = [of.content, self.group.content, self.asked.settings(self.part)]
-        return DigestKind.BLAKE3.hex(canonical(known))
+        return DigestKind.BLAKE3.hex(canonical_json(known))
 
     def check(self) -> None:
         """Refuse, before anything is written, another dataset in the place."""
@@ -190,7 +190,7 @@ class SelectedDataset:
     def _there(self) -> Manifest | None:
         store = open_store(self.place)
         there = None if self.overwrite else dated_manifest(store)
-        return refreshed(store, there) if there else None
+        return refresh_manifest(store, there) if there else None
 
     @property
     def is_done(self) -> bool:

@@ -18,7 +18,7 @@ from wdsprep.dataset.names import image_shard, slice_name
 from wdsprep.dataset.read_ahead import ahead
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.samples import key_order
-from wdsprep.dataset.sealed_json import canonical
+from wdsprep.dataset.sealed_json import canonical_json
 from wdsprep.dataset.selection import Numbers, SampleSelection, ShardSamples, ranges
 from wdsprep.errors import UsageError
 
@@ -46,7 +46,7 @@ class ShardPiece:
             "samples": ranges(self.numbers),
             "shard": self.shard.name,
         }
-        return canonical(said) + b"\n"
+        return canonical_json(said) + b"\n"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,7 +25,6 @@ from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import (
     MANIFEST,
     OURS,
-    belongs_to,
     inputs_name,
     is_retry,
     latent_unit,
@@ -33,12 +32,13 @@ from wdsprep.dataset.names import (
     rejects_name,
     rows_name,
     sample_key,
+    unit_of_file,
     without_index,
 )
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.reindex import AGAIN, UNTOLD, write_index, write_rows
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import Reject, RejectsFile, leaves, read_rejects
+from wdsprep.dataset.rejects import Reject, RejectsFile, is_moved, read_rejects
 from wdsprep.dataset.state import done_units, read_receipt, rewrite_manifest, write_manifest
 from wdsprep.dataset.tar.read import read_samples, stream_tape
 from wdsprep.errors import FormatError, NotFoundError
@@ -201,7 +201,7 @@ def _names(
         name
         for name in found.there.keys() - {*receipts, *kept}
         if _is_ours(found, name)
-        and (name in named or belongs_to(name, found.place.dataset) in units)
+        and (name in named or unit_of_file(name, found.place.dataset) in units)
     )
     return (*receipts, *rest), tuple(kept)
 
@@ -265,7 +265,7 @@ class _Repairer:
         self._there, self._store = repair.survey.there, repair.survey.edition.store
         self._of_unit: dict[str, set[str]] = {unit: set() for unit in repair.units}
         for name in self._there:
-            unit = belongs_to(name, repair.survey.place.dataset)
+            unit = unit_of_file(name, repair.survey.place.dataset)
             if unit in self._of_unit:
                 self._of_unit[unit].add(name)
         self._done = 0
@@ -321,7 +321,7 @@ def mend_rejects(store: Store, receipt: Receipt, gone: Collection[str]) -> None:
     Sources that are `gone` to a retry are left out. Done twice, it is the same.
     """
     name = rejects_name(receipt.unit)
-    left = [r for r in _readable(store, receipt.unit) if not leaves(r, gone)]
+    left = [r for r in _readable(store, receipt.unit) if not is_moved(r, gone)]
     taken = {key for shard in receipt.shards for key in _keys(store, shard.name)}
     known = {reject.key: reject for reject in left if reject.key not in taken}
     lost = receipt.inputs - len(taken) - len(known)

@@ -19,7 +19,6 @@ from wdsprep.dataset.names import (
     MANIFEST,
     OURS,
     REMOVED,
-    belongs_to,
     empty_name,
     held_name,
     index_name,
@@ -32,6 +31,7 @@ from wdsprep.dataset.names import (
     retry_of_inputs,
     rows_name,
     taken_name,
+    unit_of_file,
     unit_of_receipt,
 )
 from wdsprep.dataset.read_ahead import read_each
@@ -75,7 +75,7 @@ class DatasetSurvey:
         return sum(shard.nbytes for receipt in self.receipts for shard in receipt.shards)
 
     def find(self, name: str, kind: Kind, what: str, unit: str = "") -> None:
-        if not self.removing.isdisjoint({unit, belongs_to(name, self.place.dataset)}):
+        if not self.removing.isdisjoint({unit, unit_of_file(name, self.place.dataset)}):
             return
         if kind is Kind.MANIFEST and self.removing:
             return
@@ -319,7 +319,7 @@ def _check_unexpected(found: DatasetSurvey, store: Store, broken: Iterable[str])
     stated = found.manifest.receipts if found.manifest else ()
     gone = {*broken, *(r.unit for r in stated)} - {r.unit for r in found.receipts}
     for name in sorted(found.there.keys() - known):
-        if belongs_to(name, found.place.dataset) in gone:
+        if unit_of_file(name, found.place.dataset) in gone:
             continue  # what is wrong is said of the receipt
         _unexpected(found, name)
     if store.root:

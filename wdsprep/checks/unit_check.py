@@ -13,7 +13,7 @@ from wdsprep.checks.pairs import keys_digest
 from wdsprep.checks.shard_check import CheckedShard, check_shard
 from wdsprep.checks.survey import DatasetSurvey, smallest_unit
 from wdsprep.dataset.arrays import empty_fields
-from wdsprep.dataset.coarse_histograms import count_up
+from wdsprep.dataset.coarse_histograms import sum_counts
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.names import (
     SELECTION,
@@ -30,7 +30,7 @@ from wdsprep.dataset.reading import HashedTape
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reindex import UNTOLD
 from wdsprep.dataset.rejects import UNSETTLED, read_rejects
-from wdsprep.dataset.rows import NBYTES, ImagePositions, may_have_rows, told_by_keys
+from wdsprep.dataset.rows import NBYTES, ImagePositions, may_have_rows, positions_from_keys
 from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.errors import AccessError, FormatError, NotFoundError, StoreError
@@ -206,7 +206,7 @@ class _Checker:
             self._find(name, Kind.WRONG, f"a line of it is no reject ({error})")
             return
         self._rejected = [reject.key for reject in rejects]
-        if count_up({reject.code.value: 1} for reject in rejects) != dict(self._receipt.rejects):
+        if sum_counts({reject.code.value: 1} for reject in rejects) != dict(self._receipt.rejects):
             self._find(name, Kind.WRONG, "its codes are not those that its receipt counts")
 
     def _rows(self) -> None:
@@ -241,7 +241,7 @@ class _Checker:
         keys, rejected = self._keys.get(shard.name), self._rejected
         if keys is None or rejected is None:
             return None
-        told = told_by_keys(self._receipt, keys, rejected)
+        told = positions_from_keys(self._receipt, keys, rejected)
         if told is None or told.is_plain:
             return None if told is None else b""
         return told.to_bytes()

@@ -221,15 +221,15 @@ def values_of(field: Field, data: "bytes | memoryview") -> Any:
     is_bits = field.dtype == BFLOAT16
     stored = np.frombuffer(data, _BITS if is_bits else field.dtype, offset=len(field.header))
     stored = stored.reshape(field.shape)
-    return of_bits(stored) if is_bits else stored
+    return from_bfloat16(stored) if is_bits else stored
 
 
-def of_bits(bits: Any) -> Any:
-    """Floats of 32 bits of those of bfloat16, whose bits these are."""
+def from_bfloat16(bits: Any) -> Any:
+    """Return values of bfloat16, given by their bits, as floats of 32 bits."""
     return (bits.astype("<u4") << 16).view("<f4")
 
 
-def to_bits(values: Any) -> Any:
-    """Return the bits of bfloat16, rounded to the nearest, and to even half way."""
+def to_bfloat16(values: Any) -> Any:
+    """Return values as the bits of bfloat16, rounded to the nearest, and to even half way."""
     bits = values.astype("<f4").view("<u4")
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(_BITS)

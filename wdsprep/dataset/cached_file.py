@@ -1,4 +1,4 @@
-"""What a look at all samples of a dataset has found, kept in a file and mapped by whoever needs it.
+"""Cached files: what was found in all samples of a dataset, mapped by whoever needs it.
 
 A file is named by the digest of what it depends on, as the contents of the shards, so a dataset
 that has changed has another file. It holds arrays one behind the other, what else is known as JSON,
@@ -46,7 +46,7 @@ MOST_NBYTES = 20_000_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptFile:
-    """An open one. `arrays` are views of the file, of which only what is used is in memory."""
+    """An open cached file. `arrays` are views of it, of which only what is used is in memory."""
 
     path: Path
     arrays: Mapping[str, NDArray[Any]]
@@ -55,7 +55,7 @@ class KeptFile:
 
 
 class KeptWriter:
-    """A file in the making: arrays come one after another, each in parts."""
+    """A cached file that is being written: arrays come one after another, each in parts."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self._file, self._path, self._digest, self._at = file, path, blake3(), 0
@@ -74,75 +74,78 @@ class KeptWriter:
         facts = json.dumps({"arrays": self._arrays, "facts": self.facts}).encode()
         self._write(facts)
         self._write(len(facts).to_bytes(8, "little"))
-        with _translated(self._path):
+        with _raising_store_errors(self._path):
             self._file.write(self._digest.digest())
             self._file.flush()
             os.fsync(self._file.fileno())
 
     def _write(self, data: bytes) -> None:
-        with _translated(self._path):
+        with _raising_store_errors(self._path):
             self._file.write(data)
         self._digest.update(data)
         self._at += len(data)
 
 
 def kept_folder(cache: Path | None) -> Path:
-    """Return the folder in the cache, if there is one; else in that of all programs."""
+    """Return the folder of cached files: in `cache`, or in the cache of all programs."""
     if cache is not None:
         return cache / "kept"
     try:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     except RuntimeError:
         raise UsageError(
-            "there is no home folder, where what a look at all samples finds could be kept: set "
-            "XDG_CACHE_HOME, or give cache="
+            "there is no home folder to cache what was read of all samples: set XDG_CACHE_HOME, or "
+            "give cache="
         ) from None
     return Path(home) / "wdsprep" / "kept"
 
 
-def kept(
+def open_or_make(
     cache: Path | None, what: Iterable[str], make: Callable[[KeptWriter, Path], None]
 ) -> KeptFile:
-    """Return the file that depends on `what`. Make it if it is missing or damaged.
+    """Return the cached file of what depends on `what`. Make it if it is missing or damaged.
 
     `make` is told where the file will be.
     """
     folder = kept_folder(cache)
     name = f"{key_of(VERSION, 'kept', *what):016x}"
     path = folder / f"{name}.arrays"
-    with _translated(path):
-        if (found := _opened(path)) is not None:
+    with _raising_store_errors(path):
+        if (found := _open_whole(path)) is not None:
             return found
         folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder / f"{name}.lock"):
-        with _translated(path):
-            found = _opened(path)
+        with _raising_store_errors(path):
+            found = _open_whole(path)
         if found is None:
-            found = _made(path, make)
-            with _translated(folder):
+            found = _make_file(path, make)
+            with _raising_store_errors(folder):
                 _delete_unused(folder, name)
         return found
 
 
 @contextmanager
-def _translated(path: Path) -> Iterator[None]:
-    """Errors of the file's own operations; what goes wrong in what is read for it is another's."""
+def _raising_store_errors(path: Path) -> Iterator[None]:
+    """Turn errors of operations on a cached file into StoreErrors.
+
+    Errors of what is read to make the file do not pass here.
+    """
     try:
         yield
     except OSError as error:
         raise StoreError(
-            f"{error.filename or path}: {error.strerror}: what a look at all samples finds is "
-            "kept there: give cache another folder, or set XDG_CACHE_HOME"
+            f"{error.filename or path}: {error.strerror}: what is read of all samples "
+            "is cached there: give cache= another folder, or set XDG_CACHE_HOME"
         ) from error
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Wait for a lock, and hold it. Its file may be deleted by others while this waits."""
+    """Wait for a lock, and keep it. Its file may be deleted by others while this waits."""
     has_lock = False
     while not has_lock:
-        with _opened_for("ab", path) as file:
-            with _translated(path):
+        with _open_file("ab", path) as file:
+            with _raising_store_errors(path):
                 fcntl.flock(file, fcntl.LOCK_EX)
             if has_lock := _is_there(file, path):
                 yield
@@ -179,7 +182,10 @@ def _statuses(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def _delete_unless_used(folder: Path, name: str) -> None:
-    """Delete what has this name; BlockingIOError where a process makes or maps it."""
+    """Delete a cached file and its lock.
+
+    Raise BlockingIOError where a process makes or maps the file.
+    """
     path = folder / f"{name}.arrays"
     with (folder / f"{name}.lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -191,48 +197,48 @@ def _delete_unless_used(folder: Path, name: str) -> None:
 
 
 @contextmanager
-def _opened_for(mode: str, path: Path) -> Iterator[BinaryIO]:
-    with _translated(path):
+def _open_file(mode: str, path: Path) -> Iterator[BinaryIO]:
+    with _raising_store_errors(path):
         file = cast("BinaryIO", path.open(mode))
     try:
         yield file
     finally:
-        with _translated(path):
+        with _raising_store_errors(path):
             file.close()
 
 
-def _made(path: Path, make: Callable[[KeptWriter, Path], None]) -> KeptFile:
+def _make_file(path: Path, make: Callable[[KeptWriter, Path], None]) -> KeptFile:
     begun = path.with_suffix(".begun")  # whoever has the lock is alone with it
     try:
-        with _opened_for("wb", begun) as file:
+        with _open_file("wb", begun) as file:
             writer = KeptWriter(file, path)
             make(writer, path)
             writer.finish()
-        with _translated(path):
+        with _raising_store_errors(path):
             begun.replace(path)
     except BaseException:
         with suppress(OSError):
             begun.unlink()
         raise
-    with _translated(path):
-        found = _opened(path)
+    with _raising_store_errors(path):
+        found = _open_whole(path)
     if found is None:
-        raise StoreError(f"{path} does not hold what was written to it: look after the disk")
+        raise StoreError(f"{path} does not hold what was written to it: check the disk")
     return found
 
 
-def _opened(path: Path) -> KeptFile | None:
-    """Open a file; None where it is missing or not whole."""
+def _open_whole(path: Path) -> KeptFile | None:
+    """Open a cached file; None where it is missing or not whole."""
     with suppress(FileNotFoundError), path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size <= TAIL_NBYTES or not _used(file, path):
+        if os.fstat(file.fileno()).st_size <= TAIL_NBYTES or not _mark_used(file, path):
             return None
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         with suppress(FormatError):
-            return _read(path, data) if _is_whole(data) else None
+            return _parse(path, data) if _is_whole(data) else None
     return None
 
 
-def _used(file: BinaryIO, path: Path) -> bool:
+def _mark_used(file: BinaryIO, path: Path) -> bool:
     """Mark a file as in use until nothing maps it, unless it was deleted just now.
 
     A map holds the file open, and so the lock. Where a disk has no locks, as some of other
@@ -253,7 +259,7 @@ class _Body(TypedDict):
     facts: dict[str, Any]
 
 
-def _read(path: Path, data: mmap.mmap) -> KeptFile:
+def _parse(path: Path, data: mmap.mmap) -> KeptFile:
     end = len(data) - TAIL_NBYTES
     start = end - int.from_bytes(data[end : end + 8], "little")
     body = read_record(_Body, data[max(0, start) : end], str(path))
@@ -266,39 +272,39 @@ def _read(path: Path, data: mmap.mmap) -> KeptFile:
     return KeptFile(path=path, arrays=arrays, facts=body["facts"], digest=data[-DIGEST_NBYTES:])
 
 
-def _mapped(path: Path, digest: bytes) -> KeptFile | None:
-    """Map the file that has this digest; None where another file is there.
+def _map_file(path: Path, digest: bytes) -> KeptFile | None:
+    """Map the cached file that has this digest; None where another file is there.
 
     Its bytes are not checked.
     """
     with suppress(OSError, ValueError), path.open("rb") as file:
-        if _used(file, path):
+        if _mark_used(file, path):
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             if data[-DIGEST_NBYTES:] == digest:
-                return _read(path, data)
+                return _parse(path, data)
     return None
 
 
-def _for_a_process(file: KeptFile) -> Any:
-    """Pickle a file for a process that is started on this machine.
+def _pickle_for_process(file: KeptFile) -> Any:
+    """Pickle a cached file for a process that is started on this machine.
 
     The process maps the file again. Where the file has been deleted or replaced, all bytes are
-    sent. So they are to the machine of a cluster, by plain pickle: whether it has the file
-    cannot be known when it is sent.
+    sent. So they are to the machine of a cluster, by plain pickle: whether it has the file cannot
+    be known when it is sent.
     """
-    if _mapped(file.path, file.digest) is None:
+    if _map_file(file.path, file.digest) is None:
         return file.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
-    return _mapped_again, (file.path, file.digest)
+    return _map_again, (file.path, file.digest)
 
 
-def _mapped_again(path: Path, digest: bytes) -> KeptFile:
-    found = _mapped(path, digest)
+def _map_again(path: Path, digest: bytes) -> KeptFile:
+    found = _map_file(path, digest)
     if found is None:
-        raise StoreError(f"{path} was deleted just now: start again, and it is made again")
+        raise StoreError(f"{path} was deleted just now: run the same again, which makes it again")
     return found
 
 
-ForkingPickler.register(KeptFile, _for_a_process)
+ForkingPickler.register(KeptFile, _pickle_for_process)
 
 
 def _is_whole(data: mmap.mmap) -> bool:

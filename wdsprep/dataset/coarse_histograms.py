@@ -53,18 +53,18 @@ def histogram(counts: Mapping[str, int], what: str) -> list[tuple[tuple[int, int
     """Return the bins that have a count, in rising order, with their counts."""
     start = f"{what}<"
     found = sorted((int(n[len(start) :]), c) for n, c in counts.items() if n.startswith(start))
-    return [((_before(edge), edge - 1), count) for edge, count in found]
+    return [((_edge_below(edge), edge - 1), count) for edge, count in found]
 
 
-def _before(edge: int) -> int:
-    """Return the edge below an edge."""
+def _edge_below(edge: int) -> int:
+    """Return the edge below an edge: the two are a bin's."""
     if edge <= 3:
         return edge - 1
     power = edge.bit_length() - 2
     return edge - (1 << power) if edge >> power == 3 else 3 << power - 1
 
 
-def count_up(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def sum_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Sum many counts by name, sorted by name."""
     total: dict[str, int] = {}
     for count in counts:

@@ -38,8 +38,8 @@ DEEPEST = 100
 SHOWN = 200
 """Characters of a condition that a message has; a longer one is cut."""
 LANGUAGE = (
-    "compare names with numbers and texts by < <= > >= == != in, reckon by + - * /, and join with "
-    "and, or, not"
+    "compare names with numbers and texts by < <= > >= == != in, calculate with + - * /, and join "
+    "with and, or, not"
 )
 COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Lt: operator.lt,
@@ -77,8 +77,8 @@ class Condition:
             )
         if len(text) > LONGEST:
             raise UsageError(
-                f'{self.option}"{_cut(text)}": it has {len(text):,} characters, and may have '
-                f"{LONGEST:,}: put what it asks for into a column of a table, and ask for that"
+                f'{self.option}"{_shorten(text)}": it has {len(text):,} characters, more than '
+                f"the {LONGEST:,} allowed: put the answer into a column of a table, and use that"
             )
         self.text = text
         self._places: dict[PathParts, int] = {}
@@ -88,15 +88,15 @@ class Condition:
             self._evaluate = self._compile(tree)
             self.plain = ast.unparse(tree)
         except SyntaxError as error:
-            what = f'{self.option}"{_cut(text)}": {error.msg.partition(":")[0]}'
+            what = f'{self.option}"{_shorten(text)}": {error.msg.partition(":")[0]}'
             place = f"at character {error.offset}" if error.offset else "at its end"
             raise UsageError(f"{what} {place}: {LANGUAGE}") from None
         except (MemoryError, RecursionError):  # thousands of nots: Python's parser gives up
             raise self._too_deep() from None
         except ValueError:
             raise UsageError(
-                f'{self.option}"{_cut(text)}": it holds a character that is none, such as a NUL: '
-                "leave it out"
+                f'{self.option}"{_shorten(text)}": it has a character that no text may have, such '
+                "as a NUL: leave it out"
             ) from None
         self.names = tuple(self._places)
 
@@ -104,43 +104,54 @@ class Condition:
         return type(self), (self.text,)
 
     def holds(self, values: Sequence[Any]) -> bool:
-        """Return whether it is true, by the value of each of `names`; None for what is lacking."""
+        """Return whether the condition is true for the values of its `names`; None is no value."""
         return bool(self._evaluate(values))
 
     def _compile(self, node: ast.expr) -> Evaluate:
-        """Refuse all but what the docstring of this module names."""
+        """Return a function that computes a node of the syntax tree.
+
+        Refuse all that the docstring of this module does not name.
+        """
         if isinstance(node, ast.BoolOp):
-            join = _all_of if isinstance(node.op, ast.And) else _any_of
+            join = _and_function if isinstance(node.op, ast.And) else _or_function
             return join([self._compile(part) for part in node.values])
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            return _not(self._compile(node.operand))
+            return _not_function(self._compile(node.operand))
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-            return _signed(self._compile(node.operand), is_minus=isinstance(node.op, ast.USub))
+            return _sign_function(
+                self._compile(node.operand), is_minus=isinstance(node.op, ast.USub)
+            )
         if isinstance(node, ast.BinOp) and (reckon := RECKON.get(type(node.op))):
-            return _reckoned(reckon, self._compile(node.left), self._compile(node.right))
+            return _arithmetic_function(reckon, self._compile(node.left), self._compile(node.right))
         if isinstance(node, ast.Compare):
             return self._comparison(node)
         if (path := path_of(node)) is not None:
             return operator.itemgetter(self._places.setdefault(path, len(self._places)))
         if _is_constant(node):
-            return _constant(ast.literal_eval(node))
-        raise self._refused(node)
+            return _constant_function(ast.literal_eval(node))
+        raise self._refusal(node)
 
     def _comparison(self, node: ast.Compare) -> Evaluate:
         if not all(type(op) in (*COMPARE, ast.In, ast.NotIn) for op in node.ops):
-            raise self._refused(node)
+            raise self._refusal(node)
         first = self._compile(node.left)
         links = list(map(self._link, node.ops, node.comparators))
-        return _chain(first, links) if len(links) > 1 else _pair(first, *links[0])
+        return (
+            _chain_function(first, links)
+            if len(links) > 1
+            else _comparison_function(first, *links[0])
+        )
 
     def _link(self, op: ast.cmpop, part: ast.expr) -> tuple[Compare, Evaluate]:
-        """Return how the right side is compared with the left one, and what it comes to."""
+        """Return the comparison for an operator, and the function that computes its right side."""
         if type(op) in COMPARE:
-            return _comparing(COMPARE[type(op)]), self._compile(part)
+            return _order_comparison(COMPARE[type(op)]), self._compile(part)
         if is_list(part):
             choices = ast.literal_eval(part)
-            return _finding(_among(choices), is_in=isinstance(op, ast.In)), _constant(choices)
-        return _finding(_stands_in, is_in=isinstance(op, ast.In)), self._compile(part)
+            return _in_comparison(
+                _choice_comparison(choices), is_in=isinstance(op, ast.In)
+            ), _constant_function(choices)
+        return _in_comparison(_contains, is_in=isinstance(op, ast.In)), self._compile(part)
 
     def _check_depth(self, tree: ast.expr) -> None:
         level, nodes = 0, [tree]
@@ -153,22 +164,24 @@ class Condition:
 
     def _too_deep(self) -> UsageError:
         return UsageError(
-            f'{self.option}"{_cut(self.text)}": it has more than {DEEPEST} levels of sums, nots, '
-            "comparisons and paths within each other: write it with fewer"
+            f'{self.option}"{_shorten(self.text)}": it has more than {DEEPEST} levels of sums, '
+            "nots, comparisons and paths within each other: write it with fewer"
         )
 
-    def _refused(self, node: ast.expr) -> UsageError:
-        part = _cut(ast.get_source_segment(self.text.strip(), node) or "")
-        return UsageError(f'{self.option}"{_cut(self.text)}": {part!r} cannot be used: {LANGUAGE}')
+    def _refusal(self, node: ast.expr) -> UsageError:
+        part = _shorten(ast.get_source_segment(self.text.strip(), node) or "")
+        return UsageError(
+            f'{self.option}"{_shorten(self.text)}": {part!r} cannot be used: {LANGUAGE}'
+        )
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     return one_line(text if len(text) <= SHOWN else f"{text[:60]}...")
 
 
 # --- what may stand there
 def is_list(node: ast.expr) -> bool:
-    """Tell a list or tuple of constants from all else."""
+    """Return whether a node of the syntax tree is a list or a tuple of constants."""
     if not isinstance(node, ast.List | ast.Tuple):
         return False
     return all(map(_is_constant_or_negative, node.elts))
@@ -186,7 +199,7 @@ def _is_constant(node: ast.expr) -> bool:
 
 
 def path_of(node: ast.expr) -> PathParts | None:
-    """Return the path that a node stands for, or None."""
+    """Return the path, such as `meta.score`, that a node of the syntax tree stands for, or None."""
     parts: list[str | int] = []
     while not isinstance(node, ast.Name):
         if isinstance(node, ast.Attribute):
@@ -202,17 +215,17 @@ def path_of(node: ast.expr) -> PathParts | None:
     return (node.id, *reversed(parts))
 
 
-def shown_path(path: PathParts) -> str:
+def format_path(path: PathParts) -> str:
     first, *others = path
     return f"{first}" + "".join(f".{p}" if isinstance(p, str) else f"[{p}]" for p in others)
 
 
 # --- what it comes to
-def _constant(value: Any) -> Evaluate:
+def _constant_function(value: Any) -> Evaluate:
     return lambda _values: value
 
 
-def _all_of(parts: Sequence[Evaluate]) -> Evaluate:
+def _and_function(parts: Sequence[Evaluate]) -> Evaluate:
     def holds(values: Sequence[Any]) -> bool:
         for part in parts:  # noqa: SIM110 (a generator takes twice as long)
             if not part(values):
@@ -222,7 +235,7 @@ def _all_of(parts: Sequence[Evaluate]) -> Evaluate:
     return holds
 
 
-def _any_of(parts: Sequence[Evaluate]) -> Evaluate:
+def _or_function(parts: Sequence[Evaluate]) -> Evaluate:
     def holds(values: Sequence[Any]) -> bool:
         for part in parts:  # noqa: SIM110
             if part(values):
@@ -232,11 +245,11 @@ def _any_of(parts: Sequence[Evaluate]) -> Evaluate:
     return holds
 
 
-def _not(part: Evaluate) -> Evaluate:
+def _not_function(part: Evaluate) -> Evaluate:
     return lambda values: not part(values)
 
 
-def _signed(part: Evaluate, *, is_minus: bool) -> Evaluate:
+def _sign_function(part: Evaluate, *, is_minus: bool) -> Evaluate:
     def signed(values: Sequence[Any]) -> Any:
         own = number_of(part(values))
         return -own if own is not None and is_minus else own
@@ -244,7 +257,9 @@ def _signed(part: Evaluate, *, is_minus: bool) -> Evaluate:
     return signed
 
 
-def _reckoned(reckon: Callable[[Any, Any], Any], left: Evaluate, right: Evaluate) -> Evaluate:
+def _arithmetic_function(
+    reckon: Callable[[Any, Any], Any], left: Evaluate, right: Evaluate
+) -> Evaluate:
     def reckoned(values: Sequence[Any]) -> Any:
         one, other = number_of(left(values)), number_of(right(values))
         if one is None or other is None:
@@ -258,12 +273,15 @@ def _reckoned(reckon: Callable[[Any, Any], Any], left: Evaluate, right: Evaluate
     return reckoned
 
 
-def _pair(first: Evaluate, holds: Compare, second: Evaluate) -> Evaluate:
+def _comparison_function(first: Evaluate, holds: Compare, second: Evaluate) -> Evaluate:
     return lambda values: holds(first(values), second(values))
 
 
-def _chain(first: Evaluate, links: Sequence[tuple[Compare, Evaluate]]) -> Evaluate:
-    """Evaluate each part once, from the left, until a link does not hold."""
+def _chain_function(first: Evaluate, links: Sequence[tuple[Compare, Evaluate]]) -> Evaluate:
+    """Return a function that computes a chain such as `1 <= width < 2`.
+
+    It computes each part once, from the left, until a comparison is false.
+    """
 
     def chain(values: Sequence[Any]) -> bool:
         one = first(values)
@@ -277,8 +295,11 @@ def _chain(first: Evaluate, links: Sequence[tuple[Compare, Evaluate]]) -> Evalua
     return chain
 
 
-def _comparing(compare: Callable[[Any, Any], Any]) -> Compare:
-    """Numbers with numbers, texts with texts; a text beside a number as one, if it reads as one."""
+def _order_comparison(compare: Callable[[Any, Any], Any]) -> Compare:
+    """Return a comparison of numbers with numbers, and of texts with texts.
+
+    A text beside a number is compared as a number, if it reads as one.
+    """
 
     def holds(one: Any, other: Any) -> bool:
         if isinstance(one, str):
@@ -296,8 +317,11 @@ def _comparing(compare: Callable[[Any, Any], Any]) -> Compare:
     return holds
 
 
-def _finding(is_there: Compare, *, is_in: bool) -> Compare:
-    """`in`, or `not in`; false where there is nothing to look for, or nowhere to look."""
+def _in_comparison(is_there: Compare, *, is_in: bool) -> Compare:
+    """Return the comparison `in`, or `not in`.
+
+    Both are false where there is nothing to look for, or nowhere to look.
+    """
 
     def holds(one: Any, other: Any) -> bool:
         return one is not None and other is not None and is_there(one, other) is is_in
@@ -305,16 +329,19 @@ def _finding(is_there: Compare, *, is_in: bool) -> Compare:
     return holds
 
 
-def _stands_in(one: Any, other: Any) -> bool:
-    """Tell whether a text or a list has it."""
+def _contains(one: Any, other: Any) -> bool:
+    """Return whether a text or a list contains a value."""
     try:
         return one in other
     except (TypeError, RecursionError):
         return False
 
 
-def _among(choices: Collection[Any]) -> Compare:
-    """Look for what equals one of them, as `==` says: in sets, since there may be thousands."""
+def _choice_comparison(choices: Collection[Any]) -> Compare:
+    """Return a comparison that is true for a value equal to one of the choices, as `==` says.
+
+    It looks in sets, since there may be thousands of choices.
+    """
     texts = frozenset(choice for choice in choices if isinstance(choice, str))
     numbers = frozenset(choice for choice in choices if isinstance(choice, NUMBER))
     as_numbers = numbers.union(map(number_of, texts)) - {None}
@@ -328,7 +355,7 @@ def _among(choices: Collection[Any]) -> Compare:
 
 
 def number_of(one: Any) -> Any:
-    """Return what can be reckoned with: of texts, those that read as numbers; None for all else."""
+    """Return a value as a number, a text if it reads as one; None for all else."""
     if not isinstance(one, str):
         return one if isinstance(one, NUMBER) else None
     try:

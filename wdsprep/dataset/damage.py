@@ -38,7 +38,7 @@ def verify_step(*urls: str) -> str:
 
 @contextmanager
 def naming_next_step(next_step: str) -> Iterator[None]:
-    """Let an error about a file of a dataset name this next step, if it names none."""
+    """Let an error about a file of a dataset name this next step, unless it names one already."""
     try:
         yield
     except NewerFormatError:
@@ -50,7 +50,7 @@ def naming_next_step(next_step: str) -> Iterator[None]:
 
 @contextmanager
 def naming_place(place: str) -> Iterator[None]:
-    """Let what is wrong with a tar, or a sample of it, name the tar."""
+    """Turn an error about a sample of a tar into a DamageError that names the tar."""
     try:
         yield
     except BadSampleError as error:
@@ -58,11 +58,11 @@ def naming_place(place: str) -> Iterator[None]:
 
 
 def naming_repair(store: Store) -> AbstractContextManager[None]:
-    """Let an error about a file of the dataset in a store say what mends it."""
+    """Let an error about a file of the dataset in a store name the commands that mend it."""
     return naming_next_step(repair_step(store.url))
 
 
 def readable(store: Store, found: Iterator[Found]) -> Iterator[Found]:
-    """Yield what is read of the dataset in a store; errors on the way say what mends it."""
+    """Yield what an iterator reads of the dataset in a store; its errors name what mends it."""
     with naming_repair(store):
         yield from found

@@ -14,7 +14,7 @@ from blake3 import blake3
 from wdsprep.errors import FormatError
 
 FORMAT = 2
-"""The newest that is read."""
+"""The newest format of datasets that is read."""
 
 
 class Hash(Protocol):
@@ -33,7 +33,7 @@ class DigestKind(Enum):
         try:
             return cls(name)
         except ValueError:
-            raise FormatError(f"digests of the kind {name!r} are not known") from None
+            raise FormatError(f"digests of an unknown kind, {name!r}") from None
 
     def new(self) -> Hash:
         return blake3() if self is DigestKind.BLAKE3 else hashlib.sha256()
@@ -53,7 +53,7 @@ FIRST_FORM: Mapping[str, Any] = {"format": 1}
 
 
 def form_of(settings: Mapping[str, Any], names: Iterable[str] = FORM) -> dict[str, Any]:
-    """Return the part of settings that says the form of their dataset."""
+    """Return the settings that say in which format a dataset is written."""
     return {name: settings[name] for name in names if name in settings}
 
 

@@ -23,7 +23,7 @@ OTHER_FILES = 512
 
 
 class Draft:
-    """Drops its files, unless they are finished."""
+    """The files that a unit of work is writing. They are dropped unless `finish` is called."""
 
     def __init__(self, edition: Edition, unit: str, settings: Settings) -> None:
         self.unit, self._digest = unit, DigestKind.of(settings)
@@ -92,7 +92,7 @@ class Draft:
             with self._edition.holding(self.unit):
                 if done := self._done(receipt):
                     return done
-            raise BusyError(f"{self.unit} was held for too long: it is to be done again") from lost
+            raise BusyError(f"{self.unit} was locked too long: it has to be done again") from lost
 
     def _finish(self, receipt: Receipt) -> None:
         try:
@@ -104,7 +104,7 @@ class Draft:
         """Check that no samples were removed since the draft was begun: they may be in it."""
         if removed_from(self._edition.store).changes != self.removed.changes:
             raise BusyError(
-                f"samples were removed while {self.unit} was made: it is to be done again"
+                f"samples were removed while {self.unit} was made: it has to be done again"
             )
 
     def _done(self, receipt: Receipt) -> Receipt | None:
@@ -116,7 +116,7 @@ class _DroppedError(Exception):
 
 
 class DraftTar:
-    """One shard, and its index."""
+    """A shard that is being written, and its index."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class DraftTar:
         self._writer.add_tarred(keys, names, sizes, blocks)
 
     def take(self, key: str, names: Sequence[str]) -> None:
-        """Refuse now what `add` would refuse later."""
+        """Reserve the key of a sample. Refuse now what `add` would refuse later."""
         self._writer.take(key, names)
 
     def finish(self, *, waits: bool = False) -> Shard:

@@ -63,7 +63,7 @@ class Edition:
             if Edition.of(self.store).mark != self.mark:
                 raise FingerprintError(
                     f"{self.store.url} was started over by another run, with --overwrite: this run "
-                    "has ended, and what it had finished is gone"
+                    "ends, and what it had finished is deleted"
                 )
             yield
 

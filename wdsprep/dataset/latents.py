@@ -1,4 +1,4 @@
-"""What a VAE gives, as a denoiser takes it: cells folded into channels, shifted and scaled.
+"""The output of a VAE as a denoiser takes it: cells folded into channels, shifted and scaled.
 
 The settings of a dataset say how: `patch` cells a side (1 where they do not say) become channels,
 then `shift` and `scale` are one number each, or one for every channel. A latent that `encode`
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def patchified(latents: Any, patch: int) -> Any:
+def patchify(latents: Any, patch: int) -> Any:
     """Fold patches into channels: (..., C, h, w) to (..., C p p, h/p, w/p), of tensors or arrays.
 
     In the number of a channel, a cell's place within its patch (row by row) changes faster than
@@ -25,20 +25,20 @@ def patchified(latents: Any, patch: int) -> Any:
 
 
 def patched_shape(shape: tuple[int, int, int], patch: int) -> tuple[int, int, int]:
-    """Return the shape that `patchified` makes of (C, h, w)."""
+    """Return the shape that `patchify` makes of (C, h, w)."""
     channels, height, width = shape
     return channels * patch**2, height // patch, width // patch
 
 
-def normalised(latents: Any, settings: Mapping[str, Any]) -> Any:
-    """Tensors (..., C, h, w) of a VAE as these settings store them."""
-    folded = patchified(latents, settings.get("patch", 1))
+def normalise(latents: Any, settings: Mapping[str, Any]) -> Any:
+    """Return the output of a VAE, tensors (..., C, h, w), as these settings store it."""
+    folded = patchify(latents, settings.get("patch", 1))
     shift, scale = (_by_channel(folded, settings[name]) for name in ("shift", "scale"))
     return (folded - shift) * scale
 
 
 def _by_channel(latents: Any, given: Any) -> Any:
-    """Shape a value for each channel to fit latents.
+    """Shape a shift or a scale so that it applies to the channels of latents.
 
     A single number stays one, so that what older versions stored keeps its bits.
     """
@@ -47,14 +47,14 @@ def _by_channel(latents: Any, given: Any) -> Any:
     return (given if hasattr(given, "device") else latents.new_tensor(given))[:, None, None]
 
 
-def denormalised(latents: Any, settings: Mapping[str, Any]) -> Any:
+def denormalise(latents: Any, settings: Mapping[str, Any]) -> Any:
     """Return the output of the VAE from arrays (C, h, w) stored with these settings."""
     raw = (latents.T / settings["scale"] + settings["shift"]).T  # channels last, as lists have them
-    return unpatchified(raw, settings.get("patch", 1))
+    return unpatchify(raw, settings.get("patch", 1))
 
 
-def unpatchified(latents: Any, patch: int) -> Any:
-    """Undo `patchified` for arrays (C, h, w)."""
+def unpatchify(latents: Any, patch: int) -> Any:
+    """Undo `patchify` for arrays (C, h, w)."""
     if patch == 1:
         return latents
     channels, height, width = latents.shape

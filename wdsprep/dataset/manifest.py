@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any
 
 from wdsprep.dataset.arrays import fields_of, is_of_text
-from wdsprep.dataset.coarse_histograms import count_up
+from wdsprep.dataset.coarse_histograms import sum_counts
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.names import MANIFEST
 from wdsprep.dataset.receipts import (
@@ -24,10 +24,10 @@ from wdsprep.dataset.receipts import (
     Receipts,
     Settings,
     Shard,
-    cut,
     fingerprint,
     kind_of_bodies,
     line_of,
+    split_receipts,
 )
 from wdsprep.dataset.records import check_record
 from wdsprep.dataset.schemas import ManifestHead, Stated, checked_settings
@@ -57,7 +57,7 @@ class Manifest:
 
     @cached_property
     def ledger(self) -> Receipts:
-        """The receipts, as a file has them."""
+        """Return the receipts as the lines of JSON that a file has of them."""
         return Receipts.of(self.dataset, self.settings, self.receipts)
 
     @cached_property
@@ -76,28 +76,28 @@ class Manifest:
 
     @cached_property
     def is_of_text(self) -> bool:
-        """Return whether it is made of captions alone."""
+        """Return whether the dataset is made of captions alone."""
         is_of_latents = self.dataset == "latents" and not self.is_scored
         return is_of_latents and is_of_text(fields_of(self.settings["layout"]))
 
     @property
     def is_scored(self) -> bool:
-        """Return whether it holds scores."""
+        """Return whether the dataset holds scores."""
         return is_scored(self.settings)
 
     @property
     def kind(self) -> str:
-        """Return its kind in a word: images, latents, text or scores."""
+        """Return the kind of the dataset in a word: images, latents, text or scores."""
         if self.is_scored:
             return SCORES
         return "text" if self.is_of_text else self.dataset
 
     @property
     def keeps_content(self) -> bool:
-        """Return whether receipts say what their units were made of.
+        """Return whether receipts of the dataset say what their units were made of.
 
-        A dataset that an older wdsprep began goes on without it, and so becomes what it
-        would have been.
+        A dataset that an older wdsprep began goes on without it, and so becomes what it would have
+        been.
         """
         files = self.ledger.column("files")
         return not self.receipts or any(CONTENT in names for names in files)
@@ -108,17 +108,17 @@ class Manifest:
 
     @cached_property
     def rejects(self) -> dict[str, int]:
-        return count_up(self.ledger.column("rejects"))
+        return sum_counts(self.ledger.column("rejects"))
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        return count_up(self.ledger.column("counts"))
+        return sum_counts(self.ledger.column("counts"))
 
     def to_bytes(self) -> bytes:
         return b"".join(self.pieces())
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the bytes piece by piece."""
+        """Yield the bytes of the manifest piece by piece."""
         settings = dict(self.settings)
         body = {
             "complete": self.complete,
@@ -134,7 +134,7 @@ class Manifest:
     @classmethod
     def from_bytes(cls, data: bytes, what: str) -> "Manifest":
         check_seal(data, what)
-        head, lines = cut(data, UNITS)
+        head, lines = split_receipts(data, UNITS)
         body = unseal("manifest", ManifestHead, head, what)
         dataset = body["dataset"]
         settings = checked_settings(dataset, body["settings"], what)
@@ -195,7 +195,8 @@ def differences(old: Settings, new: Settings) -> list[str]:
     lines = []
     for name in sorted({*old, *new}):
         before, after = (
-            _shown(settings[name]) if name in settings else "(none)" for settings in (old, new)
+            _format_value(settings[name]) if name in settings else "(none)"
+            for settings in (old, new)
         )
         if before != after:
             both = f"{shortened(before)} -> {shortened(after)}"
@@ -203,7 +204,7 @@ def differences(old: Settings, new: Settings) -> list[str]:
     return lines
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, str) and value:
         return value
     try:

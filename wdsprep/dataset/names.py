@@ -48,7 +48,7 @@ REMOVED = "removed"
 FIRST_RETRY = 1_000_000_000
 """Units from this number on have no rows of their own: they try again what failed in others."""
 RETRIES = f"{INPUTS}{FIRST_RETRY}"[:-6]
-"""The begin of the names of input lists of retries."""
+"""The start of the names of input lists of retries."""
 SHARD = re.compile(r"(\d+)/(\d{6,})(_\d+)?\.tar(\.idx)?")
 BESIDE = re.compile(r"(rejects|inputs)/(\d{6,})\.jsonl")
 # Of shards that pack made. Others may have the names of what a user keeps beside them.
@@ -93,7 +93,7 @@ def slice_name(number: int) -> str:
 
 
 def is_retry(unit: str) -> bool:
-    """Return whether a slice takes its rows from others. Only its inputs tell from which."""
+    """Return whether a unit tries again rows that failed in others. Only its inputs tell which."""
     return unit.isdecimal() and int(unit) >= FIRST_RETRY
 
 
@@ -107,7 +107,7 @@ def image_shard(bucket: int, unit: str, roll: int) -> str:
 
 
 def latent_shard(unit: str) -> str:
-    """Return the name of the tar of latents. It is that of the images too."""
+    """Return the name of a unit's tar of latents, which its tar of images has too."""
     return f"{unit}.tar"
 
 
@@ -154,13 +154,13 @@ def inputs_name(unit: str) -> str:
 
 
 def unit_of_receipt(name: str) -> str:
-    """Whose receipt that is; nothing where it is none."""
+    """Return the unit of a receipt, by the name of its file; empty where it is no receipt."""
     is_one = name.startswith(RECEIPTS) and name.endswith(".json")
     return name[len(RECEIPTS) : -len(".json")] if is_one else ""
 
 
 def retry_of_inputs(name: str) -> str:
-    """Return the retry that a file of inputs is for; empty where it is none of a retry."""
+    """Return the retry whose list of inputs a file is, by its name; empty where it is none."""
     unit = name.removeprefix(INPUTS).removesuffix(".jsonl")
     return unit if name == inputs_name(unit) and is_retry(unit) else ""
 
@@ -181,12 +181,12 @@ def empty_name(member: str) -> str:
 
 
 def bucket_of(name: str) -> str:
-    """Return the bucket in a file's folder, if any."""
+    """Return the bucket that a file's folder is named by; empty where there is none."""
     found = _BUCKET.match(name)
     return found[1] if found else ""
 
 
-def belongs_to(name: str, dataset: str) -> str:
-    """Return the unit that has written a file, if one of a dataset of this kind has."""
+def unit_of_file(name: str, dataset: str) -> str:
+    """Return the unit that wrote a file, by its name; `dataset` is its kind, images or latents."""
     shard = SHARD.fullmatch(name) if dataset == "images" else None
     return shard[2] if shard else _FOLDER_OR_ENDING.sub("", name)

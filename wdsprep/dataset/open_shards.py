@@ -50,7 +50,7 @@ class OpenShard:
 
 
 class OpenShards:
-    """The shards in use: opened when first needed, the longest unused closed first.
+    """Tars in use: opened when first needed, the longest unused closed first.
 
     `most` says how many may be open now, `next_step` what a user does about one that is missing.
     """
@@ -76,14 +76,14 @@ class OpenShards:
                 self._open.move_to_end(shard)
                 return found
         with self._opening[shard % len(self._opening)]:  # many want the same at the start
-            found = self._open.get(shard) or self._opened(shard)
+            found = self._open.get(shard) or self._open_shard(shard)
             with self._lock:
                 self._open[shard] = found
                 while len(self._open) > self._most():
                     self._open.popitem(last=False)
         return found
 
-    def _opened(self, shard: int) -> OpenShard:
+    def _open_shard(self, shard: int) -> OpenShard:
         data, name = self._tars, self._tars.names[shard]
         what = f"{data.store.url}/{name}"
         try:
@@ -99,8 +99,8 @@ class OpenShards:
             raise NotFoundError(f"{what} or its index is missing: {self._next_step}") from error
 
 
-def reach(opened: OpenShard, index: int) -> tuple[int, int]:
-    """Return where a sample begins and ends in its file."""
+def sample_range(opened: OpenShard, index: int) -> tuple[int, int]:
+    """Return the bytes at which a sample of an open tar begins and ends."""
     start, end = opened.offsets[index], opened.offsets[index + 1]
     if not start < end or (start | end) % BLOCK:
         raise BadSampleError("its place in the index is damaged", code="truncated")

@@ -1,4 +1,4 @@
-"""Reads the samples of a shard, on a local disk or over a network, at what each question costs.
+"""Reading samples of a shard, on a local disk or over a network, at what each question costs.
 
     offsets   where samples begin: the index, one request, 8 bytes a sample
     keys      the first header of each sample: 512 bytes, over a network a request
@@ -55,7 +55,7 @@ of its samples are read."""
 END_NBYTES = 4 << 10
 """The bytes at the end of a sample that mostly hold its json and caption."""
 TAIL_NBYTES = 8 << 10
-"""The same over a network, where a second request costs more."""
+"""The bytes read at the end of a sample over a network, where a second request costs more."""
 WINDOW_NBYTES = 4 << 10  # read at least, where a few bytes are asked for
 SAMPLES_AT_ONCE = 1024
 PIECE_NBYTES = 8 << 20
@@ -65,7 +65,7 @@ Found = TypeVar("Found")
 
 
 class ShardSize(Protocol):
-    """A shard, or what one was; its `nbytes` are 0 where nobody knows them."""
+    """The name and the size of a shard; `nbytes` are 0 where nobody knows them."""
 
     @property
     def name(self) -> str: ...
@@ -76,7 +76,7 @@ class ShardSize(Protocol):
 
 
 class NamedShard(NamedTuple):
-    """A shard of which no receipt is at hand."""
+    """The name and the size of a shard of which no receipt is at hand."""
 
     name: str
     samples: int
@@ -96,12 +96,15 @@ class SampleBlock:
 
 
 class ShardReader:
-    """The samples of one shard. Closing it closes the local file, which is opened once."""
+    """A reader of the samples of one shard.
+
+    Closing it closes the local file, which is opened once.
+    """
 
     def __init__(self, store: Store, shard: ShardSize, *, is_foreign: bool = False) -> None:
         """Take a shard of a store, which `is_foreign` if another program packed it.
 
-        Nothing is known then that its index could be held against, and json may stand anywhere.
+        Then its index cannot be compared with anything, and json may stand anywhere in a sample.
         """
         self.store, self.shard, self._is_foreign = store, shard, is_foreign
         self.place = f"{store.url}/{shard.name}"
@@ -116,7 +119,7 @@ class ShardReader:
 
     @cached_property
     def _file(self) -> tuple[int, int]:
-        """The open local file, and how many bytes it has."""
+        """Return the open local file, and how many bytes it has."""
         return open_file(f"{self.store.root}/{check_name(self.shard.name)}")
 
     @property
@@ -145,7 +148,10 @@ class ShardReader:
         return offsets
 
     def span(self, number: int) -> tuple[int, int]:
-        """Return where a sample begins and ends, by 16 bytes of an index that was not read yet."""
+        """Return where a sample begins and ends.
+
+        That takes 16 bytes of the index, unless the index has been read.
+        """
         if "offsets" in self.__dict__:
             return self.offsets[number], self.offsets[number + 1]
         name = index_name(self.shard.name)
@@ -162,13 +168,13 @@ class ShardReader:
     ) -> Generator[str, None, None]:
         """Yield the keys of all samples, or of those with these numbers, in their order.
 
-        Over a network many are asked for at once, but `one_by_one`.
+        Over a network many are read at a time, unless `one_by_one`.
         """
         starts = self.offsets[:-1] if numbers is None else map(self.offsets.__getitem__, numbers)
         return ahead(self.key_at, starts, 1 if one_by_one else self._threads)
 
     def key_at(self, start: int = 0) -> str:
-        """Return the key of the sample that begins there, which takes no index."""
+        """Return the key of the sample that begins at this byte. It takes no index."""
         header = b""
         if self.store.root:  # opened once, for thousands of them
             with suppress(OSError):
@@ -184,10 +190,11 @@ class ShardReader:
         return {number: key for number, key in enumerate(self.keys()) if key in keys}
 
     def find_rising(self, keys: Iterable[str], runs: Collection[range] = ()) -> dict[int, str]:
-        """Return the same where keys rise, in all of the shard or in each of these runs.
+        """Return which of these keys a shard has whose keys rise, by the numbers of their samples.
 
-        In rounds, each of which halves what is left between the headers that were read, so that no
-        header is read twice. Over a network those of a round come at once.
+        Keys rise in all of the shard, or in each of these `runs`. The search goes in rounds, each
+        of which halves what is left between the headers that were read, so that no header is read
+        twice. Over a network those of a round come at once.
         """
         wanted = sorted(keys, key=key_order)
         found: dict[int, str] = {}
@@ -210,12 +217,12 @@ class ShardReader:
 
     # --- some of them
     def sample(self, number: int, *, only: Collection[str] = ()) -> TarSample:
-        """Return a sample with its members, or as many of these as it begins with."""
+        """Return a sample with all of its members, or with `only` these."""
         start, end = self.span(number)
         held = [] if only else [(0, self._read(start, end - start))]
         tape = _PartsTape(end - start, held, lambda at, nbytes: self._read(start + at, nbytes))
         with naming_place(self.place):
-            found = _some_members(tape.at, only) if only else next(scan(tape.at), None)
+            found = _read_members(tape.at, only) if only else next(scan(tape.at), None)
             if isinstance(found, BadSampleError):
                 raise found
         if found is None:
@@ -223,7 +230,7 @@ class ShardReader:
         return found
 
     def samples(self, numbers: Collection[int]) -> Generator[TarSample, None, None]:
-        """Yield some samples whole, in their order, over a network many at once."""
+        """Yield samples whole, by their numbers, in order; over a network many are read at once."""
         if numbers:
             _ = self.offsets  # one request before all others
         return ahead(self.sample, numbers, self._threads, most=self.store.readers)
@@ -254,16 +261,16 @@ class ShardReader:
             is_sound &= offsets[1:] <= self._file[1]
         sizes[~is_sound] = 0
         ends = self._ends(offsets, sizes, comes_whole=comes_whole)
-        found = [None if self._is_foreign else near_the_end(data) for data in ends]
+        found = [None if self._is_foreign else parse_sample_end(data) for data in ends]
         for number, one in enumerate(found):
             if one is None and sizes[number]:
                 start, nbytes = int(offsets[number]), int(sizes[number])
-                found[number] = self._walked(start, nbytes, ends[number])
+                found[number] = self._walk_sample(start, nbytes, ends[number])
         keys = [one[0] if one else "" for one in found]
         return SampleBlock(first, keys, [one[1] if one else None for one in found])
 
-    def _walked(self, start: int, nbytes: int, tail: bytes) -> tuple[str, bytes] | None:
-        """Return the key and the json of a sample whoever wrote it; None where it is damaged."""
+    def _walk_sample(self, start: int, nbytes: int, tail: bytes) -> tuple[str, bytes] | None:
+        """Return the key and the json of a sample by its headers; None where it is damaged."""
         held = [(nbytes - len(tail), tail)]
         tape = _PartsTape(nbytes, held, lambda at, nbytes: self._read(start + at, nbytes))
         found = next(scan(tape.at, wants=lambda name, *_: name == "json"), None)
@@ -272,7 +279,7 @@ class ShardReader:
         return None
 
     def _ends(self, offsets: "Offsets", sizes: "Offsets", *, comes_whole: bool) -> list[bytes]:
-        """Return the last bytes of each sample, or all of them."""
+        """Return the last bytes of each sample, or all bytes of each."""
         import numpy as np
 
         from wdsprep.dataset.aio import address_of, read_all
@@ -302,7 +309,7 @@ class ShardReader:
 
     # --- all of them, from header to header
     def walk(self, wants: Wants) -> Iterator[TarSample]:
-        """Yield all samples with those of their members that are wanted; no other one is read.
+        """Yield all samples with those of their members that `wants` accepts; no other one is read.
 
         Without all bytes there is no digest to be compared with the receipt's. So index and headers
         have to agree: where each sample begins, and how many there are. Over a network the end of
@@ -354,8 +361,11 @@ def read_shards(
     return ahead(read, shards, threads or store.readers)
 
 
-def near_the_end(data: bytes) -> tuple[str, bytes] | None:
-    """Return key and json of a sample that ends so, if json and caption are its last members."""
+def parse_sample_end(data: bytes) -> tuple[str, bytes] | None:
+    """Return the key and the json in the last bytes of a sample.
+
+    Return None unless json and caption are its last members.
+    """
     at = data.find(JSON)
     while at >= 0:
         start = at & -BLOCK
@@ -374,8 +384,8 @@ def near_the_end(data: bytes) -> tuple[str, bytes] | None:
     return None
 
 
-def _some_members(at: Tape, only: Collection[str]) -> TarSample | None:
-    """Return the first sample of a tape with these members, walking no further than to the last."""
+def _read_members(at: Tape, only: Collection[str]) -> TarSample | None:
+    """Return the first sample of a tape with `only` these members, and read no further."""
     found: TarSample | None = None
     for path, start, data_start, nbytes, target in members(at):
         if (split := split_member(path)) and not target:
@@ -403,7 +413,7 @@ class _PartsTape:
         parts: Iterable[tuple[int, bytes]],
         read: Callable[[int, int], bytes],
     ) -> None:
-        """`parts` are each with where it begins; `read` takes a start and a length."""
+        """Take parts, each with where it begins, and a function that reads by start and length."""
         self._nbytes, self._parts, self._read = nbytes, iter(chain(parts, [(nbytes, END)])), read
         self._part = self._window = (0, b"")
 
@@ -443,18 +453,18 @@ class HashedTape:
 
     @property
     def nbytes(self) -> int:
-        """Read so far."""
+        """Return how many bytes have been read so far."""
         return self._start + len(self._chunk)
 
     def at(self, offset: int, nbytes: int) -> bytes:
-        """Return bytes as `wdsprep.dataset.tar.members` asks for them."""
+        """Return so many bytes of the shard from an offset, or fewer where the shard ends."""
         inside = offset - self._start
         if 0 <= inside <= len(self._chunk) - nbytes:
             return self._chunk[inside : inside + nbytes]
         return bytes(self.view(offset, nbytes))
 
     def view(self, offset: int, nbytes: int) -> memoryview:
-        """Return the same, without a copy where one chunk has it all."""
+        """Return bytes of the shard from an offset, without a copy where one chunk has them all."""
         while offset >= self.nbytes and self._advance():
             pass
         inside = offset - self._start
@@ -463,7 +473,7 @@ class HashedTape:
         return memoryview(self._across(offset, min(nbytes, MAX_VIEW_NBYTES)))
 
     def _across(self, offset: int, nbytes: int) -> bytes:
-        """Return bytes that lie in more than one chunk, or before the one at hand."""
+        """Return bytes of the shard that lie in more than one chunk, or before the one at hand."""
         inside = offset - self._start
         parts = [self._before[len(self._before) + inside :]] if inside < 0 else []
         parts.append(self._chunk[max(0, inside) : max(0, inside + nbytes)])
@@ -483,12 +493,12 @@ class HashedTape:
         return True
 
     def rest(self) -> Iterator[int]:
-        """Read what is left; yield how much has been read."""
+        """Read the rest of the shard, and yield how many bytes have been read after each chunk."""
         while self._advance():
             yield self.nbytes
 
     def digest(self) -> str:
-        """Return the digest of all of the shard, of which what is left is read."""
+        """Return the digest of the whole shard, of which the rest is read first."""
         for _ in self.rest():
             pass
         self._chunks.close()

@@ -28,7 +28,7 @@ from wdsprep.dataset.records import (
     matching,
 )
 from wdsprep.dataset.schemas import CountName, ReceiptHead, checked_settings
-from wdsprep.dataset.sealed_json import canonical, check_seal, seal, unseal
+from wdsprep.dataset.sealed_json import canonical_json, check_seal, seal, unseal
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.errors import DamageError
 from wdsprep.text import brief, one_line, plural, shortened, shown
@@ -105,7 +105,7 @@ class Receipt:
         return cls.from_body(body, dataset, settings)
 
     def body(self) -> dict[str, Any]:
-        """Return the contents but for the dataset and settings, which all its receipts share."""
+        """Return the fields of a receipt without dataset and settings, which all receipts share."""
         kind = DigestKind.of(self.settings).value
         return {
             "counts": dict(self.counts),
@@ -130,14 +130,14 @@ class Receipt:
             settings=settings,
             input=body["input"],
             inputs=body["inputs"],
-            shards=tuple(_shards(body["shards"], settings)),
+            shards=tuple(_parse_shards(body["shards"], settings)),
             rejects=body["rejects"],
             counts=body["counts"],
             files=body["files"],
         )
 
 
-def _shards(said: Iterable[Mapping[str, Any]], settings: Settings) -> Iterator[Shard]:
+def _parse_shards(said: Iterable[Mapping[str, Any]], settings: Settings) -> Iterator[Shard]:
     fields = itemgetter("name", "samples", "nbytes", DigestKind.of(settings).value)
     return map(Shard._make, map(fields, said))
 
@@ -157,7 +157,7 @@ SHARDS: Mapping[str, Any] = {
 
 @cache
 def kind_of_bodies(dataset: str, digest: DigestKind) -> Fields:
-    """Return the fields of a receipt beside its dataset and settings, as `records` checks them."""
+    """Return the type of a receipt's JSON without dataset and settings, as `records` checks it."""
     shard = get_type_hints(Shard, include_extras=True) | {"name": SHARDS[dataset]}
     shard[digest.value] = shard.pop("digest")
     holds_samples = ValueRule("a shard that is large enough for its samples", _are_large_enough)
@@ -201,10 +201,10 @@ class Receipts(Sequence[Receipt]):
         what: str = "",
         next_step: str = "",
     ) -> None:
-        """Take the lines of receipts.
+        """Keep the lines of receipts.
 
-        A line is what stands between `START` and `END` in the file `what`. `next_step` is
-        what to do about a damaged one.
+        A line is what stands between `START` and `END` in the file `what`. `next_step` is what to
+        do about a damaged one.
         """
         self._dataset, self._settings, self._lines = dataset, settings, lines
         self._what, self._next_step = what, next_step
@@ -223,11 +223,11 @@ class Receipts(Sequence[Receipt]):
             yield END
 
     def with_lines(self, lines: Sequence[bytes]) -> "Receipts":
-        """Others of the same dataset."""
+        """Return receipts of the same dataset that have these lines."""
         return Receipts(self._dataset, self._settings, lines, self._what, self._next_step)
 
     def check(self) -> None:
-        """Look at all now: else one that no receipt can be is an error when it is asked for."""
+        """Parse and check all receipts now, and not only when one is asked for."""
         for _ in self._read():
             pass
 
@@ -235,14 +235,14 @@ class Receipts(Sequence[Receipt]):
         return zip(self.units(), self._lines, strict=True)
 
     def column(self, name: str) -> Iterator[Any]:
-        """One field of each, in a fraction of the time that reading all of it takes."""
+        """Yield one field of each receipt, in a fraction of the time of reading all of it."""
         return chain.from_iterable(self._read(name))
 
     def units(self) -> Iterator[str]:
         return self.column("unit")
 
     def shards(self) -> Iterator[Shard]:
-        return _shards(chain.from_iterable(self.column("shards")), self._settings)
+        return _parse_shards(chain.from_iterable(self.column("shards")), self._settings)
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -270,7 +270,10 @@ class Receipts(Sequence[Receipt]):
     __hash__ = None  # type: ignore[assignment]
 
     def _read(self, name: str = "") -> Iterator[list[Any]]:
-        """One field of each, or all; many read as one list: that takes half the time."""
+        """Yield one field of each receipt, or all fields, in lists.
+
+        Many receipts are parsed as one list: that takes half the time.
+        """
         if not self._lines:
             return
         bodies = kind_of_bodies(self._dataset, DigestKind.of(self._settings))
@@ -279,32 +282,32 @@ class Receipts(Sequence[Receipt]):
             try:
                 found = _read_lines(some, name, kind)
             except (ValueError, WrongValueError):
-                raise self._damaged(some, name, kind) from None
+                raise self._damage_in(some, name, kind) from None
             yield found
 
-    def _damaged(self, lines: Sequence[bytes], name: str, kind: Any) -> DamageError:
-        """Return what is wrong with the first of the lines that is damaged."""
+    def _damage_in(self, lines: Sequence[bytes], name: str, kind: Any) -> DamageError:
+        """Return the error that says what is wrong with the first damaged line."""
         why = "its units are not as they are written"
         for line in lines:
             try:
                 _read_lines([line], name, kind)
             except (ValueError, WrongValueError) as error:
-                why = f"{name or 'a field'} of unit {_unit_in(line)}: {error}"
+                why = f"{name or 'a field'} of unit {_guess_unit(line)}: {error}"
                 break
         return DamageError(self._what or "a receipt", why).with_next_step(self._next_step)
 
 
 def fingerprint(settings: Settings) -> str:
     """Return the digest of the settings, which decide the bytes of a dataset."""
-    return DigestKind.of(settings).hex(canonical(dict(settings)))
+    return DigestKind.of(settings).hex(canonical_json(dict(settings)))
 
 
 def line_of(receipt: Receipt) -> bytes:
-    """Return the line that stands for a receipt among others."""
-    return canonical(receipt.body())[len(START) : -len(END)]
+    """Return the line that stands for a receipt in a manifest."""
+    return canonical_json(receipt.body())[len(START) : -len(END)]
 
 
-def cut(data: bytes, mark: bytes) -> tuple[bytes, list[bytes]]:
+def split_receipts(data: bytes, mark: bytes) -> tuple[bytes, list[bytes]]:
     """Split the JSON of an object that ends in a list of receipts.
 
     Return the object before the list, and the lines of the list. `mark` is how the list begins.
@@ -328,8 +331,8 @@ def _is_whole(line: bytes) -> bool:
         return False
 
 
-def by_unit(lines: Mapping[str, bytes]) -> list[bytes]:
-    """Lines by their units, in the order of these, whatever order they were finished in."""
+def sort_by_unit(lines: Mapping[str, bytes]) -> list[bytes]:
+    """Return the lines of receipts in the order of their units, not in that of their making."""
     return [lines[unit] for unit in sorted(sorted(lines), key=len)]
 
 
@@ -351,11 +354,11 @@ def _read_lines(lines: Sequence[bytes], name: str, kind: Any) -> list[Any]:
 
 
 def _with_next(name: str) -> tuple[str, str]:
-    """Return a field and the one after it; empty after the last."""
+    """Return a field's name and the name after it, which is empty after the last."""
     return name, (*FIELDS, "")[FIELDS.index(name) + 1]
 
 
-def _unit_in(line: bytes) -> str:
+def _guess_unit(line: bytes) -> str:
     """Return the unit that a damaged line seems to be of."""
     return brief(line.rpartition(b'"unit":')[2].strip(b'"').decode("utf-8", "replace"))
 
@@ -367,13 +370,13 @@ def _batches(every: Sequence[Part]) -> Iterator[list[Part]]:
 
 
 GPU = "gpu:"
-"""The begin of the name of a count that says on which GPU shards were made."""
+"""The start of the name of a count that says on which GPU shards were made."""
 
 
 def gpu_count(device: str, *, images: int, captions: int) -> str:
     """Return the name of the count for shards made on a GPU, in batches of these sizes.
 
-    A size of 0 is of what was not encoded.
+    A size is 0 where nothing of the kind was encoded.
     """
     sizes = [plural(images, "image")] if images else []
     sizes += [plural(captions, "caption")] if captions else []

@@ -33,14 +33,14 @@ FEW = 1 << 31
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Fields:
-    """A kind of object that has these fields, each of its kind, and is by some rules."""
+    """The type of a JSON object: the type of each of its fields, and rules for whole objects."""
 
     kinds: Mapping[str, Any]
     rules: tuple["ValueRule", ...] = ()
 
 
 class WrongValueError(Exception):
-    """A value that is not of its kind; `path` leads to it."""
+    """The error that a JSON value is not of its type; `path` is where the value stands."""
 
     def __init__(self, value: Any, wanted: str) -> None:
         super().__init__(value, wanted)
@@ -54,7 +54,7 @@ class WrongValueError(Exception):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ValueRule:
-    """A condition on values of a type, beside their type; `holds` checks many at once."""
+    """A condition that values must meet beside their type; `holds` checks many values at once."""
 
     wanted: str
     holds: Callable[[Values], bool]
@@ -78,14 +78,19 @@ def matching(pattern: str, wanted: str) -> ValueRule:
 
     def holds(values: Values) -> bool:
         joined = "\0".join(values) + "\0" if values else ""
-        return _many_of(pattern).fullmatch(joined) is not None and joined.count("\0") == len(values)
+        return _compile_many(pattern).fullmatch(joined) is not None and joined.count("\0") == len(
+            values
+        )
 
     return ValueRule(wanted, holds)
 
 
 @functools.cache
-def _many_of(pattern: str) -> re.Pattern[str]:
-    """Compiled when it is first needed: most commands need few of them."""
+def _compile_many(pattern: str) -> re.Pattern[str]:
+    """Compile a pattern that matches many texts, each with a zero character behind it.
+
+    This is done when a pattern is first needed: most commands need few of them.
+    """
     return re.compile(rf"(?:(?:{pattern})\0)*")
 
 
@@ -122,9 +127,9 @@ Hex = Annotated[str, ValueRule("a digest", _are_hex)]
 
 
 def decode_json(data: bytes) -> Any:
-    """Parse the JSON of a file of ours.
+    """Parse JSON that wdsprep has written.
 
-    Raise ValueError where it is none, or is nested too deeply.
+    Raise ValueError where the bytes are no JSON, or are nested too deeply.
     """
     try:
         return _DECODER.decode(data.decode("utf-8", "surrogatepass"))
@@ -132,16 +137,16 @@ def decode_json(data: bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def _no_number(name: str) -> NoReturn:
+def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number")
 
 
-def _finite(text: str) -> float:
+def _parse_finite(text: str) -> float:
     value = float(text)
-    return value if math.isfinite(value) else _no_number(brief(text))
+    return value if math.isfinite(value) else _refuse_constant(brief(text))
 
 
-_DECODER = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_parse_finite)
 
 
 def read_record(kind: Any, data: bytes, what: str) -> Any:
@@ -168,7 +173,7 @@ def read_lines(kind: Any, data: bytes, what: str) -> list[Any]:
 
 
 def check_record(kind: Any, value: Any, what: str) -> None:
-    """Refuse a value that is not of this kind, by the file that has it."""
+    """Check that a JSON value has this type. An error names the file `what`."""
     try:
         check_values(kind, [value])
     except WrongValueError as error:
@@ -176,7 +181,7 @@ def check_record(kind: Any, value: Any, what: str) -> None:
 
 
 def check_values(kind: Any, values: Values) -> None:
-    """Raise a WrongValueError for the first of the values that is not of this kind."""
+    """Check that all values have this type. Raise a WrongValueError for the first that has not."""
     check_of(kind)(values)
 
 
@@ -188,10 +193,10 @@ def check_of(kind: Any) -> Check:
     if kind is float:
         return _check_reals
     if kind in _PLAIN:
-        return _of_types((kind,), _PLAIN[kind])
+        return _type_check((kind,), _PLAIN[kind])
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return _all_of([check_of(parts[0]), *parts[1:]])
+        return _joint_check([check_of(parts[0]), *parts[1:]])
     if origin is Literal:
         return ValueRule(
             f"one of {', '.join(map(str, parts))}", functools.partial(_are_among, parts)
@@ -199,13 +204,17 @@ def check_of(kind: Any) -> Check:
     if origin in (Union, UnionType):
         return functools.partial(_check_any, [check_of(part) for part in parts])
     if origin is tuple and parts[-1] is not Ellipsis:
-        return _all_of([_of_types((list,), "a list"), _fixed(tuple(map(check_of, parts)))])
+        return _joint_check(
+            [_type_check((list,), "a list"), _fixed_list_check(tuple(map(check_of, parts)))]
+        )
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return _all_of([_of_types((dict,), "an object"), _mapping(*map(check_of, parts))])
+        return _joint_check(
+            [_type_check((dict,), "an object"), _mapping_check(*map(check_of, parts))]
+        )
     if isinstance(origin, type) and issubclass(origin, Collection):
-        return _all_of([_of_types((list,), "a list"), _list(check_of(parts[0]))])
+        return _joint_check([_type_check((list,), "a list"), _list_check(check_of(parts[0]))])
     rules = kind.rules if isinstance(kind, Fields) else ()
-    return _all_of([_of_types((dict,), "an object"), *_fields_of(kind), *rules])
+    return _joint_check([_type_check((dict,), "an object"), *_field_checks(kind), *rules])
 
 
 _PLAIN = {
@@ -218,7 +227,7 @@ _PLAIN = {
 }
 
 
-def _all_of(checks: Sequence[Check]) -> Check:
+def _joint_check(checks: Sequence[Check]) -> Check:
     def check(values: Values) -> None:
         for each in checks:
             each(values)
@@ -230,7 +239,7 @@ def _refuse(values: Values, is_right: Callable[[Any], bool], wanted: str) -> NoR
     raise WrongValueError(next(value for value in values if not is_right(value)), wanted)
 
 
-def _of_types(types: tuple[type, ...], wanted: str) -> Check:
+def _type_check(types: tuple[type, ...], wanted: str) -> Check:
     allowed = frozenset(types)
 
     def check(values: Values) -> None:
@@ -240,7 +249,7 @@ def _of_types(types: tuple[type, ...], wanted: str) -> Check:
     return check
 
 
-_check_numbers = _of_types((int, float), "a number")
+_check_numbers = _type_check((int, float), "a number")
 _is_finite = ValueRule(
     "a number", lambda values: all(-LARGEST < value < LARGEST for value in values)
 )
@@ -271,7 +280,7 @@ def _check_any(checks: Sequence[Check], values: Values) -> None:
             raise max(wanted, key=lambda error: len(error.path))
 
 
-def _below(path: str, check: Check, values: Values) -> None:
+def _check_at(path: str, check: Check, values: Values) -> None:
     try:
         check(values)
     except WrongValueError as error:
@@ -279,11 +288,11 @@ def _below(path: str, check: Check, values: Values) -> None:
         raise
 
 
-def _list(check: Check) -> Check:
+def _list_check(check: Check) -> Check:
     return lambda values: check(list(chain.from_iterable(values)))
 
 
-def _fixed(checks: tuple[Check, ...]) -> Check:
+def _fixed_list_check(checks: tuple[Check, ...]) -> Check:
     count = len(checks)
     has_all = ValueRule(f"a list of {count}", lambda values: {*map(len, values)} <= {count})
 
@@ -295,7 +304,7 @@ def _fixed(checks: tuple[Check, ...]) -> Check:
     return check
 
 
-def _mapping(check_name: Check, check_value: Check) -> Check:
+def _mapping_check(check_name: Check, check_value: Check) -> Check:
     def check(values: Values) -> None:
         check_name(list({name for value in values for name in value}))
         try:
@@ -303,20 +312,22 @@ def _mapping(check_name: Check, check_value: Check) -> Check:
         except WrongValueError:
             for value in values:  # which says of which name it is
                 for name, one in value.items():
-                    _below(brief(name)[1:-1], check_value, [one])
+                    _check_at(brief(name)[1:-1], check_value, [one])
 
     return check
 
 
-def _fields_of(kind: Any) -> list[Check]:
+def _field_checks(kind: Any) -> list[Check]:
     is_own = isinstance(kind, Fields)
     hints = kind.kinds if is_own else get_type_hints(kind, include_extras=True)
-    needed = hints.keys() if is_own else _needed(kind, hints)
-    return [_field(name, check_of(hint), is_needed=name in needed) for name, hint in hints.items()]
+    needed = hints.keys() if is_own else _required_fields(kind, hints)
+    return [
+        _field_check(name, check_of(hint), is_needed=name in needed) for name, hint in hints.items()
+    ]
 
 
-def _needed(kind: Any, hints: Mapping[str, Any]) -> Collection[str]:
-    """Return the fields that are required."""
+def _required_fields(kind: Any, hints: Mapping[str, Any]) -> Collection[str]:
+    """Return the names of the fields that an object of this type must have."""
     if is_dataclass(kind):
         both = ((f.default, f.default_factory) for f in fields(kind))
         return {
@@ -330,7 +341,7 @@ def _needed(kind: Any, hints: Mapping[str, Any]) -> Collection[str]:
     return needed
 
 
-def _field(name: str, check: Check, *, is_needed: bool) -> Check:
+def _field_check(name: str, check: Check, *, is_needed: bool) -> Check:
     get = itemgetter(name)
 
     def check_field(values: Values) -> None:
@@ -342,6 +353,6 @@ def _field(name: str, check: Check, *, is_needed: bool) -> Check:
                 missing.path = name
                 raise missing from None
             found = [value[name] for value in values if name in value]
-        _below(name, check, found)
+        _check_at(name, check, found)
 
     return check_field

@@ -14,11 +14,11 @@ from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.rejects import rejects_in
 from wdsprep.dataset.rows import (
     ImagePositions,
-    are_packs,
+    are_pack_keys,
     keys_may_tell,
     may_have_rows,
     none_moved,
-    told_by_keys,
+    positions_from_keys,
 )
 from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.dataset.state import read_manifest
@@ -35,7 +35,7 @@ AGAIN = 'run the same "wdsprep encode" again with --overwrite before it is joine
 
 
 def encode_step(url: str) -> str:
-    """Return the next step where a file of latents is damaged that its receipt has."""
+    """Return the next step for a damaged file of latents that a receipt names."""
     return repair_step(url, 'the same "wdsprep encode"')
 
 
@@ -85,7 +85,7 @@ def _tar_step(error: BadSampleError) -> str:
 def _write_rows(
     store: Store, there: Iterable[str], heard: Counting, told: Callable[[str], None]
 ) -> dict[str, int]:
-    """Write the missing rows, and return how many samples each is of."""
+    """Write the missing files of positions, and return how many samples each is of."""
     manifest = read_manifest(store)
     missing = [
         receipt
@@ -100,7 +100,7 @@ def _write_rows(
         (shard,) = receipt.shards
         name, samples = rows_name(shard.name), write_rows(store, receipt)
         if samples is None:
-            untold.setdefault(_remade(store, receipt), []).append(name)
+            untold.setdefault(_remake_step(store, receipt), []).append(name)
         elif samples:
             done[name] = samples
     for next_step, names in untold.items():
@@ -109,31 +109,31 @@ def _write_rows(
     return done
 
 
-def _remade(store: Store, receipt: Receipt) -> str:
-    """Return the step that makes rows again which keys do not tell."""
+def _remake_step(store: Store, receipt: Receipt) -> str:
+    """Return the step that makes positions again which keys do not tell."""
     is_stated = rows_name(receipt.shards[0].name) in receipt.files
     return encode_step(store.url) if is_stated else AGAIN
 
 
 def missing_rows(store: Store, unit: str) -> str:
-    """Say that a unit's rows are missing, and what makes them again."""
+    """Return the words that say that a unit's positions are missing, and what makes them again."""
     manifest = read_manifest(store)
     receipts = manifest.receipts if manifest else ()
     receipt = {receipt.unit: receipt for receipt in receipts}[unit]
     if keys_may_tell(receipt):
         return f"is missing: run {command('index', store.url)}"
-    return f"is missing, and {UNTOLD}: {_remade(store, receipt)}"
+    return f"is missing, and {UNTOLD}: {_remake_step(store, receipt)}"
 
 
 def write_rows(store: Store, receipt: Receipt) -> int | None:
     """Write the positions of a latent shard's samples in their image shard, if a file is needed.
 
-    Return how many samples they are of, or None where keys do not tell the positions. Of tars
-    that pack did not make, only a run over them knows.
+    Return how many samples they are of, or None where keys do not tell the positions. Of tars that
+    pack did not make, only a run over them knows.
     """
     (shard,) = receipt.shards
     name = rows_name(shard.name)
-    positions = positions_told(store, receipt)
+    positions = read_positions_from_keys(store, receipt)
     if positions is None:
         return None
     data = b"" if positions.is_plain else positions.to_bytes()
@@ -157,7 +157,7 @@ def read_positions(store: Store, receipt: Receipt, *, every_key: bool = True) ->
 
 
 def read_rows(store: Store, tar: str, samples: int, inputs: int) -> ImagePositions | None:
-    """Return the rows beside a tar of so many samples, of so many images; None where none are."""
+    """Return the positions in the file beside a tar of latents; None where there is no file."""
     what = f"{store.url}/{rows_name(tar)}"
     try:
         found = ImagePositions.from_bytes(store.read(rows_name(tar)), what)
@@ -171,17 +171,17 @@ def read_rows(store: Store, tar: str, samples: int, inputs: int) -> ImagePositio
 def positions_without_rows(
     store: Store, receipt: Receipt, *, every_key: bool = True
 ) -> ImagePositions:
-    """Return the positions where rows are missing: nothing moved, or keys tell them.
+    """Return the positions of samples whose file of positions is missing.
 
-    It is an error that names the next step where nothing tells them. Who compares the keys of all
-    that it puts beside each other need not ask for `every_key` before: if those at the ends show
-    that nothing moved, that is enough.
+    Nothing moved, or keys tell them; where nothing does, an error names the next step. A caller
+    that compares all keys anyway need not ask for `every_key`: if those at the ends show that
+    nothing moved, that is enough.
     """
     (shard,) = receipt.shards
     if not may_have_rows(receipt):
         return ImagePositions.plain(shard.samples)
     if every_key:
-        told = positions_told(store, receipt)
+        told = read_positions_from_keys(store, receipt)
     else:
         with ShardReader(store, shard) as reader:
             is_plain = none_moved(*_ends(store, receipt, reader))
@@ -192,10 +192,10 @@ def positions_without_rows(
     return told
 
 
-def positions_told(store: Store, receipt: Receipt) -> ImagePositions | None:
-    """Return the positions of the samples of a latent shard that its keys tell.
+def read_positions_from_keys(store: Store, receipt: Receipt) -> ImagePositions | None:
+    """Return the positions of the samples of a latent shard, read from its keys, or None.
 
-    Those at the ends tell where nothing moved, unless a receipt says that something did.
+    The keys at the ends tell where nothing moved, unless a receipt says that something did.
     """
     if not keys_may_tell(receipt):
         return None
@@ -203,13 +203,17 @@ def positions_told(store: Store, receipt: Receipt) -> ImagePositions | None:
     with ShardReader(store, shard) as reader:
         ends, rejected = _ends(store, receipt, reader)
         is_stated = rows_name(shard.name) in receipt.files
-        if not is_stated and are_packs(receipt, [*ends, *rejected]) and none_moved(ends, rejected):
+        if (
+            not is_stated
+            and are_pack_keys(receipt, [*ends, *rejected])
+            and none_moved(ends, rejected)
+        ):
             return ImagePositions.plain(shard.samples)
-        return told_by_keys(receipt, [*reader.keys()], rejected)
+        return positions_from_keys(receipt, [*reader.keys()], rejected)
 
 
 def _ends(store: Store, receipt: Receipt, reader: ShardReader) -> tuple[list[str], list[str]]:
-    """Return the first and the last key of each shape, or of all, and those of the rejects."""
+    """Return the first and the last key of each shape, or of all, and the keys of the rejects."""
     every = range(len(reader.offsets) - 1)
     rejected = [reject.key for reject in rejects_in(store, receipt.unit)]
     runs = shape_ranges(receipt.settings, receipt.counts).values() or [every]
@@ -218,17 +222,17 @@ def _ends(store: Store, receipt: Receipt, reader: ShardReader) -> tuple[list[str
 
 
 def is_whole(idx: Entry | None) -> bool:
-    """Return whether there is an index: it has 8 bytes for each sample, and 8 for the end."""
+    """Return whether an index is there and whole: 8 bytes for each sample, and 8 for the end."""
     return idx is not None and idx.nbytes >= 8 and idx.nbytes % 8 == 0
 
 
 def is_older(idx: Entry | None, tar: Entry) -> bool:
-    """Return whether the tar was written after its index, and may hold other samples."""
+    """Return whether a tar was written after its index, and may hold other samples."""
     return idx is not None and idx.written_s < tar.written_s
 
 
 def write_index(store: Store, tar: str) -> int:
-    """Write the index of one tar, whether it has one or not; how many samples that has."""
+    """Write the index of a tar, whether it has one or not. Return how many samples it has."""
     with open_tape(store, tar) as tape:
         offsets = index_tar(tape, f"{store.url}/{tar}")
     write_bytes(store, index_name(tar), offsets)

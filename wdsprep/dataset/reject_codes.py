@@ -1,4 +1,4 @@
-"""Why a sample did not make it: every code, and the stage at which it falls.
+"""Why a sample was rejected: every code, and the stage at which it falls.
 
 Every input ends as a sample or as a reject with one of these codes. They are a closed set, so that
 they can be counted over years of runs, and each belongs to one stage of the way.
@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class Code(str, Enum):
-    """Why a sample did not make it."""
+    """The reason why a sample was rejected, with the stage at which that was found."""
 
     stage: str
 

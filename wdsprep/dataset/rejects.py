@@ -21,7 +21,7 @@ _log = logging.getLogger("wdsprep")
 
 
 class RejectedError(Exception):
-    """Raised where a sample turns out to be none; `pack` catches it and writes a Reject."""
+    """The error that a sample is rejected; `pack` catches it and writes a Reject."""
 
     def __init__(self, code: Code, detail: str = "") -> None:
         super().__init__(code, detail)
@@ -73,7 +73,7 @@ class Reject:
     url: str = ""
 
     def to_json(self) -> str:
-        """One line of a rejects file."""
+        """Return the line of a file of rejects."""
         line = {"code": self.code.value, "detail": self.detail, "key": self.key}
         line |= {"source": self.source, "stage": self.code.stage}
         line |= {"url": self.url} if self.url else {}
@@ -92,27 +92,27 @@ class _Line(_Needs, total=False):
 
 
 UNSETTLED = "rejects that rows are leaving"
-"""The name by which a receipt has the digest of its rejects as they were, until they are as it
-says."""
+"""The name of the old rejects' digest in a receipt's `files`, while a retry writes new ones."""
 
 
 HIDDEN = re.compile(r"blake3:[0-9a-f]{32}")
 """A source that cannot be read, of a row that was a reject before it was removed."""
 
 
-def hidden(source: str) -> str:
+def hide_source(source: str) -> str:
+    """Return the digest that stands for the source of a removed row, which nobody may read."""
     return f"blake3:{mark_of('source', source).hex()}"
 
 
-def leaves(reject: Reject, gone: Collection[str]) -> bool:
-    """Return whether a reject is of a row whose source is `gone` to another slice."""
+def is_moved(reject: Reject, gone: Collection[str]) -> bool:
+    """Return whether a reject is of a row whose source has `gone` to another slice."""
     if reject.code is Code.REMOVED and reject.source:
-        return any(reject.source == hidden(source) for source in gone)
+        return any(reject.source == hide_source(source) for source in gone)
     return reject.source in gone
 
 
 class RejectsFile:
-    """Writes rejects to a sink; a unit may have any number of them."""
+    """A writer of a unit's rejects, which may be any number."""
 
     def __init__(self, sink: Sink, digest: DigestKind) -> None:
         self._sink = sink
@@ -124,7 +124,7 @@ class RejectsFile:
         return self._hash.hexdigest()
 
     def add(self, reject: Reject) -> None:
-        """Write a reject. Of a removed sample nothing readable is written but its key."""
+        """Write a reject. Of a removed sample, nothing readable is written but its key."""
         if reject.code is Code.REMOVED:
             source = reject.source if HIDDEN.fullmatch(reject.source) else ""
             reject = Reject(key=reject.key, source=source, code=reject.code)

@@ -20,7 +20,7 @@ from blake3 import blake3
 from wdsprep.dataset.damage import naming_next_step
 from wdsprep.dataset.names import REMOVED
 from wdsprep.dataset.records import Count, Hex, Name, Nbytes, read_record
-from wdsprep.dataset.sealed_json import OTHER_DIGEST, canonical, check_format
+from wdsprep.dataset.sealed_json import OTHER_DIGEST, canonical_json, check_format
 from wdsprep.errors import BusyError, DamageError, NotFoundError
 from wdsprep.store.base import Entry, Store, write_bytes
 from wdsprep.text import command
@@ -73,7 +73,8 @@ class Marks:
 class ShardRemoval:
     """The samples that leave a shard, by their numbers in it and by their keys.
 
-    It says what the shard is before, so that a changed shard can be told from it.
+    `samples`, `nbytes` and `digest` are those of the shard before, so that a changed shard can be
+    told from it.
     """
 
     name: Name
@@ -135,7 +136,7 @@ class UnitRemoval:
 
 
 def _fits(shard: ShardRemoval) -> bool:
-    """Return whether its rows rise, are in the shard, and have a key each."""
+    """Return whether the rows of a removal rise, are in its shard, and have a key each."""
     rises = all(a < b for a, b in pairwise((-1, *shard.rows, shard.samples)))
     return rises and len(shard.rows) == len(shard.keys)
 
@@ -172,7 +173,7 @@ class Removed:
     def to_bytes(self) -> bytes:
         units = [asdict(unit) for unit in self.units]
         head = {"changes": self.changes, "format": FORMAT, "images": self.images, "units": units}
-        body = canonical(head) + b"\n" + self.marks.data
+        body = canonical_json(head) + b"\n" + self.marks.data
         return blake3(body).hexdigest().encode() + b"\n" + body
 
     @classmethod
@@ -185,7 +186,7 @@ class Removed:
         found = read_record(_Head, head, what)
         units = tuple(map(UnitRemoval.from_json, found["units"]))
         if len(marks) % MARK_NBYTES or not all(_fits(s) for u in units for s in u.shards):
-            raise DamageError(what, "it has other marks or rows than it can have")
+            raise DamageError(what, "its marks or rows cannot be right")
         return cls(
             marks=Marks(marks), changes=found["changes"], units=units, images=found["images"]
         )
@@ -223,10 +224,10 @@ def write_removed(store: Store, removed: Removed) -> Removed:
 
 
 def forget_removal(store: Store) -> None:
-    """Forget what was to be done to units that are gone.
+    """Forget what an unfinished removal had to do to units, which are gone by now.
 
-    Samples that must stay away do, in a dataset that is packed over this one too: --overwrite
-    is for other settings, and nobody who asked to be left out has changed his mind.
+    Samples that must stay away do, in a dataset that is packed over this one too: --overwrite is
+    for other settings, and nobody who asked to be left out has changed his mind.
     """
     found = removed_from(store)
     if found.units:
@@ -234,9 +235,9 @@ def forget_removal(store: Store) -> None:
 
 
 def check_no_removal(store: Store) -> None:
-    """Refuse to go on with a dataset of which only some samples are gone that have to go."""
+    """Refuse a dataset in which a removal of samples is not finished."""
     if removed_from(store).units:
         raise BusyError(
-            f"samples are being taken out of {store.url}: let that end, or, if it was killed, run "
-            f"{command('remove', store.url)} to end it, then the same command again"
+            f"samples are being removed from {store.url}: wait for that to end, or, if it was "
+            f"killed, run {command('remove', store.url)} to finish it, then the same command again"
         )

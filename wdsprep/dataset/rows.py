@@ -46,14 +46,14 @@ class ImagePositions:
 
     @classmethod
     def plain(cls, samples: int) -> "ImagePositions":
-        """Return those of a shard in which no sample moved: 0, 1, 2 and so on."""
+        """Return the positions in a shard in which no sample moved: 0, 1, 2 and so on."""
         import numpy as np
 
         return cls(np.arange(samples, dtype=DTYPE))
 
     @classmethod
     def from_bytes(cls, data: bytes, what: str = "rows") -> "ImagePositions":
-        """Return what a file of rows holds; an error names `what` where it holds none."""
+        """Parse a file of positions. An error names the file `what`."""
         import numpy as np
 
         if len(data) % NBYTES:
@@ -61,7 +61,7 @@ class ImagePositions:
         return cls(np.frombuffer(data, DTYPE))
 
     def to_bytes(self) -> bytes:
-        """Return what the file of a shard holds."""
+        """Return the content of a file of positions."""
         return self.positions.tobytes()
 
     def __len__(self) -> int:
@@ -73,7 +73,7 @@ class ImagePositions:
         return bool((self.positions == type(self).plain(len(self)).positions).all())
 
     def is_sound(self, samples: int, inputs: int) -> bool:
-        """Return whether so many samples have positions of their own among so many inputs."""
+        """Return whether these are so many different positions, all below the number of inputs."""
         import numpy as np
 
         is_inside = len(self) == samples and self.positions.max(initial=0) < max(1, inputs)
@@ -89,7 +89,7 @@ class ImagePositions:
         return found
 
     def others(self, inputs: int) -> "NDArray[np.int64]":
-        """Return the positions, of so many, of which there is no sample."""
+        """Return the positions, of so many, that no sample has."""
         import numpy as np
 
         return np.setdiff1d(np.arange(inputs), self.positions)
@@ -113,11 +113,11 @@ def may_have_rows(receipt: Receipt) -> bool:
 
 
 def keys_may_tell(receipt: Receipt) -> bool:
-    """Return whether the unit's samples seem to be those of a shard that pack made."""
+    """Return whether keys may tell positions: pack seems to have made the unit's image shard."""
     return bool(LATENTS.fullmatch(latent_shard(receipt.unit))) and not receipt.content
 
 
-def told_by_keys(
+def positions_from_keys(
     receipt: Receipt, keys: Sequence[str], rejected: Sequence[str]
 ) -> ImagePositions | None:
     """Return the positions of samples with these keys, or None where keys do not tell them.
@@ -125,7 +125,7 @@ def told_by_keys(
     Keys tell them if pack gave them: then they rise in the image shard, and here in each shape.
     """
     both = [*keys, *rejected]
-    if not are_packs(receipt, both):
+    if not are_pack_keys(receipt, both):
         return None
     both.sort(key=key_order)
     numbers = {key: number for number, key in enumerate(both)}
@@ -136,7 +136,7 @@ def told_by_keys(
 
 
 def none_moved(ends: Sequence[str], rejected: Sequence[str]) -> bool:
-    """Return whether samples seem to stand as in the image shard, all rejected ones behind them.
+    """Return whether samples seem to stand as in the image shard, before all rejected ones.
 
     `ends` are the keys at the ends of each shape, or of all.
     """
@@ -145,7 +145,7 @@ def none_moved(ends: Sequence[str], rejected: Sequence[str]) -> bool:
     return rises and all(key_order(key) > orders[-1] for key in rejected)
 
 
-def are_packs(receipt: Receipt, keys: Iterable[str]) -> bool:
+def are_pack_keys(receipt: Receipt, keys: Iterable[str]) -> bool:
     """Return whether all keys are those that pack gave in the slice of the unit."""
     stem = receipt.unit.partition("/")[2].partition("_")[0]
     return keys_may_tell(receipt) and all(key.isdecimal() and key.startswith(stem) for key in keys)

@@ -8,13 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-def _finite(text: str) -> float | None:
-    """Parse a float; None where it has so many digits, or such an exponent, that it is infinite."""
+def _parse_finite(text: str) -> float | None:
+    """Parse a float.
+
+    Return None where it has too many digits, or too large an exponent, to be finite.
+    """
     value = float(text)
     return value if math.isfinite(value) else None
 
 
-FROM_OUTSIDE = json.JSONDecoder(parse_float=_finite, parse_constant=lambda _name: None)
+FROM_OUTSIDE = json.JSONDecoder(parse_float=_parse_finite, parse_constant=lambda _name: None)
 _FACTS = json.JSONEncoder(
     sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False
 )
@@ -32,7 +35,7 @@ def parse_json(data: bytes | str) -> Any:
 
 
 def parse_object(data: bytes | str) -> dict[str, Any] | None:
-    """Return the object that such a JSON is; None where it is none."""
+    """Parse JSON that another program wrote. Return it if it is an object, otherwise None."""
     try:
         found = parse_json(data)
     except (ValueError, RecursionError):
@@ -53,32 +56,32 @@ def facts_bytes(facts: Mapping[str, Any]) -> bytes:
 PathParts = tuple[str | int, ...]
 
 
-def at_path(facts: Any, path: str | PathParts) -> Any:
+def value_at_path(facts: Any, path: str | PathParts) -> Any:
     """Return the value at a path in a json, such as `meta.long`, `captions.1` or `captions[1]`.
 
     Return None where there is none. A path whose first name the json lacks is looked up in its
     `meta`, where pack keeps what an image came with.
     """
-    parts = parts_of(path) if isinstance(path, str) else path
+    parts = split_path(path) if isinstance(path, str) else path
     found = facts
     if isinstance(facts, MAPPING) and facts.get(parts[0]) is None:
         found = facts.get(META)
     for part in parts:
         if isinstance(found, MAPPING):
             found = found.get(part)
-        elif isinstance(found, list | tuple) and -1 < (number := _number(part)) < len(found):
+        elif isinstance(found, list | tuple) and -1 < (number := _list_index(part)) < len(found):
             found = found[number]
         else:
             return None
     return found
 
 
-def parts_of(path: str) -> PathParts:
+def split_path(path: str) -> PathParts:
     return tuple(_NUMBERED.sub(r".\1", path).split("."))
 
 
-def _number(part: str | int) -> int:
-    """Return the index into a list; -1 for none."""
+def _list_index(part: str | int) -> int:
+    """Return the index into a list that a part of a path stands for; -1 where it is none."""
     if isinstance(part, str):
         return int(part) if part.isdecimal() else -1
     return part
@@ -95,10 +98,11 @@ def key_order(key: str) -> tuple[int, str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """One image with its captions and its metadata. The first caption is the one to train on.
+    """An image as a source gives it, with its captions and its metadata.
 
-    Where the image is to be fetched, `url` says from where, and `image` is empty until then.
-    `digests` are of the bytes that came, by the name of the hash.
+    The first caption is the one to train on. Where the image is to be fetched, `url` says from
+    where, and `image` is empty until then. `digests` are of the bytes that came, by the name of the
+    hash.
     """
 
     source: str

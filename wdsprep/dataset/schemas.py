@@ -33,13 +33,13 @@ from wdsprep.limits import MAX_ARRAY_NBYTES
 from wdsprep.text import brief
 
 
-def _count_edges(names: Any) -> bool:
+def _have_edges(names: Any) -> bool:
     """Return whether each name of a bin has a number for its edge."""
     edges = (name.partition("<") for name in names)
     return all(not sign or (edge.isdecimal() and len(edge) < 20) for _, sign, edge in edges)
 
 
-CountName = Annotated[Text, ValueRule("the name of a count", _count_edges)]
+CountName = Annotated[Text, ValueRule("the name of a count", _have_edges)]
 Pixels = Annotated[int, between(1, 1 << 53, "a number of pixels")]
 
 
@@ -190,10 +190,9 @@ class ManifestHead(ReceiptHead):
 
 
 class Stated(dict[str, Any]):
-    """Settings or facts as a file has them.
+    """Settings or facts as a file has them. A name that the file lacks is a DamageError.
 
-    Which of them exist depends on the dataset. If one is asked for that the file lacks, the
-    file is damaged.
+    Which names exist depends on the dataset.
     """
 
     def __init__(self, found: Mapping[str, Any], what: str) -> None:
@@ -207,8 +206,8 @@ class Stated(dict[str, Any]):
         return Stated, (dict(self), self.what)
 
 
-def check_before_kept(dataset: str, settings: Mapping[str, Any]) -> None:
-    """Refuse settings that the files of a dataset could not say, before anything is written."""
+def check_storable(dataset: str, settings: Mapping[str, Any]) -> None:
+    """Check that files of a dataset can hold these settings, before anything is written."""
     try:
         check_values(_SETTINGS[dataset], [{"settings": json.loads(json.dumps(settings))}])
     except WrongValueError as error:
@@ -262,7 +261,7 @@ def _check_layout(settings: Mapping[str, Any]) -> None:
 
 
 def _check_latents(field: Field, settings: Mapping[str, Any]) -> None:
-    """Channels that a shift and a scale are for, where there are lists of these."""
+    """Check that a field of latents has the channels that its patch, shift and scale need."""
     patch = settings.get("patch", 1)
     lists = [name for name in ("scale", "shift") if isinstance(settings.get(name), list)]
     is_moments = settings.get("latents") == "moments"

@@ -28,8 +28,11 @@ class Sealed(TypedDict):
     kind: Text
 
 
-def canonical(body: object) -> bytes:
-    """JSON of which equal values have one form. A path in it may be bytes that are no UTF-8."""
+def canonical_json(body: object) -> bytes:
+    """Encode a value as JSON, equal values as equal bytes.
+
+    A path in the value may be bytes that are no UTF-8.
+    """
     return _encode(body).encode("utf-8", "surrogatepass")
 
 
@@ -42,22 +45,22 @@ def seal(
     in the body say the file's format.
     """
     settings = body["settings"]
-    head = canonical({**body, "format": format_of(settings), "kind": kind})[1 : -len("}")]
+    head = canonical_json({**body, "format": format_of(settings), "kind": kind})[1 : -len("}")]
     digest = DigestKind.of(settings).new()
     digest.update(head)
-    for piece in _and_end(more()):
+    for piece in _with_end(more()):
         digest.update(piece)
     yield _HEAD + digest.hexdigest().encode() + _MIDDLE + head
-    yield from _and_end(more())
+    yield from _with_end(more())
 
 
-def _and_end(pieces: Iterable[bytes]) -> Iterator[bytes]:
+def _with_end(pieces: Iterable[bytes]) -> Iterator[bytes]:
     yield from pieces
     yield _END
 
 
 def check_seal(data: bytes, what: str) -> None:
-    """Refuse what has changed since it was written."""
+    """Check by its digest that a sealed file is as it was written."""
     body, head = memoryview(data)[_BODY:], data[:_BODY]
     if not any(head == _HEAD + kind.hex(body).encode() + _MIDDLE for kind in DigestKind):
         if newer := _FORMAT.search(data):  # whose digest may be one of another kind

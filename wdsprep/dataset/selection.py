@@ -39,12 +39,13 @@ class ShardSamples(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class SampleSelection:
-    """Samples of a list of shards, in runs.
+    """Samples of a list of shards, in runs: samples of one shard, or of one shape in it.
 
-    Of each run, `shards` says which shard of the list it is of, and `counts` how many samples it
+    For each run, `shards` says which shard of the list it is of, and `counts` how many samples it
     has. `starts` is the number of its first sample, from which on they are neighbours; where there
     are `numbers`, it is the place of the first among these. What `holds` them is an array, or a
-    file that each process maps for itself."""
+    file that each process maps for itself.
+    """
 
     shards: NDArray[np.int32]
     starts: RunStarts
@@ -60,7 +61,7 @@ class SampleSelection:
 
     @classmethod
     def from_numbers(cls, each: Iterable[NDArray[Any]]) -> "SampleSelection":
-        """Return a run for each shard in turn, from the numbers of its samples."""
+        """Return a selection with one run for each shard, from the numbers of its samples."""
         found = [np.asarray(some, np.uint32) for some in each]
         counts = np.array([*map(len, found)], np.int64)
         numbers = np.concatenate([np.empty(0, np.uint32), *found])
@@ -70,7 +71,7 @@ class SampleSelection:
 
     @classmethod
     def from_file(cls, file: "KeptFile") -> "SampleSelection":
-        """Return the runs that `keep_selection` has written, one for each shard."""
+        """Return the selection that `keep_selection` wrote, with one run for each shard."""
         ends = file.arrays["starts"]
         shards = np.arange(len(ends) - 1, dtype=np.int32)
         return cls(shards=shards, starts=ends[:-1], counts=np.diff(ends), holds=file)
@@ -93,7 +94,7 @@ class SampleSelection:
         return self.shards[runs].astype(np.int64), places
 
     def per_shard(self) -> Iterator[ShardSamples]:
-        """Yield the samples of each run."""
+        """Yield the shard of each run and the numbers of its samples."""
         numbers = self.numbers
         columns = (self.shards.tolist(), self.starts.tolist(), self.counts.tolist())
         for shard, start, count in zip(*columns, strict=True):
@@ -103,7 +104,7 @@ class SampleSelection:
                 yield ShardSamples(shard, numbers[start : start + count])
 
     def pick(self, runs: RunStarts | NDArray[np.bool_]) -> "SampleSelection":
-        """Return these runs alone."""
+        """Return the selection with these runs alone."""
         columns = (self.shards[runs], self.starts[runs], self.counts[runs])
         return replace(self, shards=columns[0], starts=columns[1], counts=columns[2])
 
@@ -111,7 +112,8 @@ class SampleSelection:
         """Yield a selection for each column of `counts`, which has a row for each run.
 
         A row says how many samples of the run go to the first column, how many after these to the
-        second, and so on."""
+        second, and so on.
+        """
         starts = self.starts.copy()
         for own in map(np.ascontiguousarray, counts.T):
             runs = np.flatnonzero(own)
@@ -140,14 +142,15 @@ class SampleSelection:
     def intersect(self, other: "SampleSelection") -> "SampleSelection":
         """Return the samples that are in another selection too, in runs that have some.
 
-        The other one has numbers, in one run for each shard."""
+        The other one has numbers, in one run for each shard.
+        """
         if other.numbers is None:
             raise ValueError("a selection of neighbours cannot be looked up in")
         if self.numbers is None:
             bounds = self.starts, self.starts + self.counts
             low = other.starts[self.shards].astype(np.int64)
             high = low + other.counts[self.shards]
-            first, last = (_bisected(other.numbers, low, high, edge) for edge in bounds)
+            first, last = (_bisect(other.numbers, low, high, edge) for edge in bounds)
             made = replace(other, shards=self.shards, starts=first, counts=last - first)
             return made.pick(made.counts > 0)
         masks = [np.empty(0, np.bool_)]
@@ -156,14 +159,14 @@ class SampleSelection:
             own, starts = self.flat(some), other.starts[shards].astype(np.int64)
             low = np.repeat(starts, counts)
             high = low + np.repeat(other.counts[shards], counts)
-            at = _bisected(other.numbers, low, high, own)
+            at = _bisect(other.numbers, low, high, own)
             is_in = at < high
             is_in[is_in] = other.numbers[at[is_in]] == own[is_in]
             masks.append(is_in)
         return self.filter(np.concatenate(masks))
 
     def blocks(self) -> Iterator[slice]:
-        """Yield runs that have about `SAMPLES_AT_ONCE` samples together."""
+        """Yield slices of the runs, each of about `SAMPLES_AT_ONCE` samples."""
         ends = np.cumsum(self.counts)
         first = np.flatnonzero(np.diff(ends // SAMPLES_AT_ONCE, prepend=-1)).tolist()
         return (slice(a, b) for a, b in pairwise([*first, len(ends)]))
@@ -179,18 +182,19 @@ class SampleSelection:
         return places if self.numbers is None else self.numbers[places].astype(np.int64)
 
     def places_of(self, numbers: Ints, runs: slice, counts: Ints) -> Ints:
-        """Return the places in these runs of numbers that are in them: so many in each run."""
+        """Return the places of sample numbers within their runs, of which each has `counts`."""
         first: Ints = np.repeat(self.starts[runs].astype(np.int64), counts)
         if self.numbers is None:
             return numbers - first
         last: Ints = first + np.repeat(self.counts[runs], counts)
-        return _bisected(self.numbers, first, last, numbers) - first
+        return _bisect(self.numbers, first, last, numbers) - first
 
 
-def _bisected(numbers: Numbers, low: Ints, high: Ints, wanted: NDArray[Any]) -> Ints:
-    """Return where the first number stands that is no less than the wanted one, of each range.
+def _bisect(numbers: Numbers, low: Ints, high: Ints, wanted: NDArray[Any]) -> Ints:
+    """Return for each range the place of the first number that is no less than the wanted one.
 
-    Numbers rise in each range from low to high. All ranges are searched at once."""
+    Numbers rise in each range from low to high. All ranges are searched at once.
+    """
     while (is_open := low < high).any():
         middle = (low + high) // 2
         is_less = is_open.copy()
@@ -201,7 +205,7 @@ def _bisected(numbers: Numbers, low: Ints, high: Ints, wanted: NDArray[Any]) -> 
 
 
 def ranges(numbers: Numbers) -> list[list[int]]:
-    """Return neighbours together: each range as its first number and the one behind it."""
+    """Return the ranges of consecutive numbers, each as its first number and the one behind it."""
     ends = np.flatnonzero(np.diff(numbers.astype(np.int64)) != 1) + 1
     first = numbers[np.concatenate([[0], ends])].tolist()
     last = numbers[np.concatenate([ends, [len(numbers)]]) - 1].tolist()
@@ -209,9 +213,10 @@ def ranges(numbers: Numbers) -> list[list[int]]:
 
 
 def keep_selection(writer: "KeptWriter", shards: int, each: Iterable[ShardSamples]) -> None:
-    """Write samples of so many shards as they come, to be read by `SampleSelection.from_file`.
+    """Write the numbers of samples of shards, to be read by `SampleSelection.from_file`.
 
-    They come in the order of the shards, those of one shard all at once or in parts."""
+    They come in the order of the shards, those of one shard all at once or in parts.
+    """
     counts, digest = np.zeros(shards + 1, np.int64), DigestKind.BLAKE3.new()
 
     def numbers() -> Iterator[Numbers]:
@@ -246,9 +251,10 @@ def digest_of_shape(digest: str, shape: str, counts: NDArray[np.int32]) -> str:
 def digest_of_selected(
     digest: str, of: SampleSelection, selected: SampleSelection, shards: int
 ) -> str:
-    """Return the digest of what is selected of samples of so many shards, which have one too.
+    """Return the digest of samples selected from others, whose own digest is given too.
 
-    It depends on which of them these are, not on where they lie in the tars."""
+    It depends on which of them are selected, not on where they lie in the tars.
+    """
     inner, starts = DigestKind.BLAKE3.new(), np.zeros(shards + 1, np.int64)
     starts[selected.shards + 1] = selected.counts
     runs = np.searchsorted(of.shards, selected.shards)

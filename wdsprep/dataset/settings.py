@@ -11,7 +11,7 @@ from typing import Any
 
 from wdsprep.changed_settings import Changes
 from wdsprep.dataset.receipts import Settings
-from wdsprep.dataset.sealed_json import canonical
+from wdsprep.dataset.sealed_json import canonical_json
 
 STRICT = ("opt_outs", "robots")
 """The policies that allow less where they are true."""
@@ -22,7 +22,7 @@ ALLOWED_MORE = "allowed_more:"
 
 def as_json(settings: Settings) -> dict[str, Any]:
     """Return the settings as their file gives them back, with lists in place of tuples."""
-    found: dict[str, Any] = json.loads(canonical(dict(settings)))
+    found: dict[str, Any] = json.loads(canonical_json(dict(settings)))
     return found
 
 
@@ -30,7 +30,7 @@ def is_same(old: Any, new: Any) -> bool:
     """Check that two settings, or values of them, are the same in a file. NaN is NaN there."""
     if old == new:  # usual: a million receipts have the same
         return True
-    before, now = canonical(old), canonical(new)
+    before, now = canonical_json(old), canonical_json(new)
     return before == now or bool(json.loads(before) == json.loads(now))
 
 

@@ -17,7 +17,7 @@ Size = tuple[int, int]
 
 
 def shape_name(size: Size) -> str:
-    """Such as 832x1216, the width first."""
+    """Return the name of a shape, such as 832x1216, the width first."""
     width, height = size
     return f"{width}x{height}"
 

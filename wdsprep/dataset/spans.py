@@ -1,4 +1,4 @@
-"""Bytes of samples in a tar: where neighbours lie together, and where samples are without others.
+"""Byte ranges of samples in a tar, and the index of a tar that lacks some of its samples.
 
 The offsets are those of an index: where each sample begins, and where the last one ends.
 """
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 class Span(NamedTuple):
-    """The bytes of samples that lie together, and which of the numbers these have."""
+    """The bytes of samples that lie together in a tar, from `start` to `end`.
+
+    Of the sample numbers that were asked for, they have those from `first` up to `last`.
+    """
 
     first: int
     last: int
@@ -31,10 +34,10 @@ def spans(
     gap_nbytes: int = 0,
     most_nbytes: int = sys.maxsize,
 ) -> Iterator[Span]:
-    """Yield the spans of samples by their numbers, which rise.
+    """Yield the byte ranges in a tar that hold the samples with these numbers, which rise.
 
-    Neighbours stand in one, and so do samples with a gap between them that is not larger. None has
-    more bytes than asked for, but for a single sample that has.
+    Samples share a range where the gap between them has at most `gap_nbytes`. No range has more
+    than `most_nbytes`, but for that of a single sample that has.
     """
     starts, ends = (offsets[which].tolist() for which in (numbers, numbers + 1))
     first = 0

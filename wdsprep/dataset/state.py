@@ -1,4 +1,4 @@
-"""A dataset in a store: its claim, its receipts, its manifest.
+"""A dataset in a store: its receipts, its manifest, and what a run finds before it writes.
 
 A unit is done when its receipt is there, and a run asks the listing alone. The manifest repeats
 what the receipts say, so that a dataset opens with one read; where it is behind them, they win.
@@ -40,9 +40,9 @@ from wdsprep.dataset.names import (
     without_index,
 )
 from wdsprep.dataset.read_ahead import read_each
-from wdsprep.dataset.receipts import Receipt, Receipts, Settings, by_unit, line_of
+from wdsprep.dataset.receipts import Receipt, Receipts, Settings, line_of, sort_by_unit
 from wdsprep.dataset.removed import check_no_removal, forget_removal
-from wdsprep.dataset.schemas import check_before_kept
+from wdsprep.dataset.schemas import check_storable
 from wdsprep.dataset.scores import SCORES, is_scored
 from wdsprep.dataset.settings import changed_settings, is_same
 from wdsprep.errors import (
@@ -65,7 +65,7 @@ Spot = TypeVar("Spot")
 
 
 def parts_of(manifest: Manifest) -> Callable[[str], bool]:
-    """Return a function that tells whether a file of a name can be a part of this dataset.
+    """Return a function that says whether a file may be part of this dataset, by its name.
 
     No setting of latents says which buckets they have, so it is those that they have shards in.
     """
@@ -108,7 +108,7 @@ def dated_manifest(store: Store) -> Manifest | None:
 
 
 def write_manifest(store: Store, manifest: Manifest) -> None:
-    """Piece by piece: of a million units it is half a GB."""
+    """Write the manifest piece by piece: of a million units it is half a GB."""
     with store.write(MANIFEST) as sink:
         for piece in manifest.pieces():
             sink.write(piece)
@@ -121,9 +121,9 @@ def read_format(
     new: Mapping[str, Any] = FORM,
     names: Iterable[str] = FORM,
 ) -> Mapping[str, Any]:
-    """Return the format of the dataset that will be continued there, or else that of new datasets.
+    """Return the format of the dataset that will be continued at `url`, or that of new datasets.
 
-    The form is what the settings of these names say. A dataset that cannot be read is left to
+    The format is what the settings of these names say. A dataset that cannot be read is left to
     whoever opens it, who says why.
     """
     if overwrite:
@@ -140,7 +140,7 @@ def read_format(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetClaim:
-    """A dataset that a run is to write to, as it lies there before anything is written."""
+    """A dataset that a run is going to write, as it lies there before anything is written."""
 
     edition: Edition
     manifest: Manifest
@@ -152,29 +152,30 @@ class DatasetClaim:
 
 
 def find_claim(store: Store, dataset: str, settings: Settings, *, overwrite: bool) -> DatasetClaim:
-    """Return the dataset that is to be written, or refuse one that was made otherwise.
+    """Return what lies where a run is going to write, or refuse what has other settings.
 
-    Nothing is written here."""
-    check_before_kept(dataset, settings)
+    Nothing is written here.
+    """
+    check_storable(dataset, settings)
     edition = Edition.of(store)
     if overwrite and _is_to_clear(store, dataset):
         manifest = Manifest(dataset=dataset, settings=settings)
         return DatasetClaim(edition=edition, manifest=manifest, starts_over=True)
-    found, is_there = _claimed(edition, dataset, settings)
+    found, is_there = _check_claim(edition, dataset, settings)
     return DatasetClaim(edition=edition, manifest=found, is_there=is_there)
 
 
 def take_claim(claim: DatasetClaim) -> Edition:
-    """Begin the dataset of a claim, where it is not there to be gone on with."""
+    """Begin the dataset of a claim, unless it lies there already and is continued."""
     if claim.is_there:
         return claim.edition
     store, manifest = claim.edition.store, claim.manifest
     with store.hold(MANIFEST_HOLD):
         if claim.starts_over:
-            return _started_over(store, manifest)
+            return _start_over(store, manifest)
         if any(entry.name == MANIFEST for entry in store.list(MANIFEST)):  # another run's
             edition = Edition.of(store)
-            _claimed(edition, manifest.dataset, manifest.settings)
+            _check_claim(edition, manifest.dataset, manifest.settings)
             return edition
         write_manifest(store, manifest)
     return claim.edition
@@ -190,14 +191,14 @@ def open_edition(
     with store.hold(MANIFEST_HOLD):
         claim = find_claim(store, dataset, settings, overwrite=overwrite)
         if claim.starts_over:
-            return _started_over(store, claim.manifest), claim.manifest
+            return _start_over(store, claim.manifest), claim.manifest
         if not claim.is_there:
             write_manifest(store, claim.manifest)
         return claim.edition, claim.manifest
 
 
-def _started_over(store: Store, manifest: Manifest) -> Edition:
-    """Remove what lies there, and write the manifest of a dataset that begins."""
+def _start_over(store: Store, manifest: Manifest) -> Edition:
+    """Remove the dataset that lies there, and write the manifest of a new one."""
     edition = Edition.begun(store)
     wait_for_holders(store)
     _clear(store, manifest.dataset)
@@ -206,8 +207,11 @@ def _started_over(store: Store, manifest: Manifest) -> Edition:
     return edition
 
 
-def _claimed(edition: Edition, dataset: str, settings: Settings) -> tuple[Manifest, bool]:
-    """Return the manifest that is there or is to be written, and whether it is there."""
+def _check_claim(edition: Edition, dataset: str, settings: Settings) -> tuple[Manifest, bool]:
+    """Return the manifest to continue with, and whether it lies in the store.
+
+    Refuse a dataset of another kind or with other settings.
+    """
     store = edition.store
     there = dated_manifest(store)
     found = there or rebuild(store)
@@ -260,7 +264,7 @@ def done_units(store: Store) -> Iterator[str]:
     return filter(None, (unit_of_receipt(entry.name) for entry in store.list(RECEIPTS)))
 
 
-def refreshed(
+def refresh_manifest(
     store: Store,
     manifest: Manifest,
     known: Receipts = NONE_KNOWN,
@@ -271,9 +275,9 @@ def refreshed(
     """Return the manifest with exactly the receipts that are in the store.
 
     `known` receipts need not be read again, unless the manifest that is `there` now has another
-    one. If a receipt is gone, the dataset is no longer complete: a user may have deleted it to
-    have its unit done again. `heard` is told how many receipts have been read, of how many;
-    `held` gets the names of locks.
+    one. If a receipt is gone, the dataset is no longer complete: a user may have deleted it to have
+    its unit done again. `heard` is told how many receipts have been read, of how many; `held` gets
+    the names of locks.
     """
     stated = manifest.ledger
     done: dict[str, bytes] = {}
@@ -314,7 +318,7 @@ def refreshed(
     done.update(zip(missing, read, strict=True))
     done = {unit: line for unit, line in done.items() if line}
     whole = manifest.complete and all(unit in done for unit in stated.units())
-    return replace(manifest, receipts=stated.with_lines(by_unit(done)), complete=whole)
+    return replace(manifest, receipts=stated.with_lines(sort_by_unit(done)), complete=whole)
 
 
 def read_receipt(store: Store, unit: str, settings: Settings | None = None) -> Receipt:
@@ -344,7 +348,7 @@ def find_receipt(store: Store, unit: str, input_digest: str, settings: Settings)
     except NotFoundError:
         return None
     if found.input != input_digest:
-        raise _two_runs(store, unit)
+        raise _two_runs_error(store, unit)
     return found
 
 
@@ -357,11 +361,11 @@ def check_same(store: Store, receipt: Receipt) -> None:
     name = receipt_name(receipt.unit)
     if store.read(name) != receipt.to_bytes():
         store.delete(name)
-        raise _two_runs(store, receipt.unit)
+        raise _two_runs_error(store, receipt.unit)
 
 
 def retract(edition: Edition, unit: str, input_digest: str) -> None:
-    """Take back a unit that was made from this, and its files, unless it is another by now."""
+    """Delete a unit and its files, unless it was made from another input by now."""
     store = edition.store
     with edition.holding(unit), contextlib.suppress(NotFoundError):
         receipt = read_receipt(store, unit)
@@ -374,7 +378,7 @@ def retract(edition: Edition, unit: str, input_digest: str) -> None:
             store.delete(taken_name(unit))
 
 
-def _two_runs(store: Store, unit: str) -> FingerprintError:
+def _two_runs_error(store: Store, unit: str) -> FingerprintError:
     return FingerprintError(
         f"another run is writing something else into {store.url} ({unit}): let one of them "
         "end, then run the one that you want again"
@@ -382,13 +386,13 @@ def _two_runs(store: Store, unit: str) -> FingerprintError:
 
 
 def rebuild(store: Store, heard: Counting = unheard) -> Manifest | None:
-    """Make the manifest again from the receipts; None without any."""
+    """Return a manifest made again from the receipts; None where there are none."""
     first = min(done_units(store), default=None)
     if first is None:
         return None
     receipt = read_receipt(store, first)
     bare = Manifest(dataset=receipt.dataset, settings=receipt.settings, receipts=(receipt,))
-    found = refreshed(store, bare, heard=heard)
+    found = refresh_manifest(store, bare, heard=heard)
     return replace(found, generations=tuple(sorted({0, *found.ledger.column("generation")})))
 
 
@@ -407,17 +411,17 @@ def write_rebuilt(url: str, heard: Counting = unheard) -> Manifest:
 
 
 def rewrite_manifest(store: Store, heard: Counting = unheard) -> Manifest:
-    """Make it again from the receipts, where there are some, while it is held."""
+    """Write the manifest again from the receipts. The caller holds its lock."""
     manifest = rebuild(store, heard)
     if manifest is None:
         raise NotFoundError(f"{store.url} has no receipts: it holds no dataset")
     with contextlib.suppress(FormatError):
-        manifest = _with_what_receipts_lack(manifest, read_manifest(store))
+        manifest = _keep_generations(manifest, read_manifest(store))
     write_manifest(store, manifest)
     return manifest
 
 
-def _with_what_receipts_lack(rebuilt: Manifest, old: Manifest | None) -> Manifest:
+def _keep_generations(rebuilt: Manifest, old: Manifest | None) -> Manifest:
     if old is None or not is_same(dict(old.settings), dict(rebuilt.settings)):
         return rebuilt
     same = old.complete and old.receipts == rebuilt.receipts
@@ -445,7 +449,7 @@ def tidy(edition: Edition, manifest: Manifest) -> None:
     shards = {shard.name for shard in manifest.ledger.shards()}
     strays: dict[str, list[str]] = {}
     for entry in edition.store.list():
-        unit, name = _maker(manifest, entry.name), without_index(entry.name)
+        unit, name = _maker_unit(manifest, entry.name), without_index(entry.name)
         if unit and name not in shards and (name.endswith(".tar") or unit not in ours):
             strays.setdefault(unit, []).append(entry.name)
     for unit, names in sorted(strays.items()):
@@ -453,10 +457,10 @@ def tidy(edition: Edition, manifest: Manifest) -> None:
             _remove_strays(edition.store, unit, names)
 
 
-def _maker(manifest: Manifest, name: str) -> str:
+def _maker_unit(manifest: Manifest, name: str) -> str:
     """Return the unit that made a file, by its name; empty where it may be somebody else's.
 
-    So it is for the inputs of a retry, which are written before the retry begins.
+    It is empty for the inputs of a retry too, which are written before the retry begins.
     """
     if manifest.dataset == "latents":
         found = LATENTS.fullmatch(name)

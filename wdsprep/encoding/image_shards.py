@@ -12,7 +12,7 @@ from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import RECEIPTS, latent_unit
 from wdsprep.dataset.shapes import Size
-from wdsprep.dataset.state import check_kind, check_place, dated_manifest, refreshed
+from wdsprep.dataset.state import check_kind, check_place, dated_manifest, refresh_manifest
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.sources import Columns, Item
 from wdsprep.sources.patterns import tar_stem
@@ -144,7 +144,7 @@ def find_image_shards(
     if store is None or manifest is None:
         return _find_tars(url, resolution, kind)
     check_kind(store, manifest.dataset, "images")
-    manifest = refreshed(store, manifest)
+    manifest = refresh_manifest(store, manifest)
     resolution = resolution or min(manifest.settings["buckets"])
     shards = _select_shards(url, manifest, resolution, shapes)
     lowest = min(int(shard.name.partition("/")[0]) for shard in shards)

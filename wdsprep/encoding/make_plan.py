@@ -13,7 +13,7 @@ from typing import Any
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, repair_step
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.state import find_claim, refreshed
+from wdsprep.dataset.state import find_claim, refresh_manifest
 from wdsprep.encoding.captions.sources import CaptionSource
 from wdsprep.encoding.captions.table import (
     CaptionTable,
@@ -257,7 +257,7 @@ def _plan_dataset(
     claim = find_claim(store, "latents", phase.settings, overwrite=options.overwrite)
     manifest = claim.manifest
     if claim.is_there or manifest.receipts:
-        manifest = refreshed(store, manifest)
+        manifest = refresh_manifest(store, manifest)
     _check_empty_caption(store, manifest)
     found = pending_shards(
         store,

@@ -20,7 +20,7 @@ from queue import Empty
 from typing import TYPE_CHECKING, Any, cast
 
 from wdsprep.dataset.arrays import fields_of
-from wdsprep.dataset.coarse_histograms import count_up
+from wdsprep.dataset.coarse_histograms import sum_counts
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.edition import Edition
@@ -291,7 +291,7 @@ class EncodeWorker:
             samples=sum(part.samples for part in each),
             nbytes=sum(part.nbytes for part in each),
             share=min(part.share for part in each),
-            rejects=count_up(part.rejects for part in each),
+            rejects=sum_counts(part.rejects for part in each),
             worker=self._name,
             device=device_name(self._encoder.device),
             done=stats.samples,

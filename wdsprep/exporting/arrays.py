@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from wdsprep.dataset.arrays import BFLOAT16, Field, field_of, to_bits, values_of
+from wdsprep.dataset.arrays import BFLOAT16, Field, field_of, to_bfloat16, values_of
 from wdsprep.dataset.tar.write import Buffer
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ def bfloat16_bits(field: Field, data: Buffer) -> "NDArray[Any]":
 
     if field.dtype == BFLOAT16:
         return np.frombuffer(data, "<u2", offset=len(field.header)).reshape(field.shape)
-    bits: NDArray[Any] = to_bits(values_of(field, data))
+    bits: NDArray[Any] = to_bfloat16(values_of(field, data))
     return bits
 
 

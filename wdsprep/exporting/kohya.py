@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.arrays import EMB, FLIPPED, LATENT, POOLED, field_of, values_of
-from wdsprep.dataset.latents import denormalised
+from wdsprep.dataset.latents import denormalise
 from wdsprep.dataset.shapes import cut_size, shape_name, shapes_of
 from wdsprep.errors import FormatError, UsageError
 from wdsprep.exporting.imagefolder import folder_of, stem_of, write_captioned, write_file
@@ -107,7 +107,7 @@ class KohyaLayout:
         is_raw = self.family != "flux"
         latents = {LATENTS[n]: values[n].astype("<f4") for n in LATENTS if n in values}
         if is_raw:
-            latents = {n: denormalised(v, self.settings or {}) for n, v in latents.items()}
+            latents = {n: denormalise(v, self.settings or {}) for n, v in latents.items()}
         height, width = latents["latents"].shape[-2:]
         size = [sample.number("source_width"), sample.number("source_height")]
         found = {

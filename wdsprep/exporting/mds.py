@@ -29,8 +29,8 @@ from wdsprep.dataset.arrays import (
     is_imported,
     values_of,
 )
-from wdsprep.dataset.latents import denormalised
-from wdsprep.dataset.tar.write import Buffer, Data, joined, nbytes_of, pieces_of
+from wdsprep.dataset.latents import denormalise
+from wdsprep.dataset.tar.write import Buffer, Data, join_small, nbytes_of, pieces_of
 from wdsprep.errors import UsageError
 from wdsprep.exporting.layout import (
     Exportable,
@@ -227,7 +227,7 @@ class MdsLayout:
             if not column.size
         ]
         head = struct.pack(f"<{len(varying)}I", *varying)
-        return tuple(joined(chain([head], *map(pieces_of, parts))))
+        return tuple(join_small(chain([head], *map(pieces_of, parts))))
 
     def _value(self, column: Column, sample: ExportSample) -> Data:
         if column.kind == INT:
@@ -258,7 +258,7 @@ class MdsLayout:
         if settings.get("latents") == "moments":
             mean, logvar = np.split(values, 2)
             return np.concatenate([mean, np.exp(0.5 * logvar)])
-        mean = denormalised(values, settings)
+        mean = denormalise(values, settings)
         both = np.zeros((2 * len(mean), *mean.shape[1:]), "<f2")
         both[: len(mean)] = mean
         return both

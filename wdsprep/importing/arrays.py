@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from wdsprep.dataset.arrays import BFLOAT16, Field, of_bits, to_bits
+from wdsprep.dataset.arrays import BFLOAT16, Field, from_bfloat16, to_bfloat16
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.importing.column_names import DTYPES, CachedColumn
@@ -182,14 +182,14 @@ def with_logvar(raw: RawArray) -> RawArray:
 def as_float32(raw: RawArray) -> "np.ndarray[Any, np.dtype[np.float32]]":
     """Return the values of a stored array as one row."""
     if raw.dtype == BFLOAT16:
-        found: np.ndarray[Any, np.dtype[np.float32]] = of_bits(np.frombuffer(raw.data, "<u2"))
+        found: np.ndarray[Any, np.dtype[np.float32]] = from_bfloat16(np.frombuffer(raw.data, "<u2"))
         return found
     return np.frombuffer(raw.data, raw.dtype).astype(np.float32)
 
 
 def rounded(values: "np.ndarray[Any, Any]", dtype: str) -> bytes:
     """Floats as a dtype that we store, to the nearest, of two the even one."""
-    stored = to_bits(values) if dtype == BFLOAT16 else values.astype(dtype)
+    stored = to_bfloat16(values) if dtype == BFLOAT16 else values.astype(dtype)
     found: bytes = stored.tobytes()
     return found
 

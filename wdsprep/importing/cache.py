@@ -16,7 +16,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.state import read_manifest
 from wdsprep.dataset.tar.members import BadSampleError
-from wdsprep.dataset.tar.read import TarSample, scan, stream_tape, unzipped
+from wdsprep.dataset.tar.read import TarSample, scan, stream_tape, unpack_gzip
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.importing.arrays import nested
 from wdsprep.limits import MAX_NBYTES, MAX_TEXT_NBYTES
@@ -156,7 +156,7 @@ class LatentCache:
             return (is_fact or name in wanted) and nbytes <= _most_nbytes(name)
 
         with stream(opened(self.url), tar) as file:
-            yield from scan(stream_tape(unzipped(file)), wants=wants)
+            yield from scan(stream_tape(unpack_gzip(file)), wants=wants)
 
 
 def _is_sample(found: TarSample | BadSampleError) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from wdsprep.dataset.arrays import LATENT, is_imported, text_fields
-from wdsprep.dataset.latents import normalised
+from wdsprep.dataset.latents import normalise
 from wdsprep.dataset.names import IMPORTER, empty_name
 from wdsprep.dataset.random_numbers import Ints, Words, draw, key_of
 from wdsprep.dataset.receipts import fingerprint
@@ -185,7 +185,7 @@ class Effects:
         for number in set(batch.stream[some]):
             settings = self.datasets[number].latents.settings
             own = torch.tensor([stream == number for stream in batch.stream[some]])
-            latent[own] = normalised(z[own], settings).to(latent.dtype)
+            latent[own] = normalise(z[own], settings).to(latent.dtype)
 
     def _drop(self, batch: Batch, rows: range) -> None:
         for row in self.dropped_rows(batch, rows):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.dataset.cached_file import KeptFile, KeptWriter, kept
+from wdsprep.dataset.cached_file import KeptFile, KeptWriter, open_or_make
 from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.scores import columns_of
 from wdsprep.errors import NotFoundError, UsageError
@@ -114,7 +114,7 @@ def open_keyed_table(place: str, cache: CacheDir | None, texts: Sequence[str] = 
 
         sort_table(place, table, wanted, writer, path)
 
-    return _opened(place, kept(cache_folder(cache), what, make))
+    return _opened(place, open_or_make(cache_folder(cache), what, make))
 
 
 def open_scores_table(
@@ -130,7 +130,7 @@ def open_scores_table(
 
         sort_rows(ScoreRows(scores, wanted), writer, path)
 
-    return _opened(scores.store.url, kept(cache_folder(cache), what, make))
+    return _opened(scores.store.url, open_or_make(cache_folder(cache), what, make))
 
 
 def _opened(place: str, found: KeptFile) -> KeyedTable:

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.dataset.cached_file import KeptWriter, kept
-from wdsprep.dataset.conditions import EVALUATOR, Condition, shown_path
+from wdsprep.dataset.cached_file import KeptWriter, open_or_make
+from wdsprep.dataset.conditions import EVALUATOR, Condition, format_path
 from wdsprep.dataset.random_numbers import Ints, key_of
-from wdsprep.dataset.samples import PathParts, at_path
+from wdsprep.dataset.samples import PathParts, value_at_path
 from wdsprep.dataset.selection import Numbers, SampleSelection, ShardSamples, keep_selection
 from wdsprep.errors import UsageError
 from wdsprep.loading.datasets import Dataset, Joined
@@ -126,19 +126,19 @@ class Subset:
                 return values
             if len(name) == 1 and name[0] in table.texts:
                 return table.text(str(name[0]), own)
-        found = [at_path(one, name) for one in some.facts]
+        found = [value_at_path(one, name) for one in some.facts]
         for source in self._joined_metadata:
             lacking = [n for n, one in enumerate(found) if one is None]
             if not lacking:
                 break
             others = source.of(some.shard, np.array(lacking) + some.first)
             for number, other in zip(lacking, others, strict=True):
-                found[number] = at_path(other, name)
+                found[number] = value_at_path(other, name)
         return found
 
     def selection(self, cache: CacheDir | None) -> SampleSelection:
         """Return the selected samples; they are searched once and then kept."""
-        found = kept(cache_folder(cache), self.what, self._search)
+        found = open_or_make(cache_folder(cache), self.what, self._search)
         url = self.whole.store.url
         if damaged := found.facts["damaged"]:
             what = plural(damaged, "sample")
@@ -184,7 +184,7 @@ class Subset:
             )
             looked_in = ", ".join([files.store.url, *(j.dataset.store.url for j in self.joined)])
             raise UsageError(
-                f"{looked_in}: no sample has {shown_path(unknown[0])}, which "
+                f"{looked_in}: no sample has {format_path(unknown[0])}, which "
                 f"where={self.shown!r} asks for: {ways}"
             )
         writer.facts["damaged"], writer.facts["lacking"] = others.tolist()

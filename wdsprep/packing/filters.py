@@ -6,10 +6,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from wdsprep.dataset.conditions import Condition, shown_path
+from wdsprep.dataset.conditions import Condition, format_path
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.dataset.samples import at_path
+from wdsprep.dataset.samples import value_at_path
 
 
 class Filter(Condition):
@@ -23,11 +23,11 @@ class Filter(Condition):
         return frozenset(str(path[0]) for path in self.names)
 
     def __call__(self, facts: Mapping[str, Any]) -> bool:
-        return self.holds([at_path(facts, path) for path in self.names])
+        return self.holds([value_at_path(facts, path) for path in self.names])
 
     def check(self, facts: Mapping[str, Any]) -> None:
         """Reject a sample of which it is not true."""
         if not self(facts):
-            found = {shown_path(path): at_path(facts, path) for path in self.names}
+            found = {format_path(path): value_at_path(facts, path) for path in self.names}
             values = (f"{name} is {'missing' if v is None else v}" for name, v in found.items())
             raise RejectedError(Code.FILTERED, ", ".join(sorted(values)))

@@ -44,7 +44,14 @@ from wdsprep.dataset.names import (
 )
 from wdsprep.dataset.receipts import CONTENT, RETRIED, Receipt
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import UNSETTLED, Reject, RejectsFile, leaves, read_rejects, rejects_in
+from wdsprep.dataset.rejects import (
+    UNSETTLED,
+    Reject,
+    RejectsFile,
+    is_moved,
+    read_rejects,
+    rejects_in,
+)
 from wdsprep.dataset.state import done_units, read_receipt
 from wdsprep.errors import DamageError, NotFoundError
 from wdsprep.fetch.options import ROBOTS, TRANSIENT, FetchRules
@@ -207,7 +214,7 @@ def _settled(store: Store, receipt: Receipt, gone: frozenset[str]) -> Receipt:
         raise DamageError(what, UNLIKE_RECEIPT).with_next_step(repair_step(store.url))
     rejects = RejectsFile(after, kind)
     for reject in read_rejects(before, what):
-        if not leaves(reject, gone):
+        if not is_moved(reject, gone):
             rejects.add(reject)
     inputs = sum(shard.samples for shard in receipt.shards) + rejects.counts.total()
     retried = receipt.counts.get(RETRIED, 0) + receipt.inputs - inputs

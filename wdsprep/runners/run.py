@@ -13,17 +13,17 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, cast
 
-from wdsprep.dataset.coarse_histograms import bin_name, count_up
+from wdsprep.dataset.coarse_histograms import bin_name, sum_counts
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest, table_rows
 from wdsprep.dataset.read_ahead import read_each
-from wdsprep.dataset.receipts import Receipt, Receipts, Settings, by_unit, line_of
+from wdsprep.dataset.receipts import Receipt, Receipts, Settings, line_of, sort_by_unit
 from wdsprep.dataset.reject_codes import ENDS_A_TAR
 from wdsprep.dataset.state import (
     open_edition,
     parts_of,
     read_manifest,
-    refreshed,
+    refresh_manifest,
     tidy,
     write_manifest,
 )
@@ -227,7 +227,7 @@ class Run:
         self._total = JobStatus(
             samples=total.samples + sum(shard.samples for shard in receipt.shards),
             nbytes=total.nbytes + sum(shard.nbytes for shard in receipt.shards),
-            rejects=count_up((total.rejects, receipt.rejects)),
+            rejects=sum_counts((total.rejects, receipt.rejects)),
             units_done=total.units_done + 1,
             units=total.units,
         )
@@ -241,7 +241,7 @@ class Run:
         its manifest stays.
         """
         known = chain(self._manifest.ledger.named_lines(), self._receipts.named_lines())
-        lines = by_unit(dict(known))
+        lines = sort_by_unit(dict(known))
         with self._edition.holding_manifest():
             there = _read_manifest_or_none(self._store)
             if there is None or len(there.receipts) <= self._written:
@@ -261,7 +261,7 @@ class Run:
             share_done=(finished + under_way) / max(1, self.count),
             samples=self._total.samples + sum(progress.samples for progress in going),
             nbytes=self._total.nbytes + sum(progress.nbytes for progress in going),
-            rejects=count_up((self._total.rejects, *(progress.rejects for progress in going))),
+            rejects=sum_counts((self._total.rejects, *(progress.rejects for progress in going))),
         )
 
     def _share(self, progress: RunProgress) -> float:
@@ -289,7 +289,9 @@ class Run:
         held: set[str] = set()
         with self._edition.holding_manifest():
             there = _read_manifest_or_none(self._store)
-            manifest = refreshed(self._store, self._manifest, self._receipts, there, held=held)
+            manifest = refresh_manifest(
+                self._store, self._manifest, self._receipts, there, held=held
+            )
             manifest = self._settle(manifest)
             complete = self._is_complete(manifest, there)
             if complete and not (there and there.complete):
@@ -377,7 +379,7 @@ def together(runs: Sequence[Run]) -> JobStatus:
     return JobStatus(
         samples=sum(status.samples for status in statuses),
         nbytes=sum(status.nbytes for status in statuses),
-        rejects=count_up(status.rejects for status in statuses),
+        rejects=sum_counts(status.rejects for status in statuses),
         units_done=sum(status.units_done for status in statuses),
         units=sum(status.units for status in statuses),
         share_done=done / max(1, sum(run.count for run in runs)),
@@ -424,7 +426,7 @@ def open_dataset_to_write(
     store = open_store(url)
     edition, manifest = open_edition(store, dataset, settings, overwrite=overwrite)
     sweep(store, manifest)
-    return edition, refreshed(store, manifest)
+    return edition, refresh_manifest(store, manifest)
 
 
 def sweep(store: Store, manifest: Manifest) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.dataset.samples import at_path, parse_json
+from wdsprep.dataset.samples import parse_json, value_at_path
 from wdsprep.text import shown
 
 MAX_DEPTH = 64
@@ -71,7 +71,7 @@ def caption_at(facts: Mapping[str, Any], path: str) -> str | None:
 
     White space around it is taken off, as in `captions_of`.
     """
-    captions = captions_of({path: at_path(facts, path)}, path)
+    captions = captions_of({path: value_at_path(facts, path)}, path)
     return captions[0] if captions else None
 
 

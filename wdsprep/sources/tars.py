@@ -21,7 +21,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.members import GZIP, BadSampleError, members
-from wdsprep.dataset.tar.read import TarSample, scan, stream_tape, unzipped
+from wdsprep.dataset.tar.read import TarSample, scan, stream_tape, unpack_gzip
 from wdsprep.errors import NotFoundError, SourceError
 from wdsprep.images import IMAGES, OTHER_IMAGES
 from wdsprep.limits import MAX_NBYTES, MAX_TEXT_NBYTES
@@ -96,7 +96,7 @@ class TarsSource:
 
         try:
             with stream(opened(self.url), item.name, watch=watch, expected=item.parts[0][1]) as tar:
-                tape = stream_tape(unzipped(tar))
+                tape = stream_tape(unpack_gzip(tar))
                 for found in scan(tape, wants=self.wants, stray=stray, links=True):
                     for row in self.rows(found, item.name, table, left_out):
                         yield found.key, row

@@ -56,14 +56,14 @@ class BadSampleError(TarError):
 def members(at: Tape) -> Iterator[Member]:
     """Yield the regular files and links of a tar in order.
 
-    The last one, at its end, has no name.
+    The last item has no name: it is the end of the tar.
     """
     offset = start = 0
     name, size, target = "", -1, ""  # of the next member, where an extension header gives them
     head = at(0, BLOCK)
     while len(head) == BLOCK:
         if not head[0] and head == ZEROS:
-            offset, head = _past_zeros(at, offset + BLOCK)
+            offset, head = _skip_zeros(at, offset + BLOCK)
             start = offset
             name, size, target = "", -1, ""
             if not head:
@@ -119,10 +119,10 @@ def _size(head: bytes, offset: int) -> int:
     return nbytes
 
 
-def _past_zeros(at: Tape, offset: int) -> tuple[int, bytes]:
-    """Return the next block that is not all zeros, and its place. It is empty where the tar ends.
+def _skip_zeros(at: Tape, offset: int) -> tuple[int, bytes]:
+    """Skip blocks of zeros. Return the place of the next other block, and the block.
 
-    More zeros than any padding are a hole in the file.
+    The block is empty where the tar ends. More zeros than any padding are a hole in the file.
     """
     for place in range(offset, offset + MAX_PADDING_NBYTES, BLOCK):
         head = at(place, BLOCK)
@@ -175,7 +175,7 @@ def _octal(field: bytes) -> int:
 
 
 def name_of(head: bytes) -> str:
-    """Return the name in a header."""
+    """Return the name of a member, from its header."""
     end = head.find(b"\0", 0, 100)
     name = head[: end if end >= 0 else 100]
     if head[345] and head[257:263] == b"ustar\0":

@@ -44,7 +44,7 @@ class TarSample:
 
 
 def stream_tape(stream: BinaryIO) -> Tape:
-    """Return a tape over a stream, which can only go forward."""
+    """Return a function that reads a tar from a stream, at offsets that rise."""
     position = 0
 
     def at(offset: int, nbytes: int) -> bytes:
@@ -61,14 +61,14 @@ def stream_tape(stream: BinaryIO) -> Tape:
     return at
 
 
-def unzipped(stream: io.BufferedReader) -> BinaryIO:
-    """Return the bytes of a tar that may be gzipped, whatever its name says."""
+def unpack_gzip(stream: io.BufferedReader) -> BinaryIO:
+    """Return a stream of the bytes of a tar, unpacked if they are gzipped, whatever its name is."""
     is_gzip = stream.peek(len(GZIP)).startswith(GZIP)
-    return cast("BinaryIO", _Unzipped(fileobj=stream) if is_gzip else stream)
+    return cast("BinaryIO", _GzipStream(fileobj=stream) if is_gzip else stream)
 
 
-class _Unzipped(gzip.GzipFile):
-    """Says what is wrong with gzip data as it is said of a tar."""
+class _GzipStream(gzip.GzipFile):
+    """A stream of unpacked gzip data. Damage in it is a BadSampleError, as in a tar."""
 
     def read(self, size: int | None = -1) -> bytes:
         try:
@@ -82,10 +82,10 @@ class _Unzipped(gzip.GzipFile):
 
 @contextlib.contextmanager
 def file_tape(path: str | Path) -> Iterator[Tape]:
-    """Open a tape over a local file.
+    """Open a local tar, and return a function that reads at an offset.
 
-    It uses positioned reads, of a few headers at once where members are small. A file that is
-    cut meanwhile reads as truncated, where a memory map would end in SIGBUS.
+    It uses positioned reads, of a few headers at once where members are small. A file that is cut
+    meanwhile reads as truncated, where a memory map would end in SIGBUS.
     """
     with Path(path).open("rb", buffering=0) as file:
         read = functools.partial(os.pread, file.fileno())
@@ -113,7 +113,10 @@ def file_tape(path: str | Path) -> Iterator[Tape]:
 
 @contextlib.contextmanager
 def open_tape(store: Store, name: str, *, expected: int | None = None) -> Iterator[Tape]:
-    """Open a tar of a store as a tape; `expected` is its length, where that is known."""
+    """Open a tar of a store, and return a function that reads at an offset.
+
+    `expected` is the length of the tar, where that is known.
+    """
     if store.root is None:
         with stream(store, name, expected=expected) as file:
             yield stream_tape(file)
@@ -124,7 +127,7 @@ def open_tape(store: Store, name: str, *, expected: int | None = None) -> Iterat
 
 
 def _gather(read: Callable[[int, int], bytes], offset: int, nbytes: int) -> bytes:
-    """Read on until all is there or the tar ends, a bounded number of bytes at a time."""
+    """Read so many bytes, or up to the end of the tar, a bounded number at a time."""
     data = read(min(nbytes, CHUNK_NBYTES), offset)
     if len(data) == nbytes:
         return data
@@ -153,7 +156,7 @@ def leads_out(key: str) -> bool:
 
 @dataclass(slots=True)
 class _Group:
-    """A sample in the making."""
+    """The members of one sample that have been read so far."""
 
     key: str
     start: int
@@ -162,7 +165,10 @@ class _Group:
     fault: BadSampleError | None = None
 
     def check(self, name: str, before: Iterable[str] | None) -> None:
-        """Note what is wrong with one more field."""
+        """Check the name of one more field of the sample, and keep the first fault.
+
+        `before` are the fields of an earlier sample with the same key.
+        """
         if name in self.fields or (self.unread and name in self.unread):
             self.fail(f"{self.key} has the field {name} twice", "repeated_field")
         elif before is not None and name in before:
@@ -189,7 +195,7 @@ class _Group:
         return tuple(map(sys.intern, names))
 
 
-def _untold(_path: str) -> None:
+def _ignore(_path: str) -> None:
     """Ignore a file that belongs to no sample."""
 
 
@@ -197,14 +203,14 @@ def scan(
     at: Tape,
     *,
     wants: Wants | None = None,
-    stray: Callable[[str], object] = _untold,
+    stray: Callable[[str], object] = _ignore,
     links: bool = False,
 ) -> Iterator[TarSample | BadSampleError]:
     """Yield every sample of a tar in order, or the error in its place.
 
-    After a truncation or a bad header nothing follows: that error has the key of the sample
-    that it cut. What `wants` refuses is not read. `stray` is told of files that belong to no
-    sample. Links are skipped, as webdataset does, unless they are asked for.
+    After a truncation or a bad header nothing follows: that error has the key of the sample that it
+    cut. What `wants` refuses is not read. `stray` is called with the path of each file that belongs
+    to no sample. Links are skipped, as webdataset does, unless they are asked for.
     """
     seen: dict[str, tuple[str, ...]] = {}
     group: _Group | None = None
@@ -228,7 +234,7 @@ def scan(
                     yield group.result()
                     seen.setdefault(group.key, group.names)
                 if linked:
-                    yield from _closed(linked, seen)
+                    yield from _end_linked(linked, seen)
                 group = begun
             group.check(name, seen.get(key))
             if target:
@@ -240,16 +246,16 @@ def scan(
             else:
                 group.pass_over(name, nbytes)
     except BadSampleError as error:
-        yield from _closed(linked, seen)
+        yield from _end_linked(linked, seen)
         key = group.key if group else ""
         yield BadSampleError(str(error), code=error.code, key=key)
         return
     if group is not None:
         yield group.result()
-    yield from _closed(linked, seen)
+    yield from _end_linked(linked, seen)
 
 
-def _closed(
+def _end_linked(
     linked: dict[str, _Group], seen: dict[str, tuple[str, ...]]
 ) -> Iterator[TarSample | BadSampleError]:
     """Yield the samples made of links alone, once the sample beside them has ended."""
@@ -295,7 +301,7 @@ def index_tar(at: Tape, what: str) -> bytes:
 
 
 def members_of(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yield the members in the bytes of a sample."""
+    """Yield the name and the data of each member, from the bytes of a sample."""
     whole = data + bytes(2 * BLOCK)
     for path, _, start, nbytes, _ in members(lambda offset, n: whole[offset : offset + n]):
         if split := split_member(path):

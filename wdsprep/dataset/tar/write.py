@@ -25,7 +25,7 @@ LARGE_NBYTES = 1 << 16
 """The bytes from which it costs less to write and hash a piece by itself than to copy it."""
 MAX_MEMBER_NBYTES = 8**11 - 1
 Buffer = bytes | memoryview
-"""A view is one of bytes: its length is how many."""
+"""Bytes to be written. The length of a view is how many bytes it has."""
 Data = Buffer | tuple[Buffer, ...]
 """The data of a member, in one piece or in several that follow one another."""
 
@@ -49,13 +49,16 @@ def header(name: str, nbytes: int) -> bytes:
 def _sum(field: bytes) -> int:
     """Return the sum of a field's bytes, as the lower half of Adler-32 less one.
 
-    It fits for a field of a header.
+    That is right for fields as short as those of a header.
     """
     return (adler32(field) & 0xFFFF) - 1
 
 
 def _split_name(name: str) -> tuple[bytes, bytes]:
-    """Name and prefix fields: a name over 100 bytes is split at a slash, or refused."""
+    """Return the name of a member as two fields of its header: the name and its prefix.
+
+    A name of over 100 bytes is split at a slash, or refused.
+    """
     try:
         raw = name.encode()
     except UnicodeEncodeError:  # half a surrogate pair, or bytes that are no UTF-8
@@ -79,7 +82,7 @@ def nbytes_of(data: Data) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Written:
+class WrittenTar:
     """The result of writing one tar."""
 
     samples: int
@@ -89,10 +92,13 @@ class Written:
 
 
 class TarWriter:
-    """Writes samples to a sink. Leaving the block without `finish` leaves the tar without end."""
+    """A writer of a tar of samples.
+
+    Leaving the block without `finish` leaves the tar without end.
+    """
 
     def __init__(self, sink: Sink, digest: DigestKind | None = DigestKind.BLAKE3) -> None:
-        """Write to the sink; without a `digest`, nothing is hashed."""
+        """Write the tar to this sink. Without a `digest` nothing is hashed."""
         self._sink = sink
         self._hash = digest.new() if digest else None
         self._blocks: list[Buffer] = []
@@ -147,7 +153,7 @@ class TarWriter:
         sizes: Sequence[int],
         blocks: Iterable[bytes | memoryview],
     ) -> None:
-        """Append samples as they are in another tar that was written here.
+        """Append samples that lie in another tar of wdsprep, without packing them again.
 
         They have these keys, fields and sizes, and `blocks` together are their bytes.
         """
@@ -161,7 +167,10 @@ class TarWriter:
             self._flush()
 
     def take(self, key: str, names: Sequence[str]) -> None:
-        """Refuse now what `add` would refuse of a sample that is to be added later."""
+        """Reserve the key of a sample that is added later, with these fields.
+
+        Refuse now what `add` would refuse then.
+        """
         for name in names:
             header(f"{key}.{name}", 0)
         self._check(key, names)
@@ -169,7 +178,7 @@ class TarWriter:
         self._taken.add(key)
 
     def _check(self, key: str, names: Sequence[str]) -> None:
-        """Refuse what a reader would not give back as this one sample."""
+        """Refuse a key and field names that a reader would not give back as this one sample."""
         base = key.rpartition("/")[2]
         if not base or "." in base or leads_out(key):
             raise TarError(f"{key!r} cannot be the key of a sample")
@@ -181,12 +190,12 @@ class TarWriter:
             if not name or "/" in name or name != name.lower():
                 raise TarError(f"{name!r} cannot be the name of a field of {key!r}")
 
-    def finish(self) -> Written:
-        """Write the end and what is still pending; what was written, with its hash and index."""
+    def finish(self) -> WrittenTar:
+        """Write the rest and the end of the tar. Return its size, its digest and its index."""
         self._blocks.append(END)
         self._flush()
         self._wait()
-        return Written(
+        return WrittenTar(
             samples=self.samples,
             nbytes=self.nbytes + len(END),
             digest=self._hash.hexdigest() if self._hash else "",
@@ -194,7 +203,7 @@ class TarWriter:
         )
 
     def _flush(self) -> None:
-        pieces = [*joined(self._blocks)]
+        pieces = [*join_small(self._blocks)]
         self._blocks.clear()
         self._flushed_at = self.nbytes
         self._wait()
@@ -213,8 +222,8 @@ def _update(digest: Hash, pieces: Iterable[Buffer]) -> None:
         digest.update(piece)
 
 
-def joined(blocks: Iterable[Buffer]) -> Iterator[Buffer]:
-    """Join small blocks between large ones into one each."""
+def join_small(blocks: Iterable[Buffer]) -> Iterator[Buffer]:
+    """Join blocks that are small, between those that are large, into one each."""
     small: list[Buffer] = []
     for block in blocks:
         if len(block) < LARGE_NBYTES:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 from wdsprep.changed_settings import SettingWords
 from wdsprep.dataset.names import lookup_name
 from wdsprep.dataset.records import Text, between, read_record
-from wdsprep.dataset.samples import Sample, at_path
+from wdsprep.dataset.samples import Sample, value_at_path
 from wdsprep.errors import FormatError, UsageError
 from wdsprep.limits import MAX_TABLE_ROWS
 from wdsprep.options import Options, about
@@ -293,7 +293,7 @@ def name_of(by: str, key: str, sample: Sample, *, is_packed: bool) -> str:
         return key
     if by == "source" and not is_packed:
         return sample.source
-    found = at_path(sample.facts, by)
+    found = value_at_path(sample.facts, by)
     return "" if found is None else str(found)
 
 

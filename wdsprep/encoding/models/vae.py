@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from wdsprep.dataset.latents import normalised
+from wdsprep.dataset.latents import normalise
 from wdsprep.encoding.models.find import Model, rule_of
 from wdsprep.encoding.models.noise import normal
 from wdsprep.encoding.models.one_frame import flatten_frames
@@ -80,4 +80,4 @@ class Rule:
             lists = {name: value for name, value in rule.items() if isinstance(value, list)}
             rule |= {name: latents.new_tensor(value) for name, value in lists.items()}
             self._here[latents.device] = rule
-        return cast(Tensor, normalised(latents, rule))
+        return cast(Tensor, normalise(latents, rule))

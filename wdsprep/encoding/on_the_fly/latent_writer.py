@@ -29,7 +29,7 @@ from wdsprep.dataset.reading import HashedTape, ShardReader
 from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.shapes import fields_by_shape
-from wdsprep.dataset.state import find_receipt, refreshed, write_manifest
+from wdsprep.dataset.state import find_receipt, refresh_manifest, write_manifest
 from wdsprep.encoding.encoded_samples import Result
 from wdsprep.encoding.fields import fields
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
@@ -231,7 +231,7 @@ def _publish_manifest(
     edition: Edition, manifest: Manifest, source: ImageShards, model: str
 ) -> Manifest:
     with edition.holding_manifest():
-        found = refreshed(edition.store, manifest)
+        found = refresh_manifest(edition.store, manifest)
         done = set(found.ledger.units())
         complete = source.is_whole and done >= {shard.name for shard in source.shards}
         found = replace(found, complete=complete, extra={"model": model})

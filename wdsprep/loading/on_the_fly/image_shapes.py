@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.dataset.cached_file import KeptWriter, kept
+from wdsprep.dataset.cached_file import KeptWriter, open_or_make
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.selection import SampleSelection, ShardSamples, keep_selection
 from wdsprep.dataset.shapes import Size, shape_name, shapes_of
@@ -45,7 +45,9 @@ def find_latent_shapes(
         return (latents,)
     chosen, cut = latents.files, cut_of(settings)
     what = "shapes", *chosen.names, *chosen.contents, repr(cut)
-    found = kept(cache_folder(cache), what, lambda writer, path: _look(chosen, cut, writer, path))
+    found = open_or_make(
+        cache_folder(cache), what, lambda writer, path: _look(chosen, cut, writer, path)
+    )
     counts = found.arrays["counts"].reshape(-1, len(cut.sizes))
     if not counts.any():
         raise UsageError(

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from wdsprep.dataset.aio import Bytes, address_of, read_all
-from wdsprep.dataset.open_shards import OPEN_SHARDS, OpenShard, OpenShards, reach, too_short
+from wdsprep.dataset.open_shards import OPEN_SHARDS, OpenShard, OpenShards, sample_range, too_short
 from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.members import BadSampleError
@@ -117,7 +117,7 @@ class LocalShelf:
             try:
                 if shard not in opened:
                     opened[shard] = self._shards.get(shard)
-                start, end = reach(opened[shard], index)
+                start, end = sample_range(opened[shard], index)
                 if end - start < most - spare:
                     raise too_short()
             except (BadSampleError, NotFoundError) as error:

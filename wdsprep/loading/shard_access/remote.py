@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from wdsprep.dataset.aio import Bytes
-from wdsprep.dataset.open_shards import OPEN_SHARDS, OpenShards, reach, too_short
+from wdsprep.dataset.open_shards import OPEN_SHARDS, OpenShards, sample_range, too_short
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.errors import NotFoundError
 from wdsprep.loading.datasets import Dataset, missing_shard_advice
@@ -97,7 +97,7 @@ class RemoteShelf:
     def _bytes(self, shard: int, index: int) -> memoryview:
         coming = self._coming.pop((shard, index), None)
         piece = coming.result() if coming else None
-        start, end = reach(self._shards.get(shard), index)
+        start, end = sample_range(self._shards.get(shard), index)
         data = piece.part(start, end) if piece else NONE
         if len(data) < end - start:
             data = self._fetch(shard, index, index + 1).part(start, end)

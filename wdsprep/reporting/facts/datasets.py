@@ -9,7 +9,7 @@ from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.scores import SCORES, columns_of
-from wdsprep.dataset.state import open_dataset, refreshed
+from wdsprep.dataset.state import open_dataset, refresh_manifest
 from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.reporting.overview import overview
 from wdsprep.store import open_store, split_url
@@ -135,7 +135,7 @@ def open_each(urls: Sequence[str]) -> tuple[ReportDataset, ...]:
 
 def _opened(url: str) -> ReportDataset:
     store, manifest = open_dataset(url)
-    return ReportDataset(shown=url, store=store, manifest=refreshed(store, manifest))
+    return ReportDataset(shown=url, store=store, manifest=refresh_manifest(store, manifest))
 
 
 def check_output(output: str, datasets: Datasets, *, replaces: Callable[[], bool]) -> None:

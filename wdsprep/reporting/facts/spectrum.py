@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from wdsprep.dataset.arrays import LATENT, field_of, fields_of, values_of
-from wdsprep.dataset.latents import patchified
+from wdsprep.dataset.latents import patchify
 from wdsprep.dataset.receipts import Settings
 from wdsprep.dataset.shapes import cut_size, fields_in_shape, shapes_of
 from wdsprep.errors import FormatError
@@ -77,7 +77,7 @@ def latent_of(sample: SheetSample, settings: Settings) -> Any:
         raise FormatError(f"{LATENT} of {sample.key} has values that are not finite")
     if settings["latents"] != "moments":
         return array
-    mean = patchified(array[: len(array) // 2], settings.get("patch", 1))
+    mean = patchify(array[: len(array) // 2], settings.get("patch", 1))
     shift, scale = (np.reshape(np.float32(settings[of]), (-1, 1, 1)) for of in ("shift", "scale"))
     return (mean - shift) * scale
 
