@@ -34,7 +34,7 @@ from tests.kit.packs import tree, upload
 from tests.kit.paths import ROOT
 from tests.kit.s3 import S3Server
 from wdsprep.errors import AccessError
-from wdsprep.store.s3.retry import translated
+from wdsprep.store.s3.retry import store_errors
 
 pytestmark = pytest.mark.system
 
@@ -233,6 +233,6 @@ def test_where_s3_refuses_a_wrong_clock_the_error_names_the_machine() -> None:
     }
     with (
         pytest.raises(AccessError, match=f"the clock of {socket.gethostname()} is wrong"),
-        translated("s3://bucket/key", "s3://bucket"),
+        store_errors("s3://bucket/key", "s3://bucket"),
     ):
         raise ClientError(answer, "GetObject")

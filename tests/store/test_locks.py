@@ -126,7 +126,7 @@ def test_on_s3_who_slept_too_long_has_lost_its_hold_and_changes_nothing(
             assert len(names(s3_store)) == 3  # the mark of who sleeps, one behind it, the file
             child.send_signal(signal.SIGCONT)
             _, said = child.communicate("\n")
-            assert "slept, and may hold it no more" in said
+            assert "slept and may have lost its lock" in said
             assert s3_store.read("precious") == b"of another run"
     assert names(s3_store) == ["precious"]
 

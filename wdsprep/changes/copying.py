@@ -42,7 +42,7 @@ from wdsprep.dataset.tar.members import name_of
 from wdsprep.dataset.tar.read import split_member
 from wdsprep.errors import DamageError, FingerprintError, NotFoundError
 from wdsprep.runners.run import RunProgress
-from wdsprep.store import open_store, opened
+from wdsprep.store import open_store, shared_store
 from wdsprep.store.base import Store
 
 READ_NBYTES = 8 << 20  # at once
@@ -149,7 +149,7 @@ class Copier:
     def _copy(
         self, made: "_Made", part: PlacedPart, unit: CopyUnit
     ) -> Generator[RunProgress, None, None]:
-        store = opened(self._work.origins[part.origin])
+        store = shared_store(self._work.origins[part.origin])
         prefix = self._work.prefixes[part.origin]
         for found in readable(store, read(store, part)):
             made.keep_away(found, prefix)
@@ -171,7 +171,7 @@ class _Source:
     """A shard that samples are taken from, with its unit's receipt."""
 
     def __init__(self, work: CopyWork, piece: ShardPiece) -> None:
-        self.store, self.piece = opened(work.origins[piece.origin]), piece
+        self.store, self.piece = shared_store(work.origins[piece.origin]), piece
         self._by_images, self._prefix = work.by_images, work.prefixes[piece.origin]
         self.receipt = self._read()
 

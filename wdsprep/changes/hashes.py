@@ -34,7 +34,7 @@ from wdsprep.errors import AccessError, NotFoundError, UsageError
 from wdsprep.images import perceptual
 from wdsprep.images.perceptual import NO_HASH
 from wdsprep.runners.base import PROGRESS_S
-from wdsprep.store import open_store, opened
+from wdsprep.store import open_store, shared_store
 from wdsprep.store.base import Store, is_hidden, write_bytes
 from wdsprep.text import command
 
@@ -104,7 +104,7 @@ def hash_shard(unit: HashUnit) -> Generator[int, None, None]:
     """Look at the pictures of a shard; yields about how many of its bytes have been seen."""
     rows: list[tuple[str, int, int, int, int]] = []
     told = time.monotonic()
-    for row in readable(opened(unit.images), _rows(unit)):
+    for row in readable(shared_store(unit.images), _rows(unit)):
         rows.append(row)
         if time.monotonic() - told > PROGRESS_S:
             told = time.monotonic()
@@ -113,12 +113,12 @@ def hash_shard(unit: HashUnit) -> Generator[int, None, None]:
     arrays = [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
     out = io.BytesIO()
     pq.write_table(pa.Table.from_arrays(arrays, schema=_SCHEMA), out)
-    write_bytes(opened(unit.kept), unit.file, out.getvalue())
+    write_bytes(shared_store(unit.kept), unit.file, out.getvalue())
 
 
 def _rows(unit: HashUnit) -> Iterator[tuple[str, int, int, int, int]]:
     """Yield what is kept of each sample."""
-    with HashedTape(opened(unit.images), unit.shard, unit.kind) as tape:
+    with HashedTape(shared_store(unit.images), unit.shard, unit.kind) as tape:
         for sample in read_samples(tape.at, unit.name):
             image = next((sample.fields[name] for name in _KEPT_AS if name in sample.fields), b"")
             yield sample.key, *_looks(image)

@@ -27,7 +27,7 @@ from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.selection import Numbers, SampleSelection, ShardSamples
 from wdsprep.errors import UsageError
 from wdsprep.loading.where import Subset
-from wdsprep.store import opened
+from wdsprep.store import shared_store
 from wdsprep.store.base import Store
 from wdsprep.text import examples, plural
 
@@ -45,7 +45,7 @@ class Origin:
 
     @property
     def store(self) -> Store:
-        return opened(self.url)
+        return shared_store(self.url)
 
     @cached_property
     def shards(self) -> tuple[Shard, ...]:

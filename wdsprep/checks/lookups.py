@@ -12,7 +12,7 @@ from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.names import CAPTION_TABLE, lookup_name
 from wdsprep.dataset.records import Hex, read_record
 from wdsprep.errors import FormatError, NotFoundError
-from wdsprep.store import opened
+from wdsprep.store import shared_store
 from wdsprep.store.base import CHUNK_NBYTES, Store, stream
 
 
@@ -22,7 +22,7 @@ def check_lookup(found: DatasetSurvey) -> None:
     name = lookup_name(digest)
     if not digest or not {name, CAPTION_TABLE} <= found.there.keys():
         return
-    store = opened(found.place.url)
+    store = shared_store(found.place.url)
     if not (wanted := _stated(store, digest)):
         return
     watch = DigestKind.BLAKE3.new()

@@ -34,7 +34,7 @@ from wdsprep.dataset.rows import NBYTES, ImagePositions, may_have_rows, position
 from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.errors import AccessError, FormatError, NotFoundError, StoreError
-from wdsprep.store import opened
+from wdsprep.store import shared_store
 from wdsprep.store.base import Store
 from wdsprep.text import plural
 
@@ -71,7 +71,7 @@ class Checking:
 
 def check_unit(unit: CheckUnit) -> Generator[int, None, UnitFindings]:
     """Check a unit; yields how many bytes of its shards have been read."""
-    checker = _Checker(unit, opened(unit.place.url))
+    checker = _Checker(unit, shared_store(unit.place.url))
     before = 0
     for shard in unit.receipt.shards:
         if shard.name not in unit.known:
@@ -87,7 +87,7 @@ def check_empty(found: DatasetSurvey) -> None:
     """Check the files for the empty caption, which belong to all units."""
     if found.place.dataset == "images" or not found.receipts:
         return
-    store, unit = opened(found.place.url), smallest_unit(found)
+    store, unit = shared_store(found.place.url), smallest_unit(found)
     digest = DigestKind.of(found.receipts[0].settings)
     for item in empty_fields(found.receipts[0].settings):
         name = empty_name(item.name)

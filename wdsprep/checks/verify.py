@@ -20,7 +20,7 @@ from wdsprep.options import Place, taking_datasets
 from wdsprep.runners.base import Runner
 from wdsprep.runners.in_process import runner_for
 from wdsprep.runners.job import JobListener, JobStatus, job_largest_first
-from wdsprep.store import opened
+from wdsprep.store import shared_store
 from wdsprep.store.base import absolute
 from wdsprep.text import NotebookTable, plural
 
@@ -101,7 +101,7 @@ def check_datasets(
 
 def _survey(url: str, shown: str, listener: JobListener) -> DatasetSurvey:
     shown = shown.rstrip("/") or "/"
-    return survey(opened(url), shown, lambda count: listener.listed(shown, count, 0))
+    return survey(shared_store(url), shown, lambda count: listener.listed(shown, count, 0))
 
 
 def _pairs(surveys: Sequence[DatasetSurvey]) -> list[tuple[DatasetSurvey, DatasetSurvey]]:

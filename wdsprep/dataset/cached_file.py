@@ -74,13 +74,13 @@ class KeptWriter:
         facts = json.dumps({"arrays": self._arrays, "facts": self.facts}).encode()
         self._write(facts)
         self._write(len(facts).to_bytes(8, "little"))
-        with _raising_store_errors(self._path):
+        with _store_errors(self._path):
             self._file.write(self._digest.digest())
             self._file.flush()
             os.fsync(self._file.fileno())
 
     def _write(self, data: bytes) -> None:
-        with _raising_store_errors(self._path):
+        with _store_errors(self._path):
             self._file.write(data)
         self._digest.update(data)
         self._at += len(data)
@@ -110,22 +110,22 @@ def open_or_make(
     folder = kept_folder(cache)
     name = f"{key_of(VERSION, 'kept', *what):016x}"
     path = folder / f"{name}.arrays"
-    with _raising_store_errors(path):
+    with _store_errors(path):
         if (found := _open_whole(path)) is not None:
             return found
         folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder / f"{name}.lock"):
-        with _raising_store_errors(path):
+        with _store_errors(path):
             found = _open_whole(path)
         if found is None:
             found = _make_file(path, make)
-            with _raising_store_errors(folder):
+            with _store_errors(folder):
                 _delete_unused(folder, name)
         return found
 
 
 @contextmanager
-def _raising_store_errors(path: Path) -> Iterator[None]:
+def _store_errors(path: Path) -> Iterator[None]:
     """Turn errors of operations on a cached file into StoreErrors.
 
     Errors of what is read to make the file do not pass here.
@@ -145,7 +145,7 @@ def _locked(path: Path) -> Iterator[None]:
     has_lock = False
     while not has_lock:
         with _open_file("ab", path) as file:
-            with _raising_store_errors(path):
+            with _store_errors(path):
                 fcntl.flock(file, fcntl.LOCK_EX)
             if has_lock := _is_there(file, path):
                 yield
@@ -198,12 +198,12 @@ def _delete_unless_used(folder: Path, name: str) -> None:
 
 @contextmanager
 def _open_file(mode: str, path: Path) -> Iterator[BinaryIO]:
-    with _raising_store_errors(path):
+    with _store_errors(path):
         file = cast("BinaryIO", path.open(mode))
     try:
         yield file
     finally:
-        with _raising_store_errors(path):
+        with _store_errors(path):
             file.close()
 
 
@@ -214,13 +214,13 @@ def _make_file(path: Path, make: Callable[[KeptWriter, Path], None]) -> KeptFile
             writer = KeptWriter(file, path)
             make(writer, path)
             writer.finish()
-        with _raising_store_errors(path):
+        with _store_errors(path):
             begun.replace(path)
     except BaseException:
         with suppress(OSError):
             begun.unlink()
         raise
-    with _raising_store_errors(path):
+    with _store_errors(path):
         found = _open_whole(path)
     if found is None:
         raise StoreError(f"{path} does not hold what was written to it: check the disk")

@@ -19,7 +19,7 @@ from wdsprep.runners.base import HopelessError
 from wdsprep.sources import LeftOut
 from wdsprep.sources.fingerprints import Content
 from wdsprep.sources.tars import TarsSource
-from wdsprep.store import opened
+from wdsprep.store import shared_store
 from wdsprep.store.base import Store
 from wdsprep.text import human_bytes
 
@@ -46,7 +46,7 @@ class ShardRows:
         source = self.source
         if not (self.has_images or self.shard.is_foreign):
             source = replace(source, has_images=False)
-        store = opened(source.url)
+        store = shared_store(source.url)
         if not source.has_images and is_read_in_parts(store, self.shard):
             yield from self._texts(source, store)
             return
@@ -82,7 +82,7 @@ class ShardRows:
     def _describe_damage(self, why: str) -> str:
         """Return a clause that says whether a damaged shard is truncated or was changed."""
         name, expected = self.shard.item.name, self.shard.item.nbytes
-        listed = opened(self.source.url).list(name)
+        listed = shared_store(self.source.url).list(name)
         nbytes = next((entry.nbytes for entry in listed if entry.name == name), 0)
         if nbytes < expected:
             return f"is truncated (expected {human_bytes(expected)}, found {human_bytes(nbytes)})"

@@ -33,7 +33,7 @@ from wdsprep.options import taking
 from wdsprep.runners.base import PROGRESS_S, WorkerOptions
 from wdsprep.runners.in_process import runner_for
 from wdsprep.runners.job import Job, JobListener, check_all_done, job_largest_first
-from wdsprep.store import open_store, opened
+from wdsprep.store import open_store, shared_store
 from wdsprep.store.base import Store, absolute, check_apart, is_hidden, write_bytes
 from wdsprep.store.places import place_scheme
 from wdsprep.text import EXAMPLES, NotebookTable, examples, plural, shown
@@ -306,7 +306,7 @@ class ExportWork:
         return self._export
 
     def _export(self, unit: ExportUnit) -> Generator[int, None, ExportMark]:
-        store = opened(self.out)
+        store = shared_store(self.out)
         reading = Reading(unit, heads=self.layout.heads)
         told = time.monotonic()
         with closing(self.layout.write(store, unit.name, iter(reading))) as steps:
@@ -419,7 +419,7 @@ class _Export:
             for name in source.arrays or ():
                 if self.plan.dataset.is_text(name):
                     with suppress(NotFoundError):
-                        yield empty_name(name), opened(source.url).read(empty_name(name))
+                        yield empty_name(name), shared_store(source.url).read(empty_name(name))
 
     # --- the workers
     def _work(self, options: WorkerOptions, pending: Sequence[ExportUnit]) -> None:

@@ -31,7 +31,7 @@ from wdsprep.dataset.tar.read import open_tape, split_member
 from wdsprep.dataset.tar.write import LARGE_NBYTES, Buffer
 from wdsprep.errors import DamageError, UsageError
 from wdsprep.exporting.layout import ExportSample
-from wdsprep.store import opened
+from wdsprep.store import shared_store
 from wdsprep.text import command
 
 
@@ -82,9 +82,10 @@ class Reading:
 
     def __iter__(self) -> Iterator[ExportSample]:
         found = _heads_of(self._first) if self._heads else self._whole()
-        found = readable(opened(self._first.url), found)
+        found = readable(shared_store(self._first.url), found)
         joined = [
-            readable(opened(source.url), _joined(self._first, source)) for source in self._joined
+            readable(shared_store(source.url), _joined(self._first, source))
+            for source in self._joined
         ]
         for one in found:
             others = [next(each) for each in joined]
@@ -98,7 +99,7 @@ class Reading:
     def _whole(self) -> Iterator["_Read"]:
         """Read each byte of the shard, and hold it against its digest."""
         source, count = self._first, 0
-        with HashedTape(opened(source.url), source.shard, source.digest) as tape:
+        with HashedTape(shared_store(source.url), source.shard, source.digest) as tape:
             for one in _grouped(tape.at, tape.view, source, _wanted(source)):
                 count += 1
                 yield one
@@ -158,7 +159,7 @@ def _heads_of(source: UnitSource) -> Iterator[_Read]:
 
     From a remote store the tar is read whole: so many small ranges would take longer.
     """
-    store, name = opened(source.url), source.shard.name
+    store, name = shared_store(source.url), source.shard.name
     wanted = frozenset(("json", "txt"))
     with open_tape(store, name) as at:
         count = 0
@@ -219,7 +220,7 @@ def _unlike_receipt(source: UnitSource) -> DamageError:
 def _positions(source: UnitSource) -> ImagePositions:
     if source.receipt is None:
         return ImagePositions.plain(source.shard.samples)
-    store = opened(source.url)
+    store = shared_store(source.url)
     with naming_repair(store):  # that of the first is read on the way through another
         return read_positions(store, source.receipt, every_key=False)
 
@@ -229,7 +230,7 @@ def _joined(first: UnitSource, source: UnitSource) -> Iterator[_Read | None]:
     positions = _positions(first).positions
     numbers = _positions(source).numbers(int(positions.max(initial=0)) + 1)[positions]
     wanted = _wanted(source)
-    with ShardReader(opened(source.url), source.shard) as shard:
+    with ShardReader(shared_store(source.url), source.shard) as shard:
         found = shard.samples(numbers[numbers != NOWHERE].tolist())
         for number in numbers.tolist():
             if number == NOWHERE:

@@ -33,7 +33,7 @@ from wdsprep.sources.tables.mds_index import MdsShard, read_index, shards_there
 from wdsprep.sources.tables.parquet import open_parquet, rows_in
 from wdsprep.sources.tars import TarsSource
 from wdsprep.sources.url_tables import UrlSource
-from wdsprep.store import opened
+from wdsprep.store import shared_store
 from wdsprep.store.base import Entry, stream
 from wdsprep.text import shown
 
@@ -86,7 +86,7 @@ class LatentCache:
                 url=self.url, pattern=self.pattern, columns=Columns(), rows_per_item=1
             )
             for entry in table.files():
-                with open_parquet(opened(self.url), entry.name) as file:
+                with open_parquet(shared_store(self.url), entry.name) as file:
                     yield _item(entry, samples=file.rows)
 
     def columns(self, item: Item) -> list[str]:
@@ -96,7 +96,7 @@ class LatentCache:
         if self.kind == "arrow":
             return list(arrow_schema(self.url, item.name).names)
         if self.kind == "parquet":
-            with open_parquet(opened(self.url), item.name) as file:
+            with open_parquet(shared_store(self.url), item.name) as file:
                 return list(file.schema.names)
         first = next(
             (found for found in self._tar(item.name, (), facts=True) if _is_sample(found)), None
@@ -138,7 +138,7 @@ class LatentCache:
             for batch in arrow_batches(self.url, item.name, BATCH_ROWS):
                 yield from _of_batch(batch.select(names), wanted)
         else:
-            with open_parquet(opened(self.url), item.name) as file:
+            with open_parquet(shared_store(self.url), item.name) as file:
                 names = _readable(file.schema, wanted, facts)
                 for batch in file.batches(BATCH_ROWS, columns=names):
                     yield from _of_batch(batch, wanted)
@@ -155,7 +155,7 @@ class LatentCache:
             is_fact = facts and name in TEXT_MEMBERS and name not in wanted
             return (is_fact or name in wanted) and nbytes <= _most_nbytes(name)
 
-        with stream(opened(self.url), tar) as file:
+        with stream(shared_store(self.url), tar) as file:
             yield from scan(stream_tape(unpack_gzip(file)), wants=wants)
 
 
@@ -177,7 +177,7 @@ def stem_of(name: str) -> str:
 def find_cache(url: str) -> LatentCache:
     """Return the cache at `url`, recognised by its files."""
     names_files = is_glob(url) or is_tar(url) or table_kind(url)
-    if not names_files and read_manifest(opened(url)) is not None:
+    if not names_files and read_manifest(shared_store(url)) is not None:
         raise UsageError(f"{url} is a dataset of wdsprep already: wdsprep.load serves it as it is")
     found = recognise(url, columns=Columns(), rows_per_item=1)
     if isinstance(found, MdsSource):

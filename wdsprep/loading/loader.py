@@ -58,7 +58,7 @@ from wdsprep.loading.shard_access.cache import CacheDir, open_cache_dir
 from wdsprep.loading.where import select_where
 from wdsprep.loading.whole_batch import WholeBatch
 from wdsprep.options import taking
-from wdsprep.store import opened
+from wdsprep.store import shared_store
 from wdsprep.text import brief, plural, whole
 
 if TYPE_CHECKING:
@@ -339,7 +339,7 @@ class Loader(IterableDataset[dict[str, Any]]):
     def _explain_difference(self, state: Mapping[str, Any]) -> str:
         """Say why the order differs from that of a state, where the reason is known."""
         places = dict.fromkeys(dataset.store.url for dataset in self._plan.datasets)
-        if lost := [url for url in places if removed_from(opened(url)).changes]:
+        if lost := [url for url in places if removed_from(shared_store(url)).changes]:
             return f"samples were removed from {' and '.join(lost)}: "
         where = self._plan.effects.parameters.get("where")
         if where and state.get("where") == where and self._plan.order.has_other_samples(state):

@@ -23,7 +23,7 @@ from wdsprep.sources import Item, Slice, Source, Told, untold
 from wdsprep.sources.fingerprints import Content
 from wdsprep.sources.folder import check_nbytes
 from wdsprep.sources.url_tables import UrlSource
-from wdsprep.store import opened
+from wdsprep.store import shared_store
 
 SPARE = 4  # inputs ahead, so that none of the threads waits for its next
 REMOTE_READS = 16  # at a time and worker, where each one waits for a network
@@ -75,7 +75,7 @@ def _reading_threads(source: Source, rules: PackRules, threads: int) -> int:
     threads took 1.8 times as long as one. Where a mounted folder is slow, more workers help:
     they read slices side by side.
     """
-    if opened(source.url).root is None:
+    if shared_store(source.url).root is None:
         return max(threads, REMOTE_READS)
     return threads if rules.full_check or rules.recode else 1
 

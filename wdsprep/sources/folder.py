@@ -19,7 +19,7 @@ from wdsprep.sources import Columns, Item, Told, make_or_refuse, untold
 from wdsprep.sources.captions import captions_of, decode_facts, decode_text, led_by
 from wdsprep.sources.metadata_files import is_metadata, open_metadata
 from wdsprep.sources.patterns import extension, kind_of
-from wdsprep.store import opened
+from wdsprep.store import shared_store
 from wdsprep.store.base import Entry, Store, is_hidden
 from wdsprep.text import shown
 
@@ -51,7 +51,7 @@ class FolderSource:
         If the listing finds metadata tables that `tables` does not name, it ends in a
         MetadataFound that names them.
         """
-        store = opened(self.url)
+        store = shared_store(self.url)
         tables: list[str] = []
         with open_metadata(store, self.tables) as metadata:
             for group in _groups(store.list(), tables, left_out):
@@ -81,7 +81,7 @@ class FolderSource:
             raise RejectedError(Code.NO_IMAGE, "no image has this name")
         for name, nbytes, _ in item.parts:
             check_nbytes(name, nbytes, self.max_nbytes if name == names[0] else MAX_TEXT_NBYTES)
-        store = opened(self.url)
+        store = shared_store(self.url)
         data = _read(store, names[0])
         facts = decode_facts(item.extra.encode(), "metadata") if item.extra else {}
         captions = captions_of(facts, self.columns.caption) if facts else ()

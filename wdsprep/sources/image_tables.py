@@ -26,7 +26,7 @@ from wdsprep.sources.tables.mds import IMAGES as MDS_IMAGES
 from wdsprep.sources.tables.mds import SCALARS, TEXTS, fields_in, read_samples, value_of
 from wdsprep.sources.tables.mds_index import MdsShard, read_index, shards_there
 from wdsprep.sources.tables.parquet import open_parquet, rows_in
-from wdsprep.store import opened
+from wdsprep.store import shared_store
 from wdsprep.store.base import Entry
 from wdsprep.text import columns, shown
 
@@ -51,7 +51,7 @@ class TableSource:
 
     def items(self, left_out: Told = untold) -> Iterator[Item]:
         for entry in self.files(left_out):
-            with open_parquet(opened(self.url), entry.name) as file:
+            with open_parquet(shared_store(self.url), entry.name) as file:
                 self.check(file.schema, entry.name)
                 for first, last, rows in file.runs(self.rows_per_item):
                     yield Item(
@@ -64,7 +64,7 @@ class TableSource:
     def chosen(self) -> tuple[str, str]:
         """Return the columns of images and captions, as the first file has them; "" for none."""
         first = next(self.files())
-        with open_parquet(opened(self.url), first.name) as file:
+        with open_parquet(shared_store(self.url), first.name) as file:
             image = self.check(file.schema, first.name)
             return image, self.columns.caption or first_of(NAMES, file.schema.names)
 
@@ -82,7 +82,7 @@ class TableSource:
     ) -> Iterator[Sample | Refusal]:
         name = item.parts[0][0]
         first, last = map(int, item.extra.split(":"))
-        with open_parquet(opened(self.url), name) as file:
+        with open_parquet(shared_store(self.url), name) as file:
             image = self.check(file.schema, name)
             batches = file.batches(BATCH_ROWS, groups=range(first, last))
             rows = (row for batch in batches for row in rows_in(batch))

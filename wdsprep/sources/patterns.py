@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from wdsprep.errors import SourceError
 from wdsprep.sources import Told, untold
-from wdsprep.store import opened
+from wdsprep.store import shared_store
 from wdsprep.store.base import Entry, is_hidden
 from wdsprep.text import plural
 
@@ -58,7 +58,7 @@ def table_files(
     """
     found = 0
     wanted = Pattern(pattern) if pattern else None
-    for entry in opened(url).list(wanted.start if wanted else ""):
+    for entry in shared_store(url).list(wanted.start if wanted else ""):
         is_meant = wanted.takes(entry.name) if wanted else not is_hidden(entry.name)
         if is_meant and table_kind(entry.name) in kinds:
             found += 1

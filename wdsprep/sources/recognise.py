@@ -34,7 +34,7 @@ from wdsprep.sources.patterns import (
 )
 from wdsprep.sources.tables.files import TableFiles
 from wdsprep.sources.tars import TarsSource
-from wdsprep.store import open_store, opened, split_url
+from wdsprep.store import open_store, shared_store, split_url
 from wdsprep.store.base import Store, is_hidden, is_web, stream
 from wdsprep.store.places import ANY_PLACE, KEYED
 from wdsprep.text import command, examples, one_of
@@ -121,7 +121,9 @@ def recognise_tables(url: str) -> TableFiles:
     if GLOB.search(url) and not _is_folder(url):
         folder, pattern = _split_pattern(url)
     wanted = Pattern(pattern or "*")
-    there = (entry.name for entry in opened(folder).list(wanted.start) if wanted.takes(entry.name))
+    there = (
+        entry.name for entry in shared_store(folder).list(wanted.start) if wanted.takes(entry.name)
+    )
     names = list(islice(there, LOOKED_AT))
     if not (kinds := frozenset(map(table_kind, names)) & TABLES):
         holds = "holds no table" if names else "is empty or not there"
@@ -132,7 +134,7 @@ def recognise_tables(url: str) -> TableFiles:
             f"{url} holds Parquet and other tables ({', '.join(some)}): name those that are meant, "
             "as in FOLDER/*.parquet"
         )
-    return TableFiles(url=opened(folder).url, pattern=pattern, kinds=kinds)
+    return TableFiles(url=shared_store(folder).url, pattern=pattern, kinds=kinds)
 
 
 def _of_format(url: str, wanted: str, columns: Columns, rows_per_item: int) -> Source:
@@ -154,14 +156,14 @@ def _of_format(url: str, wanted: str, columns: Columns, rows_per_item: int) -> S
     if wanted in ("images", *SAVED):
         if named:
             raise UsageError(f"{url} is no folder, and --input-format {wanted} is for one")
-        folder = opened(url).url
+        folder = shared_store(url).url
         is_of_images = wanted == "images"
         return (
             FolderSource(url=folder, columns=columns)
             if is_of_images
             else _saved(folder, wanted, columns)
         )
-    folder, pattern = _split_pattern(url) if named else (opened(url).url, "")
+    folder, pattern = _split_pattern(url) if named else (shared_store(url).url, "")
     if wanted == "tars":
         return TarsSource(url=folder, pattern=pattern or ALL_TARS, columns=columns)
     return _tables(folder, pattern, frozenset({wanted}), columns, rows_per_item)
@@ -232,13 +234,13 @@ def _has_urls_alone(url: str, pattern: str, columns: Columns) -> bool:
     from wdsprep.sources.url_tables import url_column
 
     first = next(table_files(url, pattern, PARQUET))
-    table = ParquetTable(opened(url), first.name)
+    table = ParquetTable(shared_store(url), first.name)
     has_images = bool(columns.image or image_column(table.schema))
     return not has_images and bool(url_column(table.texts()))
 
 
 def _folder(url: str, columns: Columns, rows_per_item: int) -> Source:
-    store = opened(url)
+    store = shared_store(url)
     _refuse_ours(url, store)
     seen = (entry.name for entry in store.list() if not is_hidden(entry.name))
     names = list(islice(seen, LOOKED_AT))
@@ -319,7 +321,7 @@ def _table_kinds(url: str, names: Iterable[str]) -> frozenset[str]:
 def _begins_with_a_url(url: str, name: str) -> bool:
     if name.endswith(".gz"):
         return True
-    with stream(opened(url), name, chunk_nbytes=100) as text:
+    with stream(shared_store(url), name, chunk_nbytes=100) as text:
         return bool(
             re.match(rb"(\xef\xbb\xbf)?\s*(https?|%s)://" % "|".join(KEYED).encode(), text.read(50))
         )

@@ -29,7 +29,7 @@ from wdsprep.sources import Columns, Item, Told, make_or_refuse, untold
 from wdsprep.sources.captions import captions_of, decode_facts, decode_text, led_by, plain_facts
 from wdsprep.sources.folder import NOT_OF_A_SAMPLE, check_nbytes
 from wdsprep.sources.patterns import ALL_TARS, Pattern, kind_of, tar_stem
-from wdsprep.store import opened
+from wdsprep.store import shared_store
 from wdsprep.store.base import Entry, OnBytes, is_hidden, stream
 from wdsprep.text import shown
 
@@ -55,7 +55,7 @@ class TarsSource:
         wanted = Pattern(self.pattern)
         tables: dict[str, Entry] = {}
         found = 0
-        for entry in opened(self.url).list(wanted.start):
+        for entry in shared_store(self.url).list(wanted.start):
             if entry.name.endswith(".parquet"):
                 tables[entry.name.removesuffix(".parquet")] = entry  # a.parquet before a.tar
             elif wanted.takes(entry.name):
@@ -95,7 +95,9 @@ class TarsSource:
                 left_out(kind_of(path))
 
         try:
-            with stream(opened(self.url), item.name, watch=watch, expected=item.parts[0][1]) as tar:
+            with stream(
+                shared_store(self.url), item.name, watch=watch, expected=item.parts[0][1]
+            ) as tar:
                 tape = stream_tape(unpack_gzip(tar))
                 for found in scan(tape, wants=self.wants, stray=stray, links=True):
                     for row in self.rows(found, item.name, table, left_out):
@@ -211,7 +213,7 @@ class TarsSource:
                 raise RejectedError(Code.UNREADABLE, f"{what} cannot be read from this tar")
             start, unread[name] = place
             if self.wants(name, place[1], fields):
-                fields[name] = opened(self.url).read(tar, start=start, nbytes=place[1])
+                fields[name] = shared_store(self.url).read(tar, start=start, nbytes=place[1])
                 del unread[name]
         return replace(found, fields=fields, unread=unread)
 
@@ -234,7 +236,7 @@ def _is_of_a_tar(name: str) -> bool:
 def _places(url: str, tar: str) -> dict[str, tuple[int, int]]:
     """Return where the members of a tar are, for the links in it. Gzip data has no such places."""
     found = {}
-    with stream(opened(url), tar) as file, suppress(BadSampleError):
+    with stream(shared_store(url), tar) as file, suppress(BadSampleError):
         if not file.peek(len(GZIP)).startswith(GZIP):
             for path, _, start, nbytes, target in members(stream_tape(file)):
                 if path and not target:
@@ -247,7 +249,7 @@ def _sidecar(url: str, table: str) -> dict[str, dict[str, Any] | RejectedError]:
     """Return the rows of the Parquet table beside a tar, by key. Rows without a key are ignored."""
     from wdsprep.sources.tables.parquet import read_rows
 
-    rows = read_rows(opened(url), table)
+    rows = read_rows(shared_store(url), table)
     return {_key(row): row for row in rows if isinstance(row, RejectedError) or "key" in row}
 
 

@@ -71,7 +71,7 @@ _OPENING = threading.Lock()  # lru_cache alone lets many threads open the same, 
 _open_once = functools.lru_cache(maxsize=8)(open_store)
 
 
-def opened(url: str) -> Store:
+def shared_store(url: str) -> Store:
     """Return the store at `url`, opened once in each process. Workers read many files of it."""
     with _OPENING:
         return _open_once(url)

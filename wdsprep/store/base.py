@@ -30,7 +30,7 @@ CONTENT_TYPES = {  # what a browser shows; all else is bytes
 }
 HELD = ".hold"  # the end of the names of locks
 Ours = Callable[[str], object]
-"""Tells whether a name is one that only a writer of ours would write to."""
+"""Tells whether only wdsprep would write to a name."""
 OUTSIDE = frozenset(("", ".", ".."))  # parts no name has; an empty one begins a path at the root
 
 
@@ -53,7 +53,7 @@ class Entry:
 
 
 class Sink(Protocol):
-    """Takes the bytes of one file in order."""
+    """A file that takes bytes in order."""
 
     def write(self, data: bytes | memoryview, /) -> object: ...
 
@@ -71,14 +71,14 @@ class FileSink(Sink, Protocol):
     def waiting(self) -> str: ...
 
     def end(self, *, waits: bool = False) -> None:
-        """Take no more bytes, and do what can be done before the file gets its name.
+        """Finish the bytes of the file, and all that can be done before it gets its name.
 
-        If that `waits`, give back the memory that the bytes take.
+        If it `waits` for its name, give back the memory that the bytes take.
         """
 
 
 class Store(Protocol):
-    """A folder of bytes."""
+    """A place that holds files by name, such as a local folder or a prefix in a bucket."""
 
     @property
     def url(self) -> str:
@@ -86,7 +86,7 @@ class Store(Protocol):
 
     @property
     def root(self) -> Path | None:
-        """The local folder that holds the files; None where bytes come over a network."""
+        """Return the local folder that holds the files; None where bytes come over a network."""
 
     @property
     def readers(self) -> int:
@@ -96,7 +96,7 @@ class Store(Protocol):
         """List the files whose names start with `prefix`, ordered by their names' UTF-8 bytes."""
 
     def read(self, name: str, /, *, start: int = 0, nbytes: int | None = None) -> bytes:
-        """Bytes from `start`: `nbytes` of them, or fewer only where the file ends before."""
+        """Return the bytes of a file from `start` on: `nbytes`, or fewer where the file ends."""
 
     def write(self, name: str, /, *, exclusive: bool = False) -> AbstractContextManager[FileSink]:
         """Write a file that appears when the block ends well, and never if it does not.
@@ -105,7 +105,7 @@ class Store(Protocol):
         """
 
     def delete(self, name: str, /) -> None:
-        """Remove a file; one that is not there is fine."""
+        """Remove a file. A file that is not there is no error."""
 
     def sweep(self, ours: Ours = none_of_ours) -> int:
         """Remove what killed writers left behind unseen, and return the number of things removed.
@@ -119,17 +119,18 @@ class Store(Protocol):
     ) -> AbstractContextManager[None]:
         """Lock a name on all machines while the block lasts.
 
-        Nobody else is in a block that holds this name until this one ends. If the lock is
-        lost, this process can change nothing more in the store: that raises BusyError. A
-        process that dies lets go.
+        Nobody else is in a block that holds this name until this one ends. If the lock is lost,
+        this process can change nothing more in the store: that raises BusyError. A process that
+        dies gives up its locks.
 
-        Where the block does nothing but give files their names (`giving`, the last one's at
-        the end), the files may be gone: then somebody has lost patience, and does the same.
+        A block may do nothing but give files their names (`giving`, the last one's at the end). Who
+        has waited too long for such a block may take the files away, and do the same.
+
         The store lists the name as long as it is held.
         """
 
     def let_go(self, name: str, /) -> None:
-        """Remove what is left of the hold of somebody who died; one who lives keeps it."""
+        """Remove the lock on a name if its process has died. The lock of one that lives stays."""
 
     def publish(self, names: Collection[str] | None = None) -> None:
         """Show to everybody what was written here: all of it, or these files alone.
@@ -139,7 +140,7 @@ class Store(Protocol):
 
 
 class OverNetwork:
-    """The attributes that all stores share whose bytes come over a network."""
+    """The attributes of all stores whose bytes come over a network."""
 
     root: Path | None = None
     readers = READERS
@@ -150,7 +151,10 @@ class RemoteStore(Store, Protocol):
     """A store that a loader reads from over a network."""
 
     def read_into(self, name: str, buffer: memoryview, /, *, start: int) -> int:
-        """Fill a buffer from `start`; how many bytes, fewer only where the file ends before."""
+        """Fill a buffer with the bytes of a file from `start` on, and return how many came.
+
+        Fewer come only where the file ends before.
+        """
 
     def stamp(self, name: str, /) -> str:
         """Return a text that changes whenever the file is written."""
@@ -207,7 +211,10 @@ def _real(url: str) -> str:
 
 
 def check_name(name: str) -> str:
-    """Refuse names that would leave the store: a name is never a way up or out."""
+    """Check that a name leads to a file inside a store, and not up or out of it.
+
+    Return the name.
+    """
     if "\0" in name or not OUTSIDE.isdisjoint(name.split("/")):
         raise UsageError(f"{name!r} is not a name inside a store")
     return name
@@ -226,11 +233,12 @@ def write_bytes(store: Store, name: str, data: bytes, /, *, exclusive: bool = Fa
 
 
 class Chunks:
-    """A file of a store, chunk after chunk. Each is one ranged read, checked and retried alone.
+    """A file of a store that is read chunk after chunk.
 
-    Who asks for a second chunk will want them all, so from then on `ahead` of them are on their
-    way at once: one after the other, they would wait for each other's first byte. What `watch`
-    makes of a chunk, a hash as a rule, is made in a thread of its own meanwhile.
+    Each chunk is one ranged read, checked and retried alone. Who asks for a second one will want
+    them all, so from then on `ahead` of them are on their way at once: one after the other, they
+    would wait for each other's first byte. What `watch` makes of a chunk, a hash as a rule, is made
+    in a thread of its own meanwhile.
 
     A disk of this machine has read ahead itself, and to hand 1 MB to another thread takes as long
     as BLAKE3 of it. So there, all is done in the caller's thread: with all cores, `verify` takes
@@ -271,7 +279,7 @@ class Chunks:
         if self._ended:
             return b""
         is_alone = self._next == self._start or not self._ahead
-        data = self._read(self._next) if is_alone else self._come()
+        data = self._read(self._next) if is_alone else self._next_ahead()
         self._ended = len(data) < self._chunk_nbytes
         self._show(data)
         self._next += len(data)
@@ -280,10 +288,10 @@ class Chunks:
     def _read(self, start: int) -> bytes:
         return self._store.read(self._name, start=start, nbytes=self._chunk_nbytes)
 
-    def _come(self) -> bytes:
-        """Wait for the next chunk that is being read ahead.
+    def _next_ahead(self) -> bytes:
+        """Wait for the next chunk, which is being read ahead, and return it.
 
-        After an error it is asked for again.
+        After an error the chunk is asked for again.
         """
         if self._readers is None:
             self._readers = ThreadPoolExecutor(self._ahead, "read-ahead")
@@ -314,7 +322,7 @@ class Chunks:
         self._watched.append(self._watcher.submit(self._watch, data))
 
     def close(self) -> None:
-        """Then `watch` has seen each chunk that was read, in order."""
+        """Stop reading ahead, and wait until `watch` has been given each chunk that was read."""
         if self._readers is not None:
             self._readers.shutdown(cancel_futures=True)
         while self._watched:
@@ -324,7 +332,7 @@ class Chunks:
 
 
 class StoreReader(io.RawIOBase):
-    """The same as a stream."""
+    """A stream over the chunks of a file in a store."""
 
     def __init__(self, chunks: Chunks) -> None:
         self._chunks, self._chunk = chunks, memoryview(b"")
@@ -359,7 +367,7 @@ def stream(
     ahead: int | None = None,
     expected: int | None = None,
 ) -> io.BufferedReader:
-    """Read a file of any size from `start` in bounded memory.
+    """Open a file of a store as a stream from `start` on, which takes bounded memory.
 
     When the stream is closed, `watch` has seen each chunk that was read, in order.
     """

@@ -15,7 +15,7 @@ MOST_SHOWN = 60
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Range:
-    """Bytes from `start`: so many, or all there are."""
+    """A range of the bytes of a file, from `start` on; without `nbytes`, up to the end."""
 
     start: int = 0
     nbytes: int | None = None
@@ -31,37 +31,37 @@ class Range:
         return self.start == 0 <= length and (self.nbytes is None or length <= self.nbytes)
 
     def served(self, said: str, what: str) -> tuple[int, int | None]:
-        """Return how many bytes an answer brings, and the file's length where it tells.
+        """Return how many bytes an answer brings, and the length of the file where it is told.
 
-        Raise an error where its Content-Range is not this range, up to its end or the
-        file's.
+        `said` is the Content-Range of the answer. Raise an error where that is not this range, up
+        to its end or the file's.
         """
         match = CONTENT_RANGE.fullmatch(said.strip())
         if match is None:
-            raise self.not_kept(said, what)
+            raise self.range_error(said, what)
         start, last = int(match[1]), int(match[2])
         total = None if match[3] == "*" else int(match[3])
         ends = [] if total is None else [total - 1]
         if self.nbytes is not None:
             ends.append(self.start + max(self.nbytes, 1) - 1)
         if start != self.start or last < start or not ends or last != min(ends):
-            raise self.not_kept(said, what)
+            raise self.range_error(said, what)
         return last - start + 1, total
 
     def check_beyond(self, said: str, what: str) -> int | None:
-        """Return the file's length from an answer that says that it ends before this range."""
+        """Return the length of a file, from an answer that says that it ends before this range."""
         match = re.fullmatch(r"bytes \*/(\d{1,18})", said.strip(), re.IGNORECASE | re.ASCII)
         if match is None:
             return None
         if int(match[1]) > self.start:
-            raise self.not_kept(said, what)
+            raise self.range_error(said, what)
         return int(match[1])
 
-    def not_kept(self, said: str, what: str) -> StoreError:
+    def range_error(self, said: str, what: str) -> StoreError:
         gave = repr(said[:MOST_SHOWN]) if said else "no range"
         return StoreError(
-            f"{what}: asked for {self.header}, the server gave {gave}: it, or a proxy before it, "
-            "does not keep to the range asked for: go round the proxy, or copy the file"
+            f"{what}: asked for {self.header}, got {gave}: the server, or a proxy before it, "
+            "does not keep to the range asked for: avoid the proxy, or copy the file"
         )
 
 

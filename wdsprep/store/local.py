@@ -63,7 +63,7 @@ MOVE_IT = "move it away, then run the same command again"
 
 
 class LocalStore:
-    """Implements `wdsprep.store.base.Store` on a folder, which is made when first written to."""
+    """A store in a local folder, which is made when first written to."""
 
     readers = LOCAL_READERS
 
@@ -88,20 +88,22 @@ class LocalStore:
         finally:
             os.close(fd)
         if len(data) != wanted:
-            raise ShortReadError(f"{path}: {len(data):,} of {wanted:,} bytes read: it was cut")
+            raise ShortReadError(
+                f"{path}: {len(data):,} of {wanted:,} bytes read: it was cut just now"
+            )
         return data
 
     @contextlib.contextmanager
     def write(self, name: str, /, *, exclusive: bool = False) -> Iterator["_LocalSink"]:
         path = self.root / check_name(name)
-        with _translated(path):
+        with _store_errors(path):
             _make_folder(path.parent)
             temporary, fd = _create_temporary(path.parent)
         sink = _LocalSink(fd, path, str(temporary.relative_to(self.root)))
         try:
             yield sink  # an OSError of the block itself is not this file's
             sink.check()
-            with _translated(path):
+            with _store_errors(path):
                 os.fsync(fd)
                 if exclusive:
                     _name_once(temporary, path)
@@ -117,7 +119,7 @@ class LocalStore:
 
     def delete(self, name: str, /) -> None:
         path = self.root / check_name(name)
-        with _translated(path):
+        with _store_errors(path):
             try:
                 path.unlink()
             except (FileNotFoundError, NotADirectoryError):
@@ -137,9 +139,9 @@ class LocalStore:
     @contextlib.contextmanager
     def hold(self, name: str, /, *, giving: Sequence[FileSink] = ()) -> Iterator[None]:
         path = self.root / check_name(name)
-        with _translated(path):
+        with _store_errors(path):
             _make_folder(path.parent)
-            fd = _locked(path, self.root)
+            fd = _wait_for_lock(path, self.root)
             os.write(fd, os.fsencode("".join(f"{file.waiting}\0" for file in giving)))
         try:
             yield
@@ -153,11 +155,11 @@ class LocalStore:
         _remove_if_dead(self.root / check_name(name), host=HOST)
 
     def publish(self, names: Collection[str] | None = None) -> None:
-        """Do nothing: each file is there for all when it is written."""
+        """Do nothing: each file is there for all once it is written."""
 
 
-def _first(left: Iterable[memoryview]) -> list[memoryview]:
-    """Return as many of the pieces as one call writes."""
+def _first_pieces(left: Iterable[memoryview]) -> list[memoryview]:
+    """Return the first of many pieces: as many bytes as one call writes."""
     found, room = [], WRITTEN_NBYTES
     for piece in islice(left, PIECES_AT_ONCE):
         found.append(piece[:room])
@@ -176,12 +178,12 @@ class _LocalSink:
         self.writelines([data])
 
     def writelines(self, pieces: Sequence[bytes | memoryview], /) -> None:
-        """Many with one call, which need not be joined for that."""
+        """Write many pieces with one call, without joining them."""
         left = deque(memoryview(piece) for piece in pieces if piece)
         try:
-            with _translated(self._path):
+            with _store_errors(self._path):
                 while left:
-                    written = os.writev(self._fd, _first(left))
+                    written = os.writev(self._fd, _first_pieces(left))
                     while left and written >= len(left[0]):
                         written -= len(left.popleft())
                     if written:
@@ -192,7 +194,7 @@ class _LocalSink:
 
     def end(self, *, waits: bool = False) -> None:
         del waits  # nothing is kept
-        with _translated(self._path):
+        with _store_errors(self._path):
             os.fsync(self._fd)
 
     def check(self) -> None:
@@ -204,8 +206,11 @@ class _LocalSink:
 def _walk(
     folder: Path, path: str, start: str, above: frozenset[tuple[int, int]]
 ) -> Iterator[Entry]:
-    """List in name order; a link to a folder that holds it is not entered again."""
-    with _translated(folder):
+    """Yield the files below a folder in the order of their names, which begin with `start`.
+
+    A link to a folder that holds the link is not entered.
+    """
+    with _store_errors(folder):
         try:
             here = folder.stat()
             # A folder sorts as its name with a slash, so that the whole listing is in name order;
@@ -251,13 +256,13 @@ def _entry(path: str, name: str) -> Entry | None:
 
 
 def open_file(path: Path | str) -> tuple[int, int]:
-    """Open a file to be read, and return it with its bytes; refuse what is none."""
+    """Open a regular file to read it. Return its descriptor and its length."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would block
     except OSError as error:
         raise _store_error(error, path) from error
     try:
-        with _translated(path):
+        with _store_errors(path):
             return fd, _regular_nbytes(fd, path)
     except StoreError:
         os.close(fd)
@@ -312,13 +317,13 @@ def _create_temporary(folder: Path) -> tuple[Path, int]:
         os.close(fd)  # a sweep came between creation and lock
 
 
-def _locked(path: Path, root: Path) -> int:
-    """Once a file there is locked by us, and is still there."""
+def _wait_for_lock(path: Path, root: Path) -> int:
+    """Wait until this process has locked the file at a path, and return its descriptor."""
     wait, began = Wait(str(path), HOLD_WAIT_S), time.monotonic()
     while True:
-        fd, is_ours = _opened(path)
+        fd, is_ours = _open_to_lock(path)
         try:
-            is_locked = _is_locked(fd)
+            is_locked = _try_lock(fd)
         except BaseException:
             os.close(fd)
             raise
@@ -328,16 +333,16 @@ def _locked(path: Path, root: Path) -> int:
         if is_locked:  # its owner died: a new lock says nothing of him
             _unlink_same(path, fd)
         elif time.monotonic() - began > PATIENCE_S:
-            _end_from_outside(fd, path, root)
+            _take_files_away(fd, path, root)
         os.close(fd)
         if not is_locked:
             wait.pause()
 
 
-def _opened(path: Path) -> tuple[int, bool]:
-    """Open a file to lock it.
+def _open_to_lock(path: Path) -> tuple[int, bool]:
+    """Open a file to lock it, and return its descriptor and whether it may be written to.
 
-    Return whether it may be written to: another user's can be locked too.
+    A file of another user can be locked too.
     """
     try:
         return os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666), True
@@ -345,8 +350,8 @@ def _opened(path: Path) -> tuple[int, bool]:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC), False
 
 
-def _end_from_outside(fd: int, path: Path, root: Path) -> None:
-    """Take the files away from a process that was to give them names, the last one first.
+def _take_files_away(fd: int, path: Path, root: Path) -> None:
+    """Delete the files that a process was to give names, the last one first.
 
     After that it can give no name to any of them.
     """
@@ -363,14 +368,14 @@ def _is_temporary(name: str) -> bool:
 
 
 def _unlink_same(path: Path, fd: int) -> None:
-    """Remove the open file's name, if that is still its own."""
+    """Remove the name of an open file, if the name is still its own."""
     with contextlib.suppress(OSError):
         if os.path.samestat(os.fstat(fd), path.stat()):
             path.unlink()
 
 
-def _is_locked(fd: int) -> bool:
-    """Lock a file, unless somebody else has."""
+def _try_lock(fd: int) -> bool:
+    """Lock a file, and return whether nobody else has locked it."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -397,7 +402,7 @@ def _remove_if_dead(path: Path, *, host: str) -> bool:
 
 
 def allow_files(wanted: int) -> int:
-    """Raise the limit on open files as far as it must and may be; the limit then."""
+    """Raise the limit on open files as far as is needed and allowed, and return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = sys.maxsize if hard == resource.RLIM_INFINITY else hard
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -442,7 +447,8 @@ def _sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _translated(path: Path | str) -> Iterator[None]:
+def _store_errors(path: Path | str) -> Iterator[None]:
+    """Turn errors of the system into StoreErrors that say what a user can do."""
     try:
         yield
     except OSError as error:
@@ -465,7 +471,7 @@ def _store_error(error: OSError, path: Path | str) -> StoreError:
     if error.errno == errno.ENXIO:  # a socket, which cannot even be opened
         return _not_a_file(path, "is a device or a pipe")
     if error.errno == errno.ELOOP:
-        return _not_a_file(path, "links that lead to each other")
+        return _not_a_file(path, "is a link in a circle")
     return StoreError(f"{path}: {error.strerror or error}")
 
 

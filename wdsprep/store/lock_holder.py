@@ -24,7 +24,7 @@ _log = logging.getLogger("wdsprep")
 
 
 class Wait:
-    """Waits for somebody else: longer and longer, with a word from time to time, to a limit."""
+    """A wait for another process: growing pauses, a message from time to time, and a limit."""
 
     def __init__(self, what: str, limit_s: float) -> None:
         self._what, self._limit_s = what, limit_s
@@ -35,12 +35,12 @@ class Wait:
         waited_s = time.monotonic() - self._began
         if waited_s > self._limit_s:
             raise BusyError(
-                f"{self._what}: {holder} has held it for {human_time(waited_s)}: let that run go "
-                "on or end it, then run the same again"
+                f"{self._what}: {holder} has locked it for {human_time(waited_s)}: wait for that "
+                "run or end it, then run the same again"
             )
         if waited_s > self._next_word_s:
             self._next_word_s = waited_s + NEXT_WORD_S
-            _log.warning("%s: waits for %s, which holds it", self._what, holder)
+            _log.warning("%s: waiting for %s, which has locked it", self._what, holder)
         time.sleep(random.uniform(self._pause_s / 2, self._pause_s))  # noqa: S311 (no secret)
         self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
 
@@ -72,7 +72,7 @@ class Holder:
 
     @property
     def is_known_dead(self) -> bool:
-        """Return whether it ran on this machine and has ended.
+        """Return whether the process ran on this machine and has ended.
 
         Of other machines nothing is known here.
         """

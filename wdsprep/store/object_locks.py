@@ -42,7 +42,7 @@ Marks = Mapping[int, str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mark:
-    """A mark that has been read."""
+    """The content of a mark, its ETag and its age."""
 
     data: bytes
     tag: str
@@ -50,7 +50,7 @@ class Mark:
 
 
 class MarkedObjects(Protocol):
-    """The requests that holds make to a store, by the keys of its objects.
+    """The requests that locks make to a store, by the keys of its objects.
 
     Their errors are StoreErrors.
     """
@@ -67,7 +67,7 @@ class MarkedObjects(Protocol):
 
 
 class Holds:
-    """The names that the threads of a process hold in one store."""
+    """The locks that the threads of a process have on names of one store."""
 
     def __init__(self, objects: MarkedObjects) -> None:
         self._objects, self._mine = objects, threading.local()
@@ -88,7 +88,7 @@ class Holds:
 
     @contextmanager
     def _hold(self, key: str, shown: str) -> Iterator["_Hold"]:
-        """Yield a hold that is checked at each request of this thread."""
+        """Yield a lock that is checked at each request of this thread, while the block lasts."""
         hold = _Hold(self._objects, key, shown)
         held: list[_Hold] = self._mine.__dict__.setdefault("held", [])
         held.append(hold)
@@ -98,12 +98,15 @@ class Holds:
             held.remove(hold)
 
     def refresh(self) -> None:
-        """Refresh the marks of this thread. To be called before a request is made."""
+        """Make new marks where the locks of this thread are old.
+
+        To be called before each request.
+        """
         for hold in getattr(self._mine, "held", ()):
             hold.refresh()
 
     def check(self, **_event: object) -> None:
-        """Check the marks of this thread.
+        """Check that the locks of this thread are young enough.
 
         To be called when a request is signed and about to be sent.
         """
@@ -122,19 +125,19 @@ class _Hold:
     def begin(self) -> None:
         wait = Wait(self._shown, LONGEST_WAIT_S)
         while True:
-            marks = self._there()
-            holder = next(filter(None, map(self._alive, marks)), "")
+            marks = self._list_marks()
+            holder = next(filter(None, map(self._living_holder, marks)), "")
             if not holder and self._add(marks):
                 return
             wait.pause(holder or "another run")
 
     def begin_after_a_death(self) -> bool:
-        """Try to take the name over from somebody who died, and return whether it is held now."""
-        marks = self._there()
-        if not marks or (self._alive(max(marks)) and not self._first_seen_dead):
+        """Try to take over the lock of a process that died. Return whether that succeeded."""
+        marks = self._list_marks()
+        if not marks or (self._living_holder(max(marks)) and not self._first_seen_dead):
             return False
-        while any(map(self._alive, marks)):
-            if self._there() != marks:  # somebody else was quicker
+        while any(map(self._living_holder, marks)):
+            if self._list_marks() != marks:  # somebody else was quicker
                 return False
             time.sleep(0.1)
         return self._add(marks)
@@ -144,13 +147,13 @@ class _Hold:
             self._is_renewed = False
             older = self._marks
             if not self._add(older):
-                raise self._lost()
+                raise self._lost_error()
             self._delete(older)
             self._marks = {number: self._marks[number] for number in self._marks.keys() - older}
 
     def check(self) -> None:
         if self._is_checked and _since(self._made_at) > FRESH_S:
-            raise self._lost()
+            raise self._lost_error()
 
     def end(self) -> None:
         try:
@@ -162,19 +165,19 @@ class _Hold:
         except StoreError:
             pass
 
-    def _lost(self) -> BusyError:
-        return BusyError(f"{self._shown}: this process slept, and may hold it no more: run again")
+    def _lost_error(self) -> BusyError:
+        return BusyError(f"{self._shown}: this process slept and may have lost its lock: run again")
 
     def _name(self, number: int) -> str:
         return f"{self._key}.{number}" if number else self._key
 
-    def _there(self) -> Marks:
+    def _list_marks(self) -> Marks:
         start = len(self._key)
         ends = {key[start:]: tag for key, tag in self._objects.tags(self._key).items()}
         return {int(end[1:] or 0): tag for end, tag in ends.items() if re.fullmatch(r"|\.\d+", end)}
 
-    def _alive(self, number: int) -> str:
-        """Return who holds the name by a mark; empty where the holder is dead."""
+    def _living_holder(self, number: int) -> str:
+        """Return which process holds the name by a mark; empty where it is dead."""
         try:
             mark = self._objects.read(self._name(number))
         except NotFoundError:  # it has just been let go
@@ -188,7 +191,7 @@ class _Hold:
         return str(holder or "another run")
 
     def _add(self, marks: Marks) -> bool:
-        """Make a further mark; whether that and those that were there are all there are then."""
+        """Make a further mark. Return whether there are then no others but it and `marks`."""
         self._is_checked = False  # nothing that exists can be harmed by it, however late
         number, began = max(marks, default=-1) + 1, _now()
         made = self._make(number)
@@ -196,7 +199,7 @@ class _Hold:
         if not made:
             return False
         self._marks = {number: made}
-        if self._there() == {**marks, number: made}:
+        if self._list_marks() == {**marks, number: made}:
             self._marks = {**marks, number: made}
             self._is_renewed = True
             return True
@@ -213,7 +216,10 @@ class _Hold:
             return self._made_before(number, me)
 
     def _made_before(self, number: int, me: Holder) -> str:
-        """Return the ETag of a mark that is ours: a retry may meet its own success."""
+        """Return the ETag of a mark if this process has made it; empty if another has.
+
+        A request that is repeated may meet its own success.
+        """
         with suppress(StoreError):
             mark = self._objects.read(self._name(number))
             return mark.tag if _holder_of(mark) == me else ""
@@ -225,7 +231,7 @@ class _Hold:
 
 
 def _holder_of(mark: Mark) -> Holder | None:
-    """Return who made a mark; None where the mark cannot be read."""
+    """Return the process that made a mark; None where the mark cannot be read."""
     with suppress(ValueError, TypeError):
         return Holder.from_bytes(mark.data)
     return None
@@ -237,7 +243,7 @@ Moment = tuple[float, float]
 def _now() -> Moment:
     """Return the time by two clocks.
 
-    One goes on while the machine sleeps; the other is the wall clock.
+    One clock goes on while the machine sleeps; the other is the wall clock.
     """
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)), time.time()
 

@@ -1,4 +1,4 @@
-"""What a file that goes up in parts has in common, wherever it goes."""
+"""A file that is uploaded in parts, to whatever store."""
 
 import secrets
 from abc import ABC, abstractmethod
@@ -8,7 +8,7 @@ from wdsprep.store.base import CONTENT_TYPES
 
 
 class PartSink(ABC):
-    """Collects the bytes of a file, and sends each part of it that is full."""
+    """A file that is sent in parts, each when it is full."""
 
     def __init__(self, name: str) -> None:
         self.writer = secrets.token_hex(8)
@@ -28,7 +28,7 @@ class PartSink(ABC):
 
     @abstractmethod
     def send_part(self) -> None:
-        """Send what is pending."""
+        """Send the bytes that are pending as a part."""
 
     def writelines(self, pieces: Sequence[bytes | memoryview], /) -> None:
         for piece in pieces:

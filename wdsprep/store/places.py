@@ -16,7 +16,7 @@ from wdsprep.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StorePlace:
-    """A kind of place that can be a store.
+    """A kind of place that can be a store, such as a bucket of S3.
 
     `form` shows what its URLs look like. `needs` is the module of its library, and `extra` the
     extra of wdsprep that installs it, where it is optional.
@@ -80,23 +80,23 @@ def is_keyed(url: str) -> bool:
 
 
 def check_no_password(url: str) -> None:
-    """Refuse keys in the URL of a keyed place.
+    """Refuse a URL of a bucket or a repository that has a password in it.
 
-    Its library would take them for a part of the bucket's name, and show it. The name of an
-    access point (arn:) has colons too.
+    Its library would take the password for a part of the name, and show it. The name of an access
+    point (arn:) has colons too.
     """
     place = url.strip().partition("://")[2]
     if is_keyed(url) and ":" in place.partition("/")[0] and not place.startswith("arn:"):
         scheme = place_scheme(url)
         raise UsageError(
-            f"{scheme}:// with a name and password, which are no part of such a URL: give "
+            f"{scheme}:// with a name and password, which such a URL cannot have: give "
             f"{PLACES[scheme].form}, and keys as its own tools take them, in the environment or in "
             "their files"
         )
 
 
 def root_and_name(url: str) -> tuple[str, str]:
-    """Split the URL of a keyed place into the URL of its bucket or repository, and the rest."""
+    """Split a URL into that of its bucket or repository, and the rest."""
     scheme, _, rest = url.strip().partition("://")
     parts = rest.split("/")
     depth = 3 if scheme.lower() == "hf" else 1

@@ -7,14 +7,14 @@ from typing import IO
 from wdsprep.errors import FullError
 
 Place = tuple[int, int]
-"""The begin of some bytes, and how many they are."""
+"""Where some bytes begin in a file, and how many they are."""
 
 
 class Spool:
-    """The file shrinks when nothing waits in it."""
+    """A temporary file for bytes that wait. It is emptied when none wait any more."""
 
     def __init__(self, why: str = "what arrives early waits there") -> None:
-        """`why` is said where there is no room."""
+        """Prepare a file. Where the disk is full, the error says `why` bytes wait."""
         self._why = why
         self._file: IO[bytes] | None = None
         self._waiting = 0

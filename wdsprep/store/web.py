@@ -31,7 +31,7 @@ BEYOND = 416
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Version:
-    """The version of the file behind the URL, as far as the server says."""
+    """The version of the file behind a URL, as far as the server tells."""
 
     nbytes: int
     stamp: str
@@ -104,13 +104,16 @@ class WebStore(OverNetwork):
         )
 
     def _get(self, asked: Range) -> tuple[bytes, Version]:
-        """urllib3 tries again until an answer begins; here, where one breaks off."""
+        """Request a range, again where an answer breaks off.
+
+        Until an answer begins, urllib3 tries again itself.
+        """
         from urllib3.exceptions import HTTPError, MaxRetryError
 
         for pause_s in (*(FIRST_PAUSE_S * 2**n for n in range(ATTEMPTS - 1)), 0):
             try:
                 with closing(self._answer(asked)) as answer:
-                    return self._taken(asked, answer)
+                    return self._read_answer(asked, answer)
             except HTTPError as error:
                 why = getattr(error, "reason", None) or error
                 if isinstance(error, MaxRetryError):
@@ -125,31 +128,34 @@ class WebStore(OverNetwork):
             "GET", self._url, headers=headers, preload_content=False, decode_content=False
         )
 
-    def _taken(self, asked: Range, answer: "BaseHTTPResponse") -> tuple[bytes, Version]:
+    def _read_answer(self, asked: Range, answer: "BaseHTTPResponse") -> tuple[bytes, Version]:
         """Return the bytes of an answer and the file's version, after checking status and range."""
         from urllib3.exceptions import ProtocolError
 
         said = answer.headers.get("Content-Range", "")
         if answer.status == BEYOND:
-            return b"", self._ends_before(asked, said)
+            return b"", self._version_ended(asked, said)
         self._check(answer.status)
         nbytes, total = asked.served(said, self._shown)
         if total is None:
-            raise self._no_ranges()
+            raise self._no_ranges_error()
         data = answer.read(nbytes + 1)  # one more, to see the end
         if len(data) != nbytes:
             raise ProtocolError(f"{len(data):,} bytes came of {nbytes:,}")
         stamp = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
         return data, Version(nbytes=total, stamp=stamp.strip('"'))
 
-    def _ends_before(self, asked: Range, said: str) -> Version:
-        """Such an answer need not say which version it is of, nor how long that is."""
+    def _version_ended(self, asked: Range, said: str) -> Version:
+        """Return the version of a file that ends before the range asked for.
+
+        The answer that says so need not tell the version, nor the length.
+        """
         known = self._version
         total = asked.check_beyond(said, self._shown)
         if total is None and known is not None and known.nbytes <= asked.start:
             total = known.nbytes
         if total is None:
-            raise self._no_ranges()
+            raise self._no_ranges_error()
         return Version(nbytes=total, stamp=known.stamp if known else "")
 
     def _check(self, status: int) -> None:
@@ -165,18 +171,18 @@ class WebStore(OverNetwork):
                 f"{self._shown} cannot be read (HTTP {status}): run the same again later"
             )
         if status != 206:
-            raise self._no_ranges()
+            raise self._no_ranges_error()
 
-    def _no_ranges(self) -> AccessError:
+    def _no_ranges_error(self) -> AccessError:
         return AccessError(
             f"{self._shown}: the server does not serve ranges of bytes: download the file and "
             "name it here"
         )
 
     def _open(self) -> "PoolManager":
-        """Return the connections.
+        """Return the pool of connections.
 
-        They stay open, and retry where the server is busy or breaks off.
+        They stay open, and try again where the server is busy or breaks off.
         """
         from urllib3 import PoolManager, Retry
 

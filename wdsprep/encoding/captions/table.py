@@ -39,7 +39,7 @@ from wdsprep.sources.captions import first_of
 from wdsprep.sources.recognise import recognise_tables
 from wdsprep.sources.tables.files import Table, TableFiles
 from wdsprep.sources.tars import TarsSource
-from wdsprep.store import open_store, opened
+from wdsprep.store import open_store, shared_store
 from wdsprep.store.base import Entry, Store, write_bytes
 from wdsprep.text import EXAMPLES, columns, human_bytes, human_time, plural
 
@@ -330,7 +330,7 @@ def _first_samples(
 
 
 def _read_samples(tars: TarsSource, shard: ImageShard) -> Iterator[tuple[str, Sample | Refusal]]:
-    store = opened(tars.url)
+    store = shared_store(tars.url)
     if is_read_in_parts(store, shard):
         return read_texts(tars, store, shard)
     return tars.read_keyed(shard.item)

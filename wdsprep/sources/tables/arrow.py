@@ -18,7 +18,7 @@ from wdsprep.errors import SourceError
 from wdsprep.sources import Told, untold
 from wdsprep.sources.parsing import check_columns, check_rows, check_unpacked, parsing_file
 from wdsprep.sources.patterns import ABOUT_ARROW, ARROW, ARROW_STATE, kind_of
-from wdsprep.store import opened
+from wdsprep.store import shared_store
 from wdsprep.store.base import CHUNK_NBYTES, Entry, Store, is_hidden, stream
 from wdsprep.text import shortened
 
@@ -29,7 +29,7 @@ def arrow_files(url: str, left_out: Told = untold) -> Iterator[Entry]:
     Where a `state.json` names some files of a folder, the others there are caches of
     `datasets`, and no part of the dataset.
     """
-    store = opened(url)
+    store = shared_store(url)
     there = {entry.name: entry for entry in store.list() if not is_hidden(entry.name)}
     named = {
         name: set(_named(store, name)) for name in there if posixpath.basename(name) == ARROW_STATE
@@ -74,7 +74,7 @@ def arrow_batches(url: str, name: str, rows: int) -> Iterator[pa.RecordBatch]:
 
 @contextmanager
 def _open_arrow(url: str, name: str) -> "Iterator[_OpenArrow]":
-    with closing(stream(opened(url), name)) as file:
+    with closing(stream(shared_store(url), name)) as file:
         yield _OpenArrow(f"{url}/{name}", file)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.sources.patterns import table_files, table_kind
 from wdsprep.sources.tables.text import TextTable
-from wdsprep.store import opened
+from wdsprep.store import shared_store
 from wdsprep.store.base import Entry
 
 
@@ -45,8 +45,8 @@ def open_table(url: str, name: str) -> Table:
     if table_kind(name) == "parquet":
         from wdsprep.sources.tables.parquet import ParquetTable
 
-        return ParquetTable(opened(url), name)
-    return TextTable(opened(url), name)
+        return ParquetTable(shared_store(url), name)
+    return TextTable(shared_store(url), name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,7 +28,7 @@ from wdsprep.sources.tables.mds_index import (
     MdsShard,
     damaged_shard,
 )
-from wdsprep.store import opened
+from wdsprep.store import shared_store
 from wdsprep.store.base import Store
 from wdsprep.text import shown
 
@@ -87,7 +87,7 @@ _DTYPES = {
 
 def read_samples(url: str, shard: MdsShard, name: str) -> Iterator[bytes]:
     """Yield the samples of a shard in their order, as bytes."""
-    data = _read(opened(url), shard, name)
+    data = _read(shared_store(url), shard, name)
     with _parsing(url, name):
         (count,) = struct.unpack_from("<I", data)
         offsets = struct.unpack_from(f"<{count + 1}I", data, OFFSET_NBYTES)

@@ -13,7 +13,7 @@ from wdsprep.dataset.samples import parse_json
 from wdsprep.errors import SourceError
 from wdsprep.sources.parsing import check_columns, parsing_file
 from wdsprep.sources.patterns import MDS_ENDINGS
-from wdsprep.store import opened
+from wdsprep.store import shared_store
 from wdsprep.store.base import Entry, is_hidden
 from wdsprep.text import human_bytes, shown
 
@@ -91,7 +91,7 @@ def indexes_of(url: str) -> Iterator[tuple[str, dict[str, Entry]]]:
 
     A merged index stands for the folders below it.
     """
-    there = {e.name: e for e in opened(url).list() if not is_hidden(e.name)}
+    there = {e.name: e for e in shared_store(url).list() if not is_hidden(e.name)}
     found = [name for name in there if posixpath.basename(name) == INDEX]
     above = [posixpath.dirname(name) for name in found]
     for name, folder in zip(found, above, strict=True):
@@ -144,7 +144,7 @@ def damaged_shard(url: str, name: str, why: str) -> SourceError:
 @lru_cache(maxsize=4)
 def read_index(url: str, index: str) -> dict[str, MdsShard]:
     """Return the shards that an index names, by the names of their uncompressed files."""
-    data = opened(url).read(index)
+    data = shared_store(url).read(index)
     what = f"{url}/{index}"
     with parsing_file(what, "is no index of MDS shards", "bring back the one that was written"):
         said = parse_json(data)

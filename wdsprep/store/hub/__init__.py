@@ -36,7 +36,7 @@ from wdsprep.store.base import (
 from wdsprep.store.byte_range import Range
 from wdsprep.store.hub.fork_safety import spare_sessions
 from wdsprep.store.hub.reads import HubReads
-from wdsprep.store.hub.retry import retrying, status_of, translated
+from wdsprep.store.hub.retry import retrying, status_of, store_errors
 from wdsprep.store.hub.stage import TURN, HubStage
 
 URL = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?(?:/(.*))?", re.IGNORECASE)
@@ -50,7 +50,7 @@ spare_sessions()
 
 
 class HubStore(OverNetwork):
-    """Implements `wdsprep.store.base.RemoteStore` on a dataset and a folder in it."""
+    """A store in a dataset of the Hugging Face hub, or in a folder of it."""
 
     def __init__(self, url: str, *, commit: str = "", first_pause_s: float = FIRST_PAUSE_S) -> None:
         match = URL.fullmatch(url.rstrip("/"))
@@ -77,7 +77,7 @@ class HubStore(OverNetwork):
         return f"{self._shown}/{self._prefix}".rstrip("/")
 
     def __reduce__(self) -> tuple[Callable[..., "HubStore"], tuple[str]]:
-        """Another process reads the same commit."""
+        """Pickle the store so that another process reads the same commit."""
         make = partial(HubStore, commit=self._commit, first_pause_s=self._first_pause_s)
         return make, (self.url,)
 
@@ -104,8 +104,11 @@ class HubStore(OverNetwork):
     # --- what is there
 
     @property
-    def _at(self) -> str:
-        """The commit that is read. Where a run on this machine has published since, it is that."""
+    def _current_commit(self) -> str:
+        """Return the commit that is read.
+
+        Where a run on this machine has published another one since, it is that.
+        """
         published = self._stage.published
         if self._commit and published == self._seen:
             return self._commit
@@ -113,10 +116,10 @@ class HubStore(OverNetwork):
             if published != self._seen:
                 self._seen, self._commit = published, published
             if not self._commit:
-                self._commit = self._latest()
+                self._commit = self._latest_commit()
             return self._commit
 
-    def _latest(self) -> str:
+    def _latest_commit(self) -> str:
         def ask() -> Any:
             return self._api.repo_info(
                 self._repository, repo_type="dataset", revision=self._revision
@@ -124,20 +127,20 @@ class HubStore(OverNetwork):
 
         return str(self._retrying(ask).sha)
 
-    def _folder(self, folder: str, commit: str) -> Mapping[str, Entry]:
+    def _files_below(self, folder: str, commit: str) -> Mapping[str, Entry]:
         """Return all files below a folder in a commit. The folder may be the whole dataset."""
         key = f"{commit}/{folder}"
         if (known := self._listings.get(key)) is not None:
             return known
         with self._lock:
             if key not in self._listings:
-                found = self._retrying(partial(self._listed, folder, commit))
+                found = self._retrying(partial(self._list_tree, folder, commit))
                 if len(self._listings) >= LISTINGS:
                     self._listings.clear()
                 self._listings[key] = found
             return self._listings[key]
 
-    def _listed(self, folder: str, commit: str) -> dict[str, Entry]:
+    def _list_tree(self, folder: str, commit: str) -> dict[str, Entry]:
         from huggingface_hub.errors import EntryNotFoundError
 
         files = self._api.list_repo_tree(
@@ -153,13 +156,13 @@ class HubStore(OverNetwork):
             return {}
 
     def _entry(self, path: str, commit: str) -> Entry | None:
-        return self._folder(path.rpartition("/")[0], commit).get(path)
+        return self._files_below(path.rpartition("/")[0], commit).get(path)
 
     def list(self, prefix: str = "", /) -> Iterator[Entry]:
         check_prefix(prefix)
         path = self._prefix + prefix
-        with self._translated(prefix):
-            there = dict(self._folder(path.rpartition("/")[0], self._at))
+        with self._store_errors(prefix):
+            there = dict(self._files_below(path.rpartition("/")[0], self._current_commit))
         for name in self._stage.gone(path):
             there.pop(name, None)
         there |= self._stage.list(path)
@@ -181,15 +184,18 @@ class HubStore(OverNetwork):
         if self._stage.is_gone(path):
             raise NotFoundError(f"{what}: no such file")
         wanted = Range(start=start, nbytes=nbytes)
-        with self._translated(name):
-            commit = self._at
+        with self._store_errors(name):
+            commit = self._current_commit
             data: bytes = self._retrying(
                 lambda: self._reads.get(commit, path, wanted, what)[:nbytes]
             )
         return data
 
     def read_into(self, name: str, buffer: memoryview, /, *, start: int) -> int:
-        """Fill a buffer from `start`; how many bytes, fewer only where the file ends before."""
+        """Fill a buffer with the bytes of a file from `start` on, and return how many came.
+
+        Fewer come only where the file ends before.
+        """
         data = self.read(name, start=start, nbytes=len(buffer))
         buffer[: len(data)] = data
         return len(data)
@@ -206,7 +212,7 @@ class HubStore(OverNetwork):
     @contextlib.contextmanager
     def write(self, name: str, /, *, exclusive: bool = False) -> Iterator[FileSink]:
         path = self._begin(name)
-        with self._renamed(name), self._stage.files.write(path, exclusive=exclusive) as sink:
+        with self._hub_names(name), self._stage.files.write(path, exclusive=exclusive) as sink:
             yield sink
             if exclusive and self._is_on_hub(path):
                 raise ExistsError(f"{self.url}/{name}: exists already")
@@ -219,15 +225,17 @@ class HubStore(OverNetwork):
         self._stage.files.delete(path)
 
     def _is_on_hub(self, path: str) -> bool:
-        with self._translated(path[len(self._prefix) :]):
-            return self._entry(path, self._at) is not None and not self._stage.is_gone(path)
+        with self._store_errors(path[len(self._prefix) :]):
+            return self._entry(path, self._current_commit) is not None and not self._stage.is_gone(
+                path
+            )
 
     def _begin(self, name: str) -> str:
         if COMMIT.fullmatch(self._revision):
             raise UsageError(f"{self._shown}: a commit is only read: give a branch behind the @")
         path = self._path(name)
-        with self._translated(name):
-            self._stage.begin(self._at)
+        with self._store_errors(name):
+            self._stage.begin(self._current_commit)
         return path
 
     def hold(
@@ -249,17 +257,17 @@ class HubStore(OverNetwork):
         wanted = None if names is None else {*map(self._path, names)}
         if not any(self._waiting(wanted)):
             return
-        with self._stage.notes.hold(TURN), self._translated(""):
+        with self._stage.notes.hold(TURN), self._store_errors(""):
             for _ in range(TURNS):
                 added, deleted = self._waiting(wanted)
-                head = self._latest()
-                commit = self._committed(head, self._changed(head, added, deleted), deleted)
+                head = self._latest_commit()
+                commit = self._make_commit(head, self._changed_files(head, added, deleted), deleted)
                 if commit:
                     self._check_there(commit, added)
                     self._stage.settle(commit, added, deleted)
                     return
         raise StoreError(
-            f"{self.url}: others make one commit after the other there: run the same again later"
+            f"{self.url}: others make one commit after another: run the same again later"
         )
 
     def _waiting(self, wanted: Collection[str] | None) -> tuple[dict[str, Entry], Sequence[str]]:
@@ -272,16 +280,15 @@ class HubStore(OverNetwork):
         gone = [name for name in self._stage.gone(self._prefix) if name not in staged]
         return added, [name for name in gone if wanted is None or name in wanted]
 
-    def _changed(
+    def _changed_files(
         self, head: str, added: Mapping[str, Entry], deleted: Sequence[str]
     ) -> Collection[str]:
-        """Return those files that the latest commit does not have as they are here.
+        """Return the waiting files that the latest commit lacks, or has with other bytes.
 
-        Raise StoreError where somebody else has changed one of them since this run was
-        begun.
+        Raise StoreError where somebody else has changed one of them since this run was begun.
         """
         trees = (self._stage.base or head, head)
-        before, now = (self._folder(self._prefix.rstrip("/"), commit) for commit in trees)
+        before, now = (self._files_below(self._prefix.rstrip("/"), commit) for commit in trees)
         changed = [name for name in added if not self._is_same(name, now.get(name))]
         for name in (*changed, *(name for name in deleted if name in now)):
             if _stamp(before.get(name)) != _stamp(now.get(name)):
@@ -296,22 +303,22 @@ class HubStore(OverNetwork):
         path = self._stage.files.root / name
         if there is None or there.nbytes != path.stat().st_size:
             return False
-        whole, blob = hashlib.sha256(), _git(there.nbytes)
+        whole, blob = hashlib.sha256(), _git_hash(there.nbytes)
         with path.open("rb") as file:
             while data := file.read(1 << 20):
                 whole.update(data)
                 blob.update(data)
         lines = ["version https://git-lfs.github.com/spec/v1", f"oid sha256:{whole.hexdigest()}"]
         pointer = "\n".join([*lines, f"size {there.nbytes}", ""]).encode()
-        large = _git(len(pointer))
+        large = _git_hash(len(pointer))
         large.update(pointer)
         return there.stamp in (blob.hexdigest(), large.hexdigest())
 
-    def _committed(self, head: str, added: Collection[str], deleted: Sequence[str]) -> str:
-        """Make a commit and return its id; empty where somebody has made another one meanwhile."""
+    def _make_commit(self, head: str, added: Collection[str], deleted: Sequence[str]) -> str:
+        """Make a commit and return its id; empty where somebody else has made one meanwhile."""
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-        known = self._folder(self._prefix.rstrip("/"), head)
+        known = self._files_below(self._prefix.rstrip("/"), head)
         root, gone = self._stage.files.root, [name for name in deleted if name in known]
         if not added and not gone:
             return head
@@ -340,15 +347,15 @@ class HubStore(OverNetwork):
             raise
 
     def _check_there(self, commit: str, added: Mapping[str, Entry]) -> None:
-        """Check that a commit has all files.
+        """Check that a commit has all files that were added to it.
 
         The hub leaves out those that a .gitignore there names.
         """
-        there = self._folder(self._prefix.rstrip("/"), commit)
+        there = self._files_below(self._prefix.rstrip("/"), commit)
         lacking = next((name for name in added if name not in there), "")
         if lacking:
             raise StoreError(
-                f"{self._shown}/{lacking} is not in the commit that was to bring it: see whether a "
+                f"{self._shown}/{lacking} is missing from the commit that adds it: see whether a "
                 ".gitignore there names it, and run the same again"
             )
 
@@ -356,23 +363,23 @@ class HubStore(OverNetwork):
         return self._prefix + check_name(name)
 
     @contextlib.contextmanager
-    def _renamed(self, name: str) -> Iterator[None]:
-        """Errors of the folder that all waits in name the place that it waits for."""
+    def _hub_names(self, name: str) -> Iterator[None]:
+        """Let errors of the folder where files wait name their place on the hub."""
         try:
             yield
         except ExistsError:
             raise ExistsError(f"{self.url}/{name}: exists already") from None
 
-    def _translated(self, name: str) -> contextlib.AbstractContextManager[None]:
-        return translated(f"{self.url}/{name}" if name else self.url, self._shown)
+    def _store_errors(self, name: str) -> contextlib.AbstractContextManager[None]:
+        return store_errors(f"{self.url}/{name}" if name else self.url, self._shown)
 
 
 def _stamp(entry: Entry | None) -> str:
     return entry.stamp if entry else ""
 
 
-def _git(nbytes: int) -> Any:
-    """Return the hash that git knows a file of this length by, before its bytes are added."""
+def _git_hash(nbytes: int) -> Any:
+    """Begin the hash by which git knows a file of this length. The bytes are added later."""
     return hashlib.sha1(b"blob %d\0" % nbytes, usedforsecurity=False)
 
 

@@ -21,5 +21,5 @@ def _leave_to_parent() -> None:
 
 
 def spare_sessions() -> None:
-    """Leave HTTP sessions to the parent at each fork from now on. To be called once."""
+    """Let each forked process leave open HTTP sessions to its parent. This is called once."""
     os.register_at_fork(before=_leave_to_parent)

@@ -25,7 +25,10 @@ WHOLE_NBYTES = 64 << 20  # what the hub keeps in git may come whole; it is 10 MB
 
 @dataclass(slots=True)
 class HubReads:
-    """`headers` have the user's token, and go to the hub alone."""
+    """The reads of one dataset on the hub.
+
+    `headers` have the user's token, and go to the hub alone.
+    """
 
     endpoint: str
     repository: str
@@ -33,7 +36,10 @@ class HubReads:
     _there: dict[str, tuple[str, float]] = field(default_factory=dict)
 
     def get(self, commit: str, path: str, wanted: Range, what: str) -> bytes:
-        """Read a range, in one attempt. An address that has expired is asked for again."""
+        """Read a range of a file, in one attempt.
+
+        An address that has expired is asked for again.
+        """
         key = f"{commit}/{path}"
         known, since = self._there.get(key, ("", 0.0))
         if known and time.monotonic() - since < KEPT_S:
@@ -58,11 +64,11 @@ class HubReads:
             )
             with ask as answer:
                 if answer.status_code not in MOVED:
-                    return _taken(answer, wanted, what)
+                    return _read_answer(answer, wanted, what)
                 url = urljoin(url, answer.headers["location"])
             if _origin(url) != _origin(self.endpoint):
                 self._keep(key, url)
-        raise ShortReadError(f"{what}: the hub leads from one address to another without end")
+        raise ShortReadError(f"{what}: the hub redirects without end")
 
     def _keep(self, key: str, url: str) -> None:
         if len(self._there) >= MOST_KEPT:
@@ -75,13 +81,13 @@ def _origin(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
-def _taken(answer: Any, wanted: Range, what: str) -> bytes:
+def _read_answer(answer: Any, wanted: Range, what: str) -> bytes:
     """Return the bytes of an answer, after checking that they are the range asked for."""
     status, said = answer.status_code, answer.headers.get("content-range", "")
     if status == BEYOND and wanted.check_beyond(said, what) is not None:
         return b""
     if status == 200:
-        return _part(answer, wanted, what)
+        return _cut_range(answer, wanted, what)
     if status != 206:
         raise AnswerError(status)
     nbytes, _ = wanted.served(said, what)
@@ -91,11 +97,11 @@ def _taken(answer: Any, wanted: Range, what: str) -> bytes:
     return data[: wanted.nbytes]
 
 
-def _part(answer: Any, wanted: Range, what: str) -> bytes:
+def _cut_range(answer: Any, wanted: Range, what: str) -> bytes:
     """Cut the range out of an answer that brings the whole file."""
     length = length_of(answer.headers.get("content-length", ""))
     if length > WHOLE_NBYTES and not wanted.is_first(length):
-        raise wanted.not_kept("", what)
+        raise wanted.range_error("", what)
     data: bytes = answer.read()
     if length not in (-1, len(data)):
         raise ShortReadError(f"{what}: {len(data):,} of {length:,} bytes came")

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class AnswerError(Exception):
-    """An answer that brings no bytes."""
+    """The error that a server has answered with a status, and no bytes."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"HTTP {status}")
@@ -27,10 +27,10 @@ def retrying(act: Callable[[], T], *, pause_s: float = FIRST_PAUSE_S) -> T:
 def is_transient(error: Exception) -> bool:
     if isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):
         return is_transient(error.__cause__)  # so the library tells of an upload
-    return isinstance(error, (ShortReadError, _lost())) or status_of(error) in BUSY
+    return isinstance(error, (ShortReadError, _no_answer_error())) or status_of(error) in BUSY
 
 
-def _lost() -> type[Exception]:
+def _no_answer_error() -> type[Exception]:
     """Return the error class that the hub's library raises where no answer comes.
 
     It is that of the HTTP library under it, which differs between versions.
@@ -50,7 +50,8 @@ def status_of(error: BaseException) -> int:
 
 
 @contextlib.contextmanager
-def translated(what: str, repository: str) -> Iterator[None]:
+def store_errors(what: str, repository: str) -> Iterator[None]:
+    """Turn errors of the hub's library into errors of wdsprep that say what a user can do."""
     try:
         yield
     except (StoreError, UsageError):
@@ -58,7 +59,7 @@ def translated(what: str, repository: str) -> Iterator[None]:
     except Exception as error:
         of_upload = isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception)
         cause = error.__cause__ if of_upload else error
-        found = _translated(cause, what, repository)
+        found = _explain(cause, what, repository)
         if found is None:
             raise
         if isinstance(found, StoreError):
@@ -66,12 +67,12 @@ def translated(what: str, repository: str) -> Iterator[None]:
         raise found from None  # its own words may have a signed URL
 
 
-def _translated(error: Any, what: str, repository: str) -> Exception | None:
+def _explain(error: Any, what: str, repository: str) -> Exception | None:
     from huggingface_hub import errors
 
     status, kind = status_of(error), type(error).__name__
     if isinstance(error, errors.OfflineModeIsEnabled):
-        return AccessError(f"{what}: HF_HUB_OFFLINE is set, which forbids to ask the hub: unset it")
+        return AccessError(f"{what}: HF_HUB_OFFLINE is set, which forbids it: unset it")
     if isinstance(error, errors.GatedRepoError):
         return AccessError(f"{repository}: the dataset is gated: ask for access on its page")
     if isinstance(error, errors.RevisionNotFoundError):
@@ -84,7 +85,7 @@ def _translated(error: Any, what: str, repository: str) -> Exception | None:
     if isinstance(error, errors.EntryNotFoundError) or status in (404, 410):
         return NotFoundError(f"{what}: no such file")
     if status in (401, 403):
-        return AccessError(f"{what}: the hub refuses it ({status}): set HF_TOKEN, or hf auth login")
+        return AccessError(f"{what}: the hub refuses ({status}): set HF_TOKEN or run hf auth login")
     if isinstance(error, errors.HFValidationError):
         return UsageError(f"{repository}: not a name of a dataset: give hf://datasets/OWNER/NAME")
     if status and is_transient(error):
@@ -92,6 +93,6 @@ def _translated(error: Any, what: str, repository: str) -> Exception | None:
     if status:
         said = str(getattr(error, "server_message", "") or kind)
         return StoreError(f"{what}: the hub answered {status}: {' '.join(said.split())}")
-    if isinstance(error, _lost()):
+    if isinstance(error, _no_answer_error()):
         return StoreError(f"{what}: {kind}: check the network or HF_ENDPOINT")
     return None

@@ -21,6 +21,8 @@ PUBLISHED, TURN = "published", f"publishing{HELD}"
 
 
 class HubStage:
+    """The folder of this machine where files wait until they are published on the hub."""
+
     def __init__(self, endpoint: str, repository: str, revision: str, prefix: str) -> None:
         key = _short(f"{endpoint}\n{repository}\n{revision}")
         self._prefix, self._base = prefix, f"base-{_short(prefix)}"
@@ -30,7 +32,7 @@ class HubStage:
         self.files, self._gone = LocalStore(folder / "files"), LocalStore(folder / "gone")
 
     def begin(self, commit: str) -> None:
-        """Before anything is changed."""
+        """Note the commit that changes are made to, unless some have been made already."""
         if not (self.folder / self._base).exists():
             with contextlib.suppress(ExistsError):
                 write_bytes(self.notes, self._base, commit.encode(), exclusive=True)

@@ -29,21 +29,21 @@ from wdsprep.store.base import (
 )
 from wdsprep.store.object_locks import Holds, Mark
 from wdsprep.store.objects.library import own_library
-from wdsprep.store.objects.retry import is_beyond, retrying, translated
+from wdsprep.store.objects.retry import is_beyond, retrying, store_errors
 from wdsprep.store.objects.uploads import PART_NBYTES, PARTS_IN_FLIGHT, WRITER, ObjectSink
 
 STORES = {"gs": "GCSStore", "az": "AzureStore"}
 HTTP = {"allow_http": True, "connect_timeout": "10s", "timeout": "300s", "read_timeout": "60s"}
-"""An endpoint without TLS is one that the user has set."""
+"""Settings of the HTTP client. An endpoint without TLS is one that the user has set."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Own:
-    """The library and the clients of one process.
+class _Clients:
+    """The library and the clients that one process uses.
 
-    `patient` leaves attempts to the library, which alone can repeat a part of an upload or a
-    page of a listing.
+    `patient` leaves attempts to the library, which alone can repeat a part of an upload or a page
+    of a listing.
     """
 
     library: Any
@@ -52,7 +52,7 @@ class _Own:
 
 
 class ObjectStore(OverNetwork):
-    """Implements `wdsprep.store.base.RemoteStore` on a bucket or container, and a prefix."""
+    """A store in a bucket of GCS or a container of Azure, below a prefix."""
 
     def __init__(
         self, url: str, *, part_nbytes: int = PART_NBYTES, first_pause_s: float = FIRST_PAUSE_S
@@ -64,7 +64,7 @@ class ObjectStore(OverNetwork):
             raise UsageError(f"{url}: names no bucket: give {self._scheme}://BUCKET/PREFIX")
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._part_nbytes, self._first_pause_s = part_nbytes, first_pause_s
-        self._owns: dict[int, _Own] = {}  # a parent's too: nothing of it is freed in a child
+        self._owns: dict[int, _Clients] = {}  # a parent's too: nothing of it is freed in a child
         self._holds = Holds(_Objects(self))
 
     @property
@@ -76,13 +76,13 @@ class ObjectStore(OverNetwork):
         return partial(ObjectStore, **options), (self.url,)  # type: ignore[arg-type]
 
     @property
-    def _own(self) -> _Own:
+    def _process_clients(self) -> _Clients:
         process = os.getpid()
         if process not in self._owns:
             self._owns[process] = self._new_own()
         return self._owns[process]
 
-    def _new_own(self) -> _Own:
+    def _new_own(self) -> _Clients:
         loaded = own_library()
         make = partial(getattr(loaded._store, STORES[self._scheme]), self._bucket)
         pause, most = (
@@ -90,16 +90,16 @@ class ObjectStore(OverNetwork):
         )
         backoff = {"init_backoff": pause, "max_backoff": most, "base": 2}
         patience = {"max_retries": ATTEMPTS - 1, "backoff": backoff}
-        with self._translated(""):
-            return _Own(
+        with self._store_errors(""):
+            return _Clients(
                 library=loaded,
                 client=make(client_options=HTTP, retry_config={"max_retries": 0}),
                 patient=make(client_options=HTTP, retry_config=patience),
             )
 
     def ask(self, act: Callable[[Any, Any], T]) -> T:
-        """Call `act` with the library and a client, in as many attempts as it takes."""
-        own = self._own
+        """Call `act` with the library and a client, as often as it takes."""
+        own = self._process_clients
 
         def attempt() -> T:
             self._holds.refresh()
@@ -109,9 +109,9 @@ class ObjectStore(OverNetwork):
         return retrying(attempt, pause_s=self._first_pause_s)
 
     def list(self, prefix: str = "", /) -> Iterator[Entry]:
-        """List the files by name. Azure sorts otherwise where a container has real folders."""
+        """List the files by name. Azure sorts them otherwise where a container has real folders."""
         check_prefix(prefix)
-        with self._translated(prefix):
+        with self._store_errors(prefix):
             found = sorted(self.entries(self._prefix + prefix), key=lambda e: e.name.encode())
         start = len(self._prefix)
         for entry in found:
@@ -129,7 +129,7 @@ class ObjectStore(OverNetwork):
         """
         folder, _, rest = prefix.rpartition("/")
         begin = {"offset": prefix[:-1]} if len(rest) > 1 else {}
-        own, is_found = self._own, False
+        own, is_found = self._process_clients, False
         for some in own.library.list(own.patient, folder or None, chunk_size=1_000, **begin):
             for meta in some:
                 key = meta["path"]
@@ -144,7 +144,10 @@ class ObjectStore(OverNetwork):
         return bytes(self._read(name, start, nbytes))
 
     def read_into(self, name: str, buffer: memoryview, /, *, start: int) -> int:
-        """Fill a buffer from `start`; how many bytes, fewer only where the file ends before."""
+        """Fill a buffer with the bytes of an object from `start` on, and return how many came.
+
+        Fewer come only where the object ends before.
+        """
         data = self._read(name, start, len(buffer))
         buffer[: len(data)] = data
         return len(data)
@@ -157,29 +160,29 @@ class ObjectStore(OverNetwork):
                 loaded.head(client, key)
                 return memoryview(b"")
             try:
-                return _got(loaded, client, key, start, nbytes, f"{self.url}/{name}")
+                return _read_range(loaded, client, key, start, nbytes, f"{self.url}/{name}")
             except Exception as error:
                 if not is_beyond(error) or loaded.head(client, key)["size"] > start:
                     raise
                 return memoryview(b"")
 
-        with self._translated(name):
+        with self._store_errors(name):
             return self.ask(act)
 
     def stamp(self, name: str, /) -> str:
         """Return a text that changes whenever the object is written."""
         key = self._key(name)
-        with self._translated(name):
+        with self._store_errors(name):
             found = self.ask(lambda loaded, client: loaded.head(client, key))
         return f"{found['e_tag']} {found['version']} {found['last_modified'].isoformat()}"
 
     @contextlib.contextmanager
     def write(self, name: str, /, *, exclusive: bool = False) -> Iterator[ObjectSink]:
-        with self._translated(name):
+        with self._store_errors(name):
             key = self._key(name)
 
             def put(data: Any, facts: Mapping[str, str], *, is_whole: bool) -> None:
-                with self._translated(name):
+                with self._store_errors(name):
                     self._put(key, data, facts, is_whole=is_whole, exclusive=exclusive)
 
             # The library has no condition for an upload in parts.
@@ -203,7 +206,7 @@ class ObjectStore(OverNetwork):
                 )
             )
             return
-        own = self._own
+        own = self._process_clients
         own.library.put(
             own.patient,
             key,
@@ -215,15 +218,15 @@ class ObjectStore(OverNetwork):
         )
 
     def _writer(self, name: str) -> str:
-        """Return the id of the writer of an object."""
+        """Return the id that the writer of an object has left on it."""
         key = self._key(name)
-        with self._translated(name):
+        with self._store_errors(name):
             found = self.ask(lambda loaded, client: loaded.get(client, key, options={"head": True}))
             return str(found.attributes.get(WRITER, ""))
 
     def delete(self, name: str, /) -> None:
         key = self._key(name)
-        with self._translated(name):
+        with self._store_errors(name):
             self.remove(key)
 
     def remove(self, key: str) -> None:
@@ -245,25 +248,25 @@ class ObjectStore(OverNetwork):
         return 0
 
     def publish(self, names: Collection[str] | None = None) -> None:
-        """Do nothing: each file is there for all when it is written."""
+        """Do nothing: each file is there for all once it is written."""
 
     def _key(self, name: str) -> str:
         return self._prefix + check_name(name)
 
-    def _translated(self, name: str) -> contextlib.AbstractContextManager[None]:
-        return translated(
+    def _store_errors(self, name: str) -> contextlib.AbstractContextManager[None]:
+        return store_errors(
             f"{self.url}/{name}" if name else self.url, f"{self._scheme}://{self._bucket}"
         )
 
 
 class _Objects:
-    """Implements `wdsprep.store.object_locks.MarkedObjects`."""
+    """The requests of locks to GCS or Azure (`wdsprep.store.object_locks.MarkedObjects`)."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
     def tags(self, prefix: str, /) -> Mapping[str, str]:
-        with self._translated(prefix):
+        with self._store_errors(prefix):
             return {entry.name: entry.stamp for entry in self._store.entries(prefix)}
 
     def read(self, key: str, /) -> Mark:
@@ -273,32 +276,32 @@ class _Objects:
             age = datetime.datetime.now(datetime.timezone.utc) - written
             return Mark(data=data, tag=_tag(found.meta), age_s=age.total_seconds())
 
-        with self._translated(key):
+        with self._store_errors(key):
             return self._store.ask(act)
 
     def make(self, key: str, data: bytes, /) -> str:
-        with self._translated(key):
+        with self._store_errors(key):
             put = partial(_create, key=key, data=data)
             return self._store.ask(put)
 
     def delete(self, key: str, /) -> None:
-        with self._translated(key):
+        with self._store_errors(key):
             self._store.remove(key)
 
-    def _translated(self, key: str) -> contextlib.AbstractContextManager[None]:
+    def _store_errors(self, key: str) -> contextlib.AbstractContextManager[None]:
         scheme, _, rest = self._store.url.partition("://")
         place = f"{scheme}://{rest.partition('/')[0]}"
-        return translated(f"{place}/{key}", place)
+        return store_errors(f"{place}/{key}", place)
 
 
 def _create(loaded: Any, client: Any, *, key: str, data: bytes) -> str:
     return _tag(loaded.put(client, key, data, mode="create", use_multipart=False))
 
 
-def _got(
+def _read_range(
     loaded: Any, client: Any, key: str, start: int, nbytes: int | None, what: str
 ) -> memoryview:
-    """Read a range, and check that it has the length announced and ends where it should."""
+    """Read a range of an object, and check that it is as long as it should be."""
     wanted = {"offset": start} if nbytes is None else (start, start + nbytes)
     options = {"range": wanted} if start or nbytes is not None else None
     answer = loaded.get(client, key, options=options)

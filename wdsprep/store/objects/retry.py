@@ -72,32 +72,35 @@ def is_of_credentials(error: BaseException) -> bool:
 
 
 def is_beyond(error: BaseException) -> bool:
-    """Return whether the file may end before the range asked for."""
+    """Return whether an error may say that a file ends before the range asked for."""
     is_said = status_of(error) == BEYOND or code_of(error) == "InvalidRange"
     return is_said or PAST_ITS_END in str(error)
 
 
 @contextlib.contextmanager
-def translated(what: str, place: str) -> Iterator[None]:
-    """`place` is the bucket or container, as a URL."""
+def store_errors(what: str, place: str) -> Iterator[None]:
+    """Turn errors of the obstore library into errors of wdsprep that say what a user can do.
+
+    `place` is the URL of the bucket or container.
+    """
     try:
         yield
     except Exception as error:
         if type(error).__module__.partition(".")[0] != "obstore" and not _is_plain(error):
             raise
-        found = _translated(error, what, place)
+        found = _explain(error, what, place)
         if isinstance(found, StoreError):
             found.status = status_of(error)
         raise found from None  # its own words may have a signed URL
 
 
 def _is_plain(error: Exception) -> bool:
-    """Return whether it is an error of the library that has a class of Python's."""
+    """Return whether an error of one of Python's own classes was raised by the library."""
     beginnings = {FileNotFoundError: "Object at location", ValueError: "Could not parse path"}
     return str(error).startswith(beginnings.get(type(error), "\0"))
 
 
-def _translated(error: Exception, what: str, place: str) -> StoreError | UsageError:
+def _explain(error: Exception, what: str, place: str) -> StoreError | UsageError:
     kind, code, status = kind_of(error), code_of(error), status_of(error)
     settings, said = SETTINGS[place.partition(":")[0]], f"{status} {code}".rstrip()
     if code in ("NoSuchBucket", "ContainerNotFound"):
@@ -111,7 +114,7 @@ def _translated(error: Exception, what: str, place: str) -> StoreError | UsageEr
     if kind in ("PermissionDeniedError", "UnauthenticatedError"):
         return AccessError(f"{what}: access denied{f' ({code})' if code else ''}: {settings}")
     if kind in ("InvalidPathError", "ValueError"):
-        return UsageError(f"{what}: not a name that can be had there")
+        return UsageError(f"{what}: such a name cannot be used there")
     if status and is_transient(error):
         return StoreError(f"{what}: the server answered {said} again and again: try later")
     if status:

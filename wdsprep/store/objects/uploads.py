@@ -77,7 +77,10 @@ class _AbortedError(Exception):
 
 
 class _Upload:
-    """The library takes parts from a generator, and ends or aborts the upload as that does."""
+    """An upload by the library, in a thread.
+
+    The library takes parts from a generator, and ends or aborts the upload as the generator does.
+    """
 
     def __init__(self, put: Callable[[Iterator[bytes]], object]) -> None:
         self._parts: Queue[bytes | BaseException | None] = Queue(1)
@@ -88,12 +91,12 @@ class _Upload:
 
     def _work(self) -> None:
         try:
-            self._put(self._taken())
+            self._put(self._parts_to_send())
         except BaseException as error:  # noqa: BLE001 (told to who writes)
             self._failure = error
-            self._empty()
+            self._drop_parts()
 
-    def _taken(self) -> Iterator[bytes]:
+    def _parts_to_send(self) -> Iterator[bytes]:
         while True:
             part = self._parts.get()
             try:
@@ -105,8 +108,8 @@ class _Upload:
             finally:
                 self._parts.task_done()
 
-    def _empty(self) -> None:
-        """Nobody waits for parts that nobody takes."""
+    def _drop_parts(self) -> None:
+        """Throw away the parts that wait, so that nobody waits for them."""
         while not self._parts.empty():
             self._parts.get()
             self._parts.task_done()

@@ -32,7 +32,7 @@ from wdsprep.store.object_locks import Holds
 from wdsprep.store.s3.listing import Page, Stretch, listing, page_of, quicken_listings
 from wdsprep.store.s3.locks import S3Objects
 from wdsprep.store.s3.reads import BROKE_OFF, GetRequest, Reads
-from wdsprep.store.s3.retry import retrying, translated, unusable_settings
+from wdsprep.store.s3.retry import retrying, settings_error, store_errors
 from wdsprep.store.s3.uploads import (
     PART_NBYTES,
     BodyChecks,
@@ -56,8 +56,8 @@ _CLIENT_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Own:
-    """The client and its state in one process."""
+class _Client:
+    """The client that one process uses, and its state."""
 
     client: Any
     reads: Reads
@@ -65,10 +65,10 @@ class _Own:
 
 
 def _checks_of(client: Any) -> BodyChecks:
-    """Return how this client's bodies are checked.
+    """Return how the bodies that a client sends are checked.
 
-    Over TLS they go unsigned, unless the user's settings have them signed: botocore by itself
-    signs those without an MD5.
+    Over TLS they go unsigned, unless the user's settings have them signed: botocore by itself signs
+    those without an MD5.
     """
     config = client.meta.config
     given = (config.s3 or {}).get("payload_signing_enabled", False)
@@ -78,7 +78,7 @@ def _checks_of(client: Any) -> BodyChecks:
 
 
 class S3Store(OverNetwork):
-    """Implements `wdsprep.store.base.Store` on a bucket and a key prefix."""
+    """A store in a bucket of S3, or of a server that speaks like it, below a prefix."""
 
     def __init__(
         self, url: str, *, part_nbytes: int = PART_NBYTES, first_pause_s: float = FIRST_PAUSE_S
@@ -88,8 +88,8 @@ class S3Store(OverNetwork):
             raise UsageError(f"{url}: names no bucket: give s3://BUCKET/PREFIX")
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._part_nbytes, self._first_pause_s = part_nbytes, first_pause_s
-        self._clients: dict[int, _Own] = {}
-        self._holds = Holds(S3Objects(self._ask_checked, lambda: self._translated("")))
+        self._clients: dict[int, _Client] = {}
+        self._holds = Holds(S3Objects(self._ask_checked, lambda: self._store_errors("")))
 
     @property
     def url(self) -> str:
@@ -101,17 +101,17 @@ class S3Store(OverNetwork):
 
     @property
     def client(self) -> Any:
-        return self._own.client
+        return self._process_client.client
 
     @property
-    def _own(self) -> "_Own":
-        """A client belongs to the process that made it: a fork must not share its connections."""
+    def _process_client(self) -> "_Client":
+        """Return the client of this process: a forked one must not share its connections."""
         process = os.getpid()
         with _CLIENT_LOCK:  # making one takes a while: many threads at the start want the same
             if process not in self._clients:
                 client = self._new_client()
                 checks = _checks_of(client)
-                self._clients[process] = _Own(client=client, reads=Reads(client), checks=checks)
+                self._clients[process] = _Client(client=client, reads=Reads(client), checks=checks)
             return self._clients[process]
 
     def _new_client(self) -> Any:
@@ -130,18 +130,18 @@ class S3Store(OverNetwork):
         try:
             client = boto3.session.Session().client("s3", config=config)
         except (BotoCoreError, ValueError) as error:
-            raise unusable_settings(error, self.url) from error
+            raise settings_error(error, self.url) from error
         quicken_listings(client)
         client.meta.events.register("before-send.s3", self._holds.check)
         return client
 
     def close(self) -> None:
-        """Close the connections; the next call opens new ones."""
+        """Close the connections to the server. The next call opens new ones."""
         if own := self._clients.pop(os.getpid(), None):
             own.client.close()
 
     def _ask_checked(self, operation: str, **what: Any) -> Any:
-        sums = self._own.checks.of(what["Body"]) if "Body" in what else {}
+        sums = self._process_client.checks.of(what["Body"]) if "Body" in what else {}
         return self._ask(operation, **what, **sums)
 
     def _ask(self, operation: str, **what: Any) -> Any:
@@ -166,22 +166,26 @@ class S3Store(OverNetwork):
             ask["ContinuationToken"] = stretch.token
         elif stretch.after:
             ask["StartAfter"] = self._prefix + stretch.after
-        with self._translated(prefix):
+        with self._store_errors(prefix):
             answer = self._ask("list_objects_v2", **ask)
         return page_of(answer, len(self._prefix), stretch, self.url)
 
     def read(self, name: str, /, *, start: int = 0, nbytes: int | None = None) -> bytes:
         ask = self._range(name, start, nbytes)
-        with self._translated(name):
+        with self._store_errors(name):
             self._holds.refresh()
-            return retrying(lambda: self._own.reads.get(ask), pause_s=self._first_pause_s)[:nbytes]
+            reads = self._process_client.reads
+            return retrying(lambda: reads.get(ask), pause_s=self._first_pause_s)[:nbytes]
 
     def read_into(self, name: str, buffer: memoryview, /, *, start: int) -> int:
-        """Fill a buffer from `start`; how many bytes, fewer only where the file ends before."""
+        """Fill a buffer with the bytes of an object from `start` on, and return how many came.
+
+        Fewer come only where the object ends before.
+        """
         ask = self._range(name, start, len(buffer))
-        with self._translated(name):
+        with self._store_errors(name):
             self._holds.refresh()
-            reads = self._own.reads
+            reads = self._process_client.reads
             return retrying(lambda: reads.get_into(ask, buffer), pause_s=self._first_pause_s)
 
     def _range(self, name: str, start: int, nbytes: int | None) -> GetRequest:
@@ -190,7 +194,7 @@ class S3Store(OverNetwork):
 
     def stamp(self, name: str, /) -> str:
         """Return a text that changes whenever the object is written."""
-        with self._translated(name):
+        with self._store_errors(name):
             found = self._ask("head_object", Key=self._key(name))
         return f"{found['ETag']} {found['LastModified'].isoformat()}"
 
@@ -198,10 +202,10 @@ class S3Store(OverNetwork):
     def write(self, name: str, /, *, exclusive: bool = False) -> Iterator["S3Sink"]:
         # Not every server checks the condition when it completes a multipart upload.
         part_nbytes = sys.maxsize if exclusive else self._part_nbytes
-        with self._translated(name):
+        with self._store_errors(name):
             key = self._key(name)
             ask, place = partial(self._ask, Key=key), f"{self._bucket}/{key}"
-            sink = S3Sink(ask, place, part_nbytes, self._own.checks)
+            sink = S3Sink(ask, place, part_nbytes, self._process_client.checks)
             try:
                 yield sink
                 sink.finish({"IfNoneMatch": "*"} if exclusive else {})
@@ -210,29 +214,29 @@ class S3Store(OverNetwork):
                 raise
 
     def delete(self, name: str, /) -> None:
-        with self._translated(name):
+        with self._store_errors(name):
             self._ask("delete_object", Key=self._key(name))
 
     @contextlib.contextmanager
     def hold(self, name: str, /, *, giving: Sequence[FileSink] = ()) -> Iterator[None]:
         del giving  # what is stopped in the middle of it is waited for until it counts as dead
-        with self._translated(name), self._holds.hold(self._key(name), f"{self.url}/{name}"):
+        with self._store_errors(name), self._holds.hold(self._key(name), f"{self.url}/{name}"):
             yield
 
     def let_go(self, name: str, /) -> None:
-        with self._translated(name):
+        with self._store_errors(name):
             self._holds.let_go(self._key(name), f"{self.url}/{name}")
 
     def publish(self, names: Collection[str] | None = None) -> None:
-        """Do nothing: each file is there for all when it is written."""
+        """Do nothing: each file is there for all once it is written."""
 
     def sweep(self, ours: Ours = none_of_ours) -> int:
-        """Abort the uploads of dead writers, and return how many.
+        """Abort the unfinished uploads of dead writers, and return how many.
 
-        Where nobody knows of the writer, uploads under names that are `ours` are aborted
-        after a day: no live writer takes that long over a file.
+        Where nobody knows of the writer, uploads under names that are `ours` are aborted after a
+        day: no live writer takes that long over a file.
         """
-        with self._translated(""):
+        with self._store_errors(""):
             lost = [upload for upload in self._uploads() if self._has_lost_its_writer(upload, ours)]
             for upload in lost:
                 abort_upload(self._ask, {"Key": upload["Key"], "UploadId": upload["UploadId"]})
@@ -259,5 +263,5 @@ class S3Store(OverNetwork):
     def _key(self, name: str) -> str:
         return self._prefix + check_name(name)
 
-    def _translated(self, name: str) -> contextlib.AbstractContextManager[None]:
-        return translated(f"{self.url}/{name}" if name else self.url, f"s3://{self._bucket}")
+    def _store_errors(self, name: str) -> contextlib.AbstractContextManager[None]:
+        return store_errors(f"{self.url}/{name}" if name else self.url, f"s3://{self._bucket}")

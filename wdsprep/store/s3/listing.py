@@ -40,7 +40,7 @@ ALPHABETS = (digits, hexdigits[:16], "".join(sorted(digits + ascii_letters)))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Page:
-    """`token` is that of the next page; empty after the last."""
+    """A page of a listing. `token` is that of the next page; empty after the last."""
 
     entries: list[Entry]
     token: str
@@ -48,7 +48,7 @@ class Page:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stretch:
-    """The names after one and up to another, or to the end; from the page of a token on."""
+    """A part of a listing: the names after `after`, and up to `until` or to the end."""
 
     after: str = ""
     until: str = ""
@@ -59,8 +59,8 @@ class Stretch:
 class StretchFound:
     """The result of listing a stretch of names.
 
-    `rest` is the part that is not listed yet. Where all is listed, `beyond` is the name after
-    the stretch, if there is one.
+    `rest` is the part that is not listed yet. Where all is listed, `beyond` is the name after the
+    stretch, if there is one.
     """
 
     entries: list[Entry]
@@ -73,7 +73,7 @@ Asked = tuple[Stretch, "Future[StretchFound]"]
 
 
 def listing(ask: AskForPage, prefix: str) -> Iterator[Entry]:
-    """List all entries whose names begin with `prefix`.
+    """Yield all entries whose names begin with `prefix`.
 
     `ask` returns the first page of a stretch, whatever its end.
     """
@@ -86,7 +86,7 @@ def listing(ask: AskForPage, prefix: str) -> Iterator[Entry]:
             left = Stretch(token=page.token) if page.token else None
         if left is not None and ends:
             marks = guesses(ends[0].name, ends[-1].name, floor=len(prefix))
-            left = yield from _ahead(ask, left, marks)
+            left = yield from _list_stretches(ask, left, marks)
 
 
 def _pages(ask: AskForPage, stretch: Stretch) -> Iterator[Page]:
@@ -97,10 +97,13 @@ def _pages(ask: AskForPage, stretch: Stretch) -> Iterator[Page]:
         yield page
 
 
-def _ahead(
+def _list_stretches(
     ask: AskForPage, left: Stretch, marks: Iterator[str]
 ) -> Generator[Entry, None, Stretch | None]:
-    """List up to the last mark; what is left then, if anything."""
+    """Yield the entries up to the last of `marks`, many stretches between marks at a time.
+
+    Return what is left to be listed then, if anything.
+    """
     pool, lanes = ThreadPoolExecutor(STRETCHES), deque[Asked]()
     try:
         while True:
@@ -160,6 +163,7 @@ def guesses(first: str, last: str, *, floor: int) -> Iterator[str]:
 
 
 def quicken_listings(client: Any) -> None:
+    """Let a client of boto3 parse listings faster."""
     # By this name it comes before botocore's own, which looks through the answer for an error.
     client.meta.events.register_first("before-parse.*.ListObjectsV2", _take_entries)
 
@@ -206,6 +210,6 @@ def page_of(answer: Mapping[str, Any], start: int, stretch: Stretch, what: str) 
             stamp, at = found["ETag"].strip('"'), found["LastModified"].timestamp()
             entries.append(Entry(name=name, nbytes=found["Size"], stamp=stamp, written_s=at))
     if entries and entries[0].name <= stretch.after:
-        raise StoreError(f"{what}: the server heeds no start-after: wdsprep cannot list it")
+        raise StoreError(f"{what}: the server ignores start-after, so wdsprep cannot list it")
     token = answer["NextContinuationToken"] if answer["IsTruncated"] else ""
     return Page(entries=entries, token=token)

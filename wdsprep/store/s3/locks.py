@@ -1,4 +1,4 @@
-"""What holds ask of S3."""
+"""The requests that locks make to S3."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -10,19 +10,19 @@ from wdsprep.store.s3.retry import retrying
 
 
 class S3Objects:
-    """The objects of S3 as holds use them (`wdsprep.store.object_locks.MarkedObjects`).
+    """The requests of locks to S3 (`wdsprep.store.object_locks.MarkedObjects`).
 
-    `ask` makes a request of the store, for any object. What it raises becomes a StoreError in
-    `translated`.
+    `ask` makes a request to the bucket, for any object. `errors` turns what it raises into a
+    StoreError.
     """
 
     def __init__(
-        self, ask: Callable[..., Any], translated: Callable[[], AbstractContextManager[None]]
+        self, ask: Callable[..., Any], errors: Callable[[], AbstractContextManager[None]]
     ) -> None:
-        self._ask, self._translated = ask, translated
+        self._ask, self._errors = ask, errors
 
     def tags(self, prefix: str, /) -> Mapping[str, str]:
-        with self._translated():
+        with self._errors():
             answer = self._ask("list_objects_v2", Prefix=prefix)
         return {each["Key"]: _tag(each) for each in answer.get("Contents", ())}
 
@@ -31,18 +31,18 @@ class S3Objects:
             answer = self._ask("get_object", Key=key)
             return answer["Body"].read(), answer
 
-        with self._translated():
+        with self._errors():
             data, answer = retrying(read)
         now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
         age_s = (now - answer["LastModified"]).total_seconds()
         return Mark(data=data, tag=_tag(answer), age_s=age_s)
 
     def make(self, key: str, data: bytes, /) -> str:
-        with self._translated():
+        with self._errors():
             return _tag(self._ask("put_object", Key=key, Body=data, IfNoneMatch="*"))
 
     def delete(self, key: str, /) -> None:
-        with self._translated():
+        with self._errors():
             self._ask("delete_object", Key=key)
 
 

@@ -58,7 +58,7 @@ PLAIN = frozenset(("content-length", "content-range"))  # what may be said once
 
 @dataclass(kw_only=True, slots=True)
 class S3Answer:
-    """The head of an answer.
+    """The head of an answer of a server.
 
     `nbytes` is the length of its body, -1 where that is unknown; `range` is its Content-Range.
     """
@@ -68,7 +68,7 @@ class S3Answer:
     range: str
     body: Any
     keep: Callable[[], None]
-    """The body has been read to its end: the connection may serve others."""
+    """Lets others use the connection, once the body has been read to its end."""
     close: Callable[[], None]
     """Lets go of the answer, and of the connection unless that is kept."""
 
@@ -83,7 +83,7 @@ class _Pool:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """Sends requests for a session of botocore's, for any number of threads."""
+    """A sender of GET requests over the connections of a session of botocore, for any thread."""
 
     session: Any
     _pools: dict[str, "_Pool"] = field(default_factory=dict)
@@ -91,13 +91,13 @@ class Wire:
     def get(self, url: str, headers: Mapping[str, str]) -> S3Answer:
         origin, path = _split(url)
         pool = self._pools.get(origin)
-        connection = None if pool is None else _idle(pool)
+        connection = None if pool is None else _idle_connection(pool)
         if pool is not None and connection is not None:
             try:
-                return _asked(pool, connection, f"GET {path} HTTP/1.1", _host(origin), headers)
+                return _send(pool, connection, f"GET {path} HTTP/1.1", _host(origin), headers)
             except TimeoutError as error:
                 connection.close()
-                raise _too_slow(origin, error) from error
+                raise _timeout_error(origin, error) from error
             except (OSError, EOFError):
                 connection.close()
             except ValueError:  # nor will the next one be simple, until one was
@@ -124,7 +124,7 @@ class Wire:
         )
 
 
-def _too_slow(origin: str, error: Exception) -> Exception:
+def _timeout_error(origin: str, error: Exception) -> Exception:
     from botocore.exceptions import ReadTimeoutError
 
     raised: Exception = ReadTimeoutError(endpoint_url=origin, error=error)
@@ -137,12 +137,12 @@ def _split(url: str) -> tuple[str, str]:
 
 
 def _host(origin: str) -> str:
-    """Return the host as it is signed and sent: without a default port."""
+    """Return the host of a URL as it is signed and sent: without a default port."""
     scheme, _, host = origin.lower().partition("://")
     return host.rpartition("@")[2].removesuffix({"http": ":80", "https": ":443"}.get(scheme, ""))
 
 
-def _idle(pool: _Pool) -> Any:
+def _idle_connection(pool: _Pool) -> Any:
     """Return an open connection that nobody uses; None where there is none."""
     from urllib3.exceptions import ClosedPoolError
 
@@ -156,10 +156,10 @@ def _idle(pool: _Pool) -> Any:
     return None
 
 
-def _asked(
+def _send(
     pool: _Pool, connection: Any, line: str, host: str, headers: Mapping[str, str]
 ) -> S3Answer:
-    """Send, and read the head of the answer; an error where none comes."""
+    """Send a request over an open connection, and read the head of its answer."""
     told = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     connection.sock.sendall(f"{line}\r\nHost: {host}\r\n{HEADERS}{told}\r\n".encode("ascii"))
     body = connection.sock.makefile("rb")
@@ -214,13 +214,16 @@ MOST_REFUSALS = 32  # in a row, where boto3 was let in: then the server takes no
 BROKE_OFF = "the server's answer broke off again and again: check the network"
 T = TypeVar("T")
 Take = Callable[[Any, int], T]
-"""Makes a value of a body and its length."""
+"""Returns a value read from a body of a length."""
 _log = logging.getLogger("wdsprep")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GetRequest:
-    """A read always has a range: then the answer says what it is, however it is sent."""
+    """A request for a range of an object.
+
+    There always is a range: then the answer says what it brings, however the request is sent.
+    """
 
     bucket: str
     key: str
@@ -234,7 +237,7 @@ class GetRequest:
         """Return whether an answer without ranges brings all that this request wants."""
         return status == 200 and self.range.is_first(length)
 
-    def comes(self, status: int, said: str, length: int) -> int:
+    def answer_nbytes(self, status: int, said: str, length: int) -> int:
         """Return how many bytes an answer brings.
 
         Raise an error where they are not those asked for.
@@ -248,11 +251,11 @@ class GetRequest:
 
 
 class _RefusedError(Exception):
-    """The server does not take the URL; it may take a request that boto3 signs."""
+    """The error that a server refuses a URL. It may take a request that boto3 signs."""
 
 
 class Reads:
-    """GETs by one client, for any number of threads."""
+    """The reads of objects by one client, for any number of threads."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -263,11 +266,11 @@ class Reads:
         client.meta.events.register_first("choose-signer.s3.GetObject", _newest_signature)
 
     def get(self, ask: GetRequest) -> bytes:
-        """Read a range, which is empty where it starts at the file's end or after."""
+        """Return a range of an object, which is empty where it starts at the end or after."""
         return self._take(ask, _read)
 
     def get_into(self, ask: GetRequest, buffer: memoryview) -> int:
-        """Read a range into a buffer, and return how many bytes came."""
+        """Read a range of an object into a buffer, and return how many bytes came."""
         return self._take(ask, partial(_read_into, buffer))
 
     def _take(self, ask: GetRequest, take: Take[T]) -> T:
@@ -298,9 +301,11 @@ class Reads:
             self._wire = None
             _warn_of_version(error)
             return self._take_with_boto3(ask, take)
-        with contextlib.closing(answer), _broken_off(ask):
+        with contextlib.closing(answer), _short_read_errors(ask):
             if answer.status == 206 or ask.is_all(answer.status, answer.nbytes):
-                taken = take(answer.body, ask.comes(answer.status, answer.range, answer.nbytes))
+                taken = take(
+                    answer.body, ask.answer_nbytes(answer.status, answer.range, answer.nbytes)
+                )
                 _check_ended(answer)
                 answer.keep()
                 self._refusals = 0
@@ -314,9 +319,9 @@ class Reads:
     def _take_with_boto3(self, ask: GetRequest, take: Take[T]) -> T:
         answer = self._client.get_object(Bucket=ask.bucket, Key=ask.key, Range=ask.range.header)
         status = answer["ResponseMetadata"]["HTTPStatusCode"]
-        with contextlib.closing(answer["Body"]) as body, _broken_off(ask):
+        with contextlib.closing(answer["Body"]) as body, _short_read_errors(ask):
             said, length = answer.get("ContentRange", ""), answer.get("ContentLength", -1)
-            return take(body, ask.comes(status, said, length))
+            return take(body, ask.answer_nbytes(status, said, length))
 
     def _url(self, bucket: str, key: str) -> str:
         now = time.monotonic()
@@ -331,7 +336,10 @@ class Reads:
         return url
 
     def _forget(self, ask: GetRequest, error: _RefusedError) -> None:
-        """Boto3 was let in where the URL was not: sign anew, or give URLs up."""
+        """Forget a signed URL that the server refused, where it took a request of boto3.
+
+        After many of these, in a row, use URLs no more.
+        """
         with self._lock:
             self._urls.pop((ask.bucket, ask.key), None)
             self._refusals += 1
@@ -375,14 +383,14 @@ def _read_into(buffer: memoryview, body: Any, nbytes: int) -> int:
 
 
 def _check_ended(answer: S3Answer) -> None:
-    """Check that an answer in chunks has had its last chunk."""
+    """Check that an answer in chunks has brought its last chunk."""
     if answer.nbytes < 0 and answer.body.read(1):
         raise EOFError
 
 
 @contextlib.contextmanager
-def _broken_off(ask: GetRequest) -> Iterator[None]:
-    """Whatever ends a body before its end."""
+def _short_read_errors(ask: GetRequest) -> Iterator[None]:
+    """Turn all errors by which an answer ends too early into a ShortReadError."""
     from botocore.exceptions import HTTPClientError, IncompleteReadError
     from urllib3.exceptions import HTTPError
 

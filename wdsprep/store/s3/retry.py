@@ -61,18 +61,19 @@ def status_of(error: Any) -> int:
 
 
 @contextlib.contextmanager
-def translated(what: str, bucket: str) -> Iterator[None]:
+def store_errors(what: str, bucket: str) -> Iterator[None]:
+    """Turn errors of boto3 into errors of wdsprep that say what a user can do."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
         yield
     except ClientError as error:
-        raise _answered(error, what, bucket) from error
+        raise _answer_error(error, what, bucket) from error
     except BotoCoreError as error:
-        raise _not_answered(error, what) from None  # its own words have the signed URL
+        raise _no_answer_error(error, what) from None  # its own words have the signed URL
 
 
-def _answered(error: Any, what: str, bucket: str) -> StoreError:
+def _answer_error(error: Any, what: str, bucket: str) -> StoreError:
     code, status = code_of(error), status_of(error)
     if code == "NoSuchBucket":
         return NotFoundError(f"{bucket}: no such bucket: create it, or check the name")
@@ -92,7 +93,7 @@ def _answered(error: Any, what: str, bucket: str) -> StoreError:
     return StoreError(f"{what}: the server answered {status} {code}: {said}")
 
 
-def _not_answered(error: Exception, what: str) -> StoreError | UsageError:
+def _no_answer_error(error: Exception, what: str) -> StoreError | UsageError:
     from botocore.exceptions import NoCredentialsError, ParamValidationError
 
     if isinstance(error, ParamValidationError):
@@ -104,8 +105,8 @@ def _not_answered(error: Exception, what: str) -> StoreError | UsageError:
     return AccessError(f"{what}: {_one_line(error)}: check the AWS settings")
 
 
-def unusable_settings(error: Exception, what: str) -> AccessError:
-    """No such profile, a bad endpoint URL, half a pair of keys."""
+def settings_error(error: Exception, what: str) -> AccessError:
+    """Return the error for a missing profile, a bad endpoint URL, or half a pair of keys."""
     return AccessError(f"{what}: {_one_line(error)}: check the AWS settings")
 
 

@@ -75,7 +75,7 @@ def _base64(digest: bytes) -> str:
 
 
 class S3Sink(PartSink):
-    """Sends full parts in the background, a few at a time."""
+    """A file that is uploaded to S3. Full parts go out in the background, a few at a time."""
 
     def __init__(
         self, ask: Callable[..., Any], place: str, part_nbytes: int, checks: BodyChecks
@@ -159,7 +159,7 @@ class S3Sink(PartSink):
         self._close_pool()
 
     def _make_visible(self, operation: str, **what: Any) -> None:
-        """Finish the file.
+        """Make the request that gives the file its name.
 
         A retry that meets its own success, whose answer was lost, is a success.
         """
@@ -260,7 +260,10 @@ def write_note(upload: str) -> Note | None:
 
 
 def writer_of(upload: str) -> Writer:
-    """Return what the note says of an upload's writer. The note goes where the writer is dead."""
+    """Return whether the writer of an upload lives, by its note.
+
+    A dead writer's note is deleted.
+    """
     try:
         return _read(_folder() / _name(upload))
     except OSError:
@@ -268,7 +271,7 @@ def writer_of(upload: str) -> Writer:
 
 
 def remove_old_notes() -> None:
-    """Remove old notes: of uploads that others have aborted, or in buckets not swept from here."""
+    """Remove notes of uploads that others aborted, or in buckets that are not swept from here."""
     with contextlib.suppress(OSError):
         for path in _folder().iterdir():
             if path.stat().st_mtime < time.time() - KEPT_S:
@@ -276,6 +279,7 @@ def remove_old_notes() -> None:
 
 
 def _read(path: Path) -> Writer:
+    """Return whether the writer of a note lives. Delete the note if it does not."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -288,7 +292,10 @@ def _read(path: Path) -> Writer:
 
 
 def _folder() -> Path:
-    """Ours alone: what others could write there, they could have us abort."""
+    """Return the folder of notes, which nobody else may write to.
+
+    Who could write there could have uploads aborted.
+    """
     folder = Path(tempfile.gettempdir(), f"wdsprep-uploads-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
@@ -298,7 +305,7 @@ def _folder() -> Path:
 
 
 def _name(upload: str) -> str:
-    """Return the file name of a note, which is of one boot of one machine.
+    """Return the file name of the note of an upload, which is for one boot of one machine.
 
     The folder may be shared by machines, and a lock is only known where it was taken.
     """
