@@ -121,7 +121,7 @@ def describe(survey: SourceSurvey) -> str:
     if kind == "tars":
         return f"{plural(survey.count, 'tar')}, {size}"
     source = cast("ImageTables | UrlSource", survey.source)
-    image, caption = source.chosen()
+    image, caption = source.find_columns()
     if kind == "urls":
         columns = f"{plural(survey.samples, 'URL')} to download"
         if cast("UrlSource", source).is_list:

@@ -18,7 +18,7 @@ from wdsprep.dataset.state import retract
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.errors import FingerprintError
 from wdsprep.runners.run import JointUnit, mark_incomplete
-from wdsprep.sources.fingerprints import changed
+from wdsprep.sources.fingerprints import find_changed_units
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store.base import Store
 from wdsprep.text import examples, plural
@@ -151,7 +151,7 @@ def _find_unchanged_tars(
         unit: replace(shards[unit], item=replace(shards[unit].item, take=take))
         for unit, take in takes.items()
     }
-    other = changed(
+    other = find_changed_units(
         tars,
         {unit: receipt.content for unit, receipt in receipts.items()},
         lambda unit: [shards[unit].item],

@@ -17,7 +17,7 @@ from wdsprep.dataset.names import REMOVED, inputs_name
 from wdsprep.dataset.records import read_lines
 from wdsprep.errors import NotFoundError
 from wdsprep.sources import Item, ItemLine, Slice, Source
-from wdsprep.sources.fingerprints import changed
+from wdsprep.sources.fingerprints import find_changed_units
 from wdsprep.store.base import Store
 
 Compared = Callable[[int, int], object]
@@ -135,7 +135,7 @@ def changed_units(
 ) -> list[str]:
     """Return the units whose items no longer hold what `contents` has of each."""
     of = sum(store.read(inputs_name(unit)).count(b"\n") for unit in contents)
-    return changed(
+    return find_changed_units(
         source,
         contents,
         lambda unit: list(packed_items(store, [unit])),

@@ -19,7 +19,7 @@ from wdsprep.dataset.samples import Sample
 from wdsprep.fetch.downloads import Downloads
 from wdsprep.images.pixel_rule import Picture, prepare
 from wdsprep.packing.options import PackRules
-from wdsprep.sources import Item, Slice, Source, Told, untold
+from wdsprep.sources import Item, Slice, Source, Told, ignore_left_out
 from wdsprep.sources.fingerprints import Content
 from wdsprep.sources.folder import check_nbytes
 from wdsprep.sources.url_tables import UrlSource
@@ -41,7 +41,7 @@ def check_samples(
     *,
     threads: int,
     downloads: Downloads | None,
-    left_out: Told = untold,
+    left_out: Told = ignore_left_out,
     content: Content = NOT_KEPT,
     removed: Removed = NONE_REMOVED,
 ) -> Iterator[tuple[int, CheckedSample] | None]:

@@ -40,7 +40,7 @@ from wdsprep.packing.changed_sources import (
     units_with,
 )
 from wdsprep.runners.base import HopelessError
-from wdsprep.sources import Item, LeftOut, Slice, Source, Told, slices, untold
+from wdsprep.sources import Item, LeftOut, Slice, Source, Told, ignore_left_out, slices
 from wdsprep.sources.folder import MetadataFound
 from wdsprep.store.base import Store, write_bytes
 from wdsprep.text import EXAMPLES, examples, shown
@@ -139,7 +139,7 @@ def _survey(source: Source, limit: int, tell: Callable[[int], None]) -> SourceSu
     )
 
 
-def limited(source: Source, limit: int, left_out: Told = untold) -> Iterator[Item]:
+def limited(source: Source, limit: int, left_out: Told = ignore_left_out) -> Iterator[Item]:
     """Yield the items that hold the first `limit` samples; 0 means all.
 
     The last item is cut where the limit ends.

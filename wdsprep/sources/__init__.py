@@ -128,7 +128,7 @@ def make_or_refuse(source: str, make: Callable[[], Made]) -> Made | Refusal:
 Told = Callable[[str], object]
 
 
-def untold(_kind: str) -> None:
+def ignore_left_out(_kind: str) -> None:
     """Ignore a file that is left out, where nobody counts these."""
 
 
@@ -162,23 +162,27 @@ class LeftOut:
 
 
 class Source(Protocol):
-    """Picklable: the driver lists, workers read. Both tell the kinds of files that are left out."""
+    """A place that samples are read from: a folder, tars or tables.
+
+    It can be pickled: the driver lists the items, and workers read them. Both tell the kinds of
+    files that are left out.
+    """
 
     @property
     def kind(self) -> str:
-        """`folder`, `tars`, `table` or `urls`."""
+        """Return the kind of the source: `folder`, `tars`, `table` or `urls`."""
 
     @property
     def url(self) -> str:
         """Return the URL of the source."""
 
-    def items(self, left_out: Told = untold) -> Iterator[Item]:
+    def items(self, left_out: Told = ignore_left_out) -> Iterator[Item]:
         """Yield all items, in the same order each time."""
 
     def count(self, item: Item, /) -> int:
         """Count the samples of an item."""
 
-    def read(self, item: Item, /, left_out: Told = untold) -> Iterator[Sample | Refusal]:
+    def read(self, item: Item, /, left_out: Told = ignore_left_out) -> Iterator[Sample | Refusal]:
         """Yield the samples of an item, in order. Each input is a Sample or a Refusal.
 
         Samples of a table of URLs have no image yet.

@@ -19,7 +19,7 @@ NAMES = ("caption", "text", "captions", "prompt", "TEXT", "CAPTION", "title", "d
 
 
 def decode_text(data: bytes, what: str) -> str:
-    """Read a caption file: UTF-8, without the white space around it."""
+    """Decode the text of a caption file, without the white space around it."""
     try:
         return data.decode("utf-8-sig").strip()
     except UnicodeDecodeError as error:
@@ -76,17 +76,20 @@ def caption_at(facts: Mapping[str, Any], path: str) -> str | None:
 
 
 def first_of(names: Sequence[str], there: Sequence[str]) -> str:
-    """Return the first of the names that is there, or an empty text."""
+    """Return the first of the names that is among those `there`, or an empty text."""
     return next((name for name in names if name in there), "")
 
 
-def led_by(text: str, captions: tuple[str, ...]) -> tuple[str, ...]:
-    """Captions where a caption file says `text`: it alone, or the list that begins with it."""
+def apply_caption_file(text: str, captions: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the captions of a sample whose caption file holds `text`.
+
+    They are the text alone, or the captions given where these begin with the text, or it is empty.
+    """
     return captions if not text or captions[:1] == (text,) else (text,)
 
 
 def plain_facts(facts: Mapping[str, Any], depth: int = 1) -> dict[str, Any]:
-    """Facts as JSON can hold them, without what says nothing (null, NaN) or is bytes."""
+    """Return facts as JSON can hold them, without those that are null, NaN or bytes."""
     if depth > MAX_DEPTH:
         raise _too_deep()
     plain = {str(name): _plain(value, depth) for name, value in facts.items()}

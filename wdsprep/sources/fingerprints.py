@@ -1,4 +1,4 @@
-"""What a run of items held, as one digest.
+"""The digest of what a run of items holds.
 
 A listing knows names, sizes and dates. Where a date alone is another, as after `touch`, or in a
 folder that was copied, only what the source gives out tells whether anything has changed. So that
@@ -25,7 +25,10 @@ _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 class Content:
-    """Takes the marks of rows in their order. One that is not kept costs nothing."""
+    """A digest of rows, from the mark of each, in their order.
+
+    If it is not kept, it costs nothing.
+    """
 
     def __init__(self, *, is_kept: bool = True) -> None:
         self._is_kept = is_kept
@@ -66,7 +69,7 @@ def content_of(source: Source, items: Iterable[Item]) -> str:
     return content.digest
 
 
-def changed(
+def find_changed_units(
     source: Source,
     contents: Mapping[str, str],
     items_of: Callable[[str], Collection[Item]],
@@ -75,8 +78,8 @@ def changed(
 ) -> list[str]:
     """Return the units whose items no longer hold what they held.
 
-    `contents` has the digest of each unit. `heard` is told from time to time how many items
-    were read.
+    `contents` has the digest of each unit. `heard` is told from time to time how many items were
+    read.
     """
     heard(0)
     done, found = 0, []

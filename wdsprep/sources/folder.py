@@ -15,8 +15,8 @@ from wdsprep.dataset.samples import Sample
 from wdsprep.errors import AccessError, NotFoundError, ShortReadError, SourceError, UsageError
 from wdsprep.images import IMAGES, OTHER_IMAGES
 from wdsprep.limits import MAX_NBYTES, MAX_TEXT_NBYTES
-from wdsprep.sources import Columns, Item, Told, make_or_refuse, untold
-from wdsprep.sources.captions import captions_of, decode_facts, decode_text, led_by
+from wdsprep.sources import Columns, Item, Told, ignore_left_out, make_or_refuse
+from wdsprep.sources.captions import apply_caption_file, captions_of, decode_facts, decode_text
 from wdsprep.sources.metadata_files import is_metadata, open_metadata
 from wdsprep.sources.patterns import extension, kind_of
 from wdsprep.store import shared_store
@@ -27,7 +27,7 @@ NOT_OF_A_SAMPLE = re.compile(r"(^|/)(\d+_stats|dataset_info|dataset_infos|state)
 
 
 class MetadataFound(SourceError):  # noqa: N818 (seldom an error: the survey lists once more)
-    """A listing came upon metadata tables; `source` knows them."""
+    """The error that a listing has come upon metadata tables; `source` is the folder with them."""
 
     def __init__(self, source: "FolderSource") -> None:
         names = ", ".join(source.tables)
@@ -37,7 +37,7 @@ class MetadataFound(SourceError):  # noqa: N818 (seldom an error: the survey lis
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FolderSource:
-    """A folder or S3 prefix. Names that begin with a dot are left out, as shells do."""
+    """A source that is a folder of images, or a prefix in a bucket, without hidden files."""
 
     url: str
     columns: Columns
@@ -45,7 +45,7 @@ class FolderSource:
     max_nbytes: int = MAX_NBYTES
     kind: str = "folder"
 
-    def items(self, left_out: Told = untold) -> Iterator[Item]:
+    def items(self, left_out: Told = ignore_left_out) -> Iterator[Item]:
         """Yield the items of one listing.
 
         If the listing finds metadata tables that `tables` does not name, it ends in a
@@ -70,7 +70,7 @@ class FolderSource:
         self,
         item: Item,
         /,
-        left_out: Told = untold,  # noqa: ARG002  the listing knows all
+        left_out: Told = ignore_left_out,  # noqa: ARG002  the listing knows all
     ) -> Iterator[Sample | Refusal]:
         source = shown(item.name)
         yield make_or_refuse(source, lambda: self._sample(source, item))
@@ -91,7 +91,7 @@ class FolderSource:
                 facts = facts | found if facts else found
                 captions = captions_of(found, self.columns.caption) or captions
             elif not self.columns.caption:
-                captions = led_by(decode_text(_read(store, name), name), captions)
+                captions = apply_caption_file(decode_text(_read(store, name), name), captions)
         return Sample(source=source, image=data, captions=captions, facts=facts)
 
 
@@ -134,7 +134,7 @@ def is_image(name: str) -> bool:
 
 
 def check_nbytes(name: str, nbytes: int, most: int) -> None:
-    """Refuse what would take too much memory before it is read."""
+    """Refuse a file with more bytes than `most`, before it takes up memory."""
     if nbytes > most:
         raise RejectedError(
             Code.TOO_MANY_BYTES, f"{shown(name)} has {nbytes:,} bytes, more than {most:,}"

@@ -17,7 +17,7 @@ from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.images.pixels import png_of_pixels
-from wdsprep.sources import Columns, Item, Told, make_or_refuse, untold
+from wdsprep.sources import Columns, Item, Told, ignore_left_out, make_or_refuse
 from wdsprep.sources.captions import NAMES, captions_of, first_of, plain_facts
 from wdsprep.sources.patterns import table_files
 from wdsprep.sources.tables import TableRow
@@ -37,7 +37,7 @@ IMAGE_NAMES = ("image", "jpg", "jpeg", "png", "webp", "bytes", "image_bytes", "d
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableSource:
-    """The Parquet files below `url` that match `pattern`, or all of them where it is empty."""
+    """The Parquet files with images below `url` that match `pattern`; all where it is empty."""
 
     url: str
     pattern: str
@@ -46,10 +46,10 @@ class TableSource:
     kind: str = "table"
     form: str = "Parquet"
 
-    def files(self, left_out: Told = untold) -> Iterator[Entry]:
+    def files(self, left_out: Told = ignore_left_out) -> Iterator[Entry]:
         return table_files(self.url, self.pattern, frozenset({"parquet"}), left_out)
 
-    def items(self, left_out: Told = untold) -> Iterator[Item]:
+    def items(self, left_out: Told = ignore_left_out) -> Iterator[Item]:
         for entry in self.files(left_out):
             with open_parquet(shared_store(self.url), entry.name) as file:
                 self.check(file.schema, entry.name)
@@ -61,7 +61,7 @@ class TableSource:
                         samples=rows,
                     )
 
-    def chosen(self) -> tuple[str, str]:
+    def find_columns(self) -> tuple[str, str]:
         """Return the columns of images and captions, as the first file has them; "" for none."""
         first = next(self.files())
         with open_parquet(shared_store(self.url), first.name) as file:
@@ -78,7 +78,7 @@ class TableSource:
         self,
         item: Item,
         /,
-        left_out: Told = untold,  # noqa: ARG002  the listing knows all
+        left_out: Told = ignore_left_out,  # noqa: ARG002  the listing knows all
     ) -> Iterator[Sample | Refusal]:
         name = item.parts[0][0]
         first, last = map(int, item.extra.split(":"))
@@ -103,13 +103,13 @@ class ArrowSource:
     kind: str = "table"
     form: str = "Arrow"
 
-    def items(self, left_out: Told = untold) -> Iterator[Item]:
+    def items(self, left_out: Told = ignore_left_out) -> Iterator[Item]:
         for entry in arrow_files(self.url, left_out):
             self._image(entry.name)
             parts = ((entry.name, entry.nbytes, entry.stamp),)
             yield Item(name=entry.name, parts=parts, samples=0)
 
-    def chosen(self) -> tuple[str, str]:
+    def find_columns(self) -> tuple[str, str]:
         """Return the columns of images and captions, as the first file has them; "" for none."""
         first = next(arrow_files(self.url)).name
         there = arrow_schema(self.url, first).names
@@ -126,7 +126,7 @@ class ArrowSource:
         self,
         item: Item,
         /,
-        left_out: Told = untold,  # noqa: ARG002  the listing knows all
+        left_out: Told = ignore_left_out,  # noqa: ARG002  the listing knows all
     ) -> Iterator[Sample | Refusal]:
         image = self._image(item.name)
         batches = arrow_batches(self.url, item.name, BATCH_ROWS)
@@ -139,14 +139,14 @@ class ArrowSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MdsSource:
-    """The MDS shards that indexes below `url` name."""
+    """The MDS shards of images that indexes below `url` name."""
 
     url: str
     columns: Columns
     kind: str = "table"
     form: str = "MDS"
 
-    def items(self, left_out: Told = untold) -> Iterator[Item]:  # noqa: ARG002  an index names all
+    def items(self, left_out: Told = ignore_left_out) -> Iterator[Item]:  # noqa: ARG002  an index names all
         for shard, entry in shards_there(self.url):
             self._image(shard)
             yield Item(
@@ -156,7 +156,7 @@ class MdsSource:
                 samples=shard.samples,
             )
 
-    def chosen(self) -> tuple[str, str]:
+    def find_columns(self) -> tuple[str, str]:
         """Return the columns of images and captions, as the first shard has them; "" for none."""
         first, _ = next(shards_there(self.url))
         return self._image(first), self.columns.caption or first_of(NAMES, [*first.encodings])
@@ -180,7 +180,7 @@ class MdsSource:
             )
         raise SourceError(
             f"{what} has no column of image bytes: it has {shown_columns}; give --image-col, or "
-            "take latents in with wdsprep import"
+            "import latents with wdsprep import"
         )
 
     def count(self, item: Item, /) -> int:
@@ -190,7 +190,7 @@ class MdsSource:
         self,
         item: Item,
         /,
-        left_out: Told = untold,  # noqa: ARG002  the listing knows all
+        left_out: Told = ignore_left_out,  # noqa: ARG002  the listing knows all
     ) -> Iterator[Sample | Refusal]:
         shard = read_index(self.url, item.extra)[item.name]
         image = self._image(shard)
@@ -199,7 +199,10 @@ class MdsSource:
             yield make_or_refuse(source, partial(self._sample, shard, data, image, source))
 
     def _sample(self, shard: MdsShard, sample: bytes, image: str, source: str) -> Sample:
-        """Arrays are no facts of an image: they are passed over."""
+        """Make a sample of the bytes of one in a shard.
+
+        Arrays are passed over: they are no facts of an image.
+        """
         said, fields = shard.encodings, fields_in(shard, sample)
         facts = {n: value_of(said[n], data, n) for n, data in fields.items() if _is_fact(said[n])}
         data = fields[image]

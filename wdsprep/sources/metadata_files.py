@@ -28,7 +28,7 @@ class Metadata:
         self._rows = rows
 
     def take(self, name: str) -> str:
-        """Take the row of an image, as JSON; empty where there is none."""
+        """Remove the row of an image, and return it as JSON; empty where there is none."""
         if self._rows is None:
             return ""
         key = shown(name)
@@ -46,7 +46,7 @@ class Metadata:
 
 @contextlib.contextmanager
 def open_metadata(store: Store, tables: tuple[str, ...]) -> Iterator[Metadata]:
-    """Read the tables, and forget them at the end of the block."""
+    """Read metadata tables into a temporary database, which lasts as long as the block."""
     if not tables:
         yield Metadata(None)
         return
@@ -69,8 +69,8 @@ def _read(store: Store, table: str) -> Iterator[tuple[str, str]]:
                 if not isinstance(name, str):
                     there = columns([name for name in row if name])
                     raise SourceError(
-                        f"{what}: a row has no file_name: it has {there}: name the column of the "
-                        "files so, or move the table away"
+                        f"{what}: a row has no file_name: it has {there}: rename the column "
+                        "of the files, or move the table away"
                     )
                 yield shown(posixpath.normpath(posixpath.join(folder, name))), as_json
         except (UnicodeDecodeError, csv.Error) as error:
@@ -90,7 +90,7 @@ def _json_rows(lines: Iterable[str], what: str) -> Iterator[tuple[dict[str, obje
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise SourceError(f"{what}, line {number}: no JSON ({error}): mend it") from error
+                raise SourceError(f"{what}, line {number}: not JSON ({error}): mend it") from error
             if not isinstance(row, dict):
-                raise SourceError(f"{what}, line {number}: no JSON object: mend it")
+                raise SourceError(f"{what}, line {number}: not a JSON object: mend it")
             yield row, line.strip()

@@ -29,7 +29,10 @@ UNPACKED_NBYTES, UNPACKED_RATIO = 256 << 20, 64
 
 @contextmanager
 def parsing_sample(what: str, code: Code = Code.UNREADABLE) -> Iterator[None]:
-    """Refuse the sample whose bytes raise anything here; a lack of memory is of the machine."""
+    """Turn exceptions of a parser into the rejection of the sample that it parses.
+
+    A lack of memory is the machine's fault, and is raised as it is.
+    """
     try:
         yield
     except (RejectedError, WdsprepError, MemoryError):
@@ -40,7 +43,10 @@ def parsing_sample(what: str, code: Code = Code.UNREADABLE) -> Iterator[None]:
 
 @contextmanager
 def parsing_file(what: str, fault: str, advice: str) -> Iterator[None]:
-    """Say that a file "is no sound Parquet file", or another fault, where it raises anything."""
+    """Turn exceptions of a parser into a SourceError about the file that it parses.
+
+    The error says that the file "is no sound Parquet file", or another `fault`.
+    """
     try:
         yield
     except (RejectedError, WdsprepError):
@@ -81,11 +87,11 @@ def check_columns(what: str, names: Sequence[str]) -> None:
 
 
 def check_rows(what: str, rows: int, nbytes: int) -> None:
-    """Check that so many rows can be in a file of so many bytes."""
+    """Check that a file of so many bytes can hold as many rows as it claims."""
     if not 0 <= rows <= max(FEWEST_ROWS, ROWS_A_BYTE * nbytes):
         raise SourceError(
-            f"{what} claims {rows:,} rows in {human_bytes(nbytes)}, which cannot be: fetch it "
-            "again, or move it away"
+            f"{what} claims {rows:,} rows in {human_bytes(nbytes)}, which is impossible: fetch "
+            "it again, or move it away"
         )
 
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from wdsprep.errors import SourceError
-from wdsprep.sources import Told, untold
+from wdsprep.sources import Told, ignore_left_out
 from wdsprep.store import shared_store
 from wdsprep.store.base import Entry, is_hidden
 from wdsprep.text import plural
@@ -50,7 +50,7 @@ class Pattern:
 
 
 def table_files(
-    url: str, pattern: str, kinds: frozenset[str], left_out: Told = untold
+    url: str, pattern: str, kinds: frozenset[str], left_out: Told = ignore_left_out
 ) -> Iterator[Entry]:
     """Yield the tables of some kinds below `url` that match the pattern.
 
@@ -73,7 +73,10 @@ def table_files(
 
 
 def table_kind(name: str) -> str:
-    """`parquet`, `csv`, `tsv`, `jsonl` or `txt`, of which a text may be gzipped; else nothing."""
+    """Return the kind of a table, by its name; empty where it is none.
+
+    The kind is `parquet`, `csv`, `tsv`, `jsonl` or `txt`; all but the first may be gzipped.
+    """
     match = re.search(r"[^/]\.(?:(parquet)|(csv|tsv|jsonl|ndjson|txt)(\.gz)?)$", name.lower())
     if match is None:
         return ""
@@ -87,7 +90,7 @@ def extension(name: str) -> str:
 
 
 def kind_of(name: str) -> str:
-    """`.mov`, or nothing where a name has no extension."""
+    """Return the extension of a name, such as `.mov`; empty where it has none."""
     found = extension(name)
     return f".{found}" if found else ""
 
@@ -103,7 +106,7 @@ def tar_stem(name: str) -> str:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """`{000..010}` and `{a,b}` written out, as webdataset's users know them."""
+    """Return the names that `{000..010}` or `{a,b}` in a pattern stands for, as in webdataset."""
     match = re.search(r"\{([^{}]*)\}", pattern)
     if match is None:
         return [pattern]

@@ -97,9 +97,9 @@ def recognise(
     if re.match(r"pipe:", url):
         raise UsageError(f"{url}: pack reads {ANY_PLACE}, and tables by https://")
     if input_format == "auto":
-        found = _recognise(url, columns, rows_per_item)
+        found = _find_source(url, columns, rows_per_item)
     else:
-        found = _of_format(url, input_format, columns, rows_per_item)
+        found = _named_source(url, input_format, columns, rows_per_item)
     if isinstance(found, FolderSource | TarsSource):
         return replace(found, max_nbytes=max_nbytes)
     return found
@@ -137,7 +137,7 @@ def recognise_tables(url: str) -> TableFiles:
     return TableFiles(url=shared_store(folder).url, pattern=pattern, kinds=kinds)
 
 
-def _of_format(url: str, wanted: str, columns: Columns, rows_per_item: int) -> Source:
+def _named_source(url: str, wanted: str, columns: Columns, rows_per_item: int) -> Source:
     """Return the source of the format that the user named.
 
     Of a folder it has the files of that kind; otherwise it has the files that are named.
@@ -147,11 +147,11 @@ def _of_format(url: str, wanted: str, columns: Columns, rows_per_item: int) -> S
         ending = "tars" if is_tar(url) else table_kind(url.partition("?")[0])
         if ending != wanted:
             raise UsageError(
-                f"{url}: one file is read as its ending says, not by --input-format {wanted}: "
+                f"{url}: a single file is read by its extension, not by --input-format {wanted}: "
                 "leave the option out, or rename the file"
             )
     if is_web(url):
-        return _of_the_web(url, columns, rows_per_item)
+        return _web_source(url, columns, rows_per_item)
     named = not is_folder and (is_tar(url) or table_kind(url) or GLOB.search(url))
     if wanted in ("images", *SAVED):
         if named:
@@ -161,19 +161,19 @@ def _of_format(url: str, wanted: str, columns: Columns, rows_per_item: int) -> S
         return (
             FolderSource(url=folder, columns=columns)
             if is_of_images
-            else _saved(folder, wanted, columns)
+            else _saved_source(folder, wanted, columns)
         )
     folder, pattern = _split_pattern(url) if named else (shared_store(url).url, "")
     if wanted == "tars":
         return TarsSource(url=folder, pattern=pattern or ALL_TARS, columns=columns)
-    return _tables(folder, pattern, frozenset({wanted}), columns, rows_per_item)
+    return _table_source(folder, pattern, frozenset({wanted}), columns, rows_per_item)
 
 
-def _recognise(url: str, columns: Columns, rows_per_item: int) -> Source:
+def _find_source(url: str, columns: Columns, rows_per_item: int) -> Source:
     if is_web(url):
-        return _of_the_web(url, columns, rows_per_item)
+        return _web_source(url, columns, rows_per_item)
     if _is_folder(url):  # whatever characters are in its name
-        return _folder(url, columns, rows_per_item)
+        return _folder_source(url, columns, rows_per_item)
     kind = table_kind(url)
     if extension(url) in IMAGES:
         if not GLOB.search(url) and not _is_file(url):
@@ -185,19 +185,19 @@ def _recognise(url: str, columns: Columns, rows_per_item: int) -> Source:
         return TarsSource(url=folder, pattern=pattern, columns=columns)
     if kind and GLOB.search(url):
         folder, pattern = _split_pattern(url)
-        return _tables(folder, pattern, frozenset({kind}), columns, rows_per_item)
+        return _table_source(folder, pattern, frozenset({kind}), columns, rows_per_item)
     if kind and _is_file(url):
         store, name = split_url(url)
         if kind in LISTS and not _begins_with_a_url(store.url, name):
             raise SourceError(
-                f"{url} is no list of URLs by its first line: give one, or for a caption the "
-                "folder that its image is in"
+                f"{url} is no list of URLs, as its first line shows: give one, or for a caption "
+                "the folder that its image is in"
             )
-        return _tables(store.url, name, frozenset({kind}), columns, rows_per_item)
-    return _folder(url, columns, rows_per_item)
+        return _table_source(store.url, name, frozenset({kind}), columns, rows_per_item)
+    return _folder_source(url, columns, rows_per_item)
 
 
-def _of_the_web(url: str, columns: Columns, rows_per_item: int) -> Source:
+def _web_source(url: str, columns: Columns, rows_per_item: int) -> Source:
     name = url.partition("?")[0].rpartition("/")[2]
     if not table_kind(name):
         raise UsageError(
@@ -205,17 +205,17 @@ def _of_the_web(url: str, columns: Columns, rows_per_item: int) -> Source:
             f".txt): download it, and give {ANY_PLACE}"
         )
     kinds = frozenset({table_kind(name)})
-    return _tables(url, "", kinds, columns, rows_per_item)
+    return _table_source(url, "", kinds, columns, rows_per_item)
 
 
 def _is_folder(url: str) -> bool:
     return "://" not in url and Path(url).expanduser().is_dir()
 
 
-def _tables(
+def _table_source(
     url: str, pattern: str, kinds: frozenset[str], columns: Columns, rows_per_item: int
 ) -> Source:
-    """Tables with images in a column, unless there is none but one of URLs."""
+    """Return the source that reads tables: for images in a column, else for URLs in one."""
     if kinds == PARQUET and not columns.url and not _has_urls_alone(url, pattern, columns):
         from wdsprep.sources.image_tables import TableSource
 
@@ -239,7 +239,7 @@ def _has_urls_alone(url: str, pattern: str, columns: Columns) -> bool:
     return not has_images and bool(url_column(table.texts()))
 
 
-def _folder(url: str, columns: Columns, rows_per_item: int) -> Source:
+def _folder_source(url: str, columns: Columns, rows_per_item: int) -> Source:
     store = shared_store(url)
     _refuse_ours(url, store)
     seen = (entry.name for entry in store.list() if not is_hidden(entry.name))
@@ -255,7 +255,7 @@ def _folder(url: str, columns: Columns, rows_per_item: int) -> Source:
     if tars:
         return TarsSource(url=store.url, pattern=ALL_TARS, columns=columns)
     if not images and (form := saved_form(names)):
-        return _saved(store.url, form, columns)
+        return _saved_source(store.url, form, columns)
     if not kinds and _is_file(url):
         raise UnclearSourceError(
             f"{url} is a file of a kind that pack does not know",
@@ -267,7 +267,7 @@ def _folder(url: str, columns: Columns, rows_per_item: int) -> Source:
         )
     tables = frozenset() if images else _table_kinds(store.url, names)
     if tables:
-        return _tables(store.url, "", tables, columns, rows_per_item)
+        return _table_source(store.url, "", tables, columns, rows_per_item)
     return FolderSource(url=store.url, columns=columns)
 
 
@@ -284,7 +284,7 @@ def saved_form(names: Iterable[str]) -> str:
     return "arrow" if ARROW_STATE in about and about <= ABOUT_ARROW else ""
 
 
-def _saved(url: str, form: str, columns: Columns) -> Source:
+def _saved_source(url: str, form: str, columns: Columns) -> Source:
     from wdsprep.sources.image_tables import ArrowSource, MdsSource
 
     made = MdsSource if form == "mds" else ArrowSource
@@ -304,7 +304,7 @@ def _refuse_ours(url: str, store: Store) -> None:
 
 
 def _table_kinds(url: str, names: Iterable[str]) -> frozenset[str]:
-    """Return the kinds of table that a folder without images is there for.
+    """Return the kinds of tables that make up a folder without images.
 
     Texts are lists of URLs only where the first of them looks like one. Otherwise they are
     captions.

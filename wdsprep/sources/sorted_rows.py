@@ -18,7 +18,7 @@ from wdsprep.store.spool import Place, Spool
 
 RUN_NBYTES = 32 << 20
 BLOCK_NBYTES = 512 << 10
-SORTED_THERE = "what is sorted waits there, which takes three times its size"
+SORTED_THERE = "rows that are sorted wait there, and take three times their size"
 
 
 @contextmanager
@@ -29,30 +29,30 @@ def sorted_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Iterator[pa.Recor
     lacks is null there.
     """
     with closing(Spool(SORTED_THERE)) as spool:
-        runs = [_Run(spool, deque(blocks)) for blocks in _written(spool, batches)]
-        yield _merged(runs)
+        runs = [_Run(spool, deque(blocks)) for blocks in _write_runs(spool, batches)]
+        yield _merge(runs)
 
 
-def _merged(runs: "list[_Run]") -> Iterator[pa.RecordBatch]:
+def _merge(runs: "list[_Run]") -> Iterator[pa.RecordBatch]:
     while runs := [run for run in runs if run.fill()]:
         ends = [run.last for run in runs if run.blocks]
-        parts = [run.taken(min(ends) if ends else None) for run in runs]
-        yield _in_order([part for part in parts if len(part)])
+        parts = [run.take_up_to(min(ends) if ends else None) for run in runs]
+        yield _sort([part for part in parts if len(part)])
 
 
-def _in_order(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+def _sort(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """Sort a few batches by the first column. Equal rows keep their order."""
-    whole = _as_one(parts)
+    whole = _concatenate(parts)
     return whole if len(parts) == 1 else whole.take(pc.sort_indices(whole.column(0)))
 
 
-def _as_one(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+def _concatenate(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     tables = [pa.Table.from_batches([part]) for part in parts]
     return pa.concat_tables(tables, promote_options="default").combine_chunks().to_batches()[0]
 
 
-def _written(spool: Spool, batches: Iterable[pa.RecordBatch]) -> Iterator[list[Place]]:
-    """Write sorted runs, and yield the blocks of each."""
+def _write_runs(spool: Spool, batches: Iterable[pa.RecordBatch]) -> Iterator[list[Place]]:
+    """Write runs of sorted rows, and yield the places of the blocks of each run."""
     parts: list[pa.RecordBatch] = []
     nbytes = 0
     for batch in batches:
@@ -61,14 +61,14 @@ def _written(spool: Spool, batches: Iterable[pa.RecordBatch]) -> Iterator[list[P
         parts.append(batch)
         nbytes += batch.nbytes
         if nbytes >= RUN_NBYTES:
-            yield _run_of(spool, parts)
+            yield _write_run(spool, parts)
             parts, nbytes = [], 0
     if parts:
-        yield _run_of(spool, parts)
+        yield _write_run(spool, parts)
 
 
-def _run_of(spool: Spool, parts: Sequence[pa.RecordBatch]) -> list[Place]:
-    whole = _as_one(parts)
+def _write_run(spool: Spool, parts: Sequence[pa.RecordBatch]) -> list[Place]:
+    whole = _concatenate(parts)
     order = pc.sort_indices(whole.column(0))
     rows = max(1, len(whole) * BLOCK_NBYTES // max(1, whole.nbytes))
     blocks = []
@@ -89,7 +89,7 @@ class _Run:
     here: pa.RecordBatch | None = None
 
     def fill(self) -> bool:
-        """Have a block here, if there is one."""
+        """Read the next block where none is at hand. Return whether any rows are left."""
         if not self.here and self.blocks:
             data = self.spool.get(self.blocks.popleft())
             self.here = pa.ipc.open_stream(data).read_next_batch()
@@ -100,7 +100,7 @@ class _Run:
         assert self.here is not None  # noqa: S101  for mypy: `fill` said so
         return self.here.column(0)[-1].as_py()
 
-    def taken(self, end: Any) -> pa.RecordBatch:
+    def take_up_to(self, end: Any) -> pa.RecordBatch:
         """Take the rows of the current block up to a value; None takes all."""
         assert self.here is not None  # noqa: S101  for mypy: `fill` said so
         whole, count = self.here, len(self.here)

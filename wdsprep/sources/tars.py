@@ -25,8 +25,14 @@ from wdsprep.dataset.tar.read import TarSample, scan, stream_tape, unpack_gzip
 from wdsprep.errors import NotFoundError, SourceError
 from wdsprep.images import IMAGES, OTHER_IMAGES
 from wdsprep.limits import MAX_NBYTES, MAX_TEXT_NBYTES
-from wdsprep.sources import Columns, Item, Told, make_or_refuse, untold
-from wdsprep.sources.captions import captions_of, decode_facts, decode_text, led_by, plain_facts
+from wdsprep.sources import Columns, Item, Told, ignore_left_out, make_or_refuse
+from wdsprep.sources.captions import (
+    apply_caption_file,
+    captions_of,
+    decode_facts,
+    decode_text,
+    plain_facts,
+)
 from wdsprep.sources.folder import NOT_OF_A_SAMPLE, check_nbytes
 from wdsprep.sources.patterns import ALL_TARS, Pattern, kind_of, tar_stem
 from wdsprep.store import shared_store
@@ -51,7 +57,7 @@ class TarsSource:
     """True if the bytes of images are read; otherwise they are empty."""
     kind: str = "tars"
 
-    def items(self, left_out: Told = untold) -> Iterator[Item]:
+    def items(self, left_out: Told = ignore_left_out) -> Iterator[Item]:
         wanted = Pattern(self.pattern)
         tables: dict[str, Entry] = {}
         found = 0
@@ -64,7 +70,7 @@ class TarsSource:
                 files = (entry, beside) if beside else (entry,)
                 parts = tuple((e.name, e.nbytes, e.stamp) for e in files)
                 yield Item(name=entry.name, parts=parts, samples=0)
-            elif self.pattern == ALL_TARS and not _is_of_a_tar(entry.name):
+            elif self.pattern == ALL_TARS and not _describes_tar(entry.name):
                 left_out(kind_of(entry.name))
         for table in tables if self.pattern == ALL_TARS else ():
             left_out(kind_of(f"{table}.parquet"))
@@ -78,11 +84,11 @@ class TarsSource:
         """Count the samples by reading the tar. Only a limit asks for it."""
         return sum(1 for _ in self.read(item))
 
-    def read(self, item: Item, /, left_out: Told = untold) -> Iterator[Sample | Refusal]:
+    def read(self, item: Item, /, left_out: Told = ignore_left_out) -> Iterator[Sample | Refusal]:
         return (row for _key, row in self.read_keyed(item, left_out=left_out))
 
     def read_keyed(
-        self, item: Item, *, watch: OnBytes | None = None, left_out: Told = untold
+        self, item: Item, *, watch: OnBytes | None = None, left_out: Told = ignore_left_out
     ) -> Iterator[tuple[str, Sample | Refusal]]:
         """Yield the samples of an item with their keys in the tar.
 
@@ -111,7 +117,7 @@ class TarsSource:
         found: TarSample | BadSampleError,
         tar: str,
         table: str = "",
-        left_out: Told = untold,
+        left_out: Told = ignore_left_out,
     ) -> Iterator[Sample | Refusal]:
         """Turn a group of members into a sample or a refusal. Yield nothing for other files."""
         source = shown(f"{tar}/{found.key}" if found.key else tar)
@@ -124,7 +130,7 @@ class TarsSource:
         if isinstance(found, BadSampleError):
             raise RejectedError(Code.named(f"tar_{found.code}"), str(found))
         if found.unread:
-            found = self._followed(found, tar)
+            found = self._follow_links(found, tar)
         if found.unread and not self.has_images:
             found = self._with_empty_images(found)
         image = self._image(found.fields)
@@ -187,18 +193,18 @@ class TarsSource:
         facts = self._facts(found, table)
         captions = captions_of(facts, self.columns.caption)
         if "txt" in fields and not self.columns.caption:
-            captions = led_by(decode_text(fields["txt"], "txt"), captions)
+            captions = apply_caption_file(decode_text(fields["txt"], "txt"), captions)
         return Sample(source=source, image=fields[image], captions=captions, facts=facts)
 
     def _check_unread(self, unread: Mapping[str, int | str], image: str) -> None:
-        """Refuse a sample of which something was too large to be read."""
+        """Refuse a sample if one of its members was too large to be read."""
         for name, nbytes in unread.items():
             if name in TEXTS:
                 check_nbytes(name, int(nbytes), MAX_TEXT_NBYTES)
             elif not image and self._is_image(name):
                 check_nbytes(name, int(nbytes), self.max_nbytes)
 
-    def _followed(self, found: TarSample, tar: str) -> TarSample:
+    def _follow_links(self, found: TarSample, tar: str) -> TarSample:
         """Add the members that links stand for, where they are wanted."""
         fields, unread = dict(found.fields), dict(found.unread or {})
         for name, target in (found.unread or {}).items():
@@ -207,7 +213,7 @@ class TarsSource:
             unread[name] = 0
             if not self.wants(name, 0, fields):
                 continue
-            place = _places(self.url, tar).get(target)
+            place = _member_places(self.url, tar).get(target)
             if place is None:
                 what = f"{name} is a link to {target}, which"
                 raise RejectedError(Code.UNREADABLE, f"{what} cannot be read from this tar")
@@ -220,20 +226,20 @@ class TarsSource:
     def _facts(self, found: TarSample, table: str) -> dict[str, Any]:
         if "json" in found.fields:
             return decode_facts(found.fields["json"], "json")
-        rows = _sidecar(self.url, table) if table else {}
+        rows = _rows_beside(self.url, table) if table else {}
         row = rows.get(found.key) or rows.get(UNREADABLE, {})
         if isinstance(row, RejectedError):
             raise RejectedError(*row.args)
         return plain_facts(row)
 
 
-def _is_of_a_tar(name: str) -> bool:
+def _describes_tar(name: str) -> bool:
     """Return whether a file beside tars only describes them, or is hidden."""
     return is_hidden(name) or is_index(name) or bool(NOT_OF_A_SAMPLE.search(name))
 
 
 @functools.lru_cache(maxsize=2)
-def _places(url: str, tar: str) -> dict[str, tuple[int, int]]:
+def _member_places(url: str, tar: str) -> dict[str, tuple[int, int]]:
     """Return where the members of a tar are, for the links in it. Gzip data has no such places."""
     found = {}
     with stream(shared_store(url), tar) as file, suppress(BadSampleError):
@@ -245,7 +251,7 @@ def _places(url: str, tar: str) -> dict[str, tuple[int, int]]:
 
 
 @functools.lru_cache(maxsize=2)
-def _sidecar(url: str, table: str) -> dict[str, dict[str, Any] | RejectedError]:
+def _rows_beside(url: str, table: str) -> dict[str, dict[str, Any] | RejectedError]:
     """Return the rows of the Parquet table beside a tar, by key. Rows without a key are ignored."""
     from wdsprep.sources.tables.parquet import read_rows
 

@@ -15,7 +15,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.errors import SourceError
-from wdsprep.sources import Columns, Item, Told, make_or_refuse, untold
+from wdsprep.sources import Columns, Item, Told, ignore_left_out, make_or_refuse
 from wdsprep.sources.captions import NAMES, captions_of, first_of, plain_facts
 from wdsprep.sources.patterns import TEXT_TABLES, table_files
 from wdsprep.sources.tables.files import Table, open_table
@@ -28,7 +28,7 @@ CHOSEN = "|"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UrlSource:
-    """The tables below `url` that match `pattern`, or all of `kinds` where it is empty."""
+    """The tables of URLs below `url` that match `pattern`, or all of `kinds` where it is empty."""
 
     url: str
     pattern: str
@@ -39,13 +39,13 @@ class UrlSource:
 
     @property
     def is_list(self) -> bool:
-        """Plain lists of URLs, whose one column has no name."""
+        """Return whether the tables are plain lists of URLs, whose one column has no name."""
         return self.kinds == {"txt"}
 
-    def files(self, left_out: Told = untold) -> Iterator[Entry]:
+    def files(self, left_out: Told = ignore_left_out) -> Iterator[Entry]:
         return table_files(self.url, self.pattern, self.kinds, left_out)
 
-    def items(self, left_out: Told = untold) -> Iterator[Item]:
+    def items(self, left_out: Told = ignore_left_out) -> Iterator[Item]:
         for entry in self.files(left_out):
             table = open_table(self.url, entry.name)
             self._url_column(table, entry.name)
@@ -59,7 +59,7 @@ class UrlSource:
                 )
                 first += rows
 
-    def chosen(self) -> tuple[str, str]:
+    def find_columns(self) -> tuple[str, str]:
         """Return the columns of URLs and captions, as the first file has them; "" for none."""
         first = next(self.files())
         table = open_table(self.url, first.name)
@@ -73,7 +73,7 @@ class UrlSource:
         self,
         item: Item,
         /,
-        left_out: Told = untold,  # noqa: ARG002  the listing knows all
+        left_out: Told = ignore_left_out,  # noqa: ARG002  the listing knows all
     ) -> Iterator[Sample | Refusal]:
         name = item.parts[0][0]
         table = open_table(self.url, name)

@@ -15,7 +15,7 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from wdsprep.errors import SourceError
-from wdsprep.sources import Told, untold
+from wdsprep.sources import Told, ignore_left_out
 from wdsprep.sources.parsing import check_columns, check_rows, check_unpacked, parsing_file
 from wdsprep.sources.patterns import ABOUT_ARROW, ARROW, ARROW_STATE, kind_of
 from wdsprep.store import shared_store
@@ -23,7 +23,7 @@ from wdsprep.store.base import CHUNK_NBYTES, Entry, Store, is_hidden, stream
 from wdsprep.text import shortened
 
 
-def arrow_files(url: str, left_out: Told = untold) -> Iterator[Entry]:
+def arrow_files(url: str, left_out: Told = ignore_left_out) -> Iterator[Entry]:
     """Yield the files of all splits below a place.
 
     Where a `state.json` names some files of a folder, the others there are caches of
@@ -32,7 +32,9 @@ def arrow_files(url: str, left_out: Told = untold) -> Iterator[Entry]:
     store = shared_store(url)
     there = {entry.name: entry for entry in store.list() if not is_hidden(entry.name)}
     named = {
-        name: set(_named(store, name)) for name in there if posixpath.basename(name) == ARROW_STATE
+        name: set(_saved_files(store, name))
+        for name in there
+        if posixpath.basename(name) == ARROW_STATE
     }
     folders = {posixpath.dirname(name): wanted for name, wanted in named.items()}
     for state, wanted in named.items():
@@ -51,7 +53,7 @@ def arrow_files(url: str, left_out: Told = untold) -> Iterator[Entry]:
         raise SourceError(f"no Arrow file is in {url}: name another source")
 
 
-def _named(store: Store, state: str) -> Iterator[str]:
+def _saved_files(store: Store, state: str) -> Iterator[str]:
     data = store.read(state)
     fault = "does not name its Arrow files, as save_to_disk writes it"
     with parsing_file(f"{store.url}/{state}", fault, "save the dataset again"):

@@ -12,7 +12,7 @@ from wdsprep.store.base import Entry
 
 
 class Table(Protocol):
-    """A file as rows. With `has_schema`, each row has every column."""
+    """A table that is read as rows. If it `has_schema`, each row has every column."""
 
     @property
     def has_schema(self) -> bool: ...
@@ -23,7 +23,7 @@ class Table(Protocol):
         """Return the columns that may hold URLs."""
 
     def parts(self, rows: int, /) -> Iterator[tuple[str, int]]:
-        """Up to `rows` rows each: where they are, and how many."""
+        """Yield where each part of the table is, of up to `rows` rows, and how many rows it has."""
 
     def rows(
         self, where: str, /, only: Collection[str] = ()
@@ -51,7 +51,7 @@ def open_table(url: str, name: str) -> Table:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableFiles:
-    """The tables below `url` that match `pattern`, or all of `kinds` where it is empty."""
+    """The tables below `url` that match `pattern`, or all of `kinds` where that is empty."""
 
     url: str
     pattern: str

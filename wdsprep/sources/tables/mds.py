@@ -133,7 +133,7 @@ def _read(store: Store, shard: MdsShard, name: str) -> bytes:
         _check(store.url, zipped, data)
         shard.check_unpacked(store.url, len(data))
         with _parsing(store.url, name):
-            data = _unzipped(shard.compression, data, shard.raw.nbytes)
+            data = _unpack(shard.compression, data, shard.raw.nbytes)
     _check(store.url, MdsFile(name, shard.raw.nbytes, shard.raw.digests), data)
     return data
 
@@ -143,8 +143,8 @@ def _parsing(url: str, name: str) -> AbstractContextManager[None]:
     return parsing_file(f"{url}/{name}", "is no sound MDS shard", advice)
 
 
-def _unzipped(kind: str, data: bytes, nbytes: int) -> bytes:
-    """Return the data unpacked, of which no more than a byte above what it should have."""
+def _unpack(kind: str, data: bytes, nbytes: int) -> bytes:
+    """Unpack the data of a shard, to no more than a byte above the length it should have."""
     if kind == "snappy":  # which makes 21 bytes of one at most
         found: bytes = pa.decompress(data, nbytes, codec=kind, asbytes=True)
         return found

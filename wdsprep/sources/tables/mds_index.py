@@ -40,7 +40,7 @@ T = TypeVar("T", int, str, "list[Any]", "dict[str, Any]")
 
 
 class MdsColumn(NamedTuple):
-    """`nbytes` is 0 where that differs from sample to sample."""
+    """A column of a shard. `nbytes` is 0 where its length differs from sample to sample."""
 
     name: str
     encoding: str
@@ -48,7 +48,7 @@ class MdsColumn(NamedTuple):
 
 
 class MdsFile(NamedTuple):
-    """One form of a shard: as it is, or compressed."""
+    """A file of a shard: the shard as it is, or compressed."""
 
     name: str
     nbytes: int
@@ -76,7 +76,7 @@ class MdsShard:
         return next((form for form in forms if form.name in there), None)
 
     def check_unpacked(self, url: str, nbytes: int) -> None:
-        """Refuse a file of so many bytes that unpacks to far more."""
+        """Refuse a shard whose file of so many bytes unpacks to far more."""
         if self.raw.nbytes > max(UNPACKED_NBYTES, UNPACKED_RATIO * nbytes):
             name = self.zipped.name if self.zipped else self.raw.name
             raise SourceError(

@@ -32,10 +32,10 @@ NUMBERS = {"bool": "|b1", "int": "<i8", "float": "<f4", "double": "<f8"}
 
 
 class ParquetTable:
-    """A table whose rows are small.
+    """A Parquet file that is read as a table whose rows are small.
 
-    A part of it is a run of row groups, or some rows of a group that has more than a slice
-    takes. Only the part that is read is ever decoded at once.
+    A part of it is a run of row groups, or some rows of a group that has more than a slice takes.
+    Only the part that is read is ever decoded at once.
     """
 
     has_schema = True
@@ -70,7 +70,7 @@ class ParquetTable:
         return [field.name for field in self.schema if _is_text(field.type)]
 
     def parts(self, rows: int) -> Iterator[tuple[str, int]]:
-        """Up to `rows` rows each: where they are, and how many."""
+        """Yield where each part of the table is, of up to `rows` rows, and how many rows it has."""
         with open_parquet(self.store, self.name) as file:
             for first, last, count in file.runs(rows):
                 for skipped in range(0, count, rows):
@@ -78,7 +78,7 @@ class ParquetTable:
                     yield f"{first}:{last}:{skipped}:{taken}", taken
 
     def rows(self, where: str, only: Collection[str] = ()) -> Iterator[tuple[int, TableRow]]:
-        """Yield the rows of a part with their numbers in the table, with `only` these columns."""
+        """Yield the rows of a part with their numbers in the table, and `only` these columns."""
         first, last, skipped, taken = map(int, where.split(":"))
         with open_parquet(self.store, self.name) as file:
             before, at = sum(file.groups[:first]), 0
@@ -192,7 +192,7 @@ class OpenParquet:
     def batches(
         self, rows: int, *, groups: Sequence[int] | None = None, columns: Collection[str] = ()
     ) -> Iterator[pa.RecordBatch]:
-        """So many rows at a time, of some row groups and columns, or of all."""
+        """Yield up to `rows` rows at a time, of these row groups and columns, or of all."""
         wanted = range(len(self.groups)) if groups is None else groups
         with self._parsing():
             batches = self._file.iter_batches(
@@ -225,7 +225,7 @@ class OpenParquet:
 
 
 class StoreFile(io.RawIOBase):
-    """A file of a store that can be read anywhere, as Parquet's readers want it."""
+    """A file of a store that can be read from any place, as readers of Parquet want it."""
 
     def __init__(self, store: Store, name: str) -> None:
         entry = next((e for e in store.list(name) if e.name == name), None)

@@ -57,7 +57,7 @@ class TextTable:
         return self.columns()
 
     def parts(self, rows: int) -> Iterator[tuple[str, int]]:
-        """Up to `rows` rows each: where they are, and how many."""
+        """Yield where each part of the table is, of up to `rows` rows, and how many rows it has."""
         with self._lines() as lines:
             if self._kind in DELIMITERS:
                 self._header(lines)
@@ -95,7 +95,7 @@ class TextTable:
             return list(first) if isinstance(first, dict) else []
         what = f"{self.store.url}/{self.name}"
         try:
-            found = next(csv.reader(_decoded(lines), delimiter=DELIMITERS[self._kind]), [])
+            found = next(csv.reader(_decode_lines(lines), delimiter=DELIMITERS[self._kind]), [])
         except csv.Error as error:
             raise SourceError(
                 f"{what} begins with no names of columns ({error}): mend its first line"
@@ -104,7 +104,7 @@ class TextTable:
         return found
 
     def _records(self, lines: "_Lines") -> Iterator[None]:
-        """Go on by one record a time."""
+        """Step through the records of a table, and yield after each."""
         if self._kind in DELIMITERS:
             return self._csv_records(lines)
         return (None for line in lines if line.strip())
@@ -116,7 +116,7 @@ class TextTable:
         knows.
         """
         record = _OneRecord(lines)
-        cells = csv.reader(_decoded(record), delimiter=DELIMITERS[self._kind])
+        cells = csv.reader(_decode_lines(record), delimiter=DELIMITERS[self._kind])
         for line in lines:
             if b'"' in line:
                 record.begin(line)
@@ -163,7 +163,7 @@ class TextTable:
 
 
 class _Lines:
-    """The lines of a file from one place to another; `at` is where the next one begins."""
+    """The lines of a file from one byte to another; `at` is where the next line begins."""
 
     def __init__(self, file: io.BufferedIOBase, start: int, end: int | None) -> None:
         self._file = file
@@ -225,7 +225,7 @@ class _OneRecord:
         return line
 
 
-def _decoded(lines: Iterable[bytes]) -> Iterator[str]:
+def _decode_lines(lines: Iterable[bytes]) -> Iterator[str]:
     return (line.decode("utf-8", "surrogateescape") for line in lines)
 
 
@@ -243,8 +243,8 @@ def _json_rows(lines: Iterable[bytes]) -> Iterator[TableRow]:
 
 
 def _csv_rows(lines: Iterable[bytes], header: list[str], delimiter: str) -> Iterator[TableRow]:
-    """Empty cells say nothing, and are left out."""
-    cells = csv.reader(_decoded(lines), delimiter=delimiter)
+    """Yield the rows of a CSV file, without their empty cells."""
+    cells = csv.reader(_decode_lines(lines), delimiter=delimiter)
     while True:
         try:
             found = next(cells)
