@@ -336,7 +336,7 @@ def encoded(kind: str, **options: Any) -> bytearray:
 
 def refusal(data: bytes, kind: str) -> Code:
     with formats.quiet, pytest.raises(RejectedError) as caught:
-        formats.load(formats.opened(data, kind), kind)
+        formats.load(formats.open_image(data, kind), kind)
     return caught.value.code
 
 

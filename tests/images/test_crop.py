@@ -23,7 +23,7 @@ from wdsprep.images import Limits
 from wdsprep.images import crop as cropping
 from wdsprep.images import pixel_rule as images
 from wdsprep.images.crop import Crop, crop, crops
-from wdsprep.images.shapes import OVERSAMPLING, Shapes, covering
+from wdsprep.images.shapes import OVERSAMPLING, Shapes, covering_size
 
 R = 64
 ANY_SHAPE = Limits(min_side=R, max_area=100_000_000, max_aspect_ratio=0.0)
@@ -57,7 +57,7 @@ KINDS = {"noise": noise, "smooth": smooth, "photo": photo}
 
 def by_pillow(image: Image.Image, resolution: int) -> np.ndarray:
     image = image.convert("RGB")
-    width, height = covering(*image.size, (resolution, resolution))
+    width, height = covering_size(*image.size, (resolution, resolution))
     if image.size != (width, height):
         # Pillow may take the columns of a tall image first; between the two, levels are clipped.
         image = image.resize((width, image.height), Image.Resampling.BICUBIC)
@@ -154,9 +154,12 @@ def test_image_of_the_right_size_keeps_every_pixel():
 def test_long_side_never_falls_under_the_resolution():
     for shorter in range(R, 300):
         for longer in range(shorter, shorter + 5):
-            assert covering(shorter, longer, (R, R))[0] == R
-            assert covering(shorter, longer, (R, R))[1] >= R
-            assert covering(longer, shorter, (R, R)) == covering(shorter, longer, (R, R))[::-1]
+            assert covering_size(shorter, longer, (R, R))[0] == R
+            assert covering_size(shorter, longer, (R, R))[1] >= R
+            assert (
+                covering_size(longer, shorter, (R, R))
+                == covering_size(shorter, longer, (R, R))[::-1]
+            )
 
 
 def test_nothing_is_enlarged_and_the_area_is_checked_before_decoding():

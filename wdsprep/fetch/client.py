@@ -32,7 +32,7 @@ PAGES = ("text/html", "application/xhtml", "application/json", "video/", "audio/
 
 
 class LaterError(RejectedError):
-    """The server says when to come back."""
+    """The error that a server refuses a request, but says when to come back."""
 
     def __init__(self, code: Code, detail: str, after_s: float) -> None:
         super().__init__(code, detail)
@@ -41,7 +41,7 @@ class LaterError(RejectedError):
 
 
 class Client:
-    """Belongs to one event loop."""
+    """A client that fetches images by their URLs, on one event loop."""
 
     def __init__(self, rules: FetchRules) -> None:
         self._rules = rules
@@ -71,7 +71,7 @@ class Client:
                 return await self._objects.fetch(url)
             target = parse(url)
             host = target.host
-            return Fetched(data=await self._insist(target), host=host)
+            return Fetched(data=await self._fetch_with_retries(target), host=host)
         except Exception as error:  # noqa: BLE001 (no server's answer may cost the other URLs)
             rejected = as_rejected(error, Code.FAULT)
             return Fetched(code=rejected.code, detail=rejected.detail, host=host)
@@ -81,12 +81,12 @@ class Client:
         self._objects.close()
         self._lines.close()
 
-    async def _insist(self, target: Target) -> bytes:
+    async def _fetch_with_retries(self, target: Target) -> bytes:
         for attempt in range(self._rules.retries):
             try:
                 return await self._get_image(target)
             except RejectedError as error:
-                if error.code not in TRANSIENT or _asks_for_too_much(error):
+                if error.code not in TRANSIENT or _asks_too_long_pause(error):
                     raise
             await asyncio.sleep(backoff.pause_s(attempt))
         return await self._get_image(target)
@@ -100,10 +100,10 @@ class Client:
         return answer.body
 
     def _judge_image(self, head: Head) -> bool:
-        if _moves(head):
+        if _is_redirect(head):
             return False
         if failure := rejection_for_status(head.status):
-            raise _with_time(failure, head)
+            raise _add_retry_time(failure, head)
         if self._rules.opt_outs and (reserved := opt_outs.opt_out(head.headers)):
             raise RejectedError(Code.DISALLOWED, reserved)
         if head.first("content-type").lower().startswith(PAGES):
@@ -139,13 +139,13 @@ class Client:
         redirects: int,
         check: Callable[[Target], Awaitable[None]] | None = None,
     ) -> Answer:
-        """Follow redirects, and return the answer at their end."""
+        """Get a URL, follow redirects, and return the answer at their end."""
         left_s, seen = self._rules.timeout_s, {target.url}
         while True:
             if check is not None:
                 await check(target)
             answer, took_s = await self._ask(target, want, left_s)
-            if not _moves(answer.head):
+            if not _is_redirect(answer.head):
                 return answer
             left_s -= took_s
             target = follow(target, answer.head.first("location"))
@@ -180,21 +180,22 @@ class Client:
 
 
 def _judge_robots(head: Head) -> bool:
-    """Return whether there is a robots.txt. Raise where it may be there, but cannot be had now.
+    """Return whether there is a robots.txt, by the head of an answer.
 
-    A file that is missing allows everything; one that cannot be had now forbids everything.
+    Raise an error where it may be there, but cannot be had now. A file that is missing allows
+    everything; one that cannot be had now forbids everything.
     """
     failure = rejection_for_status(head.status)
     if failure is not None and failure.code in TRANSIENT:
-        raise _with_time(failure, head)
+        raise _add_retry_time(failure, head)
     return failure is None
 
 
-def _moves(head: Head) -> bool:
+def _is_redirect(head: Head) -> bool:
     return head.status in MOVED and bool(head.first("location"))
 
 
-def _with_time(failure: RejectedError, head: Head) -> RejectedError:
+def _add_retry_time(failure: RejectedError, head: Head) -> RejectedError:
     now = datetime.datetime.now(datetime.timezone.utc)
     after_s = backoff.retry_after_s(head.headers, now)
     if not after_s or failure.code not in TRANSIENT:
@@ -202,5 +203,5 @@ def _with_time(failure: RejectedError, head: Head) -> RejectedError:
     return LaterError(failure.code, f"{failure.detail}, Retry-After {after_s:.0f} s", after_s)
 
 
-def _asks_for_too_much(error: RejectedError) -> bool:
+def _asks_too_long_pause(error: RejectedError) -> bool:
     return isinstance(error, LaterError) and error.after_s > backoff.LONGEST_WAIT_S

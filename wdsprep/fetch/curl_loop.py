@@ -15,10 +15,9 @@ _DONE = (0, "")
 
 
 class CurlLoop:
-    """Many libcurl transfers on one event loop.
+    """A loop that runs many libcurl transfers on one event loop.
 
-    libcurl tells which sockets and which time it waits for; the loop tells libcurl when they
-    come.
+    libcurl tells which sockets and which time it waits for; the loop tells libcurl when they come.
     """
 
     def __init__(self, *, connections: int) -> None:

@@ -54,11 +54,10 @@ class UrlSource(Protocol):
 
 @dataclass(slots=True)
 class DownloadTurns:
-    """State that the slices of a worker share: whose turn it is to ask, and statistics of answers.
+    """The state that slices of a worker share: whose turn it is to ask, and statistics of answers.
 
-    Only a few URLs are asked for at first, because the size of the images decides how many may
-    be under way at a time. The number grows with the answers, and with time where answers take
-    long.
+    Only a few URLs are asked for at first, because the size of the images decides how many may be
+    under way at a time. The number grows with the answers, and with time where answers take long.
     """
 
     turn: threading.Lock = field(default_factory=threading.Lock)
@@ -84,7 +83,7 @@ class DownloadTurns:
 
 @dataclass(slots=True)
 class _Download:
-    """One URL, for which one or more of the rows ahead wait."""
+    """The download of one URL, for which one or more of the rows ahead wait."""
 
     url: str
     future: "Future[Fetched] | None"
@@ -161,7 +160,10 @@ class Downloads:
         yield from self._mind_outage(at_end=True)
 
     def _mind_outage(self, *, at_end: bool = False) -> Iterator[None]:
-        """WorkError where it is one; nothing while that is found out."""
+        """Find out whether the network is down, where it seems so, and raise WorkError if it is.
+
+        Yield None from time to time until that is known.
+        """
         if self._outage is None or not self._outage.is_suspected(at_end=at_end):
             return
         told = _in_thread(self._outage.confirm)
@@ -217,7 +219,7 @@ class Downloads:
         self._arrived.put(download)
 
     def _hear(self, timeout_s: float = 0.0) -> bool:
-        """Take note of what has arrived; whether anything has."""
+        """Take note of the answers that have arrived. Return whether there were any."""
         heard = False
         with suppress(Empty):
             while True:
@@ -255,7 +257,7 @@ class Downloads:
         return Refusal(source=row.source, code=fetched.code, detail=fetched.detail, url=row.url)
 
     def _release(self, download: _Download, nbytes: int) -> None:
-        """Let go of the data where no row is left that wants it."""
+        """Drop the data of a download that no further row wants."""
         if download.url in self._by_url:
             self._repeated[download.url] -= 1
             if self._repeated[download.url] > 0:

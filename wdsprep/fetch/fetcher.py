@@ -16,7 +16,7 @@ CLOSING_S = 2.0
 
 
 class Fetcher:
-    """A client that runs in a thread of its own; one for each process.
+    """A client in a thread of its own; there is one for each process.
 
     Any number of threads may submit. A forked child cannot use it, because it does not have the
     thread. The callbacks of a future run in the fetcher's thread, so they must be quick.
@@ -42,7 +42,7 @@ class Fetcher:
         self._client = opened.result()
 
     def submit(self, url: str) -> "Future[Fetched]":
-        """Fetch it some time; cancelling the future gives the request up."""
+        """Begin to fetch a URL. Cancelling the future gives the request up."""
         future: Future[Fetched] = Future()
         with self._lock:
             if self._closed:
@@ -77,9 +77,10 @@ class Fetcher:
                 self._loop.call_soon_threadsafe(task.cancel)
 
     def close(self) -> None:
-        """Cancel what is not done, and end the thread. Once is enough, twice does no harm.
+        """Cancel the requests that are not done, and end the thread.
 
-        libcurl waits for name servers that do not answer; we do not: the thread is a daemon.
+        To call this twice does no harm. libcurl waits for name servers that do not answer; we do
+        not: the thread is a daemon.
         """
         with self._lock:
             if not self._closed:

@@ -34,7 +34,7 @@ class _HostState:
 
 
 class HostLimits:
-    """Belongs to one event loop."""
+    """Limits on the requests of one event loop, in all and to each host."""
 
     def __init__(
         self, *, in_flight: int, per_host: int, may_start: Callable[[], bool] = lambda: True
@@ -49,7 +49,7 @@ class HostLimits:
         self._ready: deque[str] = deque()
 
     async def take(self, host: str) -> None:
-        """Wait for a turn with this host.
+        """Wait for a turn to ask this host.
 
         Raise the RejectedError of another request where the host has just failed again.
         """
@@ -72,10 +72,10 @@ class HostLimits:
         pause_s: float = 0.0,
         for_all: bool = False,
     ) -> None:
-        """End a turn, and draw the consequences of its failure.
+        """End a turn with a host, and let a failure have its consequences.
 
-        The host may have asked for a pause (`pause_s`). A failure may hold for all requests
-        that wait for this host: after many in a row, or `for_all`.
+        The host may have asked for a pause (`pause_s`). A failure may hold for all requests that
+        wait for this host: after many in a row, or `for_all`.
         """
         turns = self._hosts[host]
         failed = failure is not None and failure.code in DEAD
@@ -94,7 +94,7 @@ class HostLimits:
         self._go_on(host)
 
     def _go_on(self, host: str) -> None:
-        """Something changed for this host: line it up or forget it, and call who is next."""
+        """Queue a host again or forget it, after a change, and begin the next requests."""
         self._line_up(host)
         while self._free and self._ready and self._may_start():
             self._call(self._ready.popleft())

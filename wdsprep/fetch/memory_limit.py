@@ -7,7 +7,7 @@ USUAL_NBYTES = 100_000  # of a body, until some have come
 
 
 class CrowdedError(Exception):
-    """A body is given up for the sake of others: it is to be asked for again later."""
+    """The error that a body was given up to save memory. It is to be asked for again later."""
 
 
 @dataclass(slots=True)

@@ -25,7 +25,7 @@ _Job = tuple[str, "asyncio.Future[Fetched]"]
 
 
 class ObjectReader:
-    """Belongs to one event loop."""
+    """A reader of images in buckets and on the hub, for one event loop."""
 
     def __init__(self, *, max_nbytes: int) -> None:
         self._max_nbytes = max_nbytes

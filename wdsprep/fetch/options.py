@@ -18,14 +18,14 @@ TRANSIENT = frozenset(
 """Codes of failures that may pass: worth another attempt now, and another run later."""
 
 ROBOTS = "robots.txt"
-"""The begin of a reject's detail, where robots.txt disallowed the URL and not a header."""
+"""The start of a reject's detail, where robots.txt disallowed the URL and not a header."""
 
 
 DOWNLOADING = "Downloading"
 
 
 def check_contact(contact: str) -> str:
-    """Refuse what no header can hold."""
+    """Check that a header can hold the contact, and return it."""
     if not isinstance(contact, str) or not (contact.isascii() and contact.isprintable()):
         raise UsageError(f"{contact!r}: not a contact to show: give a URL or a mail address")
     return contact
@@ -63,7 +63,7 @@ class FetchRules:
 
 @dataclass(frozen=True, kw_only=True)
 class FetchOptions(Options):
-    """The same as a user says it."""
+    """The options of the downloader, as a user gives them."""
 
     timeout: float = field(
         default=FetchRules.timeout_s,
@@ -76,7 +76,7 @@ class FetchOptions(Options):
     )
     retries: int = field(
         default=FetchRules.retries,
-        metadata=about("Try a URL so many times more.", DOWNLOADING, least=0, usual=True),
+        metadata=about("Try a failed URL so many more times.", DOWNLOADING, least=0, usual=True),
     )
     requests: int = field(
         default=FetchRules.in_flight,
@@ -92,7 +92,7 @@ class FetchOptions(Options):
     per_host: int = field(
         default=FetchRules.per_host,
         metadata=about(
-            "Have so many of them under way at one host.", DOWNLOADING, least=1, usual=True
+            "Have so many requests under way at one host.", DOWNLOADING, least=1, usual=True
         ),
     )
     contact: str = field(
@@ -124,7 +124,7 @@ class FetchOptions(Options):
     ignore_outage: bool = field(
         default=False,
         metadata=about(
-            "If none of many hosts answers, reject their URLs, and do not stop.",
+            "Reject the URLs where none of many hosts answers, instead of stopping.",
             DOWNLOADING,
         ),
     )

@@ -83,7 +83,10 @@ class OutageCheck:
         return rows >= many and len(self._sites) >= OUTAGE_SITES
 
     def confirm(self) -> None:
-        """Raise WorkError where the network is down. This takes a while."""
+        """Raise WorkError if the network is down.
+
+        To find that out takes a while.
+        """
         witnesses = self._witnesses.urls()
         if witnesses:
             is_up = self._answers_one_of(witnesses)
@@ -94,7 +97,7 @@ class OutageCheck:
             raise WorkError(
                 f"none of the last {self._codes.total():,} URLs gave any answer, from "
                 f"{plural(len(self._sites), 'site')} ({human_counts(self._codes)}){nor}: the "
-                "network or its name service seems to be down here: see to it, then run the same "
+                "network or its name service seems to be down here: mend that, then run the same "
                 "command again; if it is up and these hosts are gone, add --ignore-outage"
             )
         self._forget()
@@ -113,7 +116,7 @@ class OutageCheck:
                 one.cancel()
 
     def _silent_sites(self) -> int:
-        """Count the sites whose names may exist, up to the number that suffices."""
+        """Count the sites without an answer whose names may exist, as far as is needed."""
         names = [name for name in self._sites.values() if name]
         silent = len(self._sites) - len(names)
         with ThreadPoolExecutor(OUTAGE_SITES) as threads:

@@ -54,7 +54,7 @@ Rank = tuple[int, bool]
 
 @dataclass(frozen=True, slots=True)
 class RulePattern:
-    """The path of a rule with a wildcard in it, cut at each."""
+    """The path of a rule that has wildcards, cut at each."""
 
     pieces: tuple[str, ...]
     to_the_end: bool
@@ -122,10 +122,10 @@ def read_robots(data: bytes) -> Robots:
             ours += rules
         elif "*" in agents:
             anyone += rules
-    return _sorted(ours if named else anyone)
+    return _sort_rules(ours if named else anyone)
 
 
-def _sorted(rules: list[tuple[bool, str]]) -> Robots:
+def _sort_rules(rules: list[tuple[bool, str]]) -> Robots:
     starts: dict[str, Rank] = {}
     wholes: dict[str, Rank] = {}
     patterns = []
@@ -176,7 +176,7 @@ def _lines(text: str) -> Iterator[tuple[str, str]]:
 
 
 def normal_path(path: str) -> str:
-    """Return the one spelling of a path in which only those characters are escaped that must be."""
+    """Return the spelling of a path in which no characters are escaped but those that must be."""
     text = _ESCAPE.sub(lambda found: _SPELLING[found[0]], path)
     if _NEEDS_NOTHING.fullmatch(text):
         return text
@@ -201,7 +201,7 @@ class RobotsCache:
         self._nbytes = 0
 
     async def check(self, target: Target) -> None:
-        """RejectedError if we may not, or cannot know whether we may, ask for this target."""
+        """Raise RejectedError where a robots.txt forbids a target, or may forbid it."""
         origin = target.origin
         robots = self._known.get(origin) or await self._wait_for(target)
         if origin in self._known:  # others may have taken its place already

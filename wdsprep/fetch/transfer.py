@@ -20,7 +20,7 @@ that the environment names are not used, as a proxy would connect to any address
 no cookies, no netrc, and no HTTP/2: eight images over one connection end together when it breaks.
 
 Certificates are believed by `SSL_CERT_FILE`, as curl and Python's own programs do, else by the
-machine's certificates_path, else by Mozilla's as the certifi package has it.
+machine's own certificates, else by Mozilla's as the certifi package has them.
 """
 
 import socket
@@ -51,7 +51,7 @@ SWITCHING = 101
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Head:
-    """Status and headers; names in lower case."""
+    """The status and the headers of an answer, with names in lower case."""
 
     status: int
     headers: Headers
@@ -61,7 +61,7 @@ class Head:
 
     @property
     def nbytes(self) -> int:
-        """Return the length of the body by its header; -1 where the server does not say."""
+        """Return the length of the body by the headers; -1 where the server does not say."""
         length = self.first("content-length")
         if not (length.isascii() and length.isdigit()):
             return -1
@@ -76,10 +76,10 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerRule:
-    """The rule for how an answer is taken.
+    """A rule for how an answer is taken.
 
-    `judge` sees the head before the body is read. It returns whether the body is wanted, or
-    raises RejectedError.
+    `judge` sees the head before the body is read. It returns whether the body is wanted, or raises
+    RejectedError.
     """
 
     judge: Callable[[Head], bool]
@@ -219,7 +219,7 @@ class Handle:
 
 
 class Handles:
-    """The handles that are free, as many as were ever busy at a time."""
+    """The free handles of libcurl, as many as were ever busy at a time."""
 
     def __init__(self, rules: FetchRules) -> None:
         self._rules, self.room = rules, body_limit_for(rules.max_nbytes)
@@ -227,7 +227,10 @@ class Handles:
         self._multi = CurlLoop(connections=rules.in_flight)
 
     async def get(self, url: str, want: AnswerRule, *, timeout_s: float) -> tuple[Answer, float]:
-        """Return the answer and the seconds it took. Raise CrowdedError where memory is short."""
+        """Get a URL. Return the answer and the seconds it took.
+
+        Raise CrowdedError where memory is short.
+        """
         line = self._free.pop() if self._free else Handle(self._rules, self.room)
         try:
             answer = await line.get(self._multi, url, want, timeout_s=timeout_s)

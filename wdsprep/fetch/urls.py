@@ -51,16 +51,18 @@ class Target:
 
 
 def parse(url: str) -> Target:
-    """Parse a URL. Raise RejectedError that tells why it is none."""
+    """Parse a URL. Raise RejectedError where it is none, or cannot be fetched."""
     text = url.strip(_IGNORED).replace("\t", "").replace("\r", "").replace("\n", "")
     if len(text) > MAX_LENGTH:
-        raise _bad(f"{len(text)} characters long")
+        raise _bad_url(f"{len(text)} characters long")
     scheme = scheme_of(text)
     if scheme not in PORTS:
-        raise _bad(f"{scheme[:20]}: is not http, https, s3, gs, az or hf" if scheme else "no URL")
+        raise _bad_url(
+            f"{scheme[:20]}: is not http, https, s3, gs, az or hf" if scheme else "no URL"
+        )
     parts = _PARTS.match(text, len(scheme) + 1)
     if parts is None:
-        raise _bad(f"no // after {scheme}:")
+        raise _bad_url(f"no // after {scheme}:")
     host, port = _host_and_port(parts["place"])
     path = _without_dots(parts["path"].replace("\\", "/"))
     return Target(
@@ -72,19 +74,19 @@ def parse(url: str) -> Target:
 
 
 def scheme_of(url: str) -> str:
-    """Return the scheme in lower case, or an empty text."""
+    """Return the scheme of a URL in lower case, or an empty text."""
     found = _SCHEME.match(url.lstrip(_IGNORED))
     return found[1].lower() if found else ""
 
 
 def follow(target: Target, location: str) -> Target:
-    """Return the target of a redirect."""
+    """Return the target of a redirect from a target to a location."""
     try:
         return parse(urljoin(target.url, location.strip(_IGNORED)))
     except ValueError as error:  # of urljoin, for half an IPv6 address
-        raise _bad(f"redirect: {error}") from error
+        raise _bad_url(f"redirect: {error}") from error
     except RejectedError as error:
-        raise _bad(f"redirect: {error.detail}") from error
+        raise _bad_url(f"redirect: {error.detail}") from error
 
 
 def _without_dots(path: str) -> str:
@@ -110,11 +112,11 @@ def _without_dots(path: str) -> str:
 @lru_cache(maxsize=4_096)  # a table names the same few hosts over and over
 def _host_and_port(place: str) -> tuple[str, int]:
     if "@" in place:
-        raise _bad("a user name or password in it")
+        raise _bad_url("a user name or password in it")
     found = _PLACE.fullmatch(place)
     port = int(found["port"] or 0) if found else 65_536
     if found is None or port > 65_535:
-        raise _bad("not a port")
+        raise _bad_url("not a port")
     return _ipv6(found["host"]) if found["host"][:1] == "[" else _name(found["host"]), port
 
 
@@ -122,7 +124,7 @@ def _ipv6(text: str) -> str:
     try:
         return str(IPv6Address(text[1:-1] if "%" not in text else ""))
     except AddressValueError as error:
-        raise _bad("not an IPv6 address") from error
+        raise _bad_url("not an IPv6 address") from error
 
 
 def _name(text: str) -> str:
@@ -131,7 +133,7 @@ def _name(text: str) -> str:
         name = _ascii(name)
     name = name.lower().removesuffix(".")
     if not _HOST.fullmatch(name):
-        raise _bad("not a host" if name else "no host")
+        raise _bad_url("not a host" if name else "no host")
     return name
 
 
@@ -141,14 +143,14 @@ def _ascii(name: str) -> str:
     try:
         return idna.encode(name, uts46=True).decode()
     except UnicodeError as error:  # idna's own errors are of this kind
-        raise _bad("not a host") from error
+        raise _bad_url("not a host") from error
 
 
 def _quote(found: "re.Match[str]") -> str:
     return "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", "replace"))
 
 
-def _bad(detail: str) -> RejectedError:
+def _bad_url(detail: str) -> RejectedError:
     return RejectedError(Code.BAD_URL, detail)
 
 
@@ -162,13 +164,13 @@ def is_public(address: str) -> bool:
     ip = ip_address(address.partition("%")[0])
     if isinstance(ip, IPv4Address):
         return ip.is_global and not ip.is_multicast
-    inside = _inside(ip)
+    inside = _embedded_ipv4(ip)
     if inside is not None:
         return is_public(str(inside))
     return ip in _GLOBAL_UNICAST and ip.is_global and ip not in _DOCUMENTATION
 
 
-def _inside(ip: IPv6Address) -> IPv4Address | None:
+def _embedded_ipv4(ip: IPv6Address) -> IPv4Address | None:
     """Return the IPv4 address inside a mapped, compatible, NAT64 or 6to4 address, or None."""
     if any(ip in network for network in _TAILS):
         return IPv4Address(int(ip) & 0xFFFFFFFF)

@@ -127,7 +127,7 @@ class ImageOptions(Options):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recode:
-    """Write everything as JPEG of this quality, at most `max_side` long (0: as long as it is).
+    """A rule to write all images as JPEG of this quality, at most `max_side` long (0: any length).
 
     The shorter side never falls under `Limits.min_side`, so shrinking cannot cost a sample its
     bucket: of a long thin picture the longer side stays over `max_side` instead.
@@ -138,7 +138,7 @@ class Recode:
 
 
 def jpeg_quality(given: object) -> int:
-    """`jpg:95`, or the 95 alone."""
+    """Return the quality in a text such as `jpg:95` or `95`."""
     match = re.fullmatch(r"(?:jpe?g:)?(\d{1,3})", str(given))
     if match is None or not 1 <= int(match[1]) <= 100:
         raise UsageError(f"{brief(given)}: write jpg:95, with a quality from 1 to 100")

@@ -12,7 +12,7 @@ from io import BytesIO
 from PIL import Image, ImageChops, ImageCms, TiffImagePlugin
 
 from wdsprep.images.headers import Header
-from wdsprep.images.orientation import turned
+from wdsprep.images.orientation import turn_upright
 
 _SPACES = {b"RGB ": "RGB", b"GRAY": "L", b"CMYK": "CMYK"}
 
@@ -22,17 +22,17 @@ _MAX_NBYTES = 4 << 20  # the largest real ones, of presses, have 3 MB
 _BROKEN = (ImageCms.PyCMSError, OSError, ValueError)
 
 
-def plain(
+def make_plain(
     image: Image.Image, header: Header, done: set[str]
 ) -> tuple[Image.Image, Image.Image | None]:
     """Return an image upright, in 8 bits of sRGB, as L or RGB; and its alpha, if it has any."""
-    clear = _clear(image, header)
+    clear = _transparent_colour(image, header)
     if header.orientation != 1:
         done.add("orientation")
-        image = turned(image, header.orientation)
+        image = turn_upright(image, header.orientation)
     if image.mode == "1" or image.mode.startswith("I"):
         done.add("depth")
-        opaque = _other_than(image, clear) if image.mode == "I;16" else None
+        opaque = _opaque_mask(image, clear) if image.mode == "I;16" else None
         image = _eight_bits(image, header)
         if opaque is not None:
             image.putalpha(opaque)
@@ -53,11 +53,11 @@ def plain(
     return _srgb(image, header, done), alpha
 
 
-def _clear(image: Image.Image, header: Header) -> bytes | int | tuple[int, ...] | None:
-    """Return the colour that is transparent.
+def _transparent_colour(image: Image.Image, header: Header) -> bytes | int | tuple[int, ...] | None:
+    """Return the transparent colour of an image.
 
-    Pillow scales a PNG's samples to 8 bits but not this colour. It leaves grey of 16 bits, and
-    this with it.
+    Pillow scales a PNG's samples to 8 bits but not this colour. It leaves grey of 16 bits, and this
+    with it.
     """
     clear: bytes | int | tuple[int, ...] | None = image.info.get("transparency")
     if header.depth == 16 and isinstance(clear, tuple):
@@ -67,8 +67,11 @@ def _clear(image: Image.Image, header: Header) -> bytes | int | tuple[int, ...] 
     return clear
 
 
-def _other_than(image: Image.Image, clear: object) -> Image.Image | None:
-    """Opaque where grey of 16 bits is not the transparent level, of which all bits count."""
+def _opaque_mask(image: Image.Image, clear: object) -> Image.Image | None:
+    """Return a mask of a picture in grey of 16 bits that is opaque but at the transparent level.
+
+    All bits of the level count.
+    """
     if not isinstance(clear, int):
         return None
     raw = image.tobytes()
@@ -117,18 +120,18 @@ def to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
 
 
 def _transform(profile: bytes | None, mode: str) -> ImageCms.ImageCmsTransform | None:
-    """Return the conversion to sRGB.
+    """Return the conversion from a profile to sRGB.
 
     None means that the profile is sRGB, broken or for other channels.
     """
     if not profile or len(profile) > _MAX_NBYTES:
         return None
-    return _built(profile, mode)
+    return _build_transform(profile, mode)
 
 
 # The cache keeps profiles alive: its size times theirs is what a hostile source can fill.
 @lru_cache(maxsize=32)
-def _built(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
+def _build_transform(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
     space = _SPACES.get(profile[16:20], "")
     if space != mode and (space, mode) != ("RGB", "L"):
         return None
@@ -159,7 +162,10 @@ def _is_identity(transform: ImageCms.ImageCmsTransform, mode: str) -> bool:
 def to_eight_bits(
     image: Image.Image, *, bits: int = 16, white_is_zero: bool = False
 ) -> Image.Image:
-    """16-bit and 1-bit grey as L. Pillow's own conversion of 16 bits clips at 255."""
+    """Convert grey of 16 bits or 1 bit to 8 bits.
+
+    Pillow's own conversion of 16 bits clips at 255.
+    """
     if image.mode == "1":
         return image.convert("L")
     raw = image.tobytes()

@@ -1,4 +1,4 @@
-"""Bytes of an image to the uint8 pixels that the VAE sees.
+"""The crop of an image that the VAE sees: from bytes to uint8 pixels.
 
 The pixel rule comes first, so an image of a foreign tar ends as `pack` would have stored it. Then
 it is scaled to cover its shape, and the centre is cut out: `shapes` says which. Pillow decodes and
@@ -67,31 +67,31 @@ def crop(data: bytes, shapes: Shapes | int, *, max_area: int = MAX_AREA) -> Crop
     Raise RejectedError where it is damaged, too small or too large.
     """
     shapes = Shapes.square(shapes) if isinstance(shapes, int) else shapes
-    picture = _prepared(data, shapes.least_side, max_area)
+    picture = _prepare(data, shapes.least_side, max_area)
     fit = shapes.fit(picture.width, picture.height)
     reduction = _reduction(picture, fit, shapes)
-    return _cut_out(_pixels(_decoded(picture, reduction)), picture, fit, reduction)
+    return _cut_out(_pixels(_decode(picture, reduction)), picture, fit, reduction)
 
 
 def crops(data: bytes, several: Sequence[Shapes], *, max_area: int = MAX_AREA) -> list[CropResult]:
-    """Return what `crop` gives for each of several lists of shapes.
+    """Return the crop of an image for each of several lists of shapes, as `crop` makes it.
 
     The image is decoded once for each scale at which they want it.
     """
 
     def alone(shapes: Shapes) -> CropResult:
-        return _or_refused(lambda: crop(data, shapes, max_area=max_area))
+        return _catch_rejection(lambda: crop(data, shapes, max_area=max_area))
 
     if len(several) == 1:
         return [alone(several[0])]
     least = min(shapes.least_side for shapes in several)
-    picture = _or_refused(lambda: _prepared(data, least, max_area))
+    picture = _catch_rejection(lambda: _prepare(data, least, max_area))
     if isinstance(picture, RejectedError):  # for some it may be too small before that
         return list(map(alone, several))
 
     @cache
     def decoded(reduction: int) -> torch.Tensor | RejectedError:
-        return _or_refused(lambda: _pixels(_decoded(picture, reduction)))
+        return _catch_rejection(lambda: _pixels(_decode(picture, reduction)))
 
     def cut(shapes: Shapes) -> CropResult:
         try:
@@ -112,7 +112,7 @@ def decode_image(data: bytes, *, max_area: int = MAX_AREA) -> "Image.Image":
 
     An image that is damaged or too large is a RejectedError.
     """
-    image = _decoded(_prepared(data, 1, max_area))
+    image = _decode(_prepare(data, 1, max_area))
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
@@ -121,20 +121,20 @@ def planes_of(image: "Image.Image") -> torch.Tensor:
     return _planes(_pixels(image))
 
 
-def _or_refused(act: Callable[[], T]) -> "T | RejectedError":
+def _catch_rejection(act: Callable[[], T]) -> "T | RejectedError":
     try:
         return act()
     except RejectedError as refused:
         return refused
 
 
-def _prepared(data: bytes, least_side: int, max_area: int) -> Picture:
+def _prepare(data: bytes, least_side: int, max_area: int) -> Picture:
     limits = Limits(min_side=least_side, max_area=max_area, max_aspect_ratio=0.0)
     return prepare(data, limits=limits, full=False)
 
 
 def _reduction(picture: Picture, fit: Fit, shapes: Shapes) -> int:
-    """Return by how much the image may be reduced, so that enough is left to be scaled."""
+    """Return the factor by which a JPEG may be decoded smaller, and still be large enough."""
     if not shapes.oversampling or picture.extension != "jpg":
         return WHOLE
     times = min(picture.width / fit.scaled_width, picture.height / fit.scaled_height)
@@ -143,14 +143,14 @@ def _reduction(picture: Picture, fit: Fit, shapes: Shapes) -> int:
 
 def _cut_out(pixels: torch.Tensor, picture: Picture, fit: Fit, reduction: int) -> Crop:
     scaled = (
-        _scaled(pixels, fit) if reduction == WHOLE else _reduced(pixels, picture, fit, reduction)
+        _scale(pixels, fit) if reduction == WHOLE else _rescale(pixels, picture, fit, reduction)
     )
     middle = scaled[:, fit.top : fit.top + fit.height, fit.left : fit.left + fit.width]
     return Crop(pixels=_planes(middle), width=picture.width, height=picture.height, fit=fit)
 
 
 def _planes(pixels: torch.Tensor) -> torch.Tensor:
-    """Return the three colour planes.
+    """Return the three colour planes of pixels.
 
     Of four channels each pixel is taken as one number: half the time of a copy byte by byte.
     """
@@ -163,7 +163,7 @@ def _planes(pixels: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(planes)
 
 
-def _decoded(picture: Picture, reduction: int = WHOLE) -> "Image.Image":
+def _decode(picture: Picture, reduction: int = WHOLE) -> "Image.Image":
     """Decode an image. This finds the damage that `pack --check full` finds.
 
     Where the image is reduced, a side that does not divide is rounded up.
@@ -173,7 +173,7 @@ def _decoded(picture: Picture, reduction: int = WHOLE) -> "Image.Image":
         headers.check_png(picture.data)
     width, height = picture.width, picture.height
     with formats.quiet:
-        image = formats.opened(picture.data, kind)
+        image = formats.open_image(picture.data, kind)
         if image.size != (width, height):  # or the limits were checked in vain
             raise RejectedError(Code.CORRUPT, "two sizes in one file")
         if reduction != WHOLE:
@@ -183,7 +183,7 @@ def _decoded(picture: Picture, reduction: int = WHOLE) -> "Image.Image":
 
 
 def _pixels(image: "Image.Image") -> torch.Tensor:
-    """(channels, height, width) with the channels last in memory; four of them unless grey."""
+    """Return pixels as (channels, height, width), channels last in memory: four, or one of grey."""
     try:
         stored = pyarrow.array(image)
         flat = from_dlpack(stored if image.mode == "L" else stored.values)
@@ -193,17 +193,18 @@ def _pixels(image: "Image.Image") -> torch.Tensor:
     return flat.view(image.height, image.width, -1).permute(2, 0, 1)
 
 
-def _scaled(pixels: torch.Tensor, fit: Fit) -> torch.Tensor:
+def _scale(pixels: torch.Tensor, fit: Fit) -> torch.Tensor:
     size = fit.scaled_height, fit.scaled_width
     if pixels.shape[1:] == size:
         return pixels
     return interpolate(_batch(pixels), size=size, mode="bicubic", antialias=True)[0]
 
 
-def _reduced(pixels: torch.Tensor, picture: Picture, fit: Fit, reduction: int) -> torch.Tensor:
-    """Scale by the factors of the true width and height; those of `pixels` were rounded up.
+def _rescale(pixels: torch.Tensor, picture: Picture, fit: Fit, reduction: int) -> torch.Tensor:
+    """Scale pixels that were decoded smaller, by the factors of the true width and height.
 
-    torch rounds the scaled sides down, so the factors are a hair too large.
+    The sides of the pixels were rounded up. torch rounds the scaled sides down, so the factors are
+    a hair too large.
     """
     sides = (fit.scaled_height, picture.height), (fit.scaled_width, picture.width)
     factors = tuple(scaled * reduction / true * (1 + 1e-9) for scaled, true in sides)
@@ -217,5 +218,8 @@ def _reduced(pixels: torch.Tensor, picture: Picture, fit: Fit, reduction: int) -
 
 
 def _batch(pixels: torch.Tensor) -> torch.Tensor:
-    """Return a batch of one image whose channels are last to torch too, as with [None] not."""
+    """Return a batch of one image.
+
+    Its channels are last to torch too, which they are not with [None].
+    """
     return pixels.permute(1, 2, 0)[None].permute(0, 3, 1, 2)

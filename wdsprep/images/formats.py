@@ -112,7 +112,7 @@ _SAYS_UNSUPPORTED = re.compile(
 
 
 def identify(data: bytes) -> str:
-    """Return the format by the first bytes.
+    """Return the format of an image by its first bytes.
 
     Raise RejectedError that says what else it looks like.
     """
@@ -127,7 +127,7 @@ def identify(data: bytes) -> str:
         return "PPM"
     if data[4:8] == b"ftyp":
         return _container(data)
-    raise _foreign(data)
+    raise _rejection_of_other(data)
 
 
 def _container(data: bytes) -> str:
@@ -140,7 +140,7 @@ def _container(data: bytes) -> str:
     raise RejectedError(Code.NOT_AN_IMAGE, f"looks like a video ({text(data[8:12])})")
 
 
-def _foreign(data: bytes) -> RejectedError:
+def _rejection_of_other(data: bytes) -> RejectedError:
     for magic, name in _UNSUPPORTED.items():
         if data.startswith(magic):
             return RejectedError(Code.UNSUPPORTED, f"{name} cannot be decoded here")
@@ -228,7 +228,7 @@ class _Quiet:
 quiet = _Quiet()
 
 
-def opened(data: bytes, kind: str) -> ImageFile:
+def open_image(data: bytes, kind: str) -> ImageFile:
     plugin = _PLUGINS.get(kind)
     if kind == "HEIF" and kind in Image.OPEN:  # pillow-heif, where the user registered it
         plugin = Image.OPEN[kind][0]
@@ -237,18 +237,18 @@ def opened(data: bytes, kind: str) -> ImageFile:
     try:
         return plugin(BytesIO(data), "")
     except DAMAGE as error:
-        raise rejected(error, kind) from error
+        raise rejection(error, kind) from error
 
 
 def load(image: ImageFile, kind: str) -> Image.Image:
     try:
         image.load()
     except DAMAGE as error:
-        raise rejected(error, kind) from error
+        raise rejection(error, kind) from error
     return image
 
 
-def rejected(error: Exception, kind: str) -> RejectedError:
+def rejection(error: Exception, kind: str) -> RejectedError:
     detail = f"{kind}: {error}"[:200]
     if isinstance(error, Image.DecompressionBombError):
         return RejectedError(Code.TOO_LARGE, detail)

@@ -22,7 +22,7 @@ _JPEG_MODES = {1: "L", 3: "RGB", 4: "CMYK"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Header:
-    """One image as its file declares it; width and height are as coded, before orientation."""
+    """An image as its file declares it; width and height are as coded, before orientation."""
 
     format: str
     width: int
@@ -38,7 +38,10 @@ class Header:
 
 
 def read_jpeg(data: bytes) -> Header:
-    """Walk the segments up to the first scan, as libjpeg does: bytes between them are skipped."""
+    """Read the header of a JPEG, which ends at the first scan.
+
+    Bytes between segments are skipped, as libjpeg does.
+    """
     frame: tuple[int, bytes] | None = None
     exif, chunks, adobe = b"", [], False
     damage: tuple[Code, str] | None = None
@@ -75,7 +78,7 @@ def read_jpeg(data: bytes) -> Header:
             frame = marker, data[start:at]
     if frame is None:
         raise RejectedError(*(damage or (Code.CORRUPT, "a scan without a frame header")))
-    return _jpeg(*frame, orientation(exif), _joined(chunks), adobe, damage)
+    return _jpeg(*frame, orientation(exif), _join_profile(chunks), adobe, damage)
 
 
 def _jpeg(
@@ -110,8 +113,8 @@ def _jpeg(
     )
 
 
-def _joined(chunks: list[bytes]) -> bytes | None:
-    """Join a profile in numbered pieces. With a piece missing it counts as none."""
+def _join_profile(chunks: list[bytes]) -> bytes | None:
+    """Join the numbered pieces of a profile. With a piece missing, the profile counts as none."""
     chunks.sort(key=lambda chunk: chunk[:1])
     if not chunks or len(chunks[0]) < 2 or chunks[0][1] != len(chunks):
         return None
@@ -119,7 +122,7 @@ def _joined(chunks: list[bytes]) -> bytes | None:
 
 
 def read_png(data: bytes) -> Header:
-    """Walk the chunks by their lengths; all checksums but those of the pixels (`check_png`)."""
+    """Read the header of a PNG, and check all checksums but those of its pixels (`check_png`)."""
     if len(data) < 33:
         raise RejectedError(Code.TRUNCATED, "ends before its header")
     width, height, depth, kind, _, _, _ = struct.unpack_from(">IIBBBBB", data, 16)
@@ -146,7 +149,7 @@ def read_png(data: bytes) -> Header:
         mode="L" if kind in (0, 4) else "RGB",
         depth=8 if kind == 3 else depth,
         orientation=orientation(found.get(b"eXIf", b"")),
-        profile=_inflated(found.get(b"iCCP", b"")),
+        profile=_inflate_profile(found.get(b"iCCP", b"")),
         needs=tuple(name for name, needed in checks.items() if needed),
         damage=damage,
     )
@@ -172,7 +175,7 @@ def _png_chunks(data: bytes) -> tuple[dict[bytes, bytes], tuple[Code, str] | Non
 
 
 def check_png(data: bytes) -> None:
-    """Check the checksums of the pixels, which Pillow ignores when it decodes."""
+    """Check the checksums of a PNG's pixels, which Pillow ignores when it decodes."""
     at = 33
     while True:
         nbytes, name = struct.unpack_from(">I4s", data, at)
@@ -188,7 +191,7 @@ def _crc_holds(data: bytes, at: int, nbytes: int) -> bool:
     return zlib.crc32(memoryview(data)[at + 4 : end]) == int.from_bytes(data[end : end + 4], "big")
 
 
-def _inflated(chunk: bytes) -> bytes | None:
+def _inflate_profile(chunk: bytes) -> bytes | None:
     """Decompress the profile in an iCCP chunk, in bounded memory."""
     packed = chunk.partition(b"\0")[2][1:]
     if not packed:
@@ -251,9 +254,9 @@ def _webp_size(found: dict[bytes, bytes]) -> tuple[int, int]:
 
 
 def gif_size(data: bytes) -> tuple[int, int]:
-    """Return the size of the screen, widened to its first frame.
+    """Return the size of a GIF: that of its screen, widened to its first frame.
 
-    Pillow does so when it opens a GIF.
+    Pillow widens it so when it opens a GIF.
     """
     try:
         width, height, flags = struct.unpack_from("<HHB", data, 6)

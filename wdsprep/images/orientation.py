@@ -21,7 +21,7 @@ TURNS = {  # what Pillow calls the way back
 }
 
 
-def turned(image: "Image.Image", orientation: int) -> "Image.Image":
+def turn_upright(image: "Image.Image", orientation: int) -> "Image.Image":
     """Turn an image upright that is stored with this orientation."""
     from PIL import Image
 
@@ -29,7 +29,7 @@ def turned(image: "Image.Image", orientation: int) -> "Image.Image":
 
 
 def orientation(exif: bytes) -> int:
-    """EXIF's orientation, 1 (upright) where there is none that makes sense."""
+    """Return the orientation in EXIF, 1 (upright) where there is none that makes sense."""
     tiff = exif.removeprefix(b"Exif\0\0")
     order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
     if order is None:

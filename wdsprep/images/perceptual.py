@@ -5,9 +5,9 @@
 3. A bit is set where a wave is stronger than the median of them.
 
 A picture with next to no detail has no hash, which is 0: it would be that of any other one. From
-the grey
-pixels on, all is integers and the same on any machine; how a JPEG becomes grey pixels at an eighth
-of its size is libjpeg's, and moves a bit at times. So it does not depend on how Pillow scales.
+the grey pixels on, all is integers and the same on any machine; how a JPEG becomes grey pixels at
+an eighth of its size is libjpeg's, and moves a bit at times. So it does not depend on how Pillow
+scales.
 
 Tried on 476 pictures, cut out of 61 photographs and drawings, within 6 bits. Recompressed at
 quality 30 it knows 97.1 % of them again, scaled to a half 99.2 %, cropped by 2 % all around 96.8 %,
@@ -43,7 +43,7 @@ Cells = NDArray[numpy.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """The look of a picture as a hash, if it shows anything, and its size."""
+    """The look of a picture: its hash, if it shows anything, and its size."""
 
     hash: int
     width: int
@@ -54,7 +54,7 @@ def look(data: bytes) -> Look:
     """Return the look of an upright image. Raise RejectedError where it is damaged."""
     kind = formats.identify(data)
     with formats.quiet:
-        image = formats.opened(data, kind)
+        image = formats.open_image(data, kind)
         width, height = image.size
         if kind == "JPEG":
             shrink = max(1, min(width, height) // _LEAST_SIDE)
@@ -68,7 +68,7 @@ def look(data: bytes) -> Look:
 
 
 def cells_of(grey: Image.Image, width: int, height: int, scale: int) -> Cells:
-    """Return the means of the cells, in sixteenths of a level.
+    """Return the mean grey of each cell of a picture, in sixteenths of a level.
 
     A pixel stands for `scale` of the picture each way, the last one for the rest. The sums are
     whole numbers below 2^53: floats hold them exactly, in whatever order they are added.
@@ -111,6 +111,6 @@ def _cosines() -> Cells:
 
 @cache
 def _order() -> list[tuple[int, int]]:
-    """Return the waves by row and column, from the longest on."""
+    """Return the waves of the transform by row and column, from the longest on."""
     waves = [(row, column) for row in range(_WAVES) for column in range(_WAVES)]
     return sorted(waves, key=lambda wave: (sum(wave), wave))[1 : NBITS + 1]

@@ -54,7 +54,7 @@ def prepare(data: bytes, *, limits: Limits, full: bool, recode: Recode | None = 
         raise RejectedError(Code.EMPTY)
     kind = formats.identify(data)
     if kind not in _HEADERS:
-        return _foreign(data, kind, limits, recode)
+        return _convert_other(data, kind, limits, recode)
     header = _HEADERS[kind](data)
     width, height = header.width, header.height
     if header.orientation > 4:
@@ -66,8 +66,8 @@ def prepare(data: bytes, *, limits: Limits, full: bool, recode: Recode | None = 
         headers.check_png(data)
     if recode or not _can_stay(header):
         with formats.quiet:
-            image = formats.load(_opened(data, header), kind)
-            return _converted(image, header, limits, recode)
+            image = formats.load(_open_checked(data, header), kind)
+            return _convert(image, header, limits, recode)
     if full:
         _check_pixels(data, header)
     return Picture(
@@ -97,14 +97,17 @@ def _check_limits(width: int, height: int, limits: Limits) -> None:
 
 
 def _check_alpha(alpha: Image.Image, limits: Limits) -> None:
-    """Reject what shows too little; a pixel that is half transparent counts as half a pixel."""
+    """Reject an image that is too transparent.
+
+    A pixel that is half transparent counts as half a one.
+    """
     share = 1 - ImageStat.Stat(alpha).mean[0] / 255
     if share > limits.max_alpha:
         raise RejectedError(Code.TRANSPARENT, f"{share:.0%} of it")
 
 
 def _check_pixels(data: bytes, header: Header) -> None:
-    """Decode and throw away.
+    """Decode an image to find damage, and throw its pixels away.
 
     A JPEG is drafted at an eighth, in grey: libjpeg still decodes every entropy-coded byte and
     skips most of the inverse transform, upsampling and colour conversion. Of 1,200 damaged files
@@ -113,33 +116,33 @@ def _check_pixels(data: bytes, header: Header) -> None:
     there, and Pillow does not pass that on.
     """
     with formats.quiet:
-        image = _opened(data, header)
+        image = _open_checked(data, header)
         if header.format == "JPEG":
             image.draft("L", (max(1, header.width // 8), max(1, header.height // 8)))
         formats.load(image, header.format)
 
 
-def _opened(data: bytes, header: Header) -> ImageFile:
-    image = formats.opened(data, header.format)
+def _open_checked(data: bytes, header: Header) -> ImageFile:
+    image = formats.open_image(data, header.format)
     if image.size != (header.width, header.height):  # or the limits were checked in vain
         raise RejectedError(Code.CORRUPT, "two sizes in one file")
     return image
 
 
-def _foreign(data: bytes, kind: str, limits: Limits, recode: Recode | None) -> Picture:
+def _convert_other(data: bytes, kind: str, limits: Limits, recode: Recode | None) -> Picture:
     """Convert an image of a format that is always converted. Its plugin reads the header."""
     if kind == "GIF":
         _check_limits(*headers.gif_size(data), limits)
     with formats.quiet:
-        image = formats.opened(data, kind)
+        image = formats.open_image(data, kind)
         _check_limits(*image.size, limits)
         _check_tiles(image, limits)
-        header = _foreign_header(image, kind)
-        return _converted(formats.load(image, kind), header, limits, recode)
+        header = _other_header(image, kind)
+        return _convert(formats.load(image, kind), header, limits, recode)
 
 
 def _check_tiles(image: ImageFile, limits: Limits) -> None:
-    """Check the tiles of a TIFF.
+    """Check the size of the tiles of a TIFF.
 
     They may be larger than the image, and libtiff allocates one in full.
     """
@@ -149,7 +152,7 @@ def _check_tiles(image: ImageFile, limits: Limits) -> None:
         raise RejectedError(Code.TOO_LARGE, f"tiles of {sides[0]} x {sides[1]}")
 
 
-def _foreign_header(image: ImageFile, kind: str) -> Header:
+def _other_header(image: ImageFile, kind: str) -> Header:
     if image.mode in ("F", "LAB") or (image.mode == "I" and kind != "PPM"):
         raise RejectedError(Code.UNSUPPORTED, f"{kind}: pixels of kind {image.mode}")
     needs, depth, turned = ["format"], 8, 1
@@ -165,7 +168,7 @@ def _foreign_header(image: ImageFile, kind: str) -> Header:
         else:
             turned = orientation.orientation(image.info.get("exif") or b"")
     except formats.DAMAGE as error:
-        raise formats.rejected(error, kind) from error
+        raise formats.rejection(error, kind) from error
     return Header(
         format=kind,
         width=image.width,
@@ -183,22 +186,20 @@ def _profile(image: Image.Image) -> bytes | None:
     return profile if isinstance(profile, bytes) else None
 
 
-def _converted(
-    image: Image.Image, header: Header, limits: Limits, recode: Recode | None
-) -> Picture:
+def _convert(image: Image.Image, header: Header, limits: Limits, recode: Recode | None) -> Picture:
     done = set(header.needs)
-    image, alpha = colour.plain(image, header, done)
+    image, alpha = colour.make_plain(image, header, done)
     if alpha is not None:
         _check_alpha(alpha, limits)
         image = colour.onto_white(image, alpha)
     source_width, source_height = image.size
     if recode:
         done.add("recode")
-        shrunk = _shrunk(image, recode.max_side, limits.min_side)
+        shrunk = _shrink(image, recode.max_side, limits.min_side)
         if shrunk is not image:
             done.add("resize")
             image = shrunk
-    extension, data = _encoded(image, header.lossy, recode)
+    extension, data = _encode(image, header.lossy, recode)
     return Picture(
         data=data,
         extension=extension,
@@ -210,7 +211,7 @@ def _converted(
     )
 
 
-def _shrunk(image: Image.Image, max_side: int, min_side: int) -> Image.Image:
+def _shrink(image: Image.Image, max_side: int, min_side: int) -> Image.Image:
     shorter, longer = sorted(image.size)
     scale = max(max_side / longer, min_side / shorter) if max_side else 1.0
     if scale >= 1:
@@ -222,7 +223,7 @@ def _shrunk(image: Image.Image, max_side: int, min_side: int) -> Image.Image:
     return image.resize((width, height), Image.Resampling.LANCZOS, reducing_gap=3.0)
 
 
-def _encoded(image: Image.Image, lossy: bool, recode: Recode | None) -> tuple[str, bytes]:
+def _encode(image: Image.Image, lossy: bool, recode: Recode | None) -> tuple[str, bytes]:
     image.info = {}  # or Pillow would write the profile and comments of the source
     out = BytesIO()
     if (lossy or recode) and max(image.size) <= _JPEG_MAX_SIDE:

@@ -26,7 +26,7 @@ scaled to. With two, JPEGs of 1,000 pixels to
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A shape, and where it lies in the image that is scaled so that it covers it."""
+    """A shape, and the size to which an image is scaled so that it covers the shape."""
 
     width: int
     height: int
@@ -43,7 +43,7 @@ class Fit:
 
     @property
     def lost(self) -> Fraction:
-        """The part of the scaled image that is cut off."""
+        """Return the part of the scaled image that is cut off."""
         return 1 - Fraction(self.width * self.height, self.scaled_width * self.scaled_height)
 
 
@@ -72,11 +72,11 @@ class Shapes:
 
     @property
     def least_side(self) -> int:
-        """An image whose shorter side is shorter has no place here."""
+        """Return the shortest side of all shapes. An image with a shorter one fits none of them."""
         return min(map(min, self.sizes))
 
     def nearest(self, width: int, height: int) -> Size:
-        """Return the shape whose ratio is nearest.
+        """Return the shape whose ratio is nearest to that of an image.
 
         Half way, the one nearer to the square is chosen.
         """
@@ -84,7 +84,7 @@ class Shapes:
         at = bisect_left(self.sizes, ratio, key=_ratio)
 
         def distance(size: Size) -> tuple[Fraction, Fraction]:
-            return _apart(_ratio(size), ratio), _apart(_ratio(size), Fraction(1))
+            return _distance(_ratio(size), ratio), _distance(_ratio(size), Fraction(1))
 
         return min(self.sizes[max(0, at - 1) : at + 1], key=distance)
 
@@ -95,7 +95,7 @@ class Shapes:
         Raise RejectedError where it would have to be enlarged, or would lose too much.
         """
         size = self.nearest(width, height)
-        wide, high = covering(width, height, size)
+        wide, high = covering_size(width, height, size)
         found = Fit(*size, wide, high)
         shown = f"{width} x {height}"
         if width < found.width or height < found.height:
@@ -115,11 +115,11 @@ def cut_of(settings: Mapping[str, Any]) -> Shapes:
     return Shapes.of(sizes, settings.get("max_crop", 1.0), oversampling)
 
 
-def covering(width: int, height: int, size: Size) -> Size:
-    """Return the size to which an image is scaled.
+def covering_size(width: int, height: int, size: Size) -> Size:
+    """Return the size to which an image is scaled so that it just covers a shape.
 
-    One side is the shape's. The other is in proportion, a half rounded up, and no shorter than
-    the shape's.
+    One side is the shape's. The other is in proportion, a half rounded up, and no shorter than the
+    shape's.
     """
     wide, high = size
     if width * high >= height * wide:
@@ -131,6 +131,6 @@ def _ratio(size: Size) -> Fraction:
     return Fraction(*size)
 
 
-def _apart(one: Fraction, other: Fraction) -> Fraction:
+def _distance(one: Fraction, other: Fraction) -> Fraction:
     """Return the ratio of the greater to the smaller."""
     return max(one / other, other / one)

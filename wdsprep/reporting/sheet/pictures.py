@@ -55,7 +55,7 @@ def open_image(members: Mapping[str, bytes], max_area: int) -> Image.Image:
     picture = prepare(data, limits=limits, full=False)
     kind = KINDS[picture.extension]
     with formats.quiet:
-        image = formats.opened(picture.data, kind)
+        image = formats.open_image(picture.data, kind)
         if image.size != (picture.width, picture.height):
             raise RejectedError(Code.CORRUPT, "two sizes in one file")
         return formats.load(image, kind).convert("RGB")
