@@ -70,7 +70,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often an image is decoded, and how many rows the encoder is given: with a batch of one
     none is padding."""
     counted: Counter[str] = Counter()
-    decoded, make = cropping._decoded, encoding.make_encoder
+    decoded, make = cropping._decode, encoding.make_encoder
 
     def decode(*arguments: Any) -> Any:
         counted["decoded"] += 1
@@ -91,7 +91,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         encoder.encode_images, encoder.encode_texts = encode_images, encode_texts  # type: ignore[method-assign]
         return encoder
 
-    monkeypatch.setattr(cropping, "_decoded", decode)
+    monkeypatch.setattr(cropping, "_decode", decode)
     monkeypatch.setattr(encoding, "make_encoder", make_counted)
     return counted
 

@@ -64,7 +64,7 @@ def alone(images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, b
 def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often an image is decoded, and how many captions the encoder is given."""
     counted: Counter[str] = Counter()
-    decoded, make = cropping._decoded, encoding.make_encoder
+    decoded, make = cropping._decode, encoding.make_encoder
 
     def decode(*arguments: Any) -> Any:
         counted["decoded"] += 1
@@ -81,7 +81,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         encoder.encode_texts = encode_texts  # type: ignore[method-assign]
         return encoder
 
-    monkeypatch.setattr(cropping, "_decoded", decode)
+    monkeypatch.setattr(cropping, "_decode", decode)
     monkeypatch.setattr(encoding, "make_encoder", make_counted)
     return counted
 

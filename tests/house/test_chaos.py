@@ -121,7 +121,7 @@ def test_a_worker_that_hangs_is_given_up(
         stage, str(out), worker_hangs(leaver), diary=tmp_path / "diary", patience_s=4.0
     )
     check_whole(result, job, out, quiet)
-    assert any("came no further for 4 s, and was ended" in line for line in result.log)
+    assert any("made no progress for 4 s, and was ended" in line for line in result.log)
 
 
 def test_a_machine_that_slept_ends_what_others_have_done_meanwhile(
@@ -138,7 +138,7 @@ def test_a_local_worker_that_hangs_is_given_up(images: Path, quiet: Whole, tmp_p
     out = tmp_path / "out"
     result = job.run(None, str(out), worker_hangs(None), diary=tmp_path / "diary", patience_s=2.0)
     check_whole(result, job, out, quiet)
-    assert any("came no further for 2 s, and was ended" in line for line in result.log)
+    assert any("made no progress for 2 s, and was ended" in line for line in result.log)
 
 
 def test_clocks_that_are_days_apart_change_nothing(

@@ -35,7 +35,7 @@ from wdsprep.images import formats
 from wdsprep.loading.streaming.trainer import _reason
 from wdsprep.runners.out_of_memory import FEWER
 from wdsprep.runners.ray import cluster
-from wdsprep.runners.ray.runner import _why
+from wdsprep.runners.ray.runner import _death_reason
 from wdsprep.store.base import write_bytes
 from wdsprep.store.objects import library
 from wdsprep.store.objects.retry import kind_of
@@ -229,7 +229,7 @@ def test_boto3_lets_us_read_its_listings(
 
 @pytest.fixture(scope="module")
 def connected_ray() -> Iterator[None]:
-    with cluster.connected("local", cpus=1, dashboard=False):
+    with cluster.connect_to_ray("local", cpus=1, dashboard=False):
         yield
 
 
@@ -255,8 +255,8 @@ def error_of(call: Any) -> Any:
 
 @pytest.mark.usefixtures("connected_ray")
 def test_ray_says_of_a_dead_worker_what_is_cut_out_of_it() -> None:
-    """Else reasons of a quarantine are long, or say nothing: mend `_why` in runners/ray.py."""
-    why = _why(error_of(failing().die))
+    """Else reasons of a quarantine are long, or say nothing: mend `_death_reason`."""
+    why = _death_reason(error_of(failing().die))
     ended = "worker died: Worker unexpectedly exits with a connection error code 2. End of file"
     assert why == f"{ended}: it may have lacked memory: {FEWER}"
 

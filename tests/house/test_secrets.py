@@ -227,13 +227,13 @@ def test_json_that_is_cut_is_json_still(said: str) -> None:
         assert "pw" not in json.dumps(cut)
 
 
-def test_a_ray_job_is_named_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ray_job_is_entrypoint_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray._private import utils, worker
 
     name = f"wdsprep pack https://me:{SECRET}@h/t.csv?sig={SECRET} out"
     monkeypatch.setattr(utils, "get_entrypoint_name", lambda: name)
     assert "ray._private.utils.get_entrypoint_name()" in inspect.getsource(worker.init)
-    with cluster._named_without_secrets():
+    with cluster._entrypoint_without_secrets():
         assert utils.get_entrypoint_name() == "wdsprep pack https://h/t.csv out"
     assert utils.get_entrypoint_name() == name
 

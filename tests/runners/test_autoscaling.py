@@ -124,10 +124,10 @@ class Started:
 
 
 def test_beyond_the_least_few_workers_wait_for_a_place_at_a_time() -> None:
-    from wdsprep.runners.ray.worker_count import AHEAD, FromLeast
+    from wdsprep.runners.ray.worker_count import AHEAD, AheadOfOpen
 
     crew, least, most = Started(), 20, 100
-    schedule = Schedule(range(10_000), workers=most, max_attempts=3, allowed=FromLeast(least))
+    schedule = Schedule(range(10_000), workers=most, max_attempts=3, allowed=AheadOfOpen(least))
     schedule.dispatch(crew)
     assert len(crew.slots) == least
     opened = 0

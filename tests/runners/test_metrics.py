@@ -109,13 +109,13 @@ def test_prometheus_sees_images_rejects_attempts_and_what_is_left(endpoint: str)
 
 
 def test_progress_is_told_at_a_pace_and_its_last_is_not_lost() -> None:
-    from wdsprep.runners.ray.worker import paced
+    from wdsprep.runners.ray.worker import limit_pace
 
     def messages() -> Generator[Message, None, None]:
         for value in range(5):
             yield UnitProgress(value=value)
         yield Done(result=None)
 
-    told = [getattr(message, "value", "done") for message in paced(messages(), 60.0)]
+    told = [getattr(message, "value", "done") for message in limit_pace(messages(), 60.0)]
     assert told == [0, 4, "done"]
-    assert len(list(paced(messages(), 0.0))) == 6
+    assert len(list(limit_pace(messages(), 0.0))) == 6

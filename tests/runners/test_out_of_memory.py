@@ -7,7 +7,7 @@ from ray.exceptions import OutOfMemoryError, RayActorError
 
 from wdsprep.runners import out_of_memory
 from wdsprep.runners.out_of_memory import OUT_OF_MEMORY, PERHAPS, KillsCounted
-from wdsprep.runners.ray.runner import _why
+from wdsprep.runners.ray.runner import _death_reason
 
 
 def test_a_kill_that_the_kernel_has_counted_since_was_for_lack_of_memory(
@@ -29,6 +29,8 @@ def test_the_counter_of_this_machine_is_found() -> None:
 
 def test_what_ray_says_of_memory_is_said_in_one_sentence() -> None:
     low = "1 worker(s) were killed due to the node running low on memory. Refer to the docs"
-    assert _why(OutOfMemoryError(low)) == OUT_OF_MEMORY
+    assert _death_reason(OutOfMemoryError(low)) == OUT_OF_MEMORY
     dead = RayActorError(error_msg="Worker exit detail: it ended. Some common causes: OOM killer")
-    assert _why(dead).startswith("worker died: it ended: it may have lacked memory: fewer --work")
+    assert _death_reason(dead).startswith(
+        "worker died: it ended: it may have lacked memory: fewer --work"
+    )

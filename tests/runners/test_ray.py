@@ -128,7 +128,7 @@ def is_open(address: str) -> bool:
         ({"RAY_AUTH_MODE": "token"}, "^1 node$"),
         (
             {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "6" * 64},
-            "asks for a token: the one here is another: bring its own into",
+            "asks for a token: the one here is another: put its own into",
         ),
     ],
 )
@@ -151,7 +151,7 @@ def test_a_cluster_that_asks_for_a_token_gets_it_or_that_is_said(
 MENDED = """
 import logging, os, sys
 from wdsprep.errors import WorkError
-from wdsprep.runners.ray.cluster import connected
+from wdsprep.runners.ray.cluster import connect_to_ray
 class Mend(logging.Handler):
     def emit(self, record):
         print(record.getMessage())
@@ -160,7 +160,7 @@ class Mend(logging.Handler):
 logging.getLogger("wdsprep").addHandler(Mend())
 os.environ["RAY_TMPDIR"] = sys.argv[1]
 try:
-    with connected("local", cpus=1, dashboard=False):
+    with connect_to_ray("local", cpus=1, dashboard=False):
         print("it runs")
 except WorkError as error:
     print(error)

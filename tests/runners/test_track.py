@@ -17,7 +17,7 @@ from tests.kit.trackers import curves_of, runs_in
 from wdsprep.errors import UsageError
 from wdsprep.runners import track
 from wdsprep.runners.job import JobListener, JobStatus
-from wdsprep.runners.track import Tracking, tracked
+from wdsprep.runners.track import Tracking, track_run
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_wandb_writes_runs_without_a_network_and_fails_without_a_key(photos: Pat
     assert run.rows[-1].items() >= {"samples": 4, "done": 1, "units_done": 1}.items()
     assert '"wandb sync wandb/offline-run-' in done.stdout
     (line,) = done.stderr.splitlines()
-    assert line.startswith("--track wandb failed, and the run goes on without: it knows no key")
+    assert line.startswith("--track wandb failed, and the run goes on without: it has no key")
     assert manifest_of(photos.parent / "out").samples == 10
 
 
@@ -160,7 +160,7 @@ def test_a_tracker_that_fails_or_hangs_is_told_of_once(
     broken(at)
     told: list[str] = []
     listener = JobListener(told=told.append)
-    with tracked("tensorboard", ["out"], listener, settings={}, before=0) as heard:
+    with track_run("tensorboard", ["out"], listener, settings={}, before=0) as heard:
         heard(lambda: JobStatus(samples=3, units=1))
     assert not told or at == "hang at log"
     (record,) = caplog.records

@@ -11,7 +11,7 @@ from PIL import Image
 
 import wdsprep
 from wdsprep.dataset.state import read_manifest
-from wdsprep.runners.versions import refused
+from wdsprep.runners.versions import find_refusal
 from wdsprep.store import open_store
 from wdsprep.version import __version__
 
@@ -215,9 +215,9 @@ def test_a_stream_over_a_node_of_another_version_ends_with_what_differs(
     assert pack(photos, tmp_path / "out", "")[0] == 0
     other = site(tmp_path / "site", kind)
     sent, *others = told(other, tmp_path / "out")
-    assert sent == f"RuntimeError: {refused(sent)}"
+    assert sent == f"RuntimeError: {find_refusal(sent)}"
     assert len(others) == 2
-    for line in (refused(sent), *others):
+    for line in (find_refusal(sent), *others):
         assert line.startswith("the worker on ")
         assert what(other, kind) in line
         assert line.endswith("begin a new stream from the state of the last batch")

@@ -38,7 +38,7 @@ from wdsprep.runners.base import WorkerOptions
 from wdsprep.runners.in_process import runner_for
 from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write
-from wdsprep.runners.track import tracked
+from wdsprep.runners.track import track_run
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, absolute, local_path, write_bytes
 from wdsprep.text import human_bytes, plural
@@ -302,7 +302,7 @@ class SelectedDataset:
         nbytes = sum(unit.nbytes for unit in pending)
         few = partial(runner_for, told=lambda _line: None, name="select")
         chosen = few(options, len(pending), nbytes) if pending and options else None
-        with tracked(
+        with track_run(
             self.track if chosen else "",
             [self.place],
             listener,

@@ -34,7 +34,7 @@ from wdsprep.options import TwoWays, taking
 from wdsprep.runners.base import Runner
 from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome, Run, RunProgress, do_runs, sweep
-from wdsprep.runners.track import tracked
+from wdsprep.runners.track import track_run
 
 if TYPE_CHECKING:
     from wdsprep.encoding.models.base import Encoder
@@ -113,7 +113,7 @@ def _run_encode(options: EncodeOptions, listener: EncodeListener) -> list[Outcom
     places = [dataset.place for dataset in plan.datasets]
     runner = _make_runner(plan, places) if plan.units else None
     work = _make_work(plan, editions)
-    with tracked(
+    with track_run(
         options.track if runner else "",
         places,
         listener,

@@ -60,7 +60,7 @@ def import_(options: ImportOptions) -> "Outcome":
     from wdsprep.importing.layout import resolution_of, settings_of
     from wdsprep.importing.work import ImportWork
     from wdsprep.runners.run import Run, do_runs, open_dataset_to_write
-    from wdsprep.runners.track import tracked
+    from wdsprep.runners.track import track_run
     from wdsprep.store.base import absolute, check_apart
 
     listener = options.heard_by
@@ -107,7 +107,7 @@ def import_(options: ImportOptions) -> "Outcome":
         count=len(pending),
         limit=options.limit if wanted != shards else 0,
     )
-    with tracked(
+    with track_run(
         options.track if pending else "",
         [latents],
         listener,

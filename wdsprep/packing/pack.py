@@ -15,7 +15,7 @@ from wdsprep.fetch.options import DOWNLOADING
 from wdsprep.options import given_under, taking
 from wdsprep.packing.options import PackOptions, PackRules, settings_of
 from wdsprep.runners.base import with_runner
-from wdsprep.runners.track import tracked
+from wdsprep.runners.track import track_run
 
 if TYPE_CHECKING:
     from wdsprep.runners.run import Outcome
@@ -117,7 +117,7 @@ def pack(options: PackOptions) -> "Outcome":
         settle=retries.settle,
     )
     pending = retries.apart_from(chain(plan.pending(), again))
-    with tracked(
+    with track_run(
         options.track if count else "",
         [images],
         listener,

@@ -28,7 +28,7 @@ PROGRESS_S = 0.25
 class BrokenWorkerError(Exception):
     """An error of a unit after which its worker can do nothing more, and has to be replaced.
 
-    It is judged like the worker's death.
+    It is judged like the death of the worker.
     """
 
 
@@ -40,14 +40,14 @@ class HopelessError(Exception):
 
 
 class Unit(Protocol):
-    """Small and picklable."""
+    """A small piece of work that has a name and can be pickled."""
 
     @property
     def name(self) -> str: ...
 
 
 class Work(Protocol):
-    """Picklable, and importable by name where the workers run."""
+    """The work that is done on units. Workers import it by name, and get it pickled."""
 
     def open(self) -> Callable[[Any], Generator[Any, None, Any]]:
         """Prepare a worker, and return the function that does a unit.
@@ -68,7 +68,7 @@ class Work(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """Progress on the way. A unit that is tried again starts over."""
+    """The progress of a unit. A unit that is tried again starts over."""
 
     unit: Unit
     value: object
@@ -85,7 +85,7 @@ class Quarantined:
     unit: Unit
     attempts: int
     reason: str
-    """One line."""
+    """What went wrong, in one line."""
     trace: str
     """The last traceback, or what is known about how the worker died."""
 
@@ -95,7 +95,7 @@ Event: TypeAlias = Step | Finished | Quarantined
 
 class Runner(Protocol):
     def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
-        """Do all units, in the order in which they get done."""
+        """Do all units, and yield what becomes of them in the order in which that happens."""
         ...
 
 
@@ -114,10 +114,10 @@ def ray_in_use(address: str | None) -> str:
 
 
 def choose_runner(wanted: str, *, there: str, gpus: int = 0) -> str:
-    """Return `local` or `ray`.
+    """Return the runner that does the work: `local` or `ray`.
 
-    `there` is what `ray_in_use` returns, and `gpus` the number of this machine's GPUs that can
-    be used.
+    `there` is what `ray_in_use` returns, and `gpus` the number of this machine's GPUs that can be
+    used.
     """
     if wanted != "auto":
         return wanted
@@ -203,19 +203,22 @@ class WorkerOptions(Options):
     )
 
     def check_together(self) -> None:
-        """Before anything is done: --overwrite may stand beside it."""
+        """Check that the options fit together.
+
+        This is done before anything else: --overwrite may stand beside them.
+        """
         super().check_together()
         runner = choose_runner(self.runner, there=ray_in_use(self.ray_address))
         check_span(runner, self.least, self.most)
 
     @property
     def least(self) -> int:
-        """The workers, or of a span those to begin with; 0 leaves it to us."""
+        """Return the number of workers, of a range the least; 0 where wdsprep may choose."""
         return parse_workers(self.workers)[0]
 
     @property
     def most(self) -> int:
-        """The workers that a cluster may grow to; 0 where it does not."""
+        """Return the most workers that a cluster may grow to; 0 where it does not grow."""
         return parse_workers(self.workers)[1]
 
 
@@ -231,7 +234,7 @@ SPAN = about(
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerRangeOptions(WorkerOptions):
-    """The same where a cluster may grow."""
+    """Options for the workers of a command whose cluster may grow."""
 
     workers: int | str | tuple[int, int] = field(default="auto", metadata=SPAN)
 

@@ -1,4 +1,4 @@
-"""Work that little can be left of: on as many workers as it has units for, or in this process."""
+"""Runners of small jobs: on no more workers than the job has units, or in this process."""
 
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
@@ -28,7 +28,7 @@ class InProcessRunner:
 
 
 class _InProcessWorkers:
-    """The one worker, without a process of its own."""
+    """A crew of one worker, which works in this process."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -67,7 +67,7 @@ def runner_for(
     name: str,
     is_safe: bool = False,
 ) -> Runner:
-    """Return a runner of no more workers than units, and of none where these are of few bytes.
+    """Return a runner of no more workers than units, and of none where units have few bytes.
 
     Nor is there a worker process where it would be the only one and the work `is_safe`: it runs
     none of the libraries that may end a process over a damaged file. To verify 400 MB then takes

@@ -36,8 +36,8 @@ class JobStatus:
 
 
 Heard = Callable[[Callable[[], JobStatus]], None]
-"""Is called at each event with what makes a JobStatus, which takes a while where many workers are
-under way."""
+"""Is called at each event with a function that makes a JobStatus, which takes a while where many
+workers are under way."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +58,7 @@ class JobListener:
     """Hears how many units or files have been changed, of how many; 0 where nobody knows."""
     status: Heard = lambda _status: None
     heard: Callable[[Any], None] = lambda _step: None
-    """Each step of `encode`, as the progress of a unit, and of `report`, as a text."""
+    """Hears each step of `encode`, as the progress of a unit, and of `report`, as a text."""
     captioned: Callable[[Any, Any], None] = lambda _outcome, _report: None
     """Hears how captions that are not the samples' own were used, for each dataset of `encode`."""
     asked: Callable[[Any], bool] = lambda _what: False
@@ -78,9 +78,9 @@ R = TypeVar("R")
 
 
 class Job(Generic[U, R]):
-    """The units that a runner works through. Closing the job ends its workers.
+    """Units that a runner works through. Closing the job ends its workers.
 
-    It only collects the units that failed for good, in `quarantined`, and does not judge them.
+    The job only collects the units that failed for good, in `quarantined`, and does not judge them.
     `sizes` are the bytes of units, where known.
     """
 
@@ -128,7 +128,7 @@ class Job(Generic[U, R]):
             self.quarantined.append(event)
 
     def status(self) -> JobStatus:
-        """Return where a job stands whose units have sizes, and tell their bytes at each step."""
+        """Return the state of a job whose units have sizes, and tell their bytes at each step."""
         nbytes = self._nbytes + sum(cast("Iterable[int]", self._under_way.values()))
         return JobStatus(
             nbytes=nbytes,
@@ -146,10 +146,10 @@ def job_largest_first(
     *,
     heard: Heard = lambda _status: None,
 ) -> Job[S, Any]:
-    """Return the job of units that are all known beforehand.
+    """Return a job of units that are all known beforehand, the largest first.
 
-    The largest unit goes first, so that no worker begins a large one at the end. `make_runner`
-    gets the number of units, and their bytes.
+    So no worker begins a large unit at the end. `make_runner` gets the number of units, and their
+    bytes.
     """
     units = sorted(units, key=lambda unit: -unit.nbytes)
     sizes = {unit.name: unit.nbytes for unit in units}
@@ -157,7 +157,7 @@ def job_largest_first(
 
 
 def check_all_done(quarantined: Sequence[Quarantined], noun: str, done: str, remedy: str) -> None:
-    """Check that no unit failed, where the result is of all of them or there is none."""
+    """Check that no unit failed, where a result without all of them is of no use."""
     if quarantined:
         first = quarantined[0]
         raise WorkError(

@@ -27,7 +27,7 @@ from pathlib import Path
 from wdsprep.cpus import usable_cpus
 from wdsprep.errors import WorkError
 from wdsprep.runners.base import Event, Unit, Work
-from wdsprep.runners.out_of_memory import ONE_BLAS_THREAD, KillsCounted, how_it_ended
+from wdsprep.runners.out_of_memory import ONE_BLAS_THREAD, KillsCounted, reason_of_end
 from wdsprep.runners.schedule import Fatal, Lost, SlotMessage, drive
 from wdsprep.runners.stuck_workers import LOOK_S, PATIENCE_S, Watch
 from wdsprep.runners.versions import Installed, installed, refusal
@@ -38,7 +38,7 @@ _log = logging.getLogger("wdsprep")
 
 
 @functools.cache
-def _boot() -> str:
+def _worker_program() -> str:
     """Return the program that a worker process runs.
 
     It checks the installed version first: a driver may have run for days, and the package may
@@ -128,9 +128,9 @@ class _Processes:
             try:
                 order, message = pipe.recv()
                 if isinstance(message, tuple):  # what a worker finds instead of our version
-                    message = Fatal(error=_refused(message), trace="")
+                    message = Fatal(error=_version_error(message), trace="")
             except (EOFError, OSError):
-                reason = how_it_ended(self._bury(slot), self._kills)
+                reason = reason_of_end(self._bury(slot), self._kills)
                 order, message = 0, Lost(reason=reason, place=self._place(slot))
             else:
                 if isinstance(message, Lost):
@@ -164,7 +164,7 @@ def _spawn(units_at_once: int, environment: dict[str, str]) -> _Worker:
     arguments = [str(theirs.fileno()), str(units_at_once), __version__, *path]
     with ours, theirs:
         process = subprocess.Popen(  # noqa: S603  our own interpreter and module
-            [sys.executable, "-c", _boot(), *arguments],
+            [sys.executable, "-c", _worker_program(), *arguments],
             stdin=subprocess.DEVNULL,
             env=environment,
             pass_fds=[theirs.fileno()],
@@ -172,7 +172,7 @@ def _spawn(units_at_once: int, environment: dict[str, str]) -> _Worker:
         return _Worker(process=process, pipe=Connection(ours.detach()))
 
 
-def _refused(there: Installed) -> WorkError:
+def _version_error(there: Installed) -> WorkError:
     remedy = "run again, with what is installed now: it goes on from there"
     return WorkError(refusal("a worker process", there, __version__, remedy))
 
@@ -202,7 +202,7 @@ def _end(workers: list[_Worker]) -> None:
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a process that was killed, and give it up after a while.
+    """Wait for a process that was killed, and give up after a while.
 
     A process that waits in the kernel for a lost device or disk cannot be killed.
     """

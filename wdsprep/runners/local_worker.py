@@ -111,7 +111,7 @@ def _woken_by_signals() -> Iterator[socket.socket]:
 
 @contextmanager
 def _stopping(worker: Worker) -> Iterator[None]:
-    """Stop the worker's units however the block ends.
+    """Stop the units of a worker however the block ends.
 
     SIGTERM raises once at most, so where it comes while this cleans up, it hits the inner
     `finally`.
@@ -128,14 +128,14 @@ def _stopping(worker: Worker) -> Iterator[None]:
 
 
 class _Channel:
-    """The pipe to the driver, for one message at a time."""
+    """The pipe to the driver, which takes one message at a time."""
 
     def __init__(self, pipe: Connection) -> None:
         self.pipe = pipe
         self._lock = threading.Lock()
 
     def send(self, order: int, message: Message) -> bool:
-        """Send a message.
+        """Send a message to the driver.
 
         Return False where it cannot be pickled: then a failure was sent instead.
         """

@@ -1,4 +1,4 @@
-"""What is said of options that several commands have."""
+"""Options that several commands have."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ TRACK = about(
 
 
 def limit(samples: str, heading: str, rest: str) -> Mapping[str, About]:
-    """Declare how many samples are taken, for a trial."""
+    """Return the declaration of an option that takes the first samples only."""
     return about(
         f"Take the first N {samples} only, for a trial.",
         heading,
@@ -33,7 +33,7 @@ def limit(samples: str, heading: str, rest: str) -> Mapping[str, About]:
 
 
 def overwrite(what: str) -> Mapping[str, About]:
-    """Declare whether to start over."""
+    """Return the declaration of the option to start over."""
     return about(
         f"Remove {what} first, and start over.",
         OUTPUT,
@@ -43,10 +43,10 @@ def overwrite(what: str) -> Mapping[str, About]:
 
 @dataclass(frozen=True, kw_only=True)
 class ListenedOptions(Options):
-    """Options of a function that takes long: who hears how far it is.
+    """Options of a function that takes long: a listener, or a progress line.
 
-    Without a listener it draws a line itself (`wdsprep.runners.progress`), unless `progress` is
-    false.
+    Without a listener the function draws a line itself (`wdsprep.runners.progress`), unless
+    `progress` is false.
     """
 
     unit_noun: ClassVar[str] = "shard"
@@ -66,7 +66,7 @@ class ListenedOptions(Options):
 
     @contextmanager
     def during_call(self) -> Iterator["Options"]:
-        """Draw how far the call is, where nobody else does."""
+        """Draw the progress of the call while it lasts, unless there is a listener."""
         if self.listener is not None or not self.progress:
             yield self
             return

@@ -36,13 +36,16 @@ OF_THE_MACHINE = Path("/proc/vmstat")
 
 
 class KillsCounted:
-    """Compares what the kernel counts now with what it counted when this was made, or asked."""
+    """A count of the processes that the kernel has killed for lack of memory."""
 
     def __init__(self) -> None:
         self._before = _count()
 
     def reason(self) -> str:
-        """Return the likely reason why a worker was ended by SIGKILL."""
+        """Return the likely reason why a worker was ended by SIGKILL.
+
+        It depends on whether the kernel has counted more kills since this was made, or last asked.
+        """
         before, self._before = self._before, _count()
         return OUT_OF_MEMORY if self._before > before else PERHAPS
 
@@ -57,18 +60,18 @@ def is_of_memory(error: BaseException) -> bool:
     return is_other and any(words in str(error).lower() for words in LACKED)
 
 
-def how_it_ended(returncode: int, kills: KillsCounted) -> str:
-    """Return the reason that the code of a worker's process gives."""
+def reason_of_end(returncode: int, kills: KillsCounted) -> str:
+    """Return the reason why a worker ended, by the exit code of its process."""
     if -returncode == signal.SIGKILL:
         return kills.reason()
     if returncode < 0:
         how = f"worker was killed by {signal.Signals(-returncode).name}"
     else:
         how = f"worker exited with code {returncode}"
-    return how if returncode in ENDS_OF_OURS else how + _of_address_space()
+    return how if returncode in ENDS_OF_OURS else how + _address_space_hint()
 
 
-def _of_address_space() -> str:
+def _address_space_hint() -> str:
     limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
     limits = [limit for limit in limits if limit != resource.RLIM_INFINITY]
     if not limits:

@@ -18,7 +18,7 @@ from wdsprep.terminal import LogLines, ProgressLine
 from wdsprep.text import human_bytes, human_counts, human_time, plural
 
 IN_WORKER = "RAY_RAYLET_PID"
-"""Ray sets it for the workers of a cluster."""
+"""The environment variable that Ray sets for the workers of a cluster."""
 
 
 class JobProgress:
@@ -39,14 +39,14 @@ class JobProgress:
 
     @property
     def working_s(self) -> float:
-        """Since the first worker was heard of: rates count from there."""
+        """Return the seconds since the first worker was heard of. Rates count from there."""
         return time.monotonic() - self._at_work
 
     def told(self, text: str) -> None:
         self.line.say(text)
 
     def start_counting(self) -> None:
-        """Note that the work begins."""
+        """Wait for the first worker, with a line of its own."""
         self.line = ProgressLine()
         self.line.wait_for("waiting for the first worker")
 
@@ -84,7 +84,7 @@ class JobProgress:
         return done, f"{rate:,.{int(rate < 100)}f} {self.counted}s/s"
 
     def details(self, _status: JobStatus) -> list[str]:
-        """Return what one command has to tell and not the others."""
+        """Return more parts of the progress line, which one command has and others do not."""
         return []
 
     def changed(self, done: int, of: int) -> None:
@@ -105,7 +105,7 @@ class CallProgress(JobProgress):
         self.unit = unit
 
     def listener(self) -> JobListener:
-        """Return what any function may call."""
+        """Return a listener that draws the progress of any function."""
         return JobListener(
             told=self.told,
             listed=lambda _place, done, _of: self.line.show(f"listing: {done:,} so far"),
@@ -121,7 +121,7 @@ class CallProgress(JobProgress):
             self.line.show(step)
 
     def told(self, text: str) -> None:
-        """Print a line that stays, where a person looks on."""
+        """Print a line that stays, if a person looks on."""
         if self.line.is_seen:
             super().told(text)
 
@@ -132,7 +132,7 @@ class CallProgress(JobProgress):
 
 @contextmanager
 def progress_of_call(unit: str) -> Iterator[JobListener]:
-    """Draw the progress of a call until it ends, however it ends."""
+    """Draw the progress of a call until the call ends, however it ends."""
     if is_worker():
         yield JobListener()
         return
@@ -146,7 +146,7 @@ def progress_of_call(unit: str) -> Iterator[JobListener]:
 
 
 def is_worker() -> bool:
-    """Return whether this process works for another one, which says how far all is."""
+    """Return whether this process works for another one, which tells the progress of all."""
     processes = sys.modules.get("multiprocessing.process")
     is_child = processes is not None and processes.parent_process() is not None
     return is_child or IN_WORKER in os.environ or os.environ.get("RANK", "0") not in ("", "0")

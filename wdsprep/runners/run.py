@@ -128,11 +128,11 @@ class Outcome(NotebookTable):
 
 
 class Run:
-    """The way of one dataset from receipts to a manifest.
+    """A run that makes a dataset: from the receipts of its units to the published manifest.
 
-    `count` units are left to do; the manifest has those that were done before. `whole` says
-    that these are all units there will ever be, unless a `limit` cuts them short. `settle` sees
-    the receipts before they are published, and `extra` returns what else the manifest says.
+    `count` units are left to do; the manifest has those that were done before. `whole` says that
+    these are all units there will ever be, unless a `limit` cuts them short. `settle` sees the
+    receipts before they are published, and `extra` returns what else the manifest says.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class Run:
 
     @property
     def outcome(self) -> Outcome:
-        """After that block."""
+        """Return the result of the run, once its manifest is published."""
         published = self._published
         if unseen := set(self._receipts.units()).difference(published.ledger.units()):
             raise WorkError(
@@ -210,7 +210,7 @@ class Run:
             self._quarantined.append(event)
 
     def _note_hosts(self, failed: Mapping[str, int]) -> None:
-        """Count failed hosts. Of a great many, keep those that failed most."""
+        """Count the hosts that failed. Of a great many, keep those that failed most."""
         self._failed_hosts.update(failed)
         if len(self._failed_hosts) > MOST_HOSTS:
             self._failed_hosts = Counter(dict(self._failed_hosts.most_common(MOST_HOSTS // 2)))
@@ -265,10 +265,10 @@ class Run:
         )
 
     def _share(self, progress: RunProgress) -> float:
-        """Return how much of a unit is done.
+        """Return how much of a unit is done, from 0 to 1.
 
-        A unit that nobody has counted is taken to hold as many samples as finished units do
-        on average. Of the first unit nothing is said: a guess there may be wrong by days.
+        A unit that nobody has counted is taken to hold as many samples as finished units do on
+        average. Of the first unit nothing is said: a guess there may be wrong by days.
         """
         done = self._total.samples + sum(self._total.rejects.values())
         inputs = progress.samples + sum(progress.rejects.values())
@@ -306,13 +306,19 @@ class Run:
         return manifest
 
     def _extra_beside(self, there: Manifest | None) -> Mapping[str, Any]:
-        """Return what else the manifest says. Keep what it said if a limit left nothing to do."""
+        """Return what else the manifest says.
+
+        If a limit left nothing to do, that is what the manifest there said before.
+        """
         if self._limit and not self.count and there and (there.complete or "limit" in there.extra):
             return there.extra
         return {**self._extra(), **({"limit": self._limit} if self._limit else {})}
 
     def _is_complete(self, manifest: Manifest, there: Manifest | None) -> bool:
-        """Under a limit only what was so before, where that left nothing to do."""
+        """Return whether the dataset is complete with this manifest.
+
+        Under a limit it is only if it was before, and nothing was left to do.
+        """
         if self._limit:
             return not self.count and manifest.complete and there is not None and there.complete
         kept = len(self._quarantined) - len(self._missing_units(manifest))
@@ -344,7 +350,7 @@ def do_runs(
             under_way.enter_context(run.under_way())
         if runner is not None:
             job: Job[Unit, object] = Job(
-                runner, work, units, heard=lambda _status: status(lambda: together(runs))
+                runner, work, units, heard=lambda _status: status(lambda: joint_status(runs))
             )
             with contextlib.closing(job):
                 for event in job.events():
@@ -372,8 +378,8 @@ def _parts(event: Event) -> Iterator[tuple[int, Event]]:
                 yield number, replace(event, unit=unit)
 
 
-def together(runs: Sequence[Run]) -> JobStatus:
-    """Several runs as one."""
+def joint_status(runs: Sequence[Run]) -> JobStatus:
+    """Return the state of several runs as that of one."""
     statuses = [run.status() for run in runs]
     done = sum(status.share_done * run.count for status, run in zip(statuses, runs, strict=True))
     return JobStatus(
@@ -395,13 +401,13 @@ def _read_manifest_or_none(store: Store) -> Manifest | None:
 
 
 def _with_appends(manifest: Manifest, there: Manifest | None) -> Manifest:
-    """Add the generations to a manifest that another run has begun meanwhile."""
+    """Add the generations that another run has begun meanwhile to a manifest."""
     begun = there.generations if there else ()
     return replace(manifest, generations=tuple(sorted({*manifest.generations, *begun})))
 
 
 def mark_incomplete(edition: Edition) -> None:
-    """Before something is done to a dataset that says it is complete."""
+    """Write a complete manifest again as incomplete, before the dataset is changed."""
     with edition.holding_manifest():
         there = _read_manifest_or_none(edition.store)
         if there is not None and there.complete:
@@ -411,7 +417,7 @@ def mark_incomplete(edition: Edition) -> None:
 def write_generations(
     edition: Edition, manifest: Manifest, generations: tuple[int, ...]
 ) -> Manifest:
-    """Write the manifest with the append that begins, and return it."""
+    """Write the manifest with the generation of an append that begins, and return it."""
     with edition.holding_manifest():
         begun = replace(manifest, generations=generations, complete=False)
         begun = _with_appends(begun, _read_manifest_or_none(edition.store))
@@ -422,7 +428,7 @@ def write_generations(
 def open_dataset_to_write(
     url: str, dataset: str, settings: Settings, *, overwrite: bool
 ) -> tuple[Edition, Manifest]:
-    """Open the dataset to write, as far as it has come. Refuse one made with other settings."""
+    """Open a dataset to write, or begin it. Refuse one that was made with other settings."""
     store = open_store(url)
     edition, manifest = open_edition(store, dataset, settings, overwrite=overwrite)
     sweep(store, manifest)

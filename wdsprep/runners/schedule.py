@@ -52,7 +52,7 @@ TRIED_AGAIN = 100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ready:
-    """The worker is open and waits for its first units."""
+    """The message that a worker is open and waits for its first units."""
 
     units: int = 0
     """The number of units it takes at once; 0: as many as the schedule gives to one."""
@@ -70,7 +70,7 @@ class Done:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failed:
-    """The unit raised; its worker lives on."""
+    """The message that a unit raised an error, after which its worker lives on."""
 
     reason: str
     trace: str
@@ -80,12 +80,12 @@ class Failed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Returned:
-    """The unit never reached its worker, so it has no part in what became of that."""
+    """The message that a unit never reached its worker, which may have died since."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fatal:
-    """The whole run cannot go on."""
+    """The message that the whole run cannot go on."""
 
     error: WdsprepError
     trace: str
@@ -93,7 +93,10 @@ class Fatal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lost:
-    """The worker is gone, with all it held. It costs nothing where its node was taken away."""
+    """The message that a worker is gone, with all units it held.
+
+    It `costs` them an attempt, unless the node of the worker was taken away.
+    """
 
     reason: str
     trace: str = ""
@@ -114,10 +117,11 @@ SlotMessage: TypeAlias = tuple[int, int, Message]
 
 
 class Workers(Protocol):
-    """Workers, each known by its slot: how orders reach them and messages come back.
+    """Workers, each known by its slot, that take units and send messages.
 
-    Every giving of a unit is an *order* with a number of its own, which messages come back
-    with: a unit that is given again is another order."""
+    Every giving of a unit is an *order* with a number of its own, which messages come back with: a
+    unit that is given again is another order.
+    """
 
     def start(self, slot: int) -> None: ...
 
@@ -145,7 +149,7 @@ def all_at_once(_opened: int, _starting: int) -> int:
 
 
 class WorkerTraceback(Exception):  # noqa: N818  it is never raised, only shown as a cause
-    """Carries a worker's traceback as the cause of the error that the driver raises."""
+    """The traceback of a worker, as the cause of the error that the driver raises."""
 
 
 @dataclass(slots=True, eq=False)
@@ -169,9 +173,9 @@ class _Deaths:
 
 
 class _Suspects:
-    """A queue of units that may have ended a worker.
+    """A queue of suspects: units that may have ended a worker.
 
-    One may be barred from the slot where it did.
+    A suspect may be barred from the slot whose worker it ended.
     """
 
     def __init__(self) -> None:
@@ -188,7 +192,10 @@ class _Suspects:
         self._count += 1
 
     def take(self, slot: int | None) -> _Ticket | None:
-        """One for this slot; without a slot, any."""
+        """Return a suspect that is not barred from a slot; without a slot, any suspect.
+
+        Return None where there is none.
+        """
         bars = (bar for bar in self._barred if bar != slot)
         if self._free:
             ticket = self._free.popleft()
@@ -242,7 +249,10 @@ class Schedule:
         """The number of units that each open worker takes at once."""
 
     def dispatch(self, crew: Workers) -> bool:
-        """Give what can be given; whether there is anything left to wait for."""
+        """Give units to workers, and start workers.
+
+        Return whether there is anything to wait for.
+        """
         self._try_again()
         idle, *others = self._roomy
         while idle and self._draw(1):
@@ -412,7 +422,10 @@ class Schedule:
         _log.warning("a place is given up for now: %s", why)
 
     def _vacate(self, slot: int, message: Lost) -> None:
-        """Try the place of a worker that did not get ready again, give it up, or end the run."""
+        """Free the slot of a worker that did not get ready, for another try.
+
+        After too many tries give the slot up, or end the run.
+        """
         if message.costs:
             self._false_starts[slot] = self._false_starts.get(slot, 0) + 1
         is_over = self._false_starts.get(slot, 0) >= self._max_attempts

@@ -1,4 +1,4 @@
-"""Tells workers that hang from workers that take long.
+"""Tell workers that hang from workers that take long.
 
 A worker that is stopped, or waits for ever, does not die: nobody hears of it, and it alone holds up
 the end of the run. What shows it is that nothing it holds comes further, for far longer than any
@@ -54,7 +54,10 @@ class Watch:
             self._since[slot] = self._now_s
 
     def overdue(self) -> list[int]:
-        """Return the workers to give up. Ask each time that messages have been waited for."""
+        """Return the slots of workers that hang.
+
+        This is to be called each time that messages have been waited for.
+        """
         before, self._looked = self._looked, time.monotonic()
         self._now_s += min(self._looked - before, LOOK_S)
         found = []
@@ -65,5 +68,5 @@ class Watch:
         return found
 
     def lost(self) -> Lost:
-        """Return the message that says that a worker was given up."""
-        return Lost(reason=f"worker came no further for {self._patience_s:,.0f} s, and was ended")
+        """Return the message that a worker hung and was ended."""
+        return Lost(reason=f"worker made no progress for {self._patience_s:,.0f} s, and was ended")

@@ -34,11 +34,11 @@ _log = logging.getLogger("wdsprep")
 
 
 class Tracker(Protocol):
-    """A place that keeps figures; `at` is their position on the axis."""
+    """A place that keeps figures of a run; `at` is their position on its axis."""
 
     @property
     def shown(self) -> str:
-        """Tell how the figures can be looked at."""
+        """Return the address or the command to look at the figures."""
 
     def log(self, at: int, figures: Figures) -> None: ...
     def close(self) -> None: ...
@@ -66,7 +66,7 @@ class WandbTracker:
 
         mode = wandb.setup(settings=own).settings.mode
         if mode == "online" and not wandb.login(prompt=False):
-            raise UsageError('it knows no key: run "wandb login", or set WANDB_MODE=offline')
+            raise UsageError('it has no key: run "wandb login", or set WANDB_MODE=offline')
         project = wandb.setup().settings.project or PROJECT
         return wandb.init(project=project, group=group, config=dict(settings), settings=own)
 
@@ -89,7 +89,7 @@ def _arguments_without_secrets() -> Iterator[None]:
 
 
 class TensorboardTracker:
-    """A file of events, written by tensorboard's own writer: torch's would load torch for it."""
+    """A file of events for TensorBoard, by its own writer: torch's would load torch for it."""
 
     shown = f'"tensorboard --logdir {FOLDER}"'
 
@@ -170,7 +170,7 @@ class Tracking:
 
 
 def check_tracker(kind: str) -> str:
-    """Check that a run can be told of there, before anything is done."""
+    """Check that a tracker is known and installed, before anything is done. Return its name."""
     if kind == "":
         return kind
     one_of(TRACKERS, track=kind)
@@ -196,7 +196,7 @@ class RunTracking:
     _counted: int = 0
 
     def heard(self, status: Callable[[], JobStatus]) -> None:
-        """Something has been done; rates count from the first time on."""
+        """Keep the function that makes the status, and log figures where they are due."""
         self._status = status
         self._began = self._began or time.monotonic()
         if self.tracking.is_due:
@@ -221,7 +221,7 @@ class RunTracking:
 
 
 @contextmanager
-def tracked(
+def track_run(
     kind: str,
     places: Sequence[str],
     listener: JobListener,

@@ -35,8 +35,8 @@ def refusal(who: str, there: Installed, ours: str, remedy: str, *, because: str 
     return f"{who} has {has}, and its driver has {ours}: {remedy}"
 
 
-def refused(text: str) -> str:
-    """Return the refusal of a version inside Ray's text of a worker's error, or an empty text."""
+def find_refusal(text: str) -> str:
+    """Return the refusal of a version in Ray's text of a worker's error, or an empty text."""
     found = re.search(r"^RuntimeError: (.+ has .+, and its driver has .+)$", text, re.MULTILINE)
     return found[1] if found else ""
 

@@ -34,7 +34,7 @@ from wdsprep.runners.schedule import Done, Failed, Fatal, Lost, Message, Ready, 
 GRACE_S = 5.0
 """The seconds that a worker may clean up before it is killed."""
 CLOSING_S = 1.0
-"""The part of it that is kept for the work's own `close`."""
+"""The part of these seconds that is kept for the work's own `close`."""
 
 OF_THE_REQUEST = (FingerprintError, FormatError, SourceError, UsageError)
 """Errors that no other place can change. Any other reason not to open may be that of this place
@@ -48,14 +48,14 @@ def open_worker(load: Callable[[], Work]) -> tuple[Worker | None, Message]:
         call = load().open()
         return Worker(call), Ready(units=getattr(call, "units_at_once", 0))
     except OF_THE_REQUEST as error:
-        return None, Fatal(error=_travelling(error), trace=traceback.format_exc())
+        return None, Fatal(error=_make_picklable(error), trace=traceback.format_exc())
     except WdsprepError as error:
-        return None, _unopened(_text(error), _travelling(error))
+        return None, _lost_at_start(_text(error), _make_picklable(error))
     except Exception as error:  # noqa: BLE001  whatever it is, the driver must hear of it
-        return None, _unopened(error_line(error))
+        return None, _lost_at_start(error_line(error))
 
 
-def _unopened(reason: str, error: WdsprepError | None = None) -> Lost:
+def _lost_at_start(reason: str, error: WdsprepError | None = None) -> Lost:
     place = place_of(os.environ)
     return Lost(reason=reason, trace=traceback.format_exc(), place=place, error=error)
 
@@ -89,19 +89,22 @@ class Worker:
         finally:
             self._busy.discard(token)
         if self._lost:
-            self._cleared()  # once the driver hears of it, nobody gets time to clean up
+            self._wait_until_idle()  # once the driver hears of it, nobody gets time to clean up
             yield self._lost
 
     def stop(self) -> bool:
-        """Have all units closed at their next yield, and then the work; whether they were."""
+        """Close all units at their next yield, and then the work.
+
+        Return whether all were closed.
+        """
         self._is_stopping = True
-        if not self._cleared():
+        if not self._wait_until_idle():
             return False
         if close := getattr(self._call, "close", None):
             close()
         return True
 
-    def _cleared(self) -> bool:
+    def _wait_until_idle(self) -> bool:
         deadline = time.monotonic() + GRACE_S - CLOSING_S
         while self._busy and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -124,7 +127,7 @@ class Worker:
         except NotAFileError as error:  # only this unit fails, until somebody moves it
             yield Failed(reason=_text(error), trace=traceback.format_exc(), is_hopeless=True)
         except WdsprepError as error:
-            yield Fatal(error=_travelling(error), trace=traceback.format_exc())
+            yield Fatal(error=_make_picklable(error), trace=traceback.format_exc())
         except BrokenWorkerError as error:
             yield Lost(reason=error_line(error), trace=traceback.format_exc())
         except HopelessError as error:
@@ -147,8 +150,8 @@ def _text(error: BaseException) -> str:
     return without_secrets(" ".join(str(error).split()))[:300]
 
 
-def _travelling(error: WdsprepError) -> WdsprepError:
-    """Return the error, or its message alone where it cannot be pickled."""
+def _make_picklable(error: WdsprepError) -> WdsprepError:
+    """Return an error that can be pickled: the same, or another with its message alone."""
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301  our own bytes
     except Exception:  # noqa: BLE001  whatever its own code raises

@@ -29,7 +29,7 @@ from wdsprep.errors import UsageError
 from wdsprep.options import taking
 from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write
-from wdsprep.runners.track import tracked
+from wdsprep.runners.track import track_run
 from wdsprep.scoring import captions
 from wdsprep.scoring.captions import check_columns, language_library
 from wdsprep.scoring.heads import read_head
@@ -131,7 +131,7 @@ def score(options: ScoreOptions) -> Outcome:
     if count:
         runner = runner_of(plan.by, plan.worker_plan, units=count, phase=plan.out, name="score")
     track = options.track if count else ""
-    with tracked(track, [plan.out], listener, settings=plan.settings, before=before) as status:
+    with track_run(track, [plan.out], listener, settings=plan.settings, before=before) as status:
         units = PackedShards.take_from(left.shards).hand_out()
         (outcome,) = do_runs([run], runner, work, units, status=status)
     return outcome

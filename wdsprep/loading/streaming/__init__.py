@@ -36,7 +36,7 @@ from wdsprep.loading.streaming.pieces import Pieces, StreamRoom
 from wdsprep.loading.streaming.pipeline import Pipeline, least_ahead, pieces_ahead
 from wdsprep.loading.streaming.trainer import Trainer
 from wdsprep.options import taking
-from wdsprep.runners.ray.cluster import connected
+from wdsprep.runners.ray.cluster import connect_to_ray
 from wdsprep.store.base import absolute
 from wdsprep.text import plural
 
@@ -66,7 +66,7 @@ def stream(options: StreamOptions) -> "Feed":
     streams = [_with_absolute_paths(each) for each in as_streams(options.images)]
     stack = ExitStack()
     with stack:
-        stack.enter_context(connected(options.ray_address, cpus=LEAST, dashboard=False))
+        stack.enter_context(connect_to_ray(options.ray_address, cpus=LEAST, dashboard=False))
         device = encode.device if encode.device != "auto" else "cuda" if _total("GPU") else "cpu"
         gpus = options.gpus_per_encoder if device.startswith("cuda") else 0.0
         _check_room(gpus)

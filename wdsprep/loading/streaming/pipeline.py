@@ -109,7 +109,7 @@ class Pipeline:
                 ray.remote(**options)(encode_empty_caption).remote(send_to_workers(self._pieces))
             )
         except RayTaskError as error:
-            if refusal := versions.refused(str(error)):
+            if refusal := versions.find_refusal(str(error)):
                 raise WorkError(refusal) from error
             raise
         return found

@@ -32,7 +32,7 @@ from wdsprep.loading.on_the_fly.encoded_batches import (
 from wdsprep.loading.streaming.pieces import Pieces
 from wdsprep.loading.streaming.stages import PackedPiece, PieceMetadata, WorkerStats, unpack_piece
 from wdsprep.loading.streaming.workers import new_trainer
-from wdsprep.runners.versions import refused
+from wdsprep.runners.versions import find_refusal
 from wdsprep.version import __version__
 
 READY = 2  # batches that are fetched before they are wanted, if there is room for them
@@ -290,7 +290,7 @@ def _reason(error: RayError) -> WdsprepError:
     Only the text of the error comes here.
     """
     text = str(error).strip()
-    if refusal := refused(text):
+    if refusal := find_refusal(text):
         return WorkError(refusal)
     for name, message in re.findall(r"^wdsprep\.errors\.(\w+): (.+)$", text, re.MULTILINE):
         return cast(WdsprepError, getattr(errors, name)(message))

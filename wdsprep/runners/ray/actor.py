@@ -31,6 +31,6 @@ class WdsprepWorker:
         yield from self._worker.do(unit)
 
     def stop(self) -> None:
-        """Answered when what ran has ended."""
+        """Stop the units that are running, and answer once they have ended."""
         if self._worker:
             self._worker.stop()

@@ -35,10 +35,11 @@ _log = logging.getLogger("wdsprep")
 
 
 @contextmanager
-def connected(address: str | None, *, cpus: int, dashboard: bool) -> Iterator[bool]:
-    """Ray, connected; whether it was started here, and then with room for `cpus`.
+def connect_to_ray(address: str | None, *, cpus: int, dashboard: bool) -> Iterator[bool]:
+    """Connect to Ray while the block lasts, and yield whether Ray was started here for it.
 
-    What was begun here is ended here."""
+    Ray that is started here has room for `cpus`, and is ended with the block.
+    """
     if ray.is_initialized():
         yield False
         return
@@ -46,7 +47,7 @@ def connected(address: str | None, *, cpus: int, dashboard: bool) -> Iterator[bo
     is_own = address == "local"
     _check_reachable(address)
     _check_token(address)
-    with _quiet(), _named_without_secrets():
+    with _quiet(), _entrypoint_without_secrets():
         try:
             _init(
                 address,
@@ -62,7 +63,7 @@ def cluster_resources(address: str | None) -> list[dict[str, float]] | None:
     """Return the resources of each machine of the cluster; None where Ray would be started here."""
     if not (ray.is_initialized() or address or os.environ.get("RAY_ADDRESS")) or address == "local":
         return None
-    with connected(address, cpus=0, dashboard=False):
+    with connect_to_ray(address, cpus=0, dashboard=False):
         return [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
 
 
@@ -91,7 +92,7 @@ def _failure(address: str, error: Exception) -> str:
 
 
 def _check_token(address: str) -> None:
-    """Check that a cluster at an address takes this process as it is."""
+    """Check that a cluster asks for no token, or for the one that this process has."""
     if address in ("local", "auto"):  # for which Ray itself sees to the token
         return
     from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
@@ -109,7 +110,7 @@ def _check_token(address: str) -> None:
 
 def _token_advice() -> str:
     if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
-        return "the one here is another: bring its own into ~/.ray/auth_token, or RAY_AUTH_TOKEN"
+        return "the one here is another: put its own into ~/.ray/auth_token, or RAY_AUTH_TOKEN"
     return (
         '"export RAY_AUTH_MODE=token" sends the one in ~/.ray/auth_token, which has to be that of '
         'the cluster (there, "ray get-auth-token" prints it)'
@@ -118,7 +119,7 @@ def _token_advice() -> str:
 
 @contextmanager
 def _without_stderr() -> Iterator[None]:
-    """Keep quiet what Ray's compiled code prints of a connection that fails."""
+    """Silence what Ray's compiled code prints of a connection that fails."""
     sys.stderr.flush()
     kept = os.dup(2)
     try:
@@ -131,7 +132,7 @@ def _without_stderr() -> Iterator[None]:
 
 
 def node_share(gpus: float) -> float:
-    """Return the cores that go with so many GPUs of the node that this worker is on."""
+    """Return the cores that go with so many GPUs, of those of the node that this worker is on."""
     node_id = ray.get_runtime_context().get_node_id()
     (has,) = (node["Resources"] for node in ray.nodes() if node["NodeID"] == node_id)
     return float(has.get("CPU", 0)) * gpus / (has.get("GPU") or gpus)
@@ -142,8 +143,11 @@ def _line(error: Exception) -> str:
 
 
 @contextmanager
-def _named_without_secrets() -> Iterator[None]:
-    """Ray keeps the command line of each driver, and shows it in its list of jobs (2.60)."""
+def _entrypoint_without_secrets() -> Iterator[None]:
+    """Take secrets out of the command line of a driver, while the block lasts.
+
+    Ray keeps the command line, and shows it in its list of jobs (2.60).
+    """
     module = getattr(getattr(ray, "_private", None), "utils", None)
     own = getattr(module, "get_entrypoint_name", None)
     if module is None or own is None:  # a Ray that has it elsewhere
@@ -176,7 +180,10 @@ def _quiet() -> Iterator[None]:
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself tries for minutes, and floods stderr on the way."""
+    """Check that something answers at the address of a cluster.
+
+    Ray itself tries for minutes, and floods stderr on the way.
+    """
     if address in ("local", "auto"):
         return
     host, _, port = address.rpartition(":")

@@ -35,11 +35,11 @@ class WorkersMetrics:
         self._images = Counter("wdsprep_images", "Images written into shards.", keys)
         self._nbytes = Counter("wdsprep_bytes", "Bytes of shards written.", keys)
         self._rejects = Counter("wdsprep_rejects", "Images rejected, by code.", (*keys, "code"))
-        self._busy = Gauge("wdsprep_busy_share", "Of the time, that the device computed.", keys)
-        self._seconds = Histogram("wdsprep_unit_seconds", "That a unit took.", SECONDS, keys)
+        self._busy = Gauge("wdsprep_busy_share", "Share of time that the device computed.", keys)
+        self._seconds = Histogram("wdsprep_unit_seconds", "Seconds a unit took.", SECONDS, keys)
 
     def counting(self, messages: Generator[Message, None, None]) -> Generator[Message, None, None]:
-        """Pass on what is said of a unit, and count it."""
+        """Pass on the messages about a unit, and count its progress."""
         began, last = time.monotonic(), _LastProgress()
         with closing(messages):
             for message in messages:
@@ -120,7 +120,7 @@ class DriversMetrics:
     def noting(self, events: Generator[Event, None, None]) -> Generator[Event, None, None]:
         """Pass on the events of a run, and count the units that are finished or given up.
 
-        At the end no worker is at work.
+        At the end the number of workers at work becomes 0.
         """
         with closing(events):
             for event in events:

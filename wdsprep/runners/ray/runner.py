@@ -43,9 +43,9 @@ from wdsprep.runners.base import Event, Unit, Work
 from wdsprep.runners.out_of_memory import FEWER, OUT_OF_MEMORY
 from wdsprep.runners.ray import actor
 from wdsprep.runners.ray.actor import WdsprepWorker
-from wdsprep.runners.ray.cluster import connected
+from wdsprep.runners.ray.cluster import connect_to_ray
 from wdsprep.runners.ray.metrics import DriversMetrics
-from wdsprep.runners.ray.worker_count import Share, Waiting, worker_count
+from wdsprep.runners.ray.worker_count import Share, WaitWarning, worker_count
 from wdsprep.runners.schedule import (
     Done,
     Failed,
@@ -91,7 +91,7 @@ class RayRunner:
 
     def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
         cpus = ceil(self.workers * self.cpus_per_worker)
-        with connected(self.address, cpus=cpus, dashboard=self.dashboard) as is_own:
+        with connect_to_ray(self.address, cpus=cpus, dashboard=self.dashboard) as is_own:
             workers, allowed = worker_count(
                 self.share, least=self.workers, most=self.max_workers, is_own=is_own
             )
@@ -143,7 +143,7 @@ class _Actors:
             options["accelerator_type"] = runner.accelerator_type
         self._class = ray.remote(**options)(WdsprepWorker)
         self._name = f"wdsprep-{runner.name}"
-        self._waiting = Waiting(runner.share)
+        self._waiting = WaitWarning(runner.share)
         data, path = ray.put(cloudpickle.dumps(work)), ray.put(sys.path)
         self._arguments = __version__, data, path, runner.tags
         self._planned = max(runner.workers, runner.max_workers)
@@ -194,18 +194,18 @@ class _Actors:
             slot, order = self._awaited[awaited]
             actor = self._actors[slot]
             if message := self._read(slot, awaited):
-                yield from _heard(slot, order, actor, message)
+                yield from _with_returned(slot, order, actor, message)
         while self._doubts and self._doubts[0][0] <= time.monotonic():
             _, slot, actor, error = self._doubts.popleft()
             if self._actors.get(slot) is actor:
-                yield from _heard(slot, 0, actor, self._bury(slot, error))
+                yield from _with_returned(slot, 0, actor, self._bury(slot, error))
         for slot in self._watch.overdue():
             actor = self._actors[slot]
             self._dismiss(slot)
-            yield from _heard(slot, 0, actor, self._watch.lost())
+            yield from _with_returned(slot, 0, actor, self._watch.lost())
 
     def _ready(self) -> list[Any]:
-        """Wait for the first, then take all there are: one look at a list that may be long."""
+        """Wait for the first answer. Return all that are there, from one look at a long list."""
         awaited = list(self._awaited)
         deadlines = [time.monotonic() + LOOK_S]
         if self._doubts:
@@ -228,7 +228,7 @@ class _Actors:
         except (RayError, StopIteration) as error:
             if is_stream:
                 self._forget(awaited)
-            return self._broken(slot, error, is_stream=is_stream)
+            return self._read_failure(slot, error, is_stream=is_stream)
         if value is None:  # it has stopped
             return self._bury(slot, None)
         message: Message = value
@@ -240,12 +240,12 @@ class _Actors:
             self._dismiss(slot)
         return message
 
-    def _broken(self, slot: int, error: Exception, *, is_stream: bool) -> Message | None:
+    def _read_failure(self, slot: int, error: Exception, *, is_stream: bool) -> Message | None:
         actor = self._actors[slot]
-        if not is_stream and (line := versions.refused(str(error))):
+        if not is_stream and (line := versions.find_refusal(str(error))):
             return Fatal(error=WorkError(line), trace="")
         if isinstance(error, RayTaskError) and is_stream:  # a value that cannot be pickled
-            return Failed(reason=_why(error), trace=str(error))
+            return Failed(reason=_death_reason(error), trace=str(error))
         if is_stream and actor.is_doubted:
             return None
         if isinstance(error, ActorUnavailableError):
@@ -272,7 +272,7 @@ class _Actors:
     def _bury(self, slot: int, error: RayError | None) -> Lost:
         costs = error is not None and not self._is_taken_away(slot, error)
         self._dismiss(slot)
-        reason = _why(error) if error else "the connection to the worker broke"
+        reason = _death_reason(error) if error else "the connection to the worker broke"
         return Lost(reason=reason, trace=str(error or ""), costs=costs)
 
     def _dismiss(self, slot: int) -> None:
@@ -301,14 +301,14 @@ class _Actors:
                 kept.clear()
 
 
-def _heard(slot: int, order: int, actor: _Actor, message: Message) -> Iterator[SlotMessage]:
+def _with_returned(slot: int, order: int, actor: _Actor, message: Message) -> Iterator[SlotMessage]:
     if isinstance(message, Lost):
         for unsent in actor.unsent:
             yield slot, unsent, Returned()
     yield slot, order, message
 
 
-def _why(error: Exception) -> str:
+def _death_reason(error: Exception) -> str:
     if isinstance(error, RayActorError) and error.preempted:
         return "worker died: its machine was taken back"
     if isinstance(error, OutOfMemoryError) or LOW.search(str(error)):

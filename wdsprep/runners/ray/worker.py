@@ -19,12 +19,12 @@ MESSAGES_A_SECOND = 500.0
 """The messages of progress that the driver hears from all workers together. Each costs it a tenth
 of a millisecond, and ten thousand workers have more to say than it could hear."""
 UNPACED = 100
-"""So few units may say what they like."""
+"""The units whose messages all pass, if no more are under way."""
 
 
 class RayWorker:
     def __init__(self, work: bytes, tags: Mapping[str, str], others: int = 1) -> None:
-        """Prepare a worker. The more `others` run units, the less often it reports."""
+        """Prepare a worker. The more `others` do units, the less often it reports progress."""
         self._work = work
         self._worker: Worker | None = None
         self._metrics = WorkersMetrics(tags)
@@ -37,17 +37,17 @@ class RayWorker:
 
     def do(self, unit: Unit) -> Generator[Message, None, None]:
         assert self._worker is not None  # noqa: S101  a worker that is not open gets no unit
-        yield from paced(self._metrics.counting(self._worker.do(unit)), self._pause_s)
+        yield from limit_pace(self._metrics.counting(self._worker.do(unit)), self._pause_s)
 
     def stop(self) -> None:
         if self._worker:
             self._worker.stop()
 
 
-def paced(
+def limit_pace(
     messages: Generator[Message, None, None], pause_s: float
 ) -> Generator[Message, None, None]:
-    """Leave out progress that comes too soon after the last message, but for the newest."""
+    """Pass on messages, but leave out progress soon after the last, unless it is the newest."""
     told, held = float("-inf"), None
     with closing(messages):
         for message in messages:

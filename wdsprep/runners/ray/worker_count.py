@@ -24,12 +24,12 @@ from wdsprep.runners.schedule import Allowed, all_at_once
 from wdsprep.text import human_time, plural
 
 AHEAD, AHEAD_SHARE = 8, 4
-"""So many wait for a place, or one for each so many that are open, where that is more."""
+"""The workers that may wait for a place, or one for each `AHEAD_SHARE` open, if that is more."""
 LOOK_S = 5.0
 MOST = 100_000
 """The most workers, where nobody says how many there may be."""
 SILENT_S, AGAIN_S = 60.0, 900.0
-"""So long a run waits for its workers before it says so, and before it says so again."""
+"""The seconds that a run waits for workers before it says so, and before it says so again."""
 
 _log = logging.getLogger("wdsprep")
 
@@ -61,7 +61,7 @@ class Share:
 
 @dataclass(slots=True)
 class RoomNow:
-    """A number of workers that follows the room that the cluster has at the moment."""
+    """The number of workers that may start, by the room that the cluster has at the moment."""
 
     share: Share
     room: int
@@ -74,8 +74,8 @@ class RoomNow:
 
 
 @dataclass(frozen=True, slots=True)
-class FromLeast:
-    """The least that was asked for, and then some ahead of those that are open."""
+class AheadOfOpen:
+    """The number of workers that may start: the least asked for, then some more than are open."""
 
     least: int
 
@@ -85,7 +85,7 @@ class FromLeast:
 
 
 def worker_count(share: Share, *, least: int, most: int, is_own: bool) -> tuple[int, Allowed]:
-    """Return how many workers there may ever be, and what says how many at a time.
+    """Return how many workers there may ever be, and the function that says how many may start.
 
     `is_own` means a Ray that was started on this machine, which does not grow.
     """
@@ -100,14 +100,14 @@ def worker_count(share: Share, *, least: int, most: int, is_own: bool) -> tuple[
             "this machine alone: name the cluster with --ray-address, or give one number"
         )
     if most > least:
-        return most, FromLeast(least)
+        return most, AheadOfOpen(least)
     if least or is_own:
         return least or room, all_at_once
     return MOST, RoomNow(share, room)
 
 
-class Waiting:
-    """Says what a run without any worker waits for, again and again but not often."""
+class WaitWarning:
+    """A warning that tells now and then what a run without any worker waits for."""
 
     def __init__(self, share: Share) -> None:
         self._share = share
