@@ -652,13 +652,13 @@ def test_several_cuts_of_an_image_cost_one_decoding_and_one_caption(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     decoded: list[int] = []
-    decode = crops._decoded
+    decode = crops._decode
 
     def counted(*given: Any) -> Any:
         decoded.append(1)
         return decode(*given)
 
-    monkeypatch.setattr(crops, "_decoded", counted)
+    monkeypatch.setattr(crops, "_decode", counted)
     encoder = Shaped()
     made = engine(encoder, cuts=[Shapes.square(16), Shapes.square(8)])
     sizes = {10: (16, 16), 20: (20, 30), 30: (9, 9), 40: (16, 8), 50: (7, 50)}
