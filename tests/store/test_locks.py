@@ -108,7 +108,7 @@ def test_who_is_stopped_is_waited_for_and_then_named(
     monkeypatch.setattr("wdsprep.store.object_locks.LONGEST_WAIT_S", 0.3)
     with holder(store) as child:
         child.send_signal(signal.SIGSTOP)
-        with pytest.raises(BusyError, match="let that run go on or end it"), store.hold(NAME):
+        with pytest.raises(BusyError, match="wait for that run or end it"), store.hold(NAME):
             pass
         child.send_signal(signal.SIGCONT)
         child.communicate("\n")

@@ -123,7 +123,7 @@ def test_wrong_names_and_keys_are_said_in_one_line(
     assert one_line(missing.value, "az://no-such-container: no such bucket or container")
     with pytest.raises(UsageError, match="names no bucket"):
         open_store("az:///x")
-    with pytest.raises(UsageError, match="not a name"):
+    with pytest.raises(UsageError, match="such a name cannot be used"):
         open_store(f"az://{container}").read("a\nb")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "d3Jvbmc=")
     with pytest.raises(AccessError) as refused:
