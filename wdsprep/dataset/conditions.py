@@ -355,7 +355,7 @@ def _choice_comparison(choices: Collection[Any]) -> Compare:
 
 
 def number_of(one: Any) -> Any:
-    """Return a value as a number, a text if it reads as one; None for all else."""
+    """Return a value as a number, if it is one or a text that reads as one; otherwise None."""
     if not isinstance(one, str):
         return one if isinstance(one, NUMBER) else None
     try:

@@ -53,7 +53,7 @@ FIRST_FORM: Mapping[str, Any] = {"format": 1}
 
 
 def form_of(settings: Mapping[str, Any], names: Iterable[str] = FORM) -> dict[str, Any]:
-    """Return the settings that say in which format a dataset is written."""
+    """Return the settings that say which format and digest a dataset has."""
     return {name: settings[name] for name in names if name in settings}
 
 

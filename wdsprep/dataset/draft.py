@@ -112,7 +112,7 @@ class Draft:
 
 
 class _DroppedError(Exception):
-    """The error that tells files that they get no name."""
+    """The error by which files that are being written learn that they get no name."""
 
 
 class DraftTar:
@@ -155,7 +155,10 @@ class DraftTar:
         self._writer.take(key, names)
 
     def finish(self, *, waits: bool = False) -> Shard:
-        """Complete the tar; it `waits` for others of its unit."""
+        """Complete the tar, and return its shard.
+
+        If it `waits` for other tars of its unit, it gives back its memory.
+        """
         written = self._writer.finish()
         self._closing.close()
         self._beside[index_name(self.name)] = written.index

@@ -57,7 +57,7 @@ class Manifest:
 
     @cached_property
     def ledger(self) -> Receipts:
-        """Return the receipts as the lines of JSON that a file has of them."""
+        """Return the receipts as the lines of JSON that stand for them in a file."""
         return Receipts.of(self.dataset, self.settings, self.receipts)
 
     @cached_property

@@ -286,7 +286,7 @@ class Receipts(Sequence[Receipt]):
             yield found
 
     def _damage_in(self, lines: Sequence[bytes], name: str, kind: Any) -> DamageError:
-        """Return the error that says what is wrong with the first damaged line."""
+        """Return the error about the first of the lines that is damaged."""
         why = "its units are not as they are written"
         for line in lines:
             try:

@@ -110,13 +110,13 @@ def _write_rows(
 
 
 def _remake_step(store: Store, receipt: Receipt) -> str:
-    """Return the step that makes positions again which keys do not tell."""
+    """Return the next step where positions are missing that keys do not tell."""
     is_stated = rows_name(receipt.shards[0].name) in receipt.files
     return encode_step(store.url) if is_stated else AGAIN
 
 
 def missing_rows(store: Store, unit: str) -> str:
-    """Return the words that say that a unit's positions are missing, and what makes them again."""
+    """Return how a message about a unit's missing positions ends, with the next step."""
     manifest = read_manifest(store)
     receipts = manifest.receipts if manifest else ()
     receipt = {receipt.unit: receipt for receipt in receipts}[unit]

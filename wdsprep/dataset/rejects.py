@@ -100,7 +100,7 @@ HIDDEN = re.compile(r"blake3:[0-9a-f]{32}")
 
 
 def hide_source(source: str) -> str:
-    """Return the digest that stands for the source of a removed row, which nobody may read."""
+    """Return a digest in place of a source, so that nobody can read the source."""
     return f"blake3:{mark_of('source', source).hex()}"
 
 

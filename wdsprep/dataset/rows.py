@@ -34,7 +34,7 @@ NOWHERE = 0xFFFFFFFF
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ImagePositions:
-    """The positions in the image shard of the samples of one shard, in the order of these."""
+    """The position in its image shard of each sample of a shard, in the order of the samples."""
 
     positions: "NDArray[np.uint32]"
 
@@ -73,14 +73,14 @@ class ImagePositions:
         return bool((self.positions == type(self).plain(len(self)).positions).all())
 
     def is_sound(self, samples: int, inputs: int) -> bool:
-        """Return whether these are so many different positions, all below the number of inputs."""
+        """Return whether the positions are as many as the samples, all different and in range."""
         import numpy as np
 
         is_inside = len(self) == samples and self.positions.max(initial=0) < max(1, inputs)
         return bool(is_inside and len(np.unique(self.positions)) == samples)
 
     def numbers(self, inputs: int) -> "NDArray[np.uint32]":
-        """Return for each of so many positions the number of the sample there, or NOWHERE."""
+        """Return for each position in an image shard the number of the sample there, or NOWHERE."""
         import numpy as np
 
         found = np.full(inputs, NOWHERE, DTYPE)
@@ -89,7 +89,7 @@ class ImagePositions:
         return found
 
     def others(self, inputs: int) -> "NDArray[np.int64]":
-        """Return the positions, of so many, that no sample has."""
+        """Return which of the positions in an image shard no sample has."""
         import numpy as np
 
         return np.setdiff1d(np.arange(inputs), self.positions)

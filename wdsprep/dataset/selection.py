@@ -122,7 +122,7 @@ class SampleSelection:
             starts += own
 
     def filter(self, mask: NDArray[np.bool_]) -> "SampleSelection":
-        """Return the samples for which a mask over all of them is true, in runs that have some."""
+        """Return the selection of the samples for which a mask is true, without empty runs."""
         if mask.all():
             return self.pick(self.counts > 0)
         found = []
@@ -140,7 +140,7 @@ class SampleSelection:
         return made.pick(counts > 0)
 
     def intersect(self, other: "SampleSelection") -> "SampleSelection":
-        """Return the samples that are in another selection too, in runs that have some.
+        """Return the selection of the samples that another selection has too, without empty runs.
 
         The other one has numbers, in one run for each shard.
         """

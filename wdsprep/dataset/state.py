@@ -97,7 +97,7 @@ def read_manifest(store: Store) -> Manifest | None:
 
 
 def dated_manifest(store: Store) -> Manifest | None:
-    """Read the manifest with the time when it was written, or an earlier one.
+    """Return the manifest with the time when it was written, or an earlier time.
 
     A receipt that is younger is not in it, or not as it is now.
     """
@@ -458,7 +458,7 @@ def tidy(edition: Edition, manifest: Manifest) -> None:
 
 
 def _maker_unit(manifest: Manifest, name: str) -> str:
-    """Return the unit that made a file, by its name; empty where it may be somebody else's.
+    """Return the unit that made a file, by its name; empty where another program may have made it.
 
     It is empty for the inputs of a retry too, which are written before the retry begins.
     """
@@ -519,7 +519,7 @@ def open_dataset(url: str) -> tuple[Store, Manifest]:
 
 
 def check_place(url: str, names: Collection[str]) -> None:
-    """Refuse a place without a manifest that has lost it, or holds datasets further down."""
+    """Refuse a place that has no manifest but receipts, or datasets further down."""
     if any(name.startswith(RECEIPTS) for name in names):
         raise UsageError(f"{url} has lost its {MANIFEST}: run {command('rebuild', url)}")
     if inside := sorted(name for name in names if name.endswith(f"/{MANIFEST}")):

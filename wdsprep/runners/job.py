@@ -104,7 +104,7 @@ class Job(Generic[U, R]):
         self._events.close()
 
     def events(self) -> Iterator[Event]:
-        """Do the units, and yield what becomes of them."""
+        """Do the units, and yield what becomes of each."""
         for event in self._events:
             self._note(event)
             yield event
@@ -157,7 +157,7 @@ def job_largest_first(
 
 
 def check_all_done(quarantined: Sequence[Quarantined], noun: str, done: str, remedy: str) -> None:
-    """Check that no unit failed, where a result without all of them is of no use."""
+    """Raise an error if a unit failed, where a result without all units is of no use."""
     if quarantined:
         first = quarantined[0]
         raise WorkError(

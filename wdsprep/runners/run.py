@@ -285,7 +285,7 @@ class Run:
         return tuple(failed for failed in self._quarantined if failed.unit.name in names)
 
     def _publish(self) -> Manifest:
-        """Write the manifest with all receipts that are there by now."""
+        """Write the manifest with all receipts that are there, and return it."""
         held: set[str] = set()
         with self._edition.holding_manifest():
             there = _read_manifest_or_none(self._store)

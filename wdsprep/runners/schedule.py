@@ -80,7 +80,7 @@ class Failed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Returned:
-    """The message that a unit never reached its worker, which may have died since."""
+    """The message that a unit never reached its worker, and so has no part in its end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -196,7 +196,7 @@ class RunTracking:
     _counted: int = 0
 
     def heard(self, status: Callable[[], JobStatus]) -> None:
-        """Keep the function that makes the status, and log figures where they are due."""
+        """Take the status of the run, and track its figures if it is time."""
         self._status = status
         self._began = self._began or time.monotonic()
         if self.tracking.is_due:

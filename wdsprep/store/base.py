@@ -58,7 +58,7 @@ class Sink(Protocol):
     def write(self, data: bytes | memoryview, /) -> object: ...
 
     def writelines(self, pieces: Sequence[bytes | memoryview], /) -> object:
-        """Write one piece after the other."""
+        """Write pieces of bytes, one after the other."""
 
 
 class FileSink(Sink, Protocol):
@@ -71,7 +71,7 @@ class FileSink(Sink, Protocol):
     def waiting(self) -> str: ...
 
     def end(self, *, waits: bool = False) -> None:
-        """Finish the bytes of the file, and all that can be done before it gets its name.
+        """End the bytes of the file, and do all that can be done before it gets its name.
 
         If it `waits` for its name, give back the memory that the bytes take.
         """
@@ -82,7 +82,7 @@ class Store(Protocol):
 
     @property
     def url(self) -> str:
-        """Return the URL that opens this store again, and that messages show."""
+        """Return the URL that opens the store again. Messages show it."""
 
     @property
     def root(self) -> Path | None:
@@ -133,7 +133,7 @@ class Store(Protocol):
         """Remove the lock on a name if its process has died. The lock of one that lives stays."""
 
     def publish(self, names: Collection[str] | None = None) -> None:
-        """Show to everybody what was written here: all of it, or these files alone.
+        """Show to everybody the files that were written here: all, or these alone.
 
         Most stores show each file when it is written. This is for those that do not.
         """
@@ -165,7 +165,7 @@ def is_web(url: str) -> bool:
 
 
 def local_path(url: str) -> str | None:
-    """Return the path that a path or `file:` URL means; None for any other URL.
+    """Return the local path that a path or a `file:` URL means; None for any other URL.
 
     A folder may be called `a:b`, but not like a URL, be it without its slashes, or like
     webdataset's `pipe:`.

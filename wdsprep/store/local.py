@@ -340,7 +340,7 @@ def _wait_for_lock(path: Path, root: Path) -> int:
 
 
 def _open_to_lock(path: Path) -> tuple[int, bool]:
-    """Open a file to lock it, and return its descriptor and whether it may be written to.
+    """Open a file to lock it. Return its descriptor, and whether it may be written to.
 
     A file of another user can be locked too.
     """
@@ -425,7 +425,7 @@ def _age_s(path: Path) -> float:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make `folder` and what is missing above it, each durable in the one that holds it."""
+    """Make a folder and the missing ones above it, and sync each to disk."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)

@@ -42,7 +42,7 @@ Marks = Mapping[int, str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mark:
-    """The content of a mark, its ETag and its age."""
+    """The object that marks a name as locked: its content, its ETag and its age."""
 
     data: bytes
     tag: str
@@ -98,15 +98,15 @@ class Holds:
             held.remove(hold)
 
     def refresh(self) -> None:
-        """Make new marks where the locks of this thread are old.
+        """Renew the locks of this thread that are old.
 
-        To be called before each request.
+        To be called before a request is made.
         """
         for hold in getattr(self._mine, "held", ()):
             hold.refresh()
 
     def check(self, **_event: object) -> None:
-        """Check that the locks of this thread are young enough.
+        """Check that the locks of this thread have not grown too old.
 
         To be called when a request is signed and about to be sent.
         """
@@ -177,7 +177,7 @@ class _Hold:
         return {int(end[1:] or 0): tag for end, tag in ends.items() if re.fullmatch(r"|\.\d+", end)}
 
     def _living_holder(self, number: int) -> str:
-        """Return which process holds the name by a mark; empty where it is dead."""
+        """Return which process has made a mark and lives, in words; empty where it is dead."""
         try:
             mark = self._objects.read(self._name(number))
         except NotFoundError:  # it has just been let go
@@ -191,7 +191,7 @@ class _Hold:
         return str(holder or "another run")
 
     def _add(self, marks: Marks) -> bool:
-        """Make a further mark. Return whether there are then no others but it and `marks`."""
+        """Create a further mark. Return whether there are then no marks but it and those given."""
         self._is_checked = False  # nothing that exists can be harmed by it, however late
         number, began = max(marks, default=-1) + 1, _now()
         made = self._make(number)
@@ -208,7 +208,7 @@ class _Hold:
         return False
 
     def _make(self, number: int) -> str:
-        """Make a mark and return its ETag; empty where there is one."""
+        """Create the mark of a lock, and return its ETag; empty where there is one already."""
         me = this_process()
         try:
             return self._objects.make(self._name(number), me.to_bytes())

@@ -80,7 +80,7 @@ def is_keyed(url: str) -> bool:
 
 
 def check_no_password(url: str) -> None:
-    """Refuse a URL of a bucket or a repository that has a password in it.
+    """Refuse a URL that has a password in the name of its bucket or repository.
 
     Its library would take the password for a part of the name, and show it. The name of an access
     point (arn:) has colons too.
@@ -96,7 +96,7 @@ def check_no_password(url: str) -> None:
 
 
 def root_and_name(url: str) -> tuple[str, str]:
-    """Split a URL into that of its bucket or repository, and the rest."""
+    """Split a URL into the URL of its bucket or repository, and the name in that."""
     scheme, _, rest = url.strip().partition("://")
     parts = rest.split("/")
     depth = 3 if scheme.lower() == "hf" else 1

@@ -150,7 +150,7 @@ def split_member(name: str) -> tuple[str, str] | None:
 
 
 def leads_out(key: str) -> bool:
-    """Return whether this key would write outside of the folder that a tar is unpacked into."""
+    """Return whether a key would unpack a tar outside of the folder it is unpacked into."""
     return key.startswith("/") or (".." in key and ".." in key.split("/"))
 
 

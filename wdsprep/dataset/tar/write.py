@@ -212,7 +212,7 @@ class TarWriter:
             self._pending.append(self._background.submit(_update, self._hash, pieces))
 
     def _wait(self) -> None:
-        """Wait for the block that is being written, so that at most two are in memory."""
+        """Wait until the last block is written, so that at most two are in memory."""
         for one in self._pending:
             one.result()
 
@@ -223,7 +223,7 @@ def _update(digest: Hash, pieces: Iterable[Buffer]) -> None:
 
 
 def join_small(blocks: Iterable[Buffer]) -> Iterator[Buffer]:
-    """Join blocks that are small, between those that are large, into one each."""
+    """Yield blocks in order, with small ones that follow each other joined into one."""
     small: list[Buffer] = []
     for block in blocks:
         if len(block) < LARGE_NBYTES:

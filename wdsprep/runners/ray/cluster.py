@@ -132,7 +132,7 @@ def _without_stderr() -> Iterator[None]:
 
 
 def node_share(gpus: float) -> float:
-    """Return the cores that go with so many GPUs, of those of the node that this worker is on."""
+    """Return the CPU cores of this node that go with a number of its GPUs."""
     node_id = ray.get_runtime_context().get_node_id()
     (has,) = (node["Resources"] for node in ray.nodes() if node["NodeID"] == node_id)
     return float(has.get("CPU", 0)) * gpus / (has.get("GPU") or gpus)

@@ -250,7 +250,7 @@ class HubStore(OverNetwork):
         return self._stage.files.sweep(ours)
 
     def publish(self, names: Collection[str] | None = None) -> None:
-        """Make one commit of all that waits below this folder, or of these files alone.
+        """Make one commit of all files that wait below this folder, or of these alone.
 
         Make none if nothing waits.
         """
@@ -299,7 +299,7 @@ class HubStore(OverNetwork):
         return changed
 
     def _is_same(self, name: str, there: Entry | None) -> bool:
-        """Return whether the hub has the very bytes that wait here, in git or as a large file."""
+        """Return whether the hub has the bytes of a waiting file, in git or as a large file."""
         path = self._stage.files.root / name
         if there is None or there.nbytes != path.stat().st_size:
             return False

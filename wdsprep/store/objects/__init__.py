@@ -218,7 +218,7 @@ class ObjectStore(OverNetwork):
         )
 
     def _writer(self, name: str) -> str:
-        """Return the id that the writer of an object has left on it."""
+        """Return the id that the last writer of an object has left on it."""
         key = self._key(name)
         with self._store_errors(name):
             found = self.ask(lambda loaded, client: loaded.get(client, key, options={"head": True}))

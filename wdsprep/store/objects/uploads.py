@@ -73,7 +73,7 @@ class ObjectSink(PartSink):
 
 
 class _AbortedError(Exception):
-    """The error that tells the library that the file is given up."""
+    """The error by which the library learns that an upload is given up."""
 
 
 class _Upload:

@@ -234,7 +234,7 @@ class GetRequest:
         return f"s3://{self.bucket}/{self.key}"
 
     def is_all(self, status: int, length: int) -> bool:
-        """Return whether an answer without ranges brings all that this request wants."""
+        """Return whether an answer without a range brings all that this request wants."""
         return status == 200 and self.range.is_first(length)
 
     def answer_nbytes(self, status: int, said: str, length: int) -> int:
@@ -336,9 +336,9 @@ class Reads:
         return url
 
     def _forget(self, ask: GetRequest, error: _RefusedError) -> None:
-        """Forget a signed URL that the server refused, where it took a request of boto3.
+        """Forget a signed URL that the server has refused, while it took a signed request.
 
-        After many of these, in a row, use URLs no more.
+        After many of these in a row, use URLs no more.
         """
         with self._lock:
             self._urls.pop((ask.bucket, ask.key), None)
@@ -402,7 +402,7 @@ def _short_read_errors(ask: GetRequest) -> Iterator[None]:
 
 
 def _error(answer: S3Answer, body: bytes) -> Exception:
-    """Return the error that boto3 would raise, or one that leaves the request to boto3."""
+    """Return the error that boto3 would raise for an answer, or a _RefusedError."""
     from botocore.exceptions import ClientError
 
     status, found = answer.status, re.search(rb"<Code>(\w+)</Code>", body)
