@@ -69,7 +69,7 @@ def test_what_is_packed_already_is_refused_unless_its_tars_are_meant(
 @pytest.mark.parametrize("text", ["a photo of a cat\n", ""])
 def test_a_caption_is_no_list_of_urls(tmp_path: Path, text: str) -> None:
     write_files(tmp_path, {"a.jpg": jpeg(1), "a.txt": text, "u.txt": "http://e.org/1.jpg\n"})
-    with pytest.raises(SourceError, match=r"a\.txt is no list of URLs .* the folder"):
+    with pytest.raises(SourceError, match=r"a\.txt is no list of URLs, .* the folder"):
         names(tmp_path / "a.txt", "auto")
     assert names(tmp_path / "u.txt", "auto") == ["u.txt[0:1]"]
 

@@ -60,7 +60,7 @@ class Range:
     def range_error(self, said: str, what: str) -> StoreError:
         gave = repr(said[:MOST_SHOWN]) if said else "no range"
         return StoreError(
-            f"{what}: asked for {self.header}, got {gave}: the server, or a proxy before it, "
+            f"{what}: asked for {self.header}, the server gave {gave}: it, or a proxy before it, "
             "does not keep to the range asked for: avoid the proxy, or copy the file"
         )
 
