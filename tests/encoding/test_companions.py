@@ -69,7 +69,7 @@ def rows(made: LatentEncoder, texts: Sequence[Tokens]) -> list[dict[str, Tensor]
     found = made.encode_texts(texts)
     assert found.ok.all()
     return [
-        {field.name: made._own(field, found, row) for field in text_fields(made.fields)}
+        {field.name: made._cut_to_length(field, found, row) for field in text_fields(made.fields)}
         for row in range(len(texts))
     ]
 

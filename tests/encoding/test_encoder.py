@@ -410,7 +410,7 @@ def test_damaged_weights_are_one_line(name: str, tmp_path: Path) -> None:
     folder = copy_of_tiny(tmp_path)
     data = (folder / name).read_bytes()
     (folder / name).write_bytes(data[: len(data) // 2])
-    with pytest.raises(WorkError, match=f"{name} is no safetensors file") as caught:
+    with pytest.raises(WorkError, match=f"{name} is not a safetensors file") as caught:
         encoder(folder)
     assert "\n" not in str(caught.value)
 

@@ -21,7 +21,11 @@ from wdsprep.dataset.rejects import RejectedError
 from wdsprep.encoding.encoded_samples import PendingBlock, Result, SampleInput
 from wdsprep.encoding.engine import Engine, EngineError
 from wdsprep.encoding.models.base import Encoded, InTwoPrecisions, Part, Tokens
-from wdsprep.encoding.models.batch_size import beside_a_trainer, fitting, is_out_of_memory
+from wdsprep.encoding.models.batch_size import (
+    fitting_batch_size,
+    is_out_of_memory,
+    limit_for_trainer,
+)
 from wdsprep.encoding.models.device import Device, ImageBatch
 from wdsprep.errors import WorkError
 from wdsprep.images import crop as crops
@@ -206,7 +210,7 @@ def test_lack_of_memory_is_known_by_its_words(said: str, free: int, *, is_memory
 def test_a_batch_fits_into_memory_and_its_widest_tensor_into_31_bits(
     resolution: int, nbytes: int, size: int
 ) -> None:
-    assert fitting(nbytes, resolution, itemsize=2) == size
+    assert fitting_batch_size(nbytes, resolution, itemsize=2) == size
 
 
 def test_fewer_images_of_a_shape_larger_than_the_square_fit(
@@ -225,7 +229,7 @@ def test_fewer_images_of_a_shape_larger_than_the_square_fit(
 
 @pytest.mark.parametrize(("resolution", "size"), [(128, 63), (256, 32), (512, 8), (1024, 2)])
 def test_beside_a_trainer_batches_have_few_pixels(resolution: int, size: int) -> None:
-    assert beside_a_trainer(63, resolution) == size
+    assert limit_for_trainer(63, resolution) == size
 
 
 @pytest.mark.parametrize("kind", [Overflowing, CrampedLater])
@@ -341,7 +345,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, encoder: Means, seconds: list[float]) -
     made = Device(encoder, 4)
     made._is_cuda = True
     marks = iter([at for each in seconds for at in (0.0, each)])
-    monkeypatch.setattr(Device, "_mark", lambda _: Mark(next(marks)))
+    monkeypatch.setattr(Device, "_record_event", lambda _: Mark(next(marks)))
     monkeypatch.setattr(Device, "_to_host", lambda _, array: array)
     return made
 
@@ -389,7 +393,7 @@ def test_waiting_for_a_gpu_takes_no_core(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "Event", Event)
     made = Device(Means(), 4)
     made._is_cuda = True
-    made._mark()
+    made._record_event()
     assert asked == [{"enable_timing": True, "blocking": True}]
 
 

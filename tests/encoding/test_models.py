@@ -221,14 +221,14 @@ VAE_FILE = "vae/diffusion_pytorch_model"
             "AutoencoderTiny; wdsprep encodes with AutoencoderKL, AutoencoderDC, .*: choose",
         ),
         ((), {"vae/config.json": {**VAE, "in_channels": 4}}, "none", "4 channels, not RGB"),
-        ((), {"vae/config.json": {**VAE, "latents_mean": [0.0]}}, "none", "names no latents_std"),
+        ((), {"vae/config.json": {**VAE, "latents_mean": [0.0]}}, "none", "lacks latents_std"),
         (
             (),
             {"vae/config.json": {"_class_name": "AutoencoderKLWan"}},
             "none",
-            "names no z_dim",
+            "lacks z_dim",
         ),
-        ((), {"vae/config.json": []}, "none", "vae/config.json is no JSON object"),
+        ((), {"vae/config.json": []}, "none", "vae/config.json is not a JSON object"),
         (
             ("model_index.json",),
             {"text_encoder/config.json": {"architectures": ["T5EncoderModel"]}},
@@ -340,7 +340,9 @@ def test_tokens_need_no_weights_of_towers_and_images_no_text_at_all(tmp_path: Pa
 def test_a_transformer_wants_sides_that_it_can_cut_into_tokens(tmp_path: Path) -> None:
     flux = find_model(str(lay_out(tmp_path, flux_files())), text="none")
     check_resolution(flux, 272)
-    with pytest.raises(UsageError, match="--resolution 264 is no multiple of 16, as the transfor"):
+    with pytest.raises(
+        UsageError, match="--resolution 264 is not a multiple of 16, as the transfor"
+    ):
         check_resolution(flux, 264)
 
 
@@ -452,7 +454,7 @@ def test_a_class_that_loads_other_classes_is_refused_by_its_name(
     ],
 )
 def test_a_class_of_another_role_is_not_loaded(part: str, kind: str) -> None:
-    with pytest.raises(UsageError, match=f"{part} is a {kind}, which is no PreTrained"):
+    with pytest.raises(UsageError, match=f"{part} is a {kind}, not a PreTrained"):
         class_of(Component(part, "transformers", kind))
     for name, known in (
         ("text_encoder", "T5EncoderModel"),
@@ -655,7 +657,7 @@ def test_a_batch_norm_is_read_from_the_weights(dtype: str, tmp_path: Path) -> No
     assert model.scale == (2.0,) * 8
     with pytest.raises(WorkError, match=r"lacks bn\.running_mean"):
         bare(tmp_path / "lacking", flux2, safetensors(other=packed([7.0])))
-    with pytest.raises(WorkError, match="is no safetensors file"):
+    with pytest.raises(WorkError, match="is not a safetensors file"):
         bare(tmp_path / "damaged", flux2, b"weights of another kind")
 
 
@@ -674,7 +676,7 @@ def test_a_deterministic_vae_is_known_as_such(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["nowhere", "./nowhere", "/no/where", "a/b/c", "~/nowhere"])
 def test_what_can_only_be_a_folder_is_not_looked_for_on_the_hub(name: str) -> None:
-    assert f"{name} is no folder here" in failure(name)
+    assert f"{name} is not a folder here" in failure(name)
     assert "`wdsprep models`" in failure(name)
 
 
@@ -686,7 +688,7 @@ def test_a_misspelt_model_is_told_what_may_be_meant(
 ) -> None:
     (tmp_path / "models/my-model").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert f"{wrong} is no folder here (did you mean {meant}?)" in failure(wrong)
+    assert f"{wrong} is not a folder here (did you mean {meant}?)" in failure(wrong)
 
 
 # Workers

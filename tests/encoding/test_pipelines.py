@@ -32,11 +32,11 @@ from wdsprep.checks.verify import verify
 from wdsprep.dataset.arrays import OF_SIZES, text_fields
 from wdsprep.encoding.models.base import Tokens
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
-from wdsprep.encoding.models.families import BY_MASK, BY_ZEROS, member_of
+from wdsprep.encoding.models.families import BY_MASK, BY_ZEROS, member_name
 from wdsprep.encoding.models.find import find_model
 from wdsprep.encoding.models.gpu_memory import is_split
 from wdsprep.encoding.models.noise import noise_keys, normal
-from wdsprep.encoding.models.prompt_call import pipeline_at_work
+from wdsprep.encoding.models.prompt_call import explain_pipeline_errors
 from wdsprep.encoding.recipe import Recipe
 from wdsprep.encoding.recipe_defaults import settle_recipe
 from wdsprep.errors import UsageError, WdsprepError
@@ -78,7 +78,7 @@ def wanted_of(outputs: dict[str, Any], fields: Sequence[str]) -> dict[str, Tenso
     """The outputs of a pipeline for one caption, by the members that hold them."""
     names = [name for name in outputs if "embeds" in name or name == "text_hiddens"]
     first = next(name for name in names if "pooled" not in name and "mask" not in name)
-    found = {member_of(name, first): value for name, value in outputs.items()}
+    found = {member_name(name, first): value for name, value in outputs.items()}
     axis = {"llama3.npy": 1}
     return {
         name: value[0] if isinstance(value, list) else value.select(axis.get(name, 0), 0)
@@ -346,7 +346,7 @@ def test_what_is_moved_at_the_end_is_an_output(family: Family, tmp_path: Path) -
     ],
 )
 def test_what_a_device_lacks_is_not_said_of_the_pipeline(error: Exception) -> None:
-    with pytest.raises(type(error)) as caught, pipeline_at_work("FluxPipeline"):
+    with pytest.raises(type(error)) as caught, explain_pipeline_errors("FluxPipeline"):
         raise error
     assert caught.value is error
 

@@ -78,4 +78,4 @@ def test_the_help_says_for_which_resolutions_models_and_shapes_are(
     assert main(["encode", "--help"]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "trained at 512 (sd1, sd2), 1024 (sdxl, the others) and 1328 (qwen-image)" in told
-    assert "to those of SDXL, for --resolution 1024 alone" in told
+    assert "sdxl is the list of SDXL, for --resolution 1024 alone" in told

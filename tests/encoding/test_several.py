@@ -343,7 +343,7 @@ def test_to_take_more_images_names_the_one_of_several_that_has_none(
          "dataset: write {resolution} where their names differ, as in out-{resolution}"),
         (("--resolution", "64,64"), "resolution 64 is given twice: give each once"),
         (("--resolution", "64,"), "'64,': give pixels, such as 256, or several, as 256,512"),
-        (("--resolution", "64,100"), "--resolution 100 is no multiple of 8"),
+        (("--resolution", "64,100"), "--resolution 100 is not a multiple of 8"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_one_line_before_anything_is_written(

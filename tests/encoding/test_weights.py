@@ -20,12 +20,12 @@ from pathlib import Path
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.encoding.models import weights
 weights.LARGE_NBYTES = 1
-real = weights._sum
+real = weights._digest_file
 def slow(path, kind):
     print(f"computed {path.name}")
     time.sleep(0.5)
     return real(path, kind)
-weights._sum = slow
+weights._digest_file = slow
 print(weights.weights_digest(Path(sys.argv[1]), sys.argv[2:], DigestKind.BLAKE3))
 """
 
@@ -67,7 +67,7 @@ def test_what_was_computed_is_read_the_next_time(
     assert weights_digest(folder, FILES, kind) == anew(folder, kind)
     (kept,) = cache.glob("*.json")
     assert set(json.loads(kept.read_bytes())) == set(FILES)
-    monkeypatch.setattr(weights, "_sum", None)  # who computes now fails
+    monkeypatch.setattr(weights, "_digest_file", None)  # who computes now fails
     assert weights_digest(folder, FILES, kind) == anew(folder, kind)
     assert weights_digest(folder, FILES[:1], kind)
 

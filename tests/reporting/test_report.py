@@ -290,10 +290,10 @@ def test_a_model_that_is_not_at_hand_is_no_error(made: Made) -> None:
     assert decoding("no-such/model-at-all") == (
         "its model is not at hand: no-such/model-at-all is not on this machine"
     )
-    assert "is no folder here" in decoding("./nowhere")
+    assert "is not a folder here" in decoding("./nowhere")
     assert "give it with --model" in decoding("")
     assert decoding("tiny", weights="0" * 64) == "tiny has other weights here than made the latents"
-    with pytest.raises(UsageError, match="is no folder here"):
+    with pytest.raises(UsageError, match="is not a folder here"):
         find_decoding(latents, "./nowhere")
 
 

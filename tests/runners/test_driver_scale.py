@@ -87,13 +87,13 @@ def test_the_driver_takes_as_many_steps_for_each_unit_however_many_there_are(wor
 
 def test_memory_grows_by_less_than_a_kilobyte_a_shard() -> None:
     def peak(count: int) -> int:
-        pending = [unit.packed() for unit in units(count)]
+        pending = [unit.to_bytes() for unit in units(count)]
         tracemalloc.start()
         waiting = iter(pending)
         edition = Edition(store=Shelf(count))
         bare = replace(manifest_of(1), receipts=())
         run = Run(edition, bare, count=count)
-        shards = (type(SHARD).unpacked(data) for data in waiting)
+        shards = (type(SHARD).from_bytes(data) for data in waiting)
         do_runs([run], PretendRunner(100), None, shards)
         found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
@@ -108,7 +108,7 @@ def test_memory_grows_by_less_than_a_kilobyte_a_shard() -> None:
 def test_a_packed_shard_is_the_same_shard() -> None:
     cut = replace(SHARD, item=replace(SHARD.item, take=7, extra="caption\n.txt"))
     for shard in (SHARD, cut):
-        assert type(shard).unpacked(shard.packed()) == shard
+        assert type(shard).from_bytes(shard.to_bytes()) == shard
 
 
 def test_shards_are_given_largest_first() -> None:

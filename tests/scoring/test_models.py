@@ -210,7 +210,7 @@ def test_the_slow_processor_is_taken_if_asked_and_stands_in_the_settings(
 
 
 def test_a_folder_that_is_not_there_is_refused(images: Path, tmp_path: Path) -> None:
-    refused(images, tmp_path / "out", "is no folder here", model=os.fspath(tmp_path / "nothing"))
+    refused(images, tmp_path / "out", "is not a folder here", model=os.fspath(tmp_path / "nothing"))
 
 
 def test_words_that_are_no_options_are_refused() -> None:

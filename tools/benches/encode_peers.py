@@ -174,9 +174,9 @@ def make_pipeline(
     import transformers
 
     from tests.kit.families import small
-    from wdsprep.encoding.models.loading import silence
+    from wdsprep.encoding.models.loading import silence_libraries
 
-    silence()
+    silence_libraries()
     small(name, folder)
     for part, sizes in towers.items():
         config = transformers.AutoConfig.from_pretrained(folder / part)
@@ -233,9 +233,9 @@ def family_batch(model: str, *, resolution: int, batch_size: int) -> Launch:
     """A pipeline's own `encode_prompt` and VAE, on pixels that are ready."""
     from diffusers import DiffusionPipeline
 
-    from wdsprep.encoding.models.loading import silence
+    from wdsprep.encoding.models.loading import silence_libraries
 
-    silence()
+    silence_libraries()
     dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float32
     index = DiffusionPipeline.load_config(model)
     denoiser = {name: None for name in ("transformer", "unet") if name in index}

@@ -160,11 +160,11 @@ def _encoder(model: str, side: int, **options: Any) -> "LatentEncoder":
     from tools.benches.encode_peers import DEVICE
     from wdsprep.encoding.models.encoder import LatentEncoder
     from wdsprep.encoding.models.find import find_model
-    from wdsprep.encoding.models.loading import silence
+    from wdsprep.encoding.models.loading import silence_libraries
     from wdsprep.encoding.recipe import Recipe
     from wdsprep.encoding.recipe_defaults import settle_recipe
 
-    silence()
+    silence_libraries()
     wanted = Recipe(resolution=side, **options)
     recipe, found = settle_recipe(wanted, find_model(model, text=wanted.text), DEVICE)
     return LatentEncoder(found, recipe, torch.device(DEVICE))

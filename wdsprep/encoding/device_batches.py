@@ -24,7 +24,7 @@ from wdsprep.encoding.models.device import (
     DeviceBatch,
     Launched,
     Stats,
-    combined,
+    combine,
 )
 
 MOST_LAUNCHED = 3
@@ -64,7 +64,7 @@ class DeviceBatches:
 
     @property
     def stats(self) -> Stats:
-        return combined([device.stats for device in self._devices])
+        return combine([device.stats for device in self._devices])
 
     @property
     def size(self) -> int:

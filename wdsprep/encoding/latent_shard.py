@@ -142,7 +142,7 @@ class LatentShard:
         return self._draft.finish(receipt, beside)
 
     def _rows_file(self) -> dict[str, bytes]:
-        """Return the file of rows by its name, or nothing if the shard needs none.
+        """Return the file that says which samples of the image shard were kept, by its name.
 
         It is needed unless the shard has all samples of the image shard in their order. For a tar
         that pack did not make, it is also needed if any sample was rejected: no key says whether

@@ -28,7 +28,7 @@ from wdsprep.encoding.models.find import (
     check_resolution,
     check_shapes,
     find_model,
-    hashed_with,
+    rehash_weights,
 )
 from wdsprep.encoding.options import EncodeOptions
 from wdsprep.encoding.pending import PackedShards, pending_shards
@@ -183,7 +183,7 @@ def _choose_model(
             check_resolution(found, phase.recipe.resolution)
             check_shapes(found, phase.recipe.sizes)
     worker_plan = plan_for_machines(options)
-    recipe, model = settle_recipe(recipe, hashed_with(found, phases[0].kind), worker_plan.device)
+    recipe, model = settle_recipe(recipe, rehash_weights(found, phases[0].kind), worker_plan.device)
     settings = _find_settings(phases, recipe, {needs: found}, worker_plan.device)
     both = zip(phases, settings, strict=True)
     chosen = _ModelChoice(model=model, recipe=recipe, worker_plan=worker_plan)
@@ -205,7 +205,7 @@ def _find_settings(
         if needs not in models:
             models[needs] = find_model(recipe.model, text=needs.text, has_vae=needs.vae)
         if (needs, phase.kind) not in asked:
-            model = hashed_with(models[needs], phase.kind)
+            model = rehash_weights(models[needs], phase.kind)
             asked[needs, phase.kind] = settle_recipe(recipe, model, device)[1]
         model = asked[needs, phase.kind]
         own = replace(recipe, **choices_for(recipe, model, device))

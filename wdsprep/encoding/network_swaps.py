@@ -27,7 +27,7 @@ POLL_S = 0.05
 
 
 class Idle(Protocol):
-    """An engine that computes passes, and tells when it is idle."""
+    """An engine that tells whether it has computed everything that it was given."""
 
     @property
     def is_idle(self) -> bool:
@@ -36,7 +36,7 @@ class Idle(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Visit:
-    """A shard that waits for its turn in a pass, or has it."""
+    """A shard that waits for its turn in the pass over captions or images, or has it."""
 
     part: Part
     texts: TextPass | None
@@ -44,7 +44,7 @@ class Visit:
 
 
 class Turns:
-    """The turns of shards in the two passes of a device.
+    """The turns of shards in the passes over captions and over images, on one device.
 
     `bring` loads the network of a pass, and up to `at_once` shards are in the pass together.
     """
@@ -64,7 +64,10 @@ class Turns:
 
     @contextmanager
     def visit(self, part: Part, texts: TextPass | None = None) -> Iterator[Visit]:
-        """Queue a shard for a pass, yield its visit, and end the visit afterwards."""
+        """Queue a shard for the pass over captions or images, and yield its visit.
+
+        The visit ends with the context.
+        """
         visit = Visit(part, texts)
         with self._changed:
             self._waiting.append(visit)

@@ -12,7 +12,7 @@ from wdsprep.changed_settings import SettingWords, follows, say_named
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import Size
 from wdsprep.encoding import DECODES, DTYPES, HALF, LATENTS, MODELS, TEXTS
-from wdsprep.encoding.models.presets import made_for
+from wdsprep.encoding.models.presets import describe_training_sizes
 from wdsprep.encoding.shape_lists import (
     SDXL_RESOLUTION,
     SHAPES_SETTING,
@@ -222,8 +222,8 @@ class RecipeOptions(Options):
 RESOLUTION = about(
     "Encode centre squares with this number of pixels a side, such as 256, from all images that "
     "are large enough, in any bucket. Several, such as 256,512, are encoded in one pass, each into "
-    f"a separate dataset. {made_for()} With --latents none this chooses the images whose captions "
-    "are encoded: all of them by default.",
+    f"a separate dataset. {describe_training_sizes()} With --latents none this chooses the images "
+    "whose captions are encoded: all of them by default.",
     MODEL,
     read=check_resolutions,
     code=Code.TOO_SMALL,
@@ -235,8 +235,8 @@ RESOLUTION = about(
     page="the side of the square in pixels, which also says which images are encoded: 256 takes "
     "the buckets from 256 on, 512 those from 512 on, 1024 the images of the bucket 512 that are "
     "large enough. Several, as `256,512`, are [encoded in one pass](#several-resolutions). "
-    f"{made_for()} `--latents none` does not need it: by default it takes the lowest bucket, and "
-    "so all images",
+    f"{describe_training_sizes()} `--latents none` does not need it: by default it takes the "
+    "lowest bucket, and so all images",
 )
 
 

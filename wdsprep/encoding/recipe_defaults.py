@@ -29,13 +29,13 @@ def settle_recipe(recipe: RecipeT, model: Model, device: str) -> tuple[RecipeT, 
     recipe = replace(recipe, **choices_for(recipe, model, device))
     if not model.pipeline_kind:
         return recipe, model
-    from wdsprep.encoding.models.dry_run import asked
+    from wdsprep.encoding.models.dry_run import find_outputs
 
-    return recipe, asked(model, recipe)
+    return recipe, find_outputs(model, recipe)
 
 
 def choices_for(recipe: Recipe, model: Model, device: str) -> dict[str, Any]:
-    """Return the fields of a recipe whose defaults depend on the model and the device."""
+    """Return the values of a recipe that depend on the model and the device, by field."""
     chosen: dict[str, Any] = {
         "latents": latents_of(recipe.latents, model),
         "dtype": dtype_of(recipe.dtype, device, model),

@@ -26,9 +26,9 @@ from wdsprep.text import human_bytes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardRows:
-    """The rows of an image shard, to be read once.
+    """The samples of an image shard, to be read once.
 
-    `content` collects a mark of each row. Without `has_images` the bytes of images are skipped,
+    `content` collects a mark of each sample. Without `has_images` the bytes of images are skipped,
     except in foreign tars, whose marks depend on them.
     """
 

@@ -85,7 +85,7 @@ def _opened(head: Head) -> "tuple[Mapping[str, Tensor], str]":
 
     kinds = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
     try:
-        entries, start = weights.read_head(BytesIO(head.data))
+        entries, start = weights.read_tensor_header(BytesIO(head.data))
         metadata: Any = json.loads(head.data[8:start]).get("__metadata__") or {}
         tensors = {}
         for name, entry in entries.items():

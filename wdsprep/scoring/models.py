@@ -108,7 +108,7 @@ def find_score_model(
     repo = PRESETS.get(place, place)
     if is_local(repo):
         raise UsageError(
-            f"--model {name} is no folder here: pass one, or a repository of the hub as OWNER/NAME "
+            f"--model {name} is not a folder here: give one, a repository of the hub as OWNER/NAME "
             f"or OWNER/NAME@REVISION, or {', '.join(PRESETS)}"
         )
     cached = find_cached(name, repo, revision)

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from wdsprep.encoding.models.base import DTYPES
 from wdsprep.encoding.models.batch_size import is_out_of_memory
-from wdsprep.encoding.models.loading import library_at_work, load_weights, silence
+from wdsprep.encoding.models.loading import explain_load_errors, load_weights, silence_libraries
 from wdsprep.errors import UsageError
 from wdsprep.images.crop import planes_of
 from wdsprep.scoring.heads import LinearHead
@@ -67,7 +67,7 @@ class ImageProcessor:
         from transformers import AutoImageProcessor
 
         path = Path(model.folder)
-        with library_at_work(path, AutoImageProcessor):
+        with explain_load_errors(path, AutoImageProcessor):
             self._own = AutoImageProcessor.from_pretrained(
                 str(path),
                 backend=BACKENDS[model.processor],
@@ -126,7 +126,7 @@ class ScoringNetwork:
     ) -> None:
         import transformers
 
-        silence()
+        silence_libraries()
         self.model, self.processor, self._device = model, processor, device
         is_classifier = model.role is Role.CLASSIFIER
         kind = (
@@ -148,7 +148,7 @@ class ScoringNetwork:
         from transformers import AutoTokenizer
 
         path = Path(self.model.folder)
-        with library_at_work(path, AutoTokenizer):
+        with explain_load_errors(path, AutoTokenizer):
             made = AutoTokenizer.from_pretrained(
                 str(path), local_files_only=True, trust_remote_code=False
             )
@@ -244,7 +244,7 @@ class ScoringNetwork:
 
         A model whose outputs depend on companions is refused.
         """
-        with library_at_work(Path(self.model.folder), type(self._network)):
+        with explain_load_errors(Path(self.model.folder), type(self._network)):
             one, two, three = map(self.processor.prepare, images)
             shapes = [{name: own.shape for name, own in each.items()} for each in (one, two, three)]
             if shapes[0] != shapes[1] or shapes[0] != shapes[2]:

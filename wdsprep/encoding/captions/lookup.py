@@ -50,9 +50,10 @@ UNUSED_S = 7 * 24 * 3600
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lookup:
-    """The digests and the size of a lookup, and the number of different names in it.
+    """The description of a lookup, a file of captions by name: its digests, size and names.
 
-    `twice` is the number of names that a table had more than once, and `examples` are some of them.
+    `names` is the number of different names, `twice` the number of names that a table had more than
+    once, and `examples` are some of these.
     `file_digest` is the digest of the file, whose bytes depend on the version of SQLite.
     """
 
@@ -65,7 +66,7 @@ class Lookup:
 
 
 class LookupFile:
-    """A new lookup in a temporary file that has no name, so that a crash leaves no file behind."""
+    """A new lookup of captions, in a temporary file without a name, which a crash cannot leave."""
 
     def __init__(self, pairs: "Iterable[Pairs]") -> None:
         """Sort names and captions, and write them into a new file."""
@@ -123,7 +124,7 @@ class LookupFile:
 
 
 class OpenLookup:
-    """An open lookup, in which any number of threads find captions."""
+    """An open file of captions by name, in which any number of threads search."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._lock = path, Lock()
@@ -200,7 +201,7 @@ def _damage_error(what: str, cause: str) -> DamageError:
 
 
 def open_lookup(url: str, name: str, file_digest: str) -> OpenLookup:
-    """Open a lookup of the store at `url`.
+    """Open a lookup, a file of captions by name, of the store at `url`.
 
     If the store is remote, the lookup is first copied to TMPDIR, once for all workers of a machine.
     """

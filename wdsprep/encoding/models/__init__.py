@@ -4,9 +4,9 @@
 (`vae_rules`) and by which digest it is known (`weights`); `presets` are those with a name. None of
 these imports torch.
 
-`encoder` is a model at work (`base` has what it is given and gives): a VAE (`vae`), and for text
+`encoder` is a loaded model (`base` has its inputs and outputs): a VAE (`vae`), and for text
 `clip_text`, or `pipeline_text`, which calls the pipeline's own code (`prompt_call`) after a
 `dry_run` without networks; `families` has what no signature tells. `device` keeps one device busy,
-with batches of a size that fits (`batch_size`), if both kinds of network do (`gpu_memory`).
-`decoder` goes the way back.
+with batches of a size that fits (`batch_size`); `gpu_memory` says whether both kinds of network fit
+together. `decoder` turns latents back into pictures.
 """

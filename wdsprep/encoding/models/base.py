@@ -1,7 +1,7 @@
-"""What the models are given and what they give, whoever computes it.
+"""The inputs and outputs of encoders, and the protocols that encoders follow.
 
-`encoder` puts the parts together: a VAE (`vae`), and for text `clip_text`, where one CLIPTextModel
-is all there is, or else `pipeline_text`.
+`encoder` puts the parts together: a VAE (`vae`), and for text `clip_text`, if one CLIPTextModel is
+enough, or else `pipeline_text`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +38,7 @@ class Part(Flag):
 
     @classmethod
     def of(cls, fields: Sequence[Field]) -> "Part":
-        """Return the part of a sample that these arrays are made of."""
+        """Return the part of a sample from which these arrays are made."""
         if is_of_text(fields):
             return cls.TEXT
         return cls.BOTH if text_fields(fields) else cls.IMAGE
@@ -46,7 +46,7 @@ class Part(Flag):
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """A caption as the tokenizers see it."""
+    """The tokens of a caption: their ids, their number, and whether the caption was cut."""
 
     caption: str
     count: int = 0
@@ -60,9 +60,9 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The output of a network for a batch: for each field (B, *shape).
+    """The output of a network for a batch: an array (B, *shape) for each field.
 
-    Where captions have different lengths, what is behind a row's own `lengths` has no meaning.
+    If captions have different lengths, values after the length of a row have no meaning.
     """
 
     arrays: dict[str, Tensor]
@@ -76,14 +76,14 @@ class TextEncoder(Protocol):
 
     @property
     def has_shapes(self) -> bool:
-        """Return whether captions have several shapes."""
+        """Return whether the tokens of captions have several shapes, which share no batch."""
 
     @property
     def network(self) -> "InTwoPrecisions[Any] | None":
-        """Return the network that takes memory on the device."""
+        """Return the network that takes memory on the device, or None if there is none."""
 
     def tokens(self, captions: Sequence[str]) -> list[Tokens]:
-        """May be called by several threads at once."""
+        """Return the tokens of captions; several threads may call this at once."""
 
     def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:
         """Encode captions of one shape, in fp32 if `exact`.
@@ -92,7 +92,7 @@ class TextEncoder(Protocol):
         """
 
     def empty(self, *, exact: bool) -> Rows:
-        """One row: what stands for a caption that is left out."""
+        """Return one row, for a caption that is left out in training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Encoded:
 
 
 class Encoder(Protocol):
-    """A model family, loaded onto one device."""
+    """A model that is loaded onto one device and encodes images and captions."""
 
     fields: tuple[Field, ...]
     resolution: int
@@ -125,38 +125,44 @@ class Encoder(Protocol):
     """whether the device holds what encodes images or captions, but never both"""
 
     def bring(self, part: "Part") -> None:
-        """Have the networks for this part on the device.
+        """Make the device ready to encode a part of samples.
 
-        Where it is split, move the others away.
+        If the device cannot hold all networks, those for the other part are removed from it.
         """
 
     def tokens(self, captions: Sequence[str]) -> list[Tokens]:
-        """May be called by several threads at once, as all the others may."""
+        """Return the tokens of captions.
+
+        Several threads may call this and the other methods at once.
+        """
 
     def encode_images(self, pixels: Tensor, noise: Tensor, *, exact: bool = False) -> Encoded:
-        """uint8 (B, 3, R, R) and int64 (B,) keys of noise, on the device."""
+        """Encode pixels, uint8 (B, 3, R, R), with int64 (B,) keys of noise, on the device."""
 
     def encode_texts(self, texts: Sequence[Tokens], *, exact: bool = False) -> Encoded:
-        """Captions of one shape."""
+        """Encode captions whose tokens have one shape."""
 
     def empty(self) -> dict[str, Tensor]:
         """Return the arrays of the empty caption, on the host, by field."""
 
 
 class NoRoomError(RuntimeError):
-    """A network in fp32 for which there is no memory: a smaller batch would need it too."""
+    """The lack of memory for a network in fp32, which a smaller batch would not mend."""
 
 
 class InTwoPrecisions(Generic[T]):
     """A network in its usual precision and in fp32, each loaded when it is first used.
 
-    If there was no room for it in fp32, this is not tried again: it may be 19 GB.
+    If fp32 did not fit into memory once, it is not tried again: a network may have 19 GB.
     """
 
     def __init__(
         self, load: Callable[[str], T], dtype: str, prepare: Callable[[T], T] | None = None
     ) -> None:
-        """`prepare` makes the usual one ready for many batches; the other one gets few."""
+        """Keep the functions that load the network and prepare it for many batches.
+
+        Only the network in its usual precision is prepared: in fp32 it computes few batches.
+        """
         self._load, self._lock, self._dtype = load, Lock(), dtype
         self._prepare = prepare or (lambda loaded: loaded)
         self._loaded: dict[str, T] = {}
@@ -185,12 +191,12 @@ class InTwoPrecisions(Generic[T]):
         raise NoRoomError(f"there is no memory for a network in {dtype}")  # nor for what was loaded
 
     def release(self) -> None:
-        """Give its memory back until it is wanted again."""
+        """Free the memory of the network, which is loaded again when it is needed."""
         self._loaded.clear()
 
 
 class TokenIds:
-    """No more than the ids, which no network makes."""
+    """A text encoder that returns the ids of tokens alone, and needs no network."""
 
     batch_size, has_shapes, network = 0, False, None
 
@@ -200,7 +206,7 @@ class TokenIds:
         self._tokens, self._device = tokens, device
 
     def tokens(self, captions: Sequence[str]) -> list[Tokens]:
-        """Ids of all lengths may share a batch."""
+        """Return the tokens of captions without their shapes, so that all may share a batch."""
         return [replace(found, shape=()) for found in self._tokens(captions)]
 
     def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:  # noqa: ARG002  they are

@@ -1,4 +1,4 @@
-"""How many images a device takes at a time, and whether it was memory that they lacked."""
+"""The batch sizes for a device, and the recognition of errors that mean a lack of memory."""
 
 import re
 import sys
@@ -36,43 +36,44 @@ OF_DEVICES = re.compile("cuda|cudnn|cublas|out of memory|allocate memory|find an
 
 
 def auto_batch_size(encoder: "Encoder", gpu_share: float = 1.0) -> int:
-    """Return the number of images in a batch.
+    """Return the number of images in a batch on a device.
 
-    On the CPU it is always the same, so that everybody's bytes are. On a GPU it is what fits.
-    Of a GPU that others use as well, it fills no more than its share: they may not have begun.
+    On a CPU it is always the same, so that everybody gets the same bytes. On a GPU it is what fits
+    into the free memory, or into the worker's share of a GPU that others use too: they may not have
+    begun.
     """
     if encoder.device.type != "cuda":
         return CPU_BATCH
     free, total = torch.cuda.mem_get_info(encoder.device)
     room = min(free, total * gpu_share) * SHARE_OF_FREE_MEMORY
-    return fitting(room, encoder.resolution, encoder.itemsize)
+    return fitting_batch_size(room, encoder.resolution, encoder.itemsize)
 
 
-def fitting(nbytes: float, resolution: int, itemsize: int) -> int:
+def fitting_batch_size(nbytes: float, resolution: int, itemsize: int) -> int:
     most = min(MAX_BATCH, MOST_ELEMENTS // (FIRST_WIDTH * resolution**2))
     return max(1, min(most, int(nbytes / peak_nbytes(1, resolution, itemsize))))
 
 
-def in_shape(size: int, resolution: int, pixels: int) -> int:
-    """Return how many images of a shape fit where so many squares do.
+def size_for_shape(size: int, resolution: int, pixels: int) -> int:
+    """Return the batch size for images of a shape, given the batch size for squares.
 
-    For shapes with fewer pixels it stays the same: a batch of squares keeps a GPU busy.
+    For shapes with fewer pixels it is the same: as many squares keep a GPU busy.
     """
     return max(1, min(size, size * resolution**2 // pixels))
 
 
 def text_size(shape: tuple[int, ...], usual: int) -> int:
-    """Return how many captions of a shape make a batch.
+    """Return the number of captions of one shape in a batch.
 
-    Where these are of one length, it is as many as keep a GPU busy: of more, others of that length
-    would seldom come together.
+    If captions are grouped by length, it is just enough to keep a GPU busy: more captions of one
+    length seldom come together.
     """
     if not shape:
         return usual
     return min(usual, max(GROUPED_BATCH, GROUPED_TOKENS // max(1, sum(shape))))
 
 
-def beside_a_trainer(size: int, resolution: int) -> int:
+def limit_for_trainer(size: int, resolution: int) -> int:
     return max(1, min(size, BESIDE_A_TRAINER // resolution**2))
 
 
@@ -81,12 +82,12 @@ def peak_nbytes(size: int, resolution: int, itemsize: int) -> int:
 
 
 def free_nbytes(device: torch.device) -> int:
-    """Return the free memory of a GPU. For a CPU there is no bound."""
+    """Return the free bytes of a GPU, or the largest number for a CPU."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else sys.maxsize
 
 
-def is_of_device(error: BaseException) -> bool:
-    """Check whether an error is that of a device or of memory, whatever code was running there."""
+def is_device_error(error: BaseException) -> bool:
+    """Return whether an error comes from a device or a lack of memory, whatever code raised it."""
     is_said = isinstance(error, RuntimeError) and OF_DEVICES.search(str(error)) is not None
     return is_said or is_of_memory(error)
 
@@ -94,9 +95,9 @@ def is_of_device(error: BaseException) -> bool:
 def is_out_of_memory(error: BaseException, *, free: int, wanted: int) -> bool:
     """Return whether an error is a lack of memory on the device.
 
-    Libraries below torch say so in words of their own. Where these may mean something else, the
-    `free` memory decides, beside what the batch `wanted`: if it is plenty, a smaller batch
-    would fail too.
+    Libraries below torch say so in their own words. If these may mean something else, the `free`
+    memory is compared with what the batch `wanted`: if there was enough, a smaller batch would fail
+    too.
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True

@@ -1,4 +1,4 @@
-"""Which classes the parts of a pipeline may be of.
+"""The classes that the parts of a pipeline may have.
 
 A pipeline's index names a library and a class for each part, and the class then loads a folder as
 it likes: a pipeline in the place of a tokenizer would read an index of its own, and run a class
@@ -29,20 +29,23 @@ LOADS_OTHERS = re.compile("Pipeline|^Auto")
 
 
 def bases_of(part: "Component") -> tuple[str, ...]:
-    """Return the names of the classes of which a part in this role has to be one."""
+    """Return the names of base classes, one of which a part of a pipeline has to have."""
     if part.has_weights:
         return NETWORKS
     return TOKENIZERS if "tokenizer" in part.name else PROCESSORS
 
 
 def check_names(what: str, kind: object, parts: Iterable["Component"]) -> None:
-    """Check the names of the pipeline's class and of its parts', without an import."""
-    inside = _library().parent / "pipelines"
+    """Raise UsageError if a pipeline or a part has a class that would run code of the model.
+
+    The classes are judged by their names, without an import.
+    """
+    inside = _find_diffusers().parent / "pipelines"
     packages = {path.name for path in inside.iterdir() if path.is_dir()}
     foreign = (
         [] if isinstance(kind, str | None) else [f"model_index.json names {shortened(str(kind))}"]
     )
-    foreign += [f"{part.library}.{part.kind}" for part in parts if not _is_own(part, packages)]
+    foreign += [f"{part.library}.{part.kind}" for part in parts if not _is_allowed(part, packages)]
     if foreign:
         raise UsageError(
             f"{what} wants to run code that comes with it (trust_remote_code: "
@@ -51,25 +54,25 @@ def check_names(what: str, kind: object, parts: Iterable["Component"]) -> None:
 
 
 def check_known(what: str, kind: str) -> None:
-    """Check that diffusers has a pipeline of that name, without an import."""
-    if f'"{kind}"' not in _library().read_text():
+    """Raise UsageError if diffusers has no pipeline of this name, without importing it."""
+    if f'"{kind}"' not in _find_diffusers().read_text():
         raise UsageError(
             f"{what} is {shortened(kind)}, which the diffusers here does not know: install a newer "
             "one, or add --text none to encode the images alone"
         )
 
 
-def _library() -> Path:
+def _find_diffusers() -> Path:
     found = find_spec("diffusers")
     if found is None or found.origin is None:
         raise WorkError("diffusers is not installed here, which has the code of pipelines")
     return Path(found.origin)
 
 
-def _is_own(part: "Component", packages: set[str]) -> bool:
-    """Return whether a part may be a class of transformers or of a pipeline's package.
+def _is_allowed(part: "Component", packages: set[str]) -> bool:
+    """Return whether a part has a class of transformers, or of a pipeline's package in diffusers.
 
-    Other classes of diffusers are no text encoders and no tokenizers.
+    Other classes of diffusers are not text encoders or tokenizers.
     """
     is_library = part.library == "transformers" or part.library in packages
     are_names = all(map(str.isidentifier, part))
@@ -77,12 +80,15 @@ def _is_own(part: "Component", packages: set[str]) -> bool:
 
 
 def is_ported(part: "Component") -> bool:
-    """Return whether diffusers has the class of this part, in place of its authors' code."""
+    """Return whether diffusers has the class of a part, in place of code of the model's authors."""
     return part.library != "transformers"
 
 
 def class_of(part: "Component") -> Any:
-    """Return the class that a pipeline's index names, which is of the part's role."""
+    """Import and return the class that a pipeline's index names for a part.
+
+    Raise UsageError if it does not have a base class of such parts.
+    """
     library = "transformers" if not is_ported(part) else f"diffusers.pipelines.{part.library}"
     try:
         found = getattr(importlib.import_module(library), part.kind)
@@ -90,14 +96,14 @@ def class_of(part: "Component") -> Any:
     except (AttributeError, ImportError) as error:
         raise WorkError(
             f"{part.name} is a {shortened(part.kind)} of {part.library}, which the diffusers and "
-            "transformers here do not have: a newer one may"
+            "transformers here do not have: install newer ones"
         ) from error
     transformers = importlib.import_module("transformers")
     bases = bases_of(part)
     allowed = tuple(getattr(transformers, name) for name in bases)
     if not (isinstance(found, type) and issubclass(found, allowed)):
         raise UsageError(
-            f"{part.name} is a {part.kind}, which is no {' or '.join(bases)}, so it could run code "
+            f"{part.name} is a {part.kind}, not a {' or '.join(bases)}, so it could run code "
             f"that comes with the model, {NO_CODE}"
         )
     return found

@@ -1,7 +1,7 @@
-"""Text as Stable Diffusion 1 and 2 have it: the last hidden states of one CLIPTextModel.
+"""The text encoder of Stable Diffusion 1 and 2: the last hidden states of one CLIPTextModel.
 
-It is what the pipeline's `encode_prompt` gives, to the bit, without the pipeline: all shapes are
-known from the configs, so a driver need not import torch, and a batch is one call.
+The result is, to the bit, that of the pipeline's `encode_prompt`, without the pipeline: all shapes
+are known from the configs, so a driver need not import torch, and a batch is one call.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ from wdsprep.encoding.recipe import Recipe
 class ClipTokens:
     """A CLIPTokenizer that threads may share.
 
-    Its library's own call sets the length on a shared object each time, which threads must not
-    do at once. So cutting and padding are done here, with the same result.
+    A call of the library's tokenizer sets the length on a shared object, which threads must not do
+    at once. So cutting and padding are done here, with the same result.
     """
 
     def __init__(self, model: Model) -> None:
@@ -49,7 +49,7 @@ class ClipTokens:
 
 
 class ClipText:
-    """Captions to the last hidden states."""
+    """A text encoder that returns the last hidden states of a CLIPTextModel."""
 
     batch_size, has_shapes = 0, False
 
@@ -59,7 +59,7 @@ class ClipText:
 
         def load(dtype: str) -> Any:
             tower = load_tower(CLIPTextModel, model, model.towers[0].folder, DTYPES[dtype])
-            return _States(tower, tokens.pad, tokens.end).to(device)
+            return _LastStates(tower, tokens.pad, tokens.end).to(device)
 
         from transformers import CLIPTextModel
 
@@ -76,8 +76,8 @@ class ClipText:
         return self.rows(self.tokens([""]), exact=exact)
 
 
-class _States(nn.Module):
-    """Token ids to the last hidden states, as diffusers' StableDiffusionPipeline takes them."""
+class _LastStates(nn.Module):
+    """The network from token ids to last hidden states, as in diffusers' Stable Diffusion."""
 
     def __init__(self, model: Any, pad: int, end: int) -> None:
         super().__init__()
@@ -89,9 +89,9 @@ class _States(nn.Module):
         return cast(Tensor, self.model(ids, attention_mask=mask)[0].float())
 
     def _mask(self, ids: Tensor) -> Tensor:
-        """Return the mask that the tokenizer would give.
+        """Return the mask that the tokenizer would give: all tokens up to the end token.
 
-        It has all up to the end token, which may be the padding too.
+        The end token may also be the padding.
         """
         places = torch.arange(ids.shape[1], device=ids.device)
         last = ((ids != self.pad) * places).amax(1, keepdim=True) + int(self.pad == self.end)

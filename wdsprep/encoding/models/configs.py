@@ -1,7 +1,7 @@
 """The JSON files of a model: read, and checked before any library sees them.
 
-A stranger may have written them. What they say is asked for by type and range, so that one line
-names the file and what stands there. Refused are code that comes with a model, files outside of its
+Anyone may have written them. Values are read with a type and a range, so that an error is one line
+that names the file and the value. Refused are code that comes with a model, files outside of its
 folder, and numbers that no network has: a library would run, open or allocate them.
 """
 
@@ -17,25 +17,25 @@ from wdsprep.errors import UsageError, WorkError
 from wdsprep.text import brief
 
 LARGEST_NBYTES = 1 << 24
-"""The largest JSON that is read here: an index of the weights of a large network has 1 MB. Read, it
-takes up to twenty times as much."""
+"""The largest JSON that is read here: an index of the weights of a large network has 1 MB. In
+memory it takes up to twenty times as much."""
 MOST = 1 << 24
-"""The largest number that a network's config may name: rows of a table, places in a text."""
+"""The largest number that a network's config may have: rows of a table, positions in a text."""
 MOST_LAYERS = 1 << 12
 MOST_WIDTH = 1 << 16
 MOST_STATES = 1 << 21
 """The widths of all layers of a text encoder together: Llama 3.1 of 405B has 2,064,384."""
 MOST_BLOCKS = 8
-"""Each of a VAE's but the last halves the sides."""
+"""The most blocks of a VAE, of which each but the last halves the sides."""
 LAYERS = re.compile(r"layers?$|^depths?$|blocks?$")
 BEYOND = re.compile(r"theta|window|base")
-"""Matches the names of numbers that may be larger than that: nothing is allocated by them."""
+"""Matches the names of numbers that may be larger than `MOST`: nothing is allocated by them."""
 NO_CODE = "which wdsprep never does: choose another --model, or add --text none"
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A JSON object of a stranger, whose values are checked by type and range."""
+    """A JSON object in a file of a model, whose values are read with a type and a range."""
 
     path: Path
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -45,45 +45,45 @@ class Config:
         return cls(path, read_json(path))
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return any value; null is as good as none."""
+        """Return a value of any type, or the default if it is missing or null."""
         value = self.values.get(name)
         return default if value is None else value
 
     def whole(self, name: str, default: int | None = None, *, most: int = MOST) -> int:
-        value = self._named(name, default)
+        value = self._require(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
-            raise self._wrong(name, value, f"a whole number from 1 to {most:,}")
+            raise self._value_error(name, value, f"a whole number from 1 to {most:,}")
         return value
 
     def real(self, name: str, default: float | None = None) -> float:
-        return self._finite(name, self._named(name, default))
+        return self._finite(name, self._require(name, default))
 
     def above_zero(self, name: str, default: float | None = None) -> float:
         if (value := self.real(name, default)) <= 0:
-            raise self._wrong(name, value, "a number above 0")
+            raise self._value_error(name, value, "a number above 0")
         return value
 
     def reals(self, name: str) -> tuple[float, ...]:
         return tuple(self._finite(name, value) for value in self.list(name, MOST))
 
     def list(self, name: str, most: int) -> list[Any]:
-        value = self._named(name, None)
+        value = self._require(name, None)
         if not isinstance(value, list) or not 0 < len(value) <= most:
-            raise self._wrong(name, value, f"a list of 1 to {most:,} values")
+            raise self._value_error(name, value, f"a list of 1 to {most:,} values")
         return value
 
-    def _named(self, name: str, default: Any) -> Any:
+    def _require(self, name: str, default: Any) -> Any:
         if (value := self.get(name, default)) is None:
-            raise UsageError(f"{self.path} names no {name}: choose another --model")
+            raise UsageError(f"{self.path} lacks {name}: choose another --model")
         return value
 
     def _finite(self, name: str, value: Any) -> float:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not math.isfinite(value) or abs(value) > MOST:
-            raise self._wrong(name, value, "a finite number")
+            raise self._value_error(name, value, "a finite number")
         return value  # type: ignore[no-any-return]  # as it stands there: settings hold it
 
-    def _wrong(self, name: str, value: object, wanted: str) -> UsageError:
+    def _value_error(self, name: str, value: object, wanted: str) -> UsageError:
         return UsageError(f"{self.path} says {name} {brief(value)}, which has to be {wanted}")
 
 
@@ -95,19 +95,19 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise WorkError(f"{path} cannot be read ({error.strerror})") from None
     except ValueError as error:
-        raise UsageError(f"{path} is no JSON ({error})") from None
+        raise UsageError(f"{path} is not JSON ({error}): choose another --model") from None
     except RecursionError:
         raise UsageError(f"{path} is nested too deeply: choose another --model") from None
     if not isinstance(value, dict):
-        raise UsageError(f"{path} is no JSON object")
+        raise UsageError(f"{path} is not a JSON object: choose another --model")
     return value
 
 
 def check_part(config: Config, *, is_ported: bool = False, remedy: str = NO_CODE) -> None:
-    """Check the config of a network or a tokenizer that a library will load.
+    """Raise UsageError if the config of a network or a tokenizer would run code or open files.
 
-    It must not bring code that would be run. Where diffusers `is_ported` to have that code, it
-    is not run, and may be named. `remedy` ends what is said of code.
+    If the part `is_ported` to diffusers, code that its config names is not run, and is allowed.
+    `remedy` is the end of a message about code.
     """
     for name, value in _each_value(config.values):
         if name == "auto_map" and value and not is_ported:
@@ -122,13 +122,16 @@ def check_part(config: Config, *, is_ported: bool = False, remedy: str = NO_CODE
             )
         if name.endswith("_file") and _is_elsewhere(config.path.parent, value):
             raise UsageError(
-                f"{config.path} names a file outside of the model ({name} {brief(value)}): take "
-                "it out there, or choose another --model"
+                f"{config.path} names a file outside of the model ({name} {brief(value)}): remove "
+                "that entry, or choose another --model"
             )
 
 
 def check_sizes(config: Config) -> None:
-    """Check the numbers of a network's config; its weights must bear them out when it is loaded."""
+    """Raise UsageError if a network's config has a number that is larger than any network has.
+
+    Whether the numbers match the weights is checked when these are loaded.
+    """
     for name, value in _each_value(config.values):
         if isinstance(value, int | float):
             most = MOST_LAYERS if LAYERS.search(name) else MOST
@@ -140,7 +143,7 @@ def check_sizes(config: Config) -> None:
 
 
 def check_weight_index(config: Config, folder: str, files: frozenset[str]) -> None:
-    """Check that an index of weights names no other files than those beside it."""
+    """Raise UsageError if an index of weights lists a file that is not beside it."""
     listed = config.get("weight_map", {})
     for name in listed.values() if isinstance(listed, dict) else [listed]:
         if f"{folder}/{name}".lstrip("/") not in files:
@@ -151,9 +154,9 @@ def check_weight_index(config: Config, folder: str, files: frozenset[str]) -> No
 
 
 def _is_elsewhere(folder: Path, value: object) -> bool:
-    """Return whether a value is the path of an existing file that is not in the folder.
+    """Return whether a value is the path of an existing file outside of the folder.
 
-    Authors leave paths of their own machines, which name nothing here.
+    Authors leave paths of their own machines, which do not exist here.
     """
     if not isinstance(value, str) or "\0" in value or not value:
         return False
@@ -165,7 +168,7 @@ def _is_elsewhere(folder: Path, value: object) -> bool:
 
 
 def _each_value(config: object) -> Iterator[tuple[str, Any]]:
-    """Yield each value with the name that it stands under, at any depth."""
+    """Yield each value of a config with its name, at any depth."""
     left = [("", config)]
     while left:
         name, value = left.pop()

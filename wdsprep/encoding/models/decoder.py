@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from wdsprep.encoding.models.find import Model
-from wdsprep.encoding.models.loading import load_vae, silence
+from wdsprep.encoding.models.loading import load_vae, silence_libraries
 from wdsprep.encoding.models.vae_rules import VIDEO_KINDS
 
 
@@ -16,7 +16,7 @@ class Decoder:
     """The decoder of a model's VAE in fp32, on a GPU if there is one."""
 
     def __init__(self, model: Model) -> None:
-        silence()
+        silence_libraries()
         self._model = model
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         vae = load_vae(model, torch.float32, needed=("decoder.", "post_quant_conv."))

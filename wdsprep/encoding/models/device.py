@@ -1,15 +1,15 @@
-"""One device computing batches of one fixed size, one launched while the one before still runs.
+"""A device that computes batches of one fixed size, each launched while the one before still runs.
 
 A batch that does not fit into memory is halved, and so are all after it. Rows whose values are not
-finite, or too large for the storage dtype, are computed once more in fp32, a few at a time: what
-does not fit there halves those few, and no other batch.
+finite, or too large for the storage dtype, are computed once more in fp32, a few at a time: if they
+do not fit, only these few are halved, and no other batch.
 
-What a GPU is busy with is measured between two marks on its stream. Where that is empty, the first
-mark passes at once, and what lies between is the host's launching, not work. So a batch counts for
-no more than the shortest time that one of its shape has taken of late: a card that gets hot, and
-slower, is as busy as before. The first of a shape, with which kernels are chosen and compiled, is
-computed before it is measured. Where the launching alone takes
-as long as the work, the marks cannot tell them apart: what the host takes is counted beside it.
+The time in which a GPU is busy is measured between two events on its stream. If the stream is
+empty, the first event passes at once, and the time between them is the host's launching, not work.
+So a batch counts for no more than the shortest time that a batch of its shape has taken lately: a
+card that gets hot, and slower, is as busy as before. The first batch of a shape, for which kernels
+are chosen and compiled, is computed before it is measured. If launching alone takes as long as the
+work, the events cannot tell them apart: the time of the host is counted separately.
 """
 
 import time
@@ -28,9 +28,9 @@ from wdsprep.encoding.models.batch_size import (
     TEXT_NBYTES,
     auto_batch_size,
     free_nbytes,
-    in_shape,
     is_out_of_memory,
     peak_nbytes,
+    size_for_shape,
 )
 from wdsprep.encoding.models.noise import noise_keys
 
@@ -40,13 +40,13 @@ Arrays = dict[str, torch.Tensor]
 
 
 def device_name(device: torch.device) -> str:
-    """Such as `NVIDIA A10G`, or `cpu`."""
+    """Return the name of a device, such as `NVIDIA A10G` or `cpu`."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
 @dataclass(frozen=True, slots=True)
 class ImageBatch:
-    """Pixels on the host. The first `count` rows are wanted, the rest is padding."""
+    """A batch of images, as pixels on the host: the first `count` rows, and then padding."""
 
     count: int
     pixels: torch.Tensor
@@ -54,10 +54,7 @@ class ImageBatch:
 
     @classmethod
     def of(cls, pixels: torch.Tensor, keys: Sequence[str], *, seed: int) -> "ImageBatch":
-        """Make a batch of samples with these keys.
-
-        If `pixels` has more rows, the rest is padding.
-        """
+        """Return a batch of images, with the noise of their keys; further rows are padding."""
         noise = torch.zeros(len(pixels), dtype=torch.int64)
         noise[: len(keys)] = noise_keys(seed, keys)
         return cls(len(keys), pixels, noise)
@@ -73,12 +70,12 @@ class ImageBatch:
 
     @property
     def kind(self) -> tuple[int, ...]:
-        """Batches of one kind take equally long."""
+        """Return the shape of the pixels: batches of one shape take equally long."""
         return tuple(self.pixels.shape)
 
     def pick(self, rows: Sequence[int], size: int) -> "ImageBatch":
-        """Return some of the rows, padded with the first of them."""
-        index = torch.tensor(_padded(rows, size))
+        """Return a batch of some of the rows, padded with the first of them to a size."""
+        index = torch.tensor(_pad_rows(rows, size))
         return ImageBatch(len(rows), self.pixels[index], self.noise[index])
 
     def encoded(self, encoder: Encoder, *, exact: bool) -> Encoded:
@@ -89,17 +86,17 @@ class ImageBatch:
 
 @dataclass(frozen=True, slots=True)
 class TextBatch:
-    """Captions of one shape. The first `count` are wanted, the rest is padding."""
+    """A batch of captions of one shape: the first `count` captions, and then padding."""
 
     count: int
     texts: Sequence[Tokens]
 
     @classmethod
     def of(cls, texts: Sequence[Tokens], size: int, device: torch.device) -> "TextBatch":
-        """Pad a batch to a size.
+        """Return a batch of captions, padded to a size.
 
-        On a GPU a batch of captions of one length is not padded: it would compute each row
-        of padding, and of most lengths few captions come together.
+        On a GPU, captions that are grouped by length are not padded: each row of padding would be
+        computed, and few captions of most lengths come together.
         """
         whole = cls(len(texts), texts)
         has_length = any(text.shape for text in texts)
@@ -115,7 +112,7 @@ class TextBatch:
         return (self.size,)
 
     def pick(self, rows: Sequence[int], size: int) -> "TextBatch":
-        return TextBatch(len(rows), [self.texts[row] for row in _padded(rows, size)])
+        return TextBatch(len(rows), [self.texts[row] for row in _pad_rows(rows, size)])
 
     def encoded(self, encoder: Encoder, *, exact: bool) -> Encoded:
         return encoder.encode_texts(self.texts, exact=exact)
@@ -124,23 +121,23 @@ class TextBatch:
 DeviceBatch = ImageBatch | TextBatch
 
 
-def _padded(rows: Sequence[int], size: int) -> list[int]:
+def _pad_rows(rows: Sequence[int], size: int) -> list[int]:
     return [*rows, *[rows[0] if rows else 0] * (size - len(rows))]
 
 
-def _parts(batch: DeviceBatch, size: int) -> list[DeviceBatch]:
+def _split(batch: DeviceBatch, size: int) -> list[DeviceBatch]:
     starts = range(0, max(1, batch.count), size)  # one of padding alone, to warm up with
     return [batch.pick(range(start, min(start + size, batch.count)), size) for start in starts]
 
 
 @dataclass(slots=True)
 class Stats:
-    """The work of a device so far.
+    """The work that a device has done so far.
 
-    `wall_s` runs from the first launch to the last batch's end, and `launch_s` is what the host
-    needed to tell a GPU what to do. `text_s` is the part of `busy_s` that captions took.
-    `samples` are images, or captions where there are no images. The sizes are those of the
-    batches of images and of captions by now.
+    `wall_s` runs from the first launch to the last batch's end, and `launch_s` is the time in which
+    the host launched work on a GPU. `text_s` is the part of `busy_s` that captions took. `samples`
+    are images, or captions if there are no images. The sizes are the present batch sizes for images
+    and for captions.
     """
 
     samples: int = 0
@@ -154,8 +151,8 @@ class Stats:
     text_size: int = 0
 
 
-def combined(stats: "Sequence[Stats]") -> Stats:
-    """Combine the work of several devices that share one machine."""
+def combine(stats: "Sequence[Stats]") -> Stats:
+    """Return the work of several devices of one machine together."""
     return Stats(
         samples=sum(each.samples for each in stats),
         batches=sum(each.batches for each in stats),
@@ -186,11 +183,11 @@ class Device:
         self._is_cuda = encoder.device.type == "cuda"
         self._warms_up = self._is_cuda or encoder.is_compiled
         self._of_late: dict[tuple[tuple[int, ...], bool], deque[float]] = {}
-        """The seconds that the last batches of each shape took."""
+        """The seconds that the latest batches of each shape took."""
         self._first_launch = 0.0
         self.stats = Stats(batch_size=batch_size or auto_batch_size(encoder, gpu_share))
         self._fits = self._is_cuda and not batch_size
-        """Whether memory decides the batch size, so that it does not decide what is stored."""
+        """True if the batch size follows from memory, and so may depend on the shape of images."""
         self.stats.text_size = encoder.text_batch_size or self.size
         self._exact_sizes: dict[type, int] = dict.fromkeys((ImageBatch, TextBatch), EXACT_BATCH)
         self._inexact: set[type] = set()
@@ -200,7 +197,7 @@ class Device:
 
     @property
     def size(self) -> int:
-        """Return the size of a batch of images; where shapes differ in what fits, of squares."""
+        """Return the batch size for images; it is that of squares, if it depends on the shape."""
         return self.stats.batch_size
 
     @property
@@ -208,9 +205,11 @@ class Device:
         return self.stats.text_size
 
     def size_of(self, shape: Size) -> int:
-        """Return the size of a batch of images of this width and height."""
+        """Return the batch size for images of this width and height."""
         return (
-            in_shape(self.size, self._encoder.resolution, prod(shape)) if self._fits else self.size
+            size_for_shape(self.size, self._encoder.resolution, prod(shape))
+            if self._fits
+            else self.size
         )
 
     def _size_of(self, batch: DeviceBatch, *, exact: bool) -> int:
@@ -218,15 +217,15 @@ class Device:
         return min(usual, self._exact_sizes[type(batch)]) if exact else usual
 
     def launch(self, batch: DeviceBatch, *, exact: bool = False) -> list[Launched]:
-        """Begin a batch; several where it has to be cut into smaller ones."""
+        """Launch a batch, in several smaller ones if it does not fit into memory."""
         size = self._size_of(batch, exact=exact)
         if batch.size > size:
-            parts = _parts(batch, size)
+            parts = _split(batch, size)
             return [made for part in parts for made in self.launch(part, exact=exact)]
         try:
-            if self._is_to_warm_up(batch, exact=exact):
+            if self._needs_warm_up(batch, exact=exact):
                 self._warm_up(batch, exact=exact)
-            return [self._timed(batch, exact=exact)]
+            return [self._launch_timed(batch, exact=exact)]
         except NoRoomError:
             raise
         except (RuntimeError, MemoryError) as error:
@@ -255,28 +254,31 @@ class Device:
         return is_out_of_memory(error, free=free_nbytes(encoder.device), wanted=wanted)
 
     def warm_up(self, batch: DeviceBatch) -> None:
-        """Have all in place for such batches, and the smaller ones that memory may call for."""
+        """Compute a batch before the work, so that kernels are ready and the batch size fits."""
         if self._warms_up:
             self.finish(self.launch(batch))
             sizes = {"batch_size": self.size, "text_size": self.text_size}
             self.stats, self._first_launch = Stats(**sizes), 0.0
 
-    def _is_to_warm_up(self, batch: DeviceBatch, *, exact: bool) -> bool:
-        """Captions of every length would be too many."""
+    def _needs_warm_up(self, batch: DeviceBatch, *, exact: bool) -> bool:
+        """Return whether a batch is the first of its kind, and has to be computed before it counts.
+
+        Captions that are grouped by length have too many kinds.
+        """
         has_length = isinstance(batch, TextBatch) and any(text.shape for text in batch.texts)
         known = (batch.kind, exact) in self._of_late
         return self._warms_up and not has_length and not known
 
     def _warm_up(self, batch: DeviceBatch, *, exact: bool) -> None:
-        """Run a batch twice, and time the second run, which has no one-time costs."""
+        """Compute a batch twice, and time the second run, which has no one-time costs."""
         began = time.monotonic()
         for _ in range(2):
-            seconds = _seconds(self._launch(batch, exact=exact))
+            seconds = _elapsed_seconds(self._launch(batch, exact=exact))
         self._of_late[batch.kind, exact] = deque([seconds], OF_LATE)
         if self._first_launch:  # in the middle of a run: that time is none of it
             self._first_launch += time.monotonic() - began
 
-    def _timed(self, batch: DeviceBatch, *, exact: bool) -> Launched:
+    def _launch_timed(self, batch: DeviceBatch, *, exact: bool) -> Launched:
         began = time.monotonic()
         self._first_launch = self._first_launch or began
         launched = self._launch(batch, exact=exact)
@@ -285,12 +287,12 @@ class Device:
         return launched
 
     def _launch(self, batch: DeviceBatch, *, exact: bool) -> Launched:
-        began = self._mark()
+        began = self._record_event()
         encoded = batch.encoded(self._encoder, exact=exact)
         arrays = {name: self._to_host(array) for name, array in encoded.arrays.items()}
         lengths = None if encoded.lengths is None else self._to_host(encoded.lengths)
         return Launched(
-            batch, exact, arrays, lengths, self._to_host(encoded.ok), began, self._mark()
+            batch, exact, arrays, lengths, self._to_host(encoded.ok), began, self._record_event()
         )
 
     def _to_host(self, made: torch.Tensor) -> torch.Tensor:
@@ -299,38 +301,42 @@ class Device:
         host = torch.empty(made.shape, dtype=made.dtype, pin_memory=True)
         return host.copy_(made, non_blocking=True)
 
-    def _mark(self) -> "torch.cuda.Event | float":
+    def _record_event(self) -> "torch.cuda.Event | float":
         if not self._is_cuda:
             return time.monotonic()
-        # Who waits for one that does not block keeps a core busy with it.
+        # A thread that waits for an event without blocking would keep a core busy.
         event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
     def finish(self, launched: Sequence[Launched]) -> list[Arrays | None]:
-        """Return the arrays of every wanted row, in order; None where they cannot be computed."""
+        """Wait for launched batches, and return the arrays of each row, without padding.
+
+        A row is None if its arrays cannot be computed.
+        """
         return [row for one in launched for row in self._finish(one, may_retry=True)]
 
     def _finish(self, one: Launched, *, may_retry: bool) -> list[Arrays | None]:
         stats, is_text = self.stats, isinstance(one.batch, TextBatch)
-        worked = self._worked(one)
+        worked = self._busy_seconds(one)
         stats.busy_s += worked
         stats.text_s += worked if is_text else 0.0
         stats.wall_s = time.monotonic() - self._first_launch
         stats.batches += 1
-        rows: list[Arrays | None] = [self._row(one, row) for row in range(one.batch.count)]
+        rows: list[Arrays | None] = [self._copy_row(one, row) for row in range(one.batch.count)]
         failed = (~one.ok[: one.batch.count]).nonzero().flatten().tolist()
-        again = self._exact(one.batch, failed) if failed and may_retry else []
+        again = self._compute_exact(one.batch, failed) if failed and may_retry else []
         for row, made in zip(failed, again or [None] * len(failed), strict=True):
             rows[row] = made
         is_counted = may_retry and isinstance(one.batch, self._counted)
         stats.samples += one.batch.count if is_counted else 0
         return rows
 
-    def _row(self, one: Launched, row: int) -> Arrays:
-        """Return the arrays of a row. An array that is a part of its row is copied.
+    def _copy_row(self, one: Launched, row: int) -> Arrays:
+        """Return the arrays of one row of a batch.
 
-        Otherwise it would keep the memory of the whole batch.
+        An array that is cut to the caption's length is copied, as it would otherwise keep the
+        memory of the whole batch.
         """
         found = {name: made[row] for name, made in one.arrays.items()}
         if one.lengths is not None:
@@ -338,23 +344,24 @@ class Device:
                 found[name] = found[name][: int(one.lengths[row])].clone()
         return found
 
-    def _worked(self, one: Launched) -> float:
-        """Return the busy time of a batch. On a CPU it is all of its time."""
-        seconds, shape = _seconds(one), (one.batch.kind, one.is_exact)
+    def _busy_seconds(self, one: Launched) -> float:
+        """Return the seconds in which the device was busy with a batch; on a CPU, all its time."""
+        seconds, shape = _elapsed_seconds(one), (one.batch.kind, one.is_exact)
         if not self._is_cuda or shape not in self._of_late:
             return seconds
         self._of_late[shape].append(seconds)
         return min(self._of_late[shape])
 
-    def _exact(self, batch: DeviceBatch, rows: Sequence[int]) -> list[Arrays | None]:
-        """Compute rows once more in fp32, one batch after the other, as memory is nearly full.
+    def _compute_exact(self, batch: DeviceBatch, rows: Sequence[int]) -> list[Arrays | None]:
+        """Compute rows of a batch again in fp32, and return their arrays.
 
-        If there is no room for a network in fp32, there is no result.
+        One small batch is computed after the other, as memory is nearly full. A row is None if
+        there is no room for a network in fp32.
         """
         self.stats.exact += len(rows)
         made: list[Arrays | None] = []
         size = self._size_of(batch, exact=True)
-        for part in _parts(batch.pick(rows, len(rows)), size):
+        for part in _split(batch.pick(rows, len(rows)), size):
             if type(part) in self._inexact:
                 made += [None] * part.count
                 continue
@@ -370,8 +377,8 @@ class Device:
         return made
 
 
-def _seconds(one: Launched) -> float:
-    """Return how long the device worked on a batch, once it has ended."""
+def _elapsed_seconds(one: Launched) -> float:
+    """Return the seconds between the begin and the end of a batch, after waiting for its end."""
     if isinstance(one.began, float) or isinstance(one.ended, float):
         return one.ended - one.began  # type: ignore[operator]
     one.ended.synchronize()
@@ -379,7 +386,10 @@ def _seconds(one: Launched) -> float:
 
 
 def check_age(device: torch.device) -> None:
-    """Refuse a GPU for which this torch has no code, before CUDA does so in its own words."""
+    """Raise RuntimeError if the torch here has no code for a GPU.
+
+    CUDA would say so later and less clearly.
+    """
     if device.type != "cuda" or not (built := torch.cuda.get_arch_list()):
         return
     major, minor = torch.cuda.get_device_capability(device)

@@ -1,15 +1,15 @@
-"""What a pipeline's tokenizers are asked for, and of which shape all is that comes out.
+"""The dry run of a pipeline, which tells the tokens of captions and the shapes of its arrays.
 
 `encode_prompt` is run with encoders that compute nothing: each gives zeros of the shapes that its
-config tells. So, before any weight is loaded, it is known how many tokens a caption has, what was
-cut, and which captions an encoder would get in one shape; and of which shape and precision the
-arrays will be (`asked`).
+config tells. So it is known, before any weights are loaded, how many tokens a caption has, whether
+it was cut, and which captions have one shape for an encoder; and also the shapes and dtypes of the
+arrays (`find_outputs`).
 
-It is run with one caption at a time. What a pipeline makes of several may depend on all of them
+It is run with one caption at a time. The result for several captions may depend on all of them
 (padding to the longest, one call of a tokenizer for each, an encoder that only some captions need),
-and no look at its calls proves that it does not. What it costs, with the pipelines of the tests: a
-caption alone takes 0.1 to 1.4 ms (Sana, whose prompt is long, 3.4), one of 32 took 0.1 to 0.7 (Sana
-2.1). Encoders take longer on a GPU, but perhaps the two CLIPs of SDXL where text alone is encoded.
+and the calls do not prove that it does not. With the pipelines of the tests, a caption alone takes
+0.1 to 1.4 ms (Sana, whose prompt is long, 3.4), one of 32 took 0.1 to 0.7 (Sana 2.1). Encoders on a
+GPU take longer than that, except perhaps the two CLIPs of SDXL if text alone is encoded.
 """
 
 import copy
@@ -28,70 +28,72 @@ from wdsprep.dataset.arrays import BFLOAT16, MASK, OF_SIZES, Field
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.encoding import HALF
 from wdsprep.encoding.models.base import DTYPES, Tokens
-from wdsprep.encoding.models.families import is_mask, member_of
+from wdsprep.encoding.models.families import is_mask, member_name
 from wdsprep.encoding.models.find import Model
-from wdsprep.encoding.models.loading import load_config, load_tokenizer, silence
+from wdsprep.encoding.models.loading import load_config, load_tokenizer, silence_libraries
 from wdsprep.encoding.models.parts import Component
 from wdsprep.encoding.models.prompt_call import (
     ALONE,
     PromptCall,
     Row,
-    assembled,
+    assemble,
     dtype_of_tower,
-    known_class,
-    misbehaves,
+    find_class,
     pipeline_class,
+    pipeline_error,
 )
 from wdsprep.encoding.recipe import Recipe
 from wdsprep.errors import UsageError, WorkError
 
 _log = logging.getLogger("wdsprep")
 
-LONG = "a " * 2000  # words: longer than any encoder takes
+LONG = "a " * 2000  # more words than any encoder takes
 SHORT = "A  <b>photo</b> of M&amp;Ms"
 """A caption with something to clean: some pipelines do so if further packages are installed."""
 SIZE_ARGUMENTS = {"original_size", "crops_coords_top_left"}
 """A pipeline that has these asks for the size to make too, as `target_size` or otherwise."""
 
 
-def asked(model: Model, recipe: Recipe) -> Model:
-    """Return the model with the fields that its pipeline makes of a caption.
+def find_outputs(model: Model, recipe: Recipe) -> Model:
+    """Return the model with the fields that its pipeline makes, and the settings that decide them.
 
-    It also gets the settings that decide them. Without text there are only the arrays that are
-    made of sizes, which are the image's.
+    Without text these are only the arrays that are made from the sizes of images.
     """
     if model.pipeline is None:
-        return replace(model, outputs=_sizes_of(model.pipeline_kind))
-    silence()
+        return replace(model, outputs=_size_fields_by_name(model.pipeline_kind))
+    silence_libraries()
     kind = pipeline_class(model)
     call = PromptCall(kind, recipe.text_length)
     dry_run = DryRun(model, call, HALF if recipe.dtype == "fp32" else recipe.dtype)
     settings = {
         "pipeline": call.name,
         "template": dry_run.template(),
-        "text_arguments": {k: v for k, v in call.arguments.items() if _is_plain(k, v)},
+        "text_arguments": {k: v for k, v in call.arguments.items() if _is_setting(k, v)},
     }
     if recipe.text == "tokens":
-        outputs = (*_token_fields(dry_run, call), *_sizes(kind))
+        outputs = (*_token_fields(dry_run, call), *_size_fields(kind))
         return replace(model, outputs=outputs, text_settings=settings)
     if layers := dry_run.layers():
         settings["layers"] = layers
-    fields = _fields(dry_run, call)
+    fields = _find_fields(dry_run, call)
     variable = [field for field in fields if field.is_variable]
     fixed = [field for field in fields if not field.is_variable]
     if variable:  # captions of one length together have nothing to mask
         fixed = [field for field in fixed if field.name != MASK]
-    outputs = (*fixed, *_sizes(kind), *variable)
+    outputs = (*fixed, *_size_fields(kind), *variable)
     return replace(model, outputs=outputs, text_settings=settings)
 
 
 def token_source(model: Model, recipe: Recipe) -> Callable[[Sequence[str]], list[Tokens]]:
     call = PromptCall(pipeline_class(model), recipe.text_length)
-    return DryRun(model, call, recipe.dtype, width=1).tokens_of_any
+    return DryRun(model, call, recipe.dtype, width=1).try_tokens
 
 
-def _is_plain(name: str, value: Any) -> bool:
-    """Long texts are known by what the tokenizers get."""
+def _is_setting(name: str, value: Any) -> bool:
+    """Return whether an argument of `encode_prompt` is stored in the settings.
+
+    Long texts are not: the digest of the tokenizers' input covers them.
+    """
     if name.startswith("num_"):
         return False
     parts = value if isinstance(value, list | tuple) else [value]
@@ -102,12 +104,13 @@ def _token_fields(dry_run: "DryRun", call: PromptCall) -> tuple[Field, ...]:
     found, long = dry_run.tokens([SHORT, LONG])
     if len(found.ids) != 2 * dry_run.towers:  # ids and mask of each
         raise UsageError(
-            f"{call.name} makes its own of the tokens, or gives an encoder but a part of captions: "
-            "leave --text tokens out"
+            f"{call.name} changes the tokens, or gives an encoder only a part of each caption, so "
+            "tokens cannot be stored: leave --text tokens out"
         )
     if [*map(len, found.ids.values())] != [*map(len, long.ids.values())]:
         raise UsageError(
-            f"{call.name} gives an encoder as many tokens as a caption has: leave --text tokens out"
+            f"{call.name} does not pad tokens to one length, so they cannot be stored: leave "
+            "--text tokens out"
         )
     return tuple(
         Field(name=name, dtype="|u1" if is_mask(name) else "<i4", shape=(len(ids),))
@@ -115,19 +118,24 @@ def _token_fields(dry_run: "DryRun", call: PromptCall) -> tuple[Field, ...]:
     )
 
 
-def _fields(dry_run: "DryRun", call: PromptCall) -> list[Field]:
+def _find_fields(dry_run: "DryRun", call: PromptCall) -> list[Field]:
     short, long = dry_run.outputs(SHORT), dry_run.outputs(LONG)
     fields = []
     for name, (value, lengths) in long.items():
         is_longer = lengths is not None or value.shape != short[name][0].shape
         if is_longer and name != call.first:
-            raise UsageError(f"{call.name} gives {name} as long as the caption: {ALONE}")
+            raise UsageError(
+                f"{call.name} gives {name} with the length of the caption, which cannot be stored: "
+                f"{ALONE}"
+            )
         if is_longer and not call.is_trimmed and not dry_run.tokens([LONG])[0].cut:
-            raise UsageError(f"{call.name} takes captions of any length: give --text-length")
+            raise UsageError(
+                f"{call.name} has no limit for the length of captions: give one with --text-length"
+            )
         fields.append(
             Field(
-                name=member_of(name, call.first),
-                dtype="|u1" if is_mask(name) else _stored(value.dtype),
+                name=member_name(name, call.first),
+                dtype="|u1" if is_mask(name) else _storage_dtype(value.dtype),
                 shape=tuple(value.shape[1:]),
                 is_variable=is_longer,
             )
@@ -135,19 +143,25 @@ def _fields(dry_run: "DryRun", call: PromptCall) -> list[Field]:
     return fields
 
 
-def _stored(dtype: torch.dtype) -> str:
+def _storage_dtype(dtype: torch.dtype) -> str:
     """Return the dtype that stores a half precision, or a mixture of both, without loss."""
     return "<f2" if dtype == torch.float16 else BFLOAT16
 
 
-def _sizes_of(name: str) -> tuple[Field, ...]:
-    """Return the arrays made of sizes, for a class that may be unknown to this diffusers."""
-    kind = known_class(name)
-    return () if kind is None else _sizes(kind)
+def _size_fields_by_name(name: str) -> tuple[Field, ...]:
+    """Return the fields made from sizes of images, for the name of a pipeline's class.
+
+    There are none if the diffusers here does not know the class.
+    """
+    kind = find_class(name)
+    return () if kind is None else _size_fields(kind)
 
 
-def _sizes(kind: Any) -> tuple[Field, ...]:
-    """Return the arrays made of sizes that the denoiser wants, by the arguments of `__call__`."""
+def _size_fields(kind: Any) -> tuple[Field, ...]:
+    """Return the fields made from sizes of images that a pipeline's denoiser needs.
+
+    The arguments of `__call__` tell them.
+    """
     if not inspect.signature(kind.__call__).parameters.keys() >= SIZE_ARGUMENTS:
         return ()
     together, *each = OF_SIZES
@@ -169,8 +183,8 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """The input of an encoder for one caption, and what is known of its origin."""
+class EncoderInput:
+    """The tokens that an encoder gets for one caption, and how a tokenizer made them."""
 
     ids: list[int]
     mask: list[int]
@@ -182,28 +196,31 @@ class Given:
 
 
 class DryRun:
-    """A pipeline whose encoders compute nothing."""
+    """A pipeline whose text encoders compute nothing, so that it only tells tokens and shapes."""
 
     def __init__(self, model: Model, call: PromptCall, dtype: str, width: int = 0) -> None:
-        """`width` is that of all arrays, where these are of no interest."""
+        """Build the pipeline without weights.
+
+        `width` is a width for all arrays, if their shapes do not matter; 0 keeps the real ones.
+        """
         self._call, self._lock = call, threading.Lock()
         self._calls: list[Call] = []
         self._taken = 0
-        """how many had been made when an encoder was last given something"""
-        self._given: dict[str, list[Given]] = {}
+        """how many calls of tokenizers had been made when an encoder was last run"""
+        self._given: dict[str, list[EncoderInput]] = {}
         self._towers: dict[str, EmptyEncoder] = {}
 
         def load(part: Component, kind: Any) -> Any:
             if not part.has_weights:
-                return self._watched(part.name, load_tokenizer(model, kind, part.name))
+                return self._watch_tokenizer(part.name, load_tokenizer(model, kind, part.name))
             own = dtype_of_tower(dtype, call.name, part.kind)
             config = load_config(model, kind, part.name)
             made = self._towers[part.name] = EmptyEncoder(
-                part, config, DTYPES[own], self._note, width
+                part, config, DTYPES[own], self._note_input, width
             )
             return made
 
-        self._pipeline = assembled(model, load)
+        self._pipeline = assemble(model, load)
         call.check_length(self._pipeline)
 
     @property
@@ -211,19 +228,18 @@ class DryRun:
         return len(self._towers)
 
     def outputs(self, caption: str) -> dict[str, Row]:
-        """Zeros of the shapes of what becomes of it."""
+        """Return the outputs for a caption, as zeros of their shapes."""
         with self._lock:
-            return self._call.rows(self._asked(caption))
+            return self._call.rows(self._run(caption))
 
     def tokens(self, captions: Sequence[str]) -> list[Tokens]:
         with self._lock:
             return [self._tokens(caption) for caption in captions]
 
-    def tokens_of_any(self, captions: Sequence[str]) -> list[Tokens]:
-        """Return the tokens of captions of strangers.
+    def try_tokens(self, captions: Sequence[str]) -> list[Tokens]:
+        """Return the tokens of captions, and none for a caption on which the pipeline's code fails.
 
-        If the pipeline's code fails over one, it has no tokens, and its sample becomes a
-        reject: with other captions that code has worked before.
+        The sample of such a caption becomes a reject, as the code has worked with others before.
         """
         with self._lock:
             return [self._tokens_or_none(caption) for caption in captions]
@@ -236,24 +252,24 @@ class DryRun:
             return Tokens(caption)
 
     def _tokens(self, caption: str) -> Tokens:
-        made = self._asked(caption)
+        made = self._run(caption)
         given = [rows[0] for rows in self._given.values() if len(rows) == 1]
         if not given:
-            raise misbehaves(self._call.name, WorkError("no encoder is given the caption once"))
-        found = _tokens(caption, given)
+            raise pipeline_error(self._call.name, WorkError("no encoder is given the caption once"))
+        found = _combine_tokens(caption, given)
         if not self._call.is_masked:
             return found
         _, lengths = self._call.rows(made)[self._call.first]
-        return found if lengths is None else self._cut(found, int(lengths[0]))
+        return found if lengths is None else self._mark_cut(found, int(lengths[0]))
 
-    def _cut(self, found: Tokens, length: int) -> Tokens:
-        """Note whether the pipeline cuts the caption once more, after its encoder."""
+    def _mark_cut(self, found: Tokens, length: int) -> Tokens:
+        """Return the tokens, marked as cut if the pipeline cuts the caption after its encoder."""
         return replace(found, cut=found.cut or found.count - self._template_length > length)
 
     @cached_property
     def _template_length(self) -> int:
-        """Tokens that the encoder is given, and that are no part of what comes out."""
-        made = self._asked(SHORT)
+        """Return the number of tokens that the encoder gets and the pipeline's output lacks."""
+        made = self._run(SHORT)
         (given,) = (rows[0] for rows in self._given.values())
         _, lengths = self._call.rows(made)[self._call.first]
         return max(0, given.count - (0 if lengths is None else int(lengths[0])))
@@ -261,24 +277,24 @@ class DryRun:
     def template(self) -> str:
         """Return a digest of the tokenizers' input for one caption.
 
-        Other words around it, or another way to clean it, make another model of text.
+        It changes with the words around a caption, and with the way in which captions are cleaned.
         """
         with self._lock:
-            self._asked(SHORT)
-            asked = [(one.name, one.texts, _listed(one.made["input_ids"])) for one in self._calls]
+            self._run(SHORT)
+            asked = [(one.name, one.texts, _to_list(one.made["input_ids"])) for one in self._calls]
         return DigestKind.BLAKE3.hex(repr(asked).encode("utf-8", "replace"))[:32]
 
     def layers(self) -> dict[str, list[Any]]:
-        """Return which hidden states were taken of each encoder."""
+        """Return the hidden states that the pipeline uses of each encoder, as their indices."""
         return {name: tower.taken for name, tower in self._towers.items() if tower.taken}
 
-    def _asked(self, caption: str) -> dict[str, Any]:
+    def _run(self, caption: str) -> dict[str, Any]:
         self._calls.clear()
         self._taken = 0
         self._given.clear()
         return self._call.outputs(self._pipeline, [caption])
 
-    def _watched(self, name: str, tokenizer: Any) -> Any:
+    def _watch_tokenizer(self, name: str, tokenizer: Any) -> Any:
         silent = copy.deepcopy(tokenizer)
 
         def count(text: str) -> int:
@@ -290,62 +306,62 @@ class DryRun:
             self._calls.append(Call(name, listed, options, made, count))
             return made
 
-        return calling(tokenizer, around)
+        return wrap_calls(tokenizer, around)
 
-    def _note(self, tower: str, ids: Tensor, mask: Tensor | None) -> None:
+    def _note_input(self, tower: str, ids: Tensor, mask: Tensor | None) -> None:
         since = [*self._calls[self._taken :], *self._calls]  # the next one, or else any
-        call = next((one for one in since if _is_of(one, ids)), None)
+        call = next((one for one in since if _is_result(one, ids)), None)
         self._taken = len(self._calls)
         if mask is None and call is not None:
             mask = torch.as_tensor(call.made.get("attention_mask", ids != -1)).view(ids.shape)
         masks = (torch.ones_like(ids) if mask is None else mask).long().tolist()
         rows = self._given.setdefault(tower, [])
         for row, (own, seen) in enumerate(zip(ids.tolist(), masks, strict=True)):
-            rows.append(_given(call, row, own, seen))
+            rows.append(_encoder_input(call, row, own, seen))
 
 
-def _is_of(call: Call, ids: Tensor) -> bool:
-    """Return whether ids are the result of a call.
+def _is_result(call: Call, ids: Tensor) -> bool:
+    """Return whether ids are the result of a tokenizer's call.
 
-    Of one text it may be a list, of several a tensor.
+    The result for one text may be a list, for several a tensor.
     """
-    made = _listed(call.made["input_ids"])
+    made = _to_list(call.made["input_ids"])
     rows = made if made and isinstance(made[0], list) else [made]
     return bool(rows == ids.tolist())
 
 
-def _given(call: Call | None, row: int, ids: list[int], mask: list[int]) -> Given:
+def _encoder_input(call: Call | None, row: int, ids: list[int], mask: list[int]) -> EncoderInput:
     if call is None:
-        return Given(ids, mask, sum(mask))
+        return EncoderInput(ids, mask, sum(mask))
     most = call.options.get("max_length") or len(ids)
     count = sum(mask)
     if call.options.get("truncation") and count >= most:
         count = max(count, call.count(call.texts[row]))
     is_fixed = call.options.get("padding") == "max_length"
-    return Given(ids, mask, count, is_fixed, call.name, most)
+    return EncoderInput(ids, mask, count, is_fixed, call.name, most)
 
 
-def _listed(ids: Any) -> Any:
+def _to_list(ids: Any) -> Any:
     return ids.tolist() if isinstance(ids, Tensor) else ids
 
 
-def _tokens(caption: str, given: Sequence[Given]) -> Tokens:
-    """Return the tokens of a caption.
+def _combine_tokens(caption: str, given: Sequence[EncoderInput]) -> Tokens:
+    """Return the tokens of a caption, from the inputs of all encoders.
 
-    The encoder that takes the most tokens tells how many they are, and whether any were cut.
+    The encoder that takes the most tokens tells how many there are, and whether any were cut.
     """
     largest = max(given, key=lambda one: one.most)
     return Tokens(
         caption=caption,
         count=largest.count,
         cut=largest.count > largest.most > 0,
-        ids=_ids(given),
+        ids=_pad_ids(given),
         shape=tuple(sum(one.mask) for one in given if not one.is_fixed),
     )
 
 
-def _ids(given: Sequence[Given]) -> dict[str, list[int]]:
-    """Return the ids by the members that would hold them, of one length for all captions."""
+def _pad_ids(given: Sequence[EncoderInput]) -> dict[str, list[int]]:
+    """Return ids and masks, padded to one length for all captions, by their file names."""
     found = {}
     for one in given:
         if one.tokenizer:
@@ -357,7 +373,7 @@ def _ids(given: Sequence[Given]) -> dict[str, list[int]]:
 
 
 class EmptyEncoder(nn.Module):
-    """Stands for a text encoder: zeros of the shapes that its config tells."""
+    """A stand-in for a text encoder, which gives zeros of the shapes that its config tells."""
 
     def __init__(
         self,
@@ -369,7 +385,7 @@ class EmptyEncoder(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.dtype, self.device = config, dtype, torch.device("cpu")
-        self._part, self._note = part, note
+        self._part, self._note_input = part, note
         own = config.get_text_config()
         if width:  # pipelines make zeros of the width that the config tells, beside what comes out
             own.hidden_size = width
@@ -380,7 +396,7 @@ class EmptyEncoder(nn.Module):
 
     def forward(self, *words: Tensor, **options: Any) -> "States":
         ids = words[0] if words else options["input_ids"]
-        self._note(self._part.name, ids, options.get("attention_mask"))
+        self._note_input(self._part.name, ids, options.get("attention_mask"))
         rows, length = ids.shape
         shape = (length, rows) if self._part.kind.startswith("ChatGLM") else (rows, length)
         states = torch.zeros((1, 1, 1), dtype=self.dtype).expand(*shape, self._width)
@@ -393,7 +409,7 @@ class EmptyEncoder(nn.Module):
 
 
 class Layers(tuple[Tensor, ...]):
-    """The hidden states of all layers, which note those that are taken."""
+    """The hidden states of all layers, with a note of those that are used."""
 
     def __init__(self, _states: Sequence[Tensor]) -> None:
         self.taken: list[Any] = []
@@ -418,8 +434,11 @@ class States:
         return (self.first, self.last_hidden_state)[index]
 
 
-def calling(tokenizer: Any, around: Callable[..., Any]) -> Any:
-    """Return the same tokenizer with a function around each call. Pipelines look at its class."""
+def wrap_calls(tokenizer: Any, around: Callable[..., Any]) -> Any:
+    """Return the same tokenizer with each call wrapped in a function.
+
+    It keeps its class as a base, since pipelines look at that.
+    """
     kind = type(tokenizer)
 
     def called(self: Any, *words: Any, **options: Any) -> Any:

@@ -1,10 +1,9 @@
-"""The models at work: a batch of pixels or of captions becomes a batch of arrays to store.
+"""The encoder: a batch of pixels or of captions becomes a batch of arrays to store.
 
-What is stored of an image is what a diffusers pipeline would have computed from it. The VAE's
-moments leave the working precision before anything is done with them, and the noise of a sample is
-that of its key, so no worker shows in the result, and a batch of another size in the last bits
-alone. A row that does not fit into the storage dtype is named in `ok`, and `exact` computes it
-again in fp32.
+The arrays of an image are those that a diffusers pipeline would compute from it. The VAE's moments
+are converted to fp32 before anything is done with them, and the noise of a sample depends on its
+key. So the result does not depend on the worker, and on the batch size only in the last bits. A row
+that does not fit into the storage dtype is marked in `ok`, and `exact` computes it again in fp32.
 
 torch is imported with this module, diffusers and transformers when models are loaded.
 """
@@ -36,7 +35,7 @@ from wdsprep.encoding.models.compiled import CompiledNetwork
 from wdsprep.encoding.models.dry_run import token_source
 from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.models.gpu_memory import dtype_of_vae, is_split
-from wdsprep.encoding.models.loading import load_vae, silence
+from wdsprep.encoding.models.loading import load_vae, silence_libraries
 from wdsprep.encoding.models.pipeline_text import PipelineText
 from wdsprep.encoding.models.precision import whole_fp32
 from wdsprep.encoding.models.vae import Moments, Rule
@@ -45,13 +44,13 @@ from wdsprep.errors import WorkError
 
 
 def load_encoder(model: Model, recipe: Recipe, device: str) -> Encoder:
-    """Load what a recipe needs of a model."""
-    silence()
+    """Load the networks of a model that a recipe needs onto a device."""
+    silence_libraries()
     return LatentEncoder(model, recipe, torch.device(device))
 
 
 class LatentEncoder:
-    """A VAE and what encodes text, or one of the two where no more is wanted."""
+    """The VAE and the text encoders of a model on a device, or only those that are needed."""
 
     def __init__(self, model: Model, recipe: Recipe, device: torch.device) -> None:
         self.fields = fields(model, recipe)
@@ -71,7 +70,7 @@ class LatentEncoder:
             partial(CompiledNetwork, shapes=shapes) if recipe.compile else None,
         )
         self.is_split = is_split(model, recipe, device, self.itemsize)
-        self._text = _text_encoder(model, recipe, device) if self.has_text else None
+        self._text = _load_text_encoder(model, recipe, device) if self.has_text else None
         self.text_batch_size = self._text.batch_size if self._text else 0
         self.groups_texts = self._text.has_shapes if self._text else False
         of_images = None if is_of_text(self.fields) else self._moments
@@ -94,48 +93,49 @@ class LatentEncoder:
         return self._text.tokens(captions)
 
     def encode_images(self, pixels: Tensor, noise: Tensor, *, exact: bool = False) -> Encoded:
-        return self._stored(self.image_rows(pixels, noise, exact=exact))
+        return self._store(self.image_rows(pixels, noise, exact=exact))
 
     def encode_texts(self, texts: Sequence[Tokens], *, exact: bool = False) -> Encoded:
-        return self._stored(self.text_rows(texts, exact=exact))
+        return self._store(self.text_rows(texts, exact=exact))
 
     def image_rows(self, pixels: Tensor, noise: Tensor, *, exact: bool = False) -> Rows:
-        """Encode images to fp32 latents, before they are stored."""
-        with self._whole(exact=exact), torch.inference_mode():
+        """Return the latents of images in fp32, before they are converted for storage."""
+        with self._full_precision(exact=exact), torch.inference_mode():
             moments = self._moments.get(exact=exact)(pixels)
             return Rows({LATENT: self._rule(moments, noise)})
 
     def text_rows(self, texts: Sequence[Tokens], *, exact: bool = False) -> Rows:
         if self._text is None:
             raise ValueError("nothing is made of captions here")
-        with self._whole(exact=exact), torch.inference_mode():
+        with self._full_precision(exact=exact), torch.inference_mode():
             return self._text.rows(texts, exact=exact)
 
     def empty(self) -> dict[str, Tensor]:
         if self._text is None:
             return {}
-        with self._whole(exact=True), torch.inference_mode():
-            made = self._stored(self._text.empty(exact=False))
+        with self._full_precision(exact=True), torch.inference_mode():
+            made = self._store(self._text.empty(exact=False))
             if not made.ok.all():
-                made = self._stored(self._text.empty(exact=True))
+                made = self._store(self._text.empty(exact=True))
             return {
-                field.name: self._own(field, made, 0).cpu() for field in text_fields(self.fields)
+                field.name: self._cut_to_length(field, made, 0).cpu()
+                for field in text_fields(self.fields)
             }
 
-    def _own(self, field: Field, made: Encoded, row: int) -> Tensor:
+    def _cut_to_length(self, field: Field, made: Encoded, row: int) -> Tensor:
         array = made.arrays[field.name][row]
         has_length = field.is_variable and made.lengths is not None
         return array[: int(made.lengths[row])] if has_length else array  # type: ignore[index]
 
-    def _stored(self, rows: Rows) -> Encoded:
-        """Convert rows to their stored form, with zeros behind shorter captions.
+    def _store(self, rows: Rows) -> Encoded:
+        """Convert rows to the dtypes in which they are stored, with zeros after shorter captions.
 
-        What stood there may be no number.
+        The values there may not be finite.
         """
         with torch.inference_mode():
-            return self._in_storage(rows)
+            return self._convert(rows)
 
-    def _in_storage(self, rows: Rows) -> Encoded:
+    def _convert(self, rows: Rows) -> Encoded:
         count = len(next(iter(rows.arrays.values())))
         ok = [torch.ones(count, dtype=torch.bool, device=self.device)]
         arrays = {}
@@ -151,16 +151,16 @@ class LatentEncoder:
             arrays[name] = value.to(dtype).contiguous()
         return Encoded(arrays, torch.stack(ok).all(0), rows.lengths)
 
-    def _whole(self, *, exact: bool) -> "contextlib.AbstractContextManager[None]":
+    def _full_precision(self, *, exact: bool) -> "contextlib.AbstractContextManager[None]":
         return whole_fp32() if exact or self._is_fp32 else contextlib.nullcontext()
 
 
 def fits(value: Tensor, dtype: torch.dtype = torch.float16) -> Tensor:
-    """Return for each row whether all of it is finite and can be stored."""
+    """Return for each row whether all its values are finite and fit into a dtype."""
     return value.abs().flatten(1).amax(1) <= torch.finfo(dtype).max
 
 
-def _text_encoder(model: Model, recipe: Recipe, device: torch.device) -> TextEncoder:
+def _load_text_encoder(model: Model, recipe: Recipe, device: torch.device) -> TextEncoder:
     if recipe.text == "tokens":
         tokens = ClipTokens(model).tokens if model.towers else token_source(model, recipe)
         return TokenIds(tokens, device)
@@ -177,14 +177,15 @@ def _load_moments(model: Model, dtype: torch.dtype, device: torch.device) -> Mom
     # `tools/bench encode --only encode-layouts` does.
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     moments = Moments(load_vae(model, dtype), layout).eval().requires_grad_(False)
-    _check_made(model, moments)
+    _check_shape(model, moments)
     return moments.to(memory_format=moments.layout).to(device)
 
 
-def _check_made(model: Model, moments: Moments) -> None:
-    """Check on a small image that the network makes the shape that its config says.
+def _check_shape(model: Model, moments: Moments) -> None:
+    """Raise WorkError if a VAE makes a latent of another shape than its config says.
 
-    The shapes of all latents were derived from the config. The check runs on the CPU.
+    The shapes of all latents were derived from the config. The check encodes a small image on the
+    CPU.
     """
     side, places = 2 * model.factor, 2 * model.patch
     channels = model.channels // model.patch**2 * (2 if model.is_sampled else 1)

@@ -1,9 +1,9 @@
-"""Which VAE and text encoders: found, fetched and checked before anything heavy begins.
+"""The search for a model, whose files are found, fetched and checked before any weights are loaded.
 
-Models are known by what their own configs say, which also say which of their files are needed: of a
-pipeline never the denoiser, and of its text encoders none where no text is wanted. A digest tells
-two models apart. Only safetensors are read, and no code that comes with a model is run. This module
-imports no torch: a driver knows the shapes of all latents that workers will make.
+The configs of a model say what it is and which of its files are needed: never the denoiser of a
+pipeline, and no text encoder if no text is wanted. A digest tells two models apart. Only
+safetensors are read, and no code that comes with a model is run. This module does not import torch:
+a driver knows the shapes of all latents that workers will make.
 """
 
 import os
@@ -41,7 +41,7 @@ from wdsprep.encoding.models.parts import (
     variant_of,
 )
 from wdsprep.encoding.models.presets import PRESETS
-from wdsprep.encoding.models.vae_rules import NO_VAE, multiple_of, normed, vae_rule
+from wdsprep.encoding.models.vae_rules import NO_VAE, add_batch_norm, multiple_of, vae_rule
 from wdsprep.encoding.models.weights import weights_digest
 from wdsprep.errors import UsageError, WorkError
 from wdsprep.options import nearest_name
@@ -54,9 +54,9 @@ TINY_NOTE = (
 )
 LENGTH = 77
 ANY_LENGTH = 10**40
-"""The length of a tokenizer without a limit: these write 10^30."""
+"""The largest length that a tokenizer may claim: those without a limit write 10^30."""
 ADAPTER = "adapter_config.json"
-"""Names a base model, which transformers would load in place of what lies beside it."""
+"""A file that names a base model, which transformers would load instead of the weights here."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +72,7 @@ class Tower:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Model:
-    """A VAE and what encodes text on this machine, and what their configs say.
+    """A model on this machine: its VAE, its text encoders, and what their configs say.
 
     A latent is stored as (patchify(z) - shift) * scale, where z is what the VAE gives: one number
     for all channels, or one for each stored channel.
@@ -90,7 +90,7 @@ class Model:
     vae: str
     """empty where `folder` is itself the VAE's"""
     vae_kind: str
-    """the class; empty where no VAE was asked for, and nothing of what follows is of one"""
+    """the class; empty if no VAE is wanted, so that the fields after this have no meaning"""
     channels: int
     """the channels of a latent as it is stored"""
     factor: int
@@ -104,19 +104,19 @@ class Model:
     is_sampled: bool
     """whether the VAE gives a distribution, and not the latent itself"""
     upcast: bool
-    """whether the VAE's config warns that half precision overflows, be it left out"""
+    """whether the VAE's config warns that half precision overflows, even if the VAE is left out"""
     is_plain: bool
     """whether the VAE is an AutoencoderKL, even if it is left out for text alone"""
     note: str
     """what a user should know of it, or nothing"""
     towers: tuple[Tower, ...] = ()
     pipeline: TextPipeline | None = None
-    """whose own code encodes text; None where `towers` do, or where there is no text"""
+    """the pipeline whose own code encodes text; None if `towers` do, or if no text is wanted"""
     pipeline_kind: str = ""
-    """the class of the pipeline that it is a part of, be text wanted or not; empty of Stable
-    Diffusion, which needs no code of one"""
+    """the class of the model's pipeline, whether text is wanted or not; empty for Stable Diffusion,
+    whose pipeline is not needed"""
     outputs: tuple[Field, ...] = ()
-    """the arrays that it makes of a caption and of sizes, once it has been asked"""
+    """the arrays that the pipeline makes from a caption and from sizes, once a dry run has told"""
     text_settings: Mapping[str, Any] = field(default_factory=dict)
     """the settings of the pipeline that decide their bytes"""
 
@@ -138,8 +138,8 @@ def find_model(
 ) -> Model:
     """Return the model that a user named, with all of its files on this machine.
 
-    Without `has_vae` these are the files that text takes, and the VAE's config, which decides
-    their dtype. If it `is_offline`, they have to be here already.
+    Without `has_vae` these are the files for text, and the VAE's config, which decides the dtype.
+    With `is_offline` nothing is downloaded.
     """
     wanted = ModelNeeds(text, has_vae)
     if name == "tiny":
@@ -151,17 +151,17 @@ def find_model(
     repo = _repo_of(repo)
     if is_local(repo):
         raise UsageError(
-            f"{name} is no folder here{_suggested(name)}: pass one, or a repository of the hub as "
-            "OWNER/NAME or OWNER/NAME@REVISION, or sd2, sdxl, flux or another name of those that "
-            "`wdsprep models` lists"
+            f"{name} is not a folder here{_suggest_name(name)}: give one, a repository of the hub "
+            "as OWNER/NAME or OWNER/NAME@REVISION, or a name that `wdsprep models` lists, such as "
+            "sd2, sdxl or flux"
         )
     if is_offline:
         return _from_cache(name, repo, revision, wanted)
     return _from_hub(name, repo, revision, wanted, listener)
 
 
-def _suggested(name: str) -> str:
-    """Ask whether a name that is not there is a misspelt model, or a misspelt folder."""
+def _suggest_name(name: str) -> str:
+    """Return a question that suggests a model or a folder with a similar name, or ""."""
     model = name.partition("@")[0]
     if model in PRESETS:
         return ""
@@ -170,7 +170,7 @@ def _suggested(name: str) -> str:
 
 
 def _nearest_folder(name: str) -> str:
-    """Return the folder beside the place of a name whose own name is most like it."""
+    """Return the path of a folder in the same place with a similar name, or ""."""
     parent, slash, own = name.rstrip(os.sep).rpartition(os.sep)
     try:
         folders = [
@@ -198,9 +198,9 @@ def _from_cache(name: str, repo: str, revision: str, wanted: ModelNeeds) -> Mode
 def _from_hub(
     name: str, repo: str, revision: str, wanted: ModelNeeds, listener: Callable[[str], None]
 ) -> Model:
-    """Return a model of the hub.
+    """Return a model of the hub, from the cache or downloaded.
 
-    A commit never changes, so one that is here is not asked for; a branch may have moved.
+    A commit never changes, so the hub is not asked if the cache has it; a branch may have moved.
     """
     what = repo if repo == name.partition("@")[0] else f"{name} ({repo})"
     cached = find_cached(what, repo, revision)
@@ -212,14 +212,14 @@ def _from_hub(
         place = ask_hub_or_keep(what, repo, revision, listener, kept)
     except UnreachableError as error:
         state = f"lacks {has.missing[0]} on this machine" if has else "is not on this machine"
-        state += _suggested(name)
-        raise WorkError(f"{what} {state} and {_unreachable(error, repo, wanted)}") from None
+        state += _suggest_name(name)
+        raise WorkError(f"{what} {state} and {_explain_unreachable(error, repo, wanted)}") from None
     except UsageError as error:
-        raise UsageError(f"{error}{_suggested(name)}") from None
+        raise UsageError(f"{error}{_suggest_name(name)}") from None
     return _load(name, place, wanted)
 
 
-def _unreachable(reason: Exception, repo: str, wanted: ModelNeeds) -> str:
+def _explain_unreachable(reason: Exception, repo: str, wanted: ModelNeeds) -> str:
     text, names = wanted.text, [INDEX]
     names += ["vae/*.json"]
     names += [f"vae/{VAE_WEIGHTS}.safetensors"] * wanted.vae
@@ -236,13 +236,16 @@ def _unreachable(reason: Exception, repo: str, wanted: ModelNeeds) -> str:
 
 def _load(name: str, place: ModelFiles, wanted: ModelNeeds) -> Model:
     try:
-        return _read(name, place, wanted)
+        return _read_model(name, place, wanted)
     except OSError as error:
         raise WorkError(f"the files of {place.what} cannot be read: {error}") from error
 
 
-def _read(name: str, place: ModelFiles, wanted: ModelNeeds) -> Model:
-    """Read the configs first, so that a model that will not do is not fetched."""
+def _read_model(name: str, place: ModelFiles, wanted: ModelNeeds) -> Model:
+    """Return the model in a folder or a repository.
+
+    The configs are checked first, so that the weights of an unsuitable model are not downloaded.
+    """
     what, text = place.what, wanted.text
     parts = parts_of(place, text, has_vae=wanted.vae)
     if text != "none" and not parts.vae:
@@ -266,11 +269,11 @@ def _read(name: str, place: ModelFiles, wanted: ModelNeeds) -> Model:
         rule = vae_rule(what, config, parts.kind, has_unet="unet" in parts.index)
     towers: tuple[Tower, ...] = ()
     if text != "none" and parts.pipeline is None:
-        towers = (_tower(what, configs, text),)
+        towers = (_read_tower(what, configs, text),)
     folder = place.fetch(parts.files)
     weights = [file for file in parts.files if file.endswith(".safetensors")]
     own = [folder / file for file in weights if file.rpartition("/")[0] == parts.vae]
-    rule = normed(rule, config, parts.kind, own)
+    rule = add_batch_norm(rule, config, parts.kind, own)
     return Model(
         name=name,
         folder=str(folder),
@@ -299,7 +302,7 @@ def _read(name: str, place: ModelFiles, wanted: ModelNeeds) -> Model:
 def _check_configs(
     place: ModelFiles, folder: Path, parts: ModelParts, jsons: Iterable[str]
 ) -> None:
-    """Check what the libraries will read of the parts."""
+    """Check the configs of a model's parts before the libraries read them."""
     components = parts.pipeline.components if parts.pipeline else ()
     ported = {part.name for part in components if is_ported(part)}
     names = place.names()
@@ -319,7 +322,7 @@ def _check_configs(
             )
 
 
-def _tower(what: str, folder: Path, text: str) -> Tower:
+def _read_tower(what: str, folder: Path, text: str) -> Tower:
     path = folder / "tokenizer/tokenizer_config.json"
     own = Config.read(path) if path.is_file() else Config(path)
     length = min(own.whole("model_max_length", LENGTH, most=ANY_LENGTH), LENGTH)
@@ -340,7 +343,7 @@ def _tower(what: str, folder: Path, text: str) -> Tower:
 
 
 def rule_of(model: Model) -> dict[str, Any]:
-    """Return the settings that say how the VAE's output becomes what is stored."""
+    """Return the settings by which the output of the VAE becomes the stored latent."""
     patch = {"patch": model.patch} if model.patch > 1 else {}
     lists = {
         name: list(value) if isinstance(value, tuple) else value
@@ -349,24 +352,25 @@ def rule_of(model: Model) -> dict[str, Any]:
     return patch | lists
 
 
-def hashed_with(model: Model, kind: DigestKind) -> Model:
-    """Return the model with its digest of another kind."""
+def rehash_weights(model: Model, kind: DigestKind) -> Model:
+    """Return the model with a digest of this kind over its files."""
     if kind is model.kind:
         return model
     return replace(model, weights=weights_digest(Path(model.folder), model.files, kind), kind=kind)
 
 
 def check_weights(model: Model) -> Model:
-    """Return the driver's model as this node has it. Raise an error where it has another, or none.
+    """Return the driver's model as it lies on this node.
 
-    A model of the hub is looked up in this node's own cache, and fetched where it is missing.
+    A model of the hub is looked up in the cache of the node, and downloaded if it is missing. Raise
+    WorkError if the node has no such model, or one with other weights.
     """
     folder = TINY if model.name == "tiny" else Path(model.folder)
     if not folder.is_dir() and model.revision:
         repo = _repo_of(model.name.partition("@")[0])
         wanted = f"{repo}@{model.revision}"
         try:
-            found = find_model(wanted, text=_text_of(model), has_vae=bool(model.vae_kind))
+            found = find_model(wanted, text=_supported_text(model), has_vae=bool(model.vae_kind))
         except UsageError as error:  # the driver has it: here is no token, or an older library
             raise WorkError(f"{model.name} cannot be had on this node: {error}") from error
         folder = Path(found.folder)
@@ -376,13 +380,14 @@ def check_weights(model: Model) -> Model:
         raise WorkError(f"{model.name} cannot be read on this node: {error}") from None
     if digest != model.weights:
         raise WorkError(
-            f"{folder} holds other weights of {model.name} than the driver has: bring those there"
+            f"{folder} holds other weights of {model.name} than the driver has: copy the driver's "
+            "files there"
         )
     return replace(model, folder=str(folder))
 
 
-def _text_of(model: Model) -> str:
-    """Return which form of text the model's files suffice for."""
+def _supported_text(model: Model) -> str:
+    """Return the kind of text for which the model has the files: emb, tokens or none."""
     if not model.towers and model.pipeline is None:
         return "none"
     weights = {file.rpartition("/")[0] for file in model.files if file.endswith(".safetensors")}
@@ -392,21 +397,22 @@ def _text_of(model: Model) -> str:
 def check_resolution(model: Model, resolution: int) -> None:
     if resolution < 1 or resolution % model.multiple:
         raise UsageError(
-            f"--resolution {resolution} is no multiple of {model.multiple}, {_as_needed(model)}"
+            f"--resolution {resolution} is not a multiple of {model.multiple}, "
+            f"{_explain_multiple(model)}"
         )
 
 
 def check_shapes(model: Model, sizes: Iterable[Size]) -> None:
-    """Check that the model can encode each shape: its sides must be multiples of a number."""
+    """Raise UsageError if a side of a shape is not a multiple of what the model needs."""
     for size in sizes:
         for side in size:
             if side % model.multiple:
                 raise UsageError(
-                    f"--shapes: {side} of {shape_name(size)} is no multiple of {model.multiple}, "
-                    f"{_as_needed(model)}"
+                    f"--shapes: {side} of {shape_name(size)} is not a multiple of "
+                    f"{model.multiple}, {_explain_multiple(model)}"
                 )
 
 
-def _as_needed(model: Model) -> str:
+def _explain_multiple(model: Model) -> str:
     whose = "VAE" if model.multiple == model.factor else "transformer"
     return f"as the {whose} of {model.name} needs"

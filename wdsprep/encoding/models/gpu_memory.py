@@ -1,4 +1,4 @@
-"""Whether a GPU has room for what encodes images and captions: together, in turn, or not at all."""
+"""The check whether a GPU has room for the networks of images and text: together or in turn."""
 
 from pathlib import Path
 
@@ -16,9 +16,9 @@ from wdsprep.text import human_bytes
 
 
 def is_split(model: Model, recipe: Recipe, device: torch.device, itemsize: int) -> bool:
-    """Return whether a GPU has room for images or for text alone.
+    """Return whether a GPU has room for the networks of images and text only in turn.
 
-    Raise an error if not even for that.
+    Raise WorkError if one of them alone does not fit.
     """
     if device.type != "cuda":
         return False
@@ -34,7 +34,7 @@ def is_split(model: Model, recipe: Recipe, device: torch.device, itemsize: int) 
         raise WorkError(
             f"{model.name} needs {human_bytes(max(images, text))} of a GPU "
             f"({human_bytes(images)} for images, {human_bytes(text)} for text), which has "
-            f"{human_bytes(free)} free here: take a larger one, or --text none or tokens"
+            f"{human_bytes(free)} free here: use a larger GPU, or give --text none or tokens"
         )
     return True
 
@@ -59,7 +59,10 @@ def dtype_of_vae(model: Model, dtype: str) -> str:
 
 
 def weights_nbytes(model: Model, folder: str, itemsize: int) -> int:
-    """Return the bytes of the weights in a folder of the model, by the headers of their files."""
+    """Return the bytes that the weights in a folder of a model take in memory.
+
+    The headers of their files tell the numbers of values.
+    """
     names = [name for name in model.files if name.rpartition("/")[0] == folder]
     files = [Path(model.folder, name) for name in names if name.endswith(".safetensors")]
     return itemsize * sum(entry.numel for path in files for entry in tensors_in(path))

@@ -1,7 +1,7 @@
-"""Where the files of a model lie: a folder, or a repository of the Hugging Face hub.
+"""The places of a model's files: a folder, or a repository of the Hugging Face hub.
 
-The hub's client is imported when it is needed. What it raises becomes one line that says what to do
-next, and it comes within seconds, before anything else has begun.
+The hub's client is imported when it is needed. Its errors become one line that says what to do
+next, and they come within seconds, before anything else has begun.
 """
 
 import os
@@ -24,7 +24,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class ModelFiles(Protocol):
-    """Has the files of a model by name."""
+    """The files of a model, in a folder or on the hub."""
 
     @property
     def what(self) -> str:
@@ -32,28 +32,28 @@ class ModelFiles(Protocol):
 
     @property
     def revision(self) -> str:
-        """The commit, where there is one."""
+        """Return the commit, or "" for a folder without one."""
 
     def names(self) -> frozenset[str]: ...
 
     def fetch(self, names: Sequence[str]) -> Path:
-        """Fetch these files, and return their folder."""
+        """Download the named files if they are not here, and return their folder."""
 
 
 class UnreachableError(WorkError):
-    """The hub cannot be asked, so what was fetched earlier has to do."""
+    """The hub cannot be reached, so only files in its cache can be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder on this machine, which may be what the hub's cache has of a commit."""
+    """A folder on this machine with files of a model, perhaps in the hub's cache."""
 
     path: Path
     what: str
     revision: str = ""
 
     def names(self) -> frozenset[str]:
-        """Return the files in the folder and one folder down, where all of a pipeline's are."""
+        """Return the files in the folder and its subfolders, where all files of a pipeline are."""
         found = (*self.path.glob("*"), *self.path.glob("*/*"))
         return frozenset(str(path.relative_to(self.path)) for path in found if path.is_file())
 
@@ -63,7 +63,7 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A repository at one commit, as the hub lists it."""
+    """A repository of the hub at one commit, with the sizes of its files."""
 
     what: str
     repo: str
@@ -76,7 +76,10 @@ class Repository:
         return frozenset(self.sizes)
 
     def fetch(self, names: Sequence[str]) -> Path:
-        """Asks for the branch, so that the cache knows it when there is no network."""
+        """Download the files that the cache lacks, and return their folder.
+
+        The branch is asked for, not the commit, so that the cache knows it without a network.
+        """
         from huggingface_hub import snapshot_download
 
         cached = find_cached(self.what, self.repo, self.revision)
@@ -87,22 +90,25 @@ class Repository:
         if nbytes > LARGE_NBYTES:
             self.tell(f"fetching {nbytes / 1e6:,.0f} MB of {self.repo} at {self.revision[:10]}")
         try:
-            with _Translated(self.what, self.repo, self.branch):
+            with _HubErrors(self.what, self.repo, self.branch):
                 path = snapshot_download(
                     self.repo, revision=self.branch, allow_patterns=list(names)
                 )
         except UnreachableError as error:
             raise WorkError(
-                f"{self.what} was not fetched to its end ({error}): run it again, what has "
-                "arrived is kept"
+                f"{self.what} was not fetched completely ({error}): run the same command again; "
+                "what has arrived is kept"
             ) from None
         if Path(path).name != self.revision:
-            raise WorkError(f"{self.repo} has changed while it was fetched: run it again")
+            raise WorkError(f"{self.repo} changed while it was fetched: run the same command again")
         return Path(path)
 
 
 def find_cached(what: str, repo: str, revision: str) -> Folder | None:
-    """Return what the cache holds of a repository, all or a part. The network is not asked."""
+    """Return the folder of a repository in the cache, which may lack files, or None.
+
+    The network is not used.
+    """
     from huggingface_hub import snapshot_download
 
     try:  # with no pattern nothing is missing, so a folder that lacks files is found as well
@@ -112,7 +118,9 @@ def find_cached(what: str, repo: str, revision: str) -> Folder | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise UsageError(f"{what} is no repository on the hub: {_line(error)}") from None
+        raise UsageError(
+            f"{what} cannot be a repository on the hub: {_first_line(error)}"
+        ) from None
     path = Path(found)
     return Folder(path, what, path.name) if path.is_dir() else None
 
@@ -120,19 +128,19 @@ def find_cached(what: str, repo: str, revision: str) -> Folder | None:
 def ask_hub(what: str, repo: str, revision: str, tell: Callable[[str], None]) -> Repository:
     from huggingface_hub import HfApi
 
-    with _Translated(what, repo, revision):
+    with _HubErrors(what, repo, revision):
         info = HfApi().model_info(
             repo, revision=revision or None, files_metadata=True, timeout=TIMEOUT_S
         )
-    return Repository(what, repo, revision or BRANCH, info.sha or "", _sizes(info), tell)
+    return Repository(what, repo, revision or BRANCH, info.sha or "", _file_sizes(info), tell)
 
 
 def ask_hub_or_keep(
     what: str, repo: str, revision: str, tell: Callable[[str], None], kept: Folder | None
 ) -> "Repository | Folder":
-    """Return a repository as the hub has it, or what is `kept` where the hub does not give it now.
+    """Return a repository as the hub lists it, or the folder `kept` if the hub does not give it.
 
-    The hub may be out of reach; a repository may be withdrawn, or gated, since it was fetched.
+    The hub may be out of reach; a repository may have been withdrawn or gated since it was fetched.
     """
     try:
         return ask_hub(what, repo, revision, tell)
@@ -142,12 +150,12 @@ def ask_hub_or_keep(
         return kept
 
 
-def _sizes(info: "ModelInfo") -> dict[str, int]:
+def _file_sizes(info: "ModelInfo") -> dict[str, int]:
     return {file.rfilename: file.size or 0 for file in info.siblings or ()}
 
 
-class _Translated:
-    """Turns what the hub's client raises into our errors."""
+class _HubErrors:
+    """A context in which errors of the hub's client become errors of wdsprep."""
 
     def __init__(self, what: str, repo: str, revision: str) -> None:
         self._what, self._repo, self._revision = what, repo, revision
@@ -181,14 +189,14 @@ class _Translated:
         reached = isinstance(error, errors.HfHubHTTPError) and error.response.status_code < 500
         if reached or isinstance(error, OSError) or _is_network_error(error):
             kind = WorkError if reached else UnreachableError
-            return kind(_line(error))
+            return kind(_first_line(error))
         return None
 
 
 def _is_network_error(error: Exception) -> bool:
-    """Return whether the HTTP library failed.
+    """Return whether an error comes from the HTTP library of the hub's client.
 
-    It has had two names; its root error is found by its heir.
+    The client has used two libraries, so the base error of either is found through its subclass.
     """
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -196,7 +204,7 @@ def _is_network_error(error: Exception) -> bool:
     return isinstance(error, tuple(roots))
 
 
-def _line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0]
 

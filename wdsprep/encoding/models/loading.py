@@ -1,4 +1,4 @@
-"""Networks and tokenizers from the files of a model. Nothing that a model brings along is run."""
+"""The loading of networks and tokenizers from the files of a model, without running its code."""
 
 import contextlib
 import threading
@@ -15,9 +15,9 @@ from wdsprep.errors import UsageError, WdsprepError, WorkError
 from wdsprep.text import plural
 
 SPARE_NUMBERS, SPARE_PIECES = 1 << 24, 20_000
-"""How much a network may have beside the tensors of its files: computed tables, and modules."""
+"""What a network may have beside the tensors of its files: numbers of tables, and modules."""
 LONGEST = 1 << 18
-"""The most tokens that a tokenizer may pad to; what claims more has no limit."""
+"""The most tokens that a tokenizer may pad to; one that claims more is taken to have no limit."""
 NO_LIMIT = int(1e30)
 """The length that transformers writes for a tokenizer without a limit."""
 
@@ -33,7 +33,7 @@ def load_vae(
 
 
 def load_tower(kind: Any, model: Model, folder: str, dtype: Any) -> Any:
-    """Load a text encoder."""
+    """Load a text encoder from its folder in a model."""
     return load_weights(kind, model, folder, {"dtype": dtype, "trust_remote_code": False})
 
 
@@ -53,11 +53,14 @@ def load_weights(
     options: Mapping[str, Any],
     needed: tuple[str, ...] = ("",),
 ) -> Any:
-    """Libraries make up what a file lacks, and merely log it: here it is an error."""
+    """Load a network from the safetensors in a folder of a model.
+
+    Raise WorkError if tensors are missing: the libraries would make them up and only log that.
+    """
     files = [name for name in model.files if name.rpartition("/")[0] == folder]
     path = Path(model.folder, folder)
     weights = [Path(model.folder, name) for name in files if name.endswith(".safetensors")]
-    with library_at_work(path, kind), held_to_weights(weights):
+    with explain_load_errors(path, kind), limit_to_weights(weights):
         made, info = kind.from_pretrained(
             str(path),
             variant=variant_of(files),
@@ -76,7 +79,7 @@ def load_weights(
 
 def load_tokenizer(model: Model, kind: Any, folder: str) -> Any:
     path = Path(model.folder, folder)
-    with library_at_work(path, kind):
+    with explain_load_errors(path, kind):
         made = kind.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
         own = getattr(made, "tokenizer", made)  # of a processor
         if getattr(own, "model_max_length", 0) > LONGEST:
@@ -85,9 +88,9 @@ def load_tokenizer(model: Model, kind: Any, folder: str) -> Any:
 
 
 def load_config(model: Model, kind: Any, folder: str) -> Any:
-    """Load what stands for a text encoder without its weights."""
+    """Load the config of a text encoder, and check the sizes in it."""
     path = Path(model.folder, folder)
-    with library_at_work(path, kind):
+    with explain_load_errors(path, kind):
         config = kind.config_class.from_pretrained(
             str(path), local_files_only=True, trust_remote_code=False
         )
@@ -107,29 +110,29 @@ def load_config(model: Model, kind: Any, folder: str) -> Any:
 
 
 @contextlib.contextmanager
-def library_at_work(path: Path, kind: Any) -> Iterator[None]:
-    """Turn whatever a library raises over a model's files into one line that names them.
+def explain_load_errors(path: Path, kind: Any) -> Iterator[None]:
+    """Turn any error of a library that loads a model's files into a WorkError that names them.
 
-    A stranger wrote these files, and may make the library raise anything.
+    Anyone may have written these files, and they can make the library raise any error.
     """
     try:
         yield
     except WdsprepError:
         raise
     except Exception as error:
-        raise cannot_load(path, kind, error) from error
+        raise load_error(path, kind, error) from error
     except BaseException as error:
         if not is_panic(error):
             raise
-        raise cannot_load(path, kind, error) from error
+        raise load_error(path, kind, error) from error
 
 
 def is_panic(error: BaseException) -> bool:
-    """Return whether a library written in Rust gave up, which is no Exception."""
+    """Return whether an error is the panic of a library in Rust, which is not an Exception."""
     return type(error).__name__ == "PanicException"
 
 
-def cannot_load(path: Path, kind: Any, error: BaseException) -> WorkError:
+def load_error(path: Path, kind: Any, error: BaseException) -> WorkError:
     line = cause_of(error)
     if "ignore_mismatched_sizes" in line:  # a table that was logged has more, and is left out
         line = "its weights are of other sizes than its config.json says"
@@ -137,18 +140,18 @@ def cannot_load(path: Path, kind: Any, error: BaseException) -> WorkError:
 
 
 def cause_of(error: BaseException) -> str:
-    """Return the first line of an error, with its class where the text alone says little."""
+    """Return the first line of an error, with its class if the text alone says little."""
     line = str(error).strip().partition("\n")[0]
     plain = isinstance(error, OSError | ValueError | RuntimeError) and line
     return line if plain else f"{type(error).__name__}: {line}".removesuffix(": ")
 
 
 @contextlib.contextmanager
-def held_to_weights(files: Sequence[Path]) -> Iterator[None]:
-    """Refuse a network that is built larger in this thread than its files are.
+def limit_to_weights(files: Sequence[Path]) -> Iterator[None]:
+    """Raise ValueError if a network is built in this thread that is larger than its files.
 
-    A number in a config could take all memory, or never end, before anything is read.
-    Embeddings may be built twice and tied.
+    A large number in a config could take all memory, or endless time, before any weights are read.
+    Embeddings may be built twice and then tied.
     """
     from torch.nn.modules import module
 
@@ -164,7 +167,7 @@ def held_to_weights(files: Sequence[Path]) -> Iterator[None]:
         seen.add((id(owner), name))
         numbers -= piece.numel() if hasattr(piece, "numel") else 0
         if numbers < 0 or len(seen) > pieces:
-            raise ValueError("its config.json describes a larger network than its weights are of")
+            raise ValueError("its config.json describes a larger network than its weights have")
 
     hooks = [
         module.register_module_parameter_registration_hook(count),
@@ -178,8 +181,11 @@ def held_to_weights(files: Sequence[Path]) -> Iterator[None]:
             hook.remove()
 
 
-def silence() -> None:
-    """Workers' stderr is the user's: what these libraries say there is of no use to one."""
+def silence_libraries() -> None:
+    """Silence the warnings and progress bars of diffusers and transformers.
+
+    A worker's stderr is shown to the user, to whom they are of no use.
+    """
     import diffusers
     import transformers
 

@@ -44,20 +44,20 @@ def noise_keys(seed: int, keys: Sequence[str]) -> torch.Tensor:
 
 
 def normal(keys: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """Draw standard normals, float32 (len(keys), *shape) on the keys' device.
+    """Return standard normals, float32 (len(keys), *shape), on the device of the keys.
 
     Each row depends on its key alone.
     """
     count = prod(shape)
     pairs = (count + 1) // 2
     out = torch.empty((len(keys), pairs, 2), dtype=torch.float32, device=keys.device)
-    counters = _mixed(torch.arange(1, pairs + 1, device=keys.device) * _signed(0x9E3779B97F4A7C15))
+    counters = _mix(torch.arange(1, pairs + 1, device=keys.device) * _signed(0x9E3779B97F4A7C15))
     wide = _PAIRS_AT_ONCE.get(keys.device.type, _PAIRS_ELSEWHERE)
     rows, columns = max(1, wide // max(1, pairs)), min(max(1, pairs), wide)
     for top in range(0, len(keys), rows):
         for left in range(0, pairs, columns):
             some = counters[left : left + columns] + keys[top : top + rows, None]
-            _box_muller(_mixed(some), out[top : top + rows, left : left + columns])
+            _box_muller(_mix(some), out[top : top + rows, left : left + columns])
     return out.flatten(1)[:, :count].reshape(len(keys), *shape).contiguous()
 
 
@@ -65,8 +65,11 @@ def _signed(number: int) -> int:
     return number - (1 << 64) if number & _SIGN else number
 
 
-def _mixed(bits: torch.Tensor) -> torch.Tensor:
-    """splitmix64's finaliser, in place. `>>` copies the sign, so each shift is masked."""
+def _mix(bits: torch.Tensor) -> torch.Tensor:
+    """Mix 64 bits in place with splitmix64's finaliser.
+
+    `>>` copies the sign, so each shift is masked.
+    """
     bits ^= (bits >> 30) & ((1 << 34) - 1)
     bits *= _signed(0xBF58476D1CE4E5B9)
     bits ^= (bits >> 27) & ((1 << 37) - 1)
@@ -95,7 +98,7 @@ def _box_muller(bits: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def _minus_log(number: torch.Tensor) -> torch.Tensor:
-    """-ln u, of u = (2 number + 1) / 2 ** 33, which is never 0 nor 1.
+    """Return -ln u of u = (2 number + 1) / 2 ** 33, which is never 0 nor 1.
 
     u = m * 2 ** k with m in [sqrt(1/2), sqrt(2)), and ln m = 2 atanh((m - 1) / (m + 1)).
     """
@@ -118,7 +121,7 @@ def _polynomial(x: torch.Tensor, factors: tuple[float, ...]) -> torch.Tensor:
 
 
 def _with_sign(value: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
-    """Flip the sign of values where the highest of the bits is set."""
+    """Return values, with the sign flipped where the highest of the bits is set."""
     bits &= _signed(_SIGN)
     bits ^= value.view(torch.int64)
     return bits.view(torch.float64)

@@ -1,15 +1,16 @@
 """Causal convolutions of videos, applied to an image, which is a video of one frame.
 
-Before the first frame such a convolution takes zeros. So of its weights only those of the last
-moment count, and what is left is a convolution of images: a third of the operations, a layout that
-GPUs are fast with (channels_last is for images alone), and no conv3d in bf16, which is slow and
-needs much memory in several versions of cuDNN (pytorch#163539, #163581).
+Such a convolution takes zeros before the first frame. So only its weights for the last time step
+count, and it can become a convolution of images: a third of the operations, a layout that GPUs are
+fast with (channels_last is for images alone), and no conv3d in bf16, which is slow and needs much
+memory in several versions of cuDNN (pytorch#163539, #163581).
 
-No class is known here by its name. Each Conv3d is tried with one frame, and is replaced where the
-convolution of images gives the same. One that fails with one frame is never called with it, and is
-left out. Figures of Qwen-Image's encoder, which is Wan's too, with random weights at 256 pixels: of
-436 GFLOP 152 are left, results differ by 8e-7 where the largest is 0.8, and on two busy cores in
-fp32 an image took 4.0 to 6.4 s in place of 10.6 to 12.4, measured in turns. No GPU has measured it.
+No class is known here by its name. Each Conv3d is tried with one frame, and is replaced if the
+convolution of images gives the same result. A convolution that fails with one frame is never used
+with one, and is removed. With Qwen-Image's encoder, which is also Wan's, random weights and 256
+pixels, 152 of 436 GFLOP are left, results differ by 8e-7 where the largest is 0.8, and on two busy
+cores in fp32 an image took 4.0 to 6.4 s instead of 10.6 to 12.4, measured in turns. This has not
+been measured on a GPU.
 """
 
 import copy
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 TOLERANCE = 1e-4
-"""Relative to the largest value, in fp32; to leave out the wrong moment is off by about 1."""
+"""The largest difference, relative to the largest value, in fp32; a wrong time step gives 1."""
 
 
 class FrameConv(nn.Conv2d):
@@ -29,9 +30,9 @@ class FrameConv(nn.Conv2d):
 
 
 def flatten_frames(network: nn.Module) -> list[str]:
-    """Replace the convolutions of videos by those of one frame, in place.
+    """Replace the convolutions of videos in a network by convolutions of one frame, in place.
 
-    Return the names of those that are something else, which stay as they are.
+    Return the names of those that cannot be replaced, which stay as they are.
     """
     kept = []
     for name, module in list(network.named_modules()):
@@ -39,13 +40,13 @@ def flatten_frames(network: nn.Module) -> list[str]:
             continue
         parent_name, _, own = name.rpartition(".")
         parent, conv = network.get_submodule(parent_name), copy.deepcopy(module).float()
-        frame = _frame(conv)
+        frame = _draw_frame(conv)
         try:
             wanted = conv(frame)
-        except RuntimeError:  # of more moments than one frame and its padding have
+        except RuntimeError:  # it needs more time steps than one frame and its padding have
             delattr(parent, own)
             continue
-        flat = _flattened(module, wanted, frame)
+        flat = _flatten(module, wanted, frame)
         if flat is not None and _is_same(copy.deepcopy(flat).float()(frame), wanted):
             setattr(parent, own, flat)
         else:
@@ -53,8 +54,11 @@ def flatten_frames(network: nn.Module) -> list[str]:
     return kept
 
 
-def _frame(conv: nn.Conv3d) -> Tensor:
-    """Draw some pixels that the convolution has room for, without the trainer's random numbers."""
+def _draw_frame(conv: nn.Conv3d) -> Tensor:
+    """Return a random frame that is large enough for a convolution.
+
+    The trainer's generator of random numbers is not used.
+    """
     height, width = (
         size * dilation + 2
         for size, dilation in zip(conv.kernel_size[1:], conv.dilation[1:], strict=True)
@@ -63,10 +67,10 @@ def _frame(conv: nn.Conv3d) -> Tensor:
     return torch.randn((1, conv.in_channels, 1, height, width), generator=generator)
 
 
-def _flattened(conv: nn.Conv3d, made: Tensor, frame: Tensor) -> FrameConv | None:
-    """Return the last moment of a convolution of videos as one of images.
+def _flatten(conv: nn.Conv3d, made: Tensor, frame: Tensor) -> FrameConv | None:
+    """Return the last time step of a convolution of videos as a convolution of images, or None.
 
-    Subclasses pad by themselves, so their padding is told by the size of what one has `made` of
+    Subclasses pad by themselves, so the padding is computed from the size of `made`, the result for
     a frame.
     """
     if made.shape[2] != 1 or conv.padding_mode != "zeros":

@@ -1,7 +1,7 @@
-"""Which parts of a repository are needed for latents and text, and which files are theirs.
+"""The parts of a repository that latents and text need, and the files of these parts.
 
-A pipeline's index says of what it consists. A prompt needs its text encoders, tokenizers and
-processors; its denoiser is never needed. What would run code of its own is refused here.
+A pipeline's index lists its parts. A prompt needs the text encoders, tokenizers and processors; the
+denoiser is never needed. A part that would run code of the model is refused here.
 """
 
 import re
@@ -42,7 +42,7 @@ class Component(NamedTuple):
 
     @property
     def has_weights(self) -> bool:
-        """Return whether it is a network, and no tokenizer or processor."""
+        """Return whether a part of a pipeline is a network, not a tokenizer or a processor."""
         return not re.search("tokenizer|processor", f"{self.name} {self.kind}", re.IGNORECASE)
 
 
@@ -73,32 +73,32 @@ LEFT_OUT = {
         Component("tokenizer_4", "transformers", "PreTrainedTokenizerFast"),
     )
 }
-"""Parts that a class needs and its repositories do not have, as their terms are another's."""
+"""Parts that a class needs and its repositories lack, as they have terms of their own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelParts:
-    """The parts of a model, by the names of its files and its index alone."""
+    """The parts of a model that are needed, as its index and the names of its files tell."""
 
     index: Mapping[str, Any]
-    """empty where there is none"""
+    """empty if there is none"""
     pipeline: TextPipeline | None
     vae: str
     files: tuple[str, ...]
-    """that are needed"""
+    """the files that are needed"""
     missing: tuple[str, ...]
-    """the files among these that are not there"""
+    """the needed files that are not there"""
     pickled: tuple[str, ...]
-    """that are there in place of some of those"""
+    """the pickled weights that are there instead of missing files"""
 
     @property
     def kind(self) -> str:
-        """The class of the pipeline."""
+        """Return the name of the pipeline's class, or "" if there is no index."""
         return str(self.index.get("_class_name", ""))
 
     @property
     def is_plain(self) -> bool:
-        """Return whether only a VAE and one CLIPTextModel are run, with no code of a pipeline."""
+        """Return whether a VAE and one CLIPTextModel are enough, without code of a pipeline."""
         parts = _text_parts(self.index)
         return not self.index or _is_stable_diffusion(self.kind, self.index, parts)
 
@@ -108,13 +108,13 @@ class ModelParts:
 
 
 def variant_of(files: Iterable[str]) -> str | None:
-    """Return the libraries' word for weights of half precision, where these files are such."""
+    """Return the variant of weights in half precision, such as fp16, or None for whole ones."""
     halves = (half for file in files for half in HALVES if f"{half}." in file or f"{half}-" in file)
     return next(halves, "").lstrip(".") or None
 
 
 def parts_of(place: ModelFiles, text: str, *, has_vae: bool = True) -> ModelParts:
-    """`has_vae` is whether one is wanted."""
+    """Return the parts of a model that are needed for a kind of text, and for its VAE if wanted."""
     names = place.names()
     index = read_json(place.fetch([INDEX]) / INDEX) if INDEX in names else {}
     is_bare = "config.json" in names and not names & {"vae/config.json", INDEX}
@@ -122,12 +122,12 @@ def parts_of(place: ModelFiles, text: str, *, has_vae: bool = True) -> ModelPart
     prefix = f"{vae}/" if vae else ""
     wanted = []
     if has_vae:
-        wanted += [f"{prefix}config.json", *_weights(names, f"{prefix}{VAE_WEIGHTS}")]
-    pipeline = None if text == "none" or is_bare else _pipeline(place, index)
+        wanted += [f"{prefix}config.json", *_weight_files(names, f"{prefix}{VAE_WEIGHTS}")]
+    pipeline = None if text == "none" or is_bare else _find_pipeline(place, index)
     if pipeline:
         wanted += [INDEX, *_text_files(names, pipeline, text)]
     elif text != "none":
-        wanted += _files_of_tower(names, text)
+        wanted += _tower_files(names, text)
     wanted = sorted(set(wanted))
     missing = tuple(name for name in wanted if name not in names)
     stems = {name.rpartition("/")[0] for name in missing if name.endswith(".safetensors")}
@@ -142,11 +142,11 @@ def parts_of(place: ModelFiles, text: str, *, has_vae: bool = True) -> ModelPart
     )
 
 
-def _files_of_tower(names: frozenset[str], text: str) -> list[str]:
+def _tower_files(names: frozenset[str], text: str) -> list[str]:
     wanted = [name for name in TOKENIZER if name in names]
     wanted += [] if "tokenizer/tokenizer.json" in names else VOCABULARY
     if text == "emb":
-        wanted += ["text_encoder/config.json", *_weights(names, "text_encoder/model")]
+        wanted += ["text_encoder/config.json", *_weight_files(names, "text_encoder/model")]
     return wanted
 
 
@@ -163,11 +163,11 @@ def _text_files(names: frozenset[str], pipeline: TextPipeline, text: str) -> Ite
         if text == "emb":
             stems = [f"{part.name}/{stem}" for stem in TEXT_WEIGHTS]
             there = [stem for stem in stems if any(name.startswith(stem) for name in names)]
-            yield from _weights(names, (there or stems)[0])
+            yield from _weight_files(names, (there or stems)[0])
 
 
 def _tokenizer_files(names: frozenset[str], part: Component) -> Iterator[str]:
-    """Yield all files of a tokenizer's folder but weights, and the needed ones that it lacks."""
+    """Yield the files of a tokenizer's folder except weights, and those that it lacks and needs."""
     split = (name.partition("/") for name in names if name.endswith(TOKENIZER_SUFFIXES))
     inside = {name for folder, _, name in split if folder == part.name}
     yield from (f"{part.name}/{name}" for name in inside)
@@ -181,23 +181,22 @@ def _tokenizer_files(names: frozenset[str], part: Component) -> Iterator[str]:
         yield f"{part.name}/{'tokenizer_config.json' if is_bytes else 'tokenizer.json'}"
 
 
-def _weights(names: frozenset[str], stem: str) -> list[str]:
-    """Return the file of weights, or the index and the files that it lists.
+def _weight_files(names: frozenset[str], stem: str) -> list[str]:
+    """Return the files of a network's weights: one file, or an index and numbered files.
 
-    Half precision is chosen only where there is nothing else: fp32 is computed from the same
-    files.
+    Half precision is chosen only if there is nothing else, as fp32 is computed from the same files.
     """
     whole = f"{stem}.safetensors"
     for half in ("", *HALVES):
         if (one := f"{stem}{half}.safetensors") in names:
             return [one]
         if (index := f"{stem}.safetensors.index{half}.json") in names:
-            return [index, *_numbered(names, stem + half)]
+            return [index, *_numbered_files(names, stem + half)]
     return [whole]
 
 
-def _numbered(names: frozenset[str], stem: str) -> list[str]:
-    """Return all numbered files of weights that the name of one of them tells of."""
+def _numbered_files(names: frozenset[str], stem: str) -> list[str]:
+    """Return the names of all numbered files of weights; each name tells how many there are."""
     named = re.compile(rf"{re.escape(stem)}-\d+-of-(\d+)\.safetensors")
     there = [match[1] for name in names if (match := named.fullmatch(name))]
     of = max(there, default="00001")
@@ -205,8 +204,8 @@ def _numbered(names: frozenset[str], stem: str) -> list[str]:
     return [f"{stem}-{number:05d}-of-{of}.safetensors" for number in range(1, count + 1)]
 
 
-def _pipeline(place: ModelFiles, index: Mapping[str, Any]) -> TextPipeline | None:
-    """Return the text pipeline. One CLIPTextModel alone needs none."""
+def _find_pipeline(place: ModelFiles, index: Mapping[str, Any]) -> TextPipeline | None:
+    """Return the parts of a pipeline that encode text, or None if one CLIPTextModel is enough."""
     if not index:
         _check_one_tower(place)
         return None
@@ -257,7 +256,7 @@ def _is_stable_diffusion(kind: str, index: Mapping[str, Any], parts: list[Compon
 
 
 def _check_one_tower(place: ModelFiles) -> None:
-    """Refuse several text encoders without an index, which says how they work together."""
+    """Raise UsageError if there are several text encoders, but no index that combines them."""
     names = place.names()
     folders = {name.partition("/")[0] for name in names}
     if "modular_model_index.json" in names:

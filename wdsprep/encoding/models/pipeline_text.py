@@ -1,4 +1,4 @@
-"""Captions through a pipeline's own `encode_prompt`, with what it needs for text alone."""
+"""The encoding of captions by a pipeline's own `encode_prompt`, with only its parts for text."""
 
 import copy
 import threading
@@ -11,7 +11,7 @@ from torch import Tensor
 from wdsprep.dataset.arrays import EMB
 from wdsprep.encoding.models.base import DTYPES, InTwoPrecisions, Rows, Tokens
 from wdsprep.encoding.models.dry_run import DryRun
-from wdsprep.encoding.models.families import member_of
+from wdsprep.encoding.models.families import member_name
 from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.models.loading import load_tokenizer, load_tower
 from wdsprep.encoding.models.parts import Component
@@ -19,9 +19,9 @@ from wdsprep.encoding.models.prompt_call import (
     ALONE,
     PromptCall,
     Row,
-    all_of,
-    assembled,
+    assemble,
     dtype_of_tower,
+    full_lengths,
     pipeline_class,
     pipeline_of,
 )
@@ -36,10 +36,10 @@ FRIENDS = ("a photo of a cat", "a photo of a dog")
 
 
 class ThreadPipelines:
-    """A pipeline for each thread.
+    """The copies of a pipeline, one for each thread.
 
-    They share the text encoders, but not the tokenizers: fast ones keep length and padding in
-    themselves, and pipelines call them in several ways.
+    They share the text encoders, but not the tokenizers: fast tokenizers store length and padding
+    in themselves, and pipelines call them in several ways.
     """
 
     def __init__(self, whole: Any, tokenizers: Sequence[str]) -> None:
@@ -57,7 +57,7 @@ class ThreadPipelines:
 
 
 class PipelineText:
-    """A pipeline that computes, on one device."""
+    """A text encoder that runs the `encode_prompt` of a pipeline on one device."""
 
     def __init__(self, model: Model, recipe: Recipe, device: torch.device) -> None:
         nbytes = sum(field.array_nbytes for field in model.outputs)
@@ -78,11 +78,11 @@ class PipelineText:
                 made = load_tower(kind, model, part.name, own)
                 return made.eval().requires_grad_(False).to(device)
 
-            whole = assembled(model, load_part)
+            whole = assemble(model, load_part)
             return ThreadPipelines(whole, [one.name for one in parts if not one.has_weights])
 
         self.network = InTwoPrecisions(load, recipe.dtype)
-        self.tokens = self._dry_run.tokens_of_any
+        self.tokens = self._dry_run.try_tokens
         self.has_shapes = any(found.shape for found in self._dry_run.tokens(FRIENDS))
         self._check()
 
@@ -95,11 +95,11 @@ class PipelineText:
         return self._rows(self._call.negative(self.network.get(exact=exact).own()))
 
     def _rows(self, found: Mapping[str, Row]) -> Rows:
-        named = {member_of(name, self._call.first): row[0] for name, row in found.items()}
+        named = {member_name(name, self._call.first): row[0] for name, row in found.items()}
         arrays = {name: array for name, array in named.items() if name in self._fields}
         value, lengths = found[self._call.first]
         if self._fields[EMB].is_variable and lengths is None:
-            lengths = all_of(value)
+            lengths = full_lengths(value)
         self._check_shapes(arrays)
         return Rows(arrays, lengths)
 
@@ -118,7 +118,7 @@ class PipelineText:
     def _check(self) -> None:
         """Check that a caption's arrays do not depend on its companions in the batch.
 
-        What is no number is compared as zero: it will be computed again, or becomes a
+        Values that are not finite are compared as zero: such a row is computed again, or becomes a
         reject.
         """
         one, other = self._dry_run.tokens(FRIENDS)

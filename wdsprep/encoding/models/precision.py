@@ -1,4 +1,4 @@
-"""fp32 that is fp32, in a process whose trainer may have allowed less.
+"""Whole fp32, without TF32, in a process whose trainer may have allowed TF32.
 
 TF32 has the range of fp32 and a mantissa of 10 bits. Whether it is used is a setting of the whole
 process, so it is changed around our own work alone, and put back. Meanwhile the trainer's fp32 is
@@ -14,9 +14,9 @@ import torch
 
 
 class _WholeFp32:
-    """A block in which fp32 is not shortened.
+    """A context in which fp32 is computed whole, without TF32.
 
-    The settings are put back when the last of the threads that overlap has left.
+    The settings are restored when the last of the threads in it has left.
     """
 
     def __init__(self) -> None:
@@ -41,13 +41,13 @@ class _WholeFp32:
                 if not self._inside:
                     name, _, operators = _settings()
                     for each, value in zip(operators, self._before, strict=True):
-                        _put_back(each, name, value)
+                        _restore_setting(each, name, value)
 
 
-def _put_back(operator: Any, name: str, value: str | bool) -> None:
-    """Restore a setting.
+def _restore_setting(operator: Any, name: str, value: str | bool) -> None:
+    """Restore a setting of an operator.
 
-    If it equals the common one, it follows that again and has none of its own.
+    If it equals the common setting, the operator follows that again and has none of its own.
     """
     if name == "fp32_precision":
         operator.fp32_precision = "none"
@@ -59,9 +59,8 @@ def _put_back(operator: Any, name: str, value: str | bool) -> None:
 def _settings() -> tuple[str, str | bool, list[Any]]:
     """Return the name of the setting, its value for whole fp32, and the operators to set.
 
-    Settings of single operators override common ones. cuDNN's other one is among them, since
-    torch refuses to tell `allow_tf32` where the two differ. Until torch 2.9 there was only
-    `allow_tf32`.
+    Settings of single operators override common ones. Both operators of cuDNN are set, since torch
+    refuses to tell `allow_tf32` if they differ. Until torch 2.9 there was only `allow_tf32`.
     """
     backends: Any = torch.backends
     if not hasattr(backends.cudnn, "conv"):

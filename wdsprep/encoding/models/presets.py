@@ -1,19 +1,19 @@
 """Models that have a name of their own, and what is known of them without their files.
 
-A plan and a table can then say what a sample takes of a model that is not on this machine. Where it
-is, its own files say more.
+So a plan can say how many bytes a sample takes with a model that is not on this machine. If it is,
+its own files say more.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 TOKENS = 60
-"""The tokens of a caption of two sentences."""
+"""The number of tokens in a caption of two sentences."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextArray:
-    """A member of a sample that is made of its caption."""
+    """An array of a sample that is made from its caption."""
 
     name: str
     dtype: str
@@ -22,7 +22,7 @@ class TextArray:
     is_trimmed: bool = False
     """whether a shorter caption has fewer rows"""
     pads: int = 0
-    """rows that are kept behind a caption"""
+    """rows of padding that are kept after a caption"""
 
     def shape_at(self, tokens: int) -> tuple[int, ...]:
         rows, *width = self.shape
@@ -31,41 +31,44 @@ class TextArray:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextTower:
-    """A text encoder as the operations see it."""
+    """A text encoder, by the numbers that decide its memory and its operations."""
 
     name: str
     parameters: float
     multiplied: float
-    """those that each token is multiplied with: all but embeddings, and what is for images"""
+    """the parameters that each token is multiplied with: not embeddings, nor those for images"""
     attended: int
     """layers times the width that attention has in one"""
 
     @property
     def nbytes(self) -> float:
-        """Return the bytes of its weights in half precision."""
+        """Return the bytes of a text encoder's weights in half precision."""
         return 2 * self.parameters
 
     def operations(self, tokens: int) -> float:
-        """Return the operations for a caption. A multiplication and an addition are two."""
+        """Return the operations of a text encoder for a caption with this number of tokens.
+
+        A multiplication and an addition count as two.
+        """
         return 2 * self.multiplied * tokens + 4 * self.attended * tokens**2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TowerRun:
-    """A tower on a caption: what it is padded to, or what a template adds to it."""
+    """The use of a text encoder: the length of captions, and the template around them."""
 
     tower: TextTower
     length: int
-    """the most tokens of a caption that it takes"""
+    """the most tokens of a caption, and the length to which captions are padded"""
     template: int = 0
     """tokens beside the caption's"""
     is_padded: bool = True
     ids: int = 0
-    """that its tokenizer gives for any caption, where they are not `length` and the template's"""
+    """the ids that its tokenizer gives for any caption; 0: `length` and `template` together"""
 
     @property
     def listed(self) -> int:
-        """The ids that are stored of a caption."""
+        """Return the number of ids that are stored for a caption."""
         return self.ids or self.length + self.template
 
     def tokens(self, caption: int) -> int:
@@ -74,20 +77,20 @@ class TowerRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preset:
-    """A model by name."""
+    """A model with a name of its own: where it is, and the facts that a plan needs."""
 
     repo: str
-    """on the hub; empty for the one in this package"""
+    """its repository on the hub; empty for the model in this package"""
     vae: str
     """the class, or another name by which its operations are known"""
     channels: int
     factor: int
     resolution: int = 1024
-    """of the squares that it was trained with; 0 where it makes no pictures"""
+    """the side of the squares that it was trained with; 0 if it makes no pictures"""
     arrays: tuple[TextArray, ...]
     runs: tuple[TowerRun, ...]
     needs_login: bool = False
-    """whether the hub gives it to those alone who have accepted its terms"""
+    """whether the hub gives it only to users who have accepted its terms"""
     text_length: int = 0
     """the tokens of captions, if not the default of the pipeline"""
     note: str = ""
@@ -303,8 +306,8 @@ PRESETS: Mapping[str, Preset] = {
 }
 
 
-def made_for() -> str:
-    """Say in a sentence which resolution the models that have a name were trained with."""
+def describe_training_sizes() -> str:
+    """Return a sentence that says at which resolutions the named models were trained."""
     names: dict[int, list[str]] = {}
     for name, preset in PRESETS.items():
         names.setdefault(preset.resolution, []).append(name)

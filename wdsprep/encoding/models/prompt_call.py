@@ -1,9 +1,9 @@
-"""How a pipeline's own `encode_prompt` is called, and what is kept of what it gives.
+"""The call of a pipeline's own `encode_prompt`, and the outputs that are kept.
 
-Arguments are those that the pipeline's `__call__` would pass where its user names a prompt and
-nothing else: `encode_prompt` has other defaults in places. What is kept of its outputs is what
+The arguments are those that the pipeline's `__call__` would pass for a user who gives nothing but a
+prompt: some defaults of `encode_prompt` are others. The outputs that are kept are those that
 `__call__` takes in place of a prompt. An output may have a row for each caption, or be a list of
-tensors; a *length* then says how much of a row is the caption's own.
+tensors; a *length* then says how much of a row belongs to the caption.
 """
 
 import ast
@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from wdsprep.encoding import HALF
-from wdsprep.encoding.models.batch_size import is_of_device
+from wdsprep.encoding.models.batch_size import is_device_error
 from wdsprep.encoding.models.classes import class_of
 from wdsprep.encoding.models.families import (
     BATCH_AXIS,
@@ -32,7 +32,7 @@ from wdsprep.encoding.models.families import (
     GENERATES,
     IN_ONE_PRECISION,
     NOT_OF_TEXT_ALONE,
-    half_of,
+    half_precision_of,
     is_embedding,
     is_mask,
 )
@@ -44,19 +44,22 @@ from wdsprep.errors import UsageError, WdsprepError, WorkError
 ALONE = "add --text none to encode the images alone"
 GUIDED, LENGTH = "do_classifier_free_guidance", "max_sequence_length"
 SIDE = 1024
-"""The side of an image, for pipelines that ask for it: all families can make this one."""
+"""The side of an image, for pipelines that ask for it: all families can make this size."""
 OURS = ("self", "prompt", "device", "batch_size", GUIDED)
-"""Arguments of `encode_prompt` that are ours to choose."""
+"""Arguments of `encode_prompt` that wdsprep chooses."""
 
 Row = tuple[Tensor, Tensor | None]
-"""Values of all captions, and how much of each is its own where they are of different lengths."""
+"""The values for all captions, and the length of each caption if the lengths differ."""
 
 
 class PromptCall:
-    """The way to call the `encode_prompt` of a class, and the part of its output that is kept."""
+    """The arguments for the `encode_prompt` of a pipeline's class, and the outputs to keep."""
 
     def __init__(self, kind: Any, length: int) -> None:
-        """`length` 0 is the usual one."""
+        """Check that a pipeline's class can encode captions, and choose the arguments.
+
+        The `length` 0 stands for the pipeline's own.
+        """
         self.name = kind.__name__
         if not hasattr(kind, "encode_prompt"):
             raise UsageError(
@@ -71,7 +74,7 @@ class PromptCall:
         self._call = inspect.signature(kind.__call__).parameters
         self._check_kind()
         self._own = inspect.signature(kind.encode_prompt).parameters
-        self._outputs = self._named(kind.encode_prompt)
+        self._outputs = self._output_names(kind.encode_prompt)
         given = [name for name in self._outputs if name in self._call and is_embedding(name)]
         self._check(given)
         embeddings = [name for name in given if not is_mask(name)]
@@ -80,7 +83,7 @@ class PromptCall:
         is_left_out = self.name in BY_MASK or self.name in BY_ZEROS
         self._mask = masks[0] if masks and is_left_out else ""
         self.kept = tuple(name for name in given if name != self._mask)
-        self.arguments = self._bound(length)
+        self.arguments = self._bind_arguments(length)
 
     def _check_kind(self) -> None:
         image = self._call.get("image")
@@ -91,8 +94,8 @@ class PromptCall:
             what = f"wants {more[0]} too" if more else "takes no prompt"
             raise UsageError(f"{self.name} makes no images of text alone (it {what}): {ALONE}")
 
-    def _named(self, method: Any) -> list[str]:
-        """Return the names of the outputs, as the last `return` has them.
+    def _output_names(self, method: Any) -> list[str]:
+        """Return the names of the outputs of a method, as its last `return` statement has them.
 
         A single output has the name that `__call__` gives it.
         """
@@ -101,10 +104,10 @@ class PromptCall:
         last = max(returns, key=lambda node: node.lineno).value
         if not isinstance(last, ast.Tuple):
             return [name for name in self._call if is_embedding(name)][:1]
-        return [ast.unparse(_moved(part)) for part in last.elts]
+        return [ast.unparse(_strip_expression(part)) for part in last.elts]
 
     def _check(self, given: Sequence[str]) -> None:
-        if beside := [name for name in self._call if self._is_of_batch(name)]:
+        if beside := [name for name in self._call if self._is_per_prompt(name)]:
             raise UsageError(
                 f"{self.name} cannot be used for text: its denoiser wants {beside[0]} beside "
                 f"embeddings, which is made of a whole batch of captions: {ALONE}"
@@ -118,14 +121,17 @@ class PromptCall:
                 f"{what} that its denoiser would take in place of a prompt: {ALONE}"
             )
 
-    def _is_of_batch(self, name: str) -> bool:
-        """Return whether an argument is given for each prompt, as its negative twin tells."""
+    def _is_per_prompt(self, name: str) -> bool:
+        """Return whether an argument of `__call__` is given for each prompt and no embedding.
+
+        There is then an argument of the same name for the negative prompt.
+        """
         is_for_prompt = name.startswith("prompt_") and f"negative_{name}" in self._call
         return (
             is_for_prompt and not is_embedding(name) and re.fullmatch(r"prompt_\d+", name) is None
         )
 
-    def _bound(self, length: int) -> dict[str, Any]:
+    def _bind_arguments(self, length: int) -> dict[str, Any]:
         bound = {}
         for name, own in self._own.items():
             if name in OURS or own.kind is own.VAR_KEYWORD:
@@ -144,7 +150,10 @@ class PromptCall:
         return {**bound, LENGTH: length} if length else bound
 
     def check_length(self, pipeline: Any) -> None:
-        """Many pipelines refuse in `check_inputs` a length that `encode_prompt` would take."""
+        """Raise UsageError if the pipeline's `check_inputs` refuses the length of text.
+
+        Its `encode_prompt` would often accept it.
+        """
         if not (length := self.arguments.get(LENGTH)) or not hasattr(pipeline, "check_inputs"):
             return
         ours = {"prompt": "a", "height": SIDE, "width": SIDE, LENGTH: length}
@@ -158,14 +167,14 @@ class PromptCall:
         except Exception as error:
             if LENGTH in str(error):  # all else is of no concern here
                 line = str(error).strip().partition("\n")[0]
-                raise UsageError(f"--text-length: {self.name}: {line}") from error
+                raise UsageError(f"--text-length is refused by {self.name}: {line}") from error
 
     def outputs(
         self, pipeline: Any, captions: Sequence[str], *, guided: bool = False
     ) -> dict[str, Any]:
-        """Return the outputs by name.
+        """Call `encode_prompt` on captions, and return its outputs by name.
 
-        Each call gets a list of its own: some pipelines write to it.
+        Each call gets a new list of captions: some pipelines write to it.
         """
         ours = {
             "prompt": list(captions),
@@ -174,18 +183,18 @@ class PromptCall:
             GUIDED: guided,
         }
         ours = {name: value for name, value in ours.items() if name in self._own}
-        with pipeline_at_work(self.name):
+        with explain_pipeline_errors(self.name):
             made = pipeline.encode_prompt(**self.arguments, **ours)
             made = made if len(self._outputs) > 1 else (made,)
             return dict(zip(self._outputs, made, strict=True))
 
     def rows(self, made: Mapping[str, Any]) -> dict[str, Row]:
-        """Return the outputs that are kept, with the batch as their first axis."""
-        with pipeline_at_work(self.name):
+        """Return the outputs to keep, by name, with the batch as their first axis."""
+        with explain_pipeline_errors(self.name):
             return self._rows(made)
 
     def _rows(self, made: Mapping[str, Any]) -> dict[str, Row]:
-        value, lengths = _batched(made[self.first], BATCH_AXIS.get(self.first, 0))
+        value, lengths = _stack(made[self.first], BATCH_AXIS.get(self.first, 0))
         if self.is_masked:
             value, lengths = _compact(value, made[self._mask])
         elif self.name in BY_ZEROS:
@@ -197,12 +206,12 @@ class PromptCall:
                 other = made[name]
                 if other is None and is_mask(name):
                     other = value.new_ones(value.shape[:2])
-                found[name] = _batched(other, BATCH_AXIS.get(name, 0))
+                found[name] = _stack(other, BATCH_AXIS.get(name, 0))
         return {name: found[name] for name in self.kept}
 
     @property
     def is_trimmed(self) -> bool:
-        """Return whether an embedding is kept only as long as its caption."""
+        """Return whether embeddings are kept without their padding."""
         return self.is_masked or self.name in BY_ZEROS
 
     @property
@@ -210,9 +219,9 @@ class PromptCall:
         return bool(self._mask) and self.name in BY_MASK
 
     def negative(self, pipeline: Any) -> dict[str, Row]:
-        """Return the arrays for no caption.
+        """Return the arrays that a trainer uses for a caption that is left out.
 
-        They are the pipeline's own if it has any, or the empty caption's.
+        They are those of the pipeline's negative prompt, if it has any, or of the empty caption.
         """
         made = self.outputs(pipeline, [""], guided=True)
         names = [*self.kept, self._mask] if self._mask else self.kept
@@ -220,16 +229,16 @@ class PromptCall:
         return self.rows(made if own[self.first] is None else own)
 
 
-def _moved(part: ast.expr) -> ast.expr:
-    """Return what `x if condition else y`, or `x.to(device)`, is of."""
+def _strip_expression(part: ast.expr) -> ast.expr:
+    """Return the expression x of `x if condition else y`, or of `x.to(device)`."""
     if isinstance(part, ast.IfExp):
-        return _moved(part.body)
+        return _strip_expression(part.body)
     if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute):
         return part.func.value if part.func.attr == "to" else part
     return part
 
 
-def _batched(value: Any, axis: int) -> Row:
+def _stack(value: Any, axis: int) -> Row:
     if isinstance(value, Tensor):
         return value.movedim(axis, 0), None
     lengths = torch.tensor([len(one) for one in value], device=value[0].device)
@@ -237,18 +246,18 @@ def _batched(value: Any, axis: int) -> Row:
 
 
 def _compact(value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Move what the mask keeps to the start of each row.
+    """Move the tokens that a mask keeps to the start of each row, and return their number too.
 
-    A template may continue behind the padding.
+    A template may continue after the padding.
     """
     if mask is None:
-        return value, all_of(value)
+        return value, full_lengths(value)
     order = (mask <= 0).long().argsort(dim=1, stable=True)
     places = order.view(*order.shape, *[1] * (value.ndim - 2)).expand_as(value)
     return value.gather(1, places), (mask > 0).sum(1)
 
 
-def all_of(value: Tensor) -> Tensor:
+def full_lengths(value: Tensor) -> Tensor:
     return torch.full((len(value),), value.shape[1], device=value.device)
 
 
@@ -258,8 +267,8 @@ def pipeline_of(model: Model) -> TextPipeline:
     return model.pipeline
 
 
-def known_class(kind: str) -> Any:
-    """Return the pipeline's class; None where this diffusers does not have it."""
+def find_class(kind: str) -> Any:
+    """Return a pipeline's class by name, or None if the diffusers here does not have it."""
     import diffusers
 
     return getattr(diffusers, kind, None)
@@ -269,23 +278,23 @@ def pipeline_class(model: Model) -> Any:
     import diffusers
 
     name = pipeline_of(model).kind
-    found = known_class(name)
+    found = find_class(name)
     if found is None:
         raise WorkError(
             f"{model.name} is a {name}, which diffusers {version('diffusers')} does not have: "
             "upgrade it, or choose another --model"
         )
-    with pipeline_at_work(name):  # what stands in for a class that lacks a package says so
+    with explain_pipeline_errors(name):  # what stands in for a class that lacks a package says so
         _ = getattr(found, "from_pretrained", None)
     if not (isinstance(found, type) and issubclass(found, diffusers.DiffusionPipeline)):
         raise UsageError(f"{model.name} is a {name}, which is no pipeline: {ALONE}")
     return found
 
 
-def assembled(model: Model, load: Callable[[Component, Any], Any]) -> Any:
-    """Return the pipeline with the parts for text alone.
+def assemble(model: Model, load: Callable[[Component, Any], Any]) -> Any:
+    """Build a model's pipeline with its parts for text alone, and None in place of the others.
 
-    `load` is given each part and its class. All classes are checked before the first is loaded.
+    `load` loads a part, given its class. All classes are checked before the first part is loaded.
     """
     kind, pipeline = pipeline_class(model), pipeline_of(model)
     classes = {part: class_of(part) for part in pipeline.components}
@@ -293,36 +302,36 @@ def assembled(model: Model, load: Callable[[Component, Any], Any]) -> Any:
     taken = inspect.signature(kind).parameters
     arguments = {name: value for name, value in pipeline.arguments.items() if name in taken}
     without = {name: None for name, one in taken.items() if one.default is one.empty}
-    with pipeline_at_work(kind.__name__):
+    with explain_pipeline_errors(kind.__name__):
         return kind(**{**without, **arguments, **parts})
 
 
 @contextmanager
-def pipeline_at_work(name: str) -> Iterator[None]:
-    """Turn what a pipeline's own code raises into one line.
+def explain_pipeline_errors(name: str) -> Iterator[None]:
+    """Turn an error in a pipeline's own code into a WorkError of one line that names the pipeline.
 
-    A stranger has chosen the class, its arguments and its parts. A device that fails or lacks
-    memory is raised as it is.
+    Its class, arguments and parts may come from anyone. The errors of a device that fails or lacks
+    memory are left as they are.
     """
     try:
         yield
     except WdsprepError:
         raise
     except Exception as error:
-        if is_of_device(error):
+        if is_device_error(error):
             raise
-        raise misbehaves(name, error) from error
+        raise pipeline_error(name, error) from error
     except BaseException as error:
         if not is_panic(error):
             raise
-        raise misbehaves(name, error) from error
+        raise pipeline_error(name, error) from error
 
 
-def misbehaves(name: str, error: BaseException) -> WorkError:
-    """Return what an error inside of a pipeline means to its user, with its cause."""
+def pipeline_error(name: str, error: BaseException) -> WorkError:
+    """Return a WorkError that says what an error inside of a pipeline means to its user."""
     if isinstance(error, ImportError):
         why = "it needs a package that is not installed here"
-    elif part := absent_part(error):
+    elif part := find_absent_part(error):
         why = f"its code needs the {part} of the whole pipeline, which is not loaded for captions"
     else:
         why = "its code cannot encode a caption with the parts that are there for text"
@@ -330,8 +339,8 @@ def misbehaves(name: str, error: BaseException) -> WorkError:
     return WorkError(f"{name} cannot be used for text, {why}: {ALONE} ({kind}: {cause})")
 
 
-def absent_part(error: BaseException) -> str:
-    """Return the part of a pipeline that was taken for something and is None, or nothing."""
+def find_absent_part(error: BaseException) -> str:
+    """Return the name of the part that a pipeline's code needed and that is None, or ""."""
     if not isinstance(error, AttributeError) or error.obj is not None:
         return ""
     for frame, number in traceback.walk_tb(error.__traceback__):
@@ -346,7 +355,7 @@ def absent_part(error: BaseException) -> str:
 
 
 def dtype_of_tower(dtype: str, pipeline: str, tower: str) -> str:
-    """`half` is each network's own half precision."""
+    """Return the dtype of a text encoder; `half` stands for the half precision of its class."""
     if dtype != HALF:
         return dtype
-    return "bf16" if pipeline in IN_ONE_PRECISION else half_of(tower)
+    return "bf16" if pipeline in IN_ONE_PRECISION else half_precision_of(tower)

@@ -1,8 +1,8 @@
-"""Pixels to what a VAE makes of them, and from there to the latents that a denoiser takes.
+"""The way from pixels to the output of a VAE, and from there to the latents of a denoiser.
 
-Every VAE follows one of four rules, by its class and config: `vae_rules` reads them. What is
-stored is (patchify(z) - shift) * scale, where z is a sample or the mean of the VAE's distribution,
-or, of a VAE that has none, what it gives.
+Every VAE follows one of four rules, by its class and config: `vae_rules` reads them. A latent is
+stored as (patchify(z) - shift) * scale, where z is a sample or the mean of the VAE's distribution,
+or the VAE's output if it has no distribution.
 """
 
 import logging
@@ -20,13 +20,16 @@ _log = logging.getLogger("wdsprep")
 
 
 class Moments(nn.Module):
-    """The network from uint8 pixels to the means and log-variances of latents.
+    """The encoder of a VAE, from uint8 pixels to the means and log-variances of latents.
 
-    Where there is no distribution, it makes the latents. No decoder is kept.
+    A VAE without a distribution gives the latents themselves. The decoder is not kept.
     """
 
     def __init__(self, vae: Any, layout: torch.memory_format) -> None:
-        """`layout` is that of images on the device; a network that needs videos cannot have it."""
+        """Take the encoder of a VAE.
+
+        `layout` is the memory layout of images, which a network that needs videos cannot use.
+        """
         super().__init__()
         self.encoder = vae.encoder
         self.quant = getattr(vae, "quant_conv", None) or nn.Identity()
@@ -54,26 +57,29 @@ class Moments(nn.Module):
 
 
 class Rule:
-    """The step from moments to latents, in fp32."""
+    """The step from the moments of a VAE to the latents that are stored, in fp32."""
 
     def __init__(self, model: Model, kept: str) -> None:
         self._model, self._kept = model, kept
         self._here: dict[torch.device, dict[str, Any]] = {}
 
     def __call__(self, moments: Tensor, noise: Tensor) -> Tensor:
-        """`noise` are the keys of the samples'."""
+        """Return the latents of moments; `noise` are the samples' keys of noise."""
         if self._kept == "moments":
             return moments
         if not self._model.is_sampled:
-            return self._normalised(moments)
+            return self._normalise(moments)
         latents, logvar = moments.chunk(2, dim=1)
         if self._kept == "sample":
             deviation = (0.5 * logvar.clamp(-30, 20)).exp()
             latents = latents + deviation * normal(noise, tuple(latents.shape[1:]))
-        return self._normalised(latents)
+        return self._normalise(latents)
 
-    def _normalised(self, latents: Tensor) -> Tensor:
-        """Numbers for each channel are brought to a device once: a copy waits for its work."""
+    def _normalise(self, latents: Tensor) -> Tensor:
+        """Shift and scale latents.
+
+        The numbers of channels are copied to a device once, as a copy waits for the device's work.
+        """
         rule = self._here.get(latents.device)
         if rule is None:
             rule = rule_of(self._model)

@@ -1,4 +1,4 @@
-"""The latent of each class of VAE, as its pipelines hand it to the denoiser.
+"""The rules by which each class of VAE makes the latents that its denoiser takes.
 
 A latent is stored as (patchify(z) - shift) * scale, where z is what the VAE gives. `scale` and
 `shift` are one number (`AutoencoderKL`, and `AutoencoderDC`, which gives no distribution), or one
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from wdsprep.encoding.models.configs import MOST_BLOCKS, Config
-from wdsprep.encoding.models.weights import read_head
+from wdsprep.encoding.models.weights import read_tensor_header
 from wdsprep.errors import UsageError, WorkError
 from wdsprep.text import brief, shortened
 
@@ -30,7 +30,7 @@ NORM_EPSILONS = {"ErnieImagePipeline": 1e-5}
 SHIFTLESS = ("Kandinsky5T2IPipeline", "Kandinsky5I2IPipeline")
 """Pipelines that leave out the shift of their VAE."""
 OTHER_PATCHES = ("Ideogram4Pipeline",)
-"""Pipelines that make channels of 2 x 2 places in an order of their own."""
+"""Pipelines that order the channels of 2 x 2 places in another way."""
 VIDEO_KINDS = ("AutoencoderKLQwenImage", "AutoencoderKLWan")
 """Classes for which an image is a video of one frame."""
 FOUR_FOLD = ("GlmImagePipeline",)
@@ -41,7 +41,7 @@ UNPACKED_FACTOR = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VaeRule:
-    """The facts about a VAE that a `Model` has."""
+    """The facts about a VAE that decide its latents, as its class and config tell."""
 
     kind: str
     channels: int
@@ -54,12 +54,12 @@ class VaeRule:
 
     @property
     def own_factor(self) -> int:
-        """Return the factor of z, before it is patchified."""
+        """Return how many pixels of a side become one of the VAE's output, before patchifying."""
         return self.factor // self.patch
 
 
 NO_VAE = VaeRule(kind="", channels=0, factor=1, scale=1.0, is_sampled=False)
-"""The rule where no VAE is wanted."""
+"""The rule if no VAE is wanted."""
 
 
 def _kl(config: Config) -> VaeRule:
@@ -106,14 +106,14 @@ def _qwen_image(config: Config) -> VaeRule:
     channels = config.whole("z_dim", most=MOST_CHANNELS)
     factor = 2 ** len(config.list("temperal_downsample", MOST_BLOCKS))
     rule = VaeRule(kind="AutoencoderKLQwenImage", channels=channels, factor=factor, scale=1.0)
-    return _by_channel(rule, config)
+    return _add_channel_scales(rule, config)
 
 
 def _wan(config: Config) -> VaeRule:
     channels = config.whole("z_dim", most=MOST_CHANNELS)
     factor = config.whole("scale_factor_spatial", 8, most=MOST_FACTOR)
     rule = VaeRule(kind="AutoencoderKLWan", channels=channels, factor=factor, scale=1.0)
-    return _by_channel(rule, config)
+    return _add_channel_scales(rule, config)
 
 
 def _factor(config: Config, blocks: str) -> int:
@@ -131,24 +131,24 @@ RULES: Mapping[str, Callable[[Config], VaeRule]] = {
 
 
 def vae_rule(what: str, config: Config, pipeline: str, *, has_unet: bool) -> VaeRule:
-    """Return the facts that a VAE's config tells.
+    """Return the rule of a VAE, from its config and the class of its pipeline.
 
-    Those of a batch norm are added by `normed` once its weights are here. A VAE alone has the
-    `pipeline` "".
+    `add_batch_norm` adds the numbers of a batch norm, once the weights are here. The `pipeline` of
+    a VAE alone is "".
     """
     kind = config.get("_class_name", "no class")
     if not isinstance(kind, str) or kind not in RULES:
         raise UsageError(
             f"the VAE of {what} is {shortened(str(kind))}; wdsprep encodes with "
-            f"{', '.join(RULES)}: choose another"
+            f"{', '.join(RULES)}: choose another --model"
         )
     if kind == "AutoencoderKLFlux2" and pipeline in OTHER_PATCHES:
         raise UsageError(
-            f"{what} is {pipeline}, which lays out latents as no other: choose another"
+            f"{what} is {pipeline}, which lays out latents as no other: choose another --model"
         )
     if (taken := config.get("input_channels", config.get("in_channels", 3))) != 3:
         raise UsageError(
-            f"the VAE of {what} takes {brief(taken)} channels, not RGB: choose another"
+            f"the VAE of {what} takes {brief(taken)} channels, not RGB: choose another --model"
         )
     is_by_channel = kind == "AutoencoderKL" and config.get("latents_mean") is not None
     if is_by_channel and not pipeline:
@@ -158,12 +158,12 @@ def vae_rule(what: str, config: Config, pipeline: str, *, has_unet: bool) -> Vae
         )
     rule = RULES[kind](config)
     if is_by_channel:  # where there is a UNet, by the scale as well
-        rule = _by_channel(rule, config, rule.scale if has_unet else 1.0)
+        rule = _add_channel_scales(rule, config, rule.scale if has_unet else 1.0)
     return replace(rule, shift=0.0) if pipeline in SHIFTLESS else rule
 
 
-def _by_channel(rule: VaeRule, config: Config, scale: Any = 1.0) -> VaeRule:
-    """Add the means and deviations of channels that a config lists."""
+def _add_channel_scales(rule: VaeRule, config: Config, scale: Any = 1.0) -> VaeRule:
+    """Return the rule with the means and deviations of channels that a config lists."""
     means, deviations = config.reals("latents_mean"), config.reals("latents_std")
     if not len(means) == len(deviations) == rule.channels:
         raise UsageError(
@@ -171,15 +171,18 @@ def _by_channel(rule: VaeRule, config: Config, scale: Any = 1.0) -> VaeRule:
             f"{rule.channels} channels: choose another --model"
         )
     if not all(deviation > 0 for deviation in deviations):
-        raise UsageError(f"{config.path} has a deviation that is not above 0 (latents_std)")
+        raise UsageError(
+            f"{config.path} has a deviation that is not above 0 (latents_std): choose another "
+            "--model"
+        )
     scales = tuple(scale / deviation for deviation in deviations)
     return replace(rule, scale=scales, shift=means)
 
 
 def multiple_of(rule: VaeRule, pipeline: str, *, has_transformer: bool) -> int:
-    """Return the number that the sides of an image have to be multiples of.
+    """Return the number of which the sides of an image have to be multiples.
 
-    A transformer makes one token of 2 x 2 places, except where there are as few places already.
+    A transformer makes one token of 2 x 2 places, unless the VAE's factor is large already.
     """
     if pipeline in FOUR_FOLD:
         return 4 * rule.factor
@@ -187,45 +190,54 @@ def multiple_of(rule: VaeRule, pipeline: str, *, has_transformer: bool) -> int:
     return max(rule.factor, 2 * rule.own_factor) if is_packed else rule.factor
 
 
-def normed(rule: VaeRule, config: Config, pipeline: str, files: Sequence[Path]) -> VaeRule:
-    """Add the batch norm that is among the weights of `AutoencoderKLFlux2`."""
+def add_batch_norm(rule: VaeRule, config: Config, pipeline: str, files: Sequence[Path]) -> VaeRule:
+    """Return the rule with the batch norm that is among the weights of `AutoencoderKLFlux2`."""
     if rule.kind != "AutoencoderKLFlux2":
         return rule
     epsilon = NORM_EPSILONS.get(pipeline) or config.real("batch_norm_eps", NORM_EPSILON)
-    means, variances = (_tensor(files, f"bn.running_{name}") for name in ("mean", "var"))
+    means, variances = (_find_numbers(files, f"bn.running_{name}") for name in ("mean", "var"))
     if not len(means) == len(variances) == rule.channels:
-        raise WorkError(f"{files[0].parent} has {len(means)} means of {rule.channels} channels")
+        raise WorkError(
+            f"{files[0].parent} has {len(means)} means of {rule.channels} channels: choose another "
+            "--model"
+        )
     if not all(map(math.isfinite, means)) or not all(
         0 < one + epsilon < math.inf for one in variances
     ):
-        raise WorkError(f"{files[0].parent} has a batch norm that is no number (bn.running_*)")
+        raise WorkError(
+            f"{files[0].parent} has a batch norm that is not finite (bn.running_*): choose another "
+            "--model"
+        )
     scale = tuple(1 / math.sqrt(variance + epsilon) for variance in variances)
     return replace(rule, scale=scale, shift=means)
 
 
-def _tensor(files: Sequence[Path], name: str) -> tuple[float, ...]:
-    """Read the numbers of one small tensor, by hand. safetensors gives bf16 to torch alone."""
+def _find_numbers(files: Sequence[Path], name: str) -> tuple[float, ...]:
+    """Return the numbers of a small tensor in safetensors files, without torch.
+
+    They are parsed here, as the safetensors library gives bf16 to torch alone.
+    """
     for path in files:
         try:
-            if (found := _read_tensor(path, name)) is not None:
+            if (found := _read_numbers(path, name)) is not None:
                 return found
         except (ValueError, KeyError, struct.error) as error:
-            raise WorkError(f"{path} is no safetensors file ({error})") from None
+            raise WorkError(f"{path} is not a safetensors file ({error})") from None
     raise WorkError(f"{files[0].parent} lacks {name}, which the VAE's latents are scaled by")
 
 
-def _read_tensor(path: Path, name: str) -> tuple[float, ...] | None:
+def _read_numbers(path: Path, name: str) -> tuple[float, ...] | None:
     with path.open("rb") as file:
-        tensors, start = read_head(file)
+        tensors, start = read_tensor_header(file)
         if (entry := tensors.get(name)) is None:
             return None
         if entry.end - entry.begin > NORM_NBYTES:
-            raise ValueError(f"{name} is no list of channels")
+            raise ValueError(f"{name} is too large for a list of channels")
         file.seek(start + entry.begin)
-        return _numbers(file.read(entry.end - entry.begin), entry.dtype)
+        return _unpack_numbers(file.read(entry.end - entry.begin), entry.dtype)
 
 
-def _numbers(data: bytes, dtype: str) -> tuple[float, ...]:
+def _unpack_numbers(data: bytes, dtype: str) -> tuple[float, ...]:
     if dtype == "BF16":  # the upper half of a float
         data = b"".join(b"\0\0" + data[at : at + 2] for at in range(0, len(data), 2))
     letter = {"F64": "d", "F32": "f", "BF16": "f", "F16": "e"}[dtype]

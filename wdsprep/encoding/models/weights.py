@@ -1,10 +1,10 @@
 """The digest that tells two models apart, over the names and bytes of their files.
 
-A worker checks with it that it has the driver's model. Those of a machine would all read the same
-20 GB for it, so what was computed of large files is kept in the user's cache folder, by their
-sizes, times and inodes, and who comes while another computes waits for that. A folder that cannot
-be written to costs the time alone. What was kept of models that nobody has used for half a year is
-deleted by whoever keeps something of another.
+A worker checks with it that it has the driver's model. All workers of a machine would read the same
+20 GB for it, so the digests of large files are kept in the user's cache folder, by their sizes,
+times and inodes, and a worker that comes while another computes waits for it. If the folder cannot
+be written, this only costs time. Records of models that nobody has used for half a year are deleted
+when another record is written.
 """
 
 import contextlib
@@ -25,22 +25,22 @@ from wdsprep.errors import WorkError
 BLOCK_NBYTES = 8 << 20
 FILES_AT_ONCE = 4
 LARGE_NBYTES = 1_000_000_000
-"""Below this, computing takes a second."""
+"""The size from which digests are kept: below it, computing takes a second."""
 HEAD_NBYTES = 1 << 24
-"""The largest header that is read: 100,000 tensors have as much."""
+"""The largest header that is read, which is enough for 100,000 tensors."""
 SETTLED_S = 2.0
-"""A file that is younger may be written again without getting another time."""
+"""The age below which a file may be written again without getting another time."""
 
 UNUSED_S = 180 * 24 * 3600
 
 
 def weights_digest(folder: Path, files: Sequence[str], kind: DigestKind) -> str:
-    """Return the digest of files that `b3sum FILES | b3sum` prints."""
-    record = _record_of(folder, kind)
+    """Return one digest of a model's files, the same that `b3sum FILES | b3sum` prints."""
+    record = _record_path(folder, kind)
     if record and sum((folder / file).stat().st_size for file in files) >= LARGE_NBYTES:
-        sums = _kept_sums(record, folder, files, kind)
+        sums = _cached_digests(record, folder, files, kind)
     else:
-        sums = _sums(folder, files, kind)
+        sums = _digest_files(folder, files, kind)
     return kind.hex("".join(f"{sums[file]}  {file}\n" for file in files).encode())
 
 
@@ -55,54 +55,54 @@ class TensorEntry(NamedTuple):
     shape: tuple[int, ...] = ()
 
 
-def read_head(file: IO[bytes]) -> tuple[dict[str, TensorEntry], int]:
-    """Return the tensors of a safetensors file by name, and where their bytes begin.
+def read_tensor_header(file: IO[bytes]) -> tuple[dict[str, TensorEntry], int]:
+    """Return the tensors of a safetensors file by name, and the offset of their bytes.
 
-    Raise ValueError for what is no header, or claims more than the file has. It is read by
-    hand, without torch.
+    Raise ValueError if the header is invalid or claims more than the file has. It is parsed here,
+    without torch.
     """
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     head = file.read(8)
     nbytes = int.from_bytes(head, "little")
     if len(head) < 8 or nbytes > min(size - 8, HEAD_NBYTES):
-        raise ValueError("its header is longer than it")
+        raise ValueError("its header is longer than the file")
     try:
         listed = json.loads(file.read(nbytes))
         entries = {
-            name: _entry(one, size - 8 - nbytes)
+            name: _check_entry(one, size - 8 - nbytes)
             for name, one in listed.items()
             if name != "__metadata__"
         }
     except (AttributeError, KeyError, RecursionError, TypeError) as error:
-        raise ValueError(f"its header is not one: {error}") from None
+        raise ValueError(f"its header is invalid: {error}") from None
     return entries, 8 + nbytes
 
 
 def tensors_in(path: Path) -> list[TensorEntry]:
     try:
         with path.open("rb") as file:
-            return list(read_head(file)[0].values())
+            return list(read_tensor_header(file)[0].values())
     except ValueError as error:
-        raise WorkError(f"{path} is no safetensors file ({error})") from None
+        raise WorkError(f"{path} is not a safetensors file ({error})") from None
 
 
-def _entry(listed: Mapping[str, Any], nbytes: int) -> TensorEntry:
+def _check_entry(listed: Mapping[str, Any], nbytes: int) -> TensorEntry:
     dtype, shape, (begin, end) = listed["dtype"], listed["shape"], listed["data_offsets"]
     if not all(isinstance(number, int) for number in (begin, end, *shape)):
-        raise ValueError("a tensor has a place or a shape that is no whole number")
+        raise ValueError("a tensor has an offset or a shape that is not a whole number")
     if not 0 <= begin <= end <= nbytes or not 0 <= (numel := prod(shape)) <= 8 * (end - begin):
         raise ValueError("a tensor is larger than its bytes")
     return TensorEntry(str(dtype), numel, begin, end, tuple(shape))
 
 
-def _sums(folder: Path, files: Sequence[str], kind: DigestKind) -> dict[str, str]:
-    """Hash files side by side, since hashing leaves the GIL."""
-    found = read_each(lambda file: _sum(folder / file, kind), files, FILES_AT_ONCE)
+def _digest_files(folder: Path, files: Sequence[str], kind: DigestKind) -> dict[str, str]:
+    """Return the digest of each file, computed in threads, since hashing releases the GIL."""
+    found = read_each(lambda file: _digest_file(folder / file, kind), files, FILES_AT_ONCE)
     return dict(zip(files, found, strict=True))
 
 
-def _sum(path: Path, kind: DigestKind) -> str:
+def _digest_file(path: Path, kind: DigestKind) -> str:
     found = kind.new()
     buffer = memoryview(bytearray(BLOCK_NBYTES))
     with path.open("rb", buffering=0) as file:
@@ -111,41 +111,43 @@ def _sum(path: Path, kind: DigestKind) -> str:
     return found.hexdigest()
 
 
-def _kept_sums(path: Path, folder: Path, files: Sequence[str], kind: DigestKind) -> dict[str, str]:
-    """Return the digests, of which those that are kept need not be computed.
+def _cached_digests(
+    path: Path, folder: Path, files: Sequence[str], kind: DigestKind
+) -> dict[str, str]:
+    """Return the digest of each file, from the record at `path` if it has it.
 
-    Missing ones are computed and kept, by one process at a time.
+    Missing digests are computed and written to the record, by one process at a time.
     """
-    with _alone(path):
-        record = _read(path)
-        marks = {file: _mark(folder / file) for file in files}
+    with _one_process(path):
+        record = _read_record(path)
+        marks = {file: _file_mark(folder / file) for file in files}
         known = {
             file: record[file]["digest"]
             for file, mark in marks.items()
             if record.get(file, {}).get("mark") == mark
         }
-        computed = _sums(folder, [file for file in files if file not in known], kind)
+        computed = _digest_files(folder, [file for file in files if file not in known], kind)
         settled = time.time_ns() - SETTLED_S * 1e9
         kept = {
             file: {"mark": marks[file], "digest": digest}
             for file, digest in computed.items()
-            if marks[file] == _mark(folder / file) and marks[file][1] < settled
+            if marks[file] == _file_mark(folder / file) and marks[file][1] < settled
         }
         if kept:
-            _write(path, record | kept)
+            _write_record(path, record | kept)
             _delete_unused(path.parent)
     return known | computed
 
 
-def _mark(path: Path) -> list[int]:
+def _file_mark(path: Path) -> list[int]:
     found = path.stat()
     return [found.st_size, found.st_mtime_ns, found.st_ino]
 
 
-def _record_of(folder: Path, kind: DigestKind) -> Path | None:
-    """Return the file that keeps digests of this folder, as this machine sees it.
+def _record_path(folder: Path, kind: DigestKind) -> Path | None:
+    """Return the path of the record with the digests of a folder on this machine.
 
-    Another machine may have other files there. Return None for a user without a home.
+    Another machine may have other files in that folder. Return None for a user without a home.
     """
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
@@ -155,7 +157,7 @@ def _record_of(folder: Path, kind: DigestKind) -> Path | None:
     return cache / "wdsprep" / "weights" / f"{name[:32]}.json"
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_record(path: Path) -> dict[str, Any]:
     try:
         record = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -166,7 +168,7 @@ def _read(path: Path) -> dict[str, Any]:
     return {file: line for file, line in lines if isinstance(line, dict)}
 
 
-def _write(path: Path, record: dict[str, Any]) -> None:
+def _write_record(path: Path, record: dict[str, Any]) -> None:
     draft = path.with_suffix(f".{os.getpid()}")
     with contextlib.suppress(OSError):
         draft.write_text(json.dumps(record, indent=1))
@@ -174,7 +176,7 @@ def _write(path: Path, record: dict[str, Any]) -> None:
 
 
 def _delete_unused(folder: Path) -> None:
-    """Delete records, and the files of their locks, that nobody has used for long."""
+    """Delete records of digests, and their lock files, that nobody has used for half a year."""
     oldest = time.time() - UNUSED_S
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
@@ -183,8 +185,8 @@ def _delete_unused(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Let one process of this machine compute at a time, where files can be locked."""
+def _one_process(path: Path) -> Iterator[None]:
+    """Let one process of this machine at a time into the context, if files can be locked."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ from wdsprep.encoding.models.find import (
     check_resolution,
     check_shapes,
     find_model,
-    hashed_with,
+    rehash_weights,
 )
 from wdsprep.encoding.recipe import Encode, Recipe, check_makes_latents
 from wdsprep.encoding.recipe_defaults import format_at, new_format, settings_of, settle_recipe
@@ -52,7 +52,7 @@ class Encoding:
 
     def in_format(self, form: Mapping[str, Any]) -> "Encoding":
         """Return the encoding for a dataset or a loader's state that has this format."""
-        model = hashed_with(self.model, DigestKind.of(form))
+        model = rehash_weights(self.model, DigestKind.of(form))
         return self if form == self.form else replace(self, model=model, form=form)
 
     def in_format_at(self, place: str) -> "Encoding":

@@ -207,7 +207,7 @@ class LatentWriter:
         return found
 
     def _is_unchanged(self, shard: ImageShard) -> bool:
-        """Read the image shard again, and return whether it has the digest for the receipt."""
+        """Read the image shard again, and return whether it still has its digest."""
         with HashedTape(open_store(self._source.url), shard.item, shard.kind) as tape:
             return tape.digest() == shard.digest
 

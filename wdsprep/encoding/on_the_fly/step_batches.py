@@ -16,21 +16,21 @@ from wdsprep.dataset.arrays import FLIPPED, LATENT
 from wdsprep.encoding.device_batches import DeviceBatches, Rows
 from wdsprep.encoding.encoded_samples import mirrored_noise_key
 from wdsprep.encoding.models.base import Encoder, Tokens
-from wdsprep.encoding.models.batch_size import auto_batch_size, beside_a_trainer, text_size
+from wdsprep.encoding.models.batch_size import auto_batch_size, limit_for_trainer, text_size
 from wdsprep.encoding.models.device import ImageBatch, Stats, TextBatch
 from wdsprep.errors import WorkError
 
 
 @dataclass(frozen=True, slots=True)
 class _StepBatch:
-    """A batch under way, and which samples of the step its rows are, or are mirror images of."""
+    """A batch of a training step, and the numbers of the samples that its rows belong to."""
 
     places: Sequence[int]
     rows: "Future[Rows]"
     is_mirrored: bool = False
 
     def wait(self) -> Rows:
-        """Return the rows, once all of them are there."""
+        """Wait for the batch to be computed, and return its rows."""
         rows = self.rows.result()
         if not self.is_mirrored:
             return rows
@@ -73,7 +73,7 @@ class BatchEncoder:
         is_cuda = encoder.device.type == "cuda"
         self._size = batch_size or auto_batch_size(encoder)
         if is_cuda and not batch_size:
-            self._size = even_size(beside_a_trainer(self._size, encoder.resolution), most)
+            self._size = even_size(limit_for_trainer(self._size, encoder.resolution), most)
         self._stream = _make_stream(encoder.device) if is_cuda else None
         self._batches = DeviceBatches(encoder, self._size, lanes=lanes, enter=self._enter)
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.encoding.models.find import Model, find_model, hashed_with
+from wdsprep.encoding.models.find import Model, find_model, rehash_weights
 from wdsprep.errors import UsageError, WdsprepError
 from wdsprep.reporting.facts.datasets import ReportDataset
 
@@ -47,7 +47,7 @@ def find_decoding(latents: ReportDataset, wanted: str) -> Decoding:
         return Decoding(model=None, reason=f"{missing[0]} is not installed here")
     try:
         model = find_model(name, text=settings["text"], is_offline=True)
-        model = hashed_with(model, DigestKind.of(settings))
+        model = rehash_weights(model, DigestKind.of(settings))
     except WdsprepError as error:
         if wanted:
             raise
