@@ -41,7 +41,7 @@ def whole_run(count: int, workers: int, theirs: bytes = b"") -> tuple[Outcome, S
     manifest = replace(manifest_of(1), receipts=())
     run = Run(Edition(store=store), manifest, count=count)
     (outcome,) = do_runs(
-        [run], PretendRunner(workers), None, PackedShards.emptied(pending).hand_out()
+        [run], PretendRunner(workers), None, PackedShards.take_from(pending).hand_out()
     )
     return outcome, store
 
@@ -114,7 +114,7 @@ def test_a_packed_shard_is_the_same_shard() -> None:
 def test_shards_are_given_largest_first() -> None:
     manifest = Manifest(dataset="latents", settings=SETTINGS)
     left = pending_shards(Shelf(), manifest, units(9), units(9))
-    assert [shard.item.samples for shard in PackedShards.emptied(left.shards).hand_out()] == [
+    assert [shard.item.samples for shard in PackedShards.take_from(left.shards).hand_out()] == [
         *(9_919, 9_838, 9_757, 9_676, 9_595, 9_514, 9_433, 9_352),
         9_000,
     ]

@@ -113,7 +113,7 @@ def schedule(count: str, workers: str) -> None:
     run = Run(Edition(store=store), manifest, count=len(pending))
     store.count = len(pending)
     started = time.perf_counter()
-    do_runs([run], PretendRunner(int(workers)), None, PackedShards.emptied(pending).hand_out())
+    do_runs([run], PretendRunner(int(workers)), None, PackedShards.take_from(pending).hand_out())
     took(time.perf_counter() - started)
 
 
