@@ -57,7 +57,7 @@ def histogram(counts: Mapping[str, int], what: str) -> list[tuple[tuple[int, int
 
 
 def _edge_below(edge: int) -> int:
-    """Return the edge below an edge: the two are a bin's."""
+    """Return the lower edge of the bin that has this upper edge."""
     if edge <= 3:
         return edge - 1
     power = edge.bit_length() - 2

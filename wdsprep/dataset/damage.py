@@ -63,6 +63,6 @@ def naming_repair(store: Store) -> AbstractContextManager[None]:
 
 
 def readable(store: Store, found: Iterator[Found]) -> Iterator[Found]:
-    """Yield what an iterator reads of the dataset in a store; its errors name what mends it."""
+    """Yield the items of an iterator over a dataset; its errors name the commands that mend it."""
     with naming_repair(store):
         yield from found

@@ -150,9 +150,9 @@ class DraftTar:
     ) -> None:
         self._writer.add_tarred(keys, names, sizes, blocks)
 
-    def take(self, key: str, names: Sequence[str]) -> None:
+    def reserve(self, key: str, names: Sequence[str]) -> None:
         """Reserve the key of a sample. Refuse now what `add` would refuse later."""
-        self._writer.take(key, names)
+        self._writer.reserve(key, names)
 
     def finish(self, *, waits: bool = False) -> Shard:
         """Complete the tar, and return its shard.

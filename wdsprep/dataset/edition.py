@@ -34,7 +34,7 @@ class Edition:
 
     @classmethod
     def of(cls, store: Store) -> "Edition":
-        """Return the edition that is there now. The first one has no mark."""
+        """Return the current edition of the dataset in a store. The first one has no mark."""
         try:
             return cls(store=store, mark=store.read(EDITION).decode("utf-8", "replace").strip())
         except NotFoundError:
@@ -69,7 +69,7 @@ class Edition:
 
 
 def wait_for_holders(store: Store) -> None:
-    """Wait until nobody is left who may hold a unit of an earlier edition."""
+    """Wait until no run has a lock on a unit of an earlier edition."""
     while held := list(filter(None, (held_name(e.name) for e in store.list(RECEIPTS)))):
         for name in held:
             with store.hold(name):

@@ -85,7 +85,7 @@ class NamedShard(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SampleBlock:
-    """The keys and the json of neighbours in a shard, the first of which is sample `first`.
+    """The keys and the json of consecutive samples of a shard, from number `first` on.
 
     A sample that cannot be read has no key and None for its json, one without a json has b"".
     """
@@ -385,7 +385,7 @@ def parse_sample_end(data: bytes) -> tuple[str, bytes] | None:
 
 
 def _read_members(at: Tape, only: Collection[str]) -> TarSample | None:
-    """Return the first sample of a tape with `only` these members, and read no further."""
+    """Return the first sample of a tar with `only` these members, and read no further."""
     found: TarSample | None = None
     for path, start, data_start, nbytes, target in members(at):
         if (split := split_member(path)) and not target:
@@ -401,7 +401,7 @@ def _read_members(at: Tape, only: Collection[str]) -> TarSample | None:
 
 
 class _PartsTape:
-    """A tape over parts of a file, which come one after another.
+    """A tape, which reads a tar by offsets, over parts of a file that come one after another.
 
     What is in none of them is read, a little more than is asked for. Behind the last byte of the
     file it has the end of a tar.
@@ -433,9 +433,9 @@ class _PartsTape:
 
 
 class HashedTape:
-    """A tape over every byte of a shard, each of which is read once and hashed.
+    """A tape, which reads a tar by offsets, over a shard whose bytes are all hashed.
 
-    It reads forward, and back no further than a chunk.
+    Each byte is read once. The tape reads forward, and back no further than a chunk.
     """
 
     def __init__(self, store: Store, shard: ShardSize, kind: DigestKind) -> None:

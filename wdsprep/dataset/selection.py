@@ -54,7 +54,7 @@ class SampleSelection:
 
     @classmethod
     def all_of(cls, sizes: Ints) -> "SampleSelection":
-        """Return all samples of shards whose numbers of samples are `sizes`."""
+        """Return the selection of all samples of shards, from the size of each."""
         shards = np.arange(len(sizes), dtype=np.int32)
         starts = np.zeros(len(sizes), np.int32)  # pages of zeros take no memory as yet
         return cls(shards=shards, starts=starts, counts=sizes)

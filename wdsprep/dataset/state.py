@@ -64,7 +64,7 @@ Found = TypeVar("Found")
 Spot = TypeVar("Spot")
 
 
-def parts_of(manifest: Manifest) -> Callable[[str], bool]:
+def file_filter(manifest: Manifest) -> Callable[[str], bool]:
     """Return a function that says whether a file may be part of this dataset, by its name.
 
     No setting of latents says which buckets they have, so it is those that they have shards in.

@@ -100,7 +100,7 @@ class LatentShard:
         if not shape:
             tar.add(key, members)
             return
-        tar.take(key, [name for name, _ in members])
+        tar.reserve(key, [name for name, _ in members])
         self._waiting[shape].append(self._spool.put(key, members))
 
     @property

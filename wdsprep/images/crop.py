@@ -62,9 +62,10 @@ CropResult = Crop | RejectedError
 
 
 def crop(data: bytes, shapes: Shapes | int, *, max_area: int = MAX_AREA) -> Crop:
-    """Decode an image, and cut out what its shape takes. A number stands for a square.
+    """Decode an image, scale it to cover the nearest of the shapes, and cut out its middle.
 
-    Raise RejectedError where it is damaged, too small or too large.
+    A number stands for a square. Raise RejectedError where the image is damaged, too small or too
+    large.
     """
     shapes = Shapes.square(shapes) if isinstance(shapes, int) else shapes
     picture = _prepare(data, shapes.least_side, max_area)

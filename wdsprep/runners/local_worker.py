@@ -55,7 +55,7 @@ def main(fd: int, units_at_once: int) -> NoReturn:
 
 
 def _tell_end(channel: _Channel, error: BaseException) -> NoReturn:
-    """Tell the driver why this worker ends, as far as there is memory to say so, and end."""
+    """Tell the driver why this worker ends, if there is memory to say so, and end the process."""
     try:
         channel.send(0, Lost(reason=error_line(error), trace=traceback.format_exc()))
     finally:

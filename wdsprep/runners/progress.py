@@ -46,7 +46,7 @@ class JobProgress:
         self.line.say(text)
 
     def start_counting(self) -> None:
-        """Wait for the first worker, with a line of its own."""
+        """Begin a new progress line, which waits for the first worker."""
         self.line = ProgressLine()
         self.line.wait_for("waiting for the first worker")
 

@@ -20,8 +20,8 @@ from wdsprep.dataset.read_ahead import read_each
 from wdsprep.dataset.receipts import Receipt, Receipts, Settings, line_of, sort_by_unit
 from wdsprep.dataset.reject_codes import ENDS_A_TAR
 from wdsprep.dataset.state import (
+    file_filter,
     open_edition,
-    parts_of,
     read_manifest,
     refresh_manifest,
     tidy,
@@ -437,4 +437,4 @@ def open_dataset_to_write(
 
 def sweep(store: Store, manifest: Manifest) -> None:
     with contextlib.suppress(AccessError):  # S3 credentials that may write need not list uploads
-        store.sweep(parts_of(manifest))
+        store.sweep(file_filter(manifest))

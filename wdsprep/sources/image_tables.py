@@ -199,7 +199,7 @@ class MdsSource:
             yield make_or_refuse(source, partial(self._sample, shard, data, image, source))
 
     def _sample(self, shard: MdsShard, sample: bytes, image: str, source: str) -> Sample:
-        """Make a sample of the bytes of one in a shard.
+        """Make a Sample from the bytes of a sample of an MDS shard.
 
         Arrays are passed over: they are no facts of an image.
         """

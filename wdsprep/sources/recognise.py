@@ -73,7 +73,7 @@ class UnclearSourceError(SourceError):
 
 
 def format_of(given: str) -> str:
-    """Return one of FORMATS. The names that img2dataset has for them are understood too."""
+    """Return the format that a user names, of FORMATS or as img2dataset calls it."""
     plain = given.lower().removesuffix(".gz")
     plain = SYNONYMS.get(plain, plain)
     one_of(FORMATS, input_format=plain)

@@ -26,11 +26,11 @@ class Range:
             return f"bytes={self.start}-"
         return f"bytes={self.start}-{self.start + max(self.nbytes, 1) - 1}"  # there is none of 0
 
-    def is_first(self, length: int) -> bool:
+    def covers_file(self, length: int) -> bool:
         """Return whether the range has the whole of a file of that length."""
         return self.start == 0 <= length and (self.nbytes is None or length <= self.nbytes)
 
-    def served(self, said: str, what: str) -> tuple[int, int | None]:
+    def check_answer(self, said: str, what: str) -> tuple[int, int | None]:
         """Return how many bytes an answer brings, and the length of the file where it is told.
 
         `said` is the Content-Range of the answer. Raise an error where that is not this range, up

@@ -38,7 +38,7 @@ class Version:
 
 
 class WebStore(OverNetwork):
-    """Implements `wdsprep.store.base.Store` for a single file, named by the end of its URL's path.
+    """A store that is a single file on a web server, named by the end of its URL's path.
 
     All reads are of the version that was listed last, or else read first.
     """
@@ -136,7 +136,7 @@ class WebStore(OverNetwork):
         if answer.status == BEYOND:
             return b"", self._version_ended(asked, said)
         self._check(answer.status)
-        nbytes, total = asked.served(said, self._shown)
+        nbytes, total = asked.check_answer(said, self._shown)
         if total is None:
             raise self._no_ranges_error()
         data = answer.read(nbytes + 1)  # one more, to see the end

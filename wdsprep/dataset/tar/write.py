@@ -104,7 +104,7 @@ class TarWriter:
         self._blocks: list[Buffer] = []
         self._offsets = array("Q", [0])
         self._keys: set[str] = set()
-        self._taken: set[str] = set()
+        self._reserved: set[str] = set()
         self._flushed_at = 0
         self._background = ThreadPoolExecutor(2, "tar-writer")
         self._pending: list[Future[object]] = []
@@ -135,8 +135,8 @@ class TarWriter:
             blocks += (header(f"{key}.{name}", size), *pieces_of(data), ZEROS[:padding])
             nbytes += BLOCK + size + padding
             names.append(name)
-        if key in self._taken:
-            self._taken.remove(key)
+        if key in self._reserved:
+            self._reserved.remove(key)
         else:
             self._check(key, names)
             self._keys.add(key)
@@ -166,7 +166,7 @@ class TarWriter:
         if self.nbytes - self._flushed_at >= FLUSH_NBYTES:
             self._flush()
 
-    def take(self, key: str, names: Sequence[str]) -> None:
+    def reserve(self, key: str, names: Sequence[str]) -> None:
         """Reserve the key of a sample that is added later, with these fields.
 
         Refuse now what `add` would refuse then.
@@ -175,7 +175,7 @@ class TarWriter:
             header(f"{key}.{name}", 0)
         self._check(key, names)
         self._keys.add(key)
-        self._taken.add(key)
+        self._reserved.add(key)
 
     def _check(self, key: str, names: Sequence[str]) -> None:
         """Refuse a key and field names that a reader would not give back as this one sample."""

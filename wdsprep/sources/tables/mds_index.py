@@ -71,7 +71,7 @@ class MdsShard:
         return {column.name: column.encoding for column in self.columns}
 
     def file(self, there: Mapping[str, Entry]) -> MdsFile | None:
-        """Return the form of the shard that exists, if any."""
+        """Return the file of the shard that is there, raw or compressed, if any is."""
         forms = (self.raw, self.zipped) if self.zipped else (self.raw,)
         return next((form for form in forms if form.name in there), None)
 

@@ -90,7 +90,7 @@ def _read_answer(answer: Any, wanted: Range, what: str) -> bytes:
         return _cut_range(answer, wanted, what)
     if status != 206:
         raise AnswerError(status)
-    nbytes, _ = wanted.served(said, what)
+    nbytes, _ = wanted.check_answer(said, what)
     data: bytes = answer.read()
     if len(data) != nbytes:
         raise ShortReadError(f"{what}: {len(data):,} of {nbytes:,} bytes came")
@@ -100,7 +100,7 @@ def _read_answer(answer: Any, wanted: Range, what: str) -> bytes:
 def _cut_range(answer: Any, wanted: Range, what: str) -> bytes:
     """Cut the range out of an answer that brings the whole file."""
     length = length_of(answer.headers.get("content-length", ""))
-    if length > WHOLE_NBYTES and not wanted.is_first(length):
+    if length > WHOLE_NBYTES and not wanted.covers_file(length):
         raise wanted.range_error("", what)
     data: bytes = answer.read()
     if length not in (-1, len(data)):

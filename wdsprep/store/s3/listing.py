@@ -202,7 +202,10 @@ def _is_entry(node: ElementTree.Element) -> bool:
 
 
 def page_of(answer: Mapping[str, Any], start: int, stretch: Stretch, what: str) -> Page:
-    """Read a page as boto3 returns it. `start` is the length of the store's part of the keys."""
+    """Return the page of a listing in an answer of boto3.
+
+    `start` is the length of the store's part of the keys.
+    """
     entries = []
     for found in answer.get("Contents", ()):
         name = found["Key"][start:]

@@ -235,7 +235,7 @@ class GetRequest:
 
     def is_all(self, status: int, length: int) -> bool:
         """Return whether an answer without a range brings all that this request wants."""
-        return status == 200 and self.range.is_first(length)
+        return status == 200 and self.range.covers_file(length)
 
     def answer_nbytes(self, status: int, said: str, length: int) -> int:
         """Return how many bytes an answer brings.
@@ -244,7 +244,7 @@ class GetRequest:
         """
         if self.is_all(status, length):
             return length
-        nbytes, _ = self.range.served(said, self.what)
+        nbytes, _ = self.range.check_answer(said, self.what)
         if length not in (-1, nbytes):
             raise EOFError  # something has cut it
         return nbytes
