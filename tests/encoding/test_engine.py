@@ -703,7 +703,7 @@ def test_batches_have_one_shape_and_one_that_seldom_comes_waits_but_not_for_ever
 ) -> None:
     monkeypatch.setattr("wdsprep.encoding.engine.MOST_WAITING", waiting)
     encoder = Shaped()
-    shapes = Shapes.of([(16, 16), (8, 32), (32, 8)])
+    shapes = Shapes.from_sizes([(16, 16), (8, 32), (32, 8)])
     made = engine(encoder, cuts=[shapes])
     results: dict[int, PendingBlock] = {}
     behind = waiting + 8

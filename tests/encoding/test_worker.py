@@ -339,7 +339,9 @@ def test_of_two_attempts_that_make_other_bytes_one_is_whole_with_its_own_receipt
         one, other = (each[0] for each in got[-2:])
         assert one == other
         (made,) = one.shards
-        assert made.digest == DigestKind.of(one.settings).hex((out / made.name).read_bytes())
+        assert made.digest == DigestKind.from_settings(one.settings).hex(
+            (out / made.name).read_bytes()
+        )
         assert len(gpus_of(one)) == 1
     for call in calls:
         call.close()

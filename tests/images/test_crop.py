@@ -191,8 +191,8 @@ def test_damaged_image_is_rejected_as_pack_rejects_it(name: str):
 SEVERAL = [
     Shapes.square(R),
     Shapes.square(2 * R),
-    Shapes.of([(R, R), (48, 80), (80, 48)], max_crop=0.1),
-    Shapes.of([(3 * R, 3 * R), (144, 240), (240, 144)]),
+    Shapes.from_sizes([(R, R), (48, 80), (80, 48)], max_crop=0.1),
+    Shapes.from_sizes([(3 * R, 3 * R), (144, 240), (240, 144)]),
 ]
 
 

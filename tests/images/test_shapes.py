@@ -13,7 +13,7 @@ LIST = [(64, 64), (48, 80), (80, 48), (32, 128), (128, 32), (56, 72), (72, 56)]
 
 
 def test_the_shape_is_that_of_the_nearest_ratio() -> None:
-    shapes = Shapes.of(LIST)
+    shapes = Shapes.from_sizes(LIST)
     chance = random.Random(1)
     for _ in range(2_000):
         width, height = chance.randint(128, 4_000), chance.randint(128, 4_000)
@@ -25,14 +25,14 @@ def test_the_shape_is_that_of_the_nearest_ratio() -> None:
 
 
 def test_half_way_between_two_ratios_it_is_the_one_nearer_to_the_square() -> None:
-    shapes = Shapes.of([(64, 64), (32, 128), (128, 32)])
+    shapes = Shapes.from_sizes([(64, 64), (32, 128), (128, 32)])
     assert shapes.nearest(200, 100) == shapes.nearest(100, 200) == (64, 64)
     assert shapes.nearest(201, 100) == (128, 32)
     assert shapes.nearest(100, 201) == (32, 128)
 
 
 def test_the_image_just_covers_its_shape_and_the_middle_is_taken() -> None:
-    shapes = Shapes.of(LIST)
+    shapes = Shapes.from_sizes(LIST)
     assert shapes.fit(300, 200) == Fit(80, 48, 80, 53)
     assert (shapes.fit(300, 200).left, shapes.fit(300, 200).top) == (0, 2)
     chance = random.Random(2)
@@ -50,7 +50,7 @@ def test_the_image_just_covers_its_shape_and_the_middle_is_taken() -> None:
 
 
 def test_nothing_is_enlarged() -> None:
-    shapes = Shapes.of(LIST)
+    shapes = Shapes.from_sizes(LIST)
     assert shapes.fit(64, 64) == Fit(64, 64, 64, 64)
     with pytest.raises(RejectedError) as caught:
         shapes.fit(64, 63)
@@ -62,7 +62,7 @@ def test_nothing_is_enlarged() -> None:
 
 
 def test_what_would_lose_too_much_is_rejected() -> None:
-    shapes = Shapes.of(LIST, max_crop=0.5)
+    shapes = Shapes.from_sizes(LIST, max_crop=0.5)
     assert shapes.fit(128, 256) == Fit(48, 80, 48, 96)  # loses a sixth
     assert shapes.fit(1_000, 125) == Fit(128, 32, 256, 32)  # loses half
     with pytest.raises(RejectedError) as caught:

@@ -115,7 +115,7 @@ def _unit(
             made = tar.finish()
         write_bytes(store, f"{name}.idx", made.index)
         shards = (Shard(name, made.samples, made.nbytes, made.digest),)
-    if not (rows := ImagePositions.of(left)).is_plain:
+    if not (rows := ImagePositions.from_numbers(left)).is_plain:
         write_bytes(store, rows_name(name), rows.to_bytes())
     lines = (Reject(key=keys[n], source="", code=Code.NOT_FINITE).to_json() for n in sorted(lost))
     write_bytes(store, f"rejects/{unit}.jsonl", "".join(lines).encode())

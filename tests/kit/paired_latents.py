@@ -125,7 +125,7 @@ def _shard(
             counts=counts if tar else {},
             files={**files, "empty.emb.npy": empty},
         )
-        found = ImagePositions.of(positions)
+        found = ImagePositions.from_numbers(positions)
         is_plain = found.is_plain or not rows
         beside = {} if is_plain else {rows_name(shard.name): found.to_bytes()}
         return draft.finish(receipt, beside)

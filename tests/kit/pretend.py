@@ -83,7 +83,7 @@ def receipt_of(unit: ImageShard) -> Receipt:
 
 def manifest_of(count: int) -> Manifest:
     made = map(receipt_of, map(unit_of, map(shard_of, range(count))))
-    receipts = Receipts.of("latents", SETTINGS, made)
+    receipts = Receipts.from_list("latents", SETTINGS, made)
     return Manifest(dataset="latents", settings=SETTINGS, receipts=receipts)
 
 

@@ -79,7 +79,7 @@ def _vouch(path: Path, name: str) -> None:
         place = root / each
 
         def change(body: dict[str, Any]) -> None:
-            kind = DigestKind.of(body["settings"])
+            kind = DigestKind.from_settings(body["settings"])
             for said in body.get("units", [body]):
                 if name in said["files"]:
                     said["files"][name] = kind.hex(path.read_bytes())

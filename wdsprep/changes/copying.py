@@ -108,7 +108,7 @@ class Copier:
     def __init__(self, work: CopyWork) -> None:
         self._work = work
         self._edition = Edition(store=open_store(work.out), mark=work.edition)
-        self._kind = DigestKind.of(work.settings)
+        self._kind = DigestKind.from_settings(work.settings)
 
     def __call__(self, unit: CopyUnit) -> Generator[RunProgress, None, Receipt]:
         """Write all of a shard, its receipt last."""
@@ -143,7 +143,7 @@ class Copier:
     def _beside(self, unit: CopyUnit, made: "_Made") -> dict[str, bytes]:
         if self._work.dataset == "images":
             return {inputs_name(unit.name): b"".join(piece.line() for piece in unit.pieces)}
-        rows = ImagePositions.of(made.rows)
+        rows = ImagePositions.from_numbers(made.rows)
         return {} if rows.is_plain else {rows_name(unit.shard): rows.to_bytes()}
 
     def _copy(

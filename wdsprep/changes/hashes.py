@@ -183,7 +183,7 @@ def open_images(url: str, shown: str, kept: str) -> ImagesLooked:
     manifest = refresh_manifest(store, manifest)
     if not manifest.shards:
         raise UsageError(f"{shown} holds no image: {command('inspect', shown)} says why")
-    kind = DigestKind.of(manifest.settings)
+    kind = DigestKind.from_settings(manifest.settings)
     units = tuple(
         HashUnit(images=store.url, shard=shard, kind=kind, kept=kept) for shard in manifest.shards
     )

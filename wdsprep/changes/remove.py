@@ -177,7 +177,7 @@ def _check_dataset_name(place: str) -> None:
 
 def _open(url: str, shown: str) -> DatasetPlace:
     store = open_store(url)
-    edition = Edition.of(store)
+    edition = Edition.from_store(store)
     open_dataset(url)  # says what is there instead
     manifest = dated_manifest(store)
     if manifest is None:
@@ -370,7 +370,7 @@ class _Job:
                     "again"
                 )
             new = Removed(
-                marks=there.marks | Marks.of(self._marks(place)),
+                marks=there.marks | Marks.sort(self._marks(place)),
                 changes=there.changes,
                 units=tuple(found.units.values()),
                 images=self._made_of.get(place.url, ""),

@@ -147,7 +147,8 @@ class UnitChange:
             return receipt.input.partition(":")[0] == self._removal.made_of
         data = self._read(rejects_name(receipt.unit))
         return (
-            DigestKind.of(receipt.settings).hex(data) == receipt.files[rejects_name(receipt.unit)]
+            DigestKind.from_settings(receipt.settings).hex(data)
+            == receipt.files[rejects_name(receipt.unit)]
         )
 
     def _counted(
@@ -183,7 +184,7 @@ class UnitChange:
     def _with_rejects(self, receipt: Receipt) -> Receipt:
         name = rejects_name(receipt.unit)
         data = self._read(name)
-        kind = DigestKind.of(receipt.settings)
+        kind = DigestKind.from_settings(receipt.settings)
         if kind.hex(data) != receipt.files[name]:
             raise self._unlike_receipt(name)
         rejects = self._rejects(data, kind)[1]
@@ -218,7 +219,7 @@ class UnitChange:
 
     def _with_inputs(self, receipt: Receipt) -> Receipt:
         data = self._read(inputs_name(receipt.unit), b"")
-        kind = DigestKind.of(receipt.settings)
+        kind = DigestKind.from_settings(receipt.settings)
         if kind.hex(data) != receipt.input:  # lost, or damaged: no captions are in it
             return receipt
         return replace(receipt, input=kind.hex(self._inputs(data)))
@@ -240,7 +241,7 @@ class UnitChange:
 
         Of an old dataset whose positions nobody can tell, that stays so.
         """
-        kind, files = DigestKind.of(receipt.settings), dict(receipt.files)
+        kind, files = DigestKind.from_settings(receipt.settings), dict(receipt.files)
         for shard in before.shards:
             name = rows_name(shard.name)
             stated = files.pop(name, "")
@@ -266,7 +267,7 @@ class UnitChange:
 
     # --- the files become that
     def _settle(self, receipt: Receipt) -> None:
-        kind, unit = DigestKind.of(receipt.settings), receipt.unit
+        kind, unit = DigestKind.from_settings(receipt.settings), receipt.unit
         rejects = rejects_name(unit)
         self._make(kind, rejects, receipt.files[rejects], lambda data: self._rejects(data, kind)[0])
         if receipt.dataset == "images":
@@ -331,7 +332,7 @@ class UnitChange:
     # --- shards
     def _rewritten(self, shard: ShardRemoval, receipt: Receipt, naming: ExitStack) -> Rewritten:
         sink = naming.enter_context(self._store.write(shard.name))
-        return self._copied(shard, DigestKind.of(receipt.settings), sink)
+        return self._copied(shard, DigestKind.from_settings(receipt.settings), sink)
 
     def _copied(self, removal: ShardRemoval, kind: DigestKind, sink: FileSink) -> Rewritten:
         offsets = self._offsets(removal)

@@ -89,7 +89,7 @@ class WantedSamples:
         kinds = frozenset(kind for kind, asked in given.items() if asked)
         return cls(
             keys=Keys(_keys(keys)),
-            marks=Marks.of(mark_of(kind, line) for kind in kinds for line in _of(kind, given)),
+            marks=Marks.sort(mark_of(kind, line) for kind in kinds for line in _of(kind, given)),
             kinds=kinds,
         )
 

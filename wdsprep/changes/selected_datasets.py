@@ -238,7 +238,7 @@ class SelectedDataset:
 
     def _units(self, cuts: Sequence[PlannedShard], images: Outcome | None) -> Iterator[CopyUnit]:
         """Latents are made of the image shards that were written, whatever came of these."""
-        digest = DigestKind.of(self.settings)
+        digest = DigestKind.from_settings(self.settings)
         shards = {shard.name: shard for shard in images.manifest.shards} if images else {}
         for made in cuts:
             if self.group.follows and (made.bucket not in self._buckets or made.name not in shards):

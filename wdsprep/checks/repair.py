@@ -329,7 +329,7 @@ def mend_rejects(store: Store, receipt: Receipt, gone: Collection[str]) -> None:
     for key in islice((k for k in free if k not in taken and k not in known), max(0, lost)):
         known[key] = Reject(key=key, source="", code=Code.RECORD_LOST)
     out = BytesIO()
-    rejects = RejectsFile(out, DigestKind.of(receipt.settings))
+    rejects = RejectsFile(out, DigestKind.from_settings(receipt.settings))
     for _, reject in sorted(known.items()):
         rejects.add(reject)
     write_bytes(store, name, out.getvalue())

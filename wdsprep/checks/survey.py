@@ -89,7 +89,7 @@ def survey(store: Store, shown: str, heard: Callable[[int], None]) -> DatasetSur
     `heard` is told how many receipts were read. Raise NotFoundError without a manifest or a
     sound receipt.
     """
-    edition = Edition.of(store)
+    edition = Edition.from_store(store)
     there = {entry.name: entry for entry in store.list()}
     manifest, complaint = _manifest(store)
     read = _Receipts(store, there, manifest)

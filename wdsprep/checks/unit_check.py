@@ -88,7 +88,7 @@ def check_empty(found: DatasetSurvey) -> None:
     if found.place.dataset == "images" or not found.receipts:
         return
     store, unit = shared_store(found.place.url), smallest_unit(found)
-    digest = DigestKind.of(found.receipts[0].settings)
+    digest = DigestKind.from_settings(found.receipts[0].settings)
     for item in empty_fields(found.receipts[0].settings):
         name = empty_name(item.name)
         if name not in found.there:
@@ -104,7 +104,7 @@ def check_empty(found: DatasetSurvey) -> None:
 class _Checker:
     def __init__(self, unit: CheckUnit, store: Store) -> None:
         self._unit, self._receipt, self._store = unit, unit.receipt, store
-        self._kind = DigestKind.of(unit.receipt.settings)
+        self._kind = DigestKind.from_settings(unit.receipt.settings)
         self._keys: dict[str, list[str]] = {}
         self._rejected: list[str] | None = None
         self.findings: list[Finding] = []

@@ -28,7 +28,7 @@ class DigestKind(Enum):
     SHA256 = "sha256"
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> "DigestKind":
+    def from_settings(cls, settings: Mapping[str, Any]) -> "DigestKind":
         name = settings.get("digest", cls.SHA256.value)
         try:
             return cls(name)

@@ -26,7 +26,7 @@ class Draft:
     """The files that a unit of work is writing. They are dropped unless `finish` is called."""
 
     def __init__(self, edition: Edition, unit: str, settings: Settings) -> None:
-        self.unit, self._digest = unit, DigestKind.of(settings)
+        self.unit, self._digest = unit, DigestKind.from_settings(settings)
         self._edition, self._writers = edition, ExitStack()
         self._files: list[FileSink] = []
         self._named, self._receipt = ExitStack(), ExitStack()

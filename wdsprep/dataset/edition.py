@@ -33,7 +33,7 @@ class Edition:
     mark: str = ""
 
     @classmethod
-    def of(cls, store: Store) -> "Edition":
+    def from_store(cls, store: Store) -> "Edition":
         """Return the current edition of the dataset in a store. The first one has no mark."""
         try:
             return cls(store=store, mark=store.read(EDITION).decode("utf-8", "replace").strip())
@@ -60,7 +60,7 @@ class Edition:
     @contextmanager
     def _holding(self, name: str, giving: Sequence[FileSink] = ()) -> Iterator[None]:
         with self.store.hold(name, giving=giving):
-            if Edition.of(self.store).mark != self.mark:
+            if Edition.from_store(self.store).mark != self.mark:
                 raise FingerprintError(
                     f"{self.store.url} was started over by another run, with --overwrite: this run "
                     "ends, and what it had finished is deleted"

@@ -58,7 +58,7 @@ class Manifest:
     @cached_property
     def ledger(self) -> Receipts:
         """Return the receipts as the lines of JSON that stand for them in a file."""
-        return Receipts.of(self.dataset, self.settings, self.receipts)
+        return Receipts.from_list(self.dataset, self.settings, self.receipts)
 
     @cached_property
     def shards(self) -> tuple[Shard, ...]:
@@ -139,7 +139,7 @@ class Manifest:
         dataset = body["dataset"]
         settings = checked_settings(dataset, body["settings"], what)
         units = body.get("units", [])
-        check_record(list[kind_of_bodies(dataset, DigestKind.of(settings))], units, what)  # type: ignore[misc]
+        check_record(list[kind_of_bodies(dataset, DigestKind.from_settings(settings))], units, what)  # type: ignore[misc]
         for unit in units:
             lines.append(line_of(Receipt.from_body(unit, dataset, settings)))
         return cls(

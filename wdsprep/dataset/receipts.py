@@ -101,12 +101,12 @@ class Receipt:
         body = unseal("receipt", ReceiptHead, data, what)
         dataset = body["dataset"]
         settings = checked_settings(dataset, body["settings"], what)
-        check_record(kind_of_bodies(dataset, DigestKind.of(settings)), body, what)
+        check_record(kind_of_bodies(dataset, DigestKind.from_settings(settings)), body, what)
         return cls.from_body(body, dataset, settings)
 
     def body(self) -> dict[str, Any]:
         """Return the fields of a receipt without dataset and settings, which all receipts share."""
-        kind = DigestKind.of(self.settings).value
+        kind = DigestKind.from_settings(self.settings).value
         return {
             "counts": dict(self.counts),
             "files": dict(self.files),
@@ -138,7 +138,7 @@ class Receipt:
 
 
 def _parse_shards(said: Iterable[Mapping[str, Any]], settings: Settings) -> Iterator[Shard]:
-    fields = itemgetter("name", "samples", "nbytes", DigestKind.of(settings).value)
+    fields = itemgetter("name", "samples", "nbytes", DigestKind.from_settings(settings).value)
     return map(Shard._make, map(fields, said))
 
 
@@ -210,7 +210,7 @@ class Receipts(Sequence[Receipt]):
         self._what, self._next_step = what, next_step
 
     @classmethod
-    def of(cls, dataset: str, settings: Settings, receipts: Iterable[Receipt]) -> "Receipts":
+    def from_list(cls, dataset: str, settings: Settings, receipts: Iterable[Receipt]) -> "Receipts":
         if isinstance(receipts, cls):
             return cls(dataset, settings, receipts._lines, receipts._what, receipts._next_step)
         return cls(dataset, settings, [line_of(receipt) for receipt in receipts])
@@ -276,7 +276,7 @@ class Receipts(Sequence[Receipt]):
         """
         if not self._lines:
             return
-        bodies = kind_of_bodies(self._dataset, DigestKind.of(self._settings))
+        bodies = kind_of_bodies(self._dataset, DigestKind.from_settings(self._settings))
         kind = bodies.kinds[name] if name else bodies
         for some in _batches(self._lines):
             try:
@@ -299,7 +299,7 @@ class Receipts(Sequence[Receipt]):
 
 def fingerprint(settings: Settings) -> str:
     """Return the digest of the settings, which decide the bytes of a dataset."""
-    return DigestKind.of(settings).hex(canonical_json(dict(settings)))
+    return DigestKind.from_settings(settings).hex(canonical_json(dict(settings)))
 
 
 def line_of(receipt: Receipt) -> bytes:

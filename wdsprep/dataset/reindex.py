@@ -137,7 +137,7 @@ def write_rows(store: Store, receipt: Receipt) -> int | None:
     if positions is None:
         return None
     data = b"" if positions.is_plain else positions.to_bytes()
-    digest = DigestKind.of(receipt.settings).hex(data)
+    digest = DigestKind.from_settings(receipt.settings).hex(data)
     if digest != receipt.files.get(name, digest):
         return None
     if data:

@@ -42,7 +42,7 @@ class Marks:
         self.data = sorted_marks
 
     @classmethod
-    def of(cls, marks: Iterable[bytes]) -> "Marks":
+    def sort(cls, marks: Iterable[bytes]) -> "Marks":
         by_first = [bytearray() for _ in range(256)]  # as objects, all at once take four times that
         for mark in marks:
             by_first[mark[0]] += mark
@@ -66,7 +66,7 @@ class Marks:
         return self.data[number * MARK_NBYTES : (number + 1) * MARK_NBYTES]
 
     def __or__(self, other: "Marks") -> "Marks":
-        return Marks.of(chain(self, other)) if other else self
+        return Marks.sort(chain(self, other)) if other else self
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

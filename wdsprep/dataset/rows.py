@@ -39,7 +39,7 @@ class ImagePositions:
     positions: "NDArray[np.uint32]"
 
     @classmethod
-    def of(cls, positions: Iterable[int]) -> "ImagePositions":
+    def from_numbers(cls, positions: Iterable[int]) -> "ImagePositions":
         import numpy as np
 
         return cls(np.fromiter(positions, DTYPE))
@@ -132,7 +132,7 @@ def positions_from_keys(
     found = [numbers[key] for key in keys]
     runs = shape_ranges(receipt.settings, receipt.counts).values() or [range(len(keys))]
     rises = (a < b for run in runs for a, b in pairwise(found[run.start : run.stop]))
-    return ImagePositions.of(found) if all(rises) else None
+    return ImagePositions.from_numbers(found) if all(rises) else None
 
 
 def none_moved(ends: Sequence[str], rejected: Sequence[str]) -> bool:

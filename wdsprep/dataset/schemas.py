@@ -223,7 +223,7 @@ def checked_settings(dataset: str, found: Mapping[str, Any], what: str) -> State
     check_record(_SETTINGS[dataset], {"settings": found}, what)
     settings = Stated(found, what)
     try:
-        DigestKind.of(settings)
+        DigestKind.from_settings(settings)
         if dataset == "latents":
             _check_layout(settings)
     except DamageError:

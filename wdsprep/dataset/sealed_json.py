@@ -46,7 +46,7 @@ def seal(
     """
     settings = body["settings"]
     head = canonical_json({**body, "format": format_of(settings), "kind": kind})[1 : -len("}")]
-    digest = DigestKind.of(settings).new()
+    digest = DigestKind.from_settings(settings).new()
     digest.update(head)
     for piece in _with_end(more()):
         digest.update(piece)

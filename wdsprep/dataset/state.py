@@ -157,7 +157,7 @@ def find_claim(store: Store, dataset: str, settings: Settings, *, overwrite: boo
     Nothing is written here.
     """
     check_storable(dataset, settings)
-    edition = Edition.of(store)
+    edition = Edition.from_store(store)
     if overwrite and _is_to_clear(store, dataset):
         manifest = Manifest(dataset=dataset, settings=settings)
         return DatasetClaim(edition=edition, manifest=manifest, starts_over=True)
@@ -174,7 +174,7 @@ def take_claim(claim: DatasetClaim) -> Edition:
         if claim.starts_over:
             return _start_over(store, manifest)
         if any(entry.name == MANIFEST for entry in store.list(MANIFEST)):  # another run's
-            edition = Edition.of(store)
+            edition = Edition.from_store(store)
             _check_claim(edition, manifest.dataset, manifest.settings)
             return edition
         write_manifest(store, manifest)
@@ -404,7 +404,7 @@ def write_rebuilt(url: str, heard: Counting = unheard) -> Manifest:
             f"{url} has no receipts, so it holds no dataset: name the folder or URL that pack or "
             "encode wrote"
         )
-    with Edition.of(store).holding_manifest():
+    with Edition.from_store(store).holding_manifest():
         manifest = rewrite_manifest(store, heard)
     store.publish()
     return manifest

@@ -166,7 +166,7 @@ def _select_shards(
     buckets = manifest.settings["buckets"]
     wanted = {"resolution": resolution} | ({"shapes": shapes} if shapes else {})
     encoded = set(buckets_encoded(wanted, buckets))
-    kind = DigestKind.of(manifest.settings)
+    kind = DigestKind.from_settings(manifest.settings)
     shards = tuple(
         ImageShard(
             name=latent_unit(shard.name),

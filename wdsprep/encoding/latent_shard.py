@@ -120,7 +120,7 @@ class LatentShard:
         `files` are the digests of further files that the receipt lists, such as those of
         the empty caption. The files of `beside` are written with the shard.
         """
-        kind, beside = DigestKind.of(settings), {**beside, **self._rows_file()}
+        kind, beside = DigestKind.from_settings(settings), {**beside, **self._rows_file()}
         for one in chain.from_iterable(self._waiting.values()):
             self._open_tar().add(one.key, self._spool.members(one))
         receipt = Receipt(
@@ -148,7 +148,7 @@ class LatentShard:
         that pack did not make, it is also needed if any sample was rejected: no key says whether
         that was the last.
         """
-        rows = ImagePositions.of(chain.from_iterable(self._rows.values()))
+        rows = ImagePositions.from_numbers(chain.from_iterable(self._rows.values()))
         has_moved = self._shard.is_foreign and bool(self.rejects.counts)
         if not len(rows) or (rows.is_plain and not has_moved):
             return {}

@@ -110,7 +110,7 @@ class _Phase:
 
     @property
     def kind(self) -> DigestKind:
-        return DigestKind.of(self.format)
+        return DigestKind.from_settings(self.format)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,7 +157,7 @@ def joint_recipe(recipes: Sequence[Encode]) -> Encode:
 
 def _find_phase(images: str, place: str, recipe: Encode, options: EncodeOptions) -> _Phase:
     format_there = format_at(place, recipe, overwrite=options.overwrite)
-    kind = DigestKind.of(format_there)
+    kind = DigestKind.from_settings(format_there)
     source = find_image_shards(images, recipe.resolution, shapes=recipe.sizes, kind=kind)
     check_apart(source.url if is_glob(images) else images, place)
     return _Phase(
@@ -293,7 +293,7 @@ def _check_empty_caption(store: Store, manifest: Manifest) -> None:
     """
     files = (item for files in manifest.ledger.column("files") for item in files.items())
     known = {(name, digest) for name, digest in files if name.startswith("empty.")}
-    kind = DigestKind.of(manifest.settings)
+    kind = DigestKind.from_settings(manifest.settings)
     for name in {name for name, _ in known}:
         with suppress(NotFoundError):  # the first worker writes it
             if (name, kind.hex(store.read(name))) not in known:

@@ -179,7 +179,7 @@ def _check_shapes(sizes: Iterable[Any], resolution: int, what: str) -> tuple[Siz
             both = f"{shape_name(other)} and {shape_name(size)}"
             raise UsageError(f"{what} has one ratio twice, {both}: leave one out")
         by_ratio[Fraction(*size)] = size
-    return Shapes.of(found).sizes
+    return Shapes.from_sizes(found).sizes
 
 
 def _check_sides(size: Any, what: str) -> Size:

@@ -88,7 +88,7 @@ class _Dataset:
         self._edition = Edition(store=open_store(target.latents), mark=target.edition)
         self._fields = fields_of(target.settings["layout"])
         self._shapes = fields_by_shape(target.settings)
-        kind = DigestKind.of(target.settings)
+        kind = DigestKind.from_settings(target.settings)
         self._empty = write_empty(self._edition, self._fields, empty, kind)
 
     def find_done(self, shard: ImageShard) -> Receipt | None:

@@ -199,7 +199,7 @@ def _units(
                 UnitSource(
                     url=place,
                     shard=there[shard.name],
-                    digest=DigestKind.of(manifest.settings),
+                    digest=DigestKind.from_settings(manifest.settings),
                     arrays=_wanted(manifest, names, layout),
                     gives_columns=manifest.is_scored,
                     gives_caption=bool(_texts(manifest) & names),

@@ -61,7 +61,7 @@ class Shapes:
     oversampling: float = field(default=0.0, repr=False)  # by the rest loaders keep which fit where
 
     @classmethod
-    def of(
+    def from_sizes(
         cls, sizes: Iterable[Size], max_crop: float = 1.0, oversampling: float = 0.0
     ) -> "Shapes":
         return cls(tuple(sorted(sizes, key=_ratio)), max_crop, oversampling)
@@ -112,7 +112,7 @@ def cut_of(settings: Mapping[str, Any]) -> Shapes:
     side = settings["resolution"]
     oversampling = OVERSAMPLING if settings.get(DECODE, FULL) == FAST else 0.0
     sizes = shapes_of(settings) or [(side, side)]
-    return Shapes.of(sizes, settings.get("max_crop", 1.0), oversampling)
+    return Shapes.from_sizes(sizes, settings.get("max_crop", 1.0), oversampling)
 
 
 def covering_size(width: int, height: int, size: Size) -> Size:

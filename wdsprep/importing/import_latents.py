@@ -85,7 +85,7 @@ def import_(options: ImportOptions) -> "Outcome":
     settings |= {"caption_col": options.caption_col} if options.caption_col else {}
     no_caption = empty_of(options.empty, plan.fields)
     settings |= empty_setting(options.empty, no_caption)
-    shards = _shards(cache, items, pixels, DigestKind.of(form))
+    shards = _shards(cache, items, pixels, DigestKind.from_settings(form))
     edition, manifest = open_dataset_to_write(
         latents, "latents", settings, overwrite=options.overwrite
     )

@@ -37,7 +37,7 @@ class ImportWorker:
         self._shapes = fields_by_shape(work.settings)
         self._empty: Mapping[str, str] = {}
         if work.empty:
-            kind = DigestKind.of(work.settings)
+            kind = DigestKind.from_settings(work.settings)
             fields = work.plan.fields
             self._empty = put_empty(self._edition, fields, lambda f: work.empty[f.name], kind)
 

@@ -208,7 +208,7 @@ def _settled(store: Store, receipt: Receipt, gone: frozenset[str]) -> Receipt:
     name = rejects_name(receipt.unit)
     what = f"{store.url}/{name}"
     before, after = store.read(name), BytesIO()
-    kind = DigestKind.of(receipt.settings)
+    kind = DigestKind.from_settings(receipt.settings)
     digest = kind.hex(before)
     if digest not in (receipt.files[name], receipt.files.get(UNSETTLED)):
         raise DamageError(what, UNLIKE_RECEIPT).with_next_step(repair_step(store.url))

@@ -179,7 +179,7 @@ def make_plan(
         generations=manifest.generations,
         older=PackedItems(packed_items(store, [*filled, *earlier])),
         packed=packed,
-        kind=DigestKind.of(manifest.settings),
+        kind=DigestKind.from_settings(manifest.settings),
         holes=holes,
     )
     unchanged = _pending_if_unchanged(store, plan, complete=manifest.complete)
@@ -256,7 +256,7 @@ def restore_inputs(edition: Edition, manifest: Manifest, seen: SourceSurvey) -> 
 
     It works where the source still has the item.
     """
-    kind = DigestKind.of(manifest.settings)
+    kind = DigestKind.from_settings(manifest.settings)
     there = {entry.name for entry in edition.store.list(INPUTS)}
     own = ((receipt.input, receipt.unit) for receipt in _own_receipts(manifest))
     gone = {digest: unit for digest, unit in own if inputs_name(unit) not in there}

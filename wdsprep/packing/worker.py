@@ -73,7 +73,7 @@ def pack_slice(
 ) -> Generator[RunProgress, None, Receipt]:
     """Write all of a slice, its receipt last."""
     inputs = part.inputs
-    digest = DigestKind.of(work.settings).hex(inputs)
+    digest = DigestKind.from_settings(work.settings).hex(inputs)
     if done := find_receipt(edition.store, part.name, digest, work.settings):
         return done
     with Draft(edition, part.name, work.settings) as draft:

@@ -141,7 +141,7 @@ def _plan_of(options: ScoreOptions, listener: JobListener) -> ScorePlan:
     """Find images, models and workers, and see that all of it can be done."""
     images, out = absolute(options.images), absolute(options.out)
     form = read_format(out, overwrite=options.overwrite)
-    kind = DigestKind.of(form)
+    kind = DigestKind.from_settings(form)
     source = find_image_shards(images, options.resolution, kind=kind)
     check_apart(source.url if is_glob(images) else images, out)
     by = settle_runner(options.part(EncodeWorkerOptions), listener.told)

@@ -88,9 +88,7 @@ class LocalStore:
         finally:
             os.close(fd)
         if len(data) != wanted:
-            raise ShortReadError(
-                f"{path}: {len(data):,} of {wanted:,} bytes read: it was cut just now"
-            )
+            raise ShortReadError(f"{path}: {len(data):,} of {wanted:,} bytes read: it was cut")
         return data
 
     @contextlib.contextmanager

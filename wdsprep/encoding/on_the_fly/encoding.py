@@ -52,7 +52,7 @@ class Encoding:
 
     def in_format(self, form: Mapping[str, Any]) -> "Encoding":
         """Return the encoding for a dataset or a loader's state that has this format."""
-        model = rehash_weights(self.model, DigestKind.of(form))
+        model = rehash_weights(self.model, DigestKind.from_settings(form))
         return self if form == self.form else replace(self, model=model, form=form)
 
     def in_format_at(self, place: str) -> "Encoding":

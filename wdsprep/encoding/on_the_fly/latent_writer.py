@@ -97,7 +97,7 @@ class LatentWriter:
         self._fields = fields(encoding.model, encoding.recipe)
         self._shapes = fields_by_shape(encoding.settings)
         self._empty = write_empty(
-            self._edition, self._fields, empty, DigestKind.of(encoding.settings)
+            self._edition, self._fields, empty, DigestKind.from_settings(encoding.settings)
         )
         self._gathered: dict[int, GatheredShard] = {}
         self._writer = ThreadPoolExecutor(1, "wdsprep-tee")

@@ -47,7 +47,7 @@ def find_decoding(latents: ReportDataset, wanted: str) -> Decoding:
         return Decoding(model=None, reason=f"{missing[0]} is not installed here")
     try:
         model = find_model(name, text=settings["text"], is_offline=True)
-        model = rehash_weights(model, DigestKind.of(settings))
+        model = rehash_weights(model, DigestKind.from_settings(settings))
     except WdsprepError as error:
         if wanted:
             raise

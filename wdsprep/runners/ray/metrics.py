@@ -44,7 +44,7 @@ class WorkersMetrics:
         with closing(messages):
             for message in messages:
                 if isinstance(message, UnitProgress):
-                    last = self._count(last, _LastProgress.of(message.value))
+                    last = self._count(last, _LastProgress.from_value(message.value))
                 yield message
         self._seconds.observe(time.monotonic() - began, self._tagged(last))
 
@@ -74,7 +74,7 @@ class _LastProgress:
     wall_s: float = 0.0
 
     @classmethod
-    def of(cls, value: object) -> _LastProgress:
+    def from_value(cls, value: object) -> _LastProgress:
         return cls(**{name: getattr(value, name) for name in cls.__slots__ if hasattr(value, name)})
 
 

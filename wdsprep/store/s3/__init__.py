@@ -141,7 +141,7 @@ class S3Store(OverNetwork):
             own.client.close()
 
     def _ask_checked(self, operation: str, **what: Any) -> Any:
-        sums = self._process_client.checks.of(what["Body"]) if "Body" in what else {}
+        sums = self._process_client.checks.headers_for(what["Body"]) if "Body" in what else {}
         return self._ask(operation, **what, **sums)
 
     def _ask(self, operation: str, **what: Any) -> Any:

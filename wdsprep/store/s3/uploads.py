@@ -61,7 +61,7 @@ class BodyChecks:
     def heard(self, *, is_given_back: bool) -> None:
         self.is_given_back = is_given_back and self.is_given_back is not False
 
-    def of(self, data: bytes, *, with_crc: bool = False) -> dict[str, str]:
+    def headers_for(self, data: bytes, *, with_crc: bool = False) -> dict[str, str]:
         if self.is_signed:
             return {}
         sums = {"ChecksumCRC32": _base64(zlib.crc32(data).to_bytes(4, "big"))} if with_crc else {}
@@ -126,7 +126,7 @@ class S3Sink(PartSink):
         return answer
 
     def _put_part(self, number: int, data: bytes) -> dict[str, Any]:
-        sums = self._checks.of(data, with_crc=self._has_crc)
+        sums = self._checks.headers_for(data, with_crc=self._has_crc)
         answer = self._ask("upload_part", PartNumber=number, Body=data, **self._upload, **sums)
         part = {"PartNumber": number, "ETag": answer["ETag"]}
         if self._has_crc:
@@ -141,7 +141,7 @@ class S3Sink(PartSink):
         self.check()
         if not self._upload:
             data = self.take_pending()
-            whole = {**self._facts, **self._checks.of(data), **condition}
+            whole = {**self._facts, **self._checks.headers_for(data), **condition}
             self._make_visible("put_object", Body=data, **whole)
             return
         self.end()
