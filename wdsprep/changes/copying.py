@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsprep.changes.finding import image_digests
-from wdsprep.changes.shard_plan import ShardPiece
+from wdsprep.changes.shard_plan import SamplesToCopy
 from wdsprep.dataset.coarse_histograms import count_sample
 from wdsprep.dataset.damage import naming_repair, readable
 from wdsprep.dataset.digests import DigestKind
@@ -61,7 +61,7 @@ class CopyUnit:
 
     name: str
     shard: str
-    pieces: tuple[ShardPiece, ...]
+    pieces: tuple[SamplesToCopy, ...]
     input: str
     nbytes: int
 
@@ -170,7 +170,7 @@ class Copier:
 class _Source:
     """A shard that samples are taken from, with its unit's receipt."""
 
-    def __init__(self, work: CopyWork, piece: ShardPiece) -> None:
+    def __init__(self, work: CopyWork, piece: SamplesToCopy) -> None:
         self.store, self.piece = shared_store(work.origins[piece.origin]), piece
         self._by_images, self._prefix = work.by_images, work.prefixes[piece.origin]
         self.receipt = self._read()

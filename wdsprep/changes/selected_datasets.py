@@ -22,7 +22,7 @@ from wdsprep.changes.selection import (
     select_where,
     split_samples,
 )
-from wdsprep.changes.shard_plan import PlannedShard, ShardLimits, ShardPiece, cut_into_shards
+from wdsprep.changes.shard_plan import PlannedShard, SamplesToCopy, ShardLimits, cut_into_shards
 from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.digests import DigestKind
@@ -251,7 +251,7 @@ class SelectedDataset:
                 nbytes=made.nbytes,
             )
 
-    def _pieces(self, made: PlannedShard, written: Shard | None) -> tuple[ShardPiece, ...]:
+    def _pieces(self, made: PlannedShard, written: Shard | None) -> tuple[SamplesToCopy, ...]:
         """Return the pieces of a shard of latents.
 
         They are units of the images that they follow. Samples that the `written` image
@@ -267,7 +267,7 @@ class SelectedDataset:
             pieces = tuple(filter(None, map(partial(self._among, keys), pieces)))
         return tuple(replace(piece, unit=latent_unit(piece.shard.name)) for piece in pieces)
 
-    def _among(self, keys: set[str], piece: ShardPiece) -> ShardPiece | None:
+    def _among(self, keys: set[str], piece: SamplesToCopy) -> SamplesToCopy | None:
         """Return the part of a piece of images that has one of the keys; None if there is none."""
         images = self.group.follows or self.group
         store, number = images.origins[piece.origin].store, piece.origin

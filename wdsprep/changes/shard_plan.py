@@ -27,8 +27,13 @@ Order = tuple[int, str]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ShardPiece:
-    """Samples of a shard of a dataset, by their numbers; `unit` has made the shard."""
+class SamplesToCopy:
+    """Samples of one shard that a new shard gets, and all that a worker needs to find them.
+
+    `origin` is the number of the dataset, and `unit` the one that made the shard. The digest in
+    `shard` tells whether it has changed since. A `ShardSamples` says less: only the number of its
+    shard in a list, which no worker has and no receipt keeps.
+    """
 
     origin: int
     unit: str
@@ -55,7 +60,7 @@ class PlannedShard:
 
     number: int
     bucket: int
-    pieces: tuple[ShardPiece, ...]
+    pieces: tuple[SamplesToCopy, ...]
     nbytes: int
 
     @property
@@ -135,7 +140,7 @@ class _Cutter:
     prefixes: Sequence[str]
     rise: bool
     done: list[PlannedShard] = field(default_factory=list)
-    _pieces: list[ShardPiece] = field(default_factory=list)
+    _pieces: list[SamplesToCopy] = field(default_factory=list)
     _samples: int = 0
     _nbytes: int = 0
     _last: Order = (0, "")
@@ -154,7 +159,7 @@ class _Cutter:
                 self.end()
                 continue
             fit = max(1, fit)
-            self._pieces.append(ShardPiece(origin, unit, shard, numbers[:fit]))
+            self._pieces.append(SamplesToCopy(origin, unit, shard, numbers[:fit]))
             self._samples += fit
             self._nbytes += int(sizes[:fit].sum())
             numbers, sizes = numbers[fit:], sizes[fit:]

@@ -31,7 +31,10 @@ RunStarts = NDArray[np.int32] | Ints
 
 
 class ShardSamples(NamedTuple):
-    """Samples of one shard, by their numbers in its tar, which rise."""
+    """Samples of one shard of a list, by their numbers in its tar, which rise.
+
+    It means something only beside the list of shards that the selection is of.
+    """
 
     shard: int
     numbers: Numbers
