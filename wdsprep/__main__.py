@@ -14,11 +14,12 @@ def _interrupt(_number: int, _frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _again(lost: "sys.UnraisableHookArgs") -> None:
-    """Send an interrupt again that hit a destructor or the callback of a weak reference.
+def _resend_interrupt(lost: "sys.UnraisableHookArgs") -> None:
+    """Send an interrupt again if Python has dropped it.
 
-    Python drops an exception there, and importing has many of these. The interrupt comes again
-    a little later: sooner, it might hit this.
+    Python drops an exception that is raised in a destructor or in the callback of a weak reference,
+    and importing runs many of these. The interrupt is sent again 0.1 s later: sooner, it might hit
+    this function.
     """
     if issubclass(lost.exc_type, KeyboardInterrupt):
         main_thread = threading.get_ident()
@@ -27,10 +28,10 @@ def _again(lost: "sys.UnraisableHookArgs") -> None:
         sys.__unraisablehook__(lost)
 
 
-def _in_utf8() -> None:
-    """Start again in Python's UTF-8 mode where the locale says otherwise. Workers inherit it.
+def _restart_in_utf8() -> None:
+    """Start Python again in its UTF-8 mode if the encoding of the locale is another one.
 
-    So a file has one name in lists of inputs, whoever packs it.
+    Workers inherit the mode. So a file has the same name in lists of inputs, whoever packs it.
     """
     if sys.getfilesystemencoding() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
         os.environ["PYTHONUTF8"] = "1"
@@ -38,10 +39,10 @@ def _in_utf8() -> None:
 
 
 def main() -> int:
-    _in_utf8()
+    _restart_in_utf8()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # runners/out_of_memory says why
     signal.signal(signal.SIGTERM, _interrupt)
-    sys.unraisablehook = _again
+    sys.unraisablehook = _resend_interrupt
     try:
         from wdsprep.cli import main as command
     except KeyboardInterrupt:  # nothing has begun

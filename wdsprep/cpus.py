@@ -1,7 +1,7 @@
-"""How many cores there are for us: those of the machine, less what is kept from us.
+"""The number of cores that this process may use: those of the machine, within its limits.
 
-In a container a quota of its control group counts, such as Kubernetes makes of a limit, while the
-system still tells of all cores.
+In a container the quota of its control group is such a limit. Kubernetes makes the quota from the
+limit of a pod, while the system still reports all cores.
 """
 
 import os
@@ -22,19 +22,19 @@ def usable_cpus() -> int:
 
 
 def _quotas() -> Iterator[float]:
-    """Cores that the own control group may use, and each of those that it is in."""
-    for top, own in _groups():
+    """Yield the number of cores that each control group around this process may use."""
+    for top, own in _control_groups():
         for group in (own, *own.parents):
             if group.is_relative_to(top):
                 with suppress(OSError, ValueError):  # no such file, or no limit
                     yield _quota(group)
 
 
-def _groups() -> Iterator[tuple[Path, Path]]:
+def _control_groups() -> Iterator[tuple[Path, Path]]:
     """Yield the control groups of this process, each with its root, of version 2 and of version 1.
 
-    In a container the path may be that of outside, which does not exist: its parents end where
-    the container begins.
+    In a container the path may be the one outside of it, which does not exist here: its parents end
+    where the container begins.
     """
     with suppress(OSError):
         for line in OWN_GROUPS.read_text().splitlines():
@@ -45,7 +45,7 @@ def _groups() -> Iterator[tuple[Path, Path]]:
 
 
 def _quota(group: Path) -> float:
-    """Return the cores that a control group may use. Raise ValueError where it sets no limit."""
+    """Return the cores that a control group may use. Raise ValueError if it sets no limit."""
     if (both := group / "cpu.max").exists():
         allowed, period = both.read_text().split()
         return int(allowed) / int(period)

@@ -1,7 +1,7 @@
 """Every error that wdsprep raises on purpose. Its message names the thing and the next step.
 
-Who reads a file knows where and why it fails; what to do about it depends on the command. So the
-next step may be added on the way up (`WdsprepError.with_next_step`).
+The code that reads a file knows where and why that fails; what to do about it depends on the
+command. So the next step may be added on the way up (`WdsprepError.with_next_step`).
 
 WdsprepError
 ├── UsageError           the request cannot be right                       exit 2
@@ -11,11 +11,11 @@ WdsprepError
 │   ├── ExistsError      an exclusive write found the name taken
 │   ├── AccessError      credentials, permissions, a read-only place
 │   ├── FullError        no space left
-│   ├── BusyError        another run is at the same, for too long
+│   ├── BusyError        another run has held the same files for too long
 │   └── ShortReadError   fewer bytes arrived than the store promised
 ├── TarError             a tar is not what it should be
-├── FormatError          what was read is of no format that is known here
-│   ├── DamageError      a file of a dataset, tars too, is not what it has to be
+├── FormatError          what was read has no format that is known here
+│   ├── DamageError      a file of a dataset, such as a tar, is not as it was written
 │   └── NewerFormatError
 ├── FingerprintError     a resume with other settings or another source
 │   └── OtherSettingsError
@@ -31,15 +31,15 @@ from typing import Any, TypeVar
 
 Error = TypeVar("Error", bound="WdsprepError")
 
-# What a URL may keep to itself, be it one that a path has taken a slash from: a name and password,
-# and a query, up to the marks after it. A backslash is of JSON, and stays with what it escapes.
+# The secrets of a web URL: a name and password, and a query, up to the punctuation after it. A path
+# may have taken a slash from the URL. A backslash belongs to JSON, and stays with what it escapes.
 SECRETS = re.compile(
     r"""(https?:/{1,2})(?:[^\s/?#"<>\\]*@)?([^\s?#"'<>\\]*)"""
     r"""(?:[?#](?:\\.|[^\s\\])*?(?=[]:;,.)"'>}]*(?:\s|$)))?""",
     re.IGNORECASE,
 )
-# Of other schemes a name and password, in which S3's have slashes, and a query that gives something
-# a value: in names of files on S3 a question mark stands for itself.
+# The secrets of other URLs: a name and password, in which S3's have slashes, and a query that gives
+# something a value. In names of files on S3 a question mark stands for itself.
 OTHER_SECRETS = re.compile(
     r"""\b(?!https?:)([a-z][a-z0-9+.-]*://)(?:[^\s/?#"<>@:\\]*:(?!\d*/)[^\s?#"<>\\]*@)?"""
     r"""([^\s?#"'<>\\]*)"""
@@ -47,17 +47,18 @@ OTHER_SECRETS = re.compile(
     re.IGNORECASE,
 )
 
-# A query that is left, as a space stands in the path before it: nobody can tell where that begins.
+# A query that is left because the path before it has a space, so that its URL ends earlier.
 LEFT_QUERIES = re.compile(
     r"""(?<=[^\s?])\?(?=[\w.%-]+=)(?:\\.|[^\s\\])*?(?=[]:;,.)"'>}]*(?:\s|$))"""
 )
 
 
 def without_secrets(text: str) -> str:
-    """Return a text whose URLs end at their paths: a signed URL opens its file to all who read it.
+    """Return a text without the passwords and queries of the URLs in it.
 
-    Whatever people read goes through here, at the door: an error as it is made, what is printed, a
-    line of a log, a tracker. What is cut of JSON leaves it JSON.
+    A signed URL opens its file to everyone who reads it. All text for people goes through here as
+    early as possible: an error when it is made, what is printed, a line of a log, the record of a
+    tracker. JSON stays JSON.
     """
     if ":/" not in text:
         return text
@@ -65,7 +66,7 @@ def without_secrets(text: str) -> str:
 
 
 def values_without_secrets(value: Any) -> Any:
-    """Return the same of each text in lists and mappings, at any depth."""
+    """Return a value without the URL secrets in its texts, at any depth of lists and mappings."""
     if isinstance(value, str):
         return without_secrets(value)
     if isinstance(value, Mapping):
@@ -76,7 +77,7 @@ def values_without_secrets(value: Any) -> Any:
 
 
 MOST, KEPT = 2_000, 900
-"""The most characters of a message, and how many a longer one keeps at each end."""
+"""The most characters of a message, and how many a longer message keeps at each end."""
 
 
 def as_message(message: str) -> str:
@@ -103,7 +104,7 @@ class WdsprepError(Exception):
         return f"{message}: {self.next_step}" if self.next_step else message
 
     def with_next_step(self: Error, next_step: str) -> Error:
-        """Return this error, which names the next step from now on, unless it names one already."""
+        """Set the next step that this error names unless it has one, and return the error."""
         self.next_step = self.next_step or without_secrets(next_step)
         return self
 
@@ -114,7 +115,7 @@ class UsageError(WdsprepError):
 
 class StoreError(WdsprepError):
     status = 0
-    """The status of the answer of a server of objects that is not S3, where there was one."""
+    """The HTTP status of the answer of an object store other than S3; 0 without an answer."""
 
 
 class NotFoundError(StoreError):
@@ -156,8 +157,7 @@ class FormatError(WdsprepError):
 class DamageError(FormatError, TarError):
     """An error for a damaged file of a dataset.
 
-    It has the path or URL of the file, the key of the sample where that is known, and the
-    cause.
+    It has the path or URL of the file, the cause, and the key of the sample if that is known.
     """
 
     def __init__(self, place: str, cause: str, key: str = "") -> None:

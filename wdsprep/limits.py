@@ -1,17 +1,17 @@
-"""Limits on what is read of others' files, unless the user says otherwise.
+"""Limits on what is read from files of others, unless the user sets other limits.
 
-So no source, and nobody's dataset, decides what a worker has to hold in memory.
+So neither a source nor a dataset decides how much a worker has to hold in memory.
 """
 
 MAX_AREA = 100_000_000
-"""Pixels of an image."""
+"""The most pixels of an image."""
 MAX_NBYTES = 250_000_000
-"""Bytes of an image in a file, a tar or a table."""
+"""The most bytes of an image in a file, a tar or a table."""
 MAX_DOWNLOAD_NBYTES = 50_000_000
-"""Bytes of an image behind a URL."""
+"""The most bytes of an image behind a URL."""
 MAX_TEXT_NBYTES = 16 << 20
-"""Bytes of a caption file or a json."""
+"""The most bytes of a caption file or a json."""
 MAX_ARRAY_NBYTES = 1 << 30
-"""Bytes of an array of a latent sample."""
+"""The most bytes of an array of a latent sample."""
 MAX_TABLE_ROWS = 1 << 32
-"""Rows of a table of captions."""
+"""The most rows of a table of captions."""

@@ -9,14 +9,14 @@ What is said about an option stands beside its default:
             metadata=about("Reject images whose shorter side has fewer pixels.", "Images", least=0),
         )
 
-    @taking(PackRules)
+    @takes_options(PackRules)
     def pack(options: PackRules) -> Outcome: ...
 
 From it come the signature of the function, which is that of the class's constructor, for type
 checkers, editors and `help()` alike; the option of the command line and its help
 (`wdsprep.cli.declared`); its row on a page (`tools.option_tables`); and the check, which says the
-same line in Python and on the command line. Classes are put together by inheritance. A field that
-nothing is said about is an argument of the function and no option of a command.
+same line in Python and on the command line. Classes are put together by inheritance. A field
+without `about(...)` is an argument of the function and not an option of a command.
 
 Modules with declarations are light: a command line imports them to show its help.
 """
@@ -33,7 +33,7 @@ from typing import Any, ClassVar, ParamSpec, Protocol, TypeAlias, TypeVar, cast,
 
 from wdsprep.changed_settings import SettingWords, saying_changes
 from wdsprep.errors import UsageError
-from wdsprep.text import brief, one_line, plural, real, whole
+from wdsprep.text import brief, one_line, plural, real_number, whole_number
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,12 +42,11 @@ OptionsT = TypeVar("OptionsT", bound="Options")
 
 
 MOST = (1 << 63) - 1
-"""The largest whole number that an option may be, unless it says otherwise, and the smallest
-without its sign."""
+"""The largest absolute value of a whole number, unless its option has a limit of its own."""
 
 
 class OptionError(UsageError, TypeError):
-    """A call with an option that there is not, or without one that is needed."""
+    """An error for a call with an unknown option, or without an option that is needed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,52 +55,53 @@ class About:
 
     help: str
     heading: str = ""
-    """Under which it stands in the help of a command; of an argument, none."""
+    """The heading above the option in the help of a command; empty for an argument."""
     spelling: str = ""
-    """The spelling on a command line, where that is not its name: `-o`."""
+    """The spelling on a command line if that is not the name: `-o`."""
     metavar: str = ""
     usual: bool | str = False
-    """Shown in the help where the option is not given: its default, or these words."""
+    """What the help shows as default: the default itself (True), or these words."""
     least: float | None = None
     most: float | None = None
     choices: Sequence[str] = ()
     read: Callable[[Any], Any] | None = None
-    """Makes the value of what a user writes, and of that value itself again, or refuses it."""
+    """Returns the value for what a user gives, or raises UsageError; its results pass unchanged."""
     parse: Callable[[str], Any] | None = None
-    """Makes what `read` takes of a word of a command line, where that is no number and no text."""
+    """Converts a word of a command line for `read`, if that takes neither a number nor a text."""
     inner: Sequence[str] = ()
-    """Choices that are ours alone."""
+    """Choices for internal calls, which no message or help lists."""
     order: int = 0
-    """The place among the options of its heading: lower ones first, then as they are declared."""
+    """The place among the options under its heading: lower first, then in order of declaration."""
     is_place: bool = False
     """True if it names a file, a folder, a pattern or a URL."""
     is_many: bool = False
     """True if it may be given several times."""
     known: Sequence[str] = ()
-    """Words that it may be beside others, which a shell completes."""
+    """Some of the words that it may be, which a shell completes."""
     also: Sequence[str] = ()
-    """Names that other programs give it."""
+    """The names that other programs give this option."""
     code: str = ""
-    """The code of the samples that it rejects, and the words that let more of them pass."""
+    """The reject code of the samples that it rejects."""
     remedy: str = ""
+    """The words for a message that say how more of these samples pass."""
     decides: bool = False
-    """True if it stands in the settings of a dataset, where it is not the default."""
+    """True if the settings of a dataset state it, unless it is the default."""
     settings: Mapping[str, SettingWords] = field(default_factory=dict)
     """The words for settings that follow from it, where its name and the two values do not do."""
     page: str = ""
-    """The text of its row on a page in place of the help, in Markdown."""
+    """The text of its row on a page, in Markdown; empty if that is the help."""
     example: str = ""
-    """An example for its row, where the default is no good one."""
+    """An example for its row, if the default is not a good one."""
 
 
 def about(help: str, heading: str = "", **more: Any) -> Mapping[str, About]:
-    """Return the metadata of a field that is an option; `more` are the fields of `About`."""
+    """Return the metadata of a dataclass field that is an option; `more` are fields of `About`."""
     return {"about": About(help=help, heading=heading, **more)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Option:
-    """A declared option."""
+    """An option as its class declares it."""
 
     name: str
     annotation: str
@@ -116,7 +116,7 @@ class Option:
 
     @property
     def spelled(self) -> str:
-        """Return its name in messages: as a command line has it, or as Python has it for `load`."""
+        """Return its name in messages: as on a command line, or as in Python for `load`."""
         if not self.is_command:
             return self.name
         return self.name.upper() if self.is_argument else self.about.spelling or self.dashed
@@ -134,10 +134,13 @@ class Option:
         return self.annotation in NUMBERS
 
     def read(self, given: Any) -> Any:
-        """Return the value of what is given, or refuse it by the name of the option."""
+        """Return the value of the option for what a user gave.
+
+        Raise UsageError if that is wrong.
+        """
         given = _plain(given)
         if isinstance(given, int) and abs(given) > MOST and not self.is_number:
-            # more than any reader has to bear
+            # too large for every reader
             raise UsageError(f"{self.spelled} {brief(given)}: give {MOST} or less")
         if self.default in ("", ()) and self._is_nothing(given):
             return given
@@ -166,7 +169,7 @@ class Option:
         return isinstance(given, kinds) and not given
 
     def _named(self, said: str) -> str:
-        """Return what is said of a value with the name of the option, if that is not in it."""
+        """Return a message with the name of the option before it, unless it has the name."""
         has_name = self.dashed in said if self.is_command else said.startswith(self.name)
         return said if has_name else f"{self.spelled} {said}"
 
@@ -189,7 +192,7 @@ class Option:
             raise UsageError(f"{self.spelled} {shown}: give a number")
 
     def read_text(self, text: str) -> Any:
-        """Return the same of a word of a command line."""
+        """Return the value of the option for a word of a command line."""
         parse = self.about.parse or NUMBERS.get(self.annotation)
         try:
             return self._read(text if parse is None else parse(text))
@@ -206,7 +209,7 @@ def _listed(name: str, given: Any) -> Sequence[Any]:
 
 
 def _plain(given: Any) -> Any:
-    """Return what NumPy, torch and enumerations hold as values of Python, which settings keep."""
+    """Convert values of NumPy, torch and enumerations into those of Python, which settings keep."""
     if isinstance(given, str):
         return str.__str__(given)
     plain = getattr(given, "tolist", None)
@@ -223,7 +226,7 @@ def flag(name: str, given: Any) -> bool:
 
 def _text(name: str, given: Any) -> str:
     if not isinstance(given, str):
-        raise UsageError(f"{name} {brief(given)}: give a text")
+        raise UsageError(f"{name} {brief(given)}: give a string")
     return given
 
 
@@ -244,21 +247,21 @@ NUMBERS: Mapping[str, Callable[[str], float]] = {
     "float | None": float,
 }
 KINDS: Mapping[str, Callable[[str, Any], Any]] = {
-    "int": whole,
-    "int | None": whole,
-    "float": real,
-    "float | None": real,
+    "int": whole_number,
+    "int | None": whole_number,
+    "float": real_number,
+    "float | None": real_number,
     "bool": flag,
     "str": _text,
     "str | None": _text,
     "str | os.PathLike[str]": _place,
     "str | os.PathLike[str] | None": _place,
 }
-"""Checks of values of which only the type says what they may be."""
+"""The checks of options that have no `read` function, by their types."""
 
 
 class Options:
-    """The options of a call. Classes of options inherit from it, each of them a dataclass."""
+    """The options of a call. Classes of options are dataclasses that inherit from this one."""
 
     is_command: ClassVar[bool] = True
     """True if a command has these options too."""
@@ -269,7 +272,7 @@ class Options:
         self.check_together()
 
     def check_together(self) -> None:
-        """Refuse what does not go together."""
+        """Raise UsageError if options contradict each other."""
 
     @contextmanager
     def during_call(self) -> Iterator["Options"]:
@@ -277,13 +280,13 @@ class Options:
         yield self
 
     def part(self, options: type[OptionsT]) -> OptionsT:
-        """Return those that a class declares which this one inherits from."""
+        """Return the options that a base class of this one declares, as a value of that class."""
         found = cast("Any", options)
         return cast("OptionsT", found(**{f.name: getattr(self, f.name) for f in fields(found)}))
 
 
 def options_of(declared: Callable[..., Any]) -> tuple[Option, ...]:
-    """Return the options of a class, in their order."""
+    """Return the options that a class declares, in their order."""
     return _options_of(declared)
 
 
@@ -304,30 +307,30 @@ def _option(declared: type, field: "Field[Any]") -> Option:
     )
 
 
-def stated(options: Options) -> dict[str, Any]:
-    """Return the options that decide what a dataset is, but for those with their defaults."""
+def options_in_settings(options: Options) -> dict[str, Any]:
+    """Return the values of options that decide what a dataset is, without defaults."""
     own = [option for option in options_of(type(options)) if option.about.decides]
     values = ((option, getattr(options, option.name)) for option in own)
     return {option.name: value for option, value in values if value != option.default}
 
 
-def given_under(options: Options, heading: str) -> list[str]:
-    """Return the options under a heading that differ from their defaults, as a user writes them."""
+def options_given_under(options: Options, heading: str) -> list[str]:
+    """Return the spellings of the options under a heading that differ from their defaults."""
     own = [option for option in options_of(type(options)) if option.about.heading == heading]
     return [one.spelled for one in own if getattr(options, one.name) != one.default]
 
 
 def remedies_of(declared: Callable[..., Any]) -> dict[str, str]:
-    """Return what lets more samples pass that options reject, by the code of the rejects."""
+    """Return the words that say how more samples pass an option, by the code of its rejects."""
     abouts = [option.about for option in options_of(declared)]
     return {about.code: about.remedy for about in abouts if about.code}
 
 
 def nearest_name(wrong: str, names: Iterable[str]) -> str:
-    """Return the name that is most like a wrong one, or the only one that begins as it does."""
+    """Return the name that is most like a wrong one, or the only longer one that begins with it."""
     import difflib
 
-    known = {name.lstrip("-"): name for name in names}  # what all begin with makes none alike
+    known = {name.lstrip("-"): name for name in names}  # the dashes would make all names alike
     plain = wrong.lstrip("-")
     near = difflib.get_close_matches(plain, known, 1, 0.7)
     longer = [name for name in known if len(plain) > 2 and name.startswith(plain)]
@@ -336,7 +339,7 @@ def nearest_name(wrong: str, names: Iterable[str]) -> str:
 
 
 def _suggestion(function: str, wrong: str, names: Iterable[str]) -> str:
-    """Say what somebody may have meant by a name that there is not, or where all names are."""
+    """Return a sentence with the name that may be meant, or where all names are listed."""
     if near := nearest_name(wrong, names):
         return f"did you mean {near}?"
     if not wrong.startswith("-"):
@@ -344,8 +347,10 @@ def _suggestion(function: str, wrong: str, names: Iterable[str]) -> str:
     return f'"wdsprep {function} --help" lists them'.replace("wdsprep wdsprep", "wdsprep")
 
 
-def unknown(function: str, wrong: str, names: Sequence[str], options: Sequence[Option]) -> str:
-    """Say that a call, or a command line, has no option `wrong`, and what may be meant."""
+def unknown_option_message(
+    function: str, wrong: str, names: Sequence[str], options: Sequence[Option]
+) -> str:
+    """Return the message that a call or a command has no option `wrong`, and what may be meant."""
     plain = wrong.lstrip("-").replace("-", "_")
     for option in options:
         if plain in option.about.also:
@@ -363,14 +368,14 @@ def check_call(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> None:
-    """Refuse a call whose arguments are not those of the signature, in words for a user."""
+    """Raise OptionError, in words for a user, if the arguments do not fit the signature."""
     known = signature.parameters
     several = [p.name for p in known.values() if p.kind is p.VAR_POSITIONAL]
     if wrong := [name for name in kwargs if name not in known or name in several]:
         if near := nearest_name(wrong[0], several):
             takes = f"it takes {near} without a name, as {function}({brief(kwargs[wrong[0]])})"
             raise OptionError(f"{function}() has no option {wrong[0]}: {takes}")
-        raise OptionError(unknown(f"{function}()", wrong[0], list(known), options))
+        raise OptionError(unknown_option_message(f"{function}()", wrong[0], list(known), options))
     by_place = [p.name for p in known.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     if len(args) > len(by_place):
         takes = f"{plural(len(by_place), 'argument')} without a name ({', '.join(by_place)})"
@@ -378,26 +383,29 @@ def check_call(
         raise OptionError(f"{function}() takes {takes}: give {brief(args[len(by_place)])} a name")
     if twice := [name for name in by_place[: len(args)] if name in kwargs]:
         own = next(option for option in options if option.name == twice[0])
-        raise OptionError(given_twice(own.spelled))
+        raise OptionError(given_twice_message(own.spelled))
     for parameter in known.values():
         is_needed = parameter.default is parameter.empty and parameter is not DATASETS
         if is_needed and parameter.name not in (*kwargs, *by_place[: len(args)]):
-            raise OptionError(missing(f"{function}()", parameter.name, options))
+            raise OptionError(missing_option_message(f"{function}()", parameter.name, options))
 
 
-def given_twice(name: str) -> str:
+def given_twice_message(name: str) -> str:
     return f"{name} is given twice: give it once"
 
 
-def missing(function: str, name: str, options: Sequence[Option]) -> str:
-    """Say what a call, or a command line, has to be given."""
+def missing_option_message(function: str, name: str, options: Sequence[Option]) -> str:
+    """Return the message that a call or a command needs an option, and what that is for."""
     (own,) = [option for option in options if option.name == name]
     what = own.about.help.rstrip(".")
     return f"{function} needs {own.spelled}: {what[0].lower()}{what[1:]}"
 
 
-def taking(options: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, R]]:
-    """Give a function of a class's values the signature of the class's constructor."""
+def takes_options(options: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, R]]:
+    """Give a function of one options object the signature of that object's class.
+
+    The function is called with keywords, and receives the object that they make.
+    """
 
     def decorate(function: Callable[[T], R]) -> Callable[P, R]:
         signature = inspect.signature(options)
@@ -423,7 +431,7 @@ Place: TypeAlias = str | os.PathLike[str]
 
 
 def as_places(given: Place | Sequence[Place]) -> tuple[Place, ...]:
-    """Return several places, of which one alone may be given as it is."""
+    """Return a tuple of places; a single place may be given without a list."""
     return (given,) if isinstance(given, str | os.PathLike) else tuple(given)
 
 
@@ -434,8 +442,8 @@ Q = ParamSpec("Q")
 S_co = TypeVar("S_co", covariant=True)
 
 
-class TwoWays(Protocol[P, R_co, Q, S_co]):
-    """A function whose result depends on how it is called."""
+class OverloadedFunction(Protocol[P, R_co, Q, S_co]):
+    """A function with two signatures, each of which has a result of its own."""
 
     @overload
     def __call__(self, *args: P.args, **options: P.kwargs) -> R_co: ...
@@ -443,8 +451,8 @@ class TwoWays(Protocol[P, R_co, Q, S_co]):
     def __call__(self, *args: Q.args, **options: Q.kwargs) -> S_co: ...
 
 
-class OfDatasets(Protocol[P, R_co]):
-    """A function of any number of datasets, and of options by name."""
+class DatasetsFunction(Protocol[P, R_co]):
+    """A function that takes any number of datasets, and options by name."""
 
     @overload
     def __call__(self, a: Place, /, *args: P.args, **options: P.kwargs) -> R_co: ...
@@ -465,15 +473,15 @@ DATASETS = inspect.Parameter(
 )
 
 
-def taking_datasets(
+def takes_datasets(
     options: Callable[P, T],
-) -> Callable[[Callable[[Sequence[Place], T], R]], OfDatasets[P, R]]:
-    """Give a function of places and of a class's values a signature of `*datasets` and keywords.
+) -> Callable[[Callable[[Sequence[Place], T], R]], DatasetsFunction[P, R]]:
+    """Give a function of datasets and an options object the signature `(*datasets, **options)`.
 
-    Type checkers see up to four places that are written out, and any number behind a `*`.
+    Type checkers see up to four datasets that are written out, and any number behind a `*`.
     """
 
-    def decorate(function: Callable[[Sequence[Place], T], R]) -> OfDatasets[P, R]:
+    def decorate(function: Callable[[Sequence[Place], T], R]) -> DatasetsFunction[P, R]:
         own = inspect.signature(options)
         signature = own.replace(parameters=[DATASETS, *own.parameters.values()])
 
@@ -484,7 +492,7 @@ def taking_datasets(
             made = cast("Callable[..., T]", options)(**kwargs)
             return _called(partial(function, given), made)
 
-        return cast("OfDatasets[P, R]", _signed(call, function, signature))
+        return cast("DatasetsFunction[P, R]", _signed(call, function, signature))
 
     return decorate
 
@@ -495,8 +503,8 @@ def _signed(call: Any, function: Callable[..., Any], signature: inspect.Signatur
     return call
 
 
-def suggesting(declared: type[T]) -> type[T]:
-    """Let the constructor of a class of options refuse unknown ones as a function does."""
+def refuse_unknown_options(declared: type[T]) -> type[T]:
+    """Let the constructor of a class of options refuse unknown ones, with the nearest name."""
     construct: Callable[..., None] = declared.__init__
     signature = inspect.signature(declared)
 

@@ -1,4 +1,4 @@
-"""The terminal: lines, log records, warnings of Python, and how far a long command or call is.
+"""The terminal: lines, log records, warnings of Python, and the progress of a long command or call.
 
 The line of progress is on stderr, and never there for what takes less than a second. On a terminal
 it is rewritten in place, on one row whatever the width: it is given as parts, the most telling
@@ -52,56 +52,58 @@ class Terminal:
         self.is_quiet = self.is_verbose = self.is_debugging = False
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """While a command runs: as much is said as usual, and of log records the warnings."""
+    def during_command(self) -> Iterator[None]:
+        """Show warnings of logs and of Python while a command runs; clear the line at its end."""
         self.is_quiet = self.is_verbose = self.is_debugging = False
         logging.lastResort = lines = LogLines(logging.WARNING)
         logging.getLogger("wdsprep").setLevel(logging.NOTSET)
         logging.captureWarnings(True)
         of_python = logging.getLogger("py.warnings")
-        of_python.addHandler(lines)  # which logging gives one that drops them, where it has none
+        of_python.addHandler(lines)  # logging adds one that drops warnings if there is none
         try:
             yield
         finally:
             self.is_quiet = self.is_verbose = self.is_debugging = False
             of_python.removeHandler(lines)
             logging.captureWarnings(False)
-            self.still()
+            self.stop_ticking()
             self.clear()
 
     def be_verbose(self) -> None:
-        """Say what becomes of each unit, which is logged, and where an error was raised."""
+        """Show the log records about each unit of work, and where an error was raised."""
         self.is_verbose = self.is_debugging = True
         logging.lastResort = LogLines(logging.INFO)
         logging.getLogger("wdsprep").setLevel(logging.INFO)
 
     def write(self, text: str, *, err: bool = False, out: TextIO | None = None) -> None:
+        """Print a text without secrets, its long lines broken, in place of the progress line."""
         text = without_secrets(text)
         stream = out or (sys.stderr if err else sys.stdout)
         if stream.isatty():
             width = columns(stream)
-            text = "\n".join(wrapped(line, width) for line in text.split("\n"))
+            text = "\n".join(wrap_line(line, width) for line in text.split("\n"))
         with self._lock:
             self.clear()
             print(text, file=stream, flush=True)
 
     def draw(self, out: TextIO, parts: Parts) -> None:
+        """Draw the progress line over the one before."""
         with self._lock:
-            out.write(f"{CLEAR}{fitted(values_without_secrets(parts), columns(out) - 1)}\r")
+            out.write(f"{CLEAR}{fit_parts(values_without_secrets(parts), columns(out) - 1)}\r")
             out.flush()
             self._drawn = out
 
     def clear(self) -> None:
-        """Take the progress line away."""
+        """Remove the progress line from the screen."""
         with self._lock:
             out, self._drawn = self._drawn, None
             if out is not None:
                 out.write(CLEAR)
                 out.flush()
 
-    def tick(self, draw: Callable[[], None]) -> None:
-        """Call this every second until `still`, or another, is called."""
-        self.still()
+    def start_ticking(self, draw: Callable[[], None]) -> None:
+        """Call a function every second until `stop_ticking`, or until this is called again."""
+        self.stop_ticking()
         self._ticker = over = threading.Event()
 
         def tick() -> None:
@@ -112,7 +114,8 @@ class Terminal:
 
         threading.Thread(target=tick, daemon=True).start()
 
-    def still(self) -> None:
+    def stop_ticking(self) -> None:
+        """Stop the calls that `start_ticking` has begun."""
         with self._lock:
             if self._ticker is not None:
                 self._ticker.set()
@@ -120,7 +123,7 @@ class Terminal:
 
 
 class LogLines(logging.Handler):
-    """Log records as lines of ours, where nobody has given them another place."""
+    """A handler that prints log records as lines, used if nobody has configured logging."""
 
     def __init__(self, level: int) -> None:
         super().__init__(level)
@@ -134,7 +137,7 @@ TERMINAL = Terminal()
 
 
 def columns(out: TextIO) -> int:
-    """Return the width of the terminal at this moment."""
+    """Return the number of columns of the terminal as it is now."""
     try:
         found = os.get_terminal_size(out.fileno()).columns
     except (OSError, ValueError):
@@ -155,10 +158,10 @@ def _cells_of(character: str) -> int:
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
-def wrapped(line: str, width: int) -> str:
+def wrap_line(line: str, width: int) -> str:
     """Break a line that is too long between words.
 
-    A line with a command stays whole, so that it can be copied: the terminal breaks it.
+    A line with a command stays whole, so that it can be copied.
     """
     if cells(line) <= width or COMMAND.search(line):
         return line
@@ -171,8 +174,8 @@ def wrapped(line: str, width: int) -> str:
     return "\n".join(rows)
 
 
-def fitted(parts: Parts, width: int) -> str:
-    """Join as many of the parts as fit into the width. Only the first may be cut."""
+def fit_parts(parts: Parts, width: int) -> str:
+    """Join as many parts as fit into the width. Only the first may be cut."""
     first, *others = [parts] if isinstance(parts, str) else parts
     line = _cut(one_line(first), width)
     for part in map(one_line, others):
@@ -190,7 +193,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def _is_terminal(out: TextIO) -> bool:
-    """Return whether the output is a terminal on which a line can be drawn over."""
+    """Return whether a stream is a terminal on which a line can be drawn again in place."""
     env = os.environ
     return out.isatty() and env.get("TERM") != "dumb" and "JPY_PARENT_PID" not in env
 
@@ -203,8 +206,8 @@ class NotebookCell:
         self._shown: Any = None
 
     @classmethod
-    def here(cls) -> "NotebookCell | None":
-        """Return one where this process runs the cells of a notebook."""
+    def current(cls) -> "NotebookCell | None":
+        """Return an output of the running notebook cell; None outside of a notebook."""
         ipython, display = sys.modules.get("IPython"), sys.modules.get("IPython.display")
         shell = ipython.get_ipython() if ipython else None
         if display is None or not hasattr(shell, "kernel"):
@@ -225,12 +228,12 @@ class NotebookCell:
 
 
 class ProgressLine:
-    """Shows the latest of what it is given."""
+    """The line that shows how far a command or call has come."""
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stderr
         self._terminal = _is_terminal(self._out)
-        self._cell = None if out else NotebookCell.here()
+        self._cell = None if out else NotebookCell.current()
         self._started = time.monotonic()
         self._next = self._started + (FIRST_S if self.is_seen else PIPE_S)
 
@@ -244,20 +247,20 @@ class ProgressLine:
         return time.monotonic() - self._started
 
     @property
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         return time.monotonic() >= self._next and not TERMINAL.is_quiet
 
     def show(self, parts: Parts) -> None:
-        """Draw it if it is time to."""
+        """Draw the parts if enough time has passed since the last drawing."""
         self.offer(lambda: parts)
 
     def offer(self, parts: Callable[[], Parts]) -> None:
-        """Draw what takes a while to tell, if it is time to."""
-        TERMINAL.still()
+        """Compute and draw the parts if enough time has passed since the last drawing."""
+        TERMINAL.stop_ticking()
         self._draw(parts)
 
     def _draw(self, parts: Callable[[], Parts]) -> None:
-        if not self.due:
+        if not self.is_due:
             return
         self._next = time.monotonic() + (TERMINAL_S if self.is_seen else PIPE_S)
         found = parts()
@@ -270,9 +273,11 @@ class ProgressLine:
             TERMINAL.write(one_line(text), out=self._out)
 
     def wait_for(self, what: str) -> None:
-        """Show what is waited for, and how long by now, until something else is shown."""
+        """Show what is waited for and for how long, until something else is shown."""
         began = time.monotonic()
-        TERMINAL.tick(lambda: self._draw(lambda: f"{what}, {human_time(time.monotonic() - began)}"))
+        TERMINAL.start_ticking(
+            lambda: self._draw(lambda: f"{what}, {human_time(time.monotonic() - began)}")
+        )
 
     def counting(self, noun: str) -> Counting:
         """Return a function that shows how many things are done."""
@@ -284,8 +289,8 @@ class ProgressLine:
             TERMINAL.write(one_line(text), out=self._out)
 
     def clear(self) -> None:
-        """Take the line away, so that what is printed next stands alone."""
-        TERMINAL.still()
+        """Remove the line from the screen, so that what is printed next stands alone."""
+        TERMINAL.stop_ticking()
         TERMINAL.clear()
         if self._cell is not None:
             self._cell.clear()

@@ -1,13 +1,14 @@
-"""How numbers, sizes and times are read and written, and how text of others is made harmless.
+"""Read and write numbers, sizes and times, and make text of others harmless.
 
-Options are read here, the same for a command line and for a call from Python: `size` reads "2GB",
-`auto` and `names` what else people write for them, `whole` and `real` refuse what is no number.
+Values of options are read here, the same from a command line and from Python: `parse_size` reads
+"2GB", `parse_auto` and `parse_names` read other spellings, `whole_number` and `real_number` refuse
+what is not a number.
 
 Names, captions, URLs and messages of servers are written by strangers. Printed as they are, they
-could move the cursor, set colours and titles, hide what stands there, turn lines around, or look
-like lines of ours. So all that a command prints passes through `printed`, for the lines that a
-command composes, and through `harmless` once more where anything leaves for a terminal. What is
-escaped is written as JSON does, so JSON stays what it was.
+could move the cursor, set colours and titles, hide other text, reverse lines, or look like lines of
+ours. So the lines that a command composes pass through `join_lines`, and everything that is written
+to a terminal passes through `escape_controls` once more. Escapes are those of JSON, so JSON stays
+as it was.
 """
 
 import ast
@@ -26,52 +27,54 @@ from typing import Any, cast
 from wdsprep.errors import UsageError, without_secrets
 
 
-def whole(name: str, given: Any) -> int:
+def whole_number(name: str, given: Any) -> int:
+    """Return the value of an option as an int. Raise UsageError if it is not a whole number."""
     with suppress(TypeError):
         if not isinstance(given, bool):
             return int(index(given))
     raise UsageError(f"{name} {brief(given)}: give a whole number")
 
 
-def whole_or_none(name: str, given: Any) -> int | None:
-    return None if given is None else whole(name, given)
+def whole_number_or_none(name: str, given: Any) -> int | None:
+    """Return the value of an option as an int, or None if it is None."""
+    return None if given is None else whole_number(name, given)
 
 
-def real(name: str, given: Any) -> float:
-    """Return a whole number as it is, and any other as a float of Python."""
+def real_number(name: str, given: Any) -> float:
+    """Return the value of an option: an int as it is, any other real number as a float."""
     with suppress(OverflowError):
         if isinstance(given, Real) and not isinstance(given, bool):
             return given if isinstance(given, int) else float(given)
     raise UsageError(f"{name} {brief(given)}: give a number")
 
 
-def at_least(least: float, **given: Any) -> None:
-    """Refuse what is no number or less than that, by the name of its option."""
+def check_at_least(least: float, **given: Any) -> None:
+    """Raise UsageError, with the name of the option, if a value is less than `least`."""
     for name, value in given.items():
-        if real(name, value) < least:
+        if real_number(name, value) < least:
             raise UsageError(f"--{name.replace('_', '-')} {value}: give {least:g} or more")
 
 
-def one_of(known: Sequence[str], **given: Any) -> None:
-    """Refuse a word that is none of these, by the name of its option."""
+def check_one_of(known: Sequence[str], **given: Any) -> None:
+    """Raise UsageError, with the name of the option, if a value is not one of the known words."""
     for name, value in given.items():
         if value not in known:
             words = ", ".join(word for word in known if word)
             raise UsageError(f"--{name.replace('_', '-')} {brief(value)}: give one of {words}")
 
 
-def size(given: Any) -> int:
+def parse_size(given: Any) -> int:
     """Parse a number of bytes, such as 2GB or 512MiB."""
     match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([kKMGT]?)(i)?B?", str(given))
     if match is None:
-        raise UsageError(f"{brief(given)} is no size: write 2GB, 500MB or a number of bytes")
+        raise UsageError(f"{brief(given)} is not a size: write 2GB, 500MB or a number of bytes")
     power = "BKMGT".index(match[2].upper() or "B")
     return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
 
 
-def auto(given: Any) -> int:
+def parse_auto(given: Any) -> int:
     """Parse a number from 1 on, or `auto`, which is 0."""
-    text = str(given)  # True is no number here
+    text = str(given)  # True is not a number here
     if text in ("0", "auto"):
         return 0
     if not re.fullmatch(r"\d{1,18}", text) or not int(text):
@@ -79,11 +82,11 @@ def auto(given: Any) -> int:
     return int(text)
 
 
-def names(given: Any) -> tuple[str, ...]:
+def parse_names(given: Any) -> tuple[str, ...]:
     """Parse names with commas between them, or a list of names.
 
-    img2dataset takes a list of JSON or Python, also without its quotes, which a shell removes:
-    so does this.
+    As in img2dataset, a list of JSON or Python may also come as text, and without its quotes, which
+    a shell removes.
     """
     if isinstance(given, str):
         text = given.strip()
@@ -94,22 +97,25 @@ def names(given: Any) -> tuple[str, ...]:
             text = text[1:-1]
         return tuple(name for word in text.split(",") if (name := word.strip(" '\"")))
     if not isinstance(given, Iterable):
-        raise UsageError(f"{brief(given)} is no list of names: write a,b or a list of texts")
-    return texts(given)
+        raise UsageError(
+            f"{brief(given)} is not a list of names: write a,b or give a list of strings"
+        )
+    return check_texts(given)
 
 
-def texts(given: Iterable[Any]) -> tuple[str, ...]:
+def check_texts(given: Iterable[Any]) -> tuple[str, ...]:
+    """Return the values as a tuple. Raise UsageError if one of them is not a string."""
     listed = tuple(given)
     if wrong := [one for one in listed if not isinstance(one, str)]:
-        raise UsageError(f"{brief(wrong[0])} is no text: give a list of texts")
+        raise UsageError(f"{brief(wrong[0])} is not a string: give a list of strings")
     return listed
 
 
-Counting = Callable[[int, int], None]  # is told how many are done, of how many
+Counting = Callable[[int, int], None]  # called with how many are done, and of how many
 
 
-def unheard(_done: int, _of: int) -> None:
-    """Ignore a count that nobody listens to."""
+def ignore_count(_done: int, _of: int) -> None:
+    """Do nothing with a count. It stands in where a caller wants no progress."""
 
 
 def human_bytes(nbytes: float) -> str:
@@ -140,7 +146,10 @@ def plural(number: int, noun: str, many: str = "") -> str:
 
 
 def command(*words: str) -> str:
-    """Return a command of ours for a message. What is between the double quotes can be pasted."""
+    """Return a command of wdsprep for a message.
+
+    The text between the double quotes can be pasted.
+    """
     return f'"wdsprep {shlex.join(words)}"'
 
 
@@ -153,7 +162,10 @@ class NotebookTable:
     __slots__ = ()
 
     def table_rows(self) -> Iterable[tuple[str, object]]:
-        """Yield the name and the value of each row; by default, of what is simple."""
+        """Yield the name and the value of each row.
+
+        By default these are the fields with texts, whole numbers or lists of texts.
+        """
         for each in fields(cast("Any", self)):
             value = getattr(self, each.name)
             if isinstance(value, tuple) and all(isinstance(one, str) for one in value):
@@ -171,7 +183,7 @@ class NotebookTable:
 
 
 def shown_value(value: object) -> str:
-    """Return a value as people write it: with commas in large numbers, and yes or no."""
+    """Return a value as people write it: with commas in large numbers, and yes or no for a bool."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:,}" if isinstance(value, int) else str(value)
@@ -183,11 +195,11 @@ def examples(names: Sequence[str]) -> str:
 
 
 COLUMNS, LONGEST = 12, 40
-LONG = 200  # characters of somebody else's, in a message
+LONG = 200  # the most characters of a stranger's text in a message
 
 
 class _BriefRepr(Repr):
-    """A repr that is cut in its middle, where a secret would no longer be known for one."""
+    """A repr that cuts long texts in the middle, after it has removed the secrets of URLs."""
 
     def repr_str(self, x: str, level: int) -> str:
         return super().repr_str(without_secrets(x), level)
@@ -198,13 +210,13 @@ _BRIEF.maxstring = _BRIEF.maxlong = _BRIEF.maxother = LONGEST
 
 
 def shortened(text: str) -> str:
-    """Return somebody else's text for a message, on one line and not too long."""
+    """Return a stranger's text for a message, on one line and not too long."""
     text = without_secrets(text)
     return one_line(text if len(text) <= LONG else f"{text[:LONG]}...")
 
 
 def brief(value: object) -> str:
-    """Return somebody else's value for a message, as Python writes it, on one short line."""
+    """Return a stranger's value for a message, as Python writes it, on one short line."""
     if isinstance(value, bytes | bytearray | memoryview):
         value = bytes(value[:LONGEST])
     elif isinstance(value, int) and value.bit_length() > 1000:  # Python refuses to write some
@@ -212,8 +224,8 @@ def brief(value: object) -> str:
     return one_line(_BRIEF.repr(value))
 
 
-def columns(names: Sequence[str]) -> str:
-    """List the columns of a table in few words: the first ones, and the start of long names."""
+def list_columns(names: Sequence[str]) -> str:
+    """List the columns of a table in few words: the first ones, with long names cut."""
     some = [name if len(name) <= LONGEST else f"{name[:LONGEST]}..." for name in names[:COLUMNS]]
     more = [f"and {len(names) - COLUMNS:,} more"] if len(names) > COLUMNS else []
     return ", ".join([*some, *more]) or "no columns"
@@ -225,30 +237,30 @@ _HARMFUL = re.compile(
 
 
 def one_line(text: str) -> str:
-    """Return a text without control characters, marks of direction and halves of pairs."""
+    """Return a text with its control characters, direction marks and half characters escaped."""
     return _HARMFUL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def printed(lines: Iterable[str]) -> str:
-    """Join lines into a text. Each stays one line."""
+def join_lines(lines: Iterable[str]) -> str:
+    """Join lines into a text, and escape line breaks within a line."""
     return "\n".join(map(one_line, lines))
 
 
-def harmless(text: str) -> str:
-    """Return a text of many lines without characters that could control a terminal."""
-    return printed(text.split("\n"))
+def escape_controls(text: str) -> str:
+    """Escape the characters of a text that could control a terminal, but for its line breaks."""
+    return join_lines(text.split("\n"))
 
 
 class LogFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return harmless(without_secrets(super().format(record)))
+        return escape_controls(without_secrets(super().format(record)))
 
 
 _NO_CHARACTER = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # halves of pairs, from JSON
 
 
 def shown(name: str) -> str:
-    """Return a file name as text that any reader can take.
+    """Return a file name as text that can be printed.
 
     Bytes that are not UTF-8 are replaced.
     """

@@ -266,10 +266,10 @@ def test_a_shard_that_is_not_what_it_was_is_refused(images: Path) -> None:
     [
         ({"distance": 13}, "give 0 to 12"),
         ({"distance": -1}, "give 0 to 12"),
-        ({"table": "copies.csv"}, "end in .parquet"),
+        ({"table": "copies.csv"}, "ends in .parquet"),
         ({"output": "images/copies.txt"}, "lies in"),
-        ({"hashes": "."}, "images lies in a dataset"),
-        ({"output": "a.parquet", "table": "a.parquet"}, "name two files"),
+        ({"hashes": "."}, "images into a dataset"),
+        ({"output": "a.parquet", "table": "a.parquet"}, "give two files"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(
@@ -285,10 +285,10 @@ def test_places_that_are_no_images_are_refused_in_one_line(images: Path, tmp_pat
     latents = write_latents(str(tmp_path / "latents"), [3])
     write_files(tmp_path / "other", {"images/a.jpg": b""})
     for places, said in (
-        ([], "name a dataset"),
+        ([], "give a dataset"),
         ([tmp_path / "none"], "holds no dataset"),
-        ([latents], "name the images it was made of"),
-        ([images, images], "named twice"),
+        ([latents], "give the images that it was made of"),
+        ([images, images], "given twice"),
     ):
         with pytest.raises(WdsprepError, match=said):
             wdsprep.duplicates(*places)
@@ -308,7 +308,7 @@ def test_the_command_shows_groups_and_what_to_do_next(images: Path) -> None:
     assert re.fullmatch(r"\d+ \(512 x 384\) stays: (\d+ \(\d+ x \d+\) \d bits?(; )?){3}", first)
     assert second.endswith(" equal")
     assert summary.startswith("4 copies in 2 groups: 1 equal to the byte, 3 within 6 bits; 16 sam")
-    assert flat == "2 with too little detail to compare: by their bytes alone"
+    assert flat == "2 with too little detail, compared by their bytes alone"
     assert last == 'next: "wdsprep remove images --keys copies.txt --keep-copies"'
     told = run("duplicates", "images", "--json", cwd=tmp_path)
     assert json.loads(told.stdout)["near"] == 3
@@ -342,7 +342,7 @@ def test_a_report_shows_groups_side_by_side(images: Path, tmp_path: Path) -> Non
     with pytest.raises(UsageError, match=r"other samples.*run .wdsprep duplicates"):
         wdsprep.report(images, **shown)
     pq.write_table(data.append_column("k", data["key"]).drop_columns(["key"]), table)
-    with pytest.raises(WdsprepError, match="no table of copies"):
+    with pytest.raises(WdsprepError, match="is not a table of copies"):
         wdsprep.report(images, **shown)
     pq.write_table(data.set_column(0, "key", [["000000000099"] * len(data)]), table)
     with pytest.raises(UsageError, match="other samples"):

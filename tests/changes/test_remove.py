@@ -23,7 +23,7 @@ from tests.kit.encodes import encode_here, members
 from tests.kit.packs import jpeg, manifest_of, pack, rejects_of, tree, upload, write_files
 from tests.kit.sites import FAST, open_site, table_of, write_parquet
 from wdsprep.changes.remove import Removal
-from wdsprep.changes.samples_to_remove import Keys
+from wdsprep.changes.samples_to_remove import KeysBySlice
 from wdsprep.checks import Kind
 from wdsprep.checks.repair import do_repair, plan_repair
 from wdsprep.cli import main
@@ -201,7 +201,7 @@ def test_digests_and_sources_are_found_in_images_and_go_out_of_their_latents(
     removed = ["000000000001", "000001000003", "000001000005"]
     assert [r["key"] for r in rejects_of(images) if r["code"] == "removed"] == removed
     assert check(images, latents).findings == ()
-    with pytest.raises(UsageError, match="name the images"):
+    with pytest.raises(UsageError, match="give the images"):
         remove(latents, sources=["photo-0002.jpg"])
     with pytest.raises(UsageError, match="no SHA-256"):
         remove(images, sha256=["abc"])
@@ -358,22 +358,22 @@ def test_each_refusal_is_one_line_and_changes_nothing(
         out, err = capsys.readouterr()
         return out + err.strip()
 
-    assert "name one with a line for each" in said(images, "--keys", "keys.txt", code=2)
+    assert "with one of the keys on each line" in said(images, "--keys", "keys.txt", code=2)
     assert "give --keys" in said(images, code=2)
-    assert "named twice" in said(images, images, "--keys", GONE[0], code=2)
+    assert "given twice" in said(images, images, "--keys", GONE[0], code=2)
     assert "holds no dataset" in said(tmp_path, "--keys", GONE[0], code=1)
     unknown = said(images, "--keys", f"900000000000,{GONE[0][:-1]},strange", code=2)
-    assert "3 keys in none of these (00000000000, strange, 900000000000)" in unknown
+    assert "3 keys in none of these datasets (00000000000, strange, 900000000000)" in unknown
     assert "nothing was removed: none of these datasets has these keys" in unknown
     for given in ([GONE[0]], [GONE[0], "--keys", GONE[1]]):
         told = said(images, *given, code=1)
-        assert f"{GONE[0]} is a key, and only datasets stand here" in told
+        assert f"{GONE[0]} is a key, where a dataset is expected" in told
         assert f"as --keys {GONE[0]}" in told
     listed = write_list(tmp_path, GONE[0])
-    assert "is a file, and only datasets stand here" in said(images, listed, code=1)
+    assert "is a file, where a dataset is expected" in said(images, listed, code=1)
     asks = said(images, latents, "--keys", GONE[0], code=3)
     assert "1 sample" in asks
-    assert "--yes does it" in asks
+    assert "give --yes" in asks
     assert tree(images) == before
     some = said(images, latents, "--keys", f"{GONE[1]},900000000000", "--yes", code=3)
     assert "removed: 2 samples" in some
@@ -445,7 +445,7 @@ def test_what_was_under_way_is_made_again_without_it(tmp_path: Path) -> None:
 
 def test_a_key_is_looked_for_in_each_slice_that_it_may_be_of() -> None:
     keys = ["000000000001", "0000001000000", "1000000000000", "1000000000000007", "photo"]
-    found = Keys(keys)
+    found = KeysBySlice(keys)
     assert sorted(found) == keys
     assert not found.are_own
     assert found.of_slice("000000") == {"000000000001", "0000001000000"}

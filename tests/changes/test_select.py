@@ -155,7 +155,9 @@ def test_equal_keys_are_refused_and_latents_that_are_given_twice(made: Path) -> 
     for name in ("a", "b"):
         shutil.copytree(made / "images", f"{name}/images")
     shutil.copytree(made / "latents", "b/latents")
-    with pytest.raises(UsageError, match=r"a/images and b/images both have the key 0+: --prefix"):
+    with pytest.raises(
+        UsageError, match=r"a/images and b/images both have the key 0+: give --prefix"
+    ):
         wdsprep.select(["a/images", "b/images"], "both")
     with pytest.raises(UsageError, match="give latents of all images, each once"):
         wdsprep.select(["a/images", made / "latents", "b/latents"], "both/{name}")
@@ -302,15 +304,15 @@ def select_of(*names: str, out: str = "sub", **options: Any) -> Asks:
         (select_of("images", "latents"), r"one of images and one of latents.*OUT/\{name\}"),
         (select_of("images", keys=["1", "000000000000"]), r"1 key that no sample.*\(1\)"),
         (select_of("images", where="width > 10000"), "nothing is selected"),
-        (select_of("images", count=43), "--count 43, but 42 samples"),
+        (select_of("images", count=43), "--count 43 is more than the 42 samples"),
         (select_of("images", split="a=0.5"), r"put \{split\} into OUT"),
-        (select_of("images", out="{split}"), "is for --split"),
+        (select_of("images", out="{split}"), "give a --split"),
         (select_of("images", out="{split}", split="a=0.5,a=0.1"), "train=0.9,val=0.1"),
         (select_of("images", out="{split}", split="a=0.5,b=0.6"), "1 or less together"),
-        (select_of("images", out="{split}", split="a=0.9,b=0.001"), "none is left for b"),
-        (select_of("latents", "shaped"), "were encoded otherwise"),
-        (select_of("latents", "shaped", out="sub/{name}"), "name these too"),
-        (select_of("images", "images"), "named twice"),
+        (select_of("images", out="{split}", split="a=0.9,b=0.001"), "leaves none of .* for b"),
+        (select_of("latents", "shaped"), "were encoded differently"),
+        (select_of("latents", "shaped", out="sub/{name}"), "give these too"),
+        (select_of("images", "images"), "given twice"),
         (select_of("in"), "holds no dataset"),
         (select_of("images", samples_per_shard=0), "give 1 or more"),
         (select_of("images", keys=[]), "the list of keys has no keys"),
@@ -332,7 +334,7 @@ def test_nothing_is_written_into_a_source_or_over_another_selection(made: Path) 
     wdsprep.select(["images", "latents"], "sub/{name}", count=9)
     with pytest.raises(FingerprintError, match=r"--count 8 \(was 9\).*wdsprep select"):
         wdsprep.select(["images", "latents"], "sub/{name}", count=8)
-    with pytest.raises(FingerprintError, match="other images or selected otherwise"):
+    with pytest.raises(FingerprintError, match="holds another selection, or one of other images"):
         wdsprep.select("latents", "sub/latents", count=8)
     with pytest.raises(FingerprintError, match="the source holds images"), packing_here():
         packed(made / "in", Path("sub/images"))

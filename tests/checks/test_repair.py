@@ -225,7 +225,7 @@ def test_a_receipt_of_latents_costs_images_nothing(
         shutil.copy(images / "receipts" / name, images / "receipts/32" / name)
     assert main(["repair", str(images), "--yes"]) == 0
     said = capfd.readouterr().out
-    assert "remove what is of no slice here (receipts/32/000001.json: it is" in said
+    assert "remove files of no slice here (receipts/32/000001.json: it is" in said
     assert said.endswith(f"repaired: {images} lacks nothing\n")
     assert "another run" not in said
     assert tree(images) == whole
@@ -261,7 +261,7 @@ def test_the_command_shows_and_asks_and_does_nothing_unasked(
     assert main(["repair", str(images)]) == 3
     said = capfd.readouterr().out
     assert "remove slice 000001, to be made again (32/000001.tar: its BLAKE3 is not" in said
-    assert "nothing was done: --yes does it" in said
+    assert "nothing was done: give --yes" in said
     assert tree(images) == damaged != whole
     assert main(["repair", str(images), "--yes", "--json"]) == 0
     done = json.loads(capfd.readouterr().out)

@@ -194,7 +194,7 @@ def test_what_is_no_dataset_is_an_error_and_no_finding(
     assert main(["verify", str(tmp_path)]) == 1
     assert "holds no dataset" in capfd.readouterr().err
     assert main(["verify", str(images), f"{images}/"]) == 2
-    assert "is named twice" in capfd.readouterr().err
+    assert "is given twice" in capfd.readouterr().err
 
 
 # --- shards that are what they were written as, and yet not as the format has it
@@ -215,22 +215,22 @@ def facts_with(**changed: object) -> Callable[[Fields], Fields]:
     ("change", "problem"),
     [
         (lambda fields: fields[:2], "it has 2 of 3 members"),
-        (lambda fields: [fields[1], fields[0], fields[2]], "json stands where an image should"),
-        (lambda fields: [("gif", fields[0][1]), *fields[1:]], "gif stands where an image should"),
+        (lambda fields: [fields[1], fields[0], fields[2]], "json is in the place of an image"),
+        (lambda fields: [("gif", fields[0][1]), *fields[1:]], "gif is in the place of an image"),
         (lambda fields: [*fields, ("cls", b"1")], "cls is one member too many"),
-        (lambda fields: [("jpg", b"GIF89a"), *fields[1:]], "jpg is no such image"),
+        (lambda fields: [("jpg", b"GIF89a"), *fields[1:]], "jpg is not an image of that format"),
         (lambda fields: [fields[0], ("json", b"{"), fields[2]], "json or txt cannot be read"),
         (lambda fields: [*fields[:2], ("txt", b"\xff")], "json or txt cannot be read"),
-        (lambda fields: [fields[0], ("json", b"[]"), fields[2]], "json is no object"),
+        (lambda fields: [fields[0], ("json", b"[]"), fields[2]], "json is not an object"),
         (lambda fields: [*fields[:2], ("txt", b"other")], "txt is not the caption of the json"),
-        (facts_with(key="000000000009"), "json has the key 000000000009"),
-        (facts_with(width="40"), "json lacks width, or it is no int"),
-        (facts_with(width=True), "json lacks width, or it is no int"),
-        (facts_with(source="left out"), "json lacks source, or it is no str"),
+        (facts_with(key="000000000009"), "json states the key 000000000009"),
+        (facts_with(width="40"), "json lacks width, or its type is not int"),
+        (facts_with(width=True), "json lacks width, or its type is not int"),
+        (facts_with(source="left out"), "json lacks source, or its type is not str"),
         (facts_with(meta={"a": [None]}), "json has a null"),
         (facts_with(width=300, height=300), "300 x 300 pixels do not belong in this bucket"),
         (facts_with(width=3), "pixels do not belong in this bucket"),
-        (facts_with(bucket=64), "json has another bucket"),
+        (facts_with(bucket=64), "json states another bucket"),
     ],
 )
 def test_a_sample_that_breaks_the_format_is_found_although_its_hash_is_right(
@@ -244,7 +244,7 @@ def test_a_sample_that_breaks_the_format_is_found_although_its_hash_is_right(
 
 def test_keys_that_do_not_rise_or_miss_an_input_are_found(images: Path) -> None:
     rewrite(images, "000000", lambda number, _key, fields: (f"{9 - number:012d}", fields))
-    assert "json has the key" in check(images).findings[0].what
+    assert "json states the key" in check(images).findings[0].what
 
 
 def rewrite(

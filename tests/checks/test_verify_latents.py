@@ -25,7 +25,7 @@ from wdsprep.dataset.tar.read import file_tape, read_samples
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.errors import FormatError
 from wdsprep.packing.sample_checks import check_samples
-from wdsprep.reporting.inspect import Looked, look
+from wdsprep.reporting.inspect import FoundSample, find_sample
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
 
@@ -164,7 +164,7 @@ def array(value: float, shape: tuple[int, ...] = (4, 8, 8), dtype: str = "<f2") 
         (lambda f: {**f, "latent.npy": array(1, dtype="<f4")}, "is not the array of <f2"),
         (lambda f: {**f, "latent.npy": f["latent.npy"][:-2]}, "is not the array of <f2"),
         (lambda f: {**f, "json": b'{"key": 1}'}, "json lacks"),
-        (lambda f: dict(reversed(f.items())), "txt stands where latent.npy should"),
+        (lambda f: dict(reversed(f.items())), "txt is in the place of latent.npy"),
     ],
 )
 def test_latents_that_break_the_format_are_found_although_their_hash_is_right(
@@ -238,8 +238,8 @@ def test_inputs_beyond_the_millionth_of_a_slice_are_in_order(
     assert rejected(tmp_path / "latents") == {"0000001000000": "truncated"}
     assert findings(images, tmp_path / "latents") == []
     for key in (keys[0], "000000999999"):
-        found = look(*open_dataset(str(images)), key, lambda _count: None)
-        assert isinstance(found, Looked)
+        found = find_sample(*open_dataset(str(images)), key, lambda _count: None)
+        assert isinstance(found, FoundSample)
         assert found.key == key
 
 

@@ -20,7 +20,7 @@ from wdsprep.dataset.names import MANIFEST
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.rejects import Reject
 from wdsprep.errors import NotFoundError
-from wdsprep.reporting.inspect import Looked, inspect
+from wdsprep.reporting.inspect import FoundSample, inspect
 
 Pair = tuple[Path, Path, dict[str, bytes]]
 UNIT = "64/000000"
@@ -79,9 +79,12 @@ def with_fact(name: str, value: object) -> Callable[[Samples], Samples]:
     [
         (swapped, "latent.npy is not the array of"),
         (with_fact("width", 120), "120 x 100 pixels do not belong in shape"),
-        (with_fact("width", 0), "0 x 100 pixels have no place in any shape"),
-        (with_fact("crop", [0, 0, 64, 64]), "json has another crop than that of 64 x 100 pixels"),
-        (with_fact("scaled_height", 81), "json has another crop than that of"),
+        (with_fact("width", 0), "0 x 100 pixels fit into no shape"),
+        (
+            with_fact("crop", [0, 0, 64, 64]),
+            "json states another crop than that of 64 x 100 pixels",
+        ),
+        (with_fact("scaled_height", 81), "json states another crop than that of"),
     ],
 )
 def test_a_sample_in_another_shape_than_its_size_says_is_found(
@@ -130,7 +133,7 @@ def test_every_sample_and_every_reject_is_found_by_its_key(pair: Pair) -> None:
     samples, lost = latents_of(latents), rejected(latents)
     for key in random.Random(3).sample(sorted(samples), 20):
         found = inspect(latents, key)
-        assert isinstance(found, Looked)
+        assert isinstance(found, FoundSample)
         left, top, right, bottom = samples[key]["json"]["crop"]
         assert found.facts["shape"] == f"{right - left}x{bottom - top}"
         assert dict(found.members)["txt"].decode() == samples[key]["txt"]

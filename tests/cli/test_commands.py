@@ -241,7 +241,7 @@ def test_models_needs_nothing_heavy() -> None:
         (["pack", "--min-caption", "9", "--max-caption", "5"], 2, "no caption fits both"),
         (["pack", "urls.py"], 1, "urls.py is a file of a kind that pack does not know"),
         (["pack", "--max-side", "9"], 2, "--max-side needs --reencode"),
-        (["pack", "--max-shard-size", "big"], 2, "is no size"),
+        (["pack", "--max-shard-size", "big"], 2, "is not a size"),
         (["pack", "--reencode", "png:3"], 2, "write jpg:95"),
         (["pack", "--no-such-option"], 2, '--no-such-option: "wdsprep pack --help" lists them'),
         (["index", "downloads"], 1, "downloads holds no .tar to index"),

@@ -8,8 +8,8 @@ import pytest
 
 from wdsprep.cli.declared import DeclaredCommand
 from wdsprep.errors import UsageError
-from wdsprep.options import Options, about, taking
-from wdsprep.text import size
+from wdsprep.options import Options, about, takes_options
+from wdsprep.text import parse_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,13 +20,14 @@ class Cut(Options):
     )
     mode: str = field(default="full", metadata=about("Do so.", "Images", choices=("full", "fast")))
     max_size: int | str = field(
-        default="2GB", metadata=about("End there.", "Output", read=size, metavar="SIZE", usual=True)
+        default="2GB",
+        metadata=about("End there.", "Output", read=parse_size, metavar="SIZE", usual=True),
     )
     join: tuple[str, ...] = field(default=(), metadata=about("Add this.", "Output", is_many=True))
     overwrite: bool = field(default=False, metadata=about("Start over.", "Output"))
 
 
-@taking(Cut)
+@takes_options(Cut)
 def cut(options: Cut) -> Cut:
     return options
 

@@ -102,7 +102,7 @@ def test_a_folder_with_other_things_is_left_alone(
     home.mkdir()
     (home / "thesis.txt").write_text("mine")
     assert main(["demo"]) == 2
-    assert "demo holds other things: name a folder for the demo to make" in capfd.readouterr().err
+    assert "demo holds other files: give a new folder for the demo" in capfd.readouterr().err
     assert [path.name for path in home.iterdir()] == ["thesis.txt"]
 
 
@@ -127,5 +127,5 @@ def test_overwrite_makes_all_of_a_demo_again_and_keeps_what_is_not_its_own(
     assert outcome(home / "images")["mine.txt"] == "no_image"
     (home / "load.py").write_text("mine")
     assert main(["demo", "--overwrite"]) == 2
-    assert "demo holds other things" in capfd.readouterr().err
+    assert "demo holds other files" in capfd.readouterr().err
     assert (home / "load.py").read_text() == "mine"

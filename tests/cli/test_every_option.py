@@ -14,7 +14,7 @@ import pytest
 import wdsprep
 from tests.house.test_public import CALLED
 from wdsprep.cli import cli
-from wdsprep.cli.command import named
+from wdsprep.cli.command import import_function
 from wdsprep.cli.declared import DeclaredCommand
 from wdsprep.errors import UsageError
 from wdsprep.options import Option, options_of
@@ -42,7 +42,7 @@ def command_of(name: str) -> DeclaredCommand:
 
 def declared(name: str) -> tuple[Option, ...]:
     if name in IN_PYTHON:
-        return options_of(named(IN_PYTHON[name]))
+        return options_of(import_function(IN_PYTHON[name]))
     return command_of(name).declared
 
 
@@ -108,7 +108,7 @@ ODD: tuple[Any, ...] = (
 @pytest.mark.parametrize("name", [*CALLED, *IN_PYTHON])
 def test_whatever_an_option_is_given_is_taken_or_refused_in_one_short_line(name: str) -> None:
     place = IN_PYTHON.get(name) or command_of(name)._place
-    options = named(place)
+    options = import_function(place)
     needed = {each.name: "there" for each in declared(name) if each.is_required}
     needed = {**needed, **NEEDED.get(name, {})}
     for option in declared(name):
@@ -155,11 +155,11 @@ def test_what_was_once_taken_for_something_else_is_refused(
     place = IN_PYTHON.get(name) or command_of(name)._place
     needed = {each.name: "there" for each in declared(name) if each.is_required}
     with pytest.raises(UsageError, match=f"^{spelled} "):
-        named(place)(**{**needed, **NEEDED.get(name, {}), **options})
+        import_function(place)(**{**needed, **NEEDED.get(name, {}), **options})
 
 
 def test_values_of_numpy_are_kept_as_those_of_python() -> None:
-    rules = named("wdsprep.packing.options:PackOptions")(
+    rules = import_function("wdsprep.packing.options:PackOptions")(
         min_size=np.int64(3), max_aspect_ratio=np.float32(0.5), append=np.bool_(1), source=Path("a")
     )
     kept = (rules.min_size, rules.max_aspect_ratio, rules.append)

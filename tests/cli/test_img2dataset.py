@@ -103,7 +103,7 @@ def test_the_first_line_of_its_readme_packs(
     out = tmp_path / "output_folder"
     assert {sample["jpg"] for sample in samples_of(out)} == set(PICTURES.values())
     said = capfd.readouterr().err
-    assert "note: --thread_count: --requests says" in said
+    assert "note: --thread_count: --requests sets" in said
     assert (
         "note: --image_size: images keep their own size: `wdsprep encode --resolution 256`" in said
     )
@@ -140,7 +140,7 @@ def test_a_line_for_laion_packs_with_hashes_columns_and_limits(
     said = capfd.readouterr().err
     assert "--buckets 384" in said
     assert "note: --resize_only_if_bigger, --resize_mode: nothing is cut" in said
-    assert "note: --enable_wandb: --track wandb sends how it goes" in said
+    assert "note: --enable_wandb: --track wandb sends progress there" in said
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from wdsprep.cli.export import ExportShow
 from wdsprep.cli.output import Show, complain, echo, rejects_lines
 from wdsprep.cli.select import SelectShow
 from wdsprep.runners.job import JobStatus
-from wdsprep.terminal import CLEAR, TERMINAL, LogLines, ProgressLine, cells, fitted, wrapped
+from wdsprep.terminal import CLEAR, TERMINAL, LogLines, ProgressLine, cells, fit_parts, wrap_line
 from wdsprep.text import Counting
 
 EAGER = """
@@ -74,7 +74,7 @@ def of_this_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A terminal like any other, whatever started the tests; nothing goes on after the test."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("JPY_PARENT_PID", raising=False)
-    with TERMINAL.listening():
+    with TERMINAL.during_command():
         yield
 
 
@@ -120,12 +120,12 @@ def test_so_it_is_where_nothing_can_be_drawn_over(
 
 
 def test_parts_are_whole_and_the_first_is_cut_where_even_that_has_no_room() -> None:
-    assert fitted(PARTS, 13) == "12,345 images"
-    assert fitted(PARTS, 12) == "12,345 imag…"
-    assert fitted(PARTS, 40) == "12,345 images, 1,234 images/s, 56.7 MB/s"
-    assert fitted(PARTS, 500) == ", ".join(PARTS)
-    assert fitted(["日本", "語"], 8) == "日本, 語"
-    assert fitted(["日本語", "x"], 5) == "日本…"
+    assert fit_parts(PARTS, 13) == "12,345 images"
+    assert fit_parts(PARTS, 12) == "12,345 imag…"
+    assert fit_parts(PARTS, 40) == "12,345 images, 1,234 images/s, 56.7 MB/s"
+    assert fit_parts(PARTS, 500) == ", ".join(PARTS)
+    assert fit_parts(["日本", "語"], 8) == "日本, 語"
+    assert fit_parts(["日本語", "x"], 5) == "日本…"
     assert cells("é\u0301\u200b日") == 3
 
 
@@ -183,7 +183,7 @@ def window(monkeypatch: pytest.MonkeyPatch) -> Iterator[Window]:
         monkeypatch.setattr(terminal, name, 0)
     window = Window(130)
     yield window
-    TERMINAL.still()
+    TERMINAL.stop_ticking()
     TERMINAL.clear()
     window.close()
 
@@ -327,15 +327,15 @@ def test_every_long_command_says_how_far_it_is(images: Path, command: str) -> No
 def test_samples_that_a_tar_has_in_pieces_are_told_with_what_brings_them_together() -> None:
     (count, advice) = rejects_lines({"tar_scattered": 1}, "out")
     assert count == "1 reject (tar_scattered 1): see out/rejects/"
-    assert advice.startswith("of 1 sample the members stand apart in the tar, so captions may")
+    assert advice.startswith("the members of 1 sample stand apart in the tar, so captions may")
     assert "tar --sort=name" in advice
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80])
 def test_a_long_line_breaks_between_words_and_a_command_not_at_all(width: int) -> None:
     line = "12 images in a folder, of which 3 are broken, and 漢字 漢字 漢字 in their captions"
-    rows = wrapped(line, width).split("\n")
+    rows = wrap_line(line, width).split("\n")
     assert " ".join(rows) == line
     assert all(cells(row) <= width for row in rows)
     command = f"next: wdsprep encode {'photos/' * 20} --resolution 256"
-    assert wrapped(command, width) == command
+    assert wrap_line(command, width) == command

@@ -24,17 +24,17 @@ from wdsprep.store import open_store
 
 
 def damage() -> DamageError:
-    return DamageError("s3://b/images/256/000001.tar", "its json is no object", "0000010002")
+    return DamageError("s3://b/images/256/000001.tar", "its json is not an object", "0000010002")
 
 
 def test_damage_says_where_and_why() -> None:
     error = damage()
     assert str(error) == (
-        "s3://b/images/256/000001.tar is damaged at sample 0000010002: its json is no object"
+        "s3://b/images/256/000001.tar is damaged at sample 0000010002: its json is not an object"
     )
     assert (error.place, error.cause, error.key) == (
         "s3://b/images/256/000001.tar",
-        "its json is no object",
+        "its json is not an object",
         "0000010002",
     )
     assert isinstance(error, FormatError)
@@ -44,7 +44,7 @@ def test_damage_says_where_and_why() -> None:
 
 def test_the_innermost_caller_names_the_next_step() -> None:
     with (
-        pytest.raises(DamageError, match=r"no object: run the first$"),
+        pytest.raises(DamageError, match=r"not an object: run the first$"),
         naming_next_step("run the second"),
         naming_next_step("run the first"),
     ):

@@ -201,17 +201,17 @@ def test_the_end_counts_and_names_what_table_and_samples_lack_after_a_resume_too
     assert command(few, tmp_path / "again", "--latents", "none", "--captions", str(table)) == 0
     told = capsys.readouterr().out
     assert (
-        f"11 captions from {table}, by key; 1 sample not in it, with their own ({keys[0]})" in told
+        f"11 captions from {table}, by key; 1 sample not in it kept their own ({keys[0]})" in told
     )
     assert "2 keys of it that no sample has (nobody, none)" in told
-    assert f"1 key twice in it, where the first row holds ({keys[5]})" in told
-    assert "2 rows of it without a key or a caption" in told
+    assert f"1 key twice in it, of which the first row counts ({keys[5]})" in told
+    assert "2 rows of the table without a key or a caption" in told
     assert tree(tmp_path / "again") == tree(tmp_path / "whole")
 
     (taken := tmp_path / "again/captions/64/000001.jsonl").write_bytes(b"{}")
     lost = reported(few, tmp_path / "again", captions=table)
     assert (lost.unmatched, lost.lost) == (None, ("captions/64/000001.jsonl",))
-    (line,) = (line for line in captions_lines(lost) if "not known" in line)
+    (line,) = (line for line in captions_lines(lost) if "is unknown" in line)
     assert f'"wdsprep repair {tmp_path}/again", then the same command again' in line
     taken.unlink()
     assert reported(few, tmp_path / "again", captions=table).lost == lost.lost
@@ -341,7 +341,7 @@ def test_a_field_that_a_sample_lacks_is_counted_and_its_name_is_kept(
     settings = manifest_of(tmp_path / "text-qwen").settings
     assert (settings["caption_field"], settings["caption_name"]) == ("long", "qwen")
     told = capsys.readouterr().out
-    assert "11 captions from the field long; 1 sample not in it, with their own" in told
+    assert "11 captions from the field long; 1 sample not in it kept their own" in told
 
 
 def test_what_the_first_samples_lack_is_told_and_others_may_have_it(

@@ -87,7 +87,7 @@ def test_a_trial_leaves_its_speed_and_the_whole_run_takes_it_away(
     encode_here(images, latents)
     assert manifest_of(latents).extra == {"model": "tiny"}
     assert main(["plan", str(images), "--trial", str(latents)]) == 2
-    assert "is no trial" in capfd.readouterr().err
+    assert "is not a trial" in capfd.readouterr().err
 
 
 def test_the_table_knows_four_gpus_and_scales_by_operations(
@@ -113,24 +113,24 @@ def test_the_table_knows_four_gpus_and_scales_by_operations(
     assert "30 images/s a GPU (given)" in said
 
 
-def test_the_published_runs_are_reckoned(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_published_runs_are_planned(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--published"]) == 0
     said = capfd.readouterr().out
-    assert "reckoned  1,633 A100 hours" in said
+    assert "estimated 1,633 A100 hours" in said
     assert "published 3,784 A100 hours: 2.3 times as many" in said
-    assert "reckoned  5,974 A10G hours, 5.2 days on 48" in said
+    assert "estimated 5,974 A10G hours, 5.2 days on 48" in said
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "name a dataset of images, or give --counts"),
+        ([], "give a dataset of images, or --counts"),
         (["--counts", "256=1M"], "give a --gpu of the table, --rate"),
         (["--counts", "256"], "write 256=490M,512=300M"),
         (["--counts", "256=0", "--gpu", "A100"], "no images to plan for"),
         (
             ["--counts", "256=1M", "--gpu", "A100", "--latents", "none", "--flip"],
-            "--flip is for images, which --latents none leaves alone",
+            "--flip is for images, of which --latents none encodes none",
         ),
         (["--counts", "256=1M", "--gpu", "V100"], "is not in the table (A10G, A100, H100, H200)"),
         (

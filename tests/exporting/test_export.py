@@ -24,7 +24,7 @@ from wdsprep.dataset.arrays import field_of, values_of
 from wdsprep.dataset.latents import denormalise, patchify
 from wdsprep.errors import FingerprintError, TarError, UsageError
 from wdsprep.exporting.arrays import bfloat16_bits
-from wdsprep.exporting.energon import metadata, path_between
+from wdsprep.exporting.energon import metadata_files, path_between
 from wdsprep.store.base import Store
 
 DIGEST = {"digest": "blake3", "format": 2}
@@ -153,7 +153,7 @@ def test_joined_text_takes_the_place_of_text_and_of_the_caption(tmp_path: Path) 
 def test_what_is_made_of_other_images_is_not_joined(tmp_path: Path) -> None:
     first = latents(tmp_path / "latents")
     other = latents(tmp_path / "text", images=Images(sizes=(5, 4, 6), version="2"), fields=TEXT)
-    with pytest.raises(UsageError, match="made of other images"):
+    with pytest.raises(UsageError, match="made of different images"):
         wdsprep.export(first, tmp_path / "out", to="parquet", join=[other])
     assert not (tmp_path / "out").exists()
 
@@ -210,7 +210,7 @@ def test_images_are_joined_to_latents_of_theirs_alone(tmp_path: Path) -> None:
     others = packed(pictures(tmp_path / "other", range(1, 7)), tmp_path / "others")
     encode_here(images, tmp_path / "latents")
     for to, joined, said in (
-        ("kohya", others, "made of other images"),
+        ("kohya", others, "made of different images"),
         ("parquet", images, "is a dataset of images"),
         ("kohya", [images, images], "is a dataset of images"),
     ):
@@ -240,9 +240,9 @@ def test_a_place_is_of_one_export(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes.txt").write_text("precious")
     for out, said in (
-        (tmp_path / "mine", r"holds other things \(notes\.txt\)"),
+        (tmp_path / "mine", r"holds other files \(notes\.txt\)"),
         (tmp_path / "latents/out", "lies in the source"),
-        ("", "a folder of its own"),
+        ("", "needs a folder to write to"),
     ):
         with pytest.raises(UsageError, match=said):
             wdsprep.export(source, out, to="parquet")
@@ -334,6 +334,6 @@ def test_energon_is_told_of_tars_by_their_way_from_its_metadata(
 
 
 def test_names_with_braces_are_no_patterns() -> None:
-    files = metadata({"256/a{1,2}.tar": 3}, {})
+    files = metadata_files({"256/a{1,2}.tar": 3}, {})
     (name,) = json.loads(files[".nv-meta/split.yaml"])["split_parts"]["train"]
     assert name == r"256/a\{1\,2\}.tar"

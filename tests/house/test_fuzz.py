@@ -28,7 +28,7 @@ def test_the_judge_of_the_fuzz_hears_what_is_wrong() -> None:
     for code, said in (
         (1, "wdsprep: a bug: KeyError: 'x'"),
         (1, "Traceback (most recent call last):\nwdsprep: it failed"),
-        (1, "wdsprep: out of memory: give it more"),
+        (1, "wdsprep: out of memory: give the command more"),
         (1, ""),
         (2, "wdsprep: one\nwdsprep: two"),
         (1, f"wdsprep: {'x' * 5000}"),

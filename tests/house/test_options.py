@@ -15,11 +15,11 @@ from wdsprep.options import (
     Options,
     about,
     options_of,
-    suggesting,
-    taking,
-    taking_datasets,
+    refuse_unknown_options,
+    takes_datasets,
+    takes_options,
 )
-from wdsprep.text import size
+from wdsprep.text import parse_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Rules(Sides):
 
     source: str = field(default="downloads", kw_only=False, metadata=about("What is packed."))
     check: str = field(default="full", metadata=about("How.", "Images", choices=("full", "header")))
-    max_size: int | str = field(default="2GB", metadata=about("Bytes.", "Output", read=size))
+    max_size: int | str = field(default="2GB", metadata=about("Bytes.", "Output", read=parse_size))
     append: bool = field(default=False, metadata=about("Keep.", "Output"))
     overwrite: bool = field(default=False, metadata=about("Remove.", "Output"))
     heard: object = None
@@ -49,18 +49,18 @@ class Rules(Sides):
         return int(self.max_size)
 
 
-@taking(Rules)
+@takes_options(Rules)
 def pack(options: Rules) -> int:
     """Return a number of bytes."""
     return options.nbytes
 
 
-@taking_datasets(Sides)
+@takes_datasets(Sides)
 def verify(datasets: Sequence[Any], options: Sides) -> tuple[list[Any], int]:
     return list(datasets), options.least_side
 
 
-@suggesting
+@refuse_unknown_options
 @dataclass(frozen=True, kw_only=True)
 class Taught(Options):
     batch: int = field(
@@ -94,8 +94,11 @@ def test_what_is_given_is_read_once_and_the_same_again() -> None:
         (lambda: pack(share=float("nan")), "--share nan: give 0 or more"),
         (lambda: pack(share=2), "--share 2: give 1 or less"),
         (lambda: pack(check="twice"), "--check 'twice': give one of full, header"),
-        (lambda: pack(max_size="2XB"), "--max-size '2XB' is no size: write 2GB, 500MB or a number"),
-        (lambda: pack(source=5), "SOURCE 5: give a text"),
+        (
+            lambda: pack(max_size="2XB"),
+            "--max-size '2XB' is not a size: write 2GB, 500MB or a number",
+        ),
+        (lambda: pack(source=5), "SOURCE 5: give a string"),
         (lambda: pack("a", source="b"), "SOURCE is given twice: give it once"),
         (lambda: pack("a", 3), r"pack() takes 1 argument without a name (source): give 3 a name"),
         (lambda: pack(append="yes"), "--append 'yes': give True or False; on the command line it"),

@@ -97,7 +97,7 @@ def test_a_user_of_python_goes_all_the_way(tmp_path: Path, monkeypatch: pytest.M
     assert Path(written.output).stat().st_size == written.nbytes
     (batch,) = wdsprep.load(datasets[1], global_batch=6)
     looked = wdsprep.inspect(datasets[1], batch["key"][0], out="one")
-    assert re.fullmatch(r"<Looked '0{11}\d': sample \d of 32/000000\.tar: latent.*>", repr(looked))
+    assert re.fullmatch(r"<FoundSample '0{11}\d': \d of 32/000000\.tar: latent.*>", repr(looked))
     assert len(list(Path("one").iterdir())) == 4
 
 
@@ -118,7 +118,7 @@ def test_a_repair_is_told_before_it_is_done(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"max_shard_size": "2XB"}, "no size"),
+        ({"max_shard_size": "2XB"}, "not a size"),
         ({"workers": "9:2"}, "MIN:MAX"),
         ({"verify_hash": "crc"}, "COLUMN:HASH"),
         ({"reencode": "png:1"}, "jpg:95"),
@@ -133,7 +133,7 @@ def test_a_repair_is_told_before_it_is_done(tmp_path: Path) -> None:
         ({"per_host": 0}, "1 or more"),
         ({"contact": "two\nlines"}, "not a contact"),
         ({"buckets": 2.5}, "rising sizes"),
-        ({"save_additional_columns": 5}, "no list of names"),
+        ({"save_additional_columns": 5}, "not a list of names"),
         ({"runner": "rey"}, "local, ray"),
         ({"workers": (4, 2)}, "MIN:MAX"),
         ({"workers": "2:4"}, "for a Ray cluster"),
@@ -165,7 +165,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_removed(
         ({"resolution": 64, "device": "gpu"}, "auto, cuda, cpu"),
         ({"resolution": 64, "limit": -1}, "0 or more"),
         ({"resolution": 64, "batch_size": 0.5}, "give auto"),
-        ({"resolution": 64, "max_bytes": "much"}, "no size"),
+        ({"resolution": 64, "max_bytes": "much"}, "not a size"),
     ],
 )
 def test_encode_refuses_it_too(options: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_one_recipe_is_spelled_as_encode_spells_it() -> None:
 
 
 def test_nothing_to_verify_is_not_sound() -> None:
-    with pytest.raises(UsageError, match="name a dataset"):
+    with pytest.raises(UsageError, match="give the path or URL of a dataset"):
         wdsprep.verify()
 
 

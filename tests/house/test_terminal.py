@@ -16,7 +16,7 @@ from tests.kit.sites import FAST
 from wdsprep import terminal
 from wdsprep.cli import main
 from wdsprep.errors import UsageError, WdsprepError
-from wdsprep.text import LogFormatter, harmless, one_line
+from wdsprep.text import LogFormatter, escape_controls, one_line
 
 HOSTILE = "\x1b[2J\x1b]0;title\x07\x9b31m\u202egnp.\r\t\x7f\u2066\u2028\nforged: done"
 NAME = HOSTILE + "é"
@@ -147,7 +147,7 @@ def test_nothing_is_printed_but_through_the_one_function() -> None:
 def test_text_is_escaped_as_json_writes_it() -> None:
     assert json.loads(f'"{one_line(HOSTILE)}"') == HOSTILE
     assert one_line("\ud83d café 日本 \U0001f600") == r"\ud83d café 日本 😀"
-    assert harmless("a\nb\x1b\n") == "a\nb\\u001b\n"
+    assert escape_controls("a\nb\x1b\n") == "a\nb\\u001b\n"
     record = logging.LogRecord("x", logging.WARNING, "", 0, "%s", ("\x1b",), None)
     assert LogFormatter().format(record) == "\\u001b"
 

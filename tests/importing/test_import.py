@@ -20,7 +20,7 @@ from tests.kit.packs import tar_bytes, tree, upload
 from tests.kit.paths import ROOT
 from wdsprep.dataset.arrays import field_of, values_of
 from wdsprep.errors import FingerprintError, NotFoundError, SourceError, UsageError
-from wdsprep.reporting.inspect import Looked
+from wdsprep.reporting.inspect import FoundSample
 
 COUNT = 12
 Values = "np.ndarray[Any, Any]"
@@ -35,7 +35,7 @@ def values(number: int, shape: tuple[int, ...], name: str = "") -> Values:
 def of_sample(place: Path, key: str) -> dict[str, Any]:
     """The arrays of a sample as floats, its json and its caption."""
     found = wdsprep.inspect(str(place), key)
-    assert isinstance(found, Looked)
+    assert isinstance(found, FoundSample)
     arrays = {n: values_of(field_of(n, d), d) for n, d in found.members if n.endswith(".npy")}
     members = dict(found.members)
     return {
@@ -160,7 +160,7 @@ def test_primus_keeps_what_torch_has_saved(foreign_sets: Path, tmp_path: Path) -
 
 
 def test_sana_keeps_npy_and_the_prompt_in_json(foreign_sets: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="give --resolution, such as 64 where each of the 8 cells"):
+    with pytest.raises(UsageError, match="give --resolution, such as 64 if each of the 8 cells"):
         wdsprep.import_(foreign_sets / "latents/sana", tmp_path / "out")
     wdsprep.import_(foreign_sets / "latents/sana", tmp_path / "out", resolution=256)
     keys = [f"s{number:04d}" for number in range(COUNT)]
@@ -184,7 +184,7 @@ def test_what_stands_for_no_caption_is_zeros_or_files(foreign_sets: Path, tmp_pa
     with pytest.raises(UsageError, match="give emb=FILE,pooled=FILE, or zeros"):
         wdsprep.import_(cache, out, resolution=64, empty=f"emb={tmp_path}/emb.npy")
     swapped = f"emb={tmp_path}/pooled.npy,pooled={tmp_path}/emb.npy"
-    with pytest.raises(SourceError, match=r"cannot stand for no caption: emb.npy is"):
+    with pytest.raises(SourceError, match=r"cannot be the array of an empty caption \(emb.npy is"):
         wdsprep.import_(cache, out, resolution=64, empty=swapped)
     for empty, wanted in (("zeros", {n: a * 0 for n, a in files.items()}), (said, files)):
         wdsprep.import_(cache, out, resolution=64, empty=empty, overwrite=True)
@@ -277,9 +277,14 @@ def test_shapes_that_cannot_be_are_one_line(tmp_path: Path) -> None:
     for source, options, error, why in (
         (cache, {"shapes": "sdxl"}, UsageError, "give --resolution too"),
         (cache, {"shapes": "sdxl", "resolution": 64}, UsageError, "sdxl is for --resolution 1024"),
-        (cache, {"shapes": [(50, 50), (30, 70)], "resolution": 50}, UsageError, "of no shape of"),
+        (
+            cache,
+            {"shapes": [(50, 50), (30, 70)], "resolution": 50},
+            UsageError,
+            "fit no size in --shapes",
+        ),
         (text, {"shapes": "nearest:8,2", "resolution": 64}, UsageError, "leave out --shapes"),
-        (cache, {"resolution": 64}, SourceError, "are no squares: say of which shapes"),
+        (cache, {"resolution": 64}, SourceError, "are not squares: give the sizes of its images"),
     ):
         with pytest.raises(error, match=why):
             wdsprep.import_(source, out, **options)
@@ -305,7 +310,7 @@ def test_what_cannot_be_taken_is_one_line(foreign_sets: Path, tmp_path: Path) ->
         ("latent", "write ROLE=NAME"),
         ("picture=x", "--columns 'picture': give one of latent, mean"),
         ("latent=x:float16", "the shape of bare bytes is written as"),
-        ("latent=pooled_prompt_embeds.pth", r"latents of bfloat16 \(6,\) are no channels"),
+        ("latent=pooled_prompt_embeds.pth", r"latents of bfloat16 \(6,\) in .* are not channels"),
         ("latent=caption.txt", "caption.txt holds no array"),
     ):
         with pytest.raises((UsageError, SourceError), match=why):
@@ -320,11 +325,11 @@ def test_what_cannot_be_taken_is_one_line(foreign_sets: Path, tmp_path: Path) ->
         wdsprep.import_(foreign_sets / "images/datasets", out, resolution=64)
     wide = np.zeros((4, 2, 3), np.float32).tolist()
     cache = write_parquet(tmp_path / "wide/a.parquet", latent=[wide])
-    with pytest.raises(SourceError, match="are no squares"):
+    with pytest.raises(SourceError, match="are not squares"):
         wdsprep.import_(cache, out, resolution=16)
     half = np.zeros((4, 2, 2), np.float32).tolist()
     cache = write_parquet(tmp_path / "half/a.parquet", mean=[half], logvar=[half])
-    with pytest.raises(UsageError, match="resolution 33 is no whole number of pixels"):
+    with pytest.raises(UsageError, match="resolution 33 is not a multiple of 2"):
         wdsprep.import_(cache, out, resolution=33)
     assert not out.exists()
 

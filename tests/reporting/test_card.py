@@ -129,14 +129,14 @@ def test_a_card_is_written_again_and_what_somebody_wrote_is_kept(
         assert out.read_text() == theirs
     asked = JobListener(asked=lambda output: output == str(out))
     assert wdsprep.card(images, output=out, listener=asked).text == out.read_text()
-    for name, said in (("256/README.md", "lies in"), ("a.md", "lies in"), ("../a.txt", ".md")):
+    for name, said in (("256/README.md", "is inside"), ("a.md", "is inside"), ("../a.txt", ".md")):
         with pytest.raises(UsageError, match=said):
             wdsprep.card(images, output=images / name)
 
 
 def test_two_datasets_of_one_name_are_refused(home: Path, tmp_path: Path) -> None:
     other = shutil.copytree(home / "images", tmp_path / "images")
-    with pytest.raises(UsageError, match="are both called images"):
+    with pytest.raises(UsageError, match="have the same name, images"):
         wdsprep.card(home / "images", other)
 
 

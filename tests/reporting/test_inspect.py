@@ -23,7 +23,7 @@ from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.state import open_dataset
 from wdsprep.dataset.tar.read import file_tape, read_samples
 from wdsprep.errors import NotFoundError, UsageError
-from wdsprep.reporting.inspect import Looked, inspect, look, member_facts
+from wdsprep.reporting.inspect import FoundSample, find_sample, inspect, member_facts
 from wdsprep.reporting.overview import overview, patterns
 from wdsprep.sources.patterns import expand_braces
 from wdsprep.store import open_store
@@ -43,8 +43,8 @@ def every_sample(images: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
             yield from ((s.key, s.fields) for s in read_samples(tape, shard.name))
 
 
-def find(url: Path | str, key: str) -> Looked | Reject:
-    return look(*open_dataset(str(url)), key, lambda _count: None)
+def find(url: Path | str, key: str) -> FoundSample | Reject:
+    return find_sample(*open_dataset(str(url)), key, lambda _count: None)
 
 
 def test_the_screen_comes_from_the_manifest_alone(
@@ -67,7 +67,7 @@ def test_the_screen_comes_from_the_manifest_alone(
 def test_every_sample_is_found_by_its_key_as_it_lies_in_its_shard(images: Path) -> None:
     for key, fields in every_sample(images):
         found = find(images, key)
-        assert isinstance(found, Looked)
+        assert isinstance(found, FoundSample)
         assert dict(found.members) == fields
         assert found.facts["json"]["key"] == key
 
@@ -84,7 +84,7 @@ def test_a_sample_is_found_in_a_few_reads_of_one_shard(
         return real(store, name, **what)  # type: ignore[arg-type]
 
     monkeypatch.setattr(LocalStore, "read", read)
-    assert isinstance(find(url, "000001000123"), Looked)
+    assert isinstance(find(url, "000001000123"), FoundSample)
     assert set(reads) == {MANIFEST, "64/000001.tar", "64/000001.tar.idx"}
     assert len(reads) < 16
 
@@ -94,10 +94,10 @@ def test_keys_that_follow_no_rule_are_found_too(tmp_path: Path) -> None:
     url = latents(tmp_path, keys)
     for key in (key for shard in keys for key in shard):
         found = find(url, key)
-        assert isinstance(found, Looked)
+        assert isinstance(found, FoundSample)
         assert found.key == key
         assert found.facts["members"]["latent.npy"]["shape"] == [2, 2]
-    with pytest.raises(NotFoundError, match="no sample 'bee'"):
+    with pytest.raises(NotFoundError, match="neither a sample nor a reject with the key 'bee'"):
         find(url, "bee")
 
 
@@ -235,7 +235,7 @@ def test_on_s3_as_on_a_disk(images: Path, bucket: str) -> None:
     assert overview(open_dataset(url)[1]) == overview(manifest_of(images))
     key, fields = list(every_sample(images))[-1]
     found = find(url, key)
-    assert isinstance(found, Looked)
+    assert isinstance(found, FoundSample)
     assert dict(found.members) == fields
     assert not check(url).findings
     store = open_store(url)

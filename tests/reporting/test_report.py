@@ -241,7 +241,9 @@ def test_a_damaged_sample_is_said_to_be_one(made: Made, tmp_path: Path) -> None:
     (tmp_path / "images" / shards[0].name).unlink()
     (tmp_path / "images" / f"{shards[1].name}.idx").write_bytes(b"short")
     page = made.report(tmp_path / "images", name="damaged", model="none")
-    assert page.text.count("It could not be read: ") == shards[0].samples + shards[1].samples
+    assert (
+        page.text.count("This sample could not be read: ") == shards[0].samples + shards[1].samples
+    )
     assert f"{shards[0].name}: no such file" in page.text
     assert "is damaged: it has no sample" in page.text
     lost = shards[0].samples + shards[1].samples
@@ -287,12 +289,10 @@ def test_a_model_that_is_not_at_hand_is_no_error(made: Made) -> None:
         return find_decoding(replace(latents, manifest=manifest), "").reason
 
     assert decoding("tiny") == ""
-    assert decoding("no-such/model-at-all") == (
-        "its model is not at hand: no-such/model-at-all is not on this machine"
-    )
+    assert decoding("no-such/model-at-all") == "no-such/model-at-all is not on this machine"
     assert "is not a folder here" in decoding("./nowhere")
     assert "give it with --model" in decoding("")
-    assert decoding("tiny", weights="0" * 64) == "tiny has other weights here than made the latents"
+    assert decoding("tiny", weights="0" * 64) == "the latents were made with other weights of tiny"
     with pytest.raises(UsageError, match="is not a folder here"):
         find_decoding(latents, "./nowhere")
 
@@ -453,7 +453,9 @@ def test_only_a_report_is_replaced_without_asking(made: Made, tmp_path: Path) ->
     size = report(made.images, output=out, samples=0).nbytes
     assert report(made.images, output=out, samples=0).nbytes == size
     out.write_bytes(b"<!DOCTYPE html><title>my thesis</title>")
-    with pytest.raises(UsageError, match=r"is no report: give another -o, or --yes to replace it"):
+    with pytest.raises(
+        UsageError, match=r"is not a report: give another -o, or --yes to replace it"
+    ):
         report(made.images, output=out)
     assert b"my thesis" in out.read_bytes()
     agreeing = ReportListener(asked=lambda output: output == str(out))
@@ -489,9 +491,9 @@ def test_what_cannot_be_reported_is_refused(made: Made, tmp_path: Path) -> None:
         report(images, f"{images}/../images", output=out)
     with pytest.raises(UsageError, match=r"ends in \.html"):
         report(images, output=str(tmp_path / "x"))
-    with pytest.raises(UsageError, match="the web is only read"):
+    with pytest.raises(UsageError, match="which is only read"):
         report(images, output="https://host.invalid/x.html")
-    with pytest.raises(UsageError, match="lies in the dataset"):
+    with pytest.raises(UsageError, match="is inside the dataset"):
         report(images, output=f"{images}/x.html")
     with pytest.raises(UsageError, match="give 0 or more"):
         report(images, output=out, samples=-1)
@@ -546,7 +548,7 @@ def test_on_s3_as_on_a_disk(made: Made, on_s3: str) -> None:
     assert Page(path).cards.keys() == here.cards.keys()
     assert Page(path).rows("Funnel") == here.rows("Funnel")
     write_bytes(open_store(f"{on_s3}/reports"), "r.html", b"another page")
-    with pytest.raises(UsageError, match="is there already and is no report"):
+    with pytest.raises(UsageError, match="exists already and is not a report"):
         report(*urls, output=f"{on_s3}/reports/r.html")
     times = [entry.written_s for entry in open_store(urls[0]).list("receipts/")]
     assert min(times) > 1_700_000_000

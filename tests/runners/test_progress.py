@@ -39,7 +39,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("JPY_PARENT_PID", "RANK"):
         monkeypatch.delenv(name, raising=False)
     yield
-    TERMINAL.still()
+    TERMINAL.stop_ticking()
     TERMINAL.clear()
 
 

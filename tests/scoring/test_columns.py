@@ -117,7 +117,7 @@ def test_a_column_that_there_is_not_is_refused(scores: Path, images: Path, tmp_p
 
 
 def test_a_joined_place_without_a_condition_is_refused(scores: Path, images: Path) -> None:
-    with pytest.raises(UsageError, match="--join is for what --where asks for"):
+    with pytest.raises(UsageError, match="--join adds columns for --where"):
         wdsprep.select(str(images), "out", join=str(scores))
 
 

@@ -1,8 +1,8 @@
-"""The work of `select`: one shard of a selection, its samples copied as they lie in others.
+"""The work of `select`: write one shard of a selection, with samples copied from other shards.
 
-Neighbouring samples are read at once and written at once; the index says where they end, and of
-each the headers and the json are looked at on the way, for its key and for what receipts count. A
-reader in a thread of its own is ahead of the writer, and the digest is made in another.
+Neighbouring samples are read and written together. The index says where each ends; its headers and
+its json are parsed on the way, for its key and for what receipts count. A thread reads ahead of the
+writer, and another makes the digest.
 """
 
 from collections import Counter
@@ -45,18 +45,18 @@ from wdsprep.runners.run import RunProgress
 from wdsprep.store import open_store, shared_store
 from wdsprep.store.base import Store
 
-READ_NBYTES = 8 << 20  # at once
-GAP_NBYTES = 64 << 10  # a gap so small is read over: a second read costs more
+READ_NBYTES = 8 << 20  # of one read
+GAP_NBYTES = 64 << 10  # a smaller gap is read too: a second read costs more
 GAP_NBYTES_S3 = 1 << 20
-AHEAD, AHEAD_S3 = 1, 8  # reads, and the looks at what they bring
+AHEAD, AHEAD_S3 = 1, 8  # the reads, and the parsing of what they return
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CopyUnit:
-    """A shard to make.
+    """A shard to write.
 
-    `input` is what its receipt says that it was made from; of images it is the digest of the
-    list of `pieces`.
+    `input` is what its receipt states as its input; for images it is the digest of the list of
+    `pieces`.
     """
 
     name: str
@@ -68,11 +68,11 @@ class CopyUnit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CopyWork:
-    """The work of a worker that copies.
+    """The work of copying samples, as workers receive it.
 
-    `origins` are the datasets by number, and `prefixes` what their keys get. Latents are
-    selected `by_images` where pieces are of the image shards that they were made of. `empty`
-    has the digests of the files for the empty caption.
+    `origins` are the source datasets by number, and `prefixes` are put before their keys. With
+    `by_images`, pieces are numbered as in the image shards that latents were made of. `empty` has
+    the digests of the files for the empty caption.
     """
 
     dataset: str
@@ -89,7 +89,7 @@ class CopyWork:
 
 
 class PlacedPart(NamedTuple):
-    """Samples of one shard that stand together in the new one.
+    """Samples of one source shard that stand together in the new shard.
 
     `positions` are those of their images in the new image shard.
     """
@@ -103,7 +103,7 @@ class PlacedPart(NamedTuple):
 
 
 class Copier:
-    """One process."""
+    """A worker that copies samples into new shards, one shard after another."""
 
     def __init__(self, work: CopyWork) -> None:
         self._work = work
@@ -111,14 +111,14 @@ class Copier:
         self._kind = DigestKind.from_settings(work.settings)
 
     def __call__(self, unit: CopyUnit) -> Generator[RunProgress, None, Receipt]:
-        """Write all of a shard, its receipt last."""
+        """Write one shard, and its receipt last. Yield progress."""
         work, store = self._work, self._edition.store
         if done := find_receipt(store, unit.name, unit.input, work.settings):
             return done
         sources = [_Source(work, piece) for piece in unit.pieces]
         with Draft(self._edition, unit.name, work.settings) as draft:
-            made = _Made(draft, unit.shard, work)
-            parts, rejects = placed(sources, self._work.settings)
+            made = _NewShard(draft, unit.shard, work)
+            parts, rejects = place_parts(sources, self._work.settings)
             for reject in rejects:
                 draft.rejects.add(reject)
             for part in parts:
@@ -138,21 +138,21 @@ class Copier:
             )
             for source in sources:
                 source.check_same()
-            return draft.finish(receipt, self._beside(unit, made))
+            return draft.finish(receipt, self._extra_files(unit, made))
 
-    def _beside(self, unit: CopyUnit, made: "_Made") -> dict[str, bytes]:
+    def _extra_files(self, unit: CopyUnit, made: "_NewShard") -> dict[str, bytes]:
         if self._work.dataset == "images":
             return {inputs_name(unit.name): b"".join(piece.line() for piece in unit.pieces)}
         rows = ImagePositions.from_numbers(made.rows)
         return {} if rows.is_plain else {rows_name(unit.shard): rows.to_bytes()}
 
     def _copy(
-        self, made: "_Made", part: PlacedPart, unit: CopyUnit
+        self, made: "_NewShard", part: PlacedPart, unit: CopyUnit
     ) -> Generator[RunProgress, None, None]:
         store = shared_store(self._work.origins[part.origin])
         prefix = self._work.prefixes[part.origin]
-        for found in readable(store, read(store, part)):
-            made.keep_away(found, prefix)
+        for found in readable(store, read_part(store, part)):
+            made.leave_out_removed(found, prefix)
             if prefix:
                 made.add_renamed(found, prefix)
             else:
@@ -166,9 +166,9 @@ class Copier:
             )
 
 
-# --- which samples
+# --- the samples to copy
 class _Source:
-    """A shard that samples are taken from, with its unit's receipt."""
+    """A shard that samples are copied from, with the receipt of its unit."""
 
     def __init__(self, work: CopyWork, piece: SamplesToCopy) -> None:
         self.store, self.piece = shared_store(work.origins[piece.origin]), piece
@@ -180,6 +180,7 @@ class _Source:
         return self.piece.shard.name
 
     def _read(self) -> Receipt:
+        """Return the receipt of the unit. Raise FingerprintError if the shard has changed."""
         try:
             receipt = read_receipt(self.store, self.piece.unit)
         except NotFoundError:
@@ -190,58 +191,60 @@ class _Source:
         return receipt
 
     def check_same(self) -> None:
-        """Once more, after all was read: else nobody knows of what it was."""
+        """Raise FingerprintError if the receipt has changed since it was first read."""
         if self._read() != self.receipt:
             raise self._changed()
 
     def _changed(self) -> FingerprintError:
         return FingerprintError(
-            f"{self.store.url} has changed while samples were copied ({self.shard}): let what "
-            "changes it end, then run the same again"
+            f"{self.store.url} has changed while samples were copied ({self.shard}): let the run "
+            "that changes it finish, then run the same command again"
         )
 
     @cached_property
-    def _made(self) -> Shard | None:
-        """The shard as the receipt has it; none where all that it was made of was rejected."""
+    def _own_shard(self) -> Shard | None:
+        """Return the shard as the receipt states it; None if all its samples were rejected."""
         return next((one for one in self.receipt.shards if one.name == self.shard), None)
 
     @property
     def samples(self) -> int:
-        return self._made.samples if self._made else 0
+        return self._own_shard.samples if self._own_shard else 0
 
     @cached_property
     def offsets(self) -> NDArray[np.int64]:
-        return np.array(offsets_of(self.store, self._made) if self._made else [0], np.int64)
+        return np.array(
+            offsets_of(self.store, self._own_shard) if self._own_shard else [0], np.int64
+        )
 
     @cached_property
     def _rejects(self) -> list[Reject]:
-        """Return the rejects in the order of their keys."""
+        """Return the rejects of the unit, in the order of their keys."""
         found = rejects_in(self.store, self.receipt.unit) if self.receipt.rejects else []
         return sorted(found, key=lambda reject: key_order(reject.key))
 
     @cached_property
-    def _places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The positions in the image shard of the samples, and of the rejects."""
+    def _positions(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the positions in the image shard, of the samples and of the rejects."""
         if not self._by_images:
             return np.arange(self.samples), np.empty(0, np.int64)
         if self.receipt.inputs != self.samples + len(self._rejects):
-            raise _misplaced(self.store, self.shard)
-        if not self._made:
+            raise _index_damage(self.store, self.shard)
+        if not self._own_shard:
             return np.empty(0, np.int64), np.arange(self.receipt.inputs)
         found = read_positions(self.store, self.receipt)
         rest = found.others(self.receipt.inputs)
         if len(rest) != len(self._rejects):
-            raise _misplaced(self.store, self.shard)
+            raise _index_damage(self.store, self.shard)
         return found.positions.astype(np.int64), rest
 
     def rejects(self) -> list[Reject]:
-        """Return the rejects among what is selected.
+        """Return the rejects among the selected samples.
 
-        Latents that follow no images have left theirs behind.
+        For latents that are selected without their images there are none.
         """
         if not self._by_images:
             return []
-        _, places = self._places
+        _, places = self._positions
         chosen = np.isin(places, self.piece.numbers).tolist()
         some = (one for one, is_in in zip(self._rejects, chosen, strict=True) if is_in)
         return [
@@ -256,11 +259,11 @@ class _Source:
         ]
 
     def part(self, before: int, among: range | None = None, shape: str = "") -> PlacedPart:
-        """Return the selected samples `among` its samples.
+        """Return the selected samples, or those with numbers in the range `among`.
 
-        So many positions of shards come before.
+        `before` is the number of positions that earlier shards take in the new image shard.
         """
-        positions, _ = self._places
+        positions, _ = self._positions
         numbers = np.flatnonzero(np.isin(positions, self.piece.numbers))
         if among is not None:
             numbers = numbers[(among.start <= numbers) & (numbers < among.stop)]
@@ -275,8 +278,10 @@ def _digest_of(receipt: Receipt, shard: str) -> str:
     return next((one.digest for one in receipt.shards if one.name == shard), "")
 
 
-def placed(sources: Sequence[_Source], settings: Settings) -> tuple[list[PlacedPart], list[Reject]]:
-    """Return the parts of a shard in their order, those of each shape together, and the rejects."""
+def place_parts(
+    sources: Sequence[_Source], settings: Settings
+) -> tuple[list[PlacedPart], list[Reject]]:
+    """Return the parts of a shard in order, those of each shape together, and the rejects."""
     before, ends = [], 0
     for source in sources:
         before.append(ends)
@@ -296,19 +301,20 @@ def placed(sources: Sequence[_Source], settings: Settings) -> tuple[list[PlacedP
     return [part for part in parts if len(part.numbers)], rejects
 
 
-def _misplaced(store: Store, name: str) -> DamageError:
+def _index_damage(store: Store, name: str) -> DamageError:
+    """Return the error for a shard whose index leads to no sample."""
     return DamageError(f"{store.url}/{name}", "no sample is where its index says")
 
 
-# --- their bytes
-def read(store: Store, part: PlacedPart) -> Iterator["CopiedSamples"]:
-    """Yield samples in their order, some at a time."""
+# --- the bytes of samples
+def read_part(store: Store, part: PlacedPart) -> Iterator["CopiedSamples"]:
+    """Yield the samples of a part in their order, several at a time."""
     most = AHEAD if store.root else AHEAD_S3
 
     def bring(span: Span) -> CopiedSamples:
         data = store.read(part.shard, start=span.start, nbytes=span.end - span.start)
         if len(data) < span.end - span.start:
-            raise _misplaced(store, part.shard)
+            raise _index_damage(store, part.shard)
         some = part.numbers[span.first : span.last]
         begin, end = ((part.offsets[n] - span.start).tolist() for n in (some, some + 1))
         reach = list(zip(begin, end, strict=True))
@@ -320,13 +326,19 @@ def read(store: Store, part: PlacedPart) -> Iterator["CopiedSamples"]:
 
 
 class Member(NamedTuple):
+    """A member of a sample: its name, and where its bytes are."""
+
     name: str
     start: int
     end: int
 
 
 class CopiedSamples:
-    """Samples in a piece of a tar; `places` are theirs in the part."""
+    """Several samples in a piece of a tar.
+
+    `reach` has the first byte of each sample and the byte after its last; `places` are their places
+    in the part.
+    """
 
     def __init__(
         self,
@@ -338,16 +350,17 @@ class CopiedSamples:
     ) -> None:
         self.data, self.reach, self.places = data, reach, places
         self._store, self._shard = store, shard
-        found = [self._walked(begin, end) for begin, end in reach]
+        found = [self._read_members(begin, end) for begin, end in reach]
         self.keys = [key for key, _ in found]
         self.members = [members for _, members in found]
         self.facts = [self._facts(key, members) for key, members in found]
 
     def fields(self, number: int) -> dict[str, bytes]:
+        """Return the members of a sample with their bytes."""
         return {name: self.data[start:end] for name, start, end in self.members[number]}
 
     def keep(self, numbers: Sequence[int]) -> None:
-        """Forget all others."""
+        """Keep the samples with these numbers, and drop the others."""
         self.reach = [self.reach[n] for n in numbers]
         self.places = [self.places[n] for n in numbers]
         self.keys = [self.keys[n] for n in numbers]
@@ -355,13 +368,14 @@ class CopiedSamples:
         self.facts = [self.facts[n] for n in numbers]
 
     def blocks(self) -> list[bytes | memoryview]:
-        """Return the bytes of the samples, neighbours together."""
+        """Return the bytes of the samples, in one piece if no byte between them is left out."""
         if len(self.data) == sum(end - begin for begin, end in self.reach):
             return [self.data]
         view = memoryview(self.data)
         return [view[begin:end] for begin, end in self.reach]
 
-    def _walked(self, at: int, end: int) -> tuple[str, list[Member]]:
+    def _read_members(self, at: int, end: int) -> tuple[str, list[Member]]:
+        """Return the key and the members of a sample, from its tar headers."""
         data, keys, members = self.data, set(), []
         while at < end:
             head = data[at : at + BLOCK]
@@ -371,13 +385,13 @@ class CopiedSamples:
             except ValueError:
                 nbytes = -1
             if split is None or nbytes < 0:
-                raise _misplaced(self._store, self._shard)
+                raise _index_damage(self._store, self._shard)
             at += BLOCK
             keys.add(split[0])
             members.append(Member(split[1], at, at + nbytes))
             at += padded(nbytes)
         if len(keys) != 1 or at != end:
-            raise _misplaced(self._store, self._shard)
+            raise _index_damage(self._store, self._shard)
         return keys.pop(), members
 
     def _facts(self, key: str, members: Iterable[Member]) -> dict[str, Any]:
@@ -391,8 +405,8 @@ class CopiedSamples:
 
 
 @dataclass(slots=True)
-class _Made:
-    """The shard in the making, which begins with its first sample: there are no empty ones."""
+class _NewShard:
+    """The shard that is written. Its tar is opened with its first sample, so no tar is empty."""
 
     draft: Draft
     name: str
@@ -403,7 +417,7 @@ class _Made:
     counts: Counter[str] = field(default_factory=Counter)
     rows: list[int] = field(default_factory=list)
 
-    def keep_away(self, found: CopiedSamples, prefix: str) -> None:
+    def leave_out_removed(self, found: CopiedSamples, prefix: str) -> None:
         """Leave out samples that were removed from the new dataset."""
         if not (removed := self.draft.removed):
             return
@@ -418,16 +432,16 @@ class _Made:
             return
         names = [[member.name for member in members] for members in found.members]
         sizes = [end - begin for begin, end in found.reach]
-        self._begun().add_tarred(found.keys, names, sizes, found.blocks())
+        self._open_tar().add_tarred(found.keys, names, sizes, found.blocks())
 
     def add_renamed(self, found: CopiedSamples, prefix: str) -> None:
-        """Under other keys, which stand in the json too."""
+        """Add samples under keys with a prefix, which are written into their json too."""
         for number, key in enumerate(found.keys):
             new = f"{prefix}{key}"
             changed = {"json": facts_bytes({**found.facts[number], "key": new})}
-            self._begun().add(new, list((found.fields(number) | changed).items()))
+            self._open_tar().add(new, list((found.fields(number) | changed).items()))
 
-    def _begun(self) -> DraftTar:
+    def _open_tar(self) -> DraftTar:
         self.tar = self.tar or self.draft.tar(self.name)
         return self.tar
 
@@ -442,7 +456,7 @@ class _Made:
 
 
 def _is_removed(removed: Removed, found: CopiedSamples, number: int) -> bool:
-    """Return whether a sample was removed, by all that pack recognises it by."""
+    """Return whether a sample was removed, by every mark that pack recognises samples by."""
     facts = found.facts[number]
     known = removed.has("source", str(facts.get("source", "")))
     known = known or removed.has("url", str(facts.get("url", "")))

@@ -40,10 +40,10 @@ _TABLE = pa.schema(
 
 @dataclass(frozen=True, kw_only=True)
 class Copies:
-    """Rows that may go, in rising order, each with the row that stays for it.
+    """The rows of copies that may go, in rising order, each with the row that stays for it.
 
-    `bits` is in how many bits they differ, and `equal` whether they have the same bytes.
-    `stays` are all rows that stay for others.
+    `bits` are the numbers of bits in which they differ, and `equal` whether they have the same
+    bytes. `stays` are all rows that stay for others.
     """
 
     rows: Rows
@@ -57,7 +57,8 @@ class Copies:
 class CopiedSample:
     """A sample of a group of copies.
 
-    It differs from the one that stays in `distance` bits of its hash, or has the same bytes.
+    Its hash differs in `distance` bits from the hash of the sample that stays; or it has the same
+    bytes.
     """
 
     dataset: str
@@ -70,7 +71,7 @@ class CopiedSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DuplicateGroup:
-    """One that stays, how many copies it has, and the first of them."""
+    """A group of copies: the sample that stays, the number of its copies, and the first of them."""
 
     stays: CopiedSample
     count: int
@@ -188,7 +189,7 @@ def largest_groups(images: Sequence[ImagesLooked], copies: Copies) -> Iterator[D
 
 # --- files
 class _SinkFile(io.RawIOBase):
-    """A sink as Parquet's writer wants it."""
+    """A sink with the interface of a file, for the Parquet writer."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink, self._nbytes = sink, 0
@@ -207,7 +208,7 @@ class _SinkFile(io.RawIOBase):
 
 
 class CopyFiles:
-    """The files that are asked for, which are there once the search has come to its end."""
+    """The files with the results of a search. They get their names once the search has finished."""
 
     def __init__(self, images: Sequence[ImagesLooked], output: str, table: str) -> None:
         numbers = range(1, len(images) + 1)
@@ -243,17 +244,19 @@ def copy_files(output: str, table: str, images: Sequence[ImagesLooked]) -> Itera
     for option, url in (("-o", output), ("--table", table)):
         if len(images) > 1 and url and NUMBER not in url:
             raise UsageError(
-                f"{option} {url}: put {NUMBER} into the name: each of {len(images)} datasets has "
-                "keys of its own, and gets a file of its own"
+                f"{option} {url} is one file for {len(images)} datasets, each of which needs its "
+                f"own: put {NUMBER} into the name"
             )
         for one in images:
             place = one.units[0].images
             if url and absolute(url).startswith((f"{place}/", f"{one.kept.url}/")):
-                raise UsageError(f"{option} {url} lies in {one.shown}: name a file outside of it")
+                raise UsageError(f"{option} {url} lies in {one.shown}: give a file outside of it")
     if table and not table.endswith(".parquet"):
-        raise UsageError(f"--table {table}: it is a Parquet file: let its name end in .parquet")
+        raise UsageError(
+            f"--table {table} will be a Parquet file: give a name that ends in .parquet"
+        )
     if output and output == table:
-        raise UsageError(f"-o and --table are both {output}: name two files")
+        raise UsageError(f"-o and --table are both {output}: give two files")
     files = CopyFiles(images, output, table)
     with ExitStack() as stack:
         files.open(stack)

@@ -27,11 +27,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from wdsprep.changes.duplicate_groups import CopySearch, DuplicateGroup, copy_files, largest_groups
-from wdsprep.changes.hashes import Hashing, ImagesLooked, kept_beside, open_images
+from wdsprep.changes.hashes import Hashing, ImagesLooked, hashes_folder, open_images
 from wdsprep.changes.options import DuplicatesOptions
 from wdsprep.dataset.damage import verify_step
 from wdsprep.errors import UsageError
-from wdsprep.options import Place, taking_datasets
+from wdsprep.options import Place, takes_datasets
 from wdsprep.runners.base import Runner
 from wdsprep.runners.in_process import runner_for
 from wdsprep.runners.job import JobListener, JobStatus, check_all_done, job_largest_first
@@ -66,7 +66,7 @@ class Duplicates(NotebookTable):
         )
 
 
-@taking_datasets(DuplicatesOptions)
+@takes_datasets(DuplicatesOptions)
 def duplicates(datasets: Sequence[Place], options: DuplicatesOptions) -> Duplicates:
     """Find images of `datasets` that are equal, or look alike within `distance` bits of 64.
 
@@ -104,10 +104,10 @@ def duplicates(datasets: Sequence[Place], options: DuplicatesOptions) -> Duplica
 
 def _opened(shown: Sequence[str], hashes: str) -> list[ImagesLooked]:
     if not shown:
-        raise UsageError("nothing to compare: name a dataset of images")
+        raise UsageError("nothing to compare: give a dataset of images")
     places = [absolute(url) for url in shown]
     if twice := [url for url, count in Counter(places).items() if count > 1]:
-        raise UsageError(f"{twice[0]} is named twice: name each dataset once")
+        raise UsageError(f"{twice[0]} is given twice: give each dataset once")
     lasts = [url.rstrip("/").rpartition("/")[2] for url in places]
     if hashes and len(set(lasts)) < len(lasts):
         raise UsageError(
@@ -115,12 +115,14 @@ def _opened(shown: Sequence[str], hashes: str) -> list[ImagesLooked]:
             "would be kept in one folder: leave --hashes out, or give it for one dataset at a time"
         )
     kept = [
-        f"{absolute(hashes)}/{last}" if hashes else kept_beside(place)
+        f"{absolute(hashes)}/{last}" if hashes else hashes_folder(place)
         for place, last in zip(places, lasts, strict=True)
     ]
     for url in kept:
         if any(f"{url}/".startswith(f"{place}/") for place in places):
-            raise UsageError(f"--hashes {hashes}: {url} lies in a dataset: name another folder")
+            raise UsageError(
+                f"--hashes {hashes} would put {url} into a dataset: give another folder"
+            )
     return [open_images(*each) for each in zip(places, shown, kept, strict=True)]
 
 
@@ -129,7 +131,7 @@ def _look(
     make_runner: Callable[[int, int], Runner],
     listener: JobListener,
 ) -> None:
-    """Keep what the pictures of each shard look like, where that is not there yet."""
+    """Compute the hashes of each shard that has none yet, and keep them."""
     units = [unit for one in images for unit in one.missing()]
     if not units:
         return
@@ -144,5 +146,5 @@ def _look(
             samples += unit.shard.samples
     for one in images:  # whatever failed: what is kept of a shard is whole by itself
         one.kept.publish()
-    step = f"run the same again, or {verify_step(*(one.shown for one in images))}"
+    step = f"run the same command again, or {verify_step(*(one.shown for one in images))}"
     check_all_done(job.quarantined, "shard", "looked at", step)

@@ -1,10 +1,9 @@
-"""Find the samples that a user names, unit by unit of a dataset.
+"""Find the samples that a user lists, in each unit of work of a dataset.
 
-A key tells its slice, and keys rise in an image shard, so a dozen headers lead to each sample. Of
-latents all headers of a shard are read: shapes stand behind each other in it, and the keys of tars
-that something else packed follow no rule. URLs, sources and digests stand in the json of image
-samples alone: for these every image shard is walked over, without its images where the json has
-their digest.
+A key begins with its slice, and keys rise in an image shard, so a dozen headers lead to each
+sample. In latents all headers of a shard are read: shapes follow each other in it, and the keys of
+tars that another program packed follow no rule. URLs, sources and digests are in the json of image
+samples alone: for these every image shard is read, without its images if the json has their digest.
 """
 
 import hashlib
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from wdsprep.changes.samples_to_remove import Sought, WantedSamples
+from wdsprep.changes.samples_to_remove import SortedKeys, WantedSamples
 from wdsprep.dataset.damage import naming_place
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest
@@ -32,14 +31,14 @@ from wdsprep.dataset.tar.read import (
 from wdsprep.images import IMAGES
 from wdsprep.store.base import Store
 
-Numbered = dict[int, str]
-"""Keys by the numbers of their samples in a shard."""
+KeysByNumber = dict[int, str]
+"""The keys of samples, by their numbers in a shard."""
 Fields = Mapping[str, bytes]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetPlace:
-    """A dataset, as the user named it, and as its receipts have it now."""
+    """A dataset: its path as the user wrote it, its URL, and its receipts as they are now."""
 
     shown: str
     url: str
@@ -74,17 +73,18 @@ class DatasetPlace:
 
 
 @dataclass(kw_only=True)
-class Found:
-    """The samples that were found in a dataset, by units, and the `marks` of what is to stay away.
+class FoundSamples:
+    """The samples that were found in a dataset, by unit.
 
-    `known` are keys of rejects that were removed before.
+    `marks` are those of inputs that must stay away. `known` are keys of rejects that were removed
+    before.
     """
 
     units: dict[str, UnitRemoval] = field(default_factory=dict)
     marks: set[bytes] = field(default_factory=set)
     known: set[str] = field(default_factory=set)
     hits: set[bytes] = field(default_factory=set)
-    """The marks that were wanted and are there."""
+    """The wanted marks that samples have."""
 
     @property
     def samples(self) -> int:
@@ -99,46 +99,55 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class Finder:
-    """Looks for what is wanted. With `keeps_copies`, a sample is known by its source alone."""
+    """A search for the wanted samples.
+
+    With `keeps_copies`, a sample must stay away by its source alone, and not by its URL or digest.
+    """
 
     wanted: WantedSamples
     keeps_copies: bool = False
     heard: Callable[[str, int, int], object] = lambda _place, _done, _of: None
 
-    def in_images(self, place: DatasetPlace, receipts: Collection[Receipt]) -> Found:
-        found = Found()
-        every = Sought(self.wanted.keys) if place.is_selection else None
+    def find_in_images(self, place: DatasetPlace, receipts: Collection[Receipt]) -> FoundSamples:
+        """Return the wanted samples of some units of images."""
+        found = FoundSamples()
+        every = SortedKeys(self.wanted.keys) if place.is_selection else None
         for done, receipt in enumerate(receipts):
             self.heard(place.shown, done, len(receipts))
             shards = {}
-            keys = every or Sought(self.wanted.keys.of_slice(receipt.unit))
+            keys = every or SortedKeys(self.wanted.keys.of_slice(receipt.unit))
             for shard in receipt.shards if keys or self.wanted.kinds else ():
                 with naming_place(f"{place.store.url}/{shard.name}"):
-                    if found_here := self._in_images(place, shard, keys, found):
+                    if found_here := self._find_in_shard(place, shard, keys, found):
                         shards[shard] = found_here
-            rejects = self._rejects(place, receipt, keys, found)
-            _note(found, receipt.unit, shards, rejects)
+            rejects = self._find_rejects(place, receipt, keys, found)
+            _add_unit(found, receipt.unit, shards, rejects)
         return found
 
-    def _in_images(self, place: DatasetPlace, shard: Shard, keys: Sought, found: Found) -> Numbered:
-        """Return the samples of an image shard that are wanted for anything."""
+    def _find_in_shard(
+        self, place: DatasetPlace, shard: Shard, keys: SortedKeys, found: FoundSamples
+    ) -> KeysByNumber:
+        """Return the keys of the wanted samples of an image shard, by their numbers."""
         with ShardReader(place.store, shard) as reader:
             if self.wanted.kinds:
-                numbered = self._walked(reader, keys, found)
+                numbered = self._scan_shard(reader, keys, found)
             else:
                 numbered = reader.find_rising(keys.between(*reader.keys([0, shard.samples - 1])))
             for sample in reader.samples(numbered):
                 found.marks.update(self._marks(sample.fields))
         return numbered
 
-    def in_latents(
+    def find_in_latents(
         self,
         place: DatasetPlace,
         receipts: Collection[Receipt],
         images: Mapping[str, ShardRemoval],
-    ) -> Found:
-        """`images` are the image shards that lose samples, by the units that are made of them."""
-        found = Found()
+    ) -> FoundSamples:
+        """Return the wanted samples of some units of latents.
+
+        `images` are the image shards that lose samples, by the units of the latents made of them.
+        """
+        found = FoundSamples()
         any_slice = place.is_foreign or place.is_selection or not self.wanted.keys.are_own
         every = set(self.wanted.keys) if any_slice else set()
         for receipt in receipts:
@@ -155,12 +164,15 @@ class Finder:
                     shards[shard] = numbered
                     if not is_current:
                         found.marks |= _sources(reader, numbered)
-            rejects = self._rejects(place, receipt, keys, found)
-            _note(found, receipt.unit, shards, rejects, lost if is_current else None)
+            rejects = self._find_rejects(place, receipt, keys, found)
+            _add_unit(found, receipt.unit, shards, rejects, lost if is_current else None)
         return found
 
-    def _walked(self, reader: ShardReader, keys: Container[str], found: Found) -> Numbered:
-        numbered: Numbered = {}
+    def _scan_shard(
+        self, reader: ShardReader, keys: Container[str], found: FoundSamples
+    ) -> KeysByNumber:
+        """Read a whole image shard, and return the keys of its wanted samples by number."""
+        numbered: KeysByNumber = {}
         shard = reader.shard
         with open_tape(reader.store, shard.name, expected=shard.nbytes) as tape:
             for number, sample in enumerate(scan(tape, wants=self._wants)):
@@ -173,17 +185,17 @@ class Finder:
         return numbered
 
     def _wants(self, name: str, _nbytes: int, _before: Fields) -> bool:
-        """Images come before the json, which may have their digest, or not."""
+        """Return whether to read a member: json, and images if digests are wanted."""
         return name == "json" or ("sha256" in self.wanted.kinds and name in IMAGES)
 
     def _hits(self, fields: Fields) -> Iterator[bytes]:
-        """Yield the marks of a sample that are wanted."""
+        """Yield the wanted marks that a sample has."""
         facts = _facts(fields)
-        yield from self._wanted_of(facts["source"], facts.get("url", ""))
+        yield from self._wanted_marks(facts["source"], facts.get("url", ""))
         for digest in image_digests(fields, facts) if "sha256" in self.wanted.kinds else ():
             yield from self.wanted.marks_of("sha256", digest)
 
-    def _wanted_of(self, source: str, url: str) -> Iterator[bytes]:
+    def _wanted_marks(self, source: str, url: str) -> Iterator[bytes]:
         yield from self.wanted.marks_of("source", source)
         yield from self.wanted.marks_of("url", url)
 
@@ -196,8 +208,12 @@ class Finder:
             if url := facts.get("url"):
                 yield mark_of("url", url)
 
-    def _rejects(
-        self, place: DatasetPlace, receipt: Receipt, keys: Sought | set[str], found: Found
+    def _find_rejects(
+        self,
+        place: DatasetPlace,
+        receipt: Receipt,
+        keys: SortedKeys | set[str],
+        found: FoundSamples,
     ) -> tuple[str, ...]:
         """Return the keys of wanted rejects that can still be read."""
         marks = place.has_images and self.wanted.kinds
@@ -208,7 +224,7 @@ class Finder:
             if reject.code is Code.REMOVED:
                 found.known |= {reject.key} if reject.key in keys else set()
                 continue
-            hits = set(self._wanted_of(reject.source, reject.url)) if marks else set()
+            hits = set(self._wanted_marks(reject.source, reject.url)) if marks else set()
             if hits or reject.key in keys:
                 found.hits |= hits
                 going.append(reject.key)
@@ -219,14 +235,17 @@ class Finder:
         return tuple(going)
 
 
-def _note(
-    found: Found,
+def _add_unit(
+    found: FoundSamples,
     unit: str,
-    shards: Mapping[Shard, Numbered],
+    shards: Mapping[Shard, KeysByNumber],
     rejects: tuple[str, ...],
     images: ShardRemoval | None = None,
 ) -> None:
-    """`images` is the image shard, where that loses samples too."""
+    """Add the samples and rejects that a unit loses to what was found.
+
+    `images` is its image shard, if that loses samples too.
+    """
     if not (shards or rejects or images):
         return
     going = (
@@ -252,8 +271,8 @@ def _note(
 def image_digests(fields: Fields, facts: Mapping[str, Any]) -> Iterator[str]:
     """Yield the SHA-256 digests by which an image may be known.
 
-    They are of the bytes that came, where that is stated or they are unchanged, and of those
-    that are stored.
+    One is of the bytes that came, if the json states it. The other is of the stored bytes, which
+    may be the same.
     """
     if digest := facts.get("sha256"):
         yield str(digest).lower()
@@ -263,10 +282,10 @@ def image_digests(fields: Fields, facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _facts(fields: Fields) -> Mapping[str, Any]:
-    """Return the json of a sample, with an empty source where latents have none."""
+    """Return the json of a sample, with an empty source if it has none, as latents may."""
     found = parse_object(fields.get("json", b""))
     if found is None:
-        raise BadSampleError("the json of a sample is no object")
+        raise BadSampleError("the json of a sample is not an object")
     return {"source": "", **found}
 
 

@@ -1,4 +1,4 @@
-"""The groups of datasets that a selection joins: those with the same place become one dataset.
+"""Group the datasets of a selection: those with the same output place become one dataset.
 
 Latents follow the images that they were made of.
 """
@@ -26,8 +26,7 @@ NAME, SPLIT = "{name}", "{split}"
 class Group:
     """Datasets that become one, in `place`, which may still have `{split}` in it.
 
-    Latents whose images are given too follow those: `made_of` has the number of the images for
-    each of the datasets.
+    Latents whose images are selected too follow the group of those images.
     """
 
     place: str
@@ -48,10 +47,12 @@ class Group:
         return [origin.content for origin in self.origins]
 
     def place_of(self, part: str) -> str:
+        """Return the place of a part of a split."""
         return self.place.replace(SPLIT, part)
 
 
 def open_origin(given: "str | os.PathLike[str]") -> Origin:
+    """Open a dataset to select from. Raise UsageError if it is not complete."""
     url, shown = absolute(given), os.fspath(given).rstrip("/")
     store = open_store(url)
     manifest = dated_manifest(store)
@@ -67,16 +68,16 @@ def open_origin(given: "str | os.PathLike[str]") -> Origin:
 
 
 def group_datasets(given: "Sequence[str | os.PathLike[str]]", out: str) -> list[Group]:
-    """Return the datasets by their places, images first."""
+    """Return the groups of the given datasets, images first."""
     if not given:
-        raise UsageError("nothing to select from: name a dataset")
+        raise UsageError("nothing to select from: give the path or URL of a dataset")
     by_place: dict[str, list[Origin]] = {}
     for origin in map(open_origin, given):
         name = origin.url.rstrip("/").rpartition("/")[2]
         by_place.setdefault(out.replace(NAME, name), []).append(origin)
     urls = [origin.url for origins in by_place.values() for origin in origins]
     if len(set(urls)) < len(urls):
-        raise UsageError("the same dataset is named twice: name each once")
+        raise UsageError("the same dataset is given twice: give each once")
     groups = [_group(place, origins) for place, origins in by_place.items()]
     images = [group for group in groups if group.dataset == "images"]
     rest = [group for group in groups if group.dataset != "images"]
@@ -87,14 +88,14 @@ def group_datasets(given: "Sequence[str | os.PathLike[str]]", out: str) -> list[
         )
     if not images and len(rest) > 1:
         raise UsageError(
-            f"{rest[0].origins[0].shown} and {rest[1].origins[0].shown} are made of images: name "
-            "these too, so that the same samples are selected of all"
+            f"{rest[0].origins[0].shown} and {rest[1].origins[0].shown} were made of images: give "
+            "these too, so that the same samples are selected from all"
         )
-    return [*images, *(_following(group, images[0]) if images else group for group in rest)]
+    return [*images, *(_follow_images(group, images[0]) if images else group for group in rest)]
 
 
 def _group(place: str, origins: list[Origin]) -> Group:
-    """Refuse what cannot be one dataset."""
+    """Return a group of datasets. Raise UsageError if they cannot become one dataset."""
     first = origins[0]
     for other in origins[1:]:
         both, hint = f"{first.shown} and {other.shown}", f"give each a place, such as OUT/{NAME}"
@@ -104,21 +105,21 @@ def _group(place: str, origins: list[Origin]) -> Group:
             raise UsageError(f"{both} are {kinds}: {hint}")
         if first.manifest.dataset == "latents" and (changes := changed_settings(*settings)):
             shown = "; ".join(say_both(changes))
-            raise UsageError(f"{both} were encoded otherwise ({shown}): {hint}")
+            raise UsageError(f"{both} were encoded differently ({shown}): {hint}")
         if settings[0].get("buckets") != settings[1].get("buckets"):
-            raise UsageError(f"{both} have other buckets: pack them with the same --buckets")
+            raise UsageError(f"{both} have different buckets: pack them with the same --buckets")
     return Group(place=place, origins=tuple(origins))
 
 
-def _following(group: Group, images: Group) -> Group:
-    """Latents in the order of the images that they were made of."""
+def _follow_images(group: Group, images: Group) -> Group:
+    """Return a group of latents in the order of the images that they were made of."""
     of = {}
     for origin in group.origins:
         of[_images_of(origin, images)] = origin
     lacking = [one.shown for at, one in enumerate(images.origins) if at not in of]
     if lacking or len(of) < len(group.origins):
         raise UsageError(
-            f"{group.origins[0].shown} and what goes with it are not made of "
+            f"{group.origins[0].shown} and the datasets joined to it were not made of "
             f"{', '.join(lacking) or images.origins[0].shown}: give latents of all images, each "
             "once, or of none"
         )
@@ -126,7 +127,7 @@ def _following(group: Group, images: Group) -> Group:
 
 
 def _images_of(latents: Origin, images: Group) -> int:
-    """Return the number of the images that latents were made of. All of these must have latents."""
+    """Return the number of the images that latents were made of, in whole."""
     ledger = latents.manifest.ledger
     made = dict(zip(ledger.units(), ledger.column("input"), strict=True))
     for at, origin in enumerate(images.origins):
@@ -139,5 +140,5 @@ def _images_of(latents: Origin, images: Group) -> int:
     shown = " or ".join(origin.shown for origin in images.origins)
     raise UsageError(
         f"{latents.shown} was not made of {shown} as it is now: encode with --redo-changed, or "
-        "select from the one alone"
+        "select from one of them alone"
     )

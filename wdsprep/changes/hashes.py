@@ -52,27 +52,29 @@ _OURS = re.compile(r"\d+/\d{6,}(_\d+)?\.[0-9a-f]{16}\.v\d+\.parquet")
 _ENDING = f".v{perceptual.VERSION}.parquet"
 
 
-def kept_beside(images: str) -> str:
+def hashes_folder(images: str) -> str:
+    """Return the folder beside a dataset of images in which its hashes are kept."""
     return f"{images}-hashes"
 
 
-def kept_file(shard: Shard | ShardRemoval) -> str:
+def hashes_file(shard: Shard | ShardRemoval) -> str:
+    """Return the name of the file with the hashes of a shard, as it is now."""
     return f"{shard.name.removesuffix('.tar')}.{shard.digest[:16]}{_ENDING}"
 
 
-def forget(images: str, shards: Iterable[ShardRemoval]) -> None:
-    """Drop what is kept beside `images` of these shards as they were."""
-    with suppress(NotFoundError, AccessError):  # a bucket of that name, which is none of ours
-        kept = open_store(kept_beside(images))
+def delete_hashes(images: str, shards: Iterable[ShardRemoval]) -> None:
+    """Delete the hashes that are kept beside `images` of these shards."""
+    with suppress(NotFoundError, AccessError):  # a bucket of that name that belongs to others
+        kept = open_store(hashes_folder(images))
         there = {entry.name for entry in kept.list()}
-        for name in there.intersection(map(kept_file, shards)):
+        for name in there.intersection(map(hashes_file, shards)):
             kept.delete(name)
         kept.publish()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HashUnit:
-    """An image shard whose pictures are to be looked at, and where that is kept."""
+    """An image shard to hash, and the folder in which its hashes are kept."""
 
     images: str
     shard: Shard
@@ -89,19 +91,19 @@ class HashUnit:
 
     @property
     def file(self) -> str:
-        return kept_file(self.shard)
+        return hashes_file(self.shard)
 
 
 @dataclass(frozen=True, slots=True)
 class Hashing:
-    """The work, as runners want it."""
+    """The hashing of image shards, as the work that a runner gives to its workers."""
 
     def open(self) -> Callable[[HashUnit], Generator[int, None, None]]:
         return hash_shard
 
 
 def hash_shard(unit: HashUnit) -> Generator[int, None, None]:
-    """Look at the pictures of a shard; yields about how many of its bytes have been seen."""
+    """Hash the pictures of a shard, and yield about how many of its bytes have been read."""
     rows: list[tuple[str, int, int, int, int]] = []
     told = time.monotonic()
     for row in readable(shared_store(unit.images), _rows(unit)):
@@ -117,7 +119,7 @@ def hash_shard(unit: HashUnit) -> Generator[int, None, None]:
 
 
 def _rows(unit: HashUnit) -> Iterator[tuple[str, int, int, int, int]]:
-    """Yield what is kept of each sample."""
+    """Yield the key, hash, size and content of each sample of a shard."""
     with HashedTape(shared_store(unit.images), unit.shard, unit.kind) as tape:
         for sample in read_samples(tape.at, unit.name):
             image = next((sample.fields[name] for name in _KEPT_AS if name in sample.fields), b"")
@@ -126,7 +128,7 @@ def _rows(unit: HashUnit) -> Iterator[tuple[str, int, int, int, int]]:
 
 
 def _looks(image: bytes) -> tuple[int, int, int, int]:
-    """Hash, width, height and content of an image."""
+    """Return the hash, width, height and content digest of an image."""
     content = int.from_bytes(blake3(image).digest(8), "little", signed=True)
     try:
         seen = perceptual.look(image)
@@ -141,7 +143,7 @@ def _signed(number: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ImagesLooked:
-    """A dataset of images, and what is kept of it, shard by shard."""
+    """A dataset of images, with the hashes that are kept of its shards."""
 
     shown: str
     kept: Store
@@ -172,13 +174,13 @@ class ImagesLooked:
 
 
 def open_images(url: str, shown: str, kept: str) -> ImagesLooked:
-    """Open the images at `url`. Their hashes are kept at `kept`."""
+    """Open the images at `url`, whose hashes are kept at `kept`."""
     store = open_store(url)
     manifest = dated_manifest(store)
     if manifest is None:
         _store, manifest = open_dataset(shown)  # which says what is there instead
     if manifest.dataset == "latents":
-        raise UsageError(f"{shown} is a dataset of latents: name the images it was made of")
+        raise UsageError(f"{shown} is a dataset of latents: give the images that it was made of")
     check_kind(store, manifest.dataset, "images")
     manifest = refresh_manifest(store, manifest)
     if not manifest.shards:

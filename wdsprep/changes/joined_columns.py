@@ -1,6 +1,6 @@
-"""Columns that a condition of `select` may ask for beside the json of samples.
+"""Columns that a condition of `select` may use beside the json of samples.
 
-They are those of scores that are selected along, and of what `--join` names.
+They are those of scores that are selected together with images, and of `--join`.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ from wdsprep.loading.where import Subset, Where, find_subset
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JoinedColumns:
-    """Places of scores and tables, for each dataset that is selected from those beside it.
+    """The places of joined scores and tables, for each dataset that is selected from.
 
-    The digest is of what they hold.
+    `digest` is a digest of their content.
     """
 
     places: tuple[tuple[str, ...], ...] = ()
@@ -28,9 +28,9 @@ class JoinedColumns:
 
 
 def find_columns(groups: Sequence[Group], join: Sequence[str], condition: str) -> JoinedColumns:
-    """Return what stands beside the datasets of the first group.
+    """Return the places of the columns that a condition may use.
 
-    That is what `join` names, and scores that are selected along.
+    They are those in `join`, and scores that are selected together with the first group.
     """
     origins = groups[0].origins
     if not condition:
@@ -40,8 +40,8 @@ def find_columns(groups: Sequence[Group], join: Sequence[str], condition: str) -
     named = [place for place in join if not is_table(place)]
     if named and len(origins) > 1:
         raise UsageError(
-            f"--join {named[0]} is of one dataset, and several are selected from: name it among "
-            "the datasets, with the scores of the others"
+            f"--join {named[0]} has columns of one dataset, and several are selected from: give it "
+            "among the datasets, with the scores of the others"
         )
     urls = [open_origin(place).url for place in named]
     tables = [place for place in join if is_table(place)]
@@ -50,7 +50,7 @@ def find_columns(groups: Sequence[Group], join: Sequence[str], condition: str) -
 
 
 def _digest(places: Sequence[Sequence[str]], condition: str) -> str:
-    """Return a digest of what is joined; nothing where nothing is."""
+    """Return a digest of the content of joined columns; empty if nothing is joined."""
     texts = [str(name[0]) for name in Where(condition).names if len(name) == 1]
     each = dict.fromkeys(place for own in places for place in own)
     contents = [
@@ -63,7 +63,10 @@ def _digest(places: Sequence[Sequence[str]], condition: str) -> str:
 
 
 def subsets_of(origins: Sequence[Origin], columns: JoinedColumns, condition: str) -> list[Subset]:
-    """Return what meets a condition in each dataset; samples that a joined one lacks do not."""
+    """Return the samples of each dataset that meet a condition.
+
+    Samples that a joined dataset lacks do not meet it.
+    """
     found = []
     for origin, places in zip(origins, columns.places, strict=True):
         stream = Stream(origin.url, where=condition, join=places)

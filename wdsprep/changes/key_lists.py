@@ -1,7 +1,7 @@
-"""Lists that a user gives, of any length: from a place, which is read in pieces, or from Python.
+"""Read lists of any length that a user gives: from a file, which is read in pieces, or from Python.
 
-`remove` takes what stands on each line, since a URL or a source may have blanks in it; `select`
-takes words. A list may have 10 million of either.
+`remove` takes lines, since a URL or a source may have blanks in it; `select` takes words. A list
+may have 10 million of either.
 """
 
 import os
@@ -14,9 +14,9 @@ from wdsprep.store import split_url
 from wdsprep.store.base import local_path, stream
 
 NameList = str | os.PathLike[str] | Iterable[str]
-"""A file with names, or names."""
+"""The path or URL of a list, or the list itself."""
 PIECE_NBYTES, PIECE_NAMES = 4 << 20, 1 << 18
-"""The bytes of a file, and the names of Python, that are looked at together."""
+"""The bytes of a file, and the items of a list, that are read at a time."""
 
 
 def is_file(path: str) -> bool:
@@ -24,14 +24,14 @@ def is_file(path: str) -> bool:
 
 
 def read_lines(what: str, given: NameList) -> Iterator[str]:
-    """Yield the lines without blanks around them, and without empty ones."""
+    """Yield the lines of a list, without blanks around them and without empty lines."""
     if not isinstance(given, str | os.PathLike):
         yield from (line.strip() for line in given if line.strip())
         return
     place = os.fspath(given)
     is_missing = local_path(place) is not None and not is_file(local_path(place) or ".")
     if is_missing:
-        raise UsageError(f"{place}: no such file: name one with a line for each of the {what}")
+        raise UsageError(f"{place} does not exist: give a file with one of the {what} on each line")
     store, name = split_url(place)
     with closing(stream(store, name)) as file:
         for line in file:
@@ -40,7 +40,7 @@ def read_lines(what: str, given: NameList) -> Iterator[str]:
 
 
 def read_words(given: NameList) -> Iterator[list[bytes]]:
-    """Yield the words between blanks, some at a time; names of Python are taken as they are."""
+    """Yield the words of a file, or the items of a list, several at a time."""
     if not isinstance(given, str | os.PathLike):
         names = (name.encode("utf-8", "surrogateescape") for name in given)
         while some := list(islice(names, PIECE_NAMES)):

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from wdsprep.cpus import usable_cpus
 from wdsprep.dataset.read_ahead import read_each
-from wdsprep.text import Counting, unheard
+from wdsprep.text import Counting, ignore_count
 
 Hashes = NDArray[numpy.uint64]
 Rows = NDArray[numpy.int64]
@@ -69,7 +69,9 @@ def blocks_of(count: int) -> list[Block]:
     return [Block(start=a, nbits=b - a) for a, b in pairwise(ends)]
 
 
-def find_near_pairs(hashes: Hashes, distance: int, heard: Counting = unheard) -> tuple[Rows, Rows]:
+def find_near_pairs(
+    hashes: Hashes, distance: int, heard: Counting = ignore_count
+) -> tuple[Rows, Rows]:
     """Return all pairs of hashes that differ in 1 to `distance` bits, as places in `hashes`.
 
     The hashes rise, and each is there once. `heard` is told how many sorts are done, of how
@@ -130,7 +132,7 @@ def _back(moved: Hashes, blocks: Sequence[Block]) -> Hashes:
 
 
 def _alike(front: Hashes, key_nbits: int, distance: int) -> Iterator[tuple[Hashes, Hashes]]:
-    """Pairs that begin with the same bits and are near, piece by piece."""
+    """Yield pairs of hashes that begin with the same bits and are near, piece by piece."""
     limit = numpy.uint64(1 << (NBITS - key_nbits))
     for start in range(0, len(front) - 1, HASHES_AT_ONCE):
         at = numpy.arange(start, min(start + HASHES_AT_ONCE, len(front) - 1))

@@ -1,4 +1,4 @@
-"""What `remove`, `select` and `duplicates` are given."""
+"""The options of `remove`, `select` and `duplicates`."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,49 +12,49 @@ from wdsprep.options import Place, about, as_places
 from wdsprep.packing.options import SOURCE_KIND, ShardSizes
 from wdsprep.runners.base import WorkerOptions, WorkerRangeOptions
 from wdsprep.runners.options import OUTPUT, TRACK, ListenedOptions, overwrite
-from wdsprep.text import brief, texts, whole
+from wdsprep.text import brief, check_texts, whole_number
 
 SAMPLES, COMPARISON = "Samples", "Comparison"
 DISTANCE, MOST_DISTANCE = 6, 12
-"""Bits of 64 that copies may differ in, and the most: what differs in more is another picture."""
+"""The default and the largest number of bits, of 64, in which copies may differ."""
 
 OTHER_DATASETS = "the datasets that samples are selected from are others, or have changed"
 OTHER_COLUMNS = "--join has other columns, or --where asks for other ones"
 
 
-def _asked(given: Any) -> NameList:
+def _check_list(given: Any) -> NameList:
     if isinstance(given, str | os.PathLike):
         return given
     if not isinstance(given, Iterable):
-        raise UsageError(f"{brief(given)}: give a file with one on each line, or a list")
-    return texts(given)
+        raise UsageError(f"{brief(given)}: give a file with one item on each line, or a list")
+    return check_texts(given)
 
 
-def _split(given: Any) -> str | Mapping[str, float]:
+def _check_split(given: Any) -> str | Mapping[str, float]:
     if not isinstance(given, str | Mapping):
         raise UsageError(f"{brief(given)}: give shares by name, such as train=0.9,val=0.1")
     return given
 
 
-def _distance(given: Any) -> int:
-    if not 0 <= whole("", given) <= MOST_DISTANCE:
+def _check_distance(given: Any) -> int:
+    if not 0 <= whole_number("", given) <= MOST_DISTANCE:
         raise UsageError(
-            f"{brief(given)}: give 0 to {MOST_DISTANCE}: what differs in more of 64 bits is "
-            "another picture"
+            f"{brief(given)}: give 0 to {MOST_DISTANCE}, as pictures that differ in more of 64 "
+            "bits are no copies"
         )
-    return whole("", given)
+    return whole_number("", given)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RemoveOptions(ListenedOptions):
-    """Options of `remove`, without the datasets."""
+    """The options of `remove` beside its datasets."""
 
     keys: NameList = field(
         default="",
         metadata=about(
-            "Remove these: a file with a key on each line, or keys.",
+            "Remove the samples with these keys: a file with a key on each line, or keys.",
             SAMPLES,
-            read=_asked,
+            read=_check_list,
             metavar="FILE|KEY,KEY",
             is_place=True,
         ),
@@ -62,9 +62,9 @@ class RemoveOptions(ListenedOptions):
     urls: NameList = field(
         default="",
         metadata=about(
-            "Remove what was fetched from these URLs.",
+            "Remove the samples that were fetched from these URLs.",
             SAMPLES,
-            read=_asked,
+            read=_check_list,
             metavar="FILE",
             is_place=True,
         ),
@@ -72,9 +72,9 @@ class RemoveOptions(ListenedOptions):
     sha256: NameList = field(
         default="",
         metadata=about(
-            "Remove images of these digests, as packed or as they came.",
+            "Remove the images with these digests, as packed or as they came.",
             SAMPLES,
-            read=_asked,
+            read=_check_list,
             metavar="FILE",
             is_place=True,
         ),
@@ -82,9 +82,9 @@ class RemoveOptions(ListenedOptions):
     sources: NameList = field(
         default="",
         metadata=about(
-            "Remove what has these sources in its json.",
+            "Remove the samples with these sources in their json.",
             SAMPLES,
-            read=_asked,
+            read=_check_list,
             metavar="FILE",
             is_place=True,
         ),
@@ -100,27 +100,31 @@ class RemoveOptions(ListenedOptions):
 
 @dataclass(frozen=True)
 class SelectOptions(WorkerRangeOptions, ShardSizes, ListenedOptions):
-    """Options of `select`."""
+    """The options of `select`."""
 
     datasets: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]" = field(
         metadata=about(
-            "The datasets to copy of.",
+            "The datasets to copy from.",
             is_place=True,
             is_many=True,
             metavar="DATASET...",
             settings={"of": SettingWords(say=OTHER_DATASETS), "source": SOURCE_KIND},
         )
     )
-    out: "str | os.PathLike[str]" = field(metadata=about("Where the samples go.", is_place=True))
+    out: "str | os.PathLike[str]" = field(
+        metadata=about("The folder or URL to copy to.", is_place=True)
+    )
     _: KW_ONLY
     where: str = field(
         default="",
-        metadata=about('Take what this is true of in the json, such as "width >= 768".', SAMPLES),
+        metadata=about(
+            'Select the samples whose json meets this condition, such as "width >= 768".', SAMPLES
+        ),
     )
     join: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]" = field(
         default=(),
         metadata=about(
-            "Let --where ask for the columns of these too: scores, or tables with a column key.",
+            "Let --where use the columns of these too: scores, or tables with a column key.",
             SAMPLES,
             is_place=True,
             is_many=True,
@@ -131,16 +135,16 @@ class SelectOptions(WorkerRangeOptions, ShardSizes, ListenedOptions):
     keys: NameList = field(
         default="",
         metadata=about(
-            "Take the keys in this file, one a line.",
+            "Select the samples with the keys in this file, one on each line.",
             SAMPLES,
-            read=_asked,
+            read=_check_list,
             metavar="FILE",
             is_place=True,
             settings={"keys": SettingWords(say="--keys has other keys")},
         ),
     )
     count: int = field(
-        default=0, metadata=about("Take so many of these, drawn at random.", SAMPLES, least=0)
+        default=0, metadata=about("Select this many of them, drawn at random.", SAMPLES, least=0)
     )
     seed: int = field(
         default=0,
@@ -149,9 +153,9 @@ class SelectOptions(WorkerRangeOptions, ShardSizes, ListenedOptions):
     split: str | Mapping[str, float] = field(
         default="",
         metadata=about(
-            "Make parts of these, such as train=0.9,val=0.1, each where OUT with {split} says.",
+            "Divide them into parts, such as train=0.9,val=0.1; each replaces {split} in OUT.",
             SAMPLES,
-            read=_split,
+            read=_check_split,
             metavar="NAME=SHARE,...",
             settings={
                 "part": SettingWords(say="another part of --split"),
@@ -162,8 +166,8 @@ class SelectOptions(WorkerRangeOptions, ShardSizes, ListenedOptions):
     prefix: bool = field(
         default=False,
         metadata=about(
-            "Put the number of its dataset (0, 1, ...) before each key, where several have the "
-            "same keys.",
+            "Put the number of its dataset (0, 1, ...) before each key, if several datasets have "
+            "the same keys.",
             OUTPUT,
         ),
     )
@@ -173,7 +177,7 @@ class SelectOptions(WorkerRangeOptions, ShardSizes, ListenedOptions):
     def check_together(self) -> None:
         super().check_together()
         if self.join and not self.where:
-            raise UsageError("--join is for what --where asks for: give a condition")
+            raise UsageError("--join adds columns for --where: give a condition too")
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -182,16 +186,16 @@ class SelectOptions(WorkerRangeOptions, ShardSizes, ListenedOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class DuplicatesOptions(WorkerOptions, ListenedOptions):
-    """Options of `duplicates`, without the datasets."""
+    """The options of `duplicates` beside its datasets."""
 
     unit_noun: ClassVar[str] = "comparison"
 
     distance: int = field(
         default=DISTANCE,
         metadata=about(
-            "Take for copies what differs in so many bits of 64; 0 to 12.",
+            "Call images copies if they differ in at most this many of 64 bits; 0 to 12.",
             COMPARISON,
-            read=_distance,
+            read=_check_distance,
             parse=int,
             usual=True,
         ),
@@ -209,8 +213,8 @@ class DuplicatesOptions(WorkerOptions, ListenedOptions):
     output: "str | os.PathLike[str]" = field(
         default="",
         metadata=about(
-            "Write the keys of the copies to this file, one a line; with several datasets, "
-            "{number} in it says of which.",
+            "Write the keys of the copies to this file, one on each line; with several datasets, "
+            "{number} in it stands for the number of the dataset.",
             OUTPUT,
             spelling="-o",
             metavar="FILE",

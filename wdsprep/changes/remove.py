@@ -1,30 +1,30 @@
-"""`remove`: take samples out of images and of everything made of them, so that they stay away.
+"""`remove`: remove samples from images and from everything made of them, so that they stay away.
 
-1. *Find*. A key says its slice: the shards of that slice are asked by their headers. URLs, sources
-   and digests stand in the json of images: all image shards are walked over. What is found in an
-   image shard goes out of the latents that were made of it, too. Nothing is written; the user is
-   told, and asked.
-2. *Mark*. Into each dataset goes the file `removed`: marks of what must stay away, and which
-   samples go out of which shard, with the size and digest that it has now. From then on `verify`
-   says that a removal is under way, `pack` and `encode` refuse to begin, and a run on its way makes
-   again what it had not finished, without these samples (`Draft`). Whoever holds a unit is waited
-   for, and what was finished meanwhile is searched like the rest.
-3. *Change*. Unit by unit, under its hold: images first, then latents, whose receipts get the new
-   digests of their image shards (`rewriting`). Nothing else is read or written.
-4. *Publish*. What a table of captions was made into goes, which has those of the samples too: an
-   encode that goes on makes it again. What `duplicates` keeps of pictures in these shards goes too.
-   The manifest is written, and the marks stay without the rest: the removal has ended.
+1. *Find*. A key begins with its slice: the headers in the shards of that slice are searched. URLs,
+   sources and digests are in the json of images: all image shards are read. A sample that is found
+   in an image shard is removed from the latents made of that shard, too. Nothing is written; the
+   user is told, and asked.
+2. *Mark*. Each dataset gets the file `removed`: marks of inputs that must stay away, and which
+   samples of which shard are removed, with the size and digest that the shard has now. From then on
+   `verify` says that a removal is under way, `pack` and `encode` refuse to begin, and a run that is
+   under way makes again what it had not finished, without these samples (`Draft`). The removal
+   waits for every unit that is held, and searches what was finished meanwhile like the rest.
+3. *Change*. Each unit is changed while it is held: images first, then latents, whose receipts get
+   the new digests of their image shards (`rewriting`). Nothing else is read or written.
+4. *Publish*. The lookup made of a table of captions is deleted, since it has those of the samples
+   too: an encode that goes on makes it again. The hashes that `duplicates` keeps of these shards
+   are deleted too. The manifest is written, and of the file `removed` only the marks stay.
 
-So a kill before 2 has changed nothing, and after 2 the dataset itself knows what is left to do: the
-same command does that first, or `wdsprep remove DATASET` alone. Latents are marked before their
-images: where these are not marked, nothing was begun, and the marks of the latents are forgotten.
+So a kill before step 2 has changed nothing, and after it the dataset itself knows what is left to
+do: the same command does that first, or `wdsprep remove DATASET` alone. Latents are marked before
+their images: if images are not marked, nothing was begun, and the marks of the latents are dropped.
 
-What comes up again is known by its source, its URL, or the SHA-256 of its image (with
+A removed sample is recognised by its source, its URL, or the SHA-256 of its image (with
 `keep_copies`, for duplicates, by its source alone), and becomes a reject `removed`: in a `pack`, an
-append, a retry, after a repair, and after --overwrite too, since who asked to be left out has not
-changed his mind over an option; deleting the file `removed` forgets all. Latents have their samples
-from the images. So one that was taken out of latents alone is a reject `removed` there, and comes
-back only where an encode makes that shard again while the images have it.
+append, a retry, after a repair, and also after --overwrite, since people who asked to be left out
+have not changed their minds over an option; deleting the file `removed` forgets all. Latents get
+their samples from the images. So a sample that was removed from latents alone is a reject `removed`
+there, and comes back only if an encode makes that shard again while the images have the sample.
 """
 
 import os
@@ -34,8 +34,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from wdsprep.changes.finding import DatasetPlace, Finder, Found, by_latent_unit
-from wdsprep.changes.hashes import forget
+from wdsprep.changes.finding import DatasetPlace, Finder, FoundSamples, by_latent_unit
+from wdsprep.changes.hashes import delete_hashes
 from wdsprep.changes.options import RemoveOptions
 from wdsprep.changes.rewriting import UnitChange
 from wdsprep.changes.samples_to_remove import WantedSamples
@@ -55,19 +55,19 @@ from wdsprep.dataset.removed import (
 )
 from wdsprep.dataset.state import dated_manifest, open_dataset, refresh_manifest, write_manifest
 from wdsprep.errors import BusyError, FingerprintError, NotFoundError, UsageError
-from wdsprep.options import Place, taking_datasets
+from wdsprep.options import Place, takes_datasets
 from wdsprep.runners.job import JobListener
 from wdsprep.store import open_store
 from wdsprep.store.base import absolute
 from wdsprep.text import EXAMPLES, NotebookTable, plural
 
 UNITS_AT_ONCE = 4
-"""Units that are changed at a time: one waits for the disk while another hashes."""
+"""The number of units that are changed at a time: one waits for the disk while another hashes."""
 
 
-@taking_datasets(RemoveOptions)
+@takes_datasets(RemoveOptions)
 def remove(datasets: Sequence[Place], options: RemoveOptions) -> "Removal":
-    """Take samples out of datasets, so that no `pack` or `encode` brings them back.
+    """Remove samples from datasets, so that no `pack` or `encode` brings them back.
 
         removal = wdsprep.remove("shards/images", "shards/latents-256", keys="000000000012")
         removal = wdsprep.remove("shards/images", urls="gone.txt", yes=True)  # does it
@@ -75,23 +75,23 @@ def remove(datasets: Sequence[Place], options: RemoveOptions) -> "Removal":
     The options are those of `wdsprep remove`; lists may also be lists of Python.
     """
     if not datasets:
-        raise UsageError("nothing to remove from: name a dataset")
+        raise UsageError("nothing to remove from: give the path or URL of a dataset")
     for place in datasets:
         _check_dataset_name(os.fspath(place))
     listener = options.heard_by
     urls_of = [absolute(url) for url in datasets]
     if len(set(urls_of)) < len(urls_of):
-        raise UsageError("the same dataset is named twice: name each once")
+        raise UsageError("the same dataset is given twice: give each once")
     wanted = WantedSamples.of(
         keys=options.keys, urls=options.urls, sha256=options.sha256, sources=options.sources
     )
-    ended = _end_begun(urls_of, listener)
+    ended = _finish_begun(urls_of, listener)
     if not wanted and not ended:
         raise UsageError("nothing to remove: give --keys, --urls, --sha256 or --sources")
     shown = [os.fspath(url).rstrip("/") or "/" for url in datasets]
     places = [_open(*both) for both in zip(urls_of, shown, strict=True)]
     finder = Finder(wanted=wanted, keeps_copies=options.keep_copies, heard=listener.listed)
-    job = _Job(places, finder)
+    job = _RemovalJob(places, finder)
     job.find()
     removal = job.removal(ended=ended)
     if not removal.is_needed:
@@ -108,7 +108,7 @@ def remove(datasets: Sequence[Place], options: RemoveOptions) -> "Removal":
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RemovalPlace:
-    """The removal from one dataset: its samples, rejects and shards to write, of how many."""
+    """The removal from one dataset: how many samples, rejects and shards it concerns."""
 
     shown: str
     dataset: str
@@ -118,15 +118,15 @@ class RemovalPlace:
     shards_of: int
     nbytes: int
     is_listed: bool
-    """True if more must stay away from it than before."""
+    """True if its list of what must stay away becomes longer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Removal(NotebookTable):
     """A removal from some datasets.
 
-    `nowhere` keys, some of them in `examples`, are in no dataset; `known` keys were removed
-    before. `ended` are the datasets in which an earlier removal has been ended.
+    `nowhere` counts keys that are in no dataset, of which `examples` has some; `known` counts keys
+    that were removed before. `ended` are the datasets in which an earlier removal was finished.
     """
 
     places: tuple[RemovalPlace, ...]
@@ -134,7 +134,7 @@ class Removal(NotebookTable):
     examples: tuple[str, ...] = ()
     known: int = 0
     unmatched: int = 0
-    """URLs, digests and sources that no image has."""
+    """The number of URLs, digests and sources that no image has."""
     ended: tuple[str, ...] = ()
     done: bool = False
 
@@ -155,7 +155,8 @@ class Removal(NotebookTable):
     def is_unknown(self) -> bool:
         """Return whether the keys are in none of the datasets, and nothing else is to be done.
 
-        Lists of URLs are of what others crawl: most of that may be unknown here.
+        That is not for lists of URLs: most of them may be unknown here, since they are of other
+        crawls.
         """
         return bool(self.nowhere) and not (self.is_needed or self.known or self.ended)
 
@@ -165,30 +166,30 @@ class Removal(NotebookTable):
 
 
 def _check_dataset_name(place: str) -> None:
-    """Refuse a key, or a list of them, in the place of a dataset."""
+    """Raise NotFoundError for a key, or a file with keys, where a dataset is expected."""
     is_key = re.fullmatch(r"\d+(,\d+)*", place) and not Path(place).exists()
     if is_key or Path(place).is_file():
         what = "a key" if is_key else "a file"
         raise NotFoundError(
-            f"{place} is {what}, and only datasets stand here: name the samples behind an option, "
-            f"as --keys {place}"
+            f"{place} is {what}, where a dataset is expected: give samples with an option, as "
+            f"--keys {place}"
         )
 
 
 def _open(url: str, shown: str) -> DatasetPlace:
     store = open_store(url)
     edition = Edition.from_store(store)
-    open_dataset(url)  # says what is there instead
+    open_dataset(url)  # raises an error if it is no dataset
     manifest = dated_manifest(store)
     if manifest is None:
-        raise NotFoundError(f"{shown} has lost its manifest just now: run the same again")
+        raise NotFoundError(f"{shown} has lost its manifest just now: run the same command again")
     return DatasetPlace(
         shown=shown, url=url, edition=edition, manifest=refresh_manifest(store, manifest)
     )
 
 
-def _end_begun(urls: Sequence[str], listener: JobListener) -> tuple[str, ...]:
-    """End what was begun before and killed, in these datasets; which of them that was in."""
+def _finish_begun(urls: Sequence[str], listener: JobListener) -> tuple[str, ...]:
+    """Finish removals that were begun in these datasets and killed; return those datasets."""
     begun = {url: found for url in urls if (found := removed_from(open_store(url))).units}
     if not begun:
         return ()
@@ -197,21 +198,21 @@ def _end_begun(urls: Sequence[str], listener: JobListener) -> tuple[str, ...]:
             if images := _moved_images(removed, urls):
                 begun[url] = replace(removed, images=images)
             else:
-                begun |= _begun_images(removed.images)
+                begun |= _find_begun(removed.images)
     for removed in tuple(begun.values()):
         if removed.images in urls and removed.images not in begun:
             begun[removed.images] = removed_from(open_store(removed.images))
-    listener.told(f"ends a removal that was begun in {', '.join(sorted(begun))}")
-    job = _Job([_open(url, url) for url in begun])
-    job.take_up(begun)
+    listener.told(f"finishing a removal that was begun in {', '.join(sorted(begun))}")
+    job = _RemovalJob([_open(url, url) for url in begun])
+    job.resume(begun)
     job.change(listener.changed)
     return tuple(begun)
 
 
 def _moved_images(latents: Removed, urls: Sequence[str]) -> str:
-    """Return the dataset with the images of latents, where it has moved since the removal began.
+    """Return the place of the images of latents, if they have moved since the removal began.
 
-    It is found by the digests that its shards have, or had before they lost samples.
+    They are found by the digests that shards have, or had before they lost samples.
     """
     wanted = {unit.made_of for unit in latents.units}
     for url in urls:
@@ -224,34 +225,35 @@ def _moved_images(latents: Removed, urls: Sequence[str]) -> str:
     return ""
 
 
-def _begun_images(url: str) -> dict[str, Removed]:
-    """Latents may be all that is left."""
+def _find_begun(url: str) -> dict[str, Removed]:
+    """Return what was begun in a dataset of images; nothing if the dataset is gone."""
     with suppress(NotFoundError, UsageError):
         open_dataset(url)
         return {url: removed_from(open_store(url))}
     return {}
 
 
-class _Job:
-    """One removal, in some datasets."""
+class _RemovalJob:
+    """The work of one removal, in some datasets."""
 
     def __init__(self, places: Sequence[DatasetPlace], finder: Finder | None = None) -> None:
         self._images = [place for place in places if place.has_images]
         self._latents = [place for place in places if not place.has_images]
         self._places = {place.url: place for place in (*self._latents, *self._images)}
         self._finder = finder
-        self._found = {url: Found() for url in self._places}
-        self._made_of: dict[str, str] = {}  # the images of latents
+        self._found = {url: FoundSamples() for url in self._places}
+        self._made_of: dict[str, str] = {}  # by latents, their images
         self._removed = {url: removed_from(place.store) for url, place in self._places.items()}
         if finder and finder.wanted.kinds and not self._images:
             kinds = " and ".join(sorted(finder.wanted.kinds))
             raise UsageError(
-                f"latents do not say of which {kinds} they are: name the images that they were "
-                "made of too, or give --keys"
+                f"latents do not state the {kinds} of their samples: give the images that they "
+                "were made of too, or --keys"
             )
 
     # --- find
     def find(self) -> None:
+        """Find the samples to remove, in images first."""
         for place in self._images:
             self._search(place, list(place.receipts.values()))
         for place in self._latents:
@@ -259,7 +261,7 @@ class _Job:
             self._search(place, list(place.receipts.values()))
 
     def _search(self, place: DatasetPlace, receipts: Sequence[Receipt]) -> None:
-        """Look at these units, in place of what was known of them."""
+        """Search some units, and replace what was found in them before."""
         finder, known = self._finder, self._found[place.url]
         if finder is None:
             return
@@ -267,11 +269,11 @@ class _Job:
             known.units.pop(receipt.unit, None)
         with naming_repair(place.store):
             if place.has_images:
-                new = finder.in_images(place, receipts)
+                new = finder.find_in_images(place, receipts)
             else:
                 lost = self._lost_by(self._made_of[place.url])
                 self._check_current(place, receipts, lost)
-                new = finder.in_latents(place, receipts, lost)
+                new = finder.find_in_latents(place, receipts, lost)
         known.units |= new.units
         known.marks |= new.marks
         known.hits |= new.hits
@@ -281,9 +283,9 @@ class _Job:
         return by_latent_unit(self._found[images].units.values()) if images else {}
 
     def _images_of(self, latents: DatasetPlace) -> str:
-        """Return the place of the images that the latents were made of, or an empty text.
+        """Return the place of the images that latents were made of; empty if none of them was.
 
-        Those are the images whose shards most of the latent shards name as their input.
+        It is the place whose shards most of the latent shards state as their input.
         """
         inputs = {of.partition(":")[0] for of in latents.manifest.ledger.column("input")}
 
@@ -296,9 +298,9 @@ class _Job:
     def _check_current(
         self, place: DatasetPlace, receipts: Sequence[Receipt], lost: Mapping[str, ShardRemoval]
     ) -> None:
-        """Check that latents were made of the images as they are now.
+        """Raise FingerprintError if latents were not made of the images as they are now.
 
-        Otherwise what only images tell cannot be found in them.
+        Then samples cannot be found in them by what only images state.
         """
         if not (self._finder and self._finder.wanted.kinds):
             return
@@ -310,8 +312,9 @@ class _Job:
                     "the same wdsprep encode with --redo-changed, then the same command again"
                 )
 
-    # --- what is told
+    # --- the result
     def removal(self, *, ended: tuple[str, ...] = ()) -> Removal:
+        """Return the removal as it was found, for the user."""
         wanted = self._finder.wanted if self._finder else None
         every = self._found.values()
         known = {key for found in every for key in found.known}
@@ -355,6 +358,7 @@ class _Job:
 
     # --- mark
     def mark(self) -> None:
+        """Write the file `removed` of each dataset, and wait for the units that are held."""
         for place in self._places.values():  # latents first
             self._mark(place)
         for place in self._places.values():
@@ -366,8 +370,8 @@ class _Job:
             there = removed_from(place.store)
             if there.units and not is_more:
                 raise BusyError(
-                    f"another removal from {place.shown} has begun: let it end, then run the same "
-                    "again"
+                    f"another removal from {place.shown} has begun: let it finish, then run the "
+                    "same command again"
                 )
             new = Removed(
                 marks=there.marks | Marks.sort(self._marks(place)),
@@ -379,7 +383,7 @@ class _Job:
                 self._removed[place.url] = write_removed(place.store, new)
 
     def catch_up(self) -> None:
-        """Search what other runs have finished since."""
+        """Search and mark the units that other runs have finished since."""
         for place in (*self._images, *self._latents):
             manifest = refresh_manifest(place.store, place.manifest)
             before = dict(place.manifest.ledger.named_lines())
@@ -391,10 +395,10 @@ class _Job:
                 self._mark(now, is_more=True)
 
     # --- change
-    def take_up(self, begun: Mapping[str, Removed]) -> None:
-        """Take up the removal that an earlier run began.
+    def resume(self, begun: Mapping[str, Removed]) -> None:
+        """Continue the removal that an earlier run began.
 
-        Nothing was removed from latents whose images were never marked.
+        Nothing was removed from latents if their images were never marked.
         """
         for url, removed in begun.items():
             self._made_of[url] = removed.images
@@ -406,7 +410,10 @@ class _Job:
             self._found[url].units = units
 
     def change(self, heard: Callable[[int, int], object]) -> None:
-        """Images, then latents; then what says of each that it is done."""
+        """Rewrite the units, images first and then latents, and finish each dataset.
+
+        `heard` is told how many units are done, and of how many.
+        """
         count = sum(len(found.units) for found in self._found.values())
         done = 0
         gone: dict[str, set[str]] = {url: set() for url in self._places}
@@ -429,11 +436,11 @@ class _Job:
                 if receipt is None and unit.made_of:
                     gone[url].add(unit.unit)
         for place in (*self._latents, *self._images):
-            self._conclude(place, gone[place.url])
+            self._finish_dataset(place, gone[place.url])
         self.publish()
 
     def publish(self) -> None:
-        """Also what an earlier removal has done, and could not send."""
+        """Publish all datasets, with what an earlier removal has written but could not send."""
         for place in self._places.values():
             place.store.publish()
 
@@ -445,7 +452,8 @@ class _Job:
         manifest = refresh_manifest(place.store, place.manifest)
         return {latent_unit(shard.name): shard.digest for shard in manifest.shards}
 
-    def _conclude(self, place: DatasetPlace, gone: set[str]) -> None:
+    def _finish_dataset(self, place: DatasetPlace, gone: set[str]) -> None:
+        """Delete lookups and hashes of removed samples, write the manifest, and keep the marks."""
         if not self._found[place.url].units and not self._removed[place.url].units:
             return
         if digest := place.manifest.settings.get("captions"):
@@ -453,19 +461,19 @@ class _Job:
                 place.store.delete(name)
         if place.has_images:
             units = self._found[place.url].units.values()
-            forget(place.url, [shard for unit in units for shard in unit.shards])
+            delete_hashes(place.url, [shard for unit in units for shard in unit.shards])
         with place.edition.holding_manifest():
             there = dated_manifest(place.store) or place.manifest
-            write_manifest(place.store, _without(there, gone, place))
+            write_manifest(place.store, _without_units(there, gone, place))
             now = removed_from(place.store)
             write_removed(place.store, replace(now, units=(), images=""))
         place.store.sweep()
 
 
-def _without(there: Manifest, gone: set[str], place: DatasetPlace) -> Manifest:
-    """Return the manifest with the receipts that are there now.
+def _without_units(there: Manifest, gone: set[str], place: DatasetPlace) -> Manifest:
+    """Return the manifest with the receipts that there are now.
 
-    Units that have gone with their image shard are not left to do.
+    Units that were deleted together with their image shard are not left to do.
     """
     kept = [line for unit, line in there.ledger.named_lines() if unit not in gone]
     return refresh_manifest(place.store, replace(there, receipts=there.ledger.with_lines(kept)))

@@ -1,13 +1,13 @@
-"""A unit of a dataset becomes one without some of its samples, all under one hold.
+"""Rewrite a unit of work of a dataset without some of its samples, while the unit is held.
 
-1. The shards that stay are written anew, without names. The bytes that stay are copied as they lie
-   there, between the offsets of the index; all that is read goes into the digest of the old tar.
+1. The shards that stay are written again, without names yet. The bytes that stay are copied between
+   the offsets of the index; all bytes that are read go into the digest of the old tar.
 2. The receipt is written: it says what the unit will be.
-3. The files become what it says: each is compared with it, and made where it is another. So whoever
-   was killed is followed by one who does the same again, from whatever is there; and what comes out
-   otherwise than the receipt says was damaged, and is named.
+3. The files become what the receipt says: each is compared with it, and written if it differs. So
+   after a kill the next run does the same again, from whatever it finds; and a file that still
+   differs from the receipt was damaged, and is named.
 
-Which samples go is written down in the dataset before (`wdsprep.dataset.removed`), with the size
+The samples to remove are listed in the dataset before (`wdsprep.dataset.removed`), with the size
 and digest that each shard has then.
 """
 
@@ -55,8 +55,8 @@ Fields = dict[str, bytes]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rewritten:
-    """A shard without some of its samples, which has no name yet, and what these were."""
+class RewrittenShard:
+    """A shard without some of its samples, which has no name yet, and those samples."""
 
     removal: ShardRemoval
     shard: Shard
@@ -65,7 +65,10 @@ class Rewritten:
 
 
 class UnitChange:
-    """`image` is the digest that the image shard of a unit of latents has now, if it has one."""
+    """The removal of samples from one unit of work.
+
+    `image` is the digest that the image shard of a unit of latents has now, if it has one.
+    """
 
     def __init__(
         self, edition: Edition, removal: UnitRemoval, removed: Removed, image: str = ""
@@ -74,38 +77,38 @@ class UnitChange:
         self._removal, self._removed, self._image = removal, removed, image
 
     def rewrite(self) -> Receipt | None:
-        """Change the unit, and return its new receipt; None where nothing is left of it."""
+        """Change the unit, and return its new receipt; None if nothing is left of it."""
         unit = self._removal.unit
         with self._edition.holding(unit), ExitStack() as naming:
             try:
                 receipt = read_receipt(self._store, unit)
-            except NotFoundError:  # a repair has taken it out, or an earlier run did
+            except NotFoundError:  # a repair has removed it, or an earlier run
                 self._delete_all()
                 return None
             made = [
-                self._rewritten(shard, receipt, naming)
+                self._rewrite_shard(shard, receipt, naming)
                 for shard in self._removal.shards
                 if not shard.is_all and self._is_as_before(shard, receipt)
             ]
-            after = self._after(receipt, made)
+            after = self._new_receipt(receipt, made)
             if not after.inputs and self._removal.made_of:
                 self._store.delete(receipt_name(unit))
                 self._delete_all()
                 return None
             if after != receipt:
                 write_bytes(self._store, receipt_name(unit), after.to_bytes())
-            self._settle(after)
+            self._write_files(after)
             naming.close()
             for one in made:
                 write_bytes(self._store, index_name(one.shard.name), one.index)
-            self._settle_shards(after)
+            self._finish_shards(after)
             return after
 
     # --- the receipt
     def _is_as_before(self, shard: ShardRemoval, receipt: Receipt) -> bool:
         """Return whether the tar still has the samples to remove.
 
-        A run that was killed after it wrote the receipt has left it so.
+        It has them too if a run was killed after it wrote the receipt.
         """
         now = {one.name: one for one in receipt.shards}.get(shard.name)
         there = (e.nbytes for e in self._store.list(shard.name) if e.name == shard.name)
@@ -113,8 +116,8 @@ class UnitChange:
             return False
         return now is None or now.digest == shard.digest or now.nbytes != shard.nbytes
 
-    def _after(self, receipt: Receipt, made: Sequence[Rewritten]) -> Receipt:
-        """Return the new receipt, or the present one if it is new already."""
+    def _new_receipt(self, receipt: Receipt, made: Sequence[RewrittenShard]) -> Receipt:
+        """Return the new receipt, or the present one if that is the new one already."""
         digests = {shard.name: shard.digest for shard in receipt.shards}
         is_before = all(digests.get(each.name) == each.digest for each in self._removal.shards)
         if not is_before or not self._is_first(receipt):
@@ -125,8 +128,8 @@ class UnitChange:
         new = {one.shard.name: one.shard for one in made}
         emptied = {each.name for each in self._removal.shards if each.is_all}
         shards = [new.get(s.name, s) for s in receipt.shards if s.name not in emptied]
-        gone = self._counted(receipt, made, emptied)
-        # Which samples a table of captions has named is not known where it has not named all.
+        gone = self._count_gone(receipt, made, emptied)
+        # If a table of captions has named only some samples, nobody knows which.
         gone["named"] = max(0, receipt.counts.get("named", 0) - sum(s.samples for s in shards))
         counts = {
             name: count - gone[name]
@@ -137,10 +140,10 @@ class UnitChange:
         after = self._with_rejects(after)
         if receipt.dataset == "images":
             return self._with_inputs(after)
-        return self._with_rows(receipt, self._made_of_now(after))
+        return self._with_rows(receipt, self._with_new_image(after))
 
     def _is_first(self, receipt: Receipt) -> bool:
-        """Return whether nothing has been done yet to a unit that loses rejects, but no sample."""
+        """Return whether a unit that loses rejects, but no sample, has not been changed yet."""
         if self._removal.shards:
             return True
         if self._removal.made_of:
@@ -151,10 +154,10 @@ class UnitChange:
             == receipt.files[rejects_name(receipt.unit)]
         )
 
-    def _counted(
-        self, receipt: Receipt, made: Sequence[Rewritten], emptied: set[str]
+    def _count_gone(
+        self, receipt: Receipt, made: Sequence[RewrittenShard], emptied: set[str]
     ) -> Counter[str]:
-        """Return what was counted of the samples that go."""
+        """Return the counts of the samples that are removed."""
         gone = {one.shard.name: one.gone for one in made}
         shapes = shape_ranges(receipt.settings, receipt.counts)
         counts: Counter[str] = Counter()
@@ -169,10 +172,10 @@ class UnitChange:
                 count_sample(counts, kind, parse_json(fields["json"]), shape)
         return counts
 
-    def _made_of_now(self, receipt: Receipt) -> Receipt:
-        """Make the receipt name the new image shard, so that the next encode finds it up to date.
+    def _with_new_image(self, receipt: Receipt) -> Receipt:
+        """Return a receipt whose input is the new image shard, so that encode finds it up to date.
 
-        Of a shard that a --limit has cut, it counts fewer samples by as many as have gone.
+        If --limit has cut that shard, the count of its samples falls by those removed.
         """
         whole, _, first = receipt.input.partition(":")
         if not self._removal.made_of or whole != self._removal.made_of or not self._image:
@@ -180,14 +183,14 @@ class UnitChange:
         cut = f":{int(first) - self._removal.inputs}" if first else ""
         return replace(receipt, input=f"{self._image}{cut}")
 
-    # --- what the files are to hold
+    # --- the content of the files
     def _with_rejects(self, receipt: Receipt) -> Receipt:
         name = rejects_name(receipt.unit)
         data = self._read(name)
         kind = DigestKind.from_settings(receipt.settings)
         if kind.hex(data) != receipt.files[name]:
             raise self._unlike_receipt(name)
-        rejects = self._rejects(data, kind)[1]
+        rejects = self._make_rejects(data, kind)[1]
         return replace(
             receipt,
             inputs=sum(shard.samples for shard in receipt.shards) + rejects.counts.total(),
@@ -195,10 +198,10 @@ class UnitChange:
             files={**receipt.files, name: rejects.digest},
         )
 
-    def _rejects(self, data: bytes, kind: DigestKind) -> tuple[bytes, RejectsFile]:
-        """Remove what can be read of removed samples from the rejects.
+    def _make_rejects(self, data: bytes, kind: DigestKind) -> tuple[bytes, RejectsFile]:
+        """Return the rejects without what identifies removed samples.
 
-        Latents lose these rejects where the images do not have them any more either.
+        Latents lose these rejects if their images no longer have them.
         """
         gone = dict.fromkeys((key for shard in self._removal.shards for key in shard.keys), "")
         gone |= dict.fromkeys(self._removal.rejects, "")
@@ -206,7 +209,7 @@ class UnitChange:
         for reject in read_rejects(data, rejects_name(self._removal.unit)):
             if reject.key not in gone:
                 kept.append(reject)
-            elif reject.source:  # a slice that tries the row again takes it from here by that
+            elif reject.source:  # by it a slice that tries the row again finds the reject
                 gone[reject.key] = hide_source(reject.source)
         if not self._removal.made_of:
             kept += [Reject(key=key, source=of, code=Code.REMOVED) for key, of in gone.items()]
@@ -220,12 +223,12 @@ class UnitChange:
     def _with_inputs(self, receipt: Receipt) -> Receipt:
         data = self._read(inputs_name(receipt.unit), b"")
         kind = DigestKind.from_settings(receipt.settings)
-        if kind.hex(data) != receipt.input:  # lost, or damaged: no captions are in it
+        if kind.hex(data) != receipt.input:  # lost or damaged: it has no captions then
             return receipt
-        return replace(receipt, input=kind.hex(self._inputs(data)))
+        return replace(receipt, input=kind.hex(self._make_inputs(data)))
 
-    def _inputs(self, data: bytes) -> bytes:
-        """Remove the metadata of removed samples, which a folder's table may have given."""
+    def _make_inputs(self, data: bytes) -> bytes:
+        """Return the list of inputs without the metadata of removed samples."""
         lines = data.splitlines(keepends=True)
         return b"".join(self._without_facts(line) if b'"{' in line else line for line in lines)
 
@@ -237,9 +240,9 @@ class UnitChange:
         return without_facts(item).to_json().encode()
 
     def _with_rows(self, before: Receipt, receipt: Receipt) -> Receipt:
-        """Write the positions of the samples that stay, in their image shard as it is now.
+        """Return a receipt with the positions of the remaining samples in the new image shard.
 
-        Of an old dataset whose positions nobody can tell, that stays so.
+        An old dataset whose positions nobody can tell stays without.
         """
         kind, files = DigestKind.from_settings(receipt.settings), dict(receipt.files)
         for shard in before.shards:
@@ -249,12 +252,12 @@ class UnitChange:
                 raise self._unlike_receipt(name)
             if may_have_rows(before) and not stated and write_rows(self._store, before) is None:
                 continue
-            if data := self._rows(shard, self._read(name, b"")):
+            if data := self._make_rows(shard, self._read(name, b"")):
                 files[name] = kind.hex(data)
         return replace(receipt, files=files)
 
-    def _rows(self, shard: Shard, data: bytes) -> bytes:
-        """Return the positions of the samples that stay; empty where they are 0, 1, 2 and so on."""
+    def _make_rows(self, shard: Shard, data: bytes) -> bytes:
+        """Return the positions of the remaining samples; empty if they are 0, 1, 2 and so on."""
         going = {each.name: each for each in self._removal.shards}.get(shard.name)
         count = going.samples if going else shard.samples
         rows = (
@@ -265,27 +268,31 @@ class UnitChange:
         left = rows.without(going.rows if going else (), self._removal.lost_rows)
         return b"" if left.is_plain else left.to_bytes()
 
-    # --- the files become that
-    def _settle(self, receipt: Receipt) -> None:
+    # --- writing the files
+    def _write_files(self, receipt: Receipt) -> None:
+        """Write the rejects, and the inputs or the rows, as the receipt says."""
         kind, unit = DigestKind.from_settings(receipt.settings), receipt.unit
         rejects = rejects_name(unit)
-        self._make(kind, rejects, receipt.files[rejects], lambda data: self._rejects(data, kind)[0])
+        self._write_if_changed(
+            kind, rejects, receipt.files[rejects], lambda data: self._make_rejects(data, kind)[0]
+        )
         if receipt.dataset == "images":
             name = inputs_name(unit)
-            if kind.hex(self._inputs(self._read(name, b""))) == receipt.input:
-                self._make(kind, name, receipt.input, self._inputs)
+            if kind.hex(self._make_inputs(self._read(name, b""))) == receipt.input:
+                self._write_if_changed(kind, name, receipt.input, self._make_inputs)
             return
         for shard in receipt.shards:
             name = rows_name(shard.name)
             if name in receipt.files:
-                make = lambda data, shard=shard: self._rows(shard, data)  # noqa: E731
-                self._make(kind, name, receipt.files[name], make)
+                make = lambda data, shard=shard: self._make_rows(shard, data)  # noqa: E731
+                self._write_if_changed(kind, name, receipt.files[name], make)
             else:
                 self._store.delete(name)
 
-    def _make(
+    def _write_if_changed(
         self, kind: DigestKind, name: str, digest: str, make: Callable[[bytes], bytes]
     ) -> None:
+        """Write a file unless it has the digest. Raise DamageError if the new one differs too."""
         there = self._read(name, b"")
         if kind.hex(there) == digest and (there or name.startswith("rejects/")):
             return
@@ -294,10 +301,10 @@ class UnitChange:
             raise self._unlike_receipt(name)
         write_bytes(self._store, name, data)
 
-    def _settle_shards(self, receipt: Receipt) -> None:
-        """Write the index of each changed shard that lacks one, and delete the emptied shards.
+    def _finish_shards(self, receipt: Receipt) -> None:
+        """Write the missing index of each changed shard, and delete the empty shards.
 
-        An index of another size than the shard's samples need counts as lacking.
+        An index whose size does not fit the samples of the shard counts as missing.
         """
         now = {shard.name: shard for shard in receipt.shards}
         for each in self._removal.shards:
@@ -309,7 +316,7 @@ class UnitChange:
                 write_index(self._store, each.name)
 
     def _delete_all(self) -> None:
-        """Delete the shards and rejects of a unit that has lost its receipt."""
+        """Delete the shards and rejects of a unit that has no receipt any more."""
         for shard in self._removal.shards:
             self._delete(shard.name)
         self._store.delete(rejects_name(self._removal.unit))
@@ -330,13 +337,16 @@ class UnitChange:
         return DamageError(f"{self._store.url}/{name}", UNLIKE_RECEIPT)
 
     # --- shards
-    def _rewritten(self, shard: ShardRemoval, receipt: Receipt, naming: ExitStack) -> Rewritten:
+    def _rewrite_shard(
+        self, shard: ShardRemoval, receipt: Receipt, naming: ExitStack
+    ) -> RewrittenShard:
         sink = naming.enter_context(self._store.write(shard.name))
-        return self._copied(shard, DigestKind.from_settings(receipt.settings), sink)
+        return self._copy_rest(shard, DigestKind.from_settings(receipt.settings), sink)
 
-    def _copied(self, removal: ShardRemoval, kind: DigestKind, sink: FileSink) -> Rewritten:
+    def _copy_rest(self, removal: ShardRemoval, kind: DigestKind, sink: FileSink) -> RewrittenShard:
+        """Copy the samples of a shard that stay, check its digest, and return the new shard."""
         offsets = self._offsets(removal)
-        gone = _Taken(removal, offsets)
+        gone = _TarSplitter(removal, offsets)
         before, after = kind.new(), kind.new()
         nbytes = 0
         chunks = Chunks(
@@ -357,12 +367,12 @@ class UnitChange:
             raise self._unlike_receipt(removal.name)
         sink.end()
         shard = Shard(removal.name, removal.samples - len(removal.rows), nbytes, after.hexdigest())
-        return Rewritten(
+        return RewrittenShard(
             removal=removal, shard=shard, index=gone.index(), gone=tuple(gone.samples(self._store))
         )
 
     def _offsets(self, removal: ShardRemoval) -> Sequence[int]:
-        """One that was killed may have left the index of what comes after."""
+        """Return where samples begin; write the index again if a killed run left a newer one."""
         try:
             return offsets_of(self._store, removal)
         except FormatError:
@@ -370,25 +380,25 @@ class UnitChange:
             return offsets_of(self._store, removal)
 
     def _read_gone(self, removal: ShardRemoval) -> tuple[Fields, ...]:
-        """Read the samples of a shard that loses all."""
+        """Read the samples of a shard that loses all of them."""
         offsets = self._offsets(removal)
-        gone = _Taken(removal, offsets)
+        gone = _TarSplitter(removal, offsets)
         list(gone.pieces(0, self._store.read(removal.name)))
         return tuple(gone.samples(self._store))
 
 
-class _Taken:
-    """Parts the bytes of a tar: those of samples that go, and the rest."""
+class _TarSplitter:
+    """A splitter of the bytes of a tar: those of samples that are removed, and the rest."""
 
     def __init__(self, removal: ShardRemoval, offsets: Sequence[int]) -> None:
         self._removal, self._offsets = removal, np.array(offsets, np.int64)
         going = spans(self._offsets, np.array(removal.rows, np.uint32))
-        # where what stays and what goes begin, in turn
+        # the first bytes of removed and of remaining samples, in turn
         self._cuts = [edge for span in going for edge in (span.start, span.end)]
         self._gone: list[bytes] = []
 
     def pieces(self, position: int, chunk: bytes) -> Iterator[bytes]:
-        """Yield what stays of a chunk of the tar at `position`."""
+        """Yield the remaining bytes of the chunk of the tar that begins at `position`."""
         start, end = position, position + len(chunk)
         at = bisect_right(self._cuts, position)
         while start < end:
@@ -403,10 +413,11 @@ class _Taken:
             start, at = stop, at + 1
 
     def index(self) -> bytes:
+        """Return the index of the remaining samples."""
         return encode_index(offsets_without(self._offsets, self._removal.rows))
 
     def samples(self, store: Store) -> Iterator[Fields]:
-        """Yield the samples that go. Refuse them where the index has led to others."""
+        """Yield the removed samples. Raise DamageError if the index has led to others."""
         what = f"{store.url}/{index_name(self._removal.name)}"
         data, at = b"".join(self._gone), 0
         sizes = np.diff(self._offsets)[list(self._removal.rows)].tolist()

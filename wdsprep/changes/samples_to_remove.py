@@ -1,7 +1,7 @@
-"""The samples that a user asks to remove, by key, URL, digest or source, in lists of any length.
+"""The samples that a user wants to remove, by key, URL, digest or source, in lists of any length.
 
-A list may have 10 million lines. Keys are kept as text by the slice that they name, all else as
-marks of 16 bytes: 160 MB of either.
+A list may have 10 million lines. Keys are kept as text by the slice that they begin with, all else
+as marks of 16 bytes: 160 MB of either.
 """
 
 import re
@@ -17,15 +17,15 @@ from wdsprep.errors import UsageError
 from wdsprep.store.base import local_path
 
 OWN_KEY = re.compile(r"\d{12,}")
-DIGITS = 6  # at least, of a slice and of a number in it
+DIGITS = 6  # the fewest of a slice, and of a number in it
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-class Keys:
-    """Keys, of which those in one slice are found at once."""
+class KeysBySlice:
+    """Keys, kept by the slice that they begin with."""
 
     def __init__(self, keys: Iterable[str]) -> None:
-        self._by_slice: dict[str, bytearray] = {}  # by the first digits of its number
+        self._by_slice: dict[str, bytearray] = {}  # by the first digits of the slice
         self.are_own = True
         for key in keys:
             is_own = bool(OWN_KEY.fullmatch(key))
@@ -38,25 +38,25 @@ class Keys:
 
     def __iter__(self) -> Iterator[str]:
         """Yield each key once, slice by slice."""
-        return chain.from_iterable(map(self._some, sorted(self._by_slice)))
+        return chain.from_iterable(map(self._keys_at, sorted(self._by_slice)))
 
     def of_slice(self, name: str) -> set[str]:
         """Return the keys that samples of a slice may have."""
-        return {key for key in self._some(name[:DIGITS]) if _is_in(key, name)}
+        return {key for key in self._keys_at(name[:DIGITS]) if _is_key_of(key, name)}
 
-    def _some(self, first: str) -> list[str]:
+    def _keys_at(self, first: str) -> list[str]:
         held = bytes(self._by_slice.get(first, b""))
         return sorted(set(held.decode("utf-8", "surrogateescape").splitlines()))
 
 
-def _is_in(key: str, slice_name: str) -> bool:
+def _is_key_of(key: str, slice_name: str) -> bool:
     number = key.removeprefix(slice_name)
     is_number = len(number) == DIGITS or (len(number) > DIGITS and number[0] != "0")
     return len(number) < len(key) and is_number
 
 
-class Sought:
-    """Keys in the order in which those of a shard rise."""
+class SortedKeys:
+    """Keys in the order in which keys rise in a shard."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._keys = sorted(keys, key=key_order)
@@ -68,16 +68,20 @@ class Sought:
         return isinstance(key, str) and bool(self.between(key, key))
 
     def between(self, first: str, last: str) -> list[str]:
-        """Return the keys that may be in a shard that begins and ends with these."""
+        """Return the keys that may be in a shard that begins and ends with these keys."""
         start = bisect_left(self._keys, key_order(first), key=key_order)
         return self._keys[start : bisect_right(self._keys, key_order(last), key=key_order)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WantedSamples:
-    """`marks` are of what only the json of an image tells."""
+    """The samples to remove.
 
-    keys: Keys
+    `keys` are found in all datasets. `marks` are of URLs, digests and sources, which only the json
+    of images states; `kinds` says of which of these.
+    """
+
+    keys: KeysBySlice
     marks: Marks
     kinds: frozenset[str]
 
@@ -85,11 +89,14 @@ class WantedSamples:
     def of(
         cls, *, keys: NameList, urls: NameList, sha256: NameList, sources: NameList
     ) -> "WantedSamples":
+        """Read the lists of keys, URLs, digests and sources."""
         given = {"source": sources, "url": urls, "sha256": sha256}
         kinds = frozenset(kind for kind, asked in given.items() if asked)
         return cls(
-            keys=Keys(_keys(keys)),
-            marks=Marks.sort(mark_of(kind, line) for kind in kinds for line in _of(kind, given)),
+            keys=KeysBySlice(_read_keys(keys)),
+            marks=Marks.sort(
+                mark_of(kind, line) for kind in kinds for line in _read_values(kind, given)
+            ),
             kinds=kinds,
         )
 
@@ -97,15 +104,15 @@ class WantedSamples:
         return bool(self.keys or self.kinds)
 
     def marks_of(self, kind: str, value: str) -> Iterator[bytes]:
-        """Yield the mark of a value that samples are known by, if it is wanted."""
+        """Yield the mark of a value if it is wanted."""
         if kind in self.kinds and (mark := mark_of(kind, value)) in self.marks:
             yield mark
 
 
-def _keys(asked: NameList) -> Iterable[str]:
+def _read_keys(asked: NameList) -> Iterable[str]:
     """Read keys from a file, or split a text of keys at its commas.
 
-    It is a file where one of that name exists, or where it can be no key.
+    The text is a path if that file exists, or if it cannot be a key.
     """
     if not isinstance(asked, str):
         return read_lines("keys", asked)
@@ -115,11 +122,12 @@ def _keys(asked: NameList) -> Iterable[str]:
     return [key for word in asked.split(",") if (key := word.strip())]
 
 
-def _of(kind: str, given: dict[str, NameList]) -> Iterator[str]:
+def _read_values(kind: str, given: dict[str, NameList]) -> Iterator[str]:
+    """Yield the lines of a list. Raise UsageError for a wrong digest."""
     for line in read_lines(kind, given[kind]):
         value = line.lower() if kind == "sha256" else line
         if kind == "sha256" and not SHA256.fullmatch(value):
             raise UsageError(
-                f"{line[:80]!r} is no SHA-256: give 64 hexadecimal digits on each line"
+                f"{line[:80]!r} is not a SHA-256 digest: give 64 hexadecimal digits on each line"
             )
         yield value

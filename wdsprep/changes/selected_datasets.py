@@ -46,7 +46,7 @@ from wdsprep.text import human_bytes, plural
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SelectRequest:
-    """The samples to select, and how they are put into shards."""
+    """The options that decide which samples are selected, and how they are put into shards."""
 
     where: str
     keys: WantedKeys | None
@@ -57,12 +57,12 @@ class SelectRequest:
     nbytes: int
     prefix: bool
     columns: JoinedColumns = field(default_factory=JoinedColumns)
-    """Columns that the condition may ask for beside the json."""
+    """The columns that the condition may use beside the json."""
 
     def settings(self, part: str) -> dict[str, Any]:
         """Return the settings that decide the bytes, beside the datasets.
 
-        What was not asked for is none.
+        Options that were not given are not among them.
         """
         chance = self.count or self.parts
         found = {
@@ -80,7 +80,7 @@ class SelectRequest:
 
 
 def plan_shards(group: Group, asked: SelectRequest) -> dict[str, list[PlannedShard]]:
-    """Return the shards of each part."""
+    """Return the planned shards of each part of a selection."""
     rise = group.dataset == "images"
     shards = OriginShards(origins=group.origins)
     every = shards.all_samples
@@ -90,7 +90,9 @@ def plan_shards(group: Group, asked: SelectRequest) -> dict[str, list[PlannedSha
         every = select_where(every, shards, subsets_of(group.origins, asked.columns, asked.where))
     if not every.samples:
         shown = " and ".join(origin.shown for origin in group.origins)
-        raise UsageError(f"nothing is selected: no sample of {shown} is left: ask for less")
+        raise UsageError(
+            f"nothing is selected, as no sample of {shown} meets all conditions: give fewer"
+        )
     if asked.count:
         every = draw_samples(every, shards, asked.count, asked.seed)
     parts = {"": every}
@@ -101,15 +103,15 @@ def plan_shards(group: Group, asked: SelectRequest) -> dict[str, list[PlannedSha
     for name, some in parts.items():
         if not some.samples:
             total = plural(every.samples, "sample")
-            raise UsageError(f"--split: of {total} none is left for {name}: give it a larger share")
+            raise UsageError(f"--split leaves none of {total} for {name}: give it a larger share")
         found[name] = cut_into_shards(
-            some, shards, limits, prefixes=prefixes(group, asked), rise=rise
+            some, shards, limits, prefixes=key_prefixes(group, asked), rise=rise
         )
     return found
 
 
-def prefixes(group: Group, asked: SelectRequest) -> tuple[str, ...]:
-    """Return the prefix of the keys of each dataset."""
+def key_prefixes(group: Group, asked: SelectRequest) -> tuple[str, ...]:
+    """Return the prefix of the keys of each dataset; empty texts without --prefix."""
     many = len(group.origins)
     if not asked.prefix:
         return ("",) * many
@@ -117,7 +119,7 @@ def prefixes(group: Group, asked: SelectRequest) -> tuple[str, ...]:
 
 
 def check_room(planned: "Iterable[tuple[SelectedDataset, list[PlannedShard]]]") -> None:
-    """Before anything is written: what is left to write must have room on a local disk."""
+    """Raise FullError, before anything is written, if local disks lack room for the selection."""
     wanted: dict[str, int] = {}
     for each, own in planned:
         if (path := local_path(each.place)) is not None:
@@ -134,7 +136,7 @@ def check_room(planned: "Iterable[tuple[SelectedDataset, list[PlannedShard]]]") 
 
 @dataclass(frozen=True, kw_only=True)
 class SelectedDataset:
-    """A dataset to write: of a group, or a part of it."""
+    """A dataset to write: a group of datasets, or a part of it."""
 
     group: Group
     part: str
@@ -166,41 +168,45 @@ class SelectedDataset:
 
     @cached_property
     def selection(self) -> str:
-        """A digest of all that decides what is in it."""
+        """Return a digest of everything that decides what is in the dataset."""
         of = self.group.follows or self.group
         known = [of.content, self.group.content, self.asked.settings(self.part)]
         return DigestKind.BLAKE3.hex(canonical_json(known))
 
     def check(self) -> None:
-        """Refuse, before anything is written, another dataset in the place."""
+        """Raise FingerprintError, before anything is written, if the place has another dataset."""
         store = open_store(self.place)
         claim = find_claim(store, self.group.dataset, self.settings, overwrite=self.overwrite)
         if claim.is_there and claim.manifest.extra.get("selection", self.selection) != (
             self.selection
         ):
-            raise self._other()
+            raise self._conflict()
 
-    def _other(self) -> FingerprintError:
+    def _conflict(self) -> FingerprintError:
         return FingerprintError(
-            f"{self.shown} holds something else, of other images or selected otherwise: name "
-            "another place, or --overwrite starts over"
+            f"{self.shown} holds another selection, or one of other images: give another place, "
+            "or start over with --overwrite"
         )
 
     @cached_property
-    def _there(self) -> Manifest | None:
+    def _present(self) -> Manifest | None:
+        """Return the manifest in the place; None if there is none or it is overwritten."""
         store = open_store(self.place)
         there = None if self.overwrite else dated_manifest(store)
         return refresh_manifest(store, there) if there else None
 
     @property
     def is_done(self) -> bool:
-        there = self._there
+        there = self._present
         is_same = there is not None and there.extra.get("selection") == self.selection
         return bool(is_same and there and there.complete)
 
     def nbytes_left(self, cuts: Sequence[PlannedShard]) -> int:
-        """About as much as is left to write: of latents, the share of samples is taken for it."""
-        done = set(self._there.ledger.units()) if self._there else set()
+        """Return about how many bytes are left to write.
+
+        For latents this is their size times the share of selected samples.
+        """
+        done = set(self._present.ledger.units()) if self._present else set()
         names = (self._unit_name(each) for each in cuts)
         wanted = [each for each, name in zip(cuts, names, strict=True) if name not in done]
         if not self.group.follows:
@@ -224,20 +230,25 @@ class SelectedDataset:
     def _unit_name(self, made: PlannedShard) -> str:
         return made.slice if self.group.dataset == "images" else latent_unit(made.name)
 
-    def finished(self) -> Outcome:
+    def finish(self) -> Outcome:
+        """Return the outcome of a dataset that is complete already."""
         return self._run([], None, JobListener())
 
-    def filled(
+    def fill(
         self,
         cuts: Sequence[PlannedShard],
         images: Outcome | None,
         options: WorkerOptions,
         listener: JobListener,
     ) -> Outcome:
+        """Copy the samples of the planned shards, and return the outcome."""
         return self._run(list(self._units(cuts, images)), options, listener)
 
     def _units(self, cuts: Sequence[PlannedShard], images: Outcome | None) -> Iterator[CopyUnit]:
-        """Latents are made of the image shards that were written, whatever came of these."""
+        """Yield a unit for each planned shard that is to be written.
+
+        Latents have units only for the image shards that were written.
+        """
         digest = DigestKind.from_settings(self.settings)
         shards = {shard.name: shard for shard in images.manifest.shards} if images else {}
         for made in cuts:
@@ -252,10 +263,9 @@ class SelectedDataset:
             )
 
     def _pieces(self, made: PlannedShard, written: Shard | None) -> tuple[SamplesToCopy, ...]:
-        """Return the pieces of a shard of latents.
+        """Return the pieces of a planned shard, for latents with the names of their units.
 
-        They are units of the images that they follow. Samples that the `written` image
-        shard lacks, because they were removed there, are left out.
+        Samples that the `written` image shard lacks, because they were removed there, are left out.
         """
         images = self.group.follows
         if not images or not written:
@@ -264,14 +274,14 @@ class SelectedDataset:
         if written.samples < made.samples:
             place = absolute(images.place_of(self.part))
             keys = {*_keys_of(open_store(place), written)}
-            pieces = tuple(filter(None, map(partial(self._among, keys), pieces)))
+            pieces = tuple(filter(None, map(partial(self._with_keys, keys), pieces)))
         return tuple(replace(piece, unit=latent_unit(piece.shard.name)) for piece in pieces)
 
-    def _among(self, keys: set[str], piece: SamplesToCopy) -> SamplesToCopy | None:
-        """Return the part of a piece of images that has one of the keys; None if there is none."""
+    def _with_keys(self, keys: set[str], piece: SamplesToCopy) -> SamplesToCopy | None:
+        """Return the part of a piece of images that has some of the keys; None if it has none."""
         images = self.group.follows or self.group
         store, number = images.origins[piece.origin].store, piece.origin
-        prefix = prefixes(images, self.asked)[number]
+        prefix = key_prefixes(images, self.asked)[number]
         all_keys = _keys_of(store, piece.shard)
         left = [n for n in piece.numbers.tolist() if prefix + all_keys[n] in keys]
         return replace(piece, numbers=np.array(left, np.uint32)) if left else None
@@ -286,12 +296,12 @@ class SelectedDataset:
         done = dict(zip(ledger.units(), ledger.column("input"), strict=True))
         wanted = {unit.name: unit.input for unit in units}
         if options and any(wanted.get(unit) != of for unit, of in done.items()):
-            raise self._other()
+            raise self._conflict()
         pending = [unit for unit in units if unit.name not in done]
         work = CopyWork(
             dataset=self.group.dataset,
             origins=tuple(origin.url for origin in self.group.origins),
-            prefixes=prefixes(self.group, self.asked),
+            prefixes=key_prefixes(self.group, self.asked),
             out=self.place,
             edition=edition.mark,
             settings=self.settings,
@@ -313,13 +323,16 @@ class SelectedDataset:
         return outcome
 
     def _extra(self) -> dict[str, Any]:
-        """Return what the first dataset has beside its settings, such as the name of its model."""
+        """Return what the manifest states beside settings: the model, and the selection."""
         known = self.group.origins[0].manifest.extra
         own = {"model": known["model"]} if "model" in known else {}
         return {**own, "selection": self.selection}
 
     def _empty(self, edition: Edition) -> dict[str, str]:
-        """Copy the files for the empty caption from the first dataset. They are the same in all."""
+        """Copy the files for the empty caption from the first dataset; return their digests.
+
+        Raise UsageError if the datasets have different ones.
+        """
         if self.group.dataset == "images":
             return {}
         found: dict[str, set[str]] = {}
@@ -332,10 +345,10 @@ class SelectedDataset:
             if len(digests) > 1:
                 shown = " and ".join(origin.shown for origin in self.group.origins)
                 raise UsageError(
-                    f"{shown} have another {name}: what they hold was computed otherwise, and "
-                    f"cannot be one dataset: give each a place, such as OUT/{NAME}"
+                    f"{shown} have different {name}, so they cannot become one dataset: give each "
+                    f"a place, such as OUT/{NAME}"
                 )
-            _copied(self.group.origins[0].store, edition, name)
+            _copy_file(self.group.origins[0].store, edition, name)
         return {name: digests.pop() for name, digests in sorted(found.items())}
 
 
@@ -344,7 +357,7 @@ def _keys_of(store: Store, shard: Shard) -> list[str]:
         return [*reader.keys()]
 
 
-def _copied(store: Store, edition: Edition, name: str) -> None:
+def _copy_file(store: Store, edition: Edition, name: str) -> None:
     try:
         edition.store.read(name, nbytes=0)
     except NotFoundError:

@@ -1,9 +1,8 @@
 """Select samples by a condition, by keys, by chance, or by parts of a split.
 
-What is selected are samples of one list of shards, that of the datasets which are selected from.
-Chance is a hash of the seed, of the digest of the shard and of the number in it, so that neither
-the order of shards nor of what is asked for first changes who is drawn, and nothing but indexes has
-to be read for it.
+A selection has samples of one list of shards: those of all datasets to select from. Chance is a
+hash of the seed, of the digest of the shard and of the number in it. So neither the order of shards
+nor that of the options changes which samples are drawn, and nothing but indexes has to be read.
 """
 
 import os
@@ -32,12 +31,12 @@ from wdsprep.store.base import Store
 from wdsprep.text import examples, plural
 
 Parts = Mapping[str, Fraction]
-"""The parts of a split: the share of each by its name."""
+"""The share of each part of a split, by its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """A dataset to select from, as its receipts have it."""
+    """A dataset to select from, with its manifest."""
 
     url: str
     shown: str
@@ -49,19 +48,19 @@ class Origin:
 
     @cached_property
     def shards(self) -> tuple[Shard, ...]:
-        """Return the shards in the order in which pack numbered their samples, bucket by bucket."""
+        """Return the shards in the order in which pack numbered their samples, by bucket."""
         return tuple(sorted(self.manifest.shards, key=_shard_order))
 
     @cached_property
     def units(self) -> Mapping[str, str]:
-        """Return the unit that made each shard."""
+        """Return the unit that made each shard, by the name of the shard."""
         ledger = self.manifest.ledger
         made = zip(ledger.units(), ledger.column("shards"), strict=True)
         return {shard["name"]: unit for unit, shards in made for shard in shards}
 
     @cached_property
     def content(self) -> str:
-        """A digest of what is in its shards, wherever it lies."""
+        """Return a digest of the content of its shards, wherever the dataset is."""
         shards = "".join(f"{shard.name} {shard.digest}\n" for shard in self.shards)
         return DigestKind.BLAKE3.hex(shards.encode())
 
@@ -72,7 +71,7 @@ class Origin:
     def keys(self, shard: Shard, starts: NDArray[np.int64]) -> list[bytes]:
         """Return the keys of the samples that begin at `starts`, as bytes.
 
-        Many shards are read at a time, so the samples of one are read one after the other.
+        They are read one after the other, since many shards are read at a time.
         """
         with naming_repair(self.store):
             found = keys_at(self.store, shard.name, starts.tolist(), at_once=False)
@@ -81,16 +80,17 @@ class Origin:
 
 def _shard_order(shard: Shard) -> tuple[int, int, int, str]:
     found = SHARD.fullmatch(shard.name)
-    if found is None:  # latents of tars that something else packed
+    if found is None:  # latents of tars that another program packed
         return shard.bucket, 0, 0, shard.name
     return shard.bucket, int(found[2]), int((found[3] or "_0")[1:]), shard.name
 
 
 @dataclass(frozen=True, kw_only=True)
 class OriginShards:
-    """The shards of all datasets that are selected from.
+    """The shards of all datasets to select from.
 
-    They come bucket by bucket, in each the datasets in the order in which they were named."""
+    They are sorted by bucket, and within a bucket by dataset in the given order.
+    """
 
     origins: Sequence[Origin]
 
@@ -101,7 +101,7 @@ class OriginShards:
         return tuple(sorted(every, key=lambda each: each[1].bucket))
 
     def of(self, samples: ShardSamples) -> tuple[Origin, Shard]:
-        """Return the dataset and the shard that samples are of."""
+        """Return the dataset and the shard that samples belong to."""
         number, shard = self.shards[samples.shard]
         return self.origins[number], shard
 
@@ -112,57 +112,59 @@ class OriginShards:
 
     @property
     def readers(self) -> int:
-        """Return how many threads are worth their cost for the slowest of the datasets."""
+        """Return how many threads are useful for the slowest of the datasets."""
         return max(origin.store.readers for origin in self.origins)
 
 
 # --- by keys
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class WantedKeys:
-    """Keys to select, sorted, each once; `shown` is where they come from."""
+    """The keys to select, sorted and unique; `shown` says where they come from."""
 
     keys: NDArray[np.bytes_]
     shown: str
 
     @classmethod
     def of(cls, given: NameList) -> "WantedKeys":
-        """Read keys from a file with a key in each line, or take the keys themselves."""
+        """Read keys from a file with a key on each line, or take a list of keys."""
         shown = "the list of keys"
         if isinstance(given, str | os.PathLike):
             shown = os.fspath(given)
         some = [np.array(words, np.bytes_) for words in read_words(given) if words]
         if not some:
-            raise UsageError(f"{shown} has no keys: write one in each line")
+            raise UsageError(f"{shown} has no keys: write one on each line")
         return cls(keys=np.unique(np.concatenate(some)), shown=shown)
 
     @property
     def digest(self) -> str:
-        """The digest of the keys, one a line."""
+        """Return the digest of the keys, one on each line."""
         found = DigestKind.BLAKE3.new()
         for begin in range(0, len(self.keys), PIECE_NAMES):
             some = self.keys[begin : begin + PIECE_NAMES].tolist()
             found.update(b"\n" * (begin > 0) + b"\n".join(some))
         return found.hexdigest()
 
-    def of_shard(
+    def find_in_shard(
         self, shards: OriginShards, rise: bool, samples: ShardSamples
     ) -> tuple[NDArray[np.bool_], Numbers]:
         """Return which samples of a shard are wanted, and the places of their keys in the list.
 
-        A shard whose keys `rise` is not looked into where none of them can be in it."""
+        If keys `rise` in the shard and none of the list lies between its first and last, the keys
+        of the samples are not read.
+        """
         origin, shard = shards.of(samples)
         offsets = origin.offsets(shard)
-        if rise and not self._meets(origin.keys(shard, offsets[[0, -2]])):
+        if rise and not self._may_be_between(origin.keys(shard, offsets[[0, -2]])):
             return np.zeros(len(samples.numbers), np.bool_), np.empty(0, np.uint32)
         keys = np.array(origin.keys(shard, offsets[samples.numbers]), np.bytes_)
         at = np.searchsorted(self.keys, keys).clip(max=len(self.keys) - 1)
         is_wanted = self.keys[at] == keys
         return is_wanted, at[is_wanted].astype(np.uint32)
 
-    def _meets(self, ends: Sequence[bytes]) -> bool:
+    def _may_be_between(self, ends: Sequence[bytes]) -> bool:
         """Return whether one of the keys may lie between two others.
 
-        Keys of different lengths do not tell, so there the answer is yes.
+        Keys of different lengths do not tell, so then the answer is yes.
         """
         first, last = ends
         if len(first) != len(last):
@@ -174,9 +176,9 @@ class WantedKeys:
 def select_keys(
     selection: SampleSelection, shards: OriginShards, wanted: WantedKeys, *, rise: bool
 ) -> SampleSelection:
-    """Return samples with the wanted keys, each of which has to be there."""
+    """Return the samples with the wanted keys. Raise UsageError if a key is missing."""
     seen, masks = np.zeros(len(wanted.keys), np.bool_), [np.empty(0, np.bool_)]
-    look = partial(wanted.of_shard, shards, rise)
+    look = partial(wanted.find_in_shard, shards, rise)
     for mask, places in ahead(look, selection.per_shard(), shards.readers):
         seen[places] = True
         masks.append(mask)
@@ -184,8 +186,8 @@ def select_keys(
         lacking = [key.decode("utf-8", "replace") for key in wanted.keys[~seen][:4].tolist()]
         count = plural(int((~seen).sum()), "key")
         raise UsageError(
-            f"{wanted.shown} has {count} that no sample selected from has ({examples(lacking)}): "
-            "take them out"
+            f"{wanted.shown} has {count} that no sample has ({examples(lacking)}): remove them "
+            "from the list"
         )
     return selection.filter(np.concatenate(masks))
 
@@ -208,11 +210,11 @@ def select_where(
 def draw_samples(
     selection: SampleSelection, shards: OriginShards, count: int, seed: int
 ) -> SampleSelection:
-    """Return so many samples."""
+    """Return `count` samples, drawn at random."""
     if selection.samples < count:
         there = plural(selection.samples, "sample")
-        raise UsageError(f"--count {count:,}, but {there} are there: ask for fewer")
-    return _between(selection, shards, seed, [0, count])[0]
+        raise UsageError(f"--count {count:,} is more than the {there} to draw from: give fewer")
+    return _divide(selection, shards, seed, [0, count])[0]
 
 
 def split_samples(
@@ -220,19 +222,23 @@ def split_samples(
 ) -> dict[str, SampleSelection]:
     """Return the samples of each part of a split.
 
-    Each sample goes to one part; those beyond the sum of the shares to none."""
+    Each sample is in one part at most. If shares sum up to less than 1, some are in none.
+    """
     share, ends = Fraction(0), [0]
     for each in parts.values():
         share += each
         ends.append(int(share * selection.samples))
-    return dict(zip(parts, _between(selection, shards, seed, ends), strict=True))
+    return dict(zip(parts, _divide(selection, shards, seed, ends), strict=True))
 
 
-def _between(
+def _divide(
     selection: SampleSelection, shards: OriginShards, seed: int, ends: Sequence[int]
 ) -> list[SampleSelection]:
-    """Return the samples from each end to the next, sorted by what is drawn for each."""
-    words = partial(_words, shards, seed)
+    """Divide samples at random: return those between each end and the next.
+
+    `ends` are numbers of samples, in the order of the random number of each.
+    """
+    words = partial(_random_words, shards, seed)
     every = np.concatenate([np.empty(0, np.uint64), *map(words, selection.per_shard())])
     every.sort()
     found: list[list[NDArray[np.bool_]]] = [[] for _ in ends[1:]]
@@ -243,6 +249,7 @@ def _between(
     return [selection.filter(np.concatenate(masks)) for masks in found]
 
 
-def _words(shards: OriginShards, seed: int, samples: ShardSamples) -> NDArray[np.uint64]:
+def _random_words(shards: OriginShards, seed: int, samples: ShardSamples) -> NDArray[np.uint64]:
+    """Return a random number for each of some samples."""
     _origin, shard = shards.of(samples)
     return draw(key_of("select", seed, shard.digest), samples.numbers.astype(np.int64))

@@ -1,7 +1,7 @@
 """Plan the shards of a selection: runs of selected samples, bounded in number and bytes.
 
-A shard has samples of one bucket. It ends too where the next key does not rise: between two
-datasets, as a rule. So keys rise in each shard, which is what `verify` and `inspect` go by.
+A shard has samples of one bucket. It also ends where the next key does not rise, which is usually
+between two datasets. So keys rise in each shard, as `verify` and `inspect` expect.
 """
 
 from bisect import bisect_right
@@ -23,14 +23,14 @@ from wdsprep.dataset.selection import Numbers, SampleSelection, ShardSamples, ra
 from wdsprep.errors import UsageError
 
 Order = tuple[int, str]
-"""The order of keys: each shard has them rising by it."""
+"""A key as it is sorted: keys rise in each shard in this order."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplesToCopy:
     """Samples of one shard that a new shard gets, and all that a worker needs to find them.
 
-    `origin` is the number of the dataset, and `unit` the one that made the shard. The digest in
+    `origin` is the number of the dataset, and `unit` the unit that made the shard. The digest in
     `shard` tells whether it has changed since. A `ShardSamples` says less: only the number of its
     shard in a list, which no worker has and no receipt keeps.
     """
@@ -41,7 +41,7 @@ class SamplesToCopy:
     numbers: Numbers
 
     def line(self) -> bytes:
-        """Return its line in the list of a unit's inputs.
+        """Return the line of this piece in the inputs of a unit.
 
         It does not depend on where the dataset is.
         """
@@ -56,7 +56,7 @@ class SamplesToCopy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedShard:
-    """A shard of a selection of images, or of what is selected like them."""
+    """A shard to write, of a selection of images or of latents without images."""
 
     number: int
     bucket: int
@@ -81,7 +81,9 @@ class PlannedShard:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Looked:
+class _SelectedShard:
+    """The selected samples of a source shard: their sizes, and their first and last key."""
+
     samples: ShardSamples
     origin: int
     sizes: NDArray[np.int64]
@@ -91,7 +93,7 @@ class _Looked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardLimits:
-    """The limits on a shard."""
+    """The limits on the samples and the bytes of a shard."""
 
     samples: int
     nbytes: int
@@ -107,10 +109,10 @@ def cut_into_shards(
 ) -> list[PlannedShard]:
     """Divide the selected samples into shards.
 
-    `prefixes` are what keys of each dataset get. Without them, no two datasets may have the
-    same key. Keys of latents of several shapes do not `rise`.
+    `prefixes` are put before the keys of each dataset. Without them, no two datasets may have the
+    same key. Keys `rise`, except in latents of several shapes.
     """
-    look = partial(_look, shards)
+    look = partial(_look_at_shard, shards)
     cutter = _Cutter(shards=shards, limits=limits, prefixes=prefixes, rise=rise)
     seen = []
     for looked in ahead(look, selection.per_shard(), shards.readers):
@@ -125,16 +127,19 @@ def cut_into_shards(
 _NONE = np.empty(0, np.int64)
 
 
-def _look(shards: OriginShards, samples: ShardSamples) -> _Looked:
+def _look_at_shard(shards: OriginShards, samples: ShardSamples) -> _SelectedShard:
+    """Return the selected samples of a shard with their sizes and their first and last key."""
     origin, shard = shards.of(samples)
     offsets, numbers = origin.offsets(shard), samples.numbers
     first, last = origin.keys(shard, offsets[numbers[[0, -1]]])
     number, _shard = shards.shards[samples.shard]
-    return _Looked(samples, number, np.diff(offsets)[numbers], first, last)
+    return _SelectedShard(samples, number, np.diff(offsets)[numbers], first, last)
 
 
 @dataclass(kw_only=True, slots=True)
 class _Cutter:
+    """The state of dividing samples into shards: those that are done, and the open one."""
+
     shards: OriginShards
     limits: ShardLimits
     prefixes: Sequence[str]
@@ -145,7 +150,7 @@ class _Cutter:
     _nbytes: int = 0
     _last: Order = (0, "")
 
-    def add(self, looked: _Looked) -> None:
+    def add(self, looked: _SelectedShard) -> None:
         origin, shard = self.shards.shards[looked.samples.shard]
         first, last = (self._order(origin, key) for key in (looked.first, looked.last))
         falls = self.rise and self._last >= first
@@ -154,7 +159,7 @@ class _Cutter:
         numbers, sizes = looked.samples.numbers, looked.sizes
         unit = self.shards.origins[origin].units[shard.name]
         while len(numbers):
-            fit = self._room(sizes)
+            fit = self._count_fitting(sizes)
             if not fit and self._pieces:
                 self.end()
                 continue
@@ -174,7 +179,7 @@ class _Cutter:
             self.done.append(made)
         self._pieces, self._samples, self._nbytes = [], 0, 0
 
-    def _room(self, sizes: NDArray[np.int64]) -> int:
+    def _count_fitting(self, sizes: NDArray[np.int64]) -> int:
         """Return how many of these samples fit into the open shard."""
         ends = sizes[: self.limits.samples - self._samples].cumsum()
         return int(np.searchsorted(ends, self.limits.nbytes - self._nbytes, side="right"))
@@ -184,29 +189,29 @@ class _Cutter:
 
 
 # --- keys of several datasets
-def _overlapping(seen: Sequence[_Looked], datasets: int) -> list[_Looked]:
-    """Return the shards whose first and last keys overlap with a shard of another dataset."""
+def _overlapping(seen: Sequence[_SelectedShard], datasets: int) -> list[_SelectedShard]:
+    """Return the shards whose keys overlap with those of a shard of another dataset."""
     spans: list[list[tuple[Order, Order]]] = [[] for _ in range(datasets)]
     for one in seen:
         spans[one.origin].append((_order(one.first), _order(one.last)))
     reach = [_reach(sorted(each)) for each in spans]
 
-    def overlaps(one: _Looked) -> bool:
+    def overlaps(one: _SelectedShard) -> bool:
         others = (each for at, each in enumerate(reach) if at != one.origin)
-        return any(_meets(each, _order(one.first), _order(one.last)) for each in others)
+        return any(_reaches(each, _order(one.first), _order(one.last)) for each in others)
 
     return [one for one in seen if overlaps(one)]
 
 
 Reach = tuple[list[Order], list[Order]]
-"""The begins of spans, in their order, and how far the spans up to each one reach."""
+"""The starts of spans in their order, and the furthest end of all spans up to each."""
 
 
 def _reach(spans: Sequence[tuple[Order, Order]]) -> Reach:
     return [first for first, _ in spans], [*accumulate((last for _, last in spans), max)]
 
 
-def _meets(reach: Reach, first: Order, last: Order) -> bool:
+def _reaches(reach: Reach, first: Order, last: Order) -> bool:
     begin, end = reach
     at = bisect_right(begin, last)
     return at > 0 and end[at - 1] >= first
@@ -216,8 +221,8 @@ def _order(key: bytes) -> Order:
     return key_order(key.decode("utf-8", "surrogateescape"))
 
 
-def _check_apart(some: Iterable[_Looked], shards: OriginShards) -> None:
-    """Refuse a key that two datasets have."""
+def _check_apart(some: Iterable[_SelectedShard], shards: OriginShards) -> None:
+    """Raise UsageError if two datasets have the same key."""
     found: dict[bytes, int] = {}
     for origin, keys in ahead(partial(_keys, shards), some, shards.readers):
         for key in keys:
@@ -225,11 +230,11 @@ def _check_apart(some: Iterable[_Looked], shards: OriginShards) -> None:
                 both = " and ".join(shards.origins[each].shown for each in (other, origin))
                 shown = key.decode("utf-8", "replace")
                 raise UsageError(
-                    f"{both} both have the key {shown}: --prefix puts the number of its dataset "
-                    "(0, 1, ...) before each key"
+                    f"{both} both have the key {shown}: give --prefix, which puts the number of "
+                    "its dataset (0, 1, ...) before each key"
                 )
 
 
-def _keys(shards: OriginShards, looked: _Looked) -> tuple[int, list[bytes]]:
+def _keys(shards: OriginShards, looked: _SelectedShard) -> tuple[int, list[bytes]]:
     origin, shard = shards.of(looked.samples)
     return looked.origin, origin.keys(shard, origin.offsets(shard)[looked.samples.numbers])

@@ -1,14 +1,15 @@
 """`verify` and `repair`: check that a dataset is what it says it is, every file and every byte.
 
-1. `survey` reads the manifest, all receipts and one listing: what should be there, what is.
-2. `unit_check` takes one unit of work after another, on any number of processes. Each file of it is
-   read once (`dataset.reading`): a thread hashes while `shard_check` goes over the samples and
-   compares them with the format (`member_rules`).
-3. `verify` puts both together; with images and their latents it also pairs them (`pairs`), and it
-   compares the captions of a table with what they were (`lookups`).
-4. `repair` takes out what they find damaged, so that `pack` or `encode` makes that again.
+1. `survey` reads the manifest, all receipts and one listing: which files there should be, and which
+   there are.
+2. `unit_check` checks one unit of work after another, on any number of processes. Each file of a
+   unit is read once (`dataset.reading`): a thread hashes it while `shard_check` compares the
+   samples with the format (`member_rules`).
+3. `verify` puts both together; given images and their latents it also pairs them (`pairs`), and it
+   checks the captions that came from a table (`lookups`).
+4. `repair` removes what they find damaged, so that `pack` or `encode` makes that again.
 
-`options` are what the last two are given. What is wrong becomes a *finding*, which names one file
+`options` has the options of the last two. What is wrong becomes a *finding*, which names one file
 and the next step. A *note* is a finding that does no harm.
 
 In: Datasets.
@@ -26,21 +27,21 @@ from wdsprep.dataset.reindex import AGAIN
 class Kind(Enum):
     """The kind of a finding, which decides what can be done about it."""
 
-    MANIFEST = "manifest"  # damaged, or not what the receipts say: it can be made from them
-    INDEX = "index"  # it can be made from its tar
+    MANIFEST = "manifest"  # damaged, or unlike the receipts, from which it can be made
+    INDEX = "index"  # can be made from its tar
     MISSING = "missing"
     DAMAGED = "damaged"
     WRONG = "wrong"  # what was written breaks the format
-    CHANGED = "changed"  # latents of images that are gone, or others by now
-    UNMATCHED = "unmatched"  # latents that are not what these images give
+    CHANGED = "changed"  # latents of images that have gone or changed since
+    UNMATCHED = "unmatched"  # latents that do not fit their images
     UNREADABLE = "unreadable"
     UNCHECKED = "unchecked"
-    REMOVING = "removing"  # samples that are to go are there still
-    REMOVED = "removed"  # nobody knows any more what is to stay away
+    REMOVING = "removing"  # a removal has not removed all of its samples
+    REMOVED = "removed"  # the list of removed samples is damaged, so they might come back
     FOREIGN = "foreign"
     UNFINISHED = "unfinished"  # notes from here on
-    ROWLESS = "rowless"  # latents from before there were rows: a join with others needs them
-    UNTOLD = "untold"  # the same of tars that pack did not make: only a run tells rows again
+    ROWLESS = "rowless"  # latents of an old version, without the rows that a join needs
+    UNTOLD = "untold"  # the same, of tars that pack did not make: only encode can tell their rows
     UNSETTLED = "unsettled"  # a step that the next run does again
     LEFTOVER = "leftover"
 
@@ -54,21 +55,21 @@ NOTES = (Kind.UNFINISHED, Kind.ROWLESS, Kind.UNTOLD, Kind.UNSETTLED, Kind.LEFTOV
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckedDataset:
-    """A dataset: where it is, as the user wrote it, what it is of, and what makes it."""
+    """A dataset to check: its URL, its path as the user wrote it, its kind, and its command."""
 
     url: str
     shown: str
     dataset: str
     maker: str
-    """The command that goes on with it."""
+    """The command that makes the dataset, and continues it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
     """A fault of one file.
 
-    `unit` is the unit of work that has to be done again for it. It is empty where the file
-    belongs to no unit, or can be made again from others.
+    `unit` is the unit of work that has to be done again to repair it. It is empty if the file
+    belongs to no unit, or can be made from other files.
     """
 
     place: CheckedDataset
@@ -97,7 +98,7 @@ _NEXT = {
     Kind.UNMATCHED: 'delete {url}/receipts/{unit}.json and run the same "{maker}" again',
     Kind.UNREADABLE: "check the disk and the permissions, then verify again",
     Kind.UNCHECKED: "verify again, with fewer --workers where memory is short",
-    Kind.REMOVING: 'run the same "wdsprep remove" again, or "wdsprep remove {url}", to end it',
+    Kind.REMOVING: 'run the same "wdsprep remove" again, or "wdsprep remove {url}", to finish it',
     Kind.REMOVED: "put it back from a copy, or delete it and remove again what must stay away",
     Kind.FOREIGN: "move it out of the dataset",
     Kind.UNFINISHED: 'run the same "{maker}" again to go on',
@@ -110,10 +111,10 @@ _NEXT = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitFindings:
-    """The result of checking one unit.
+    """The result of checking one unit of work.
 
-    `keys` has a digest of each shard's keys, by the name that a latent shard made of it states
-    as its input (see `pairs`).
+    `keys` has a digest of the keys of each shard. It stands under the name by which a latent shard
+    states that shard as its input (see `pairs`).
     """
 
     findings: tuple[Finding, ...] = ()

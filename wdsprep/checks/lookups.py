@@ -1,6 +1,6 @@
-"""Check that the captions that a table gave are still what they were.
+"""Check that the lookup of captions that were taken from a table is still as it was written.
 
-A damaged lookup may give other captions than the table, and nothing else would show it.
+A damaged lookup may give other captions than the table, and no other check would notice.
 """
 
 from contextlib import suppress
@@ -17,13 +17,16 @@ from wdsprep.store.base import CHUNK_NBYTES, Store, stream
 
 
 def check_lookup(found: DatasetSurvey) -> None:
-    """One that is not there is made again by the next run."""
+    """Check that the lookup of captions has the digest that its table states.
+
+    A lookup that is missing is not a finding: the next run makes it again.
+    """
     digest = found.receipts[0].settings.get("captions", "") if found.receipts else ""
     name = lookup_name(digest)
-    if not digest or not {name, CAPTION_TABLE} <= found.there.keys():
+    if not digest or not {name, CAPTION_TABLE} <= found.files.keys():
         return
     store = shared_store(found.place.url)
-    if not (wanted := _stated(store, digest)):
+    if not (wanted := _stated_digest(store, digest)):
         return
     watch = DigestKind.BLAKE3.new()
     with suppress(NotFoundError):
@@ -32,11 +35,11 @@ def check_lookup(found: DatasetSurvey) -> None:
                 pass
         if watch.hexdigest() != wanted:
             what = f"its {DigestKind.BLAKE3.shown} is not what {CAPTION_TABLE} says"
-            found.find(name, Kind.DAMAGED, what, smallest_unit(found))
+            found.add_finding(name, Kind.DAMAGED, what, smallest_unit(found))
 
 
-def _stated(store: Store, digest: str) -> str:
-    """Return the digest of the lookup's file as its table states it; empty where it does not."""
+def _stated_digest(store: Store, digest: str) -> str:
+    """Return the digest of the lookup's file that its table states; empty if it states none."""
     with suppress(NotFoundError, FormatError):
         lookup = read_record(_Table, store.read(CAPTION_TABLE), CAPTION_TABLE)["lookup"]
         if lookup["digest"] == digest:

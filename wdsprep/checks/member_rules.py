@@ -47,22 +47,26 @@ View = Callable[[int, int], memoryview]
 
 
 class CheckRules(Protocol):
-    """The rules for the samples of a shard. Each call returns what is wrong, or an empty text."""
+    """The rules for the samples of a shard.
+
+    Each check returns what is wrong, or an empty text.
+    """
 
     def begin(self, number: int) -> None:
         """Go on to the sample with this number in its shard."""
 
-    def place(self, number: int, field: str) -> str:
-        """Check that this field may be the member with this number of its sample."""
+    def check_place(self, number: int, field: str) -> str:
+        """Check that a field may be the member with this number of its sample."""
 
-    def member(self, field: str, view: View, start: int, nbytes: int) -> str:
-        """Look at what is neither json nor txt."""
+    def check_member(self, field: str, view: View, start: int, nbytes: int) -> str:
+        """Check the content of a member that is neither json nor txt."""
 
-    def facts(self, facts: Mapping[str, Any]) -> str: ...
+    def check_facts(self, facts: Mapping[str, Any]) -> str:
+        """Check the facts in the json of a sample."""
 
     @property
     def members(self) -> int:
-        """Return how many members each sample has."""
+        """Return the number of members that each sample has."""
 
 
 def rules_of(receipt: Receipt, shard: Shard) -> CheckRules:
@@ -85,25 +89,29 @@ class ImageRules:
         self._buckets, self._bucket = buckets, bucket
 
     def begin(self, number: int) -> None:
-        """Do nothing: all samples are alike."""
+        """Do nothing, since all samples have the same rules."""
 
-    def place(self, number: int, field: str) -> str:
+    def check_place(self, number: int, field: str) -> str:
         if field in IMAGES if number == 0 else field == ("", "json", "txt")[number]:
             return ""
-        return f"{field} stands where {('an image', 'json', 'txt')[number]} should"
+        return f"{field} is in the place of {('an image', 'json', 'txt')[number]}"
 
-    def member(self, field: str, view: View, start: int, nbytes: int) -> str:
+    def check_member(self, field: str, view: View, start: int, nbytes: int) -> str:
         head = view(start, min(nbytes, HEAD_NBYTES))
-        return "" if bytes(head).startswith(IMAGES[field]) else f"{field} is no such image"
+        return (
+            ""
+            if bytes(head).startswith(IMAGES[field])
+            else f"{field} is not an image of that format"
+        )
 
-    def facts(self, facts: Mapping[str, Any]) -> str:
+    def check_facts(self, facts: Mapping[str, Any]) -> str:
         if wrong := _wrong_types(facts, IMAGE_FACTS):
             return wrong
         width, height = facts["width"], facts["height"]
         fits = min(width, height) >= self._buckets[0]
         if not fits or bucket_of(width, height, self._buckets) != self._bucket:
             return f"{width} x {height} pixels do not belong in this bucket"
-        return "" if facts["bucket"] == self._bucket else "json has another bucket"
+        return "" if facts["bucket"] == self._bucket else "json states another bucket"
 
 
 class LatentRules:
@@ -114,40 +122,40 @@ class LatentRules:
         self.members = len(self._order)
 
     def begin(self, number: int) -> None:
-        """Do nothing: all samples are alike."""
+        """Do nothing, since all samples have the same rules."""
 
-    def place(self, number: int, field: str) -> str:
+    def check_place(self, number: int, field: str) -> str:
         wanted = self._order[number]
-        return "" if field == wanted else f"{field} stands where {wanted} should"
+        return "" if field == wanted else f"{field} is in the place of {wanted}"
 
-    def member(self, field: str, view: View, start: int, nbytes: int) -> str:
+    def check_member(self, field: str, view: View, start: int, nbytes: int) -> str:
         return array_problem(self._fields[field], view(start, nbytes), nbytes)
 
-    def facts(self, facts: Mapping[str, Any]) -> str:
+    def check_facts(self, facts: Mapping[str, Any]) -> str:
         return _wrong_types(facts, self._facts)
 
 
 class ScoreRules(LatentRules):
-    """Samples of scores, whose json has each column."""
+    """The rules for samples of scores, whose json has a value of each column."""
 
     def __init__(self, fields: tuple[Field, ...], settings: Settings) -> None:
         super().__init__(fields, {"key": str, "source": str})
         self._columns = columns_of(settings)
 
-    def facts(self, facts: Mapping[str, Any]) -> str:
+    def check_facts(self, facts: Mapping[str, Any]) -> str:
         for name, holds in self._columns.items():
             value = facts.get(name)
             kinds = KINDS_OF_COLUMNS[holds]
             if not isinstance(value, kinds) or isinstance(value, bool):
-                return f"json has no {holds} as {name}"
-        return super().facts(facts)
+                return f"{name} is not a value of kind {holds} in json"
+        return super().check_facts(facts)
 
 
 class ShapedRules(LatentRules):
-    """The rules where samples have several shapes.
+    """The rules for samples of several shapes.
 
-    Samples of one shape stand together, in the range that the receipt counts. A sample's shape
-    is the one that its image's size demands.
+    Samples of one shape stand together, in the range that the receipt counts. The shape of a sample
+    is the one that the size of its image demands.
     """
 
     def __init__(self, settings: Settings, counts: Mapping[str, int]) -> None:
@@ -168,31 +176,31 @@ class ShapedRules(LatentRules):
         self._shape = self._names[at] if at < len(self._names) else ""
         self._fields = self._in_shape.get(self._shape, self._fields)
 
-    def facts(self, facts: Mapping[str, Any]) -> str:
-        return super().facts(facts) or self._cut_problem(facts)
+    def check_facts(self, facts: Mapping[str, Any]) -> str:
+        return super().check_facts(facts) or self._cut_problem(facts)
 
     def _cut_problem(self, facts: Mapping[str, Any]) -> str:
         if not self._shape:
-            return "it stands behind the samples whose shapes the receipt counts"
+            return "it comes after all samples that the receipt counts by shape"
         if self._is_imported:
             name = shape_name(cut_size(facts))
-            return "" if name == self._shape else f"json has shape {name}, not {self._shape}"
+            return "" if name == self._shape else f"json states the shape {name}, not {self._shape}"
         size = f"{facts['width']} x {facts['height']} pixels"
         try:
             fit = self._fit(facts["width"], facts["height"])
         except (RejectedError, ArithmeticError):
-            return f"{size} have no place in any shape"
+            return f"{size} fit into no shape"
         if shape_name((fit.width, fit.height)) != self._shape:
             return f"{size} do not belong in shape {self._shape}"
         box = [fit.left, fit.top, fit.left + fit.width, fit.top + fit.height]
         scaled = fit.scaled_width, fit.scaled_height
         if facts["crop"] != box or (facts["scaled_width"], facts["scaled_height"]) != scaled:
-            return f"json has another crop than that of {size} in shape {self._shape}"
+            return f"json states another crop than that of {size} in shape {self._shape}"
         return ""
 
 
 def array_problem(field: Field, data: memoryview, nbytes: int) -> str:
-    """Return what is wrong with a member that must be this array."""
+    """Return what is wrong with a member that must be the array of a field; empty if nothing is."""
     header = field.header_of(nbytes)
     if not header or bytes(data[: len(header)]) != header:
         return f"{field.name} is not the array of {field} that it should be"
@@ -202,20 +210,20 @@ def array_problem(field: Field, data: memoryview, nbytes: int) -> str:
 
 
 def text_problem(key: str, json_data: bytes, txt: bytes, rules: CheckRules) -> str:
-    """Return what is wrong with the json and the caption of a sample."""
+    """Return what is wrong with the json and the caption of a sample; empty if nothing is."""
     try:
         facts = json.loads(json_data.decode("utf-8", "surrogatepass"))
         caption = txt.decode()
     except (ValueError, RecursionError) as error:
         return f"json or txt cannot be read ({error})"
     if not isinstance(facts, dict):
-        return "json is no object"
+        return "json is not an object"
     if b"null" in json_data and _has_null(facts):
-        return "json has a null"
-    if wrong := rules.facts(facts):
+        return "json has a null value"
+    if wrong := rules.check_facts(facts):
         return wrong
     if facts["key"] != key:
-        return f"json has the key {facts['key']}"
+        return f"json states the key {facts['key']}"
     return "" if facts.get("caption", "") == caption else "txt is not the caption of the json"
 
 
@@ -224,7 +232,7 @@ def _wrong_types(facts: Mapping[str, Any], types: Mapping[str, type]) -> str:
         return ""
     for name, kind in types.items():
         if type(facts.get(name)) is not kind:
-            return f"json lacks {name}, or it is no {kind.__name__}"
+            return f"json lacks {name}, or its type is not {kind.__name__}"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""What `verify` and `repair` are given."""
+"""The options of `verify` and `repair`."""
 
 import os
 from dataclasses import KW_ONLY, dataclass, field
@@ -12,7 +12,7 @@ CHECKS = "Checks"
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions(WorkerOptions, ListenedOptions):
-    """Options of `verify`, without the datasets."""
+    """The options of `verify` beside its datasets."""
 
     quick: bool = field(
         default=False,
@@ -22,13 +22,14 @@ class VerifyOptions(WorkerOptions, ListenedOptions):
 
 @dataclass(frozen=True)
 class RepairOptions(WorkerOptions, ListenedOptions):
-    """Options of `repair`."""
+    """The options of `repair`."""
 
     dataset: "str | os.PathLike[str]" = field(
         metadata=about("The dataset to repair.", is_place=True)
     )
     _: KW_ONLY
     quick: bool = field(
-        default=False, metadata=about("Look at receipts, sizes and presence alone.", CHECKS)
+        default=False,
+        metadata=about("Check receipts, sizes and presence alone, and read no shard.", CHECKS),
     )
     yes: bool = field(default=False, metadata=about("Repair without asking.", CHECKS))

@@ -1,9 +1,9 @@
 """Check that latents were made of these images.
 
-They have the same shards, with the same keys in the same order, but for the rejects.
+Both have the same shards, with the same keys in the same order, apart from rejects.
 
-Billions of keys fit into no memory. Keys rise in a packed shard, and so in a latent shard, or in
-each shape of it: the keys of a latent shard and of its rejects, sorted together, must be those of
+Billions of keys fit into no memory. Keys rise in a packed shard, and so in a latent shard or in
+each of its shapes: the keys of a latent shard and of its rejects, sorted together, must be those of
 the image shard, and a digest of them is enough.
 """
 
@@ -23,11 +23,11 @@ def keys_digest(keys: Iterable[str]) -> str:
 
 
 def find_images(latents: DatasetSurvey, others: Sequence[DatasetSurvey]) -> DatasetSurvey | None:
-    """Return the image dataset that latents were made of.
+    """Return the image dataset that latents were made of; None if there is no image dataset.
 
-    It is the one of which they have most shards.
+    It is the one whose shards most of the latents were made of.
     """
-    inputs = {whole_input(receipt) for receipt in latents.receipts}
+    inputs = {image_shard_digest(receipt) for receipt in latents.receipts}
 
     def shared(images: DatasetSurvey) -> int:
         return sum(s.digest in inputs for r in images.receipts for s in r.shards)
@@ -35,7 +35,8 @@ def find_images(latents: DatasetSurvey, others: Sequence[DatasetSurvey]) -> Data
     return max((o for o in others if o.place.dataset == "images"), key=shared, default=None)
 
 
-def whole_input(receipt: Receipt) -> str:
+def image_shard_digest(receipt: Receipt) -> str:
+    """Return the digest of the image shard that a receipt of latents states as its input."""
     return receipt.input.partition(":")[0]
 
 
@@ -50,14 +51,14 @@ def find_limited_shards(latents: DatasetSurvey) -> dict[str, int]:
 
 
 def check_pairs(latents: DatasetSurvey, images: DatasetSurvey) -> None:
-    """Compare the receipts of latents with those of their images. Findings go to the latents."""
+    """Compare the receipts of latents with those of images, and add findings to the latents."""
     there = {shard.name: shard for receipt in images.receipts for shard in receipt.shards}
     for receipt in latents.receipts:
         name, inputs = latent_shard(receipt.unit), receipt.inputs
         shard, shown = there.get(name), images.place.shown
         if shard is None:
             _find(latents, receipt.unit, Kind.CHANGED, f"{shown} has no shard {name}")
-        elif whole_input(receipt) != shard.digest:
+        elif image_shard_digest(receipt) != shard.digest:
             what = f"it was not made of the {name} that {shown} has now"
             _find(latents, receipt.unit, Kind.CHANGED, what)
         elif inputs != (samples := int(receipt.input.partition(":")[2] or shard.samples)):
@@ -70,7 +71,7 @@ def check_pairs(latents: DatasetSurvey, images: DatasetSurvey) -> None:
 def _check_all_encoded(
     latents: DatasetSurvey, images: DatasetSurvey, there: Mapping[str, Shard]
 ) -> None:
-    """Every image shard of the phase has its latents, unless their run has not ended."""
+    """Check that each image shard of the phase has latents, if the run has finished."""
     buckets = images.receipts[0].settings["buckets"] if images.receipts else ()
     made = {receipt.unit for receipt in latents.receipts}
     if latents.manifest:
@@ -82,7 +83,10 @@ def _check_all_encoded(
 
 
 def check_keys(latents: DatasetSurvey, made: Mapping[str, str], images: Mapping[str, str]) -> None:
-    """Hold the digests of keys against each other, both by what a latent receipt has as input."""
+    """Compare the keys of latent shards with those of their image shards, by digests.
+
+    `made` and `images` have these digests by the input that a latent receipt states.
+    """
     for receipt in latents.receipts:
         ours, theirs = made.get(receipt.input), images.get(receipt.input)
         if ours and theirs and ours != theirs:
@@ -93,4 +97,4 @@ def check_keys(latents: DatasetSurvey, made: Mapping[str, str], images: Mapping[
 
 
 def _find(latents: DatasetSurvey, unit: str, kind: Kind, what: str) -> None:
-    latents.find(latent_shard(unit), kind, what, unit)
+    latents.add_finding(latent_shard(unit), kind, what, unit)

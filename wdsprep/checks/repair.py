@@ -1,12 +1,12 @@
-"""`repair`: take out what is damaged, so that the next `pack` or `encode` makes exactly that again.
+"""`repair`: remove what is damaged, so that the next `pack` or `encode` makes exactly that again.
 
 A damaged file costs its unit of work: without its receipt a unit never happened, so receipts go
 first, and a repair that is killed leaves nothing worse than a unit to do again. An index and the
 manifest need no unit: they are made again on the spot, from the tar and from the receipts.
 
-Images from the web may be there no more, so a file beside sound shards of theirs does not cost
-these. Of rejects, what can be read stays, and the rest becomes rejects whose record was lost; a
-list of inputs is removed, and the next `pack` writes it again from the table.
+Images may have gone from the web. So if only files beside their shards are damaged, the shards
+stay: rejects that can be read stay too, and the others become rejects whose record was lost; a list
+of inputs is removed, and the next `pack` writes it again from the table.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -42,18 +42,18 @@ from wdsprep.dataset.rejects import Reject, RejectsFile, is_moved, read_rejects
 from wdsprep.dataset.state import done_units, read_receipt, rewrite_manifest, write_manifest
 from wdsprep.dataset.tar.read import read_samples, stream_tape
 from wdsprep.errors import FormatError, NotFoundError
-from wdsprep.options import taking
+from wdsprep.options import takes_options
 from wdsprep.packing.retry_rejected import read_retries
 from wdsprep.runners.in_process import runner_for
 from wdsprep.store.base import Store, stream, write_bytes
 from wdsprep.text import NotebookTable, plural
 
 MOST_MENDED = 1_000_000
-"""Inputs of a unit whose rejects are made again one by one; a receipt may say that it had more."""
+"""The most inputs of a unit whose rejects are made again; a damaged receipt may claim more."""
 REDONE = (Kind.MISSING, Kind.DAMAGED, Kind.WRONG)
 
 
-@taking(RepairOptions)
+@takes_options(RepairOptions)
 def repair(options: RepairOptions) -> "Repair":
     """Remove what is damaged in a dataset, so that the next `pack` or `encode` makes it again.
 
@@ -78,11 +78,11 @@ def repair(options: RepairOptions) -> "Repair":
 
 @dataclass(frozen=True, kw_only=True)
 class Repair(NotebookTable):
-    """The plan of a repair.
+    """The plan of a repair, and its result once it is `done`.
 
-    `units` are done again, each for the files that it lists. `names` are removed in this order.
-    Of `kept` slices only the list of their inputs stays, which tells the next run what an
-    earlier append had put into them.
+    `units` of work are done again, each because of the findings beside it. The files `names` are
+    removed in this order. Of the slices in `kept` only the list of inputs stays, which tells the
+    next run what an earlier append had put into them.
     """
 
     survey: DatasetSurvey
@@ -90,13 +90,13 @@ class Repair(NotebookTable):
     names: tuple[str, ...]
     kept: tuple[str, ...]
     mended: Mapping[str, tuple[Finding, ...]]
-    """Units that stay, though a file beside their shards does not."""
+    """Units whose shards stay, while a file beside them is made again or removed."""
     unsettled: tuple[Finding, ...]
-    """Findings about a retry that was killed before it had brought rejects and rows in line."""
+    """Findings about a retry that was killed before rejects and rows agreed again."""
     indexes: tuple[str, ...]
     writes_manifest: bool
     beyond: tuple[Finding, ...]
-    """Findings that nothing is done about."""
+    """Findings that a repair does nothing about."""
     changed: tuple[str, ...] = ()
     """Files that other runs had changed before the repair came to them."""
     done: bool = False
@@ -115,17 +115,17 @@ class Repair(NotebookTable):
             f"{plural(len(self.units), 'unit')} to make again" * bool(self.units),
             f"{plural(len(self.mended), 'unit')} to mend" * bool(self.mended),
             f"{plural(len(self.indexes), 'index', 'indexes')} to write" * bool(self.indexes),
-            "a retry to end" * bool(self.unsettled),
+            "a retry to finish" * bool(self.unsettled),
             "the manifest to write" * self.writes_manifest,
         ]
         parts = ["done"] if self.done else [part for part in parts if part] or ["nothing to do"]
-        parts += [f"{len(self.changed)} changed meanwhile"] if self.changed else []
+        parts += [f"{len(self.changed)} changed by other runs"] if self.changed else []
         parts += [f"{plural(len(self.beyond), 'finding')} left alone"] if self.beyond else []
         return f"<Repair {self.survey.place.shown!r}: {', '.join(parts)}>"
 
     @property
     def is_whole(self) -> bool:
-        """Return whether everything that was found has been mended."""
+        """Return whether the repair has mended everything that was found."""
         return self.done is self.is_needed and not self.beyond and not self.changed
 
     @property
@@ -135,13 +135,16 @@ class Repair(NotebookTable):
 
     @property
     def redone(self) -> frozenset[str]:
-        """The units that are made again: none is for the receipt of another kind of dataset."""
+        """Return the units that are made again.
+
+        Units whose receipt belongs to another kind of dataset are not among them.
+        """
         receipt, _rest = OURS[self.survey.place.dataset]
         return frozenset(unit for unit in self.units if receipt.fullmatch(receipt_name(unit)))
 
     @property
     def samples(self) -> int:
-        """Count the samples in the shards that go, as far as their receipts can be read."""
+        """Count the samples in the shards that are removed, as far as receipts can be read."""
         lost = (r for r in self.survey.receipts if r.unit in self.units)
         return sum(shard.samples for receipt in lost for shard in receipt.shards)
 
@@ -159,7 +162,7 @@ def plan_repair(found: DatasetSurvey) -> Repair:
         elif finding.kind is not Kind.MANIFEST and not finding.kind.is_note:
             beyond.append(finding)
     mended = {unit: units.pop(unit) for unit in sorted(units) if _can_stay(found, unit, units)}
-    names, kept = _names(found, units)
+    names, kept = _files_to_remove(found, units)
     unsettled = tuple(f for f in found.findings if f.kind is Kind.UNSETTLED)
     changes = units or mended or unsettled
     return Repair(
@@ -176,7 +179,7 @@ def plan_repair(found: DatasetSurvey) -> Repair:
 
 
 def _can_stay(found: DatasetSurvey, unit: str, units: Mapping[str, Iterable[Finding]]) -> bool:
-    """Return whether a unit's shards are sound and have images from the web."""
+    """Return whether the shards of a unit are sound and have images from the web."""
     is_of_web = any(
         r.unit == unit and r.settings.get("source") == "urls" and r.inputs <= MOST_MENDED
         for r in found.receipts
@@ -185,21 +188,21 @@ def _can_stay(found: DatasetSurvey, unit: str, units: Mapping[str, Iterable[Find
     return is_of_web and {finding.name for finding in units[unit]} <= beside
 
 
-def _names(
+def _files_to_remove(
     found: DatasetSurvey, units: Mapping[str, Iterable[Finding]]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the files to remove, receipts first, and the inputs that are kept."""
-    receipts = [name for unit in units if (name := receipt_name(unit)) in found.there]
+    """Return the files to remove, receipts first, and the lists of inputs that stay."""
+    receipts = [name for unit in units if (name := receipt_name(unit)) in found.files]
     named = {finding.name for findings in units.values() for finding in findings}
     kept = sorted(
         name
         for unit in units
-        if (name := inputs_name(unit)) in found.there and name not in named
+        if (name := inputs_name(unit)) in found.files and name not in named
         if is_retry(unit) or _is_of_earlier_append(found, unit)
     )
     rest = sorted(
         name
-        for name in found.there.keys() - {*receipts, *kept}
+        for name in found.files.keys() - {*receipts, *kept}
         if _is_ours(found, name)
         and (name in named or unit_of_file(name, found.place.dataset) in units)
     )
@@ -211,7 +214,10 @@ def _is_last_trace(finding: Finding) -> bool:
 
 
 def _is_of_earlier_append(found: DatasetSurvey, unit: str) -> bool:
-    """Return whether the order of the source alone no longer tells what is in a slice."""
+    """Return whether a slice was made by an earlier append.
+
+    Then the order of the source no longer tells which samples are in the slice.
+    """
     generations = found.manifest.generations if found.manifest else ()
     last = max((*generations, *(receipt.generation for receipt in found.receipts)), default=0)
     return found.place.dataset == "images" and unit.isdecimal() and int(unit) < last
@@ -228,10 +234,10 @@ def _is_ours(found: DatasetSurvey, name: str) -> bool:
 
 
 def do_repair(repair: Repair, heard: Callable[[int], None] = lambda _count: None) -> Repair:
-    """Carry the repair out, and return what was done.
+    """Carry out a repair, and return it with what was done.
 
-    `heard` is told how many files were removed or written. Units that have changed since they
-    were found are left as they are.
+    `heard` is told how many files were removed or written. Units that have changed since they were
+    found are left as they are.
     """
     repairer = _Repairer(repair, heard)
     edition = repair.survey.edition
@@ -258,11 +264,15 @@ def do_repair(repair: Repair, heard: Callable[[int], None] = lambda _count: None
 
 
 class _Repairer:
-    """Does what was planned about a unit that is held, if it is still as it was."""
+    """The writer of a repair.
+
+    It changes a unit only if the files of the unit are as they were found. Its caller holds the
+    unit.
+    """
 
     def __init__(self, repair: Repair, heard: Callable[[int], None]) -> None:
         self._repair, self._heard = repair, heard
-        self._there, self._store = repair.survey.there, repair.survey.edition.store
+        self._there, self._store = repair.survey.files, repair.survey.edition.store
         self._of_unit: dict[str, set[str]] = {unit: set() for unit in repair.units}
         for name in self._there:
             unit = unit_of_file(name, repair.survey.place.dataset)
@@ -300,13 +310,13 @@ class _Repairer:
         if name == rows_name(tar):
             self._store.delete(name)
             if write_rows(self._store, read_receipt(self._store, latent_unit(tar))) is None:
-                raise FormatError(f"{self._store.url}/{name} cannot be made: {UNTOLD}: {AGAIN}")
+                raise FormatError(f"{self._store.url}/{name} cannot be made, as {UNTOLD}: {AGAIN}")
         else:
             write_index(self._store, tar)
         self._tell()
 
     def _is_changed(self, names: Collection[str]) -> bool:
-        """Return whether another run has written or removed one of these files since."""
+        """Return whether another run has written or removed one of the files since."""
         now = {e.name: e for name in names for e in self._store.list(name) if e.name == name}
         return now != {name: self._there[name] for name in names if name in self._there}
 
@@ -316,12 +326,14 @@ class _Repairer:
 
 
 def mend_rejects(store: Store, receipt: Receipt, gone: Collection[str]) -> None:
-    """Make the rejects of a unit whole again, and correct its receipt.
+    """Write the rejects of a unit again, and correct its receipt.
 
-    Sources that are `gone` to a retry are left out. Done twice, it is the same.
+    Rejects that can be read stay, but for those that a retry has taken over (`gone`). Inputs that
+    are then neither samples nor rejects become rejects whose record was lost. A second call changes
+    nothing.
     """
     name = rejects_name(receipt.unit)
-    left = [r for r in _readable(store, receipt.unit) if not is_moved(r, gone)]
+    left = [r for r in _read_sound_rejects(store, receipt.unit) if not is_moved(r, gone)]
     taken = {key for shard in receipt.shards for key in _keys(store, shard.name)}
     known = {reject.key: reject for reject in left if reject.key not in taken}
     lost = receipt.inputs - len(taken) - len(known)
@@ -342,8 +354,8 @@ def mend_rejects(store: Store, receipt: Receipt, gone: Collection[str]) -> None:
     write_bytes(store, receipt_name(receipt.unit), mended.to_bytes())
 
 
-def _readable(store: Store, unit: str) -> Iterator[Reject]:
-    """Yield the rejects that can still be read."""
+def _read_sound_rejects(store: Store, unit: str) -> Iterator[Reject]:
+    """Yield the rejects of a unit that can still be read."""
     with suppress(NotFoundError):
         for line in store.read(rejects_name(unit)).splitlines():
             with suppress(FormatError):
@@ -362,4 +374,4 @@ def _write_manifest(store: Store, found: DatasetSurvey) -> None:
         bare = replace(found.manifest, receipts=(), complete=False)
         write_manifest(store, bare)
     else:
-        store.delete(MANIFEST)  # nothing is left that it could be made from
+        store.delete(MANIFEST)  # nothing is left to make a manifest from

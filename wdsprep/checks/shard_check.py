@@ -1,6 +1,6 @@
 """Check the samples of one shard against the format.
 
-One walk over the shard notes what breaks the format, where each sample starts, and the keys.
+One pass over the shard notes what breaks the format, where each sample starts, and the keys.
 """
 
 from array import array
@@ -16,7 +16,7 @@ from wdsprep.dataset.tar.read import split_member
 from wdsprep.dataset.tar.write import header
 from wdsprep.limits import MAX_TEXT_NBYTES
 
-# All of a header but its name, size and checksum, which is the same in every member.
+# The parts of a tar header that are the same in every member: all but name, size and checksum.
 _MODEL = header("a", 0)
 _MODE, _TIME, _REST = _MODEL[100:124], _MODEL[136:148], _MODEL[156:345]
 SHOWN = 2
@@ -24,10 +24,10 @@ SHOWN = 2
 
 @dataclass(slots=True)
 class CheckedShard:
-    """The content of a shard.
+    """The content of a shard, as far as it was checked.
 
-    `problems` are the first of the `count` that its samples have, and `stopped` is why the walk
-    ended before the tar did.
+    `count` is the number of problems that its samples have, and `problems` are the first of them.
+    `stopped` is why the check ended before the end of the tar.
     """
 
     offsets: "array[int]" = field(default_factory=lambda: array("Q"))
@@ -52,7 +52,7 @@ class CheckedShard:
 
 
 def check_shard(tape: HashedTape, rules: CheckRules, found: CheckedShard) -> Iterator[int]:
-    """Look at every sample, up to where the tar is broken; yields how much has been read."""
+    """Check every sample up to where the tar is broken, and yield how many bytes have been read."""
     told = 0
     try:
         for _ in _ShardChecker(tape, rules, found).go():
@@ -64,7 +64,7 @@ def check_shard(tape: HashedTape, rules: CheckRules, found: CheckedShard) -> Ite
 
 
 class _ShardChecker:
-    """The state of a walk: the sample, and which of its members comes next."""
+    """A check of the members of a shard, one after another."""
 
     def __init__(self, tape: HashedTape, rules: CheckRules, found: CheckedShard) -> None:
         self._tape, self._rules, self.found = tape, rules, found
@@ -78,7 +78,7 @@ class _ShardChecker:
             if not path:
                 break
             if data_start - start != BLOCK or not _is_plain(self._tape.at(start, BLOCK)):
-                self.found.note(f"the header of {path} is not as this format has it")
+                self.found.note(f"the header of {path} is not as wdsprep writes it")
             key, name = split_member(path) or (path, "")
             if key != self._key or not end:
                 self._close()
@@ -99,7 +99,7 @@ class _ShardChecker:
         self.found.offsets.append(start)
 
     def _close(self) -> None:
-        """Judge the sample as a whole, when its last member has been seen."""
+        """Check a sample as a whole, after its last member."""
         if self._number < self._rules.members:
             self.found.note(f"{self._key}: it has {self._number} of {self._rules.members} members")
         elif len(self._texts) == 2:
@@ -110,12 +110,12 @@ class _ShardChecker:
     def _member(self, name: str, start: int, nbytes: int) -> str:
         if self._number >= self._rules.members:
             return f"{name} is one member too many"
-        if problem := self._rules.place(self._number, name):
+        if problem := self._rules.check_place(self._number, name):
             return problem
         if name not in ("json", "txt"):
-            return self._rules.member(name, self._tape.view, start, nbytes)
+            return self._rules.check_member(name, self._tape.view, start, nbytes)
         if nbytes > MAX_TEXT_NBYTES:
-            return f"{name} is too large to be one"
+            return f"{name} has more than {MAX_TEXT_NBYTES:,} bytes"
         self._texts[name] = data = self._tape.at(start, nbytes)
         if len(data) < nbytes:
             raise truncated(start, name)

@@ -1,7 +1,7 @@
 """Survey a dataset: compare its receipts with a listing of its files, without reading these.
 
-The receipts are believed before the manifest, which only repeats them. A file that nothing speaks
-of is a finding, unless a run that has not come to its end explains it.
+Where they disagree, the receipts are believed and not the manifest, which only repeats them. A file
+that no receipt lists is a finding, unless a run that has not finished explains it.
 """
 
 from collections import Counter
@@ -47,18 +47,18 @@ from wdsprep.text import human_bytes, plural
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetSurvey:
-    """A dataset as its receipts describe it.
+    """A dataset as its receipts describe it, with what is wrong.
 
-    `there` has each file, and `manifest` what the manifest says where it can be read.
+    `files` has the entry of each file by name. `manifest` is None if it cannot be read.
     """
 
     place: CheckedDataset
     edition: Edition
-    there: Mapping[str, Entry]
+    files: Mapping[str, Entry]
     receipts: tuple[Receipt, ...]
     manifest: Manifest | None
     removing: frozenset[str] = frozenset()
-    """Units that a removal has begun to change, and may have left in the middle of that."""
+    """The units that a removal has begun to change, and may not have finished."""
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -66,15 +66,16 @@ class DatasetSurvey:
         return self.manifest is not None and self.manifest.complete
 
     @property
-    def is_at_its_end(self) -> bool:
-        """Return whether its last run left nothing to do, of all or of what a limit asked for."""
+    def has_run_finished(self) -> bool:
+        """Return whether the last run finished, with all units or with those within its limit."""
         return self.is_complete or bool(self.manifest and "limit" in self.manifest.extra)
 
     @property
     def nbytes(self) -> int:
         return sum(shard.nbytes for receipt in self.receipts for shard in receipt.shards)
 
-    def find(self, name: str, kind: Kind, what: str, unit: str = "") -> None:
+    def add_finding(self, name: str, kind: Kind, what: str, unit: str = "") -> None:
+        """Add a finding, unless a removal that is under way explains it."""
         if not self.removing.isdisjoint({unit, unit_of_file(name, self.place.dataset)}):
             return
         if kind is Kind.MANIFEST and self.removing:
@@ -83,76 +84,76 @@ class DatasetSurvey:
 
 
 def survey(store: Store, shown: str, heard: Callable[[int], None]) -> DatasetSurvey:
-    """Survey a dataset: read its receipts and manifest, and note whatever is wrong with it.
+    """Survey a dataset: read its receipts and manifest, and note whatever is wrong.
 
-    Files that are missing, of another size or unexpected count too, as do removals under way.
-    `heard` is told how many receipts were read. Raise NotFoundError without a manifest or a
-    sound receipt.
+    Files that are missing, of another size or unexpected are noted too, as are removals under way.
+    `heard` is told how many receipts were read. Raise NotFoundError if there is neither a manifest
+    nor a sound receipt.
     """
     edition = Edition.from_store(store)
     there = {entry.name: entry for entry in store.list()}
-    manifest, complaint = _manifest(store)
+    manifest, complaint = _read_manifest(store)
     read = _Receipts(store, there, manifest)
     read.all(heard)
     if manifest is None and not read.sound:
         raise NotFoundError(
-            f"{shown} holds no dataset: neither its {MANIFEST} nor any receipt is there and "
-            "sound: name the folder or URL that pack or encode wrote"
+            f"{shown} holds no dataset, since it has neither a sound {MANIFEST} nor a sound "
+            "receipt: give the folder or URL that pack or encode wrote"
         )
     said = manifest or read.sound[0]
     maker = maker_of(said.dataset, said.settings)
-    removed, broken_list = _removed(store)
+    removed, broken_list = _read_removed(store)
     found = DatasetSurvey(
         place=CheckedDataset(url=store.url, shown=shown, dataset=said.dataset, maker=maker),
         edition=edition,
-        there=there,
+        files=there,
         receipts=sorted_receipts(read.sound),
         manifest=manifest,
         removing=frozenset(unit.unit for unit in removed.units),
     )
     if broken_list:
-        found.find(REMOVED, Kind.REMOVED, broken_list)
+        found.add_finding(REMOVED, Kind.REMOVED, broken_list)
     if removed.units:
         samples = plural(sum(unit.samples for unit in removed.units), "sample")
-        what = f"a removal of {samples} goes on, or was killed"
-        found.find(REMOVED, Kind.REMOVING, what)
+        what = f"a removal of {samples} is running, or was killed"
+        found.add_finding(REMOVED, Kind.REMOVING, what)
     for unit, what in read.broken.items():
-        found.find(receipt_name(unit), Kind.DAMAGED, what, unit)
+        found.add_finding(receipt_name(unit), Kind.DAMAGED, what, unit)
     if complaint:
-        found.find(MANIFEST, Kind.MANIFEST, complaint)
+        found.add_finding(MANIFEST, Kind.MANIFEST, complaint)
     _check_manifest(found, read.broken)
     _check_presence(found, store)
     _check_unexpected(found, store, read.broken)
     return found
 
 
-def _manifest(store: Store) -> tuple[Manifest | None, str]:
-    """Return the manifest, or the reason why there is none."""
+def _read_manifest(store: Store) -> tuple[Manifest | None, str]:
+    """Return the manifest, or None and the reason why it cannot be read."""
     try:
         manifest = Manifest.from_bytes(store.read(MANIFEST), MANIFEST)
         manifest.ledger.check()
     except NotFoundError:
         return None, "it is missing"
     except DamageError as error:
-        return None, _how(error)
+        return None, _damage_text(error)
     return manifest, ""
 
 
-def _how(error: DamageError) -> str:
-    """Return why a file is damaged, as a finding has it, which names the file itself."""
+def _damage_text(error: DamageError) -> str:
+    """Return the text of a finding about a damaged file, which does not repeat its name."""
     return f"it is damaged: {error.cause}"
 
 
-def _removed(store: Store) -> tuple[Removed, str]:
-    """Return the removed samples, and what is wrong with the list of them."""
+def _read_removed(store: Store) -> tuple[Removed, str]:
+    """Return the list of removed samples, and what is wrong with it; empty if nothing is."""
     try:
         return removed_from(store), ""
     except DamageError as error:
-        return NONE_REMOVED, _how(error)
+        return NONE_REMOVED, _damage_text(error)
 
 
 class _Receipts:
-    """Reads all receipts: the sound ones, and what is wrong with the others by unit."""
+    """A reader of all receipts: the sound ones, and by unit what is wrong with the others."""
 
     def __init__(self, store: Store, there: Iterable[str], manifest: Manifest | None) -> None:
         self._store, self._manifest = store, manifest
@@ -162,23 +163,26 @@ class _Receipts:
 
     def all(self, heard: Callable[[int], None]) -> None:
         found = read_each(self._read, self._units, self._store.readers, heard)
-        self._settle([receipt for receipt in found if receipt is not None])
+        self._sort_out([receipt for receipt in found if receipt is not None])
 
     def _read(self, unit: str) -> Receipt | None:
         try:
             receipt = Receipt.from_bytes(self._store.read(receipt_name(unit)), unit)
         except DamageError as error:
-            self.broken[unit] = _how(error)
+            self.broken[unit] = _damage_text(error)
         except NotFoundError:
-            self.broken[unit] = "it went away just now"
+            self.broken[unit] = "it was removed while it was checked"
         else:
             if receipt.unit == unit:
                 return receipt
             self.broken[unit] = f"it is the receipt of {receipt.unit}"
         return None
 
-    def _settle(self, found: list[Receipt]) -> None:
-        """Sort out receipts with another fingerprint than the manifest's, or than most have."""
+    def _sort_out(self, found: list[Receipt]) -> None:
+        """Keep the receipts with the settings of the manifest; the others are broken.
+
+        Without a manifest the settings that most receipts have are the right ones.
+        """
         marks = [(r.dataset, repr(sorted(r.settings.items()))) for r in found]
         ours = Counter(marks).most_common(1)[0][0] if marks else None
         if self._manifest is not None:
@@ -188,14 +192,14 @@ class _Receipts:
             if mark == ours:
                 self.sound.append(receipt)
             else:
-                self.broken[receipt.unit] = "it is of another dataset, with other settings"
+                self.broken[receipt.unit] = "it belongs to another dataset, with other settings"
 
 
 def _check_manifest(found: DatasetSurvey, broken: Mapping[str, str]) -> None:
-    """Note as findings where the manifest and the sound receipts disagree.
+    """Add findings if the manifest and the sound receipts disagree.
 
-    An incomplete manifest may lack receipts, and is noted as unfinished. One that is behind a
-    retry is noted as unsettled. `broken` says by unit why a receipt is not sound.
+    An incomplete manifest may lack receipts, and is noted as unfinished. A manifest that lacks only
+    what a retry changed is noted as unsettled. `broken` says by unit why a receipt is not sound.
     """
     manifest = found.manifest
     if manifest is None:
@@ -203,18 +207,22 @@ def _check_manifest(found: DatasetSurvey, broken: Mapping[str, str]) -> None:
     stated = {receipt.unit: receipt for receipt in manifest.receipts}
     sound = {receipt.unit: receipt for receipt in found.receipts}
     for unit in stated.keys() - sound.keys() - broken.keys():
-        found.find(receipt_name(unit), Kind.MISSING, "it is missing", unit)
+        found.add_finding(receipt_name(unit), Kind.MISSING, "it is missing", unit)
     changed = {unit for unit in stated.keys() & sound.keys() if stated[unit] != sound[unit]}
     lacking = sound.keys() - stated.keys()
     if not all(_is_of_a_retry(sound[unit]) for unit in changed):
-        found.find(MANIFEST, Kind.MANIFEST, "it does not say what the receipts say")
+        found.add_finding(MANIFEST, Kind.MANIFEST, "it does not say what the receipts say")
     elif manifest.complete and not all(_is_of_a_retry(sound[unit]) for unit in lacking):
-        found.find(MANIFEST, Kind.MANIFEST, f"it lacks what {plural(len(lacking), 'receipt')} say")
+        found.add_finding(MANIFEST, Kind.MANIFEST, f"it lacks {plural(len(lacking), 'receipt')}")
     elif changed or (manifest.complete and lacking):
-        found.find(MANIFEST, Kind.UNSETTLED, "it is behind a retry that was killed or goes on")
+        found.add_finding(
+            MANIFEST,
+            Kind.UNSETTLED,
+            "it lacks the changes of a retry that is running, or was killed",
+        )
     if not manifest.complete:
         count = plural(len(sound), "unit")
-        found.find("", Kind.UNFINISHED, f"it is not complete: {count} finished so far")
+        found.add_finding("", Kind.UNFINISHED, f"it is not complete: {count} finished so far")
 
 
 def _is_of_a_retry(receipt: Receipt) -> bool:
@@ -223,8 +231,8 @@ def _is_of_a_retry(receipt: Receipt) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Expected:
-    """A file that a receipt speaks of; `nbytes` is -1 where it does not say its size."""
+class ExpectedFile:
+    """A file that a receipt lists; `nbytes` is -1 if the receipt does not state its size."""
 
     name: str
     unit: str
@@ -232,27 +240,27 @@ class Expected:
     kind: Kind = Kind.DAMAGED
 
 
-def expected_files(receipt: Receipt) -> Iterator[Expected]:
+def expected_files(receipt: Receipt) -> Iterator[ExpectedFile]:
     """Yield the files that a finished unit has left in the dataset."""
     unit = receipt.unit
-    yield Expected(name=receipt_name(unit), unit=unit)
-    yield Expected(name=rejects_name(unit), unit=unit)
+    yield ExpectedFile(name=receipt_name(unit), unit=unit)
+    yield ExpectedFile(name=rejects_name(unit), unit=unit)
     if receipt.dataset == "images":
-        yield Expected(name=inputs_name(unit), unit=unit)
+        yield ExpectedFile(name=inputs_name(unit), unit=unit)
     if (taken := taken_name(unit)) in receipt.files:
-        yield Expected(name=taken, unit=unit)
+        yield ExpectedFile(name=taken, unit=unit)
     for shard in receipt.shards:
-        yield Expected(name=shard.name, unit=unit, nbytes=shard.nbytes)
+        yield ExpectedFile(name=shard.name, unit=unit, nbytes=shard.nbytes)
         index_nbytes = 8 * (shard.samples + 1)
         index = index_name(shard.name)
-        yield Expected(name=index, unit=unit, nbytes=index_nbytes, kind=Kind.INDEX)
+        yield ExpectedFile(name=index, unit=unit, nbytes=index_nbytes, kind=Kind.INDEX)
         if (rows := rows_name(shard.name)) in receipt.files:
             kind = Kind.INDEX if keys_may_tell(receipt) else Kind.DAMAGED
-            yield Expected(name=rows, unit=unit, nbytes=NBYTES * shard.samples, kind=kind)
+            yield ExpectedFile(name=rows, unit=unit, nbytes=NBYTES * shard.samples, kind=kind)
 
 
 def _is_obstructed(store: Store, name: str) -> bool:
-    """Check whether something that no listing shows, such as a folder, has the name of a file."""
+    """Return whether something that no listing shows, such as a folder, has the name of a file."""
     if store.root is None:
         return False
     try:
@@ -267,24 +275,26 @@ def _is_obstructed(store: Store, name: str) -> bool:
 def _check_presence(found: DatasetSurvey, store: Store) -> None:
     for receipt in found.receipts:
         for file in expected_files(receipt):
-            entry = found.there.get(file.name)
+            entry = found.files.get(file.name)
             if entry is None:
                 kind = file.kind if file.kind is Kind.INDEX else Kind.MISSING
                 if _is_obstructed(store, file.name):
                     what = "a folder, a pipe or a device stands in its place"
-                    found.find(file.name, Kind.FOREIGN, what, file.unit)
+                    found.add_finding(file.name, Kind.FOREIGN, what, file.unit)
                 else:
-                    found.find(file.name, kind, "it is missing", file.unit)
+                    found.add_finding(file.name, kind, "it is missing", file.unit)
             elif file.nbytes not in (-1, entry.nbytes):
-                found.find(file.name, file.kind, _other_size(file.nbytes, entry.nbytes), file.unit)
+                found.add_finding(
+                    file.name, file.kind, _other_size(file.nbytes, entry.nbytes), file.unit
+                )
         if UNSETTLED in receipt.files:
-            what = "a retry has taken rows over, and was killed before they left it"
-            found.find(rejects_name(receipt.unit), Kind.UNSETTLED, what, receipt.unit)
-    for name in set(empty_names(found)) - found.there.keys():
-        if found.is_at_its_end:
-            found.find(name, Kind.MISSING, "it is missing", smallest_unit(found))
+            what = "a retry took some of its lines over, and was killed before it removed them here"
+            found.add_finding(rejects_name(receipt.unit), Kind.UNSETTLED, what, receipt.unit)
+    for name in set(empty_names(found)) - found.files.keys():
+        if found.has_run_finished:
+            found.add_finding(name, Kind.MISSING, "it is missing", smallest_unit(found))
         else:
-            found.find(name, Kind.UNFINISHED, "it is missing, and the next worker writes it")
+            found.add_finding(name, Kind.UNFINISHED, "it is missing, and the next worker writes it")
 
 
 def _other_size(expected: int, nbytes: int) -> str:
@@ -296,14 +306,17 @@ def _other_size(expected: int, nbytes: int) -> str:
 
 
 def empty_names(found: DatasetSurvey) -> list[str]:
-    """Return the files for the empty caption. Latents have one for each text array."""
+    """Return the names of the files for the empty caption. Latents have one for each text array."""
     if found.place.dataset == "images" or not found.receipts:
         return []
     return [empty_name(item.name) for item in empty_fields(found.receipts[0].settings)]
 
 
 def smallest_unit(found: DatasetSurvey) -> str:
-    """Return the unit that is done again to write the files for the empty caption again."""
+    """Return the unit with the fewest inputs, which is cheapest to do again.
+
+    It is named in findings about files that belong to all units.
+    """
     return min(found.receipts, key=lambda receipt: (receipt.inputs, receipt.unit)).unit
 
 
@@ -312,35 +325,41 @@ def _check_unexpected(found: DatasetSurvey, store: Store, broken: Iterable[str])
     known = {*ours, *empty_names(found), *map(receipt_name, broken)}
     settings = (found.manifest or found.receipts[0]).settings
     if digest := settings.get("captions"):
-        known |= {CAPTION_TABLE, lookup_name(digest)}  # which may be gone: encode makes them again
+        known |= {
+            CAPTION_TABLE,
+            lookup_name(digest),
+        }  # they may be missing: encode makes them again
     known.update(file.name for receipt in found.receipts for file in expected_files(receipt))
     with_rows = filter(may_have_rows, found.receipts)
     known.update(rows_name(shard.name) for receipt in with_rows for shard in receipt.shards)
     stated = found.manifest.receipts if found.manifest else ()
     gone = {*broken, *(r.unit for r in stated)} - {r.unit for r in found.receipts}
-    for name in sorted(found.there.keys() - known):
+    for name in sorted(found.files.keys() - known):
         if unit_of_file(name, found.place.dataset) in gone:
-            continue  # what is wrong is said of the receipt
-        _unexpected(found, name)
+            continue  # there is a finding about the receipt
+        _note_unexpected(found, name)
     if store.root:
         for path in store.root.rglob(".wdsprep-*.tmp"):
             if TEMPORARY.fullmatch(path.name):
                 what = "it is being written, or was left by a run that was killed"
-                found.find(path.relative_to(store.root).as_posix(), Kind.LEFTOVER, what)
+                found.add_finding(path.relative_to(store.root).as_posix(), Kind.LEFTOVER, what)
 
 
-def _unexpected(found: DatasetSurvey, name: str) -> None:
-    """Note a file of no finished unit. A run that is under way or was killed leaves some."""
+def _note_unexpected(found: DatasetSurvey, name: str) -> None:
+    """Add a finding about a file that no finished unit lists.
+
+    A run that is under way, or was killed, leaves such files.
+    """
     _receipt, ours = OURS[found.place.dataset]
     if retry_of_inputs(name):
-        found.find(name, Kind.UNFINISHED, "rejects that are to be tried again")
+        found.add_finding(name, Kind.UNFINISHED, "it lists rejects that are to be tried again")
     elif held_name(name):
-        what = "a run is changing a unit there, or was killed then"
-        found.find(name, Kind.LEFTOVER, what)
+        what = "a run is changing this unit, or was killed while it did"
+        found.add_finding(name, Kind.LEFTOVER, what)
     elif is_hidden(name):
-        found.find(name, Kind.LEFTOVER, "it is hidden, and not of wdsprep")
+        found.add_finding(name, Kind.LEFTOVER, "it is hidden, and wdsprep did not write it")
     elif ours.fullmatch(name) and not found.is_complete:
-        what = "no receipt speaks of it: a run is under way or was killed"
-        found.find(name, Kind.LEFTOVER, what)
+        what = "no receipt lists it, as a run is under way or was killed"
+        found.add_finding(name, Kind.LEFTOVER, what)
     else:
-        found.find(name, Kind.FOREIGN, "no receipt speaks of it")
+        found.add_finding(name, Kind.FOREIGN, "no receipt lists it")

@@ -41,9 +41,9 @@ from wdsprep.text import plural
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckUnit:
-    """A finished unit to check.
+    """A finished unit of work to check.
 
-    `known` are files of it that have a finding already. `firsts` tells of which shards the
+    `known` are those of its files that have a finding already. `firsts` has the shards of which
     latents hold only the first samples, and how many.
     """
 
@@ -63,23 +63,23 @@ class CheckUnit:
 
 @dataclass(frozen=True, slots=True)
 class Checking:
-    """The work, as runners want it."""
+    """The check of units, as the work that a runner gives to its workers."""
 
     def open(self) -> Callable[[CheckUnit], Generator[int, None, UnitFindings]]:
         return check_unit
 
 
 def check_unit(unit: CheckUnit) -> Generator[int, None, UnitFindings]:
-    """Check a unit; yields how many bytes of its shards have been read."""
+    """Check a unit of work, yield how many bytes of its shards were read, and return findings."""
     checker = _Checker(unit, shared_store(unit.place.url))
     before = 0
     for shard in unit.receipt.shards:
         if shard.name not in unit.known:
-            for nbytes in checker.shard(shard):
+            for nbytes in checker.check_shard(shard):
                 yield before + nbytes
         before += shard.nbytes
         yield before
-    checker.beside()
+    checker.check_small_files()
     return UnitFindings(findings=tuple(checker.findings), keys=checker.digests())
 
 
@@ -91,14 +91,14 @@ def check_empty(found: DatasetSurvey) -> None:
     digest = DigestKind.from_settings(found.receipts[0].settings)
     for item in empty_fields(found.receipts[0].settings):
         name = empty_name(item.name)
-        if name not in found.there:
+        if name not in found.files:
             continue
         data = store.read(name)
         if digest.hex(data) not in {r.files.get(name) for r in found.receipts}:
             what = f"its {digest.shown} is not what the receipts say"
-            found.find(name, Kind.DAMAGED, what, unit)
+            found.add_finding(name, Kind.DAMAGED, what, unit)
         elif problem := array_problem(item, memoryview(data), len(data)):
-            found.find(name, Kind.WRONG, problem, unit)
+            found.add_finding(name, Kind.WRONG, problem, unit)
 
 
 class _Checker:
@@ -117,11 +117,11 @@ class _Checker:
     def _other(self) -> str:
         return f"its {self._kind.shown} is not what its receipt says"
 
-    def _unreadable(self, name: str, error: StoreError) -> None:
-        """Note a file that cannot be read.
+    def _note_unreadable(self, name: str, error: StoreError) -> None:
+        """Note that a file cannot be read, or raise the error.
 
-        A file that went away is damage, and so is one that a disk has lost. Any other error
-        is trouble with the place, and is raised.
+        A file that was removed is damage, and so is a file that a disk has lost. Any other error is
+        trouble with the store, and is raised.
         """
         if isinstance(error, NotFoundError):
             self._find(name, Kind.MISSING, "it is missing")
@@ -130,8 +130,8 @@ class _Checker:
         else:
             self._find(name, Kind.UNREADABLE, f"it cannot be read ({error})")
 
-    def shard(self, shard: Shard) -> Iterator[int]:
-        """One pass over a tar, then its index."""
+    def check_shard(self, shard: Shard) -> Iterator[int]:
+        """Check a tar in one pass, then its index; yield how many bytes have been read."""
         walked = CheckedShard()
         try:
             with HashedTape(self._store, shard, self._kind) as tape:
@@ -139,25 +139,25 @@ class _Checker:
                 yield from tape.rest()
                 digest = tape.digest()
         except StoreError as error:
-            self._unreadable(shard.name, error)
+            self._note_unreadable(shard.name, error)
             return
         also = f" ({walked})" if str(walked) else ""
         if digest != shard.digest:
             self._find(shard.name, Kind.DAMAGED, f"{self._other}{also}")
-        elif problem := str(walked) or self._keys_problem(shard, walked.keys):
+        elif problem := str(walked) or self._find_keys_problem(shard, walked.keys):
             self._find(shard.name, Kind.WRONG, problem)
         else:
             self._keys[shard.name] = walked.keys
             self._index(index_name(shard.name), walked.index)
 
-    def _keys_problem(self, shard: Shard, keys: list[str]) -> str:
-        """Return what is wrong with the keys of a sound shard."""
+    def _find_keys_problem(self, shard: Shard, keys: list[str]) -> str:
+        """Return what is wrong with the keys of a sound shard; empty if nothing is."""
         if len(keys) != shard.samples:
             return f"it has {plural(len(keys), 'sample')} where its receipt says {shard.samples:,}"
         if self._receipt.dataset == "images" and not _rise(keys):
-            return "its keys do not rise"
+            return "its keys are not in rising order"
         if self._runs(shard.samples)[-1].stop != shard.samples:
-            return "its receipt does not say of what shape each of its samples is"
+            return "its receipt does not state the shape of each of its samples"
         return "" if len(set(keys)) == len(keys) else "it has a key twice"
 
     def _index(self, name: str, index: bytes) -> None:
@@ -170,59 +170,61 @@ class _Checker:
         except NotFoundError:
             self._find(name, missing, "it is missing")
         except StoreError as error:
-            self._unreadable(name, error)
+            self._note_unreadable(name, error)
         return None
 
-    def beside(self) -> None:
-        """Check the small files of the unit, and that every input is in a shard or a reject."""
+    def check_small_files(self) -> None:
+        """Check the small files of the unit, and that each input is in a shard or a reject."""
         receipt = self._receipt
         if receipt.dataset == "images":
-            self._digest(inputs_name(receipt.unit), receipt.input)
+            self._read_checked(inputs_name(receipt.unit), receipt.input)
         name = rejects_name(receipt.unit)
         wanted = (receipt.files.get(name, ""), receipt.files.get(UNSETTLED, ""))
-        data = self._digest(name, *wanted)
-        is_settled = UNSETTLED not in receipt.files  # or rows are leaving, and who knows which have
+        data = self._read_checked(name, *wanted)
+        is_settled = (
+            UNSETTLED not in receipt.files
+        )  # otherwise rows are moving, and nobody knows which have moved
         if data is not None and is_settled:
-            self._rejects(name, data)
+            self._check_rejects(name, data)
         if (taken := taken_name(receipt.unit)) in receipt.files:
-            self._digest(taken, receipt.files[taken])
+            self._read_checked(taken, receipt.files[taken])
         if may_have_rows(receipt):
-            self._rows()
+            self._check_rows()
         if is_settled and receipt.dataset == "images" and not (self.findings or self._unit.known):
             self._check_inputs()
 
-    def _digest(self, name: str, *wanted: str) -> bytes | None:
-        """Return the bytes of a file if its digest is one that the receipt has."""
+    def _read_checked(self, name: str, *wanted: str) -> bytes | None:
+        """Return the bytes of a file; None, with a finding, if the receipt has another digest."""
         data = None if name in self._unit.known else self._read(name)
         if data is None or self._kind.hex(data) in wanted:
             return data
         self._find(name, Kind.DAMAGED, self._other)
         return None
 
-    def _rejects(self, name: str, data: bytes) -> None:
+    def _check_rejects(self, name: str, data: bytes) -> None:
         try:
             rejects = read_rejects(data, name)
         except FormatError as error:
-            self._find(name, Kind.WRONG, f"a line of it is no reject ({error})")
+            self._find(name, Kind.WRONG, f"one of its lines is not a reject ({error})")
             return
         self._rejected = [reject.key for reject in rejects]
         if sum_counts({reject.code.value: 1} for reject in rejects) != dict(self._receipt.rejects):
             self._find(name, Kind.WRONG, "its codes are not those that its receipt counts")
 
-    def _rows(self) -> None:
-        """Check the positions of samples in their image shard against the receipt.
+    def _check_rows(self) -> None:
+        """Check the rows: the positions of samples in their image shard.
 
-        An old receipt says nothing of them. Then they are checked against the keys where
-        pack gave these, and otherwise for what is possible.
+        The receipt has their digest. An old receipt says nothing about them: then they must agree
+        with the keys if pack gave these, and otherwise be possible at all.
         """
         for shard in self._receipt.shards:
             name = rows_name(shard.name)
-            told = self._told_by_keys(shard)
+            told = self._rows_from_keys(shard)
             if name in self._receipt.files:
-                self._stated_rows(name, told)
+                self._check_stated_rows(name, told)
             elif shard.name not in self._keys or self._rejected is None:
-                return  # what is wrong is said of these
-            elif (data := self._there(name)) == told:
+                return  # there is a finding about the shard or the rejects
+            elif (data := self._read_optional(name)) == told:
                 continue
             elif told is None and not data:
                 self._find(name, Kind.UNTOLD, f"it is missing, and {UNTOLD}")
@@ -233,10 +235,10 @@ class _Checker:
             elif told is not None:
                 self._find(name, Kind.ROWLESS, "it is missing")
 
-    def _told_by_keys(self, shard: Shard) -> bytes | None:
-        """Return the rows as keys tell them.
+    def _rows_from_keys(self, shard: Shard) -> bytes | None:
+        """Return the rows of a shard as its keys tell them.
 
-        They are empty where no file is needed, and None where keys do not tell them.
+        They are empty if the shard needs no file of rows, and None if the keys do not tell them.
         """
         keys, rejected = self._keys.get(shard.name), self._rejected
         if keys is None or rejected is None:
@@ -246,8 +248,11 @@ class _Checker:
             return None if told is None else b""
         return told.to_bytes()
 
-    def _stated_rows(self, name: str, told: bytes | None) -> None:
-        """Check rows that the receipt has a digest of. If keys tell them too, they cost no unit."""
+    def _check_stated_rows(self, name: str, told: bytes | None) -> None:
+        """Check rows whose digest the receipt states.
+
+        If the keys tell them too, damage costs no unit: they can be written again.
+        """
         stated = self._receipt.files[name]
         is_told = told is not None and self._kind.hex(told) == stated
         data = None if name in self._unit.known else self._read(name)
@@ -255,7 +260,10 @@ class _Checker:
             self._find(name, Kind.INDEX if is_told else Kind.DAMAGED, self._other)
 
     def _may_be_rows(self, data: bytes, samples: int) -> bool:
-        """Return whether each sample has a position of its own. Positions rise where keys would."""
+        """Return whether bytes may be the rows of samples.
+
+        Each sample has a position of its own, and positions rise where keys would.
+        """
         if len(data) != NBYTES * samples:
             return False
         found = ImagePositions.from_bytes(data)
@@ -264,21 +272,21 @@ class _Checker:
         is_rising = all(a < b for run in runs for a, b in pairwise(run))
         return is_rising and found.is_sound(samples, self._receipt.inputs)
 
-    def _there(self, name: str) -> bytes:
-        """Read a file that need not exist; empty where it does not."""
+    def _read_optional(self, name: str) -> bytes:
+        """Return the bytes of a file that may be missing; empty if it is."""
         try:
             return self._store.read(name)
         except NotFoundError:
             return b""
         except StoreError as error:
-            self._unreadable(name, error)
+            self._note_unreadable(name, error)
             return b""
 
     def _check_inputs(self) -> None:
-        """Check that every input of a slice is in one place.
+        """Check that each input of a slice is in exactly one place.
 
-        The keys of a slice are its number and 0, 1, 2, ... Of URLs, some may have gone to a
-        slice that tried them again. Keys of a selection are those of other datasets.
+        The keys of a slice are its number and 0, 1, 2, ... Some URLs may have moved to a slice that
+        tries them again. A selection has the keys of other datasets.
         """
         unit, inputs = self._receipt.unit, self._receipt.inputs
         keys = [*(k for keys in self._keys.values() for k in keys), *(self._rejected or ())]
@@ -300,7 +308,7 @@ class _Checker:
         self._find(receipt_name(unit), Kind.WRONG, what)
 
     def digests(self) -> dict[str, str]:
-        """Return digests of keys, by the digests of shards as receipts of latents state them."""
+        """Return the digest of the keys of each shard, by the input that latent receipts state."""
         if self._receipt.dataset == "images":
             return dict(self._image_digests())
         if self._rejected is None or len(self._keys) < len(self._receipt.shards):
@@ -312,7 +320,7 @@ class _Checker:
         return {self._receipt.input: keys_digest(both)}
 
     def _runs(self, count: int) -> list[range]:
-        """Return the ranges in which keys rise: one for each shape, or one for all."""
+        """Return the ranges of samples in which keys rise: one for each shape, or one for all."""
         ranges = shape_ranges(self._receipt.settings, self._receipt.counts)
         return list(ranges.values()) or [range(count)]
 

@@ -16,7 +16,7 @@ from wdsprep.checks.survey import DatasetSurvey, survey
 from wdsprep.checks.unit_check import Checking, CheckUnit, check_empty
 from wdsprep.dataset.names import receipt_name
 from wdsprep.errors import UsageError
-from wdsprep.options import Place, taking_datasets
+from wdsprep.options import Place, takes_datasets
 from wdsprep.runners.base import Runner
 from wdsprep.runners.in_process import runner_for
 from wdsprep.runners.job import JobListener, JobStatus, job_largest_first
@@ -29,7 +29,7 @@ _log = logging.getLogger("wdsprep")
 
 @dataclass(frozen=True, kw_only=True)
 class Verified(NotebookTable):
-    """The findings of a verification, by dataset; `is_quick` says that no shard was read."""
+    """The result of a verification, by dataset; with `is_quick` no shard was read."""
 
     surveys: tuple[DatasetSurvey, ...]
     is_quick: bool
@@ -56,7 +56,7 @@ class Verified(NotebookTable):
         return tuple(f for survey in self.surveys for f in survey.findings if f.kind.is_note)
 
 
-@taking_datasets(VerifyOptions)
+@takes_datasets(VerifyOptions)
 def verify(datasets: Sequence[Place], options: VerifyOptions) -> Verified:
     """Check every byte of datasets; given images and their latents, also that they match.
 
@@ -66,7 +66,7 @@ def verify(datasets: Sequence[Place], options: VerifyOptions) -> Verified:
     The options are those of `wdsprep verify`. Nothing is changed.
     """
     if not datasets:
-        raise UsageError("nothing to verify: name a dataset")
+        raise UsageError("nothing to verify: give the path or URL of a dataset")
     listener = options.heard_by
     make_runner = partial(runner_for, options, told=listener.told, name="verify", is_safe=True)
     return check_datasets(datasets, make_runner=make_runner, quick=options.quick, listener=listener)
@@ -79,14 +79,14 @@ def check_datasets(
     quick: bool = False,
     listener: JobListener | None = None,
 ) -> Verified:
-    """Check the datasets at `urls`. Latents are compared with the images among them.
+    """Check the datasets at `urls`, and compare latents with the images among them.
 
-    Shards are read by the workers of `make_runner(units, nbytes)`.
+    `make_runner(units, nbytes)` returns the runner whose workers read the shards.
     """
     listener = listener or JobListener()
     places = [absolute(url) for url in urls]
     if len(set(places)) < len(places):
-        raise UsageError("the same dataset is named twice: name each once")
+        raise UsageError("the same dataset is given twice: give it once")
     shown = [os.fspath(url) for url in urls]
     surveys = tuple(_survey(*both, listener) for both in zip(places, shown, strict=True))
     pairs = _pairs(surveys)
@@ -111,7 +111,7 @@ def _pairs(surveys: Sequence[DatasetSurvey]) -> list[tuple[DatasetSurvey, Datase
 
 
 class _ByteCheck:
-    """Reads every byte of some datasets."""
+    """A check of every byte of some datasets."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class _ByteCheck:
             unit = cast("CheckUnit", failed.unit)
             what = f"its unit could not be checked ({failed.reason})"
             found = self._by_url[unit.place.url]
-            found.find(receipt_name(unit.receipt.unit), Kind.UNCHECKED, what)
+            found.add_finding(receipt_name(unit.receipt.unit), Kind.UNCHECKED, what)
         for found in self._surveys:
             check_empty(found)
             check_lookup(found)
@@ -163,7 +163,7 @@ class _ByteCheck:
         _log.info("%s is checked: %s", unit.name, plural(len(made.findings), "finding"))
         for finding in made.findings:
             found = self._by_url[unit.place.url]
-            found.find(finding.name, finding.kind, finding.what, finding.unit)
+            found.add_finding(finding.name, finding.kind, finding.what, finding.unit)
         self._keys[unit.place.url] |= made.keys
 
     def _heard(self, status: Callable[[], JobStatus]) -> None:

@@ -1,15 +1,15 @@
 """The command line: parse, call the library, print. Nothing heavy is imported before it is needed.
 
-Option names have dashes; underscores mean the same. `pack` takes the options of img2dataset too, as
-`img2dataset` tells.
+Option names have dashes; underscores mean the same. `pack` takes the options of img2dataset too,
+which `img2dataset` translates.
 
-`commands` are each command's help and its call; `command` is what they are made of. Options are
-declared beside the functions of the library (`wdsprep.options`), and `declared` makes click's of
-them; `options` are those that commands alone have. `output` is what several print alike, which
-`wdsprep.terminal` draws. `pack`, `encode`, `importing`, `score`, `select`, `duplicates`, `inspect`,
-`report`, `card`, `export` and `plan` hold what the commands of their names print, `checks` what
-`verify` and `repair` do, `changes` what `remove` does, `plan_options` what `plan` is given; `demo`
-packs and encodes drawings of its own.
+`commands` has the help and the call of each command, and `command` the classes that they are made
+of. Options are declared beside the functions of the library (`wdsprep.options`), and `declared`
+makes click options of them; `options` has those of commands alone. `output` has what several
+commands print, which `wdsprep.terminal` draws. `pack`, `encode`, `importing`, `score`, `select`,
+`duplicates`, `inspect`, `report`, `card`, `export`, `plan` and `repair` have what the commands of
+their names print, `checks` what `verify` prints, and `changes` what `remove` prints. `plan_options`
+has the options of `plan`; `demo` packs and encodes its own drawings.
 
 In: The words of a command line.
 Out: Calls of the library, text on the terminal, an exit code.
@@ -44,17 +44,18 @@ from wdsprep.version import __version__
 
 INTERRUPTED = 130
 IN_PYTHON = ("load", "stream")
-"""The functions that only a trainer calls: no command does."""
+"""The functions without a command, which a trainer calls."""
 OVERWRITES = re.compile(r"--(incremental[-_]mode[ =])?overwrite\b")
-"""The words of a command line, ours or img2dataset's, that start over."""
+"""Matches the option that starts over, as wdsprep or img2dataset writes it."""
 
 
 def option_name(name: str) -> str:
+    """Return the name of an option with dashes, as click knows it."""
     return name.replace("_", "-")
 
 
 class Interrupted(click.Abort):
-    """Ctrl-C, or SIGTERM, while a command ran that goes on from there, or does not."""
+    """An interrupt by Ctrl-C or SIGTERM; with `resumes` the same command goes on from there."""
 
     def __init__(self, *, resumes: bool) -> None:
         super().__init__()
@@ -62,7 +63,7 @@ class Interrupted(click.Abort):
 
 
 class CommandGroup(Command, click.Group):
-    """The group of all commands. Alone it prints its help: those of daily use, then the others."""
+    """The group of all commands. Its help lists those of daily use first."""
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -85,8 +86,7 @@ class CommandGroup(Command, click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command, and turn an interrupt into an abort.
 
-        click would do so too, but would end the row of the progress line, which would then
-        stay.
+        click would do so too, but it would end the row of the progress line, which would then stay.
         """
         try:
             return super().invoke(ctx)
@@ -138,19 +138,20 @@ COMMANDS = (
     rebuild_command,
 )
 DAILY = 5
-"""So many of them are of daily use, and come first in the help."""
+"""The number of commands of daily use, which come first in the help."""
 
 for each in COMMANDS:
     cli.add_command(each)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; every failure is one line and an exit code."""
-    with TERMINAL.listening():
+    """Run a command line, and return its exit code. Every failure is printed as one line."""
+    with TERMINAL.during_command():
         return _main(sys.argv[1:] if arguments is None else arguments)
 
 
 def _after_interrupt(arguments: list[str], *, resumes: bool) -> str:
+    """Return the next step after an interrupt."""
     if not resumes:
         return "run the same command again"
     over = OVERWRITES.search(" ".join(arguments))
@@ -174,14 +175,14 @@ def _main(arguments: list[str]) -> int:
     except WdsprepError as error:
         complain(str(error))
         return error.exit_code
-    except BrokenPipeError:  # whoever read our output has left
+    except BrokenPipeError:  # the program that read our output has ended
         sys.stderr.close()
         return 1
     except Exception as error:  # noqa: BLE001 (a bug: reported as one line, whole with --debug)
         from wdsprep.runners.out_of_memory import is_of_memory
 
         if is_of_memory(error):
-            complain("out of memory: give it more (ulimit -v), and run the same command again")
+            complain("out of memory: give the command more (ulimit -v), and run it again")
             return 1
         complain(f"a bug: {type(error).__name__}: {error}: --debug shows where")
         return 1

@@ -1,4 +1,4 @@
-"""What `wdsprep verify` says on the way and at the end."""
+"""The output of `wdsprep verify`: progress, then findings and notes."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 from wdsprep.checks import Finding
 from wdsprep.checks.survey import DatasetSurvey
 from wdsprep.checks.verify import Verified
-from wdsprep.cli.output import Kept, Show
+from wdsprep.cli.output import KeptLine, Show
 from wdsprep.runners.job import JobListener, JobStatus
 from wdsprep.text import human_bytes, human_time, plural
 
 
 class VerifyShow(Show[Verified]):
-    """Prints a progress line, and at the end what was found."""
+    """The output of `verify`: a progress line, and at the end the findings."""
 
     unit = "unit"
 
@@ -38,7 +38,7 @@ class VerifyShow(Show[Verified]):
 
 
 def _lines(verified: Verified, elapsed_s: float) -> Iterator[str]:
-    yield from map(Kept, verified.findings)
+    yield from map(KeptLine, verified.findings)
     yield from (f"note: {note}" for note in verified.notes)
     for found in verified.surveys:
         wrong = sum(not finding.kind.is_note for finding in found.findings)
@@ -77,7 +77,7 @@ def _facts(verified: Verified) -> dict[str, Any]:
 
 
 def finding_facts(finding: Finding) -> dict[str, str]:
-    """Return what `--json` says of a finding."""
+    """Return a finding as an object for `--json`."""
     return {
         "dataset": finding.place.shown,
         "kind": finding.kind.value,

@@ -1,6 +1,6 @@
-"""What commands are made of: options under headings, how their values are read, examples.
+"""The classes that commands are made of: options under headings, values, and examples.
 
-What a function of the library is given stands in its declarations: see `wdsprep.cli.declared`.
+The options of a function of the library come from their declarations: see `wdsprep.cli.declared`.
 """
 
 import importlib
@@ -13,23 +13,23 @@ import click
 from click.shell_completion import CompletionItem
 
 from wdsprep.errors import UsageError
-from wdsprep.options import unknown
+from wdsprep.options import unknown_option_message
 from wdsprep.terminal import TERMINAL
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 DONE_WITH_DAMAGE = 3
-"""The exit code of what has to be run or looked at again."""
+"""The exit code of a command that has to be run again, or whose result has to be looked at."""
 
 
-def named(function: str) -> Callable[..., Any]:
-    """Import the function that `module:name` means."""
+def import_function(function: str) -> Callable[..., Any]:
+    """Import the function that is written as `module:name`."""
     module, _, name = function.partition(":")
     found: Callable[..., Any] = operator.attrgetter(name)(importlib.import_module(module))
     return found
 
 
 class HeadedOption(click.Option):
-    """An option that stands under a heading in the help of its command."""
+    """An option that is listed under a heading in the help of its command."""
 
     heading = "General"
 
@@ -39,7 +39,7 @@ class HeadedOption(click.Option):
             self.metavar = "N"
 
     def get_help_extra(self, ctx: click.Context) -> Any:
-        """Return what help adds, without the range: an error names it where it matters."""
+        """Return what click adds to a help text, without the range, which errors state."""
         extra = super().get_help_extra(ctx)
         extra.pop("range", None)
         return extra
@@ -49,7 +49,7 @@ option = partial(click.option, cls=HeadedOption)
 
 
 class Place(click.ParamType):  # type: ignore[type-arg]
-    """A file, a folder, a pattern or a URL: shells complete what is a file."""
+    """The type of a file, folder, pattern or URL, which shells complete with files."""
 
     name = "text"
 
@@ -77,17 +77,17 @@ def _debug(_ctx: click.Context, _param: Any, wanted: bool) -> None:
 
 def _check_volume(ctx: click.Context) -> None:
     if TERMINAL.is_quiet and TERMINAL.is_verbose:
-        raise click.UsageError("--quiet and --verbose: give one of them", ctx)
+        raise click.UsageError("--quiet and --verbose contradict each other: give one of them", ctx)
 
 
-def volume() -> list[click.Parameter]:
-    """Return the options -q and -v, which may stand before the command or after it."""
+def volume_options() -> list[click.Parameter]:
+    """Return the options -q, -v and --debug, which may stand before a command or after it."""
     said = partial(HeadedOption, is_flag=True, expose_value=False)
     return [
         said(
             ["-q", "--quiet"],
             callback=_be_quiet,
-            help="Print errors, warnings, findings and what was asked for, and nothing else.",
+            help="Print nothing but errors, warnings, findings and what was asked for.",
         ),
         said(
             ["-v", "--verbose"],
@@ -105,7 +105,7 @@ class Command(click.Command):
     def __init__(
         self, *args: Any, examples: Sequence[str] = (), resumes: bool = True, **options: Any
     ) -> None:
-        """Make a command. With `resumes`, the same command goes on where it was interrupted."""
+        """Make a command. With `resumes`, the same command goes on after an interrupt."""
         super().__init__(*args, **options)
         self.examples, self.resumes = examples, resumes
 
@@ -116,12 +116,14 @@ class Command(click.Command):
             names = [name for param in self.get_params(ctx) for name in param.opts]
             known = [name for name in names if name.startswith("--")]
             command = str(ctx.info_name)
-            wrong = unknown(command, error.option_name, known, getattr(self, "declared", ()))
+            wrong = unknown_option_message(
+                command, error.option_name, known, getattr(self, "declared", ())
+            )
             raise UsageError(wrong) from None
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         *own, helping = super().get_params(ctx)
-        return [*own, *volume(), helping]
+        return [*own, *volume_options(), helping]
 
     def get_short_help_str(self, _limit: int = 0) -> str:
         """Return the first sentence of the help, uncut."""
@@ -150,7 +152,7 @@ class Command(click.Command):
 def options(
     heading: str, *decorators: Callable[[Function], Function]
 ) -> Callable[[Function], Function]:
-    """Several options as one decorator, which stand under a heading."""
+    """Return a decorator that adds several options under one heading."""
 
     def decorate(function: Function) -> Function:
         for decorator in reversed(decorators):

@@ -1,4 +1,4 @@
-"""Declared options (`wdsprep.options`) as those of a command: how click reads and shows them."""
+"""Make click options and arguments of declared options (`wdsprep.options`)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -8,7 +8,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from wdsprep import options
-from wdsprep.cli.command import Command, HeadedOption, named
+from wdsprep.cli.command import Command, HeadedOption, import_function
 from wdsprep.errors import UsageError
 from wdsprep.options import Option, options_of
 
@@ -16,7 +16,7 @@ from wdsprep.options import Option, options_of
 class Value(click.ParamType):  # type: ignore[type-arg]
     """The type of a declared option.
 
-    It parses a word, and refuses it in the same line as Python does.
+    It converts a word of the command line, and refuses it with the same message as Python.
     """
 
     name = "text"
@@ -47,12 +47,12 @@ def metavar_of(declared: Option) -> str:
 
 
 def option_of(declared: Option) -> click.Option:
-    """Return the click option, under its heading."""
+    """Return the click option for a declared option."""
     about = declared.about
     names = [about.spelling or declared.dashed, declared.name]
     made = HeadedOption(
         names,
-        # False in place of None would make the value of `--min-size=-5` an option of its own
+        # with False instead of None, the value of `--min-size=-5` would be an option of its own
         is_flag=True if declared.is_flag else None,
         multiple=about.is_many,
         required=declared.is_required,
@@ -66,6 +66,7 @@ def option_of(declared: Option) -> click.Option:
 
 
 def argument_of(declared: Option) -> click.Argument:
+    """Return the click argument for a declared argument."""
     return click.Argument(
         [declared.name],
         type=Value(declared),
@@ -79,10 +80,10 @@ class DeclaredCommand(Command):
     """A command that calls one function of the library with declared options.
 
     The class at `declared` (such as `wdsprep.packing.options:PackOptions`) has the options. It is
-    imported only when it is needed: no other command imports it.
+    imported only if the command is used.
 
     `headings` are those of the help, in their order. Options that the function does not have, such
-    as --json, follow its own under their heading.
+    as --json, follow its own options under their heading.
     """
 
     _is_full = False
@@ -96,22 +97,22 @@ class DeclaredCommand(Command):
 
     @cached_property
     def declared(self) -> tuple[Option, ...]:
-        return options_of(named(self._place))
+        return options_of(import_function(self._place))
 
     @property
     def params(self) -> list[click.Parameter]:
-        """One list, which click adds to and takes from."""
+        """Return the parameters in one list, which click adds to and removes from."""
         if not self._is_full:
             self._is_full = True
-            self._params[:] = self._all(self._params)
+            self._params[:] = self._sorted_params(self._params)
         return self._params
 
     @params.setter
     def params(self, own: list[click.Parameter]) -> None:
         self._params, self._is_full = own, False
 
-    def _all(self, own: Sequence[click.Parameter]) -> Iterator[click.Parameter]:
-        """Arguments first, then options by their headings."""
+    def _sorted_params(self, own: Sequence[click.Parameter]) -> Iterator[click.Parameter]:
+        """Yield the arguments, then the options by heading."""
         of_function = [
             argument_of(each) if each.is_argument else option_of(each) for each in self.declared
         ]
@@ -136,7 +137,7 @@ class DeclaredCommand(Command):
         super().format_options(ctx, formatter)
 
     def make_parser(self, ctx: click.Context) -> Any:
-        """Return a parser that refuses an option given twice. click would take the last."""
+        """Return a parser that refuses an option given twice; click's would take the last."""
         parser = super().make_parser(ctx)
         parse: Callable[..., tuple[Any, Any, Any]] = parser.parse_args
 
@@ -144,7 +145,7 @@ class DeclaredCommand(Command):
             opts, rest, order = parse(args)
             for param in self.params:
                 if order.count(param) > 1 and not getattr(param, "multiple", False):
-                    raise UsageError(options.given_twice(param.opts[0]))
+                    raise UsageError(options.given_twice_message(param.opts[0]))
             return opts, rest, order
 
         parser.parse_args = parse_once  # type: ignore[method-assign]
@@ -155,11 +156,13 @@ class DeclaredCommand(Command):
         for word in args[: args.index("--") if "--" in args else None]:
             name, has_value, value = word.partition("=")
             if has_value and (flag := flags.get(name.replace("_", "-"))):
-                flag.read(value)  # refuses it
+                flag.read(value)  # raises
         try:
             return super().parse_args(ctx, args)
         except click.MissingParameter as error:
             name = str(error.param.name) if error.param else ""
             if name not in {each.name for each in self.declared}:
                 raise
-            raise UsageError(options.missing(str(ctx.info_name), name, self.declared)) from None
+            raise UsageError(
+                options.missing_option_message(str(ctx.info_name), name, self.declared)
+            ) from None

@@ -1,4 +1,4 @@
-"""What `wdsprep duplicates` says on the way and at the end."""
+"""The output of `wdsprep duplicates`: progress, then the largest groups and counts."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -6,7 +6,7 @@ from typing import Any
 
 from wdsprep.changes.duplicate_groups import CopiedSample, DuplicateGroup
 from wdsprep.changes.duplicates import Duplicates
-from wdsprep.cli.output import Kept, Show
+from wdsprep.cli.output import KeptLine, Show
 from wdsprep.runners.job import JobListener, JobStatus
 from wdsprep.text import command, human_time, plural
 
@@ -14,7 +14,7 @@ SHOWN_COPIES = 3
 
 
 class DuplicatesShow(Show[Duplicates]):
-    """Prints a progress line, and at the end what was found."""
+    """The output of `duplicates`: a progress line, and at the end the groups of copies."""
 
     def __init__(self, *, as_json: bool) -> None:
         super().__init__(as_json=as_json)
@@ -42,18 +42,20 @@ def _lines(found: Duplicates, elapsed_s: float) -> Iterator[str]:
         f"{found.samples:,} samples compared in {human_time(elapsed_s)}"
     )
     if found.flat:
-        yield f"{found.flat:,} with too little detail to compare: by their bytes alone"
+        yield f"{found.flat:,} with too little detail, compared by their bytes alone"
     if found.damaged:
         damaged = plural(found.damaged, "image")
-        yield Kept(f"{damaged} that cannot be decoded: compared by their bytes alone")
+        yield KeptLine(f"{damaged} that cannot be decoded, compared by their bytes alone")
     if not found.complete:
-        yield "some of what was to be packed is not there yet: run this again after pack has ended"
+        yield "pack has not finished these datasets: run this again after it has"
     yield from found.table
-    yield from _next(found)
+    yield from _next_steps(found)
 
 
 def _group(group: DuplicateGroup, is_of_several: bool) -> str:
-    copies = [f"{_sample(one, is_of_several)} {_how(one)}" for one in group.copies[:SHOWN_COPIES]]
+    copies = [
+        f"{_sample(one, is_of_several)} {_likeness(one)}" for one in group.copies[:SHOWN_COPIES]
+    ]
     more = [f"{group.count - SHOWN_COPIES:,} more"] * (group.count > SHOWN_COPIES)
     return f"{_sample(group.stays, is_of_several)} stays: {'; '.join([*copies, *more])}"
 
@@ -63,15 +65,15 @@ def _sample(one: CopiedSample, is_of_several: bool) -> str:
     return f"{place}{one.key} ({one.width} x {one.height})"
 
 
-def _how(one: CopiedSample) -> str:
+def _likeness(one: CopiedSample) -> str:
     return "equal" if one.is_equal else plural(one.distance, "bit")
 
 
-def _next(found: Duplicates) -> Iterator[str]:
+def _next_steps(found: Duplicates) -> Iterator[str]:
     """Yield the next commands, which remove the copies."""
     if not found.equal + found.near:
         return
     for dataset, keys in zip(found.datasets, found.output, strict=False):
         yield f"next: {command('remove', dataset, '--keys', keys, '--keep-copies')}"
     if not found.output and not found.table:
-        yield "next: the same with -o FILE writes the keys of the copies, for wdsprep remove"
+        yield "next: run the same with -o FILE to write the keys of the copies, for wdsprep remove"

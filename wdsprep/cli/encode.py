@@ -1,10 +1,10 @@
-"""What `wdsprep encode` says on the way and at the end."""
+"""The output of `wdsprep encode`: headlines, progress, and the result of each dataset."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from wdsprep.cli.output import (
-    Kept,
+    KeptLine,
     Show,
     broken_tars_lines,
     left_out_lines,
@@ -30,12 +30,12 @@ from wdsprep.sources import LeftOut
 from wdsprep.text import EXAMPLES, human_bytes, plural
 
 CAPTIONLESS = (
-    "warning: no image has a caption, so all embeddings are of the empty one: pack again with "
+    "warning: no image has a caption, so all embeddings are of the empty caption: pack again with "
     "captions, or encode with --text none and --overwrite"
 )
 
 TEXTLESS = (
-    "warning: no image has a caption, so all embeddings are of the empty one: pack again with "
+    "warning: no image has a caption, so all embeddings are of the empty caption: pack again with "
     "captions, then encode with --overwrite"
 )
 
@@ -43,7 +43,7 @@ REMEDIES = remedies_of(EncodeOptions)
 
 
 class EncodeShow(Show[Sequence[Outcome]]):
-    """Prints what is encoded with what, a progress line, and at the end what came of it."""
+    """The output of `encode`: model and images, a progress line, and the result of each dataset."""
 
     unit, touched, done = "shard", "touched tar", "encoded"
     counted, spared = "image", "--batch-size or --max-area"
@@ -52,14 +52,14 @@ class EncodeShow(Show[Sequence[Outcome]]):
     def __init__(self, places: Mapping[int | str, str], *, as_json: bool) -> None:
         """Prepare the output of `encode`.
 
-        The `places` of latents are named by resolution. Those of several captions, or of
-        text that is stored apart, are named by the captions.
+        The `places` of latents are keyed by resolution. Places of text that is stored apart, and of
+        several captions, are keyed by the name of the captions.
         """
         super().__init__(as_json=as_json)
         self._places = places
         self._texts = [place for name, place in places.items() if isinstance(name, str)]
         self._has_latents = len(self._texts) < len(places)
-        if len(places) > 1:  # each image is counted for each
+        if len(places) > 1:  # an image is counted once for each dataset
             self.counted = "sample"
         self._speeds = Speeds()
         self._captions: list[tuple[Outcome, CaptionReport]] = []
@@ -77,6 +77,7 @@ class EncodeShow(Show[Sequence[Outcome]]):
         self._captions.append((outcome, report))
 
     def _report(self, outcome: Outcome) -> CaptionReport | None:
+        """Return the report on the captions of a dataset; None if it has none."""
         return next((report for other, report in self._captions if other is outcome), None)
 
     def _begin(self, plan: EncodePlan) -> None:
@@ -88,7 +89,7 @@ class EncodeShow(Show[Sequence[Outcome]]):
         self.start_counting()
 
     def details(self, _status: JobStatus) -> list[str]:
-        """Return the rate of the workers and how busy the devices are, once this is known."""
+        """Return the rate of the workers and how busy the devices are, once that is known."""
         if not (rates := self._speeds.rates().values()):
             return []
         parts = [str(self._speeds)]
@@ -103,16 +104,16 @@ class EncodeShow(Show[Sequence[Outcome]]):
         lines = [self.headline(outcomes, made), *self._speed(samples)]
         for outcome in outcomes:
             lines += self._dataset(outcome)
-        lines += self.again(outcomes)
+        lines += self.retry_lines(outcomes)
         for outcome in outcomes:
             if outcome.manifest.shards and not outcome.quarantined and not outcome.is_void:
-                lines.append(self._next(outcome, outcomes))
-        return list(dict.fromkeys(lines))  # some holds of all
+                lines.append(self._next_step(outcome, outcomes))
+        return list(dict.fromkeys(lines))  # some lines are the same for all datasets
 
-    def _next(self, outcome: Outcome, outcomes: Sequence[Outcome]) -> str:
-        """Return the next command, which loads what was encoded.
+    def _next_step(self, outcome: Outcome, outcomes: Sequence[Outcome]) -> str:
+        """Return the next step, which loads what was encoded.
 
-        Text apart is joined to its latents.
+        Text that is stored apart is joined to its latents.
         """
         places = [self._place(outcome)]
         if self._has_latents and self._texts:
@@ -139,34 +140,34 @@ class EncodeShow(Show[Sequence[Outcome]]):
         lines = [f"{place}: {plural(manifest.samples, 'sample')} in {shards}, {size}"]
         lines += shapes_lines(manifest)
         if cut := manifest.counts.get("cut"):
-            lines.append(f"{plural(cut, 'caption')} cut to what the text encoder takes")
+            lines.append(f"{plural(cut, 'caption')} cut to the length of the text encoder")
         if report := self._report(outcome):
             lines += captions_lines(report)
         lines += rejects_lines(manifest.rejects, place)
         lines += left_out_lines(LeftOut.among(manifest.counts))
         if not outcome.has_captions and manifest.settings["text"] != "none":
             warning = TEXTLESS if manifest.is_of_text else CAPTIONLESS
-            lines.append(Kept(self._overwriting(warning, manifest)))
+            lines.append(KeptLine(self._name_dataset(warning, manifest)))
         lines += broken_tars_lines(outcome.broken_tars, place)
-        lines += self.left_out(outcome)
+        lines += self.failed_units(outcome)
         if outcome.is_void and not outcome.quarantined:
-            lines.append(self._void(manifest, place))
+            lines.append(self._void_line(manifest, place))
         return lines
 
-    def _void(self, manifest: Manifest, place: str) -> str:
-        """Return what to do where no image could be encoded."""
+    def _void_line(self, manifest: Manifest, place: str) -> str:
+        """Return the line for a run that encoded no image: why, and what to do."""
         if manifest.rejects.get(Code.NOT_FINITE.value, 0) < sum(manifest.rejects.values()):
-            remedies = {code: self._overwriting(line, manifest) for code, line in REMEDIES.items()}
+            remedies = {code: self._name_dataset(line, manifest) for code, line in REMEDIES.items()}
             return void_line(manifest.rejects, place, remedies)
         model, dtype = manifest.extra["model"], manifest.settings["dtype"]
         where = "fp32" if dtype == "fp32" else f"{dtype} or in fp32"
-        return Kept(
-            f"{model} gives no finite numbers for any image, in {where}: its weights are damaged, "
-            "or not what its configuration says: fetch them again, or choose another --model"
+        return KeptLine(
+            f"{model} gives no finite numbers for any image in {where}, so its weights are damaged "
+            "or do not fit its configuration: fetch them again, or choose another --model"
         )
 
-    def _overwriting(self, line: str, manifest: Manifest) -> str:
-        """Add the options to a hint that choose one dataset of several."""
+    def _name_dataset(self, line: str, manifest: Manifest) -> str:
+        """Add the options that choose one dataset of several to a hint with --overwrite."""
         if len(self._places) == 1:
             return line
         settings = manifest.settings
@@ -223,37 +224,38 @@ class EncodeShow(Show[Sequence[Outcome]]):
 
 
 def captions_lines(report: CaptionReport) -> list[str]:
-    """Return the lines about captions that are not the samples' own."""
+    """Return the lines about captions that come from a table or another field."""
     source, read = report.source, report.read
     whence = f"{report.table}, by {source.by}" if read else f"the field {source.field}"
     line = f"{plural(report.named, 'caption')} from {whence}"
     if report.unnamed:
         own = plural(report.unnamed, "sample")
-        line += f"; {own} not in it, with their own{_some(report.unnamed_examples, report.unnamed)}"
+        some = _in_brackets(report.unnamed_examples, report.unnamed)
+        line += f"; {own} not in it kept their own{some}"
     lines = [line]
     if read is None:
         return lines
     if read.blank:
-        lines.append(f"{plural(read.blank, 'row')} of it without a {source.by} or a caption")
+        lines.append(f"{plural(read.blank, 'row')} of the table without a {source.by} or a caption")
     if twice := read.lookup.twice:
-        some = _some(read.lookup.examples, twice)
-        lines.append(f"{plural(twice, source.by)} twice in it, where the first row holds{some}")
+        some = _in_brackets(read.lookup.examples, twice)
+        lines.append(f"{plural(twice, source.by)} twice in it, of which the first row counts{some}")
     if report.lost:
         files = plural(len(report.lost), "file")
         lines.append(
-            Kept(
-                f"which {source.by} of it no sample has is not known, as {files} that said so "
-                f"cannot be read{_some(report.lost[:EXAMPLES], len(report.lost))}: "
+            KeptLine(
+                f"which {source.by} of the table no sample has is unknown, as {files} that would "
+                f"tell cannot be read{_in_brackets(report.lost[:EXAMPLES], len(report.lost))}: "
                 f"{repair_step(report.place)}"
             )
         )
     if missing := report.unmatched:
-        some = _some(report.unmatched_examples, missing)
+        some = _in_brackets(report.unmatched_examples, missing)
         lines.append(f"{plural(missing, source.by)} of it that no sample has{some}")
     return lines
 
 
-def _some(names: Sequence[str], of: int) -> str:
+def _in_brackets(names: Sequence[str], of: int) -> str:
     more = ", ..." if of > len(names) else ""
     return f" ({', '.join(names)}{more})" if names else ""
 

@@ -1,4 +1,4 @@
-"""What `wdsprep export` says: how far it is, what is there at the end, and how that is opened."""
+"""The output of `wdsprep export`: progress, what was written, and how to open that."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +22,7 @@ OPENED = {
 
 
 class ExportShow(Show[Exported]):
-    """Prints a progress line, and at the end what was written."""
+    """The output of `export`: a progress line, and at the end what was written."""
 
     def __init__(self, *, as_json: bool) -> None:
         super().__init__(as_json=as_json)
@@ -40,5 +40,5 @@ class ExportShow(Show[Exported]):
         if exported.units_before:
             yield f"{plural(exported.units_before, 'shard')} exported before"
         if exported.left_out:
-            yield f"{plural(exported.left_out, 'sample')} left out: what is joined lacks them"
+            yield f"{plural(exported.left_out, 'sample')} left out, as a joined dataset lacks them"
         yield f"next: {OPENED[exported.to].format(out=exported.out)}"

@@ -1,4 +1,4 @@
-"""What `wdsprep import` says on the way and at the end."""
+"""The output of `wdsprep import`: columns, progress, and the result."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,15 +19,15 @@ from wdsprep.runners.run import Outcome
 from wdsprep.text import human_bytes, plural
 
 REMEDIES: dict[str, str] = {
-    Code.OTHER_SHAPE: "--columns names other columns, --text-length what varies in length, and "
-    "--shapes the images' shapes",
-    Code.NO_ARRAY: "--columns names other columns",
+    Code.OTHER_SHAPE: "give other columns with --columns, the longest caption with --text-length, "
+    "or the sizes of the images with --shapes",
+    Code.NO_ARRAY: "give other columns with --columns",
 }
 FILES = {"mds": "MDS shard", "arrow": "Arrow file", "parquet": "Parquet file", "tars": "tar"}
 
 
 class ImportShow(Show[Outcome]):
-    """Prints what is taken, a progress line, and at the end what came of it."""
+    """The output of `import`: what is imported, a progress line, and the result."""
 
     unit, done, counted = "file", "imported", "sample"
 
@@ -41,7 +41,7 @@ class ImportShow(Show[Outcome]):
         self.told(f"{self._source}: {plural(begun.files, FILES[begun.kind])}, {taken}")
         self.told(f"each sample has {', '.join(begun.fields)}")
         if begun.bits:
-            self.told(f"{', '.join(begun.bits)}: uint16, taken as the bits of bfloat16")
+            self.told(f"{', '.join(begun.bits)}: uint16, read as the bits of bfloat16")
         self.start_counting()
 
     def summary(self, outcome: Outcome) -> list[str]:
@@ -52,8 +52,8 @@ class ImportShow(Show[Outcome]):
         lines += shapes_lines(manifest)
         lines += rejects_lines(manifest.rejects, place)
         lines += broken_tars_lines(outcome.broken_tars, place)
-        lines += self.left_out(outcome)
-        lines += self.again([outcome])
+        lines += self.failed_units(outcome)
+        lines += self.retry_lines([outcome])
         if outcome.is_void and not outcome.quarantined:
             lines.append(void_line(manifest.rejects, place, REMEDIES))
         elif manifest.shards and not outcome.quarantined:

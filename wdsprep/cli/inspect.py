@@ -1,4 +1,4 @@
-"""What `wdsprep inspect` prints: one screen about a dataset, or one of its samples."""
+"""The output of `wdsprep inspect`: a screen about a dataset, or about one of its samples."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -9,10 +9,10 @@ from wdsprep.dataset.receipts import Settings
 from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.scores import SCORES
 from wdsprep.errors import UsageError
-from wdsprep.reporting.inspect import Looked, inspect
+from wdsprep.reporting.inspect import FoundSample, inspect
 from wdsprep.reporting.overview import Overview
 from wdsprep.terminal import ProgressLine
-from wdsprep.text import human_bytes, human_counts, plural, printed
+from wdsprep.text import human_bytes, human_counts, join_lines, plural
 
 DESCRIBED = {"caption": "characters in a caption", "side": "pixels of the shorter side"}
 
@@ -20,24 +20,24 @@ DESCRIBED = {"caption": "characters in a caption", "side": "pixels of the shorte
 def describe(dataset: str, key: str, *, out: str, list_urls: bool, as_json: bool) -> str:
     """Return the text that `wdsprep inspect` prints."""
     if list_urls and key:
-        raise UsageError("--urls is for a whole dataset, -o for the sample of a KEY")
+        raise UsageError("--urls lists the shards of a whole dataset: leave out KEY")
     line = ProgressLine()
 
     def heard(done: int, of: int) -> None:
-        line.show(f"looked through {done:,} of {plural(of, 'shard')}")
+        line.show(f"searched {done:,} of {plural(of, 'shard')}")
 
     found = inspect(dataset, key, out=out, heard=heard)
     line.clear()
     if isinstance(found, Overview):
         if list_urls:
-            return json.dumps(found.patterns) if as_json else printed(found.patterns)
+            return json.dumps(found.patterns) if as_json else join_lines(found.patterns)
         facts = found.facts
-        return json.dumps(facts, sort_keys=True) if as_json else printed(_screen(dataset, facts))
+        return json.dumps(facts, sort_keys=True) if as_json else join_lines(_screen(dataset, facts))
     if isinstance(found, Reject):
-        return found.to_json().strip() if as_json else printed([_reject(found)])
+        return found.to_json().strip() if as_json else join_lines([_reject(found)])
     if as_json:
         return json.dumps(found.facts, ensure_ascii=False, sort_keys=True)
-    return printed([*_sample(found), *(f"written: {path}" for path in found.written)])
+    return join_lines([*_sample(found), *(f"written: {path}" for path in found.written)])
 
 
 def _screen(url: str, facts: Mapping[str, Any]) -> Iterator[str]:
@@ -75,14 +75,14 @@ MOST_LISTED = 8
 
 
 def _settings(settings: Settings, extra: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines about settings. A setting that is off or empty is left out."""
+    """Yield the lines about settings, without those that are off or empty."""
     shown = {**extra, **{name: value for name, value in settings.items() if name != "layout"}}
     parts = []
     for name, value in shown.items():
         if value not in (0, "", [], {}, None, False):
             parts.append(f"{name.replace('_', '-')} {_setting(name, value)}")
     members = fields_of(settings.get("layout", ()))
-    yield from _wrapped([*parts, *(f"{item.name} {item}" for item in members)])
+    yield from _wrap_parts([*parts, *(f"{item.name} {item}" for item in members)])
 
 
 def _setting(name: str, value: Any) -> str:
@@ -103,7 +103,7 @@ def _setting(name: str, value: Any) -> str:
 
 
 def _trial(trial: Mapping[str, Any]) -> str:
-    """Return how fast a run under --limit was, from which `plan` reckons."""
+    """Return the speed of a run with --limit, with which `plan` calculates."""
     parts = [f"{trial['each']:,.1f} samples/s on one {trial.get('device', 'worker')}"]
     parts += [f"busy {trial['busy']:.0%}"] if "busy" in trial else []
     parts += [f"{trial['text']:.0%} of that with text"] if "text" in trial else []
@@ -111,7 +111,7 @@ def _trial(trial: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _wrapped(parts: list[str], width: int = 98) -> Iterator[str]:
+def _wrap_parts(parts: list[str], width: int = 98) -> Iterator[str]:
     line = ""
     for part in parts:
         if line and len(line) + len(part) > width:
@@ -121,7 +121,7 @@ def _wrapped(parts: list[str], width: int = 98) -> Iterator[str]:
     yield line
 
 
-def _sample(sample: Looked) -> Iterator[str]:
+def _sample(sample: FoundSample) -> Iterator[str]:
     facts = sample.facts
     shape = f", in shape {facts['shape']}" if facts["shape"] else ""
     yield f"{facts['key']}: sample {facts['number']:,} of {facts['shard']}{shape}"

@@ -1,4 +1,4 @@
-"""What `wdsprep models` prints: the models that have a name, and what a sample of each weighs."""
+"""The output of `wdsprep models`: the models with a short name, and the size of their samples."""
 
 import json
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from typing import Any
 
 from wdsprep.encoding.estimate import Choice, sample_nbytes
 from wdsprep.encoding.models.presets import PRESETS, TOKENS, Preset
-from wdsprep.text import human_bytes, printed
+from wdsprep.text import human_bytes, join_lines
 
 SIDES = (512, 1024)
 
@@ -15,7 +15,7 @@ def model_lines(*, as_json: bool = False) -> str:
     """Return the text that `wdsprep models` prints."""
     if as_json:
         return json.dumps({"models": [facts(name) for name in PRESETS]}, sort_keys=True)
-    return printed(_lines())
+    return join_lines(_lines())
 
 
 def facts(name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What commands have beside the options of their functions."""
+"""Options and arguments of commands beside those of their functions."""
 
 import click
 

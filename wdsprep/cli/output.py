@@ -1,4 +1,4 @@
-"""Output that commands share: results, errors, progress and last lines.
+"""The output that commands share: results, errors, progress and last lines.
 
 `wdsprep.terminal` draws it.
 """
@@ -18,12 +18,12 @@ from wdsprep.dataset.shapes import batch_that_fits, shape_counts
 from wdsprep.runners.progress import JobProgress
 from wdsprep.terminal import TERMINAL
 from wdsprep.text import (
-    harmless,
+    escape_controls,
     human_counts,
     human_time,
+    join_lines,
     one_line,
     plural,
-    printed,
 )
 
 if TYPE_CHECKING:
@@ -33,28 +33,30 @@ if TYPE_CHECKING:
 
 def echo(text: str, *, err: bool = False) -> None:
     """Print what the user asked for, even with --quiet."""
-    TERMINAL.write(harmless(text), err=err)
+    TERMINAL.write(escape_controls(text), err=err)
 
 
 def complain(text: str, *, traced: bool = True) -> None:
-    """Print an error as one line, after its traceback where --verbose asks for it."""
-    TERMINAL.still()
+    """Print an error as one line, after its traceback if --verbose or --debug is given."""
+    TERMINAL.stop_ticking()
     if traced and TERMINAL.is_debugging:
         echo(traceback.format_exc(), err=True)
     over_ctrl_c = "\r" * sys.stderr.isatty()
     TERMINAL.write(f"{over_ctrl_c}wdsprep: {one_line(text)}", err=True)
 
 
-# --- what runs show alike
-class Kept(str):
-    """A line that stays with --quiet: a finding, a warning, JSON that was asked for."""
+# --- results of runs
+class KeptLine(str):
+    """A line that --quiet keeps: a finding, a warning, or the JSON that was asked for."""
 
     __slots__ = ()
 
 
 def tell(lines: Iterable[str]) -> None:
-    """Print the last lines of a command. With --quiet only those that are `Kept`."""
-    if text := printed(line for line in lines if isinstance(line, Kept) or not TERMINAL.is_quiet):
+    """Print the last lines of a command; with --quiet, only each `KeptLine`."""
+    if text := join_lines(
+        line for line in lines if isinstance(line, KeptLine) or not TERMINAL.is_quiet
+    ):
         echo(text)
 
 
@@ -65,38 +67,38 @@ class Show(ABC, JobProgress, Generic[T]):
     """The output of a command: notes that stay, a progress line, and the result at the end."""
 
     spared = ""
-    """The option that takes less memory if it is smaller."""
+    """The option whose smaller values take less memory."""
 
     def __init__(self, *, as_json: bool, waits: bool = True) -> None:
-        """Prepare the output. With `waits`, say at once that the command gets ready.
+        """Prepare the output. With `waits`, print at once that the command gets ready.
 
-        A command that asks a question cannot do so.
+        That is not for a command that asks a question.
         """
         super().__init__(waits=waits)
         self.as_json = as_json
 
     def result(self, found: T) -> list[str]:
-        """Return the end, for a person or for a program."""
+        """Return the last lines, for a person or as JSON."""
         self.line.clear()
         if self.as_json:
-            return [Kept(json.dumps(each, sort_keys=True)) for each in self.facts(found)]
+            return [KeptLine(json.dumps(each, sort_keys=True)) for each in self.facts(found)]
         return list(self.summary(found))
 
     @abstractmethod
     def facts(self, found: T) -> Iterable[Mapping[str, Any]]:
-        """Yield the objects that a program is told."""
+        """Yield the objects that --json prints."""
 
     @abstractmethod
     def summary(self, found: T) -> Iterable[str]:
-        """Yield the lines that a person is told."""
+        """Yield the lines that a person reads."""
 
     def asked(self, _what: object) -> bool:
-        """Ask whether to go on, where somebody can answer."""
+        """Ask whether to go on, and return the answer; false if nobody can answer."""
         return sys.stdin.isatty() and click.confirm("do this?", err=True)
 
-    # --- what came of runs
+    # --- lines about runs
     def headline(self, outcomes: "Sequence[Outcome]", more: str = "") -> str:
-        """Return what this run has done, and `more` of it."""
+        """Return the line on what this run has done, with `more` at its end."""
         units = sum(outcome.units_before for outcome in outcomes)
         before = f"{plural(units, self.unit)} {self.done} before"
         has_all = sum(len(outcome.manifest.receipts) for outcome in outcomes) == units
@@ -107,45 +109,45 @@ class Show(ABC, JobProgress, Generic[T]):
         new = f"{plural(samples, self.counted)} {self.done} in {took}{more}"
         return new + (f", after {before}" if units else "")
 
-    def left_out(self, outcome: "Outcome") -> Iterator[str]:
-        """Yield the units of a dataset that failed, each with the reason."""
+    def failed_units(self, outcome: "Outcome") -> Iterator[str]:
+        """Yield a line for each unit that failed, with the reason."""
         for failed in outcome.quarantined:
             times = f" (failed {failed.attempts} times)" if failed.attempts > 1 else ""
-            yield Kept(f"{self.unit} {failed.unit.name} is left out: {failed.reason}{times}")
+            yield KeptLine(f"{self.unit} {failed.unit.name} is left out: {failed.reason}{times}")
 
-    def again(self, outcomes: "Sequence[Outcome]") -> list[str]:
-        """Return what to do about those, where there are any."""
+    def retry_lines(self, outcomes: "Sequence[Outcome]") -> list[str]:
+        """Return the lines on what to do about failed units; none if none failed."""
         failed = [one for outcome in outcomes for one in outcome.quarantined]
-        less = f"fewer --workers or a smaller {self.spared} takes less of it"
+        less = f"give fewer --workers or a smaller {self.spared}"
         is_short = bool(self.spared) and any("memory" in one.reason for one in failed)
-        lines = [f"where memory is short, {less}"] if is_short else []
-        retried = Kept("run the same command again to retry what is left out")
+        lines = [f"if memory is short, {less}"] if is_short else []
+        retried = KeptLine("run the same command again to retry what is left out")
         return [*lines, retried] if failed else []
 
 
 def shapes_lines(manifest: "Manifest") -> list[str]:
-    """Return how many samples have which shape, where there are several."""
+    """Return the line on how many samples have each shape; none if all are squares."""
     counts = shape_counts(manifest.settings, manifest.counts)
     return [f"in {plural(len(counts), 'shape')}: {human_counts(counts, 8)}"] if counts else []
 
 
 def load_step(places: Sequence[str], manifests: "Iterable[Manifest]") -> str:
-    """Return the next step for latents: loading them, with what is joined, in batches that fit."""
+    """Return the next step for latents: load them, with joined ones, in batches that fit."""
     joined = "".join(f', join=["{place}"]' for place in places[1:])
     batch = min(batch_that_fits(one.settings, one.counts, one.samples) for one in manifests)
     return f'next: wdsprep.load("{places[0]}"{joined}, global_batch={batch}) in your trainer'
 
 
 def rejects_lines(rejects: Mapping[str, int], url: str) -> list[str]:
-    """Return how many rejects have which codes, and where they are listed."""
+    """Return the lines on the number of rejects by code, and where they are listed."""
     if not rejects:
         return []
     count = plural(sum(rejects.values()), "reject")
     lines = [f"{count} ({human_counts(rejects, 8)}): see {url}/rejects/"]
     if scattered := rejects.get(Code.TAR_SCATTERED.value):
-        apart = f"of {plural(scattered, 'sample')} the members stand apart in the tar"
-        remedy = "make the tars again in the order of names (tar --sort=name), then --overwrite"
-        lines.append(Kept(f"{apart}, so captions may be lost: {remedy}"))
+        apart = f"the members of {plural(scattered, 'sample')} stand apart in the tar"
+        remedy = "write the tars in the order of names (tar --sort=name), then run with --overwrite"
+        lines.append(KeptLine(f"{apart}, so captions may be lost: {remedy}"))
     return lines
 
 
@@ -157,20 +159,22 @@ def void_line(rejects: Mapping[str, int], url: str, remedies: Mapping[str, str])
     if count == everything:
         all_are = f"all {everything:,} rejects are" if everything > 1 else "the one reject is"
     remedy = remedies.get(worst, "mend the source")
-    return Kept(f"nothing was kept: {all_are} {worst}: {remedy}; {url}/rejects/ says why of each")
+    return KeptLine(
+        f"nothing was kept: {all_are} {worst}: {remedy}; {url}/rejects/ says why for each"
+    )
 
 
 def broken_tars_lines(count: int, url: str) -> list[str]:
-    """Return the line about tars of which an unknown part is lost."""
+    """Return the line about tars that could not be read to their end; none if all could."""
     if not count:
         return []
-    lost = f"{plural(count, 'tar')} cannot be read to the end, and what follows there is lost"
+    lost = f"{plural(count, 'tar')} cannot be read to the end, and the rest of each is lost"
     remedy = f"{url}/rejects/ says where and why; mend or replace them, then start over"
-    return [Kept(f"{lost}: {remedy}")]
+    return [KeptLine(f"{lost}: {remedy}")]
 
 
 def left_out_lines(kinds: Mapping[str, int]) -> list[str]:
-    """Return the line about files that were no input, by their kind."""
+    """Return the line about files that are neither images nor captions, by their kind."""
     if not kinds:
         return []
     parts = [f"{count:,} {kind}" for kind, count in Counter(kinds).most_common()]

@@ -1,4 +1,4 @@
-"""What `wdsprep pack` says on the way and at the end."""
+"""The output of `wdsprep pack`: the source, progress, and the result."""
 
 import shlex
 from collections import Counter
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from wdsprep.cli.output import (
-    Kept,
+    KeptLine,
     Show,
     broken_tars_lines,
     left_out_lines,
@@ -51,11 +51,11 @@ ALLOWING = {
     Code.DISALLOWED: ("ignore_robots", "ignore_opt_outs"),
     Code.TOO_MANY_BYTES: ("max_bytes",),
 }
-"""The options that allow to fetch what has these codes."""
+"""The options that allow to fetch images that were rejected with these codes."""
 
 
 class PackShow(Show[Outcome]):
-    """Prints what the source is, a progress line, and at the end what came of it."""
+    """The output of `pack`: the source, a progress line, and the result."""
 
     unit, touched, done = "slice", "touched input", "packed"
     counted, spared = "image", "--max-area"
@@ -97,11 +97,11 @@ class PackShow(Show[Outcome]):
         lines += rejects_lines(manifest.rejects, images)
         lines += left_out_lines(_left_out(manifest))
         lines += _fetch_report(packed, self._options)
-        lines += self.left_out(packed)
+        lines += self.failed_units(packed)
         lines += broken_tars_lines(packed.broken_tars, images)
         if not packed.has_captions:
             lines.append(_captionless(manifest.settings))
-        lines += self.again([packed])
+        lines += self.retry_lines([packed])
         if packed.is_void and not packed.quarantined:
             fetched = manifest.settings["source"] == "urls"
             remedies = REMEDIES | (REMEDIES_OF_URLS if fetched else {})
@@ -113,7 +113,7 @@ class PackShow(Show[Outcome]):
 
 
 def describe(survey: SourceSurvey) -> str:
-    """Describe a source in one line."""
+    """Return a line about a source: its kind, and what it has."""
     kind = survey.source.kind
     if kind == "folder":
         return f"{plural(survey.samples, 'image')} in a folder, {survey.captioned:,} with captions"
@@ -133,18 +133,18 @@ def describe(survey: SourceSurvey) -> str:
         columns = f"{rows} of image bytes in {form}, images in {image!r}"
     if caption:
         return f"{columns}, captions in {caption!r}"
-    return f"{columns}, no captions (--caption-col names their column)"
+    return f"{columns}, no captions (give their column with --caption-col)"
 
 
 def _fetched_share(samples: int, rejects: Mapping[str, int]) -> float:
-    """Return which share of the images that were asked for could be fetched."""
+    """Return the share of the images that could be fetched."""
     stages = by_stage(rejects)
     asked = samples + stages["fetch"] + stages["check"]
     return (asked - stages["fetch"]) / asked if asked else 1.0
 
 
 def _fetch_report(packed: Outcome, options: Mapping[str, Any]) -> list[str]:
-    """Return how much was fetched, which hosts failed most, and what another run may fetch."""
+    """Return lines on how much was fetched, the worst hosts, and what another run may fetch."""
     manifest = packed.manifest
     if manifest.settings["source"] != "urls":
         return []
@@ -172,9 +172,9 @@ def _worst_hosts(failed: Mapping[str, int]) -> str:
 
 
 def _forbidden_lines(packed: Outcome, options: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what was forbidden, with the options that allow it, or with the command that uses them.
+    """Yield lines on what was forbidden, with the options or the command that allow it.
 
-    Images whose owner asked to be left alone are only mentioned once the user has allowed them.
+    Images whose owner asked to be left alone are mentioned only after the user has allowed them.
     """
     manifest = packed.manifest
     for code, names in ALLOWING.items():
@@ -193,7 +193,7 @@ def _forbidden_lines(packed: Outcome, options: Mapping[str, Any]) -> Iterator[st
 
 
 def _allows_more(name: str, options: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-    """Return whether an option allows what the dataset was begun without."""
+    """Return whether an option allows something that earlier runs of the dataset did not."""
     if name == "max_bytes":
         return bool(options[name] > settings[name])
     obeyed = settings.get(name.removeprefix("ignore_"), True)
@@ -201,7 +201,7 @@ def _allows_more(name: str, options: Mapping[str, Any], settings: Mapping[str, A
 
 
 def _table(manifest: Manifest) -> Iterator[str]:
-    """Yield what is in the buckets, and what in the phases."""
+    """Yield the lines of the tables of buckets and phases."""
     yield ""
     yield f"{'bucket':>8} {'samples':>12} {'shards':>8} {'size':>10}"
     yield from _bucket_rows(manifest)
@@ -213,7 +213,7 @@ def _table(manifest: Manifest) -> Iterator[str]:
 
 
 def _bucket_rows(manifest: Manifest) -> list[str]:
-    """One for each bucket that holds anything; all of them where none does."""
+    """Return a row for each bucket that has samples; for all buckets if none has."""
     rows = dict.fromkeys(manifest.settings["buckets"], "")
     full = {shard.bucket for shard in manifest.shards}
     for bucket in rows:
@@ -224,20 +224,20 @@ def _bucket_rows(manifest: Manifest) -> list[str]:
     return [row for bucket, row in rows.items() if bucket in full or not full]
 
 
-def _captionless(settings: Mapping[str, Any]) -> Kept:
+def _captionless(settings: Mapping[str, Any]) -> KeptLine:
     remedy = "put the caption of a.jpg into a.txt beside it, or write a metadata.jsonl"
     if column := settings["caption_col"]:
         remedy = f"nothing has a field {column!r}: give another --caption-col, or none"
     elif settings["source"] in ("table", "urls"):
         remedy = "give a table with a column of captions, by --caption-col if it is not recognised"
-    return Kept(f"warning: no sample has a caption: {remedy}; then pack again with --overwrite")
+    return KeptLine(f"warning: no sample has a caption: {remedy}; then pack again with --overwrite")
 
 
 def next_command(images: str, resolution: int) -> str:
-    """Return the encode command that follows.
+    """Return the encode command that comes next.
 
     Latents go beside the images, under a name of their own. Beside a whole bucket or repository
-    there is no place for them.
+    they have no place.
     """
     if images == "shards/images":
         return f"wdsprep encode --resolution {resolution}"
@@ -251,7 +251,7 @@ def next_command(images: str, resolution: int) -> str:
 
 
 def _left_out(manifest: Manifest) -> dict[str, int]:
-    """Files beside the items of the source, and in its tars."""
+    """Return how many files were left out, beside the items of the source and in its tars."""
     beside: Mapping[str, int] = manifest.extra.get("left_out", {})
     return dict(LeftOut.among(manifest.counts) + Counter(beside))
 

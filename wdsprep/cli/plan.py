@@ -1,4 +1,4 @@
-"""What `wdsprep plan` asks and prints."""
+"""`wdsprep plan`: estimate what encoding and scoring take, and print it."""
 
 import json
 import os
@@ -29,17 +29,17 @@ from wdsprep.encoding.models.presets import DC, PRESETS
 from wdsprep.encoding.shape_lists import ShapesGiven, sizes_of
 from wdsprep.encoding.worker_plan import SHARDS_PER_WORKER
 from wdsprep.errors import UsageError
-from wdsprep.options import taking
+from wdsprep.options import takes_options
 from wdsprep.reporting.overview import overview
 from wdsprep.scoring.estimate import ScoreEstimate, estimate_scores
-from wdsprep.text import human_bytes, plural, printed
+from wdsprep.text import human_bytes, join_lines, plural
 
 SHARD_SIZES = (1_000, 10_000, 100_000)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Published:
-    """A run that somebody else has told of."""
+class PublishedRun:
+    """A run that others have published, with what they told about it."""
 
     name: str
     buckets: Mapping[int, Bucket]
@@ -51,34 +51,34 @@ class Published:
 
 
 PUBLISHED = (
-    Published(
+    PublishedRun(
         name="MosaicML, Stable Diffusion 2 for under $50k",
         buckets={256: Bucket(samples=490_000_000), 512: Bucket(samples=300_000_000)},
         gpu="A100",
         devices=128,
         told="790M images of at least 256 pixels, 300M of them of at least 512, each phase encoded",
         hours=3784,
-        why="batches, precision and how busy the cards were are not told. Had they encoded all "
-        "790M at both sizes, 3,198 h would be reckoned",
+        why="batches, precision and how busy the cards were are not published. For all 790M at "
+        "both sizes, this plan says 3,198 h",
     ),
-    Published(
+    PublishedRun(
         name="Anyscale, 2 billion images with Ray",
         buckets={256: Bucket(samples=2_000_000_000)},
         gpu="A10G",
         devices=48,
-        told="48 A10G with 8 CPUs each, batches of 120 at 256; images of phase 512 not told",
+        told="48 A10G with 8 CPUs each, batches of 120 at 256; images of phase 512 not published",
         hours=0,
-        why="hours of encoding are not told. Their 8 CPUs a GPU scale with Pillow, make fp32 of it "
-        "and pass that through the object store; uint8 crops inside the GPU's process need fewer",
+        why="hours of encoding are not published. Their 8 CPUs a GPU scale with Pillow, make fp32 "
+        "of it and pass that through the object store; uint8 crops in the GPU's process need fewer",
     ),
 )
 
 
-@taking(PlanOptions)
+@takes_options(PlanOptions)
 def plan_lines(options: PlanOptions) -> str:
     """Return the text that `wdsprep plan` prints."""
     if options.published:
-        return printed(_published())
+        return join_lines(_published())
     choice = Choice(
         model=options.model,
         latents=options.latents,
@@ -113,7 +113,7 @@ def plan_lines(options: PlanOptions) -> str:
         return json.dumps({"phases": listed, "one_run": together, **scores}, sort_keys=True)
     price_of = find_gpu(gpu).price_of if gpu and not price else ""
     lines = _lines(phases, one_run, choice, fleet, price_of, lists)
-    return printed([*(_scores(scored, fleet) if scored else ()), *lines])
+    return join_lines([*(_scores(scored, fleet) if scored else ()), *lines])
 
 
 def _scores(scored: ScoreEstimate, fleet: Fleet) -> Iterator[str]:
@@ -134,8 +134,8 @@ def _scores(scored: ScoreEstimate, fleet: Fleet) -> Iterator[str]:
 def shape_lists(given: ShapesGiven, resolutions: Sequence[int]) -> dict[int, list[str]]:
     """Return the names of the shapes for each resolution.
 
-    A list that fits one resolution only has no shapes for the others. Raise the error of a list
-    that fits none.
+    A list that fits one resolution has no shapes for the others. Raise UsageError if the list fits
+    none.
     """
     found, why = {}, {}
     for resolution in resolutions:
@@ -149,10 +149,10 @@ def shape_lists(given: ShapesGiven, resolutions: Sequence[int]) -> dict[int, lis
 
 
 def buckets_in(images: str) -> dict[int, Bucket]:
-    """Count the images that a dataset holds by now, by bucket."""
+    """Count the images that a dataset has so far, by bucket."""
     _, manifest = open_dataset(images)
     if manifest.dataset != "images":
-        raise UsageError(f"{images} is a dataset of {manifest.dataset}: name one of images")
+        raise UsageError(f"{images} is a dataset of {manifest.dataset}: give a dataset of images")
     return {int(name): Bucket(**row) for name, row in overview(manifest)["buckets"].items()}
 
 
@@ -163,14 +163,14 @@ def _speeds(
     gpu: str | None,
     choice: Choice,
 ) -> dict[int, Speed]:
-    """Return the speed for each resolution: as given, as tried, or by the table of GPUs."""
+    """Return the speed for each resolution: given, measured in a trial, or from the GPU table."""
     found = {}
     tried = dict(map(_trial, trials))
     for resolution in resolutions:
         if resolution in rates:
             found[resolution] = Speed(each=rates[resolution], source="given")
         elif tried:
-            found[resolution] = _nearest(tried, resolution, choice)
+            found[resolution] = _nearest_speed(tried, resolution, choice)
         elif gpu:
             each = derived_rate(find_gpu(gpu), resolution, choice)
             found[resolution] = Speed(each=each, source=f"derived for {gpu.upper()}, not measured")
@@ -184,7 +184,7 @@ def _speeds(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """A speed that was measured, and of what."""
+    """A speed that was measured, with the model and the options that it was measured with."""
 
     speed: Speed
     model: str
@@ -192,19 +192,22 @@ class Trial:
     flip: bool
     text: str
 
-    def at(self, choice: Choice) -> Choice:
-        """Return what a trial measured. A model of unknown cost is taken for the planned one."""
+    def choice_like(self, choice: Choice) -> Choice:
+        """Return a choice with the model and the options of this trial.
+
+        A model of unknown cost is taken for the planned one.
+        """
         known = self.model in PRESETS and PRESETS[self.model].vae in VAE_GFLOPS
         model = self.model if known else choice.model
         return replace(choice, text=self.text, latents=self.latents, flip=self.flip, model=model)
 
 
 def _trial(url: str) -> tuple[int, Trial]:
-    """Read the speed that an `encode --limit` has left in its manifest."""
+    """Return the resolution and the speed that an `encode --limit` left in its manifest."""
     _, manifest = open_dataset(url)
     trial = manifest.extra.get("trial")
     if manifest.dataset != "latents" or trial is None:
-        raise UsageError(f'{url} is no trial: "wdsprep encode --limit N" makes one')
+        raise UsageError(f'{url} is not a trial: make one with "wdsprep encode --limit N"')
     resolution, model = manifest.settings["resolution"], manifest.extra["model"]
     what = f"{model} on {trial['device']} at {resolution}"
     launching = f", launching {trial['launching']:.0%}" if "launching" in trial else ""
@@ -215,14 +218,14 @@ def _trial(url: str) -> tuple[int, Trial]:
     return resolution, Trial(speed=speed, model=model, latents=latents, flip=flip, text=text)
 
 
-def _nearest(tried: Mapping[int, Trial], resolution: int, choice: Choice) -> Speed:
-    """Return the speed of the nearest trial.
+def _nearest_speed(tried: Mapping[int, Trial], resolution: int, choice: Choice) -> Speed:
+    """Return the speed of the trial with the nearest resolution.
 
-    Scale it by the operations where it was of another kind.
+    If it had another resolution or other options, the speed is scaled by the operations.
     """
     at = min(tried, key=lambda other: abs(other - resolution))
     trial = tried[at]
-    share = gflops(at, trial.at(choice)) / gflops(resolution, choice)
+    share = gflops(at, trial.choice_like(choice)) / gflops(resolution, choice)
     if share == 1:
         return trial.speed
     source = f"{trial.speed.source}, scaled by the operations"
@@ -309,17 +312,17 @@ def _one_run(
 
 
 def _shapes(names: Sequence[str], phase: Phase) -> str:
-    """Which, and what waits until a shard of them is whole."""
+    """Return a line on the shapes, and on what waits until a shard of them is complete."""
     ends = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
     waits = human_bytes(SHARDS_PER_WORKER * phase.nbytes_written / max(1, phase.shards))
     return (
         f"{plural(len(names), 'shape')}, {ends}: one tar for each image shard, as without; up to "
-        f"{waits} for each worker in TMPDIR; sizes and images are reckoned as of squares"
+        f"{waits} for each worker in TMPDIR; sizes and images are estimated as for squares"
     )
 
 
 def _flip(phase: Phase, choice: Choice) -> str:
-    """Return how much of the output the mirrored images take."""
+    """Return a line on what mirrored images take of the output."""
     both, one = (
         sample_nbytes(phase.resolution, replace(choice, flip=flip)) for flip in (True, False)
     )
@@ -329,7 +332,7 @@ def _flip(phase: Phase, choice: Choice) -> str:
 
 
 def _text(phase: Phase) -> str:
-    """Return how much of the work and the output the captions take."""
+    """Return a line on what captions take of the work and of the output."""
     nbytes = human_bytes(phase.text_nbytes)
     share = phase.text_nbytes / phase.nbytes_written
     each = human_bytes(phase.text_nbytes / phase.samples)
@@ -356,7 +359,7 @@ def facts(phase: Phase) -> dict[str, Any]:
 
 
 def _published() -> Iterator[str]:
-    """Yield the published runs, each with the plan that this command would make of it."""
+    """Yield lines on the published runs, each with the plan that this command would make."""
     for run in PUBLISHED:
         gpu = find_gpu(run.gpu)
         speeds = {
@@ -368,7 +371,7 @@ def _published() -> Iterator[str]:
         hours = sum(phase.device_hours for phase in phases)
         yield f"{run.name}: {run.told}"
         days = f"{hours / run.devices / 24:.1f} days on {run.devices}"
-        yield f"  reckoned  {hours:,.0f} {run.gpu} hours, {days}"
+        yield f"  estimated {hours:,.0f} {run.gpu} hours, {days}"
         if run.hours:
             times = f"{run.hours / hours:.1f} times as many"
             yield f"  published {run.hours:,.0f} {run.gpu} hours: {times}"

@@ -1,4 +1,4 @@
-"""What `plan` is given."""
+"""The options of `plan`."""
 
 import os
 import re
@@ -18,7 +18,7 @@ IMAGES, SPEED, MODEL = "Images", "Speed", "Model"
 
 
 def sizes(given: Any) -> Mapping[int, float]:
-    """Parse a number for each of some resolutions: `256=490M,512=300M`, or a mapping."""
+    """Parse a number for each of some sizes: `256=490M,512=300M`, or a mapping."""
     if isinstance(given, Mapping):
         return given
     powers = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9}
@@ -33,7 +33,7 @@ def sizes(given: Any) -> Mapping[int, float]:
 
 @dataclass(frozen=True)
 class PlanOptions(Options):
-    """Options of `wdsprep plan`."""
+    """The options of `wdsprep plan`."""
 
     images: "str | os.PathLike[str]" = field(
         default="", metadata=about("The images to be encoded.", is_place=True)
@@ -42,7 +42,7 @@ class PlanOptions(Options):
     counts: Mapping[int, float] | str | None = field(
         default=None,
         metadata=about(
-            "Reckon for so many images by bucket: 256=490M,512=300M.",
+            "Plan for this many images in each bucket: 256=490M,512=300M.",
             IMAGES,
             read=sizes,
             metavar="SIZE=N,...",
@@ -50,29 +50,29 @@ class PlanOptions(Options):
     )
     samples_per_shard: int = field(
         default=10_000,
-        metadata=about("Reckon with so many samples in a shard.", IMAGES, least=1, usual=True),
+        metadata=about("Plan with this many samples in a shard.", IMAGES, least=1, usual=True),
     )
     published: bool = field(
-        default=False, metadata=about("Reckon the published runs instead.", IMAGES)
+        default=False, metadata=about("Plan the published runs instead.", IMAGES)
     )
     gpu: str | None = field(
         default=None,
         metadata=about(
-            "Take the speed of an A10G, A100, H100 or H200 from a table; it is not measured.",
+            "Use the speed of an A10G, A100, H100 or H200 from a table; it is not measured.",
             SPEED,
         ),
     )
     gpus: int = field(
-        default=1, metadata=about("Reckon with so many GPUs.", SPEED, least=1, usual=True)
+        default=1, metadata=about("Plan with this many GPUs.", SPEED, least=1, usual=True)
     )
     price: float = field(
         default=0.0,
-        metadata=about("Reckon with so many dollars for an hour of a GPU.", SPEED, least=0),
+        metadata=about("Plan with this price in dollars for an hour of a GPU.", SPEED, least=0),
     )
     rates: Mapping[int, float] | str | None = field(
         default=None,
         metadata=about(
-            "Take these speeds of a GPU, in images a second: 256=111,512=30.",
+            "Use these speeds of a GPU, in images a second: 256=111,512=30.",
             SPEED,
             read=sizes,
             spelling="--rate",
@@ -82,7 +82,7 @@ class PlanOptions(Options):
     trials: Sequence[str] = field(
         default=(),
         metadata=about(
-            'Take the speed of an "encode --limit" from what it made.',
+            'Use the speed that an "encode --limit" has measured, from its dataset.',
             SPEED,
             spelling="--trial",
             is_place=True,
@@ -92,7 +92,7 @@ class PlanOptions(Options):
     model: str = field(
         default="sd2",
         metadata=about(
-            "Reckon for this model of those that wdsprep models lists.",
+            "Plan for this model of those that wdsprep models lists.",
             MODEL,
             choices=[name for name in MODELS if name != "tiny"],
             metavar="NAME",
@@ -101,15 +101,15 @@ class PlanOptions(Options):
     )
     latents: str = field(
         default="sample",
-        metadata=about("Reckon with this kept of each image.", MODEL, choices=LATENTS, usual=True),
+        metadata=about("Plan with this kept of each image.", MODEL, choices=LATENTS, usual=True),
     )
     flip: bool = field(
-        default=False, metadata=about("Reckon with latents of mirror images too.", MODEL)
+        default=False, metadata=about("Plan with latents of mirror images too.", MODEL)
     )
     decode: str = field(
         default=FAST,
         metadata=about(
-            "Reckon with JPEGs decoded at a reduced scale, or in full.",
+            "Plan with JPEGs decoded at a reduced scale, or in full.",
             MODEL,
             choices=(FAST, FULL),
             usual=True,
@@ -117,12 +117,12 @@ class PlanOptions(Options):
     )
     text: str = field(
         default="emb",
-        metadata=about("Reckon with this kept of each caption.", MODEL, choices=TEXTS, usual=True),
+        metadata=about("Plan with this kept of each caption.", MODEL, choices=TEXTS, usual=True),
     )
     shapes: ShapesGiven = field(
         default="",
         metadata=about(
-            "Say of the phases that this list is for what its shapes take beside.",
+            "Show what the shapes of this list need, for the phases that it is for.",
             MODEL,
             metavar="FILE|sdxl|nearest:STEP,MAX",
         ),
@@ -130,7 +130,7 @@ class PlanOptions(Options):
     tokens: int = field(
         default=TOKENS,
         metadata=about(
-            "Reckon with captions of so many tokens, where a model stores no more than they have.",
+            "Plan with captions of this many tokens, if the model stores no more than they have.",
             MODEL,
             least=1,
             usual=True,
@@ -139,8 +139,7 @@ class PlanOptions(Options):
     score: Sequence[str] = field(
         default=(),
         metadata=about(
-            "Reckon what scoring adds by this model: clip, siglip, dinov2 or nsfw; several in one "
-            "pass.",
+            "Plan scoring by this model too: clip, siglip, dinov2 or nsfw; several in one pass.",
             MODEL,
             choices=tuple(PRESETS),
             is_many=True,
@@ -151,10 +150,13 @@ class PlanOptions(Options):
     def check_together(self) -> None:
         super().check_together()
         if not self.published and bool(self.images) is bool(self.counts):
-            raise UsageError("name a dataset of images, or give --counts 256=N,512=N")
+            raise UsageError("nothing to plan: give a dataset of images, or --counts 256=N,512=N")
         if self.latents == "none" and self.text != "emb" and not self.published:
             raise UsageError(
-                f"--latents none --text {self.text}: nothing of that is computed on a GPU"
+                f"--latents none --text {self.text} needs no GPU, so there is nothing to plan: "
+                "give another --latents or --text"
             )
         if self.latents == "none" and self.flip and not self.published:
-            raise UsageError("--flip is for images, which --latents none leaves alone")
+            raise UsageError(
+                "--flip is for images, of which --latents none encodes none: leave one of them out"
+            )

@@ -1,4 +1,4 @@
-"""What `wdsprep repair` says before it does anything, and at the end."""
+"""The output of `wdsprep repair`: what it will do, and what it has done."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 from wdsprep.checks import Finding
 from wdsprep.checks.repair import Repair
 from wdsprep.cli.checks import VerifyShow, finding_facts
-from wdsprep.cli.output import Kept, Show, echo
+from wdsprep.cli.output import KeptLine, Show, echo
 from wdsprep.dataset.names import MAKERS
 from wdsprep.runners.job import JobListener
-from wdsprep.text import EXAMPLES, command, examples, plural, printed
+from wdsprep.text import EXAMPLES, command, examples, join_lines, plural
 
 
 class RepairShow(Show[Repair]):
-    """A listener that says what a repair will do, asks, and says what has been done."""
+    """The output of `repair`: what it will do, a question, and what it has done."""
 
     unit = "file"
 
@@ -31,9 +31,9 @@ class RepairShow(Show[Repair]):
         )
 
     def _planned(self, repair: Repair) -> None:
-        """Print what would be repaired. With --json it is part of the result at the end."""
+        """Print what would be repaired. With --json it is in the result at the end."""
         self.line.clear()
-        if not self.as_json and (intent := printed(_intent(repair))):
+        if not self.as_json and (intent := join_lines(_intent(repair))):
             echo(intent)
 
     def facts(self, repair: Repair) -> Iterator[dict[str, Any]]:
@@ -49,13 +49,13 @@ def _intent(repair: Repair) -> Iterator[str]:
         why = "; ".join(f"{finding.name}: {finding.what}" for finding in findings[:EXAMPLES])
         more = f"; and {len(findings) - EXAMPLES:,} more" if len(findings) > EXAMPLES else ""
         is_redone = unit in repair.redone
-        what = f"{noun} {unit}, to be made again" if is_redone else f"what is of no {noun} here"
+        what = f"{noun} {unit}, to be made again" if is_redone else f"files of no {noun} here"
         yield f"remove {what} ({why}{more})"
     for unit, findings in repair.mended.items():
         for finding in findings:
             yield f"keep {noun} {unit}, and write {finding.name} again ({finding.what})"
     for finding in repair.unsettled:
-        yield f"end what a retry has begun ({finding.name}: {finding.what})"
+        yield f"finish what a retry has begun ({finding.name}: {finding.what})"
     for name in repair.indexes:
         yield f"write {name} again, from its tar"
     if repair.writes_manifest:
@@ -70,8 +70,8 @@ def _intent(repair: Repair) -> Iterator[str]:
 def _needs(repair: Repair) -> str:
     place = repair.survey.place
     if place.maker == MAKERS["latents"]:
-        return "their image shards are needed to make them again, sound ones"
-    return "their source is needed to make them again, unchanged; without it they are lost"
+        return "their image shards are needed, undamaged, to make them again"
+    return "their source is needed, unchanged, to make them again; without it they are lost"
 
 
 def _outcome(repair: Repair) -> Iterator[str]:
@@ -80,7 +80,7 @@ def _outcome(repair: Repair) -> Iterator[str]:
         sound = f"{place.shown}: nothing to repair"
         yield sound if not repair.beyond else f"{sound}, but see above"
     elif not repair.done:
-        yield Kept(f"nothing was done: --yes does it, or run {_again(repair)} at a terminal")
+        yield KeptLine(f"nothing was done: give --yes, or run {_again(repair)} at a terminal")
     else:
         yield from _done(repair)
         if repair.beyond:
@@ -92,7 +92,9 @@ def _done(repair: Repair) -> Iterator[str]:
     place = repair.survey.place
     if repair.changed:
         some = examples(repair.changed)
-        yield Kept(f"another run has changed {some} meanwhile, which was left alone: verify again")
+        yield KeptLine(
+            f"another run has changed {some} since, so repair left that alone: verify again"
+        )
     if repair.redone - set(repair.changed):
         yield f'repaired: now run the same "{place.maker}" again to make what is missing'
     elif not repair.changed:

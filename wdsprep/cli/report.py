@@ -1,4 +1,4 @@
-"""What `wdsprep report` says: what it is about to do, how far it is, and where the page is."""
+"""The output of `wdsprep report`: the plan, progress, and where the page is."""
 
 import sys
 from collections.abc import Iterator
@@ -12,11 +12,13 @@ from wdsprep.text import human_bytes, one_line, plural
 
 
 class ReportShow(Show[WrittenReport]):
-    """Asks before it replaces a file that is no report, where somebody can answer."""
+    """The output of `report`: the plan, a progress line, and where the page is."""
 
     def __init__(self, *, as_json: bool) -> None:
         super().__init__(as_json=as_json, waits=False)
-        self.listener = ReportListener(told=self.line.say, heard=self.line.show, asked=asked)
+        self.listener = ReportListener(
+            told=self.line.say, heard=self.line.show, asked=ask_to_replace
+        )
 
     def facts(self, written: WrittenReport) -> Iterator[dict[str, Any]]:
         yield {"nbytes": written.nbytes, "report": written.output, "samples": written.samples}
@@ -26,9 +28,9 @@ class ReportShow(Show[WrittenReport]):
         yield f"{written.output}: {shown}: open it in a browser"
 
 
-def asked(output: str, kind: str = "no report") -> bool:
-    """Ask whether to replace a file. The answer is no where nobody can answer."""
-    question = one_line(f"{output} is there already and is {kind}: replace it?")
+def ask_to_replace(output: str, kind: str = "not a report") -> bool:
+    """Ask whether to replace a file, and return the answer; false if nobody can answer."""
+    question = one_line(f"{output} exists already and is {kind}: replace it?")
     try:
         return sys.stdin.isatty() and click.confirm(question, err=True)
     except click.Abort:  # no answer, or Ctrl-C

@@ -1,4 +1,4 @@
-"""What `wdsprep score` says on the way and at the end."""
+"""The output of `wdsprep score`: models, progress, and the result."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +12,7 @@ from wdsprep.text import command, human_bytes, plural
 
 
 class ScoreShow(Show[Outcome]):
-    """Prints the models, a progress line, and at the end what came of it."""
+    """The output of `score`: the models, a progress line, and the result."""
 
     unit, done, counted = "shard", "scored", "sample"
 
@@ -37,8 +37,8 @@ class ScoreShow(Show[Outcome]):
         held = f"{plural(manifest.samples, 'sample')} in {plural(len(manifest.shards), 'shard')}"
         lines.append(f"{place}: {held}, {human_bytes(manifest.nbytes)}")
         lines += rejects_lines(manifest.rejects, place)
-        lines += self.left_out(outcome)
-        lines += self.again([outcome])
+        lines += self.failed_units(outcome)
+        lines += self.retry_lines([outcome])
         columns = columns_of(manifest.settings)
         if manifest.shards and not outcome.quarantined and columns:
             least = next((name for name, holds in columns.items() if holds == NUMBER), "")

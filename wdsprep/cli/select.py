@@ -1,4 +1,4 @@
-"""What `wdsprep select` says on the way and at the end."""
+"""The output of `wdsprep select`: progress, and the result of each place."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +11,7 @@ from wdsprep.text import command, human_bytes, plural
 
 
 class SelectShow(Show[Selected]):
-    """Prints a progress line, and at the end what came of each place."""
+    """The output of `select`: a progress line, and the result of each place."""
 
     unit, done, counted = "shard", "copied", "sample"
     spared = "--max-shard-size"
@@ -41,11 +41,11 @@ class SelectShow(Show[Selected]):
         yield self.headline(outcomes)
         for place, outcome in selected.outcomes.items():
             yield from self._dataset(place, outcome)
-        yield from self.again(outcomes) or [f"next: {command('verify', *selected.outcomes)}"]
+        yield from self.retry_lines(outcomes) or [f"next: {command('verify', *selected.outcomes)}"]
 
     def _dataset(self, place: str, outcome: Outcome) -> Iterator[str]:
         manifest = outcome.manifest
         held = f"{plural(manifest.samples, 'sample')} in {plural(len(manifest.shards), 'shard')}"
         yield f"{place}: {held}, {human_bytes(manifest.nbytes)}"
         yield from rejects_lines(manifest.rejects, place)
-        yield from self.left_out(outcome)
+        yield from self.failed_units(outcome)

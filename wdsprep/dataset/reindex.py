@@ -27,7 +27,7 @@ from wdsprep.dataset.tar.read import index_tar, open_tape
 from wdsprep.errors import DamageError, NotFoundError, SourceError, UsageError
 from wdsprep.store import open_store
 from wdsprep.store.base import Entry, Store, write_bytes
-from wdsprep.text import Counting, command, unheard
+from wdsprep.text import Counting, command, ignore_count
 
 UNTOLD = "no keys tell which images its samples are of"
 """The reason why rows of tars that pack did not make cannot be told."""
@@ -41,7 +41,7 @@ def encode_step(url: str) -> str:
 
 def index(
     folder: str,
-    heard: Counting = unheard,
+    heard: Counting = ignore_count,
     told: Callable[[str], None] = lambda _line: None,
 ) -> dict[str, int]:
     """Write the index of each tar below `folder` that has none, or a cut or an older one.

@@ -55,7 +55,7 @@ from wdsprep.errors import (
 )
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, is_hidden
-from wdsprep.text import EXAMPLES, Counting, command, examples, shown, unheard
+from wdsprep.text import EXAMPLES, Counting, command, examples, ignore_count, shown
 
 LOOKED_AT = 10_000  # names, for what else a place may be
 SAME_MOMENT_S = 2.0  # S3 tells whole seconds
@@ -269,7 +269,7 @@ def refresh_manifest(
     manifest: Manifest,
     known: Receipts = NONE_KNOWN,
     there: Manifest | None = None,
-    heard: Counting = unheard,
+    heard: Counting = ignore_count,
     held: set[str] | None = None,
 ) -> Manifest:
     """Return the manifest with exactly the receipts that are in the store.
@@ -385,7 +385,7 @@ def _two_runs_error(store: Store, unit: str) -> FingerprintError:
     )
 
 
-def rebuild(store: Store, heard: Counting = unheard) -> Manifest | None:
+def rebuild(store: Store, heard: Counting = ignore_count) -> Manifest | None:
     """Return a manifest made again from the receipts; None where there are none."""
     first = min(done_units(store), default=None)
     if first is None:
@@ -396,7 +396,7 @@ def rebuild(store: Store, heard: Counting = unheard) -> Manifest | None:
     return replace(found, generations=tuple(sorted({0, *found.ledger.column("generation")})))
 
 
-def write_rebuilt(url: str, heard: Counting = unheard) -> Manifest:
+def write_rebuilt(url: str, heard: Counting = ignore_count) -> Manifest:
     """Replace the manifest of the dataset at `url` by what its receipts say."""
     store = open_store(url)
     if not any(done_units(store)):
@@ -410,7 +410,7 @@ def write_rebuilt(url: str, heard: Counting = unheard) -> Manifest:
     return manifest
 
 
-def rewrite_manifest(store: Store, heard: Counting = unheard) -> Manifest:
+def rewrite_manifest(store: Store, heard: Counting = ignore_count) -> Manifest:
     """Write the manifest again from the receipts. The caller holds its lock."""
     manifest = rebuild(store, heard)
     if manifest is None:

@@ -30,7 +30,7 @@ from wdsprep.encoding.progress import Speeds
 from wdsprep.encoding.recipe import Recipe
 from wdsprep.encoding.work import EncodeTarget, EncodeWork
 from wdsprep.encoding.worker_plan import runner_of
-from wdsprep.options import TwoWays, taking
+from wdsprep.options import OverloadedFunction, takes_options
 from wdsprep.runners.base import Runner
 from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome, Run, RunProgress, do_runs, sweep
@@ -48,7 +48,7 @@ Q = ParamSpec("Q")
 
 def _overload(
     _one: Callable[P, EncodeOne], _several: Callable[Q, EncodeOptions]
-) -> Callable[[object], TwoWays[P, Outcome, Q, list[Outcome]]]:
+) -> Callable[[object], OverloadedFunction[P, Outcome, Q, list[Outcome]]]:
     """Declare two signatures of `encode` for type checkers.
 
     A call for one dataset returns an outcome, a call for several returns a list of them.
@@ -57,7 +57,7 @@ def _overload(
 
 
 @_overload(EncodeOne, EncodeOptions)
-@taking(EncodeOptions)
+@takes_options(EncodeOptions)
 def encode(options: EncodeOptions) -> Outcome | list[Outcome]:
     """Encode the image shards in `images` into the dataset `out`.
 

@@ -23,7 +23,7 @@ from wdsprep.encoding.worker_plan import EncodeWorkerOptions
 from wdsprep.options import about
 from wdsprep.runners.options import OUTPUT, TRACK, ListenedOptions, limit, overwrite
 from wdsprep.store.base import absolute
-from wdsprep.text import one_of
+from wdsprep.text import check_one_of
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class EncodeCall(EncodeWorkerOptions, OneCaption, EncodingOptions, ListenedOptio
 
     def check_together(self) -> None:
         super().check_together()
-        one_of(DTYPES, dtype=self.dtype)
+        check_one_of(DTYPES, dtype=self.dtype)
 
 
 @dataclass(frozen=True)

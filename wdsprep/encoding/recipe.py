@@ -25,9 +25,9 @@ from wdsprep.errors import UsageError
 from wdsprep.images import AREA, NBYTES
 from wdsprep.images.shapes import FULL
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
-from wdsprep.options import Options, about, suggesting
+from wdsprep.options import Options, about, refuse_unknown_options
 from wdsprep.runners.base import WORKERS
-from wdsprep.text import auto, brief, whole
+from wdsprep.text import brief, parse_auto, whole_number
 
 MODEL, IMAGES = "Model", "Images"
 OF_TEXT = ("pipeline", "text")
@@ -57,7 +57,7 @@ def resolutions_of(given: int | Sequence[int]) -> tuple[int, ...]:
         )
     is_one = not isinstance(given, Sequence)
     numbers = [given] if is_one else list(given)  # type: ignore[arg-type]
-    found = tuple(whole("--resolution", number) for number in numbers)
+    found = tuple(whole_number("--resolution", number) for number in numbers)
     if not found:
         raise UsageError("no --resolution is given: give one, such as 256")
     if twice := [number for number in found if found.count(number) > 1]:
@@ -307,7 +307,7 @@ class EncodingOptions(RecipeOptions):
         metadata=about(
             "Encode this number of images at once; auto chooses it by the memory of the GPU.",
             WORKERS,
-            read=auto,
+            read=parse_auto,
             metavar="AUTO|N",
             usual=True,
             order=-2,
@@ -323,7 +323,7 @@ class EncodingOptions(RecipeOptions):
         return {each.name: getattr(self, each.name) for each in fields(EncodingOptions)}
 
 
-@suggesting
+@refuse_unknown_options
 @dataclass(frozen=True, kw_only=True)
 class Encode(EncodingOptions, Recipe):
     """The settings with which images are encoded into latents while a trainer waits for them.

@@ -16,7 +16,7 @@ from wdsprep.changed_settings import SettingWords
 from wdsprep.dataset.shapes import Size, shape_name
 from wdsprep.errors import UsageError
 from wdsprep.images.shapes import Shapes
-from wdsprep.text import brief, real, shortened
+from wdsprep.text import brief, real_number, shortened
 
 ShapesGiven = str | os.PathLike[str] | Iterable[Size]
 """`sdxl`, `nearest:STEP,MAX`, a file with a shape in each line, or widths and heights."""
@@ -100,7 +100,7 @@ def check_one_resolution(given: ShapesGiven, resolutions: Sequence[int]) -> None
 
 def check_max_crop(given: Any) -> float:
     """Check that a value of --max-crop is a part of an area, and return it."""
-    if not 0 < real("--max-crop", given) <= 1:
+    if not 0 < real_number("--max-crop", given) <= 1:
         raise UsageError(f"--max-crop {brief(given)}: give a part of the area, above 0 and up to 1")
     return float(given)
 

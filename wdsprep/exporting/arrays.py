@@ -1,4 +1,4 @@
-"""Arrays of samples in the types and shapes that readers ask for."""
+"""Convert arrays of samples into the types and shapes that readers expect."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def bfloat16_bits(field: Field, data: Buffer) -> "NDArray[Any]":
-    """Return an array as bfloat16, in the bits of unsigned integers."""
+    """Return an array as bfloat16, whose bits are in unsigned integers."""
     import numpy as np
 
     if field.dtype == BFLOAT16:
@@ -20,8 +20,8 @@ def bfloat16_bits(field: Field, data: Buffer) -> "NDArray[Any]":
     return bits
 
 
-def padded_to(array: "NDArray[Any]", length: int) -> "NDArray[Any]":
-    """Pad an array with zeros at its end."""
+def pad_to(array: "NDArray[Any]", length: int) -> "NDArray[Any]":
+    """Pad an array with zeros at its end, up to `length` rows."""
     import numpy as np
 
     short = length - len(array)
@@ -30,8 +30,8 @@ def padded_to(array: "NDArray[Any]", length: int) -> "NDArray[Any]":
     return np.concatenate([array, np.zeros((short, *array.shape[1:]), array.dtype)])
 
 
-def npy_parts(name: str, data: Buffer, count: int) -> list[Buffer]:
-    """Split the file of an array into the files of `count` parts, along its first axis."""
+def split_npy(name: str, data: Buffer, count: int) -> list[Buffer]:
+    """Split an `.npy` file along the first axis of its array into `count` files."""
     if count == 1:
         return [data]
     field = field_of(name, data)
@@ -40,7 +40,7 @@ def npy_parts(name: str, data: Buffer, count: int) -> list[Buffer]:
     return [part.header + data[start : start + part.array_nbytes] for start in starts]
 
 
-def npy(array: "NDArray[Any]") -> bytes:
+def npy_bytes(array: "NDArray[Any]") -> bytes:
     """Return the `.npy` file of an array."""
     import io
 

@@ -1,10 +1,10 @@
 """Metadata for Megatron Energon, which reads our tars and their indexes as they are.
 
-`.nv-meta` says which tars there are, how many samples each has, which of them are for training, and
-that a sample is a dict of its members (`CrudeWebdataset`). Energon finds a tar by its name from the
-folder that `.nv-meta` is in, so that may be the dataset itself, or one from which a relative path
-leads there. What `energon prepare` also makes, a table of all members of all tars, is for datasets
-that Energon joins; its `--tar-index-only` makes it.
+`.nv-meta` lists the tars, the number of samples of each, and which of them are for training. It
+says that a sample is a dict of its members (`CrudeWebdataset`). Energon finds a tar by its path
+from the folder that has `.nv-meta`. So that folder may be the dataset itself, or one from which a
+relative path leads there. `energon prepare` also makes a table of all members of all tars, for
+datasets that Energon joins; its `--tar-index-only` makes it.
 """
 
 import os
@@ -20,14 +20,14 @@ FOLDER = ".nv-meta"
 _BRACES = re.compile(r"([\\{},])")
 
 
-def beside(dataset: Exportable, out: str) -> dict[str, bytes]:
+def metadata_beside(dataset: Exportable, out: str) -> dict[str, bytes]:
     """Return the metadata for a dataset whose tars stay where they are."""
     way = path_between(out, dataset.url)
-    return metadata({f"{way}{name}": samples for name, samples in dataset.shards}, {})
+    return metadata_files({f"{way}{name}": samples for name, samples in dataset.shards}, {})
 
 
 def path_between(out: str, dataset: str) -> str:
-    """Return the relative path from one place to the other, with a slash at its end."""
+    """Return the relative path from a place to a dataset, with a slash at its end."""
     places = [local_path(url) for url in (out, dataset)]
     if None in places:
         (ours, to), (theirs, at) = root_and_name(out), root_and_name(dataset)
@@ -42,8 +42,8 @@ def path_between(out: str, dataset: str) -> str:
     return "" if way == "." else f"{way}/"
 
 
-def metadata(counts: Mapping[str, int], subflavors: Mapping[str, str]) -> dict[str, bytes]:
-    """Return the files of metadata. They are JSON, all of which is YAML."""
+def metadata_files(counts: Mapping[str, int], subflavors: Mapping[str, str]) -> dict[str, bytes]:
+    """Return the bytes of the metadata files by name. They are JSON, which is also YAML."""
     named = [_BRACES.sub(r"\\\1", name) for name in counts]
     config = {"__class__": "CrudeWebdataset", "__module__": "megatron.energon"}
     parts = {"split_parts": {"test": [], "train": named, "val": []}}

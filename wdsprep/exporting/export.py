@@ -1,8 +1,8 @@
 """`export`: write a dataset in the layout of another reader, shard by shard, on any workers.
 
-What a shard becomes depends on it and the layout alone, so a run that was killed goes on to the
-same bytes. Its mark below `.wdsprep/` is written last; a shard is done again where that is missing,
-where the shard is another by now, or where a file that it names is.
+The files of a shard depend on the shard and the layout alone, so a run that was killed and goes on
+writes the same bytes. The mark of a shard, below `.wdsprep/`, is written last. A shard is exported
+again if it has no mark, has changed since, or lacks a file that its mark lists.
 """
 
 import json
@@ -28,8 +28,8 @@ from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageEr
 from wdsprep.exporting import WITH_IMAGES
 from wdsprep.exporting.layout import Exportable, ExportedFile, Layout, layout_of, to_json
 from wdsprep.exporting.options import ExportOptions
-from wdsprep.exporting.samples import ExportUnit, Reading, UnitSource
-from wdsprep.options import taking
+from wdsprep.exporting.samples import ExportUnit, UnitReader, UnitSource
+from wdsprep.options import takes_options
 from wdsprep.runners.base import PROGRESS_S, WorkerOptions
 from wdsprep.runners.in_process import runner_for
 from wdsprep.runners.job import Job, JobListener, check_all_done, job_largest_first
@@ -41,14 +41,14 @@ from wdsprep.text import EXAMPLES, NotebookTable, examples, plural, shown
 MARKS = ".wdsprep/"
 CLAIM = f"{MARKS}export.json"
 FORM = 1
-"""Rises when a layout becomes another."""
+"""A version that rises if a layout writes other files."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported(NotebookTable):
-    """The result of an export: `files` of so many `nbytes`, beside the `index`.
+    """The result of an export: `files` with `nbytes` in all, beside the `index`.
 
-    Of the shards, `units_before` were there already. `left_out` counts the samples that joined
+    `units_before` of the shards had been exported before. `left_out` counts the samples that joined
     datasets lack.
     """
 
@@ -66,15 +66,15 @@ class Exported(NotebookTable):
         return f"<Exported {self.out!r}: {self.to}, {plural(self.samples, 'sample')}>"
 
 
-@taking(ExportOptions)
+@takes_options(ExportOptions)
 def export(options: ExportOptions) -> Exported:
-    """Write the dataset into `out` as another reader wants it.
+    """Write the dataset into `out` in the layout of another reader.
 
         exported = wdsprep.export("shards/latents-256", "shards/mds", to="mds")
         exported.samples, exported.files, exported.index
 
-    The options are those of `wdsprep export`. Interrupted or killed, the same call goes on where it
-    was.
+    The options are those of `wdsprep export`. After an interrupt or a kill, the same call goes on
+    where it was.
     """
     to, named = options.to, options.joined
     places = [absolute(options.dataset), *map(absolute, named)]
@@ -83,14 +83,16 @@ def export(options: ExportOptions) -> Exported:
     found = _exportable(places, manifests, to)
     if to == "energon":
         if named:
-            raise UsageError("--to energon leaves tars as they are: Energon joins datasets itself")
-        return _beside(found, target or places[0])
+            raise UsageError(
+                "--to energon takes no --join, as tars stay as they are: let Energon join datasets"
+            )
+        return _export_metadata(found, target or places[0])
     if not target:
-        raise UsageError(f"--to {to} writes a folder of its own: name it behind the dataset")
+        raise UsageError(f"--to {to} needs a folder to write to: give it after the dataset")
     for place in places:
         check_apart(place, target)
     layout = layout_of(to, options.tower).check(found)
-    plan = Plan(
+    plan = ExportPlan(
         to=to,
         dataset=found,
         layout=layout,
@@ -107,21 +109,22 @@ def export(options: ExportOptions) -> Exported:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """The plan of an export: the dataset, the layout, and the shards as units."""
+class ExportPlan:
+    """The plan of an export: the dataset, the layout, and the shards as units of work."""
 
     to: str
     dataset: Exportable
     layout: Layout
     units: tuple[ExportUnit, ...]
     claim: Mapping[str, Any]
-    """The settings that decide the bytes, but for those of the shards."""
+    """The settings that decide the bytes of files, beside the shards themselves."""
 
 
 def _exportable(places: Sequence[str], manifests: Sequence[Manifest], to: str) -> Exportable:
-    """Return what is to be exported.
+    """Return the dataset to export, with what is joined to it.
 
-    Of arrays with one name the last dataset's count, and of texts those of the last that has any.
+    Arrays of the same name come from the last dataset that has them, and all arrays of text from
+    the last dataset with text.
     """
     first, *joined = manifests
     has_images = to in WITH_IMAGES and [m.dataset for m in joined].count("images") == 1
@@ -130,18 +133,18 @@ def _exportable(places: Sequence[str], manifests: Sequence[Manifest], to: str) -
             check_kind(open_store(place), manifest.dataset, "latents")
     if first.dataset != "latents" and not all(manifest.is_scored for manifest in joined):
         raise UsageError(
-            f"{places[0]} is a dataset of images: --join goes with latents or text, and with "
-            "images for scores alone"
+            f"{places[0]} is a dataset of images, to which scores alone can be joined: export "
+            "latents or text with --join"
         )
-    taken = _taken(manifests)
+    taken = _arrays_by_dataset(manifests)
     fields = [
         item
         for manifest, names in zip(manifests, taken, strict=True)
-        for item in _fields(manifest)
+        for item in _fields_of(manifest)
         if item.name in names and first.dataset == "latents"
     ]
     with_latents = [m for m in manifests if m.settings.get("latents", "none") != "none"]
-    of_texts = [m for m, names in zip(manifests, taken, strict=True) if _texts(m) & names]
+    of_texts = [m for m, names in zip(manifests, taken, strict=True) if _text_names(m) & names]
     return Exportable(
         url=places[0],
         kind=first.dataset,
@@ -154,20 +157,27 @@ def _exportable(places: Sequence[str], manifests: Sequence[Manifest], to: str) -
     )
 
 
-def _fields(manifest: Manifest) -> tuple[Any, ...]:
+def _fields_of(manifest: Manifest) -> tuple[Any, ...]:
     return fields_of(manifest.settings["layout"]) if manifest.dataset == "latents" else ()
 
 
-def _texts(manifest: Manifest) -> set[str]:
-    return {item.name for item in text_fields(_fields(manifest))}
+def _text_names(manifest: Manifest) -> set[str]:
+    return {item.name for item in text_fields(_fields_of(manifest))}
 
 
-def _taken(manifests: Sequence[Manifest]) -> list[set[str]]:
-    """Return the arrays that each dataset gives. A later dataset goes before an earlier one."""
+def _arrays_by_dataset(manifests: Sequence[Manifest]) -> list[set[str]]:
+    """Return for each dataset the names of its arrays that are exported.
+
+    Arrays of a later dataset replace those of an earlier one.
+    """
     taken: list[set[str]] = []
     for manifest in manifests:
-        own = {item.name for item in _fields(manifest)}
-        texts = [_texts(before) for before in manifests[: len(taken)]] if _texts(manifest) else []
+        own = {item.name for item in _fields_of(manifest)}
+        texts = (
+            [_text_names(before) for before in manifests[: len(taken)]]
+            if _text_names(manifest)
+            else []
+        )
         for number, before in enumerate(taken):
             taken[number] = before - own - (texts[number] if texts else set())
         taken.append(own)
@@ -177,8 +187,11 @@ def _taken(manifests: Sequence[Manifest]) -> list[set[str]]:
 def _units(
     places: Sequence[str], manifests: Sequence[Manifest], layout: Layout
 ) -> Iterator[ExportUnit]:
-    """One for each shard that all of them have, if they are made of the same images."""
-    taken = _taken(manifests)
+    """Yield a unit for each shard that all datasets have.
+
+    Raise UsageError if they were not made of the same images.
+    """
+    taken = _arrays_by_dataset(manifests)
     first, *others = manifests
     made_of = [_images_of(m) for m in manifests] if others else []
     joins = manifests if others else []
@@ -190,8 +203,8 @@ def _units(
         unit = latent_unit(shard.name)
         if len({inputs[unit] for inputs in made_of}) > 1:
             raise UsageError(
-                f"{shard.name} of {places[0]} and of what is joined are made of other images: join "
-                "what was encoded from the same ones"
+                f"{shard.name} of {places[0]} and of a joined dataset were made of different "
+                "images: join datasets that were encoded from the same images"
             )
         yield ExportUnit(
             name=unit,
@@ -200,9 +213,9 @@ def _units(
                     url=place,
                     shard=there[shard.name],
                     digest=DigestKind.from_settings(manifest.settings),
-                    arrays=_wanted(manifest, names, layout),
+                    arrays=_members_to_read(manifest, names, layout),
                     gives_columns=manifest.is_scored,
-                    gives_caption=bool(_texts(manifest) & names),
+                    gives_caption=bool(_text_names(manifest) & names),
                     receipt=units.get(unit),
                 )
                 for place, manifest, names, there, units in zip(
@@ -213,24 +226,24 @@ def _units(
 
 
 def _images_of(manifest: Manifest) -> dict[str, str]:
-    """Return the digest of the image shard that each unit is made of, or is."""
+    """Return the digest of the image shard behind each unit: its source, or the shard itself."""
     if manifest.dataset == "images":
         return {latent_unit(shard.name): shard.digest for shard in manifest.shards}
     return {receipt.unit: receipt.input for receipt in manifest.receipts}
 
 
-def _wanted(manifest: Manifest, names: set[str], layout: Layout) -> tuple[str, ...] | None:
-    """Return the members that are taken: of images all, whatever they are called."""
+def _members_to_read(manifest: Manifest, names: set[str], layout: Layout) -> tuple[str, ...] | None:
+    """Return the names of the members to read; None for images, of which all are read."""
     if manifest.dataset == "images":
         return None
     return tuple(sorted(names.intersection(layout.arrays)))
 
 
-def _beside(dataset: Exportable, target: str) -> Exported:
-    """Write metadata for a reader that takes our tars as they are."""
-    from wdsprep.exporting.energon import beside
+def _export_metadata(dataset: Exportable, target: str) -> Exported:
+    """Write metadata for a reader that takes the tars of wdsprep as they are."""
+    from wdsprep.exporting.energon import metadata_beside
 
-    store, files = open_store(target), beside(dataset, target)
+    store, files = open_store(target), metadata_beside(dataset, target)
     for name, data in files.items():
         write_bytes(store, name, data)
     store.publish()
@@ -247,10 +260,10 @@ def _beside(dataset: Exportable, target: str) -> Exported:
     )
 
 
-# --- what a shard became
+# --- the mark of a shard
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportMark:
-    """The mark of an exported shard: what it was made from, and the files that it became."""
+    """The mark of an exported shard: what it was made from, and the files that were made."""
 
     unit: str
     inputs: tuple[str, ...]
@@ -267,7 +280,7 @@ class ExportMark:
 
     @classmethod
     def read(cls, store: Store, unit: str) -> "ExportMark | None":
-        """Read the mark of a shard; None where there is none that can be read."""
+        """Read the mark of a shard; None if there is none, or none that can be read."""
         with suppress(NotFoundError, FormatError):
             body = read_record(_Mark, store.read(mark_name(unit)), mark_name(unit))
             known = [field.name for field in fields(ExportedFile)]
@@ -297,7 +310,10 @@ def unit_of_mark(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportWork:
-    """The picklable recipe of a worker. Its progress is in bytes of the shard."""
+    """The work of exporting shards, which can be pickled.
+
+    Its progress is in bytes of the shard.
+    """
 
     out: str
     layout: Layout
@@ -307,7 +323,7 @@ class ExportWork:
 
     def _export(self, unit: ExportUnit) -> Generator[int, None, ExportMark]:
         store = shared_store(self.out)
-        reading = Reading(unit, heads=self.layout.heads)
+        reading = UnitReader(unit, heads=self.layout.heads)
         told = time.monotonic()
         with closing(self.layout.write(store, unit.name, iter(reading))) as steps:
             while True:
@@ -331,16 +347,16 @@ class ExportWork:
 
 @dataclass
 class _Export:
-    """A run: what is there, what is missing, and at last the index."""
+    """A run of an export, with the marks of the shards that are done."""
 
-    plan: Plan
+    plan: ExportPlan
     out: str
     listener: JobListener
     _done: dict[str, ExportMark] = field(default_factory=dict)
 
     def run(self, options: WorkerOptions) -> Exported:
         store = open_store(self.out)
-        there = self._claimed(store)
+        there = self._claim_folder(store)
         store.sweep(lambda name: name in there or name.startswith(MARKS))
         before = len(self._done)
         pending = [unit for unit in self.plan.units if unit.name not in self._done]
@@ -348,10 +364,10 @@ class _Export:
         if pending:
             for name in index:
                 store.delete(name)
-            self._work(options, pending)
+            self._run_workers(options, pending)
         marks = [self._done[unit.name] for unit in self.plan.units]
         files = [file for mark in marks for file in mark.files]
-        for name, data in chain(self.plan.layout.index(files).items(), self._empty()):
+        for name, data in chain(self.plan.layout.index(files).items(), self._empty_captions()):
             if there.get(name) != len(data) or pending:
                 write_bytes(store, name, data)
         store.publish()
@@ -367,13 +383,12 @@ class _Export:
             index=index,
         )
 
-    def _claimed(self, store: Store) -> dict[str, int]:
-        """Claim the folder for this export, keep shards done before, and return all files found.
+    def _claim_folder(self, store: Store) -> dict[str, int]:
+        """Claim the folder for this export, and return the sizes of the files in it by name.
 
-        Raise UsageError where other things are there, FingerprintError where it is another
-        export. Shards that are done go into `_done`. The files of those whose inputs
-        changed, or whose files are missing, are deleted. The result gives sizes by name as
-        listed before that.
+        Shards that were exported before go into `_done`. Files of shards whose inputs changed, or
+        that lack files, are deleted, but are among the result. Raise UsageError if the folder holds
+        other files, and FingerprintError if it holds another export.
         """
         there = {entry.name: entry.nbytes for entry in store.list()}
         claim = to_json(self.plan.claim)
@@ -384,12 +399,12 @@ class _Export:
         try:
             said = read_record(dict[str, Any], store.read(CLAIM), f"{store.url}/{CLAIM}")
         except FormatError as error:
-            raise FormatError(f"{error}: name another place, or remove it first") from None
+            raise FormatError(f"{error}: give another folder, or remove it first") from None
         if changed := differences(said, json.loads(claim)):
             names = ", ".join(line.partition(":")[0] for line in changed)
             raise FingerprintError(
-                f"{store.url} is an export of something else, or another one ({names} differ): "
-                "name another place, or remove it first"
+                f"{store.url} holds another export ({names} differ): give another folder, or "
+                "remove it first"
             )
         wanted = {unit.name: unit for unit in self.plan.units}
         units = sorted(filter(None, map(unit_of_mark, there)))
@@ -409,12 +424,12 @@ class _Export:
         others = (name for name in there if not is_hidden(name) and name not in HUB_FILES)
         if some := [shown(name) for name in islice(others, EXAMPLES + 1)]:
             raise UsageError(
-                f"{store.url} holds other things ({examples(some)}): name an empty or new folder "
+                f"{store.url} holds other files ({examples(some)}): give an empty or new folder "
                 "for the export"
             )
 
-    def _empty(self) -> Iterator[tuple[str, bytes]]:
-        """Yield the files for the empty caption, beside arrays that are made of captions."""
+    def _empty_captions(self) -> Iterator[tuple[str, bytes]]:
+        """Yield the files for the empty caption, one for each exported array of text."""
         for source in self.plan.units[0].sources if self.plan.units else ():
             for name in source.arrays or ():
                 if self.plan.dataset.is_text(name):
@@ -422,7 +437,7 @@ class _Export:
                         yield empty_name(name), shared_store(source.url).read(empty_name(name))
 
     # --- the workers
-    def _work(self, options: WorkerOptions, pending: Sequence[ExportUnit]) -> None:
+    def _run_workers(self, options: WorkerOptions, pending: Sequence[ExportUnit]) -> None:
         make_runner = partial(runner_for, options, told=self.listener.told, name="export")
         work = ExportWork(out=self.out, layout=self.plan.layout)
         job: Job[ExportUnit, ExportMark] = job_largest_first(
@@ -431,7 +446,7 @@ class _Export:
         with closing(job):
             for unit, mark in job.results():
                 self._done[unit.name] = mark
-        step = "run the same again"
-        if place_scheme(self.out) == "hf":  # half an export is of no use to its readers
+        step = "run the same command again"
+        if place_scheme(self.out) == "hf":  # a part of an export is of no use to readers
             step += ", as nothing is sent to the hub before all is exported"
         check_all_done(job.quarantined, "shard", "exported", step)

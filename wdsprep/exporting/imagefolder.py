@@ -1,9 +1,9 @@
 """Folders of images with captions beside them, which most programs that train LoRAs read.
 
-Each shard is a folder. An image has its caption in a text file of its name, for sd-scripts,
-OneTrainer and ai-toolkit, and in a line of the folder's `metadata.jsonl`, for the `imagefolder` of
-Hugging Face `datasets`, which the scripts of diffusers load. sd-scripts takes what stands before
-the underscore in the name of a folder for how often it shows each image in a pass.
+Each shard becomes a folder. The caption of an image is in a text file with the same name, for
+sd-scripts, OneTrainer and ai-toolkit, and in a line of the folder's `metadata.jsonl`, for the
+`imagefolder` of Hugging Face `datasets`, which the scripts of diffusers load. The number before the
+underscore in the name of a folder tells sd-scripts how often to show each image in an epoch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +30,8 @@ def layout(*, tower: str) -> "ImageFolderLayout":
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFolderLayout:
+    """The layout of folders with images and captions."""
+
     heads: bool = False
     arrays: tuple[str, ...] = ()
 
@@ -63,14 +65,17 @@ def stem_of(sample: ExportSample) -> str:
 
 
 def caption_line(sample: ExportSample) -> str:
-    """Return the caption in one line: some readers take further lines for other captions."""
+    """Return the caption on one line: some readers take further lines for other captions."""
     return " ".join(sample.caption.split("\n")).replace("\r", "").strip()
 
 
 def write_captioned(
     out: Store, folder: str, sample: ExportSample, kind: str, image: Buffer
 ) -> list[ExportedFile]:
-    """Write the image and its caption with a line's end: sd-scripts fails on empty files."""
+    """Write an image and its caption.
+
+    The caption file ends with a line break even if it is empty: sd-scripts fails on empty files.
+    """
     name = f"{folder}/{stem_of(sample)}"
     text = f"{caption_line(sample)}\n".encode()
     return [

@@ -1,12 +1,13 @@
 """Images with the caches of kohya's sd-scripts beside them: of latents, and of text.
 
-sd-scripts looks beside an image for `NAME_0832x1216_sdxl.npz`, takes the size in that name for the
-image's, and so sorts the image into the bucket of the latent without opening it. SD's and SDXL's
-latents are as the VAE gives them, Flux's as the transformer takes them; in the box of `crop_ltrb`
-and in `original_size` widths come first. What sd-scripts would make of the caption is in
-`NAME_te_outputs.npz` (SDXL) and `NAME_flux_te.npz`; it keeps no such file for SD.
+sd-scripts looks beside an image for `NAME_0832x1216_sdxl.npz`. It takes the size in that name for
+the image's, and so sorts the image into the bucket of the latent without opening it. Latents of SD
+and SDXL are as the VAE gives them, those of Flux as the transformer takes them. In the box of
+`crop_ltrb` and in `original_size` widths come first. The text embeddings that sd-scripts would make
+of a caption are in `NAME_te_outputs.npz` (SDXL) and `NAME_flux_te.npz`; it keeps no such file for
+SD.
 
-Written by what its `library/strategy_base.py`, `strategy_sd.py`, `strategy_sdxl.py` and
+Written after what its `library/strategy_base.py`, `strategy_sd.py`, `strategy_sdxl.py` and
 `strategy_flux.py` read in February 2026 (commit 48d368fa).
 """
 
@@ -43,6 +44,8 @@ def layout(*, tower: str) -> "KohyaLayout":
 
 @dataclass(frozen=True, kw_only=True)
 class KohyaLayout:
+    """The layout of images with the caches of sd-scripts."""
+
     family: str = ""
     """sd, sdxl or flux."""
     settings: Mapping[str, Any] | None = None
@@ -59,12 +62,13 @@ class KohyaLayout:
             )
         if pipeline not in FAMILIES:
             raise UsageError(
-                f"{dataset.url} is of a {pipeline}: --to kohya takes latents of SD, SDXL and Flux"
+                f"{dataset.url} was encoded with a {pipeline}, and --to kohya takes latents of SD, "
+                "SDXL and Flux: give another --to"
             )
         if dataset.has_moments or dataset.settings.get("latents") == "given":
             raise UsageError(
                 f"{dataset.url} has moments or imported latents, and sd-scripts takes one latent "
-                "of known scale for each image: encode with --latents sample or mean"
+                "of known scale for each image: encode images with --latents sample or mean"
             )
         check_buckets(dataset)
         family = FAMILIES[pipeline]
@@ -85,7 +89,7 @@ class KohyaLayout:
         return files
 
     def caches(self, sample: ExportSample) -> dict[str, Arrays]:
-        """Return the arrays of each cache of a sample, by what its name ends with."""
+        """Return the arrays of each cache of a sample, by the end of its file name."""
         values = {
             name: values_of(field_of(name, sample.members[name]), sample.members[name])
             for name in self.arrays
@@ -124,7 +128,10 @@ class KohyaLayout:
 
 
 def text_of_sdxl(values: Arrays) -> Arrays:
-    """Return what both towers make of a caption; the second is as wide as the pooled vector."""
+    """Return the text cache of SDXL: the outputs of both text encoders for a caption.
+
+    The second encoder is as wide as the pooled vector.
+    """
     second = len(values[POOLED])
     return {
         "hidden_state1": values[EMB][:, :-second],
@@ -134,10 +141,10 @@ def text_of_sdxl(values: Arrays) -> Arrays:
 
 
 def text_of_flux(values: Arrays) -> Arrays:
-    """Return what both towers make of a caption.
+    """Return the text cache of Flux: the outputs of both text encoders for a caption.
 
-    The mask leaves nothing out: T5 reads all of its length here, and sd-scripts looks at the mask
-    with `--apply_t5_attn_mask` alone, for which it makes the file anew.
+    The mask hides nothing: T5 reads all of its length here. sd-scripts uses the mask only with
+    `--apply_t5_attn_mask`, for which it makes the file again.
     """
     import numpy as np
 
@@ -152,7 +159,10 @@ def text_of_flux(values: Arrays) -> Arrays:
 
 
 def check_buckets(dataset: Exportable) -> None:
-    """Refuse shapes that no bucket of sd-scripts has: it would take the latents for others'."""
+    """Raise UsageError if sd-scripts has no bucket for a shape of the dataset.
+
+    It would take the latents of such a shape for those of another image size.
+    """
     area = int(dataset.settings["resolution"]) ** 2
     sizes = shapes_of(dataset.settings)
     step = math.gcd(*(side for size in sizes for side in size))

@@ -1,4 +1,4 @@
-"""What all layouts have in common: what they are told of a dataset, and what they are asked for."""
+"""The interface of layouts: what they receive of a dataset, and what they return for an export."""
 
 import importlib
 import json
@@ -19,8 +19,8 @@ from wdsprep.store.base import Store
 class Exportable:
     """A dataset to export, with what is joined to it.
 
-    `fields` are the arrays of a sample (in the square where there are shapes), and `settings`
-    those that its latents were made with.
+    `fields` are the arrays of a sample; those of latents of several shapes are given for the
+    square. `settings` are those that the latents were made with.
     """
 
     url: str
@@ -45,7 +45,7 @@ class Exportable:
 
     @property
     def what(self) -> str:
-        """images, latents, text or scores."""
+        """Return what the samples are: images, latents, text or scores."""
         if is_scored(self.settings):
             return SCORES
         return "text" if self.kind == "latents" and is_of_text(self.fields) else self.kind
@@ -57,11 +57,11 @@ class Exportable:
         return any(field.name == name for field in text_fields(self.fields))
 
     def check(self, to: str, *whats: str) -> None:
-        """Refuse what this layout has no place for."""
+        """Raise UsageError if a layout does not take datasets of this kind."""
         if self.what not in whats:
             raise UsageError(
                 f"{self.url} is a dataset of {self.what}, and --to {to} takes "
-                f"{' or '.join(whats)}: export another one"
+                f"{' or '.join(whats)}: give another dataset or another --to"
             )
 
     def check_arrays(self, to: str, names: Iterable[str]) -> None:
@@ -77,7 +77,7 @@ class ExportSample:
     """A sample to export.
 
     `members` are its files by their names in the dataset: arrays and images. `caption` is the
-    text that was encoded.
+    caption that was encoded.
     """
 
     key: str
@@ -85,10 +85,10 @@ class ExportSample:
     facts: Mapping[str, Any]
     caption: str
     places: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """The place of each file in its tar: the first byte, and how many."""
+    """The place of each member in its tar: its first byte and its number of bytes."""
 
     def number(self, name: str) -> int:
-        """Return a whole number of the json. Raise an error where it has none."""
+        """Return a whole number from the json. Raise FormatError if it has no such number."""
         found = self.facts.get(name)
         if not isinstance(found, int):
             raise FormatError(f"the json of {self.key} has no {name}")
@@ -99,8 +99,8 @@ class ExportSample:
 class ExportedFile:
     """A file of an export.
 
-    `digests` are by the names of their algorithms, where a reader checks them. An index beside
-    a file has no samples of its own.
+    `digests` has them by algorithm, if the reader checks any. An index beside a file counts no
+    samples.
     """
 
     name: Name
@@ -113,28 +113,31 @@ Writing = Generator[None, None, list[ExportedFile]]
 
 
 class Layout(Protocol):
-    """Picklable: workers get it as it is."""
+    """The layout of an export: it checks the dataset, writes each shard, and writes the index.
+
+    It can be pickled, as workers get it.
+    """
 
     @property
     def heads(self) -> bool:
-        """Return whether it is enough to know where images are in their tars."""
+        """Return whether tar headers are enough, so that no image and no array is read."""
 
     @property
     def arrays(self) -> tuple[str, ...]:
-        """Return the arrays that it writes."""
+        """Return the names of the arrays that the layout writes."""
 
     def check(self, dataset: Exportable) -> "Layout":
-        """Refuse what does not fit; otherwise what writes this dataset."""
+        """Return the layout for a dataset. Raise UsageError if the dataset does not fit."""
 
     def write(self, out: Store, unit: str, samples: Iterator[ExportSample]) -> Writing:
-        """Write the files that a shard becomes. Yield after each sample."""
+        """Write the files that a shard becomes, and return them. Yield after each sample."""
 
     def index(self, files: Sequence[ExportedFile]) -> Mapping[str, bytes]:
-        """Return the files that are written last, when all others are there."""
+        """Return the files that are written last, after those of all shards."""
 
 
 def layout_of(to: str, tower: str) -> Layout:
-    """Return the layout of this name. Each is imported alone, with what it needs."""
+    """Return the layout with a name. Only the module of that layout is imported."""
     module = importlib.import_module(f"wdsprep.exporting.{to}")
     found: Layout = module.layout(tower=tower)
     return found

@@ -1,14 +1,14 @@
 """Shards as MosaicML's `streaming` reads them (MDS), with the columns that PRX asks for.
 
-An MDS file is the number of its samples, where each begins, the columns, then the samples: the
-lengths of what varies, and the columns behind each other. So its samples have to be known before
-its first byte, and it is made in memory: a tar becomes files of at most 64 MB, as `streaming` makes
-them itself. `index.json` lists them with their digests.
+An MDS file has the number of its samples, the offset of each, the columns, then the samples. A
+sample is the lengths of its columns of varying length, then the values of all columns. So all
+samples have to be known before the first byte, and a file is made in memory: a tar becomes files of
+at most 64 MB, as `streaming` makes them itself. `index.json` lists them with their digests.
 
-PRX scales latents itself, and draws them from a mean and a deviation: `img_latent` has both, as the
-VAE gives them. Where one latent a sample was kept, it is unscaled and its deviation is 0. MDS has
-no bfloat16, so those arrays are float32, which holds their values as they are. An embedding of its
-true length has a mask of the full length beside it.
+PRX scales latents itself, and draws them from a mean and a standard deviation: `img_latent` has
+both, as the VAE gives them. If one latent of each sample was kept, it is unscaled and its deviation
+is 0. MDS has no bfloat16, so those arrays are float32, which holds the same values. An embedding of
+variable length has a mask of the full length beside it.
 """
 
 import hashlib
@@ -63,10 +63,10 @@ def layout(*, tower: str) -> "MdsLayout":
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Column:
-    """A column of MDS.
+    """A column of an MDS file.
 
-    `member` is the array that it is made of, if any. `shape` is given where it is the same in
-    every sample.
+    `member` is the array that it is made of, if any. `shape` is empty if samples have different
+    shapes.
     """
 
     name: str
@@ -83,18 +83,18 @@ class Column:
 
     @property
     def size(self) -> int | None:
-        """Return the bytes of a value, where they are the same in every sample; else None."""
+        """Return the bytes of a value if all samples have the same number, otherwise None."""
         import numpy as np
 
         if self.kind == INT:
             return 8
         return int(np.prod(self.shape)) * np.dtype(self.kind).itemsize if self.shape else None
 
-    def encoded(self, array: "NDArray[Any]") -> Data:
-        """Encode an array.
+    def encode(self, array: "NDArray[Any]") -> Data:
+        """Return the bytes of an array.
 
-        Where shapes vary, the number of axes comes first, and in two bits how wide the
-        sizes are.
+        If shapes vary, they begin with the number of dimensions, and in two bits the width of the
+        sizes, which follow.
         """
         data = array.astype(self.kind, order="C", copy=False).data.cast("B")
         if self.shape:
@@ -106,19 +106,21 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class MdsLayout:
+    """The layout of MDS shards."""
+
     tower: str = ""
     settings: Mapping[str, Any] | None = None
     columns: tuple[Column, ...] = ()
     length: int = 0
-    """The length of a mask, where embeddings are of their true length."""
+    """The length of a mask beside embeddings of variable length."""
     heads: bool = False
     arrays: tuple[str, ...] = ()
 
     def check(self, dataset: Exportable) -> Layout:
         if dataset.settings.get("latents") == "given":
             raise UsageError(
-                f"{dataset.url} has latents that were imported, and nobody knows how they are "
-                "scaled: --to mds wants them as the VAE gives them"
+                f"{dataset.url} has imported latents of unknown scale, and --to mds needs latents "
+                "as the VAE gives them: encode the images, or give another --to"
             )
         named = replace(self, tower=self.tower or dataset.model, settings=dataset.settings)
         columns = named._images() if dataset.kind == "images" else named._arrays(dataset)
@@ -176,7 +178,7 @@ class MdsLayout:
         waiting: list[tuple[Buffer, ...]] = []
         nbytes = 0
         for sample in samples:
-            pieces = self.encoded(sample)
+            pieces = self.encode_sample(sample)
             size = nbytes_of(pieces) + 4
             if waiting and nbytes + size > FILE_NBYTES:
                 files.append(self._file(out, f"{unit}.{len(files):05d}.mds", waiting))
@@ -218,7 +220,7 @@ class MdsLayout:
             "size_limit": FILE_NBYTES,
         }
 
-    def encoded(self, sample: ExportSample) -> tuple[Buffer, ...]:
+    def encode_sample(self, sample: ExportSample) -> tuple[Buffer, ...]:
         """Encode a sample in few pieces. Large arrays are not copied."""
         parts = [self._value(column, sample) for column in self.columns]
         varying = [
@@ -236,7 +238,7 @@ class MdsLayout:
             return (sample.caption if column.name == "caption" else sample.key).encode()
         if column.kind == BYTES:
             return next(iter(sample.members.values()))
-        return column.encoded(self._array(column, sample))
+        return column.encode(self._array(column, sample))
 
     def _array(self, column: Column, sample: ExportSample) -> "NDArray[Any]":
         import numpy as np
@@ -250,7 +252,7 @@ class MdsLayout:
         return self._moments(array) if column.member in IMAGES else array
 
     def _moments(self, latent: "NDArray[Any]") -> "NDArray[Any]":
-        """Mean and deviation, as the VAE gives them."""
+        """Return the mean and the standard deviation of a latent, as the VAE gives them."""
         import numpy as np
 
         settings = self.settings or {}

@@ -1,4 +1,4 @@
-"""What `export` is given."""
+"""The options of `export`."""
 
 import os
 from collections.abc import Sequence
@@ -14,20 +14,20 @@ LAYOUT = "Layout"
 
 @dataclass(frozen=True)
 class ExportOptions(WorkerOptions, ListenedOptions):
-    """Options of `export`."""
+    """The options of `export`."""
 
     dataset: "str | os.PathLike[str]" = field(
         metadata=about("The dataset to export.", is_place=True)
     )
     out: "str | os.PathLike[str]" = field(
-        default="", metadata=about("Where it goes.", is_place=True)
+        default="", metadata=about("The folder or URL to write to.", is_place=True)
     )
     _: KW_ONLY
     to: str = field(
         metadata=about(
-            "Write what Megatron Energon, AMD's Primus, wids (Sana), webshart (SimpleTuner), "
-            "MosaicML's streaming (PRX), datasets (MLPerf), what takes folders of images "
-            "(diffusers' scripts, OneTrainer, ai-toolkit) or kohya's sd-scripts reads.",
+            "Write for this reader: Megatron Energon, AMD's Primus, wids (Sana), webshart "
+            "(SimpleTuner), MosaicML's streaming (PRX), datasets (MLPerf), programs for folders of "
+            "images (diffusers' scripts, OneTrainer, ai-toolkit), or kohya's sd-scripts.",
             LAYOUT,
             choices=LAYOUTS,
         )
@@ -35,8 +35,8 @@ class ExportOptions(WorkerOptions, ListenedOptions):
     join: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]" = field(
         default=(),
         metadata=about(
-            "Put the arrays of this dataset of the same images beside those of DATASET, such as "
-            "text that was encoded alone; for kohya the images themselves.",
+            "Add the arrays of this dataset of the same images to those of DATASET, such as text "
+            "that was encoded alone; for kohya add the images themselves.",
             LAYOUT,
             metavar="DATASET",
             is_place=True,
@@ -46,7 +46,7 @@ class ExportOptions(WorkerOptions, ListenedOptions):
     tower: str = field(
         default="",
         metadata=about(
-            "Call embeddings in the columns of mds by this text tower of PRX.",
+            "Name the columns of embeddings in mds after this text tower of PRX.",
             LAYOUT,
             usual="the model",
         ),

@@ -1,12 +1,12 @@
-"""Parquet tables for Hugging Face `datasets` and what else reads them: one for each shard.
+"""Parquet tables for Hugging Face `datasets` and other readers: one for each shard.
 
-Images are in a column `image` of the kind that `datasets` decodes, with the caption, all captions,
-the size and the json beside them. Arrays are `.npy` files in columns of their names. The moments of
-Flux latents, with both of its embeddings, get the columns of MLPerf's set in place of that:
-`t5_encodings`, `clip_encodings`, `mean` and `logvar`, `.npy` files of the bits of bfloat16. Other
-moments are `mean` and `logvar` too, beside the other arrays.
+Images are in a column `image` of the kind that `datasets` decodes, beside the caption, all
+captions, the size and the json. Arrays are `.npy` files in columns with their names. The moments of
+Flux latents, if both embeddings are there, get the columns of MLPerf's dataset instead:
+`t5_encodings`, `clip_encodings`, `mean` and `logvar`, `.npy` files with the bits of bfloat16. Other
+moments become `mean` and `logvar` too, beside the other arrays.
 
-Nothing is compressed: images and arrays hardly become smaller, and that costs the speed.
+Nothing is compressed: images and arrays would hardly become smaller, at the cost of speed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.arrays import EMB, FLIPPED, LATENT, POOLED, field_of
 from wdsprep.dataset.scores import NUMBER, TEXT, WHOLE
-from wdsprep.exporting.arrays import bfloat16_bits, npy, npy_parts
+from wdsprep.exporting.arrays import bfloat16_bits, npy_bytes, split_npy
 from wdsprep.exporting.layout import (
     Exportable,
     ExportedFile,
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     import pyarrow
 
 GROUP_NBYTES = 64 << 20
-"""The bytes of the rows that are written together, and are in memory."""
+"""The bytes of the rows that are kept in memory and written together."""
 GROUP_ROWS = 1000
 BATCH_ROWS = 8
-"""After so many a page may end, which is of 1 MB then: one of a whole group is copied again and
-again while it grows."""
+"""The number of rows after which a page may end. Pages then have 1 MB: a page as large as a group
+would be copied again and again while it grows."""
 SMALL = ("key", "__key__", "width", "height")
-"""Columns whose least and greatest values are noted: of an image these would be whole images."""
+"""The columns with statistics. The least and the greatest value of images would be whole images."""
 MLPERF = {EMB: "t5_encodings", POOLED: "clip_encodings"}
 FLUX = {LATENT, EMB, POOLED}
 MOMENTS = {LATENT: ("mean", "logvar"), FLIPPED: ("mean_flipped", "logvar_flipped")}
@@ -50,11 +50,13 @@ def layout(*, tower: str) -> "ParquetLayout":
 
 @dataclass(frozen=True, kw_only=True)
 class ParquetLayout:
+    """The layout of Parquet tables."""
+
     kind: str = ""
-    """images, arrays, moments or mlperf."""
+    """What rows hold: images, arrays, moments or mlperf."""
     arrays: tuple[str, ...] = ()
     scores: tuple[tuple[str, str], ...] = ()
-    """Columns of scores, with what they hold."""
+    """The columns of scores, with the kind of value that each holds."""
     heads: bool = False
 
     def check(self, dataset: Exportable) -> Layout:
@@ -68,11 +70,11 @@ class ParquetLayout:
     def _columns(self, name: str) -> tuple[str, ...]:
         """Return the columns of an array.
 
-        Moments become two, so that nobody takes them for latents.
+        Moments become two columns, so that nobody takes them for latents.
         """
         if self.kind == "moments" and name in MOMENTS:
             return MOMENTS[name]
-        return (short(name),)
+        return (without_npy(name),)
 
     def _schema(self) -> "pyarrow.Schema":
         import pyarrow as pa
@@ -101,7 +103,7 @@ class ParquetLayout:
             return []
         rows, nbytes, count = [self.row(first)], 0, 1
         with out.write(name) as sink:
-            counted = _Counted(sink)
+            counted = _CountingSink(sink)
             with ParquetWriter(
                 counted,
                 schema,
@@ -133,7 +135,7 @@ class ParquetLayout:
         if self.kind != "images":
             for name in self.arrays:
                 columns, data = self._columns(name), sample.members[name]
-                found |= zip(columns, npy_parts(name, data, len(columns)), strict=True)
+                found |= zip(columns, split_npy(name, data, len(columns)), strict=True)
             return found
         ((kind, data),) = sample.members.items()
         return found | {
@@ -144,7 +146,7 @@ class ParquetLayout:
         }
 
     def index(self, files: Sequence[ExportedFile]) -> Mapping[str, bytes]:
-        del files  # who reads them lists them
+        del files  # readers list the folder
         return {}
 
 
@@ -152,15 +154,16 @@ def mlperf_row(sample: ExportSample) -> dict[str, Any]:
     bits = {name: bfloat16_bits(field_of(name, d), d) for name, d in sample.members.items()}
     mean, logvar = bits[LATENT].reshape(2, -1, *bits[LATENT].shape[1:])
     arrays = {MLPERF[name]: bits[name] for name in MLPERF} | {"mean": mean, "logvar": logvar}
-    return {"__key__": sample.key, **{name: npy(array) for name, array in arrays.items()}}
+    return {"__key__": sample.key, **{name: npy_bytes(array) for name, array in arrays.items()}}
 
 
-def short(name: str) -> str:
+def without_npy(name: str) -> str:
+    """Return the name of an array without `.npy`."""
     return name.removesuffix(".npy")
 
 
 def _features() -> dict[str, Any]:
-    """Return the types of columns as `datasets` notes them."""
+    """Return the types of the columns of images as `datasets` writes them."""
 
     def value(kind: str) -> dict[str, str]:
         return {"_type": "Value", "dtype": kind}
@@ -179,9 +182,9 @@ def _table(rows: Sequence[Mapping[str, Any]], schema: "pyarrow.Schema") -> Any:
 
 
 def _column(values: Sequence[Any], kind: "pyarrow.DataType") -> "pyarrow.Array":
-    """Make a column.
+    """Return an Arrow array of values.
 
-    Large values are copied once, where pyarrow's own way grows a buffer step by step.
+    Large values are copied once; pyarrow's own way grows a buffer step by step.
     """
     import numpy as np
     import pyarrow as pa
@@ -196,8 +199,8 @@ def _column(values: Sequence[Any], kind: "pyarrow.DataType") -> "pyarrow.Array":
     return pa.Array.from_buffers(kind, len(values), buffers)
 
 
-class _Counted:
-    """A sink as pyarrow writes to files."""
+class _CountingSink:
+    """A sink with the interface of a file, for pyarrow. It counts the bytes."""
 
     closed = False
 
@@ -213,7 +216,7 @@ class _Counted:
         return self.nbytes
 
     def flush(self) -> None:
-        """Do nothing: what is written is with the store."""
+        """Do nothing, since the store has the bytes already."""
 
     def close(self) -> None:
-        """Do nothing: the store closes its file."""
+        """Do nothing, since the store closes its own file."""

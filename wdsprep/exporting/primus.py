@@ -1,8 +1,8 @@
 """Shards as AMD's Primus reads them: Energon tars of tensors that `torch.save` wrote, in bfloat16.
 
-Primus wants latents, a prompt embedding and a pooled one, as Flux has them. Where the moments of
-latents were kept it has `mean` and `logvar` in their place, and samples them itself. Arrays are
-stacked into batches, so an embedding of its true length is padded with zeros.
+Primus needs latents, a prompt embedding and a pooled embedding, as Flux has them. If the moments of
+latents were kept, it gets `mean` and `logvar` instead, and samples the latents itself. It stacks
+arrays into batches, so an embedding of variable length is padded with zeros.
 """
 
 import io
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.arrays import EMB, LATENT, POOLED, field_of
 from wdsprep.errors import UsageError
-from wdsprep.exporting.arrays import bfloat16_bits, padded_to
-from wdsprep.exporting.energon import metadata
+from wdsprep.exporting.arrays import bfloat16_bits, pad_to
+from wdsprep.exporting.energon import metadata_files
 from wdsprep.exporting.layout import (
     Exportable,
     ExportedFile,
@@ -37,6 +37,8 @@ def layout(*, tower: str) -> "PrimusLayout":
 
 @dataclass(frozen=True, kw_only=True)
 class PrimusLayout:
+    """The layout of Primus."""
+
     has_moments: bool = False
     length: int = 0
     """The length of the prompt embedding."""
@@ -48,8 +50,8 @@ class PrimusLayout:
         dataset.check_arrays("primus", self.arrays)
         if dataset.has_shapes:
             raise UsageError(
-                f"{dataset.url} has latents of several shapes, and Primus stacks what comes next "
-                "to each other: encode squares for it"
+                f"{dataset.url} has latents of several shapes, and Primus stacks samples into "
+                "batches whatever their shape: encode without --shapes"
             )
         emb = dataset.field(EMB)
         return replace(
@@ -64,24 +66,25 @@ class PrimusLayout:
         if self.has_moments:
             mean, logvar = found["latents"].reshape(2, -1, *found["latents"].shape[1:])
             found = {"mean": mean, "logvar": logvar}
-        saved = [(f"{name}.pth", saved_tensor(array)) for name, array in found.items()]
-        emb = padded_to(bits_of(sample, EMB), self.length)
-        saved.append((TEXTS[EMB], saved_tensor(emb)))
-        saved.append((TEXTS[POOLED], saved_tensor(bits_of(sample, POOLED))))
+        saved = [(f"{name}.pth", save_tensor(array)) for name, array in found.items()]
+        emb = pad_to(bits_of(sample, EMB), self.length)
+        saved.append((TEXTS[EMB], save_tensor(emb)))
+        saved.append((TEXTS[POOLED], save_tensor(bits_of(sample, POOLED))))
         return [*saved, ("caption.txt", sample.caption.encode())]
 
     def index(self, files: Sequence[ExportedFile]) -> Mapping[str, bytes]:
         tars = {file.name: file.samples for file in files if file.samples}
-        return metadata(tars, {"encoding": "preencoded"})
+        return metadata_files(tars, {"encoding": "preencoded"})
 
 
 def bits_of(sample: ExportSample, name: str) -> "NDArray[Any]":
+    """Return an array of a sample as bfloat16, whose bits are in unsigned integers."""
     data = sample.members[name]
     return bfloat16_bits(field_of(name, data), data)
 
 
-def saved_tensor(bits: "NDArray[Any]") -> bytes:
-    """Return a bfloat16 tensor as torch.save writes it."""
+def save_tensor(bits: "NDArray[Any]") -> bytes:
+    """Return the file that torch.save writes of a bfloat16 tensor."""
     import torch
 
     out = io.BytesIO()

@@ -1,12 +1,12 @@
-"""A shard as it is read for an export: sample after sample, with what is joined to each.
+"""Read a shard for an export, sample after sample, with what is joined to each.
 
-The bytes are hashed as they pass, and a shard that is not what its receipt says ends the export, so
-damage is never carried on. Metadata alone needs the heads of the members and the texts: then a
+The bytes are hashed as they are read, and a shard that is not what its receipt says ends the
+export, so damage is never passed on. Metadata needs only the tar headers and the texts: then a
 local tar is not read whole, and its digest is not checked.
 
-A joined dataset is of the same image shards, so its samples are found by their positions
-(`wdsprep.dataset.rows`); keys must agree. They are read by ranges, many at a time where that is far
-away.
+A joined dataset was made of the same image shards, so its samples are found by their positions
+(`wdsprep.dataset.rows`); keys must agree. They are read by ranges, many at a time from a remote
+store.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,23 +37,23 @@ from wdsprep.text import command
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitSource:
-    """A shard of a dataset. `arrays` are the members that are taken of it."""
+    """A shard of a dataset, and what is taken from it."""
 
     url: str
     shard: Shard
     digest: DigestKind
     arrays: tuple[str, ...] | None = None
-    """The arrays that are read; None for all that there are."""
+    """The arrays that are read; None for all arrays."""
     gives_caption: bool = True
     gives_columns: bool = False
-    """True if its json has columns of scores, which the sample gets."""
+    """True if its json has columns of scores, which are added to the sample."""
     receipt: Receipt | None = None
-    """The receipt, where samples may stand elsewhere than in the image shard."""
+    """The receipt, if samples may have other positions than in the image shard."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportUnit:
-    """A shard to export: the one that says which samples there are, then those joined to it."""
+    """A shard to export: the source that decides which samples there are, then joined ones."""
 
     name: str
     sources: tuple[UnitSource, ...]
@@ -64,15 +64,15 @@ class ExportUnit:
 
     @property
     def inputs(self) -> list[str]:
-        """Return the digests that tell whether a shard was exported as it is now."""
+        """Return the digests of all source shards, which tell whether one has changed."""
         return [source.shard.digest for source in self.sources]
 
 
-class Reading:
-    """The samples of a unit, read one after the other.
+class UnitReader:
+    """A reader of the samples of a unit.
 
-    `nbytes` tells how far it has come, and `left_out` how many samples the joined datasets
-    lack. With `heads` alone no image and no array is read.
+    `nbytes` counts the bytes that were read, and `left_out` the samples that joined datasets lack.
+    With `heads` only tar headers and texts are read.
     """
 
     def __init__(self, unit: ExportUnit, *, heads: bool = False) -> None:
@@ -81,10 +81,10 @@ class Reading:
         self.nbytes = self.left_out = self.samples = 0
 
     def __iter__(self) -> Iterator[ExportSample]:
-        found = _heads_of(self._first) if self._heads else self._whole()
+        found = _read_headers(self._first) if self._heads else self._read_hashed()
         found = readable(shared_store(self._first.url), found)
         joined = [
-            readable(shared_store(source.url), _joined(self._first, source))
+            readable(shared_store(source.url), _read_joined(self._first, source))
             for source in self._joined
         ]
         for one in found:
@@ -96,11 +96,11 @@ class Reading:
             yield _sample(one, [other for other in others if other], self._first, self._joined)
             self.nbytes = max(self.nbytes, one.end)
 
-    def _whole(self) -> Iterator["_Read"]:
-        """Read each byte of the shard, and hold it against its digest."""
+    def _read_hashed(self) -> Iterator["_TarSample"]:
+        """Read every byte of the shard, and check its digest at the end."""
         source, count = self._first, 0
         with HashedTape(shared_store(source.url), source.shard, source.digest) as tape:
-            for one in _grouped(tape.at, tape.view, source, _wanted(source)):
+            for one in _read_tar(tape.at, tape.view, source, _member_names(source)):
                 count += 1
                 yield one
             tape.check(source.shard.digest)
@@ -109,8 +109,8 @@ class Reading:
 
 
 @dataclass(slots=True)
-class _Read:
-    """A sample as one tar has it."""
+class _TarSample:
+    """A sample as a tar has it."""
 
     key: str
     members: dict[str, Buffer]
@@ -118,22 +118,22 @@ class _Read:
     end: int = 0
 
 
-def _wanted(source: UnitSource) -> frozenset[str] | None:
+def _member_names(source: UnitSource) -> frozenset[str] | None:
     return None if source.arrays is None else frozenset((*source.arrays, "json", "txt"))
 
 
-def _grouped(
+def _read_tar(
     at: Tape,
     view: Callable[[int, int], Buffer],
     source: UnitSource,
     wanted: frozenset[str] | None,
-) -> Iterator[_Read]:
+) -> Iterator[_TarSample]:
     """Yield the samples of a tar, with those of their members that are `wanted`.
 
-    What is large is a view: to copy it takes as long as to hash it.
+    Large members are views: to copy them takes as long as to hash them.
     """
     with naming_place(f"{source.url}/{source.shard.name}"):
-        one: _Read | None = None
+        one: _TarSample | None = None
         for path, _start, data, nbytes, target in members(at):
             split = split_member(path)
             if split is None or target:
@@ -142,7 +142,7 @@ def _grouped(
             if one is None or key != one.key:
                 if one is not None:
                     yield one
-                one = _Read(key, {}, {})
+                one = _TarSample(key, {}, {})
             one.places[name] = (data, nbytes)
             one.end = data + nbytes
             if wanted is None or name in wanted:
@@ -154,16 +154,16 @@ def _grouped(
             yield one
 
 
-def _heads_of(source: UnitSource) -> Iterator[_Read]:
-    """Yield the texts of samples, and where their other members are.
+def _read_headers(source: UnitSource) -> Iterator[_TarSample]:
+    """Yield the texts of samples, and the places of their other members.
 
-    From a remote store the tar is read whole: so many small ranges would take longer.
+    A tar in a remote store is read whole: many small ranges would take longer.
     """
     store, name = shared_store(source.url), source.shard.name
     wanted = frozenset(("json", "txt"))
     with open_tape(store, name) as at:
         count = 0
-        for one in _grouped(at, at, source, wanted):
+        for one in _read_tar(at, at, source, wanted):
             count += 1
             yield one
     if count != source.shard.samples:
@@ -171,14 +171,14 @@ def _heads_of(source: UnitSource) -> Iterator[_Read]:
 
 
 def _sample(
-    one: _Read,
-    others: Sequence[_Read],
+    one: _TarSample,
+    others: Sequence[_TarSample],
     source: UnitSource,
     joined: Sequence[UnitSource],
 ) -> ExportSample:
-    """Join a sample with its counterparts.
+    """Join a sample with those of other datasets.
 
-    Its texts are those of the last dataset that has arrays made of captions.
+    Its caption is that of the last dataset with arrays made of captions.
     """
     found = {name: data for name, data in one.members.items() if name not in ("json", "txt")}
     facts = _facts(one, source)
@@ -187,8 +187,8 @@ def _sample(
         if other.key != one.key:
             raise UsageError(
                 f"{where.url}/{where.shard.name} has {other.key} where {source.url} has {one.key}: "
-                f"run {command('index', where.url)} and {command('index', source.url)}, which tell "
-                "what image each sample is of"
+                f"run {command('index', where.url)} and {command('index', source.url)}, which find "
+                "the image of each sample"
             )
         found |= {n: data for n, data in other.members.items() if n not in ("json", "txt")}
         if where.gives_columns:
@@ -204,10 +204,12 @@ def _sample(
     )
 
 
-def _facts(one: _Read, source: UnitSource) -> Mapping[str, Any]:
+def _facts(one: _TarSample, source: UnitSource) -> Mapping[str, Any]:
     facts = parse_object(bytes(one.members.get("json", b"{}")))
     if facts is None:
-        damage = DamageError(f"{source.url}/{source.shard.name}", "its json is no object", one.key)
+        damage = DamageError(
+            f"{source.url}/{source.shard.name}", "its json is not an object", one.key
+        )
         raise damage.with_next_step(repair_step(source.url))
     return facts
 
@@ -216,20 +218,21 @@ def _unlike_receipt(source: UnitSource) -> DamageError:
     return DamageError(f"{source.url}/{source.shard.name}", UNLIKE_RECEIPT)
 
 
-# --- what is joined
+# --- joined datasets
 def _positions(source: UnitSource) -> ImagePositions:
+    """Return the positions of the samples of a shard in its image shard."""
     if source.receipt is None:
         return ImagePositions.plain(source.shard.samples)
     store = shared_store(source.url)
-    with naming_repair(store):  # that of the first is read on the way through another
+    with naming_repair(store):  # an error in the first dataset would name another
         return read_positions(store, source.receipt, every_key=False)
 
 
-def _joined(first: UnitSource, source: UnitSource) -> Iterator[_Read | None]:
-    """Yield for each sample of the first what is beside it, or None."""
+def _read_joined(first: UnitSource, source: UnitSource) -> Iterator[_TarSample | None]:
+    """Yield the sample of a joined dataset for each sample of the first; None if it has none."""
     positions = _positions(first).positions
     numbers = _positions(source).numbers(int(positions.max(initial=0)) + 1)[positions]
-    wanted = _wanted(source)
+    wanted = _member_names(source)
     with ShardReader(shared_store(source.url), source.shard) as shard:
         found = shard.samples(numbers[numbers != NOWHERE].tolist())
         for number in numbers.tolist():
@@ -238,4 +241,6 @@ def _joined(first: UnitSource, source: UnitSource) -> Iterator[_Read | None]:
                 continue
             sample = next(found)
             members = sample.fields.items()
-            yield _Read(sample.key, {n: d for n, d in members if wanted is None or n in wanted}, {})
+            yield _TarSample(
+                sample.key, {n: d for n, d in members if wanted is None or n in wanted}, {}
+            )

@@ -1,4 +1,4 @@
-"""Shards whose samples have members of other names, under the names that the shards have."""
+"""Write tars whose members have other names. A tar has the name of its shard."""
 
 from collections.abc import Callable, Iterator
 
@@ -18,7 +18,10 @@ def write_tar(
     *,
     indexed: bool = False,
 ) -> Writing:
-    """Write one tar, `indexed` with its index beside it. Write none where no sample is left."""
+    """Write one tar, with its index if `indexed`, and return the files. Yield after each sample.
+
+    Nothing is written if there is no sample.
+    """
     name = f"{unit}.tar"
     first = next(samples, None)
     if first is None:

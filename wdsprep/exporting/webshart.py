@@ -1,8 +1,8 @@
 """Indexes for webshart, with which SimpleTuner reads image tars: a JSON for each, of its name.
 
-It says where each member begins and how long it is, and of each image its size and captions, so
-that nothing but images is read from the tars, which stay where they are. webshart is given the
-place of the indexes as `metadata=`. A local tar is not read for it beyond heads and texts.
+An index says where each member begins and how long it is, and the size and captions of each image.
+So webshart reads nothing but images from the tars, which stay where they are. It gets the place of
+the indexes as `metadata=`. Of a local tar only headers and texts are read for an index.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +27,8 @@ def layout(*, tower: str) -> "WebshartLayout":
 
 @dataclass(frozen=True, kw_only=True)
 class WebshartLayout:
+    """The layout of indexes for webshart."""
+
     heads: bool = True
     arrays: tuple[str, ...] = ()
 
@@ -58,10 +60,10 @@ class WebshartLayout:
 
 
 def entries(sample: ExportSample) -> dict[str, dict[str, Any]]:
-    """Return the entries for the image and the json.
+    """Return the entries of an index for the image and the json of a sample.
 
-    Captions stand with the image, as webshart itself puts them: some of its versions take a
-    text beside it for a sample.
+    Captions are in the entry of the image, where webshart itself puts them: some of its versions
+    take a text file beside an image for a sample.
     """
     found: dict[str, dict[str, Any]] = {}
     for name, (offset, nbytes) in sample.places.items():

@@ -1,8 +1,8 @@
-"""Shards as `wids` reads them, with what Sana asks for: `wids-meta.json` and tars beside it.
+"""Shards as `wids` reads them, with what Sana needs: `wids-meta.json`, and tars beside it.
 
 Sana takes the caption of a sample from `prompt` of its json, and its size from `height` and
-`width`: of latents these are the pixels that were cut out and encoded. The latent is `.npy`, as it
-was; images stay what they are, but `wids` decodes no WebP.
+`width`: for latents this is the size in pixels of the crop that was encoded. Latents stay `.npy`
+files, and images stay as they are, but `wids` does not decode WebP.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +33,8 @@ def layout(*, tower: str) -> "WidsLayout":
 
 @dataclass(frozen=True, kw_only=True)
 class WidsLayout:
+    """The layout of tars for wids."""
+
     is_of_latents: bool = False
     heads: bool = False
     arrays: tuple[str, ...] = (LATENT,)
@@ -41,8 +43,8 @@ class WidsLayout:
         dataset.check("wids", "images", "latents")
         if dataset.has_moments:
             raise UsageError(
-                f"{dataset.url} has moments, and wids one latent a sample: encode with --latents "
-                "sample or mean"
+                f"{dataset.url} has moments, and wids takes one latent of each sample: encode with "
+                "--latents sample or mean"
             )
         return replace(self, is_of_latents=dataset.what == "latents")
 

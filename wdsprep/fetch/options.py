@@ -7,7 +7,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import UsageError
 from wdsprep.limits import MAX_DOWNLOAD_NBYTES
 from wdsprep.options import Options, about
-from wdsprep.text import at_least
+from wdsprep.text import check_at_least
 
 TRANSIENT = frozenset(
     {
@@ -55,9 +55,9 @@ class FetchRules:
     runs this."""
 
     def __post_init__(self) -> None:
-        at_least(0.001, timeout=self.timeout_s)
-        at_least(0, retries=self.retries)
-        at_least(1, requests=self.in_flight, per_host=self.per_host)
+        check_at_least(0.001, timeout=self.timeout_s)
+        check_at_least(0, retries=self.retries)
+        check_at_least(1, requests=self.in_flight, per_host=self.per_host)
         check_contact(self.contact)
 
 

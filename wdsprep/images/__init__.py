@@ -16,7 +16,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import UsageError
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.options import Options, about
-from wdsprep.text import brief, size
+from wdsprep.text import brief, parse_size
 
 IMAGES = frozenset(
     {"jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "gif", "bmp", "dib", "tif", "tiff"}
@@ -43,7 +43,7 @@ AREA = about(
 
 
 def _max_bytes(given: object) -> int:
-    return size(given) or MAX_NBYTES
+    return parse_size(given) or MAX_NBYTES
 
 
 NBYTES = about(

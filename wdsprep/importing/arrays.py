@@ -1,7 +1,7 @@
-"""Read an array from a column of any kind.
+"""Read arrays from the columns of a cache.
 
-A value may be `.npy`, what torch has saved, a list of numbers, or bare bytes. Nothing is unpickled
-but by torch's reader of weights, which makes tensors alone.
+A value may be an `.npy` file, a file of torch.save, a list of numbers, or bare bytes. Nothing is
+unpickled except by torch's reader of weights, which makes nothing but tensors.
 """
 
 import io
@@ -31,19 +31,19 @@ STORED = {
     "bool": "|u1",
     "uint8": "|u1",
 }
-"""The dtype in which we store an array of each dtype. NumPy has no bfloat16, so other caches have
-its bits as uint16, as we have them; no array of latents or text is one of whole numbers up to
+"""The dtype in which wdsprep stores an array of each dtype. NumPy has no bfloat16, so other caches
+hold its bits as uint16, as wdsprep does; no array of latents or text has whole numbers up to
 65,535."""
 BITS = "uint16"
 MOST_EXPANDED = 16 << 20
-"""A tensor may repeat its values, and so be larger than its file: no more than this."""
-LEAST_STD = 1e-10  # whose logarithm is that of no variance
+"""The most bytes of a tensor that is larger than its file, since it repeats its values."""
+LEAST_STD = 1e-10  # its logarithm stands for no variance
 
 
 def array_of(column: CachedColumn, value: Any) -> RawArray:
-    """Return the array in a column, whatever its form there.
+    """Return the array in a column, in whatever form it is there.
 
-    If its dtype is one that we store, it has the number of bytes that its shape asks for.
+    If wdsprep stores its dtype, it has the number of bytes that its shape needs.
     """
     with parsing_sample(f"{column.name} holds no array: it"):
         raw = _array_of(column, value)
@@ -59,21 +59,25 @@ def _array_of(column: CachedColumn, value: Any) -> RawArray:
     if not isinstance(value, bytes):
         raise ValueError(f"it is {type(value).__name__}")
     if value.startswith(b"\x93NUMPY"):
-        return _of_npy(value)
+        return _parse_npy(value)
     if column.name.endswith((".pth", ".pt")):
-        return _of_torch(value)
+        return _parse_torch(value)
     if not column.dtype:
         raise ValueError(f"{len(value):,} bare bytes: give their dtype and shape by --columns")
     return RawArray(dtype=column.dtype, shape=column.sides(len(value)), data=value)
 
 
 def raw_array(array: "np.ndarray[Any, Any]") -> RawArray:
+    """Return an array of NumPy as little-endian bytes, with its dtype and shape."""
     little = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False))
     return RawArray(dtype=array.dtype.name, shape=array.shape, data=little.tobytes())
 
 
-def _of_npy(data: bytes) -> RawArray:
-    """NumPy's own reader makes an array of the shape that a header claims before it reads it."""
+def _parse_npy(data: bytes) -> RawArray:
+    """Return the array in an `.npy` file.
+
+    NumPy's own reader allocates the shape that a header claims before it reads the values.
+    """
     file = io.BytesIO(data)
     shape, is_fortran, dtype = _npy_header(file)
     _check_dtype(dtype.name)
@@ -91,7 +95,7 @@ def _npy_header(file: io.BytesIO) -> "tuple[tuple[int, ...], bool, np.dtype[Any]
     read = "read_array_header_1_0" if version == (1, 0) else "read_array_header_2_0"
     try:
         found: tuple[tuple[int, ...], bool, np.dtype[Any]] = getattr(np.lib.format, read)(file)
-    except MemoryError:  # of 10 kB at most: so Python says that they are nested too deep
+    except MemoryError:  # so Python reports that a header of at most 10 kB is nested too deep
         raise ValueError("its header is nested too deep") from None
     return found
 
@@ -101,7 +105,7 @@ def _check_dtype(name: str) -> None:
         raise RejectedError(Code.OTHER_SHAPE, f"{name} is no dtype of latents or text")
 
 
-def _of_torch(data: bytes) -> RawArray:
+def _parse_torch(data: bytes) -> RawArray:
     import torch
 
     _check_saved(data)
@@ -125,10 +129,10 @@ def _of_torch(data: bytes) -> RawArray:
 
 
 def _check_saved(data: bytes) -> None:
-    """Check that torch would make nothing larger of the bytes than they are.
+    """Check that torch makes nothing larger than the bytes it reads.
 
-    Its archives are never compressed, and of all that it makes, only a bytearray takes its
-    length from a number in the file.
+    Its archives are never compressed, and of all that it makes only a bytearray takes its length
+    from a number in the file.
     """
     if b"bytearray" in data:
         raise ValueError("it is no plain tensor, and nothing else is unpickled")
@@ -139,10 +143,10 @@ def _check_saved(data: bytes) -> None:
             raise ValueError(f"{len(data):,} bytes unpack to {claimed:,}")
 
 
-def stored(raw: RawArray, sides: int) -> RawArray:
-    """Convert an array to the dtype that we store, with a number of dimensions.
+def to_stored(raw: RawArray, sides: int) -> RawArray:
+    """Convert an array to a dtype that wdsprep stores, with `sides` dimensions.
 
-    A dimension of 1 in front, left by a batch, is dropped.
+    Leading dimensions of 1, which batches have left, are dropped.
     """
     _check_dtype(raw.dtype)
     shape = raw.shape
@@ -152,13 +156,13 @@ def stored(raw: RawArray, sides: int) -> RawArray:
         shape = shape[1:]
     dtype, data = STORED[raw.dtype], raw.data
     if raw.dtype in ("float64", "int64", "int16"):
-        with np.errstate(over="ignore"):  # what is too large is not finite then, and refused
+        with np.errstate(over="ignore"):  # too large values become infinite: refused
             data = np.frombuffer(data, raw.dtype).astype(dtype).tobytes()
     return RawArray(dtype=dtype, shape=shape, data=data)
 
 
-def one_behind_other(first: RawArray, second: RawArray) -> RawArray:
-    """Mean and log-variance as moments."""
+def join_moments(first: RawArray, second: RawArray) -> RawArray:
+    """Return moments made of a mean and a log-variance."""
     if first.dtype != second.dtype or first.shape != second.shape:
         raise RejectedError(
             Code.OTHER_SHAPE,
@@ -168,38 +172,42 @@ def one_behind_other(first: RawArray, second: RawArray) -> RawArray:
     return RawArray(first.dtype, (2 * channels, *sides), first.data + second.data)
 
 
-def with_logvar(raw: RawArray) -> RawArray:
-    """Moments of which the second half is a standard deviation."""
+def std_to_logvar(raw: RawArray) -> RawArray:
+    """Return moments of which the second half was a standard deviation."""
     if not raw.shape or raw.shape[0] % 2:
-        raise RejectedError(Code.OTHER_SHAPE, f"{raw.shape} is no mean and standard deviation")
+        raise RejectedError(
+            Code.OTHER_SHAPE,
+            f"{raw.shape} is no mean and standard deviation",
+        )
     half = len(raw.data) // 2
     std = as_float32(RawArray(raw.dtype, (), raw.data[half:]))
     logvar = 2 * np.log(np.maximum(std, LEAST_STD))
-    data = raw.data[:half] + rounded(logvar, raw.dtype)
+    data = raw.data[:half] + round_to(logvar, raw.dtype)
     return RawArray(dtype=raw.dtype, shape=raw.shape, data=data)
 
 
 def as_float32(raw: RawArray) -> "np.ndarray[Any, np.dtype[np.float32]]":
-    """Return the values of a stored array as one row."""
+    """Return the values of a stored array as float32, in one dimension."""
     if raw.dtype == BFLOAT16:
         found: np.ndarray[Any, np.dtype[np.float32]] = from_bfloat16(np.frombuffer(raw.data, "<u2"))
         return found
     return np.frombuffer(raw.data, raw.dtype).astype(np.float32)
 
 
-def rounded(values: "np.ndarray[Any, Any]", dtype: str) -> bytes:
-    """Floats as a dtype that we store, to the nearest, of two the even one."""
+def round_to(values: "np.ndarray[Any, Any]", dtype: str) -> bytes:
+    """Return the bytes of floats in a stored dtype, rounded to nearest, halves to even."""
     stored = to_bfloat16(values) if dtype == BFLOAT16 else values.astype(dtype)
     found: bytes = stored.tobytes()
     return found
 
 
 def npy_of(field: Field, raw: RawArray) -> bytes:
-    """Return the array as a member. Refuse one that does not fit the field."""
+    """Return an array as an `.npy` member. Raise RejectedError if it does not fit the field."""
     own = field.of_length(raw.shape[0]) if field.is_variable and raw.shape else field
     if (raw.dtype, raw.shape) != (own.dtype, own.shape) or len(raw.data) != own.array_nbytes:
         raise RejectedError(
-            Code.OTHER_SHAPE, f"{field.name} is {raw.dtype} {raw.shape}, and elsewhere {field}"
+            Code.OTHER_SHAPE,
+            f"{field.name} is {raw.dtype} {raw.shape}, and elsewhere {field}",
         )
     if field.is_variable and not 0 < raw.shape[0] <= field.shape[0]:
         raise RejectedError(Code.OTHER_SHAPE, f"{field.name} has {raw.shape[0]} of {field}")
@@ -207,20 +215,20 @@ def npy_of(field: Field, raw: RawArray) -> bytes:
 
 
 def zeros(field: Field) -> RawArray:
-    """Return an array of zeros. That of a field of variable length has a single row."""
+    """Return an array of zeros for a field. If its length varies, the array has one row."""
     own = field.of_length(1) if field.is_variable else field
     return RawArray(dtype=own.dtype, shape=own.shape, data=bytes(own.array_nbytes))
 
 
-def nested(column: Any) -> list[RawArray | None]:
+def nested_arrays(column: Any) -> list[RawArray | None]:
     """Return the rows of an Arrow column of nested lists as arrays.
 
-    A null, or lists of different lengths, become None.
+    A row that is null, or has lists of different lengths, becomes None.
     """
-    return [_row(column, number) for number in range(len(column))]
+    return [_nested_array(column, number) for number in range(len(column))]
 
 
-def _row(column: Any, number: int) -> RawArray | None:
+def _nested_array(column: Any, number: int) -> RawArray | None:
     scalar = column[number]
     if not scalar.is_valid:
         return None

@@ -1,6 +1,6 @@
-"""The rows of a cache that somebody else made, file by file, whatever holds it.
+"""Read the rows of a cache that another tool made, file by file, in any of its formats.
 
-A row is its columns by their names: arrays, bytes or texts and numbers. A file is one unit of work.
+A row has columns by name: arrays, bytes, texts and numbers. A file is one unit of work.
 """
 
 import posixpath
@@ -18,7 +18,7 @@ from wdsprep.dataset.state import read_manifest
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import TarSample, scan, stream_tape, unpack_gzip
 from wdsprep.errors import SourceError, UsageError
-from wdsprep.importing.arrays import nested
+from wdsprep.importing.arrays import nested_arrays
 from wdsprep.limits import MAX_NBYTES, MAX_TEXT_NBYTES
 from wdsprep.sources import Columns, Item, make_or_refuse
 from wdsprep.sources.captions import decode_facts, decode_text
@@ -40,16 +40,16 @@ from wdsprep.text import shown
 BATCH_ROWS = 16
 COUNTED_ROWS = 1 << 20
 KEYS = ("__key__", "key")
-"""Columns that name a sample."""
+"""The columns that hold the key of a sample."""
 TEXT_MEMBERS = {"json": "json", "txt": "caption", "caption.txt": "caption"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """A row of a cache, or the reason why it cannot be taken.
+    """A row of a cache, or the reason why it cannot be imported.
 
-    `key` is that of a tar or of a column. Otherwise it is made of the file's name and the
-    number.
+    `key` is the key in a tar or in a column. Otherwise it is made of the name of the file and the
+    number of the row.
     """
 
     key: str
@@ -59,20 +59,20 @@ class Row:
 
 
 Values = Mapping[str, Any]
-Made = Callable[[], Values]
-"""Makes the values of a row of what a file holds."""
+MakeValues = Callable[[], Values]
+"""A function that returns the values of a row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentCache:
-    """A cache. `kind` is mds, arrow, parquet or tars."""
+    """A cache of latents that another tool made. `kind` is mds, arrow, parquet or tars."""
 
     url: str
     kind: str
     pattern: str = ""
 
     def items(self) -> Iterator[Item]:
-        """Yield its files, in the order of their names or of an index."""
+        """Yield the files of the cache, in the order of their names or of an index."""
         if self.kind == "mds":
             for shard, entry in shards_there(self.url):
                 yield _item(entry, name=shard.raw.name, extra=shard.index, samples=shard.samples)
@@ -90,7 +90,7 @@ class LatentCache:
                     yield _item(entry, samples=file.rows)
 
     def columns(self, item: Item) -> list[str]:
-        """Return the columns of a file; of a tar, the members of its first sample."""
+        """Return the names of the columns of a file; for a tar, the members of its first sample."""
         if self.kind == "mds":
             return [*read_index(self.url, item.extra)[item.name].encodings]
         if self.kind == "arrow":
@@ -99,15 +99,17 @@ class LatentCache:
             with open_parquet(shared_store(self.url), item.name) as file:
                 return list(file.schema.names)
         first = next(
-            (found for found in self._tar(item.name, (), facts=True) if _is_sample(found)), None
+            (found for found in self._tar_samples(item.name, (), facts=True) if _is_sample(found)),
+            None,
         )
         if not isinstance(first, TarSample):
-            raise SourceError(f"{self.url}/{item.name} holds no sample: name another source")
+            raise SourceError(f"{self.url}/{item.name} holds no sample: give another source")
         return [*first.fields, *(first.unread or ())]
 
     def count(self, item: Item) -> int:
+        """Return the number of rows of a file."""
         if self.kind == "tars":
-            return sum(1 for _ in self._tar(item.name, ()))
+            return sum(1 for _ in self._tar_samples(item.name, ()))
         if self.kind == "arrow":
             batches = arrow_batches(self.url, item.name, COUNTED_ROWS)
             return sum(batch.num_rows for batch in batches)
@@ -116,39 +118,39 @@ class LatentCache:
     def rows(self, item: Item, wanted: Sequence[str], *, facts: bool = True) -> Iterator[Row]:
         """Yield the rows of a file.
 
-        Of columns of arrays only those are read that are wanted; others are read where
-        `facts` are.
+        Of the columns with arrays only the wanted ones are read. The other columns are read if
+        `facts` is true.
         """
         if self.kind == "tars":
-            yield from self._of_tar(item.name, wanted, facts)
+            yield from self._tar_rows(item.name, wanted, facts)
             return
         stem = stem_of(item.name).replace(".", "_")
-        for number, make in enumerate(self._columns(item, wanted, facts)):
+        for number, make in enumerate(self._row_makers(item, wanted, facts)):
             yield _row(f"{stem}-{number:07d}", f"{shown(item.name)}#{number}", make)
 
-    def _columns(self, item: Item, wanted: Sequence[str], facts: bool) -> Iterator[Made]:
+    def _row_makers(self, item: Item, wanted: Sequence[str], facts: bool) -> Iterator[MakeValues]:
         if self.kind == "mds":
             shard = read_index(self.url, item.extra)[item.name]
             encodings = shard.encodings.items()
             names = [n for n, kind in encodings if n in wanted or (facts and not _is_large(kind))]
             for data in read_samples(self.url, shard, item.parts[0][0]):
-                yield partial(_of_mds, shard, data, names)
+                yield partial(_mds_values, shard, data, names)
         elif self.kind == "arrow":
-            names = _readable(arrow_schema(self.url, item.name), wanted, facts)
+            names = _columns_to_read(arrow_schema(self.url, item.name), wanted, facts)
             for batch in arrow_batches(self.url, item.name, BATCH_ROWS):
-                yield from _of_batch(batch.select(names), wanted)
+                yield from _batch_values(batch.select(names), wanted)
         else:
             with open_parquet(shared_store(self.url), item.name) as file:
-                names = _readable(file.schema, wanted, facts)
+                names = _columns_to_read(file.schema, wanted, facts)
                 for batch in file.batches(BATCH_ROWS, columns=names):
-                    yield from _of_batch(batch, wanted)
+                    yield from _batch_values(batch, wanted)
 
-    def _of_tar(self, tar: str, wanted: Sequence[str], facts: bool) -> Iterator[Row]:
-        for found in self._tar(tar, wanted, facts=facts):
+    def _tar_rows(self, tar: str, wanted: Sequence[str], facts: bool) -> Iterator[Row]:
+        for found in self._tar_samples(tar, wanted, facts=facts):
             source = shown(f"{tar}/{found.key}" if found.key else tar)
-            yield _row(found.key or stem_of(tar), source, partial(_of_members, found, wanted))
+            yield _row(found.key or stem_of(tar), source, partial(_member_values, found, wanted))
 
-    def _tar(
+    def _tar_samples(
         self, tar: str, wanted: Sequence[str], *, facts: bool = False
     ) -> Iterator[TarSample | BadSampleError]:
         def wants(name: str, nbytes: int, _before: object) -> bool:
@@ -169,16 +171,16 @@ def _item(entry: Entry, *, name: str = "", extra: str = "", samples: int = 0) ->
 
 
 def stem_of(name: str) -> str:
-    """Return the name of a file without its ending."""
+    """Return the name of a file without its extension."""
     stem = tar_stem(name)
     return stem if stem != name else posixpath.splitext(name)[0]
 
 
 def find_cache(url: str) -> LatentCache:
-    """Return the cache at `url`, recognised by its files."""
+    """Return the cache at `url`, whose format is recognised by its files."""
     names_files = is_glob(url) or is_tar(url) or table_kind(url)
     if not names_files and read_manifest(shared_store(url)) is not None:
-        raise UsageError(f"{url} is a dataset of wdsprep already: wdsprep.load serves it as it is")
+        raise UsageError(f"{url} is a dataset of wdsprep already: load it with wdsprep.load")
     found = recognise(url, columns=Columns(), rows_per_item=1)
     if isinstance(found, MdsSource):
         return LatentCache(url=found.url, kind="mds")
@@ -190,7 +192,7 @@ def find_cache(url: str) -> LatentCache:
     if isinstance(found, TableSource) or is_parquet:
         return LatentCache(url=found.url, kind="parquet", pattern=getattr(found, "pattern", ""))
     raise SourceError(
-        f"{url} holds no cached latents: name MDS shards, what datasets has saved, Parquet or tars"
+        f"{url} holds no cached latents: give MDS shards, files of datasets, Parquet or tars"
     )
 
 
@@ -198,8 +200,8 @@ def _is_large(encoding: str) -> bool:
     return encoding.partition(":")[0] in ("ndarray", "bytes", "jpeg", "png", "pil")
 
 
-def _row(key: str, source: str, make: Made) -> Row:
-    """Whatever exception its values meet is of this row alone."""
+def _row(key: str, source: str, make: MakeValues) -> Row:
+    """Return a row with the values that `make` returns, or with its refusal if they are bad."""
     found = make_or_refuse(source, make)
     if isinstance(found, Refusal):
         return Row(key=key, source=source, refusal=found)
@@ -207,14 +209,14 @@ def _row(key: str, source: str, make: Made) -> Row:
     return Row(key=str(own).replace(".", "_") or key, source=source, columns=found)
 
 
-def _of_mds(shard: MdsShard, data: bytes, names: Collection[str]) -> Values:
+def _mds_values(shard: MdsShard, data: bytes, names: Collection[str]) -> Values:
     said = shard.encodings
     fields = fields_in(shard, data, names) if names else {}
     return {name: value_of(said[name], value, name) for name, value in fields.items()}
 
 
-def _readable(schema: pa.Schema, wanted: Sequence[str], facts: bool) -> list[str]:
-    """Return the columns to read: the wanted ones, and texts and numbers where `facts` are."""
+def _columns_to_read(schema: pa.Schema, wanted: Sequence[str], facts: bool) -> list[str]:
+    """Return the names of the columns to read: the wanted ones, and with `facts` all plain ones."""
     return [f.name for f in schema if f.name in wanted or (facts and not _is_nested(f.type))]
 
 
@@ -223,11 +225,13 @@ def _is_nested(kind: pa.DataType) -> bool:
     return bool(is_bytes or pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType))
 
 
-def _of_batch(batch: pa.RecordBatch, wanted: Sequence[str]) -> Iterator[Made]:
-    return (partial(_sound, row) for row in rows_in(batch, partial(_values, wanted=wanted)))
+def _batch_values(batch: pa.RecordBatch, wanted: Sequence[str]) -> Iterator[MakeValues]:
+    return (
+        partial(_raise_if_rejected, row) for row in rows_in(batch, partial(_values, wanted=wanted))
+    )
 
 
-def _sound(row: TableRow) -> Values:
+def _raise_if_rejected(row: TableRow) -> Values:
     if isinstance(row, RejectedError):
         raise row
     return row
@@ -238,12 +242,12 @@ def _values(batch: pa.RecordBatch, wanted: Sequence[str]) -> list[dict[str, Any]
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         plain = column.storage if isinstance(column, pa.ExtensionArray) else column
         is_array = name in wanted and hasattr(plain.type, "value_type")
-        found[name] = nested(plain) if is_array else plain.to_pylist()
+        found[name] = nested_arrays(plain) if is_array else plain.to_pylist()
     return [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
 
 
-def _of_members(found: TarSample | BadSampleError, wanted: Sequence[str]) -> Values:
-    """Return the values of a tar's sample: arrays, the fields of its json, and its caption."""
+def _member_values(found: TarSample | BadSampleError, wanted: Sequence[str]) -> Values:
+    """Return the values of a sample in a tar: arrays, the fields of its json, and its caption."""
     if isinstance(found, BadSampleError):
         raise RejectedError(Code.named(f"tar_{found.code}"), str(found))
     for name, nbytes in (found.unread or {}).items():
@@ -263,5 +267,5 @@ def _most_nbytes(member: str) -> int:
 
 
 def rows_of(cache: LatentCache, items: Sequence[Item], wanted: Sequence[str]) -> Iterator[Row]:
-    """Yield the rows of these files, one file after another, with the wanted columns alone."""
+    """Yield the rows of some files, one file after another, with the wanted columns alone."""
     return chain.from_iterable(cache.rows(item, wanted, facts=False) for item in items)

@@ -1,4 +1,4 @@
-"""What trainers call the columns of their caches, and what each is to us: one table."""
+"""The names that trainers give the columns of their caches, and the role of each."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from wdsprep.errors import SourceError, UsageError
-from wdsprep.text import columns as listed
-from wdsprep.text import one_of
+from wdsprep.text import check_one_of, list_columns
 
 LATENT, MEAN, LOGVAR, MEAN_STD = "latent", "mean", "logvar", "mean_std"
 EMB, POOLED, MASK = "emb", "pooled", "mask"
@@ -26,17 +25,17 @@ DTYPES = {
     "int32": 4,
     "int64": 8,
 }
-"""The dtypes that arrays may have, and the bytes of a value."""
+"""The dtypes that arrays may have, with the bytes of a value."""
 ANY = -1
-"""A side that the number of bytes tells."""
+"""A side whose length follows from the number of bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CachedColumn:
     """A column of a cache.
 
-    `dtype` and `shape` are for columns of bare bytes. `resolution` is that of the images, where
-    the name tells it.
+    `dtype` and `shape` are for columns of bare bytes. `resolution` is the one of the images, if the
+    name of the column states it.
     """
 
     role: str
@@ -46,7 +45,7 @@ class CachedColumn:
     resolution: int = 0
 
     def sides(self, nbytes: int) -> tuple[int, ...]:
-        """Return the shape of so many bytes. Raise an error where they do not fit."""
+        """Return the shape of an array of `nbytes`. Raise ValueError if none fits."""
         width = DTYPES[self.dtype]
         fixed = width * prod(side for side in self.shape if side != ANY)
         rest, over = divmod(nbytes, fixed) if fixed else (0, 0)
@@ -57,11 +56,11 @@ class CachedColumn:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Names:
+class TrainerNames:
     """The names that one trainer gives its columns: a pattern for each role.
 
-    `scale` and `shift` are those of the VAE that it is for, where that is certain. A trainer is
-    recognised by all of its columns together.
+    `scale` and `shift` are those of its VAE, if that is certain; then a trainer is recognised by
+    all of its columns together.
     """
 
     trainer: str
@@ -73,12 +72,12 @@ class Names:
 
 
 TRAINERS = (
-    Names(
+    TrainerNames(
         trainer="mosaicml/diffusion, micro_diffusion",
         patterns={LATENT: r"latents_(?P<pixels>[1-9][0-9]{0,4})", EMB: "caption_latents"},
         dtype="float16",
     ),
-    Names(
+    TrainerNames(
         trainer="PRX",
         patterns={
             MEAN_STD: "img_latent",
@@ -87,13 +86,13 @@ TRAINERS = (
             POOLED: "pooled",
         },
     ),
-    Names(
+    TrainerNames(
         trainer="MLPerf Flux.1, torchtitan",
         patterns={EMB: "t5_encodings", POOLED: "clip_encodings", MEAN: MEAN, LOGVAR: LOGVAR},
         scale=0.3611,
         shift=0.1159,
     ),
-    Names(
+    TrainerNames(
         trainer="Primus",
         patterns={
             LATENT: r"latents\.pth",
@@ -103,8 +102,8 @@ TRAINERS = (
             POOLED: r"pooled_prompt_embeds\.pth",
         },
     ),
-    Names(trainer="Sana", patterns={LATENT: "npy"}),
-    Names(
+    TrainerNames(trainer="Sana", patterns={LATENT: "npy"}),
+    TrainerNames(
         trainer="others",
         patterns={
             LATENT: r"(image_|vae_|img_)?latents?(\.npy|\.pth|\.pt)?",
@@ -116,20 +115,21 @@ TRAINERS = (
         },
     ),
 )
-"""The first of them that knows a column of latents, or else one of text, is the one."""
+"""The known trainers. The first that knows a column of latents is taken, or else one of text."""
 CAPTION_TOKENS, CELL = 77, 8
-"""Numbers that bare bytes do not say: tokens of a caption of CLIP, and pixels a side of a cell."""
+"""Sizes that bare bytes do not state: tokens of a CLIP caption, and pixels of a cell's side."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Chosen:
-    """The columns to take, by their roles, and who calls them so."""
+class ChosenColumns:
+    """The columns to import, with the scale and shift of the trainer that names them so."""
 
     columns: tuple[CachedColumn, ...]
     scale: float = 0.0
     shift: float = 0.0
 
     def of(self, role: str) -> CachedColumn | None:
+        """Return the column with a role; None if there is none."""
         return next((column for column in self.columns if column.role == role), None)
 
     @property
@@ -138,18 +138,22 @@ class Chosen:
 
 
 def parse_columns(text: str) -> tuple[CachedColumn, ...]:
-    """`latent=z:float16:4x32x32,emb=t5`: of each role a column, and of bare bytes what they are."""
+    """Parse columns such as `latent=z:float16:4x32x32,emb=t5`: a role and a name each.
+
+    Columns of bare bytes have a dtype and a shape too.
+    """
     found = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         role, equals, said = part.partition("=")
         name, dtype, sides = (*said.split(":"), "", "")[:3]
         if not equals or not name or said.count(":") > 2:
             raise UsageError(
-                f"{part!r}: write ROLE=NAME, as latent=z, or latent=z:float16:4x32x32 of bare bytes"
+                f"{part!r}: write ROLE=NAME, as latent=z, or latent=z:float16:4x32x32 for bare "
+                "bytes"
             )
-        one_of(ROLES, columns=role)
+        check_one_of(ROLES, columns=role)
         if dtype:
-            one_of(tuple(DTYPES), columns=dtype)
+            check_one_of(tuple(DTYPES), columns=dtype)
         if not re.fullmatch(r"(\d+(x\d+)*)?", sides) or bool(dtype) != bool(sides):
             raise UsageError(f"{part!r}: the shape of bare bytes is written as float16:4x32x32")
         shape = tuple(int(side) for side in sides.split("x")) if sides else ()
@@ -157,32 +161,33 @@ def parse_columns(text: str) -> tuple[CachedColumn, ...]:
     return tuple(found)
 
 
-def choose(
+def choose_columns(
     there: Sequence[str], asked: Sequence[CachedColumn], *, resolution: int, what: str
-) -> Chosen:
-    """Choose the columns to take. Raise an error that lists the columns where none is known."""
+) -> ChosenColumns:
+    """Return the columns to import. Raise an error that lists all columns if none is known."""
     for column in asked:
         if column.name not in there:
             raise UsageError(
-                f"{what} has no column {column.name!r} (--columns): it has {listed(there)}"
+                f"{what} has no column {column.name!r} (--columns): it has {list_columns(there)}"
             )
     if asked:
-        return Chosen(columns=tuple(asked))
+        return ChosenColumns(columns=tuple(asked))
     for roles in ((LATENT, MEAN, MEAN_STD), (EMB,)):
         for names in TRAINERS:
-            found = dict(_found(names, there, resolution, what))
+            found = dict(_match_columns(names, there, resolution, what))
             is_whole = len(found) == len(names.patterns)
             if any(role in found for role in roles) and (is_whole or not names.scale):
-                return _settled(names, found)
+                return _prefer_latents(names, found)
     raise SourceError(
-        f"{what} has no column that is known to hold latents or text: it has {listed(there)}; "
-        "name them, as --columns latent=NAME,emb=NAME"
+        f"{what} has no column that is known to hold latents or text: it has "
+        f"{list_columns(there)}; give them, as --columns latent=NAME,emb=NAME"
     )
 
 
-def _found(
-    names: Names, there: Sequence[str], resolution: int, what: str
+def _match_columns(
+    names: TrainerNames, there: Sequence[str], resolution: int, what: str
 ) -> Iterable[tuple[str, CachedColumn]]:
+    """Yield the role and the column of each name that a trainer uses."""
     suffix = ""
     for role, pattern in names.patterns.items():
         matches = [m for m in (re.fullmatch(pattern, name) for name in there) if m]
@@ -195,17 +200,17 @@ def _found(
             one = f"--columns {role}={matches[0][0]}"
             pixels = [match.groupdict().get("pixels") for match in matches]
             way = f"--resolution {pixels[0]}" if role == LATENT and all(pixels) else one
-            raise UsageError(f"{what} has {several}: say which are meant, as by {way}")
+            raise UsageError(f"{what} has {several}: choose one of them, as by {way}")
         for match in matches:
             pixels_said = int(match.groupdict().get("pixels") or 0)
             found = CachedColumn(role=role, name=match[0], resolution=pixels_said)
             if role == EMB:
                 suffix = match[0].partition("_")[2] if names.trainer == "PRX" else ""
-            yield role, _bare(names, found)
+            yield role, _with_dtype(names, found)
 
 
-def _bare(names: Names, column: CachedColumn) -> CachedColumn:
-    """Add dtype and shape to a column of bare bytes, which do not tell them."""
+def _with_dtype(names: TrainerNames, column: CachedColumn) -> CachedColumn:
+    """Return a column of bare bytes with its dtype and shape, which the bytes do not state."""
     if not names.dtype:
         return column
     cells = column.resolution // CELL
@@ -213,8 +218,8 @@ def _bare(names: Names, column: CachedColumn) -> CachedColumn:
     return replace(column, dtype=names.dtype, shape=shape)
 
 
-def _settled(names: Names, found: Mapping[str, CachedColumn]) -> Chosen:
-    """Latents go before their mean and variance, where there are both."""
+def _prefer_latents(names: TrainerNames, found: Mapping[str, CachedColumn]) -> ChosenColumns:
+    """Return the columns of a trainer, without mean and variance if there are latents too."""
     moments = (MEAN, LOGVAR)
     kept = [c for role, c in found.items() if LATENT not in found or role not in moments]
-    return Chosen(columns=tuple(kept), scale=names.scale, shift=names.shift)
+    return ChosenColumns(columns=tuple(kept), scale=names.scale, shift=names.shift)

@@ -1,6 +1,6 @@
-"""The arrays of the empty caption, for classifier-free guidance, as a user names them.
+"""Read the arrays of the empty caption, for classifier-free guidance, from where a user says.
 
-A cache does not hold them, but its trainer has them in files, or takes zeros.
+A cache does not hold them, but its trainer has them in files, or uses zeros.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,18 +10,18 @@ from wdsprep.dataset.arrays import Field, is_finite, text_fields
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.errors import SourceError, UsageError
-from wdsprep.importing.arrays import array_of, npy_of, stored, zeros
+from wdsprep.importing.arrays import array_of, npy_of, to_stored, zeros
 from wdsprep.importing.column_names import CachedColumn
 from wdsprep.importing.layout import MEMBERS, SIDES
 from wdsprep.store import split_url
 
 ZEROS = "zeros"
 Empty = Mapping[str, bytes]
-"""The bytes of each file, by the member that it stands for."""
+"""The bytes of the arrays of the empty caption, by the name of their member."""
 
 
 def empty_of(given: str, fields: Sequence[Field]) -> Empty:
-    """Return the text members of the empty caption.
+    """Return the arrays of the empty caption; none if nothing is given.
 
     They are given as `zeros`, or as files: `emb=t5_empty.npy,pooled=clip_empty.npy`.
     """
@@ -50,17 +50,21 @@ def _member(field: Field, path: str) -> bytes:
     store, name = split_url(path)
     data = store.read(name)
     try:
-        raw = stored(array_of(CachedColumn(role=role, name=path), data), SIDES[role])
+        raw = to_stored(array_of(CachedColumn(role=role, name=path), data), SIDES[role])
         member = npy_of(field, raw)
     except RejectedError as refused:
-        raise SourceError(f"{path} cannot stand for no caption: {refused.detail}") from refused
+        raise SourceError(
+            f"{path} cannot be the array of an empty caption ({refused.detail})"
+        ) from refused
     if not is_finite(field.dtype, raw.data):
-        raise SourceError(f"{path} cannot stand for no caption: it has values that are not finite")
+        raise SourceError(
+            f"{path} cannot be the array of an empty caption (some values are not finite)"
+        )
     return member
 
 
 def empty_setting(given: str, empty: Empty) -> dict[str, Any]:
-    """Return the entry of the settings for the empty caption."""
+    """Return the settings about the empty caption: `zeros`, or the digest of its arrays."""
     if not given:
         return {}
     said = given if given == ZEROS else DigestKind.BLAKE3.hex(b"".join(empty.values()))

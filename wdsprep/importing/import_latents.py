@@ -1,4 +1,4 @@
-"""`import`: make latents that somebody else has cached a dataset, file by file."""
+"""`import`: turn latents that another tool has cached into a dataset, file by file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from wdsprep.errors import FingerprintError, SourceError
 from wdsprep.importing.options import ImportOptions
-from wdsprep.options import taking
+from wdsprep.options import takes_options
 from wdsprep.runners.base import WorkerOptions
 from wdsprep.runners.job import JobListener
 from wdsprep.text import examples, plural, shown
@@ -38,18 +38,18 @@ class ImportBegun:
     fields: tuple[str, ...]
     """The arrays of a sample, with their dtypes and shapes."""
     bits: tuple[str, ...]
-    """The columns whose whole numbers are taken as the bits of bfloat16."""
+    """The columns whose whole numbers are read as the bits of bfloat16."""
 
 
-@taking(ImportOptions)
+@takes_options(ImportOptions)
 def import_(options: ImportOptions) -> "Outcome":
-    """Make latents that somebody else has cached in `source` the dataset `latents`.
+    """Turn latents that another tool has cached in `source` into the dataset `latents`.
 
         imported = wdsprep.import_("cache-mds", "shards/latents-256")
         wdsprep.load("shards/latents-256", global_batch=64)
 
-    The options are those of `wdsprep import`. Interrupted or killed, the same call goes on where it
-    was.
+    The options are those of `wdsprep import`. After an interrupt or a kill, the same call goes on
+    where it was.
     """
     from wdsprep.dataset.digests import DigestKind
     from wdsprep.dataset.state import read_format
@@ -89,8 +89,8 @@ def import_(options: ImportOptions) -> "Outcome":
     edition, manifest = open_dataset_to_write(
         latents, "latents", settings, overwrite=options.overwrite
     )
-    wanted, pending, manifest = _left_to_do(edition, manifest, cache, shards, options.limit)
-    listener.begun(_begun(cache, items, plan))
+    wanted, pending, manifest = _find_pending(edition, manifest, cache, shards, options.limit)
+    listener.begun(_summarise(cache, items, plan))
     work = ImportWork(
         cache=cache,
         plan=plan,
@@ -127,13 +127,13 @@ def _plan(
     sizes: "tuple[Size, ...]",
     text_length: int,
 ) -> "ImportPlan":
-    """Settled by the first rows of the first files."""
+    """Plan the import from the first rows of the first files."""
     from wdsprep.importing.cache import rows_of
-    from wdsprep.importing.column_names import choose
+    from wdsprep.importing.column_names import choose_columns
     from wdsprep.importing.layout import settle_plan
 
     what = f"{cache.url}/{shown(items[0].name)}"
-    chosen = choose(cache.columns(items[0]), asked, resolution=resolution, what=what)
+    chosen = choose_columns(cache.columns(items[0]), asked, resolution=resolution, what=what)
     rows = rows_of(cache, items[:PROBED_FILES], chosen.names)
     return settle_plan(
         chosen, rows, text_length=text_length, sizes=sizes, resolution=resolution, what=what
@@ -143,7 +143,7 @@ def _plan(
 def _shards(
     cache: "LatentCache", items: "Sequence[Item]", resolution: int, kind: "DigestKind"
 ) -> "tuple[ImageShard, ...]":
-    """Return the files as units. Their latents go into the folder of the resolution."""
+    """Return the files of the cache as units of work, whose names begin with the resolution."""
     from wdsprep.encoding.image_shards import ImageShard
     from wdsprep.importing.cache import stem_of
 
@@ -153,27 +153,31 @@ def _shards(
         stem = stem_of(item.name)
         if shown(stem) != stem:
             raise SourceError(
-                f"{cache.url}/{shown(stem)}: the name of this file is not UTF-8: rename it"
+                f"{cache.url}/{shown(stem)} has a name that is not UTF-8: rename the file"
             )
         folder = f"{resolution}/"
         name, key = folder + stem.removeprefix(folder), stem.replace(".", "_")
         if name in found or key in keys:
             raise SourceError(
-                f"{cache.url}/{item.name} would have the name of another file here: rename it"
+                f"{cache.url}/{item.name} and another file would have the same name here: rename "
+                "one"
             )
         keys.add(key)
         found[name] = ImageShard(name=name, item=item, kind=kind)
     return tuple(found.values())
 
 
-def _left_to_do(
+def _find_pending(
     edition: "Edition",
     manifest: "Manifest",
     cache: "LatentCache",
     shards: "tuple[ImageShard, ...]",
     limit: int,
 ) -> "tuple[tuple[ImageShard, ...], list[ImageShard], Manifest]":
-    """Files wanted minus receipts present; one that an earlier limit has cut is done anew."""
+    """Return the files that are wanted, those not imported yet, and the manifest.
+
+    Units of files that an earlier limit had cut are removed, and imported again.
+    """
     from wdsprep.encoding.image_shards import ImageShards
     from wdsprep.encoding.pending import pending_shards, remove_stale_units
 
@@ -182,9 +186,9 @@ def _left_to_do(
     now = {shard.name: shard.whole_input for shard in shards}
     if changed := [unit for unit, made in done.items() if now.get(unit) != made.partition(":")[0]]:
         raise FingerprintError(
-            f"{edition.store.url} was made of other files: {plural(len(changed), 'file')} of "
+            f"{edition.store.url} was made of other files, as {plural(len(changed), 'file')} of "
             f"{cache.url} changed or went away since, or has another date ({examples(changed)}): "
-            "name another place for the new latents, or let --overwrite start over"
+            "give another place for the new latents, or start over with --overwrite"
         )
     known = ImageShards(
         url=cache.url,
@@ -209,7 +213,7 @@ def _runner(
     return runner_for(options, len(pending), nbytes, told=listener.told, name="import")
 
 
-def _begun(cache: "LatentCache", items: "Sequence[Item]", plan: "ImportPlan") -> ImportBegun:
+def _summarise(cache: "LatentCache", items: "Sequence[Item]", plan: "ImportPlan") -> ImportBegun:
     return ImportBegun(
         kind=cache.kind,
         files=len(items),

@@ -1,8 +1,9 @@
-"""What every sample of a cache will be here, settled by its first rows: columns, arrays, settings.
+"""Decide from the first rows of a cache which arrays and settings its dataset gets.
 
-All samples of a dataset have arrays of one dtype and shape, so what the first rows have is what all
-have to have; a sample that differs is a reject. One array of text may be as long as its caption is,
-up to the length of its mask or of `--text-length`. Latents may be of any shape of `--shapes`.
+All samples of a dataset have arrays of the same dtypes and shapes. So all samples must have what
+the first rows have; a sample that differs is a reject. One array of text may be as long as its
+caption, up to the length of its mask or of `--text-length`. Latents may have any shape of
+`--shapes`.
 """
 
 from collections import Counter
@@ -20,7 +21,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.shapes import Size
 from wdsprep.errors import FormatError, SourceError, UsageError
-from wdsprep.importing.arrays import BITS, array_of, npy_of, one_behind_other, stored, with_logvar
+from wdsprep.importing.arrays import BITS, array_of, join_moments, npy_of, std_to_logvar, to_stored
 from wdsprep.importing.cache import Row
 from wdsprep.importing.column_names import (
     CELL,
@@ -31,28 +32,28 @@ from wdsprep.importing.column_names import (
     MEAN,
     MEAN_STD,
     POOLED,
-    Chosen,
+    ChosenColumns,
 )
 from wdsprep.sources import make_or_refuse
 from wdsprep.sources.tables import RawArray
 
 LOOKED_AT = 64
-"""Rows that settle it."""
+"""The number of rows that decide."""
 SIDES = {LATENT: 3, MEAN: 3, LOGVAR: 3, MEAN_STD: 3, EMB: 2, POOLED: 1, MASK: 1}
-"""The number of dimensions of the array of a role, without that of a batch."""
+"""The number of dimensions of the arrays with a role, without the one of a batch."""
 MEMBERS = {EMB: EMB_NPY, POOLED: POOLED_NPY, MASK: MASK_NPY}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImportPlan:
-    """The columns to take of each row, and the fields that they become."""
+    """The columns to import from each row, and the fields that they become."""
 
-    chosen: Chosen
+    chosen: ChosenColumns
     fields: tuple[Field, ...]
     bits: tuple[str, ...] = ()
     """The columns whose whole numbers are the bits of bfloat16."""
     sizes: tuple[Size, ...] = ()
-    """The sizes of the images, where latents are of several shapes."""
+    """The sizes of the images, if latents have several shapes."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -62,7 +63,10 @@ class ImportPlan:
 def members_of(
     fields: Iterable[Field], arrays: Mapping[str, RawArray]
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield the arrays of a sample as members. Refuse one that does not fit its field."""
+    """Yield the name and the bytes of the member of each field.
+
+    Raise RejectedError if an array does not fit its field or is not finite.
+    """
     for field in fields:
         raw = arrays[field.name]
         data = npy_of(field, raw)
@@ -71,26 +75,26 @@ def members_of(
         yield field.name, data
 
 
-def arrays_in(chosen: Chosen, columns: Mapping[str, Any]) -> dict[str, RawArray]:
-    """Return the arrays of a sample under our names of members."""
+def arrays_in(chosen: ChosenColumns, columns: Mapping[str, Any]) -> dict[str, RawArray]:
+    """Return the arrays of a row, by the names that they have as members."""
     found: dict[str, RawArray] = {}
     for column in chosen.columns:
         value = columns.get(column.name)
         if value is None:
             raise RejectedError(Code.NO_ARRAY, f"it has no {column.name}")
-        found[column.role] = stored(array_of(column, value), SIDES[column.role])
+        found[column.role] = to_stored(array_of(column, value), SIDES[column.role])
     members = {MEMBERS[role]: raw for role, raw in found.items() if role in MEMBERS}
     if LATENT in found:
         members[LATENT_NPY] = found[LATENT]
     elif MEAN_STD in found:
-        members[LATENT_NPY] = with_logvar(found[MEAN_STD])
+        members[LATENT_NPY] = std_to_logvar(found[MEAN_STD])
     elif MEAN in found:
-        members[LATENT_NPY] = one_behind_other(found[MEAN], found[LOGVAR])
+        members[LATENT_NPY] = join_moments(found[MEAN], found[LOGVAR])
     return members
 
 
 def settle_plan(
-    chosen: Chosen,
+    chosen: ChosenColumns,
     rows: Iterable[Row],
     *,
     text_length: int,
@@ -98,10 +102,13 @@ def settle_plan(
     resolution: int = 0,
     what: str,
 ) -> ImportPlan:
-    """Derive the plan from the first rows, of which at least one has to be sound."""
+    """Return the plan of an import, as the first rows demand.
+
+    Raise an error if none of them can be imported.
+    """
     if (chosen.of(MEAN) is None) != (chosen.of(LOGVAR) is None):
         raise SourceError(
-            f"{what} has mean or logvar without the other: name a column of latents, as --columns "
+            f"{what} has mean or logvar without the other: give a column of latents, as --columns "
             "latent=NAME"
         )
     sound: list[dict[str, RawArray]] = []
@@ -119,8 +126,8 @@ def settle_plan(
             sound.append(found)
             bits = bits or _bits(chosen, row.columns)
     if not sound:
-        why = why or "it holds no rows"
-        raise SourceError(f"{what}: none of its first rows can be taken: {why}")
+        why = why or "it has no rows"
+        raise SourceError(f"none of the first rows of {what} can be imported ({why})")
     names = [n for n in (LATENT_NPY, *MEMBERS.values()) if n in sound[0]]
     try:
         fields = [_field(name, sound, text_length) for name in names]
@@ -137,7 +144,7 @@ def settle_plan(
 
 
 def _cell(sound: Sequence[Mapping[str, RawArray]], sizes: Sequence[Size], what: str) -> int:
-    """Return the pixels per latent cell with which most latents have a shape of the list."""
+    """Return the pixels per cell with which most latents have a shape of the list."""
     shapes = [arrays[LATENT_NPY].shape for arrays in sound if LATENT_NPY in arrays]
     if not shapes:
         raise UsageError(f"{what} holds text alone, which has no shapes: leave out --shapes")
@@ -149,14 +156,14 @@ def _cell(sound: Sequence[Mapping[str, RawArray]], sizes: Sequence[Size], what: 
     if not whole:
         first = " x ".join(map(str, shapes[0]))
         raise UsageError(
-            f"{what}: latents of {first} are of no shape of --shapes, however many pixels a cell "
-            "is: give those that its images had"
+            f"latents of {first} in {what} fit no size in --shapes, whatever the pixels per cell: "
+            "give the sizes that its images had"
         )
     return max(whole, key=lambda cell: (found[cell], -cell))
 
 
 def size_of(arrays: Mapping[str, RawArray], settings: Mapping[str, Any]) -> Size:
-    """Return the size in pixels of the encoded image; (0, 0) where there are no latents."""
+    """Return the width and height in pixels of an encoded image; (0, 0) without latents."""
     raw, (field, *_) = arrays.get(LATENT_NPY), fields_of(settings["layout"])
     if raw is None or len(raw.shape) != SIDES[LATENT]:
         return 0, 0
@@ -164,7 +171,7 @@ def size_of(arrays: Mapping[str, RawArray], settings: Mapping[str, Any]) -> Size
     return raw.shape[2] * cell, raw.shape[1] * cell
 
 
-def _bits(chosen: Chosen, columns: Mapping[str, Any]) -> tuple[str, ...]:
+def _bits(chosen: ChosenColumns, columns: Mapping[str, Any]) -> tuple[str, ...]:
     arrays = ((column.name, array_of(column, columns[column.name])) for column in chosen.columns)
     return tuple(name for name, array in arrays if array.dtype == BITS)
 
@@ -184,7 +191,9 @@ def _field(name: str, sound: Sequence[Mapping[str, RawArray]], text_length: int)
             "that any caption has"
         )
     if max(lengths) > most:
-        raise UsageError(f"{name} has {max(lengths)} tokens, more than --text-length {most}")
+        raise UsageError(
+            f"{name} has {max(lengths)} tokens: give --text-length {max(lengths)} or more"
+        )
     shape = (most, *first.shape[1:])
     return Field(name=name, dtype=first.dtype, shape=shape, is_variable=True)
 
@@ -197,11 +206,11 @@ def _mask_length(arrays: Mapping[str, RawArray]) -> int:
 def _check(fields: Sequence[Field], what: str) -> None:
     for field in fields:
         if field.name == LATENT_NPY and (len(field.shape) != 3 or 0 in field.shape):
-            raise SourceError(f"{what}: latents of {field} are no channels of cells")
+            raise SourceError(f"latents of {field} in {what} are not channels of rows of cells")
         if field.name == LATENT_NPY and field.shape[1] != field.shape[2]:
             raise SourceError(
-                f"{what}: latents of {field} are no squares: say of which shapes its images were, "
-                "as by --shapes sdxl"
+                f"latents of {field} in {what} are not squares: give the sizes of its images, as "
+                "by --shapes sdxl"
             )
     try:
         layout(fields)
@@ -210,25 +219,29 @@ def _check(fields: Sequence[Field], what: str) -> None:
 
 
 def resolution_of(plan: ImportPlan, given: int, what: str) -> int:
-    """Return the resolution of the images: the one given, or the one in the column's name."""
+    """Return the resolution of the images: the given one, or the one in the name of the column."""
     column = plan.chosen.of(LATENT)
     named = column.resolution if column else 0
     if given and named and given != named:
-        raise UsageError(f"{what} has {column.name if column else ''}, not --resolution {given}")
+        raise UsageError(
+            f"{what} has {column.name if column else ''}, which is for resolution "
+            f"{named}: give "
+            f"--resolution {named} instead of {given}, or choose another column with --columns"
+        )
     if resolution := given or named:
         side = plan.fields[0].shape[-1]
         if plan.fields[0].name == LATENT_NPY and resolution % side:
             raise UsageError(
-                f"--resolution {resolution} is no whole number of pixels for each of the {side} "
-                f"cells a side of {plan.fields[0]}"
+                f"--resolution {resolution} is not a multiple of {side}, the cells per side of "
+                f"{plan.fields[0]}: give the pixels per side that its images had"
             )
         return resolution
     if plan.fields[0].name != LATENT_NPY:
         raise UsageError(f"{what} holds text alone: give --resolution, which names its folder")
     side = plan.fields[0].shape[-1]
     raise UsageError(
-        f"nothing in {what} says of how many pixels its images were: give --resolution, such as "
-        f"{side * CELL} where each of the {side} cells a side is {CELL} pixels"
+        f"{what} does not state how many pixels its images had: give --resolution, such as "
+        f"{side * CELL} if each of the {side} cells per side is {CELL} pixels"
     )
 
 
@@ -243,7 +256,7 @@ def settings_of(
 ) -> dict[str, Any]:
     """Return the settings of the dataset, as far as they are known.
 
-    How its latents were made is not known. But a loader has to know how moments are scaled.
+    They do not say how the latents were made, but how a loader has to scale moments.
     """
     chosen = plan.chosen
     names = {field.name for field in plan.fields}
@@ -264,18 +277,18 @@ def settings_of(
         settings |= _scaling(chosen, scale, shift)
     elif scale is not None or shift is not None:
         raise UsageError(
-            "--scale and --shift are for means and variances, of which a loader makes latents: "
-            "latents are taken as they are"
+            "--scale and --shift are for means and variances, and this cache has latents, which "
+            "are used as they are: leave both out"
         )
     return settings
 
 
-def _scaling(chosen: Chosen, scale: float | None, shift: float | None) -> dict[str, float]:
-    """Return the scale and the shift of the VAE. Caches hold its outputs unscaled."""
+def _scaling(chosen: ChosenColumns, scale: float | None, shift: float | None) -> dict[str, float]:
+    """Return the scale and the shift of the VAE, whose outputs caches hold unscaled."""
     known = scale if scale is not None else chosen.scale
     if not known:
         raise UsageError(
-            "give --scale and --shift of the VAE, by which a loader makes latents of its means and "
-            "variances: 0.3611 and 0.1159 of Flux.1, 0.18215 and 0 of SD"
+            "a loader scales latents that it draws from means and variances: give --scale and "
+            "--shift of the VAE, 0.3611 and 0.1159 for Flux.1, 0.18215 and 0 for SD"
         )
     return {"scale": known, "shift": chosen.shift if shift is None else shift}

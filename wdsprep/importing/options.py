@@ -1,4 +1,4 @@
-"""What `import_` is given."""
+"""The options of `import_`."""
 
 import os
 from dataclasses import KW_ONLY, dataclass, field
@@ -27,37 +27,37 @@ def _say_columns(before: dict[str, str] | None, now: dict[str, str]) -> str:
 
 @dataclass(frozen=True)
 class ImportOptions(WorkerOptions, ListenedOptions):
-    """Options of `import_`."""
+    """The options of `import_`."""
 
     unit_noun: ClassVar[str] = "file"
 
     source: "str | os.PathLike[str]" = field(
         metadata=about(
-            "The cache to take in.",
+            "The cache to import.",
             is_place=True,
             settings={"source": SettingWords(say=_say_source, rank=ABOVE)},
         )
     )
     latents: "str | os.PathLike[str]" = field(
-        metadata=about("Where the dataset goes.", is_place=True)
+        metadata=about("The folder or URL of the new dataset.", is_place=True)
     )
     _: KW_ONLY
     resolution: int = field(
         default=0,
         metadata=about(
-            "Say of how many pixels a side the images were.",
+            "Set how many pixels the sides of the images had.",
             COLUMNS,
             least=0,
-            usual="what the name of a column says",
+            usual="from the name of a column",
             example="256",
-            page="how many pixels a side the images had, if no name of a column says it",
+            page="how many pixels the sides of the images had, if no name of a column says it",
         ),
     )
     shapes: ShapesGiven = field(
         default="",
         metadata=about(
-            "Take latents of all these shapes, as --shapes of encode lists them; others are "
-            "rejects. Without it all are squares of one size.",
+            "Import latents of all these shapes, which are listed as for encode; others are "
+            "rejects. Without this option all latents are squares of one size.",
             COLUMNS,
             read=check_shapes_option,
             metavar="FILE|sdxl|nearest:STEP,MAX",
@@ -68,8 +68,8 @@ class ImportOptions(WorkerOptions, ListenedOptions):
     columns: str = field(
         default="",
         metadata=about(
-            "Take these: a latent, or a mean and a logvar, an emb, a pooled and a mask, such as "
-            "latent=z,emb=t5. Of bare bytes say what they are: latent=z:float16:4x32x32.",
+            "Import these columns, such as latent=z,emb=t5; roles are latent, mean, logvar, "
+            "mean_std, emb, pooled and mask. For bare bytes: latent=z:float16:4x32x32.",
             COLUMNS,
             metavar="ROLE=NAME,...",
             usual="recognised",
@@ -86,8 +86,7 @@ class ImportOptions(WorkerOptions, ListenedOptions):
     text_length: int = field(
         default=0,
         metadata=about(
-            "Say how many tokens the longest caption may have, where text is stored as long as "
-            "it is.",
+            "Set how many tokens the longest caption may have, if the length of text varies.",
             COLUMNS,
             least=0,
             usual="the length of the mask",
@@ -99,9 +98,9 @@ class ImportOptions(WorkerOptions, ListenedOptions):
     scale: float | None = field(
         default=None,
         metadata=about(
-            "Say by what latents are multiplied that are drawn from a mean and a logvar.",
+            "Multiply latents that are drawn from a mean and a logvar by this number.",
             COLUMNS,
-            usual="of Flux.1 where the names are MLPerf's",
+            usual="that of Flux.1 if the columns are named as in MLPerf",
             example="N",
             page="for means and variances: the number by which the VAE's latents are multiplied",
         ),
@@ -109,7 +108,7 @@ class ImportOptions(WorkerOptions, ListenedOptions):
     shift: float | None = field(
         default=None,
         metadata=about(
-            "Say what is subtracted from them before.",
+            "Subtract this number from them before that.",
             COLUMNS,
             example="N",
             page="the number that is subtracted from them before",
@@ -118,7 +117,7 @@ class ImportOptions(WorkerOptions, ListenedOptions):
     empty: str = field(
         default="",
         metadata=about(
-            "Say what stands for a caption that a loader leaves out: zeros, or these arrays, as "
+            "Use these arrays for a caption that a loader leaves out: zeros, or files such as "
             "emb=t5_empty.npy,pooled=clip_empty.npy.",
             COLUMNS,
             metavar="zeros|ROLE=FILE,...",

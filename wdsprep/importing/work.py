@@ -1,4 +1,4 @@
-"""What a worker of `import` is made from, without loading what it works with."""
+"""The work of `import` as workers receive it, without the packages that a worker needs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class ImportWork:
     """The work of an import, which can be pickled.
 
-    A unit is an `ImageShard` that is a file of the cache.
+    Its units are `ImageShard`s, each of which is a file of the cache.
     """
 
     cache: LatentCache
@@ -24,10 +24,10 @@ class ImportWork:
     latents: str
     settings: Settings
     edition: str = ""
-    """The mark of the dataset's."""
+    """The mark of the dataset's edition."""
     caption_col: str = ""
     empty: Mapping[str, bytes] = field(default_factory=dict)
-    """The arrays of the empty caption by their members, where the user gives them."""
+    """The arrays of the empty caption by the name of their member, if the user gives them."""
 
     def open(self) -> "ImportWorker":
         from wdsprep.importing.worker import ImportWorker  # torch: for workers alone

@@ -1,4 +1,4 @@
-"""The work of `import`: one file of a cache becomes a latent shard, rejects, and last a receipt."""
+"""The worker of `import`: it makes a latent shard, rejects and last a receipt of one file."""
 
 import time
 from collections.abc import Generator, Mapping
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 
 class ImportWorker:
+    """A worker that imports the files of a cache, one after another."""
+
     def __init__(self, work: "ImportWork") -> None:
         self._work = work
         self._edition = Edition(store=open_store(work.latents), mark=work.edition)
@@ -42,7 +44,7 @@ class ImportWorker:
             self._empty = put_empty(self._edition, fields, lambda f: work.empty[f.name], kind)
 
     def __call__(self, shard: ImageShard) -> Generator[RunProgress, None, Receipt]:
-        """Write all of a file, its receipt last."""
+        """Import one file: write its shard and rejects, and its receipt last. Yield progress."""
         work, item = self._work, shard.item
         if done := find_receipt(self._edition.store, shard.name, shard.input, work.settings):
             return done
@@ -70,7 +72,7 @@ class ImportWorker:
         output.add_members(row.key, members, cut=False, shape=shape)
 
     def _members(self, row: Row) -> tuple[str, list[tuple[str, bytes]]]:
-        """Return the members of a sample, and its shape where the dataset has several."""
+        """Return the shape and the members of a sample. The shape is empty if all are squares."""
         plan = self._work.plan
         arrays = arrays_in(plan.chosen, row.columns)
         size = size_of(arrays, self._work.settings)

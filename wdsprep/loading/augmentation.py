@@ -29,7 +29,7 @@ from wdsprep.loading.memory import Batch
 from wdsprep.loading.sample_layout import batch_name
 from wdsprep.loading.wanted_arrays import TEXTS, check_once
 from wdsprep.loading.where import shorten_for_state
-from wdsprep.text import brief, plural, real
+from wdsprep.text import brief, plural, real_number
 
 if TYPE_CHECKING:
     from wdsprep.encoding.on_the_fly.encoding import PreparedSample
@@ -265,7 +265,7 @@ def _normalise_weights(captions: Mapping[str, float]) -> tuple[tuple[str, float]
     for name, weight in captions.items():
         if not isinstance(name, str):
             raise UsageError(f"captions {name!r}: names are texts, as in {{'alt': 1, 'long': 4}}")
-        if not 0 <= real(f"the weight of captions {name!r}", weight) < float("inf"):
+        if not 0 <= real_number(f"the weight of captions {name!r}", weight) < float("inf"):
             raise UsageError(f"captions {name!r}: {weight} is no weight: give 0 or more")
     weights = {name: Fraction(float(captions[name])) for name in sorted(captions) if captions[name]}
     if captions and not weights:

@@ -57,9 +57,9 @@ from wdsprep.loading.sample_layout import batch_name
 from wdsprep.loading.shard_access.cache import CacheDir, open_cache_dir
 from wdsprep.loading.where import select_where
 from wdsprep.loading.whole_batch import WholeBatch
-from wdsprep.options import taking
+from wdsprep.options import takes_options
 from wdsprep.store import shared_store
-from wdsprep.text import brief, plural, whole
+from wdsprep.text import brief, plural, whole_number
 
 if TYPE_CHECKING:
     from wdsprep.encoding.on_the_fly.encoding import Encoding
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 NumberedBatches = Iterator[tuple[int, dict[str, Any]]]
 
 
-@taking(LoadOptions)
+@takes_options(LoadOptions)
 def load(options: LoadOptions) -> "Loader":
     """Return a loader of a dataset or of a mixture of several.
 
@@ -259,7 +259,7 @@ class Loader(IterableDataset[dict[str, Any]]):
 
     @step.setter
     def step(self, step: int) -> None:
-        step = whole("step", step)
+        step = whole_number("step", step)
         self._plan.order.check(step, rank=self._plan.rank, world=self._plan.world)
         if (step * self._unit, None) != (self._place, self._worker):
             self._move(step * self._unit, None)

@@ -26,7 +26,7 @@ from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.loading.datasets import Dataset
 from wdsprep.loading.order.mixing import StreamAmount
 from wdsprep.loading.subsets import select_shards, split_by_shape
-from wdsprep.options import Options, about, suggesting
+from wdsprep.options import Options, about, refuse_unknown_options
 from wdsprep.store import open_store
 from wdsprep.store.base import Entry, Store
 from wdsprep.text import command, plural
@@ -38,7 +38,7 @@ Place = str | os.PathLike[str]
 Places = Place | Sequence[Place] | None
 
 
-@suggesting
+@refuse_unknown_options
 @dataclass(frozen=True)
 class Stream(Options):
     """One of the datasets that a loader mixes.

@@ -13,7 +13,7 @@ from wdsprep.errors import UsageError
 from wdsprep.limits import MAX_AREA
 from wdsprep.loading.order import RUN
 from wdsprep.options import Options, about
-from wdsprep.text import brief, real, texts, whole
+from wdsprep.text import brief, check_texts, real_number, whole_number
 
 if TYPE_CHECKING:
     import torch
@@ -30,17 +30,17 @@ Pool = tuple[int, int]
 def _fields(given: Any) -> Iterable[str]:
     if not isinstance(given, Iterable):
         raise UsageError(f"{brief(given)}: give names, such as ('latent', 'txt')")
-    return given if isinstance(given, str) else texts(given)
+    return given if isinstance(given, str) else check_texts(given)
 
 
 def _rate(given: Any) -> float:
-    if not 0 <= real("", given) <= 1:
+    if not 0 <= real_number("", given) <= 1:
         raise UsageError(f"{brief(given)}: a rate is from 0 to 1")
     return float(given)
 
 
 def _side(given: Any) -> int:
-    if (side := whole("", given)) < 0:
+    if (side := whole_number("", given)) < 0:
         raise UsageError(f"{brief(given)}: give the side of a crop, or 0 for none")
     return side
 
@@ -66,7 +66,7 @@ def _device(given: Any) -> "torch.device":
 
 def _pool(given: Any) -> Pool:
     try:
-        least, most = (whole("", number) for number in given)
+        least, most = (whole_number("", number) for number in given)
     except (TypeError, ValueError, UsageError):
         least, most = 1, 0
     if not 1 <= least <= most:

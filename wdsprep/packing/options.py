@@ -18,11 +18,11 @@ from wdsprep.errors import UsageError
 from wdsprep.fetch.options import DOWNLOADING, FetchOptions, FetchRules
 from wdsprep.images import HEADING, ImageOptions, Limits, Recode, jpeg_quality
 from wdsprep.limits import MAX_DOWNLOAD_NBYTES, MAX_NBYTES
-from wdsprep.options import Options, about, stated
+from wdsprep.options import Options, about, options_in_settings
 from wdsprep.packing import HASHES
 from wdsprep.runners.base import WorkerRangeOptions
 from wdsprep.runners.options import OUTPUT, TRACK, ListenedOptions, limit, overwrite
-from wdsprep.text import brief, names, size
+from wdsprep.text import brief, parse_names, parse_size
 
 if TYPE_CHECKING:
     from wdsprep.packing.filters import Filter
@@ -61,7 +61,8 @@ class Digest:
         """`md5`, `COLUMN:md5`, or img2dataset's `["COLUMN","md5"]`."""
         if isinstance(given, cls):
             return given
-        pair = names(given) if not isinstance(given, str) or given.startswith(("[", "(")) else ()
+        is_listed = not isinstance(given, str) or given.startswith(("[", "("))
+        pair = parse_names(given) if is_listed else ()
         column, _, kind = str(given).rpartition(":")
         column, kind = pair if len(pair) == 2 else (column or kind, kind)
         if kind not in HASHES:
@@ -97,7 +98,7 @@ class ShardSizes(Options):
         metadata=about(
             "Begin another shard before one has more bytes.",
             OUTPUT,
-            read=size,
+            read=parse_size,
             least=1,
             metavar="SIZE",
             usual=True,
@@ -106,7 +107,7 @@ class ShardSizes(Options):
 
     @cached_property
     def max_shard_nbytes(self) -> int:
-        return size(self.max_shard_size)
+        return parse_size(self.max_shard_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +141,7 @@ class PackRules(ShardSizes, ImageOptions):
         metadata=about(
             "Reject images of more bytes than this.",
             IMAGES,
-            read=size,
+            read=parse_size,
             metavar="SIZE",
             usual="250MB; of a download 50MB",
             code=Code.TOO_MANY_BYTES,
@@ -196,7 +197,7 @@ class PackRules(ShardSizes, ImageOptions):
         metadata=about(
             "Keep only these columns or fields beside the caption.",
             COLUMNS,
-            read=names,
+            read=parse_names,
             metavar="A,B,...",
             usual="all",
             example="a,b",
@@ -278,7 +279,7 @@ class PackRules(ShardSizes, ImageOptions):
 
     @cached_property
     def max_nbytes(self) -> int:
-        return size(self.max_bytes) or MAX_NBYTES
+        return parse_size(self.max_bytes) or MAX_NBYTES
 
     @cached_property
     def limits(self) -> Limits:
@@ -303,7 +304,8 @@ class PackRules(ShardSizes, ImageOptions):
     @cached_property
     def kept(self) -> tuple[str, ...] | None:
         """The facts that go into a shard; None is all of them."""
-        return None if self.save_additional_columns is None else names(self.save_additional_columns)
+        given = self.save_additional_columns
+        return None if given is None else parse_names(given)
 
     @property
     def columns(self) -> "Columns":
@@ -383,7 +385,7 @@ class PackOptions(WorkerRangeOptions, FetchOptions, PackRules, ListenedOptions):
 
     @property
     def fetching(self) -> FetchRules:
-        return self.rules(size(self.max_bytes) or MAX_DOWNLOAD_NBYTES)
+        return self.rules(parse_size(self.max_bytes) or MAX_DOWNLOAD_NBYTES)
 
 
 def settings_of(
@@ -411,7 +413,7 @@ def settings_of(
         "reencode": f"jpg:{options.recode.quality}" if options.recode else "",
         "samples_per_shard": options.samples_per_shard,
         "source": source,
-        **stated(options),
+        **options_in_settings(options),
     }
     if options.kept is not None:
         found["save_additional_columns"] = list(options.kept)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from wdsprep.errors import UsageError
 from wdsprep.fetch.options import DOWNLOADING
-from wdsprep.options import given_under, taking
+from wdsprep.options import options_given_under, takes_options
 from wdsprep.packing.options import PackOptions, PackRules, settings_of
 from wdsprep.runners.base import with_runner
 from wdsprep.runners.track import track_run
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from wdsprep.runners.run import Outcome
 
 
-@taking(PackOptions)
+@takes_options(PackOptions)
 def pack(options: PackOptions) -> "Outcome":
     """Pack the images of `source` into the dataset `images`, by resolution.
 
@@ -59,7 +59,7 @@ def pack(options: PackOptions) -> "Outcome":
         raise UsageError(
             f"{source} is no table of URLs: --retry-rejected has nothing to fetch there"
         )
-    if not has_urls and (idle := given_under(options, DOWNLOADING)):
+    if not has_urls and (idle := options_given_under(options, DOWNLOADING)):
         listener.told(f"{source} holds no URLs to fetch: {', '.join(idle)} changes nothing here")
     check_apart(found.url if is_glob(source) else source, images)
     seen = survey_source(found, options.limit, lambda count: listener.listed(source, count, 0))

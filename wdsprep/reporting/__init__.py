@@ -1,15 +1,15 @@
 """What a dataset is, to show: `inspect`, `card`, and the page of `report`.
 
-`overview` is what a manifest tells of a dataset: `inspect` shows it beside one sample, `card` as
-the README of datasets on the Hugging Face hub, and `plan` reckons with it. The page of a report is
-for people to look at, and needs nothing but a browser:
+`overview` is what the manifest of a dataset tells: `inspect` shows it, or one sample, `card` makes
+the README of datasets on the Hugging Face hub with it, and `plan` calculates with it. The page of a
+report is for people to look at, and needs nothing but a browser:
 
-1. `facts` are what can be told: counts from receipts, the rest from some samples, some rejects and
-   the times of the receipts. No shard is read whole.
-2. `sheet` has the samples to show: picked by chance, read where they lie, with their latents.
-3. `page` writes both down, and escapes everything that comes from data.
+1. `facts` collects what the page states: counts from receipts, the rest from some samples, some
+   rejects and the times of the receipts. No shard is read whole.
+2. `sheet` has the samples to show: picked by chance, read where they are, with their latents.
+3. `page` writes both as HTML, and escapes everything that comes from data.
 
-`options` are what `inspect`, `report` and `card` are given.
+`options` has the options of `inspect`, `report` and `card`.
 
 In: Datasets.
 Out: An overview, one sample, one HTML page, or a page of Markdown.
@@ -19,7 +19,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from wdsprep.options import Place, taking_datasets
+from wdsprep.options import Place, takes_datasets
 from wdsprep.reporting.options import ReportOptions
 from wdsprep.runners.job import JobListener
 from wdsprep.store import split_url
@@ -28,7 +28,7 @@ from wdsprep.text import NotebookTable
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WrittenReport(NotebookTable):
-    """A report that was written: where it is, its size, and how many samples it shows."""
+    """A report that was written: its path or URL, its size, and the number of its samples."""
 
     output: str
     nbytes: int
@@ -38,21 +38,21 @@ class WrittenReport(NotebookTable):
 ReportListener = JobListener
 
 
-@taking_datasets(ReportOptions)
+@takes_datasets(ReportOptions)
 def report(datasets: Sequence[Place], options: ReportOptions) -> WrittenReport:
     """Write a report on `datasets` as one HTML file.
 
-    They are at most one dataset of images, and any latents made of them. `output` is a path, or
-    a URL of a bucket or the hub.
+    `datasets` are at most one dataset of images, and any latents made of them. `output` is a
+    path, or a URL of a bucket or the hub.
 
         written = wdsprep.report("shards/images", "shards/latents-256", output="report.html")
 
-    Of each bucket, `samples` are shown, picked by `seed`. Latents are decoded with `model`, by
-    default the one they were made with where it is on this machine; `none` decodes nothing, and
-    nothing is ever fetched. Images of more than `max_area` pixels are not shown. `duplicates`
-    is a table that `wdsprep.duplicates` has written of the images: some groups of copies are
-    shown side by side. An earlier report is replaced; `yes` replaces any other file too. The
-    same datasets, table, seed and model give the same bytes.
+    The report shows `samples` of each bucket, picked by `seed`. Latents are decoded with
+    `model`, by default the model that made them if it is on this machine; `none` decodes
+    nothing, and nothing is ever fetched. Images of more than `max_area` pixels are not shown.
+    `duplicates` is a table of copies among the images that `wdsprep.duplicates` has written:
+    some groups are shown side by side. An earlier report is replaced; `yes` replaces any other
+    file too. The same datasets, table, seed and model give the same bytes.
     """
     from wdsprep.reporting.facts.datasets import check_output, open_all
     from wdsprep.reporting.facts.gather import gather, plan_of
@@ -62,7 +62,7 @@ def report(datasets: Sequence[Place], options: ReportOptions) -> WrittenReport:
     opened = open_all([os.fspath(dataset) for dataset in datasets])
     check_output(output, opened, replaces=lambda: options.yes or listener.asked(output))
     store, name = split_url(output)
-    with store.write(name) as sink:  # a place that cannot be written to is known before the work
+    with store.write(name) as sink:  # fails before the work if the place cannot be written to
         listener.told(plan_of(opened, options.samples, options.model))
         facts = gather(
             opened,

@@ -1,13 +1,13 @@
 """`card`: the README of datasets for the Hugging Face hub, which people and the hub's viewer read.
 
-Its head is YAML: what the hub sorts datasets by, and which tars are which dataset, so that the
-viewer and `datasets.load_dataset` find them among receipts and rejects. The rest is what a reader
-wants to know first. Nothing is said that is not in the datasets: which licence holds, whoever
-publishes them has to say. There are no pictures in it, as the shards have them and the viewer shows
-them; captions are written as code, in which neither Markdown nor HTML means anything.
+A card begins with YAML: what the hub sorts datasets by, and which tars are which dataset, so that
+the viewer and `datasets.load_dataset` find them among receipts and rejects. The rest is what a
+reader wants to know first. It states nothing that is not in the datasets: the licence is for the
+publisher to state. It has no pictures, since the shards have them and the viewer shows them;
+captions are written as code, in which neither Markdown nor HTML means anything.
 
-The last line has a digest of all before it. So a card that somebody has written into is known from
-one that was not touched, and is not replaced unasked.
+The last line has a digest of all lines before it. So a card that somebody has edited is recognised,
+and is not replaced without a question.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from wdsprep.dataset.names import CARD
 from wdsprep.dataset.read_ahead import read_each
 from wdsprep.dataset.shapes import batch_that_fits
 from wdsprep.errors import NotFoundError, UsageError
-from wdsprep.options import Place, taking_datasets
+from wdsprep.options import Place, takes_datasets
 from wdsprep.reporting.facts.datasets import ReportDataset, check_folder, open_each
 from wdsprep.reporting.options import REPO, CardOptions
 from wdsprep.reporting.sheet.picking import SheetSample, pick, read_sample
@@ -54,7 +54,7 @@ IMAGE_FACTS = {
 class Card:
     """A dataset card, where it was written, and the commands that upload it with its datasets.
 
-    `output` is empty where it was not written.
+    `output` is empty if the card was not written to a file.
     """
 
     text: str = field(repr=False)
@@ -62,20 +62,20 @@ class Card:
     uploads: tuple[str, ...]
 
 
-@taking_datasets(CardOptions)
+@takes_datasets(CardOptions)
 def card(datasets: Sequence[Place], options: CardOptions) -> Card:
     """Make the card of `datasets` for the dataset `repo` of the Hugging Face hub.
 
-    It is written to `output` where that is given.
+    The card is written to `output` if that is given.
 
         card = wdsprep.card("shards/images", output="shards/images/README.md")
         card.text, card.uploads  # what it says, and how to upload the datasets
 
-    One dataset becomes the repository itself; of several, each becomes a folder there with its
-    own name. Datasets that are on the hub already stay where they are, and name the repository.
-    `license` is one of the hub's names, such as cc-by-4.0; without one the card leaves a place
-    for it. The captions of `samples` of each dataset are shown, picked by `seed`. An earlier
-    card is replaced if nobody changed it; `yes` replaces any other file too.
+    One dataset becomes the repository itself; each of several becomes a folder there with its
+    own name. Datasets that are on the hub already stay where they are, and tell the repository.
+    `license` is one of the hub's names, such as cc-by-4.0; without it the card leaves a place
+    for one. The card shows the captions of `samples` of each dataset, picked by `seed`. An
+    earlier card is replaced if nobody changed it; `yes` replaces any other file too.
     """
     output, listener = os.fspath(options.output), options.heard_by
     repo, license = options.repo, options.license
@@ -87,11 +87,11 @@ def card(datasets: Sequence[Place], options: CardOptions) -> Card:
     if not given:
         raise UsageError("nothing to make a card of: give the path or URL of a dataset")
     if repo == REPO:
-        repo = _their_repo(given) or repo
-    placed = _placed(given, repo)
+        repo = _common_repo(given) or repo
+    placed = _place_datasets(given, repo)
     if output:
         _check_output(output, given, replaces=lambda: options.yes or listener.asked(output))
-    text = _marked("".join(_text(placed, repo, license, options.samples, options.seed)))
+    text = _add_mark("".join(_card_parts(placed, repo, license, options.samples, options.seed)))
     if output:
         store, name = split_url(output)
         write_bytes(store, name, text.encode())
@@ -101,8 +101,8 @@ def card(datasets: Sequence[Place], options: CardOptions) -> Card:
 
 # --- where it goes
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Placed:
-    """A dataset, what it is called in the repository, and the folder there."""
+class PlacedDataset:
+    """A dataset with its name and its folder in the repository of the card."""
 
     given: ReportDataset
     name: str
@@ -110,11 +110,11 @@ class Placed:
 
     @property
     def path(self) -> str:
-        """Return the beginning of the names of its files."""
+        """Return the start of the paths of its files in the repository."""
         return f"{self.folder}/" if self.folder else ""
 
 
-def _on_hub(url: str) -> tuple[str, str]:
+def _hub_place(url: str) -> tuple[str, str]:
     """Return the repository and the folder of a place on the hub; empty texts for other places."""
     if place_scheme(url) != "hf":
         return "", ""
@@ -122,28 +122,28 @@ def _on_hub(url: str) -> tuple[str, str]:
     return root.removeprefix("hf://datasets/").partition("@")[0], folder
 
 
-def _their_repo(given: Sequence[ReportDataset]) -> str:
+def _common_repo(given: Sequence[ReportDataset]) -> str:
     """Return the one repository that all datasets are in; empty if there is none."""
-    found = {_on_hub(one.url)[0] for one in given}
+    found = {_hub_place(one.url)[0] for one in given}
     return found.pop() if len(found) == 1 else ""
 
 
-def _placed(given: Sequence[ReportDataset], repo: str) -> list[Placed]:
-    names = [_name(one) for one in given]
+def _place_datasets(given: Sequence[ReportDataset], repo: str) -> list[PlacedDataset]:
+    names = [_config_name(one) for one in given]
     for name in names:
         if names.count(name) > 1:
-            both = " and ".join(one.shown for one in given if _name(one) == name)
-            raise UsageError(f"{both} are both called {name}: rename one of them")
+            both = " and ".join(one.shown for one in given if _config_name(one) == name)
+            raise UsageError(f"{both} have the same name, {name}: rename one of them")
     folders = [*names] if len(given) > 1 else [""]
-    for number, (there, folder) in enumerate(_on_hub(one.url) for one in given):
+    for number, (there, folder) in enumerate(_hub_place(one.url) for one in given):
         if there == repo:
             folders[number] = folder
     three = zip(given, names, folders, strict=True)
-    return [Placed(given=one, name=name, folder=folder) for one, name, folder in three]
+    return [PlacedDataset(given=one, name=name, folder=folder) for one, name, folder in three]
 
 
-def _name(given: ReportDataset) -> str:
-    """Return the name of the dataset's folder, in characters that the hub takes."""
+def _config_name(given: ReportDataset) -> str:
+    """Return the last part of a dataset's URL, in characters that the hub accepts."""
     last = given.url.rstrip("/").rpartition("/")[2]
     return re.sub(r"[^\w.-]", "-", last, flags=re.ASCII) or "default"
 
@@ -161,12 +161,12 @@ def _check_output(
         return
     if there and not _is_ours(there.decode("utf-8", "replace")) and not replaces():
         raise UsageError(
-            f"{output} is there already and is no card, or was changed since: give another -o, or "
+            f"{output} exists already, and is not a card or was changed since: give another -o, or "
             "--yes to replace it"
         )
 
 
-def _marked(text: str) -> str:
+def _add_mark(text: str) -> str:
     return text + MARK.format(_digest(text))
 
 
@@ -179,30 +179,30 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _uploads(placed: Sequence[Placed], repo: str, output: str) -> Iterator[str]:
+def _uploads(placed: Sequence[PlacedDataset], repo: str, output: str) -> Iterator[str]:
     def upload(place: str, there: str) -> str:
         words = ["hf", "upload", repo, _on_disk(place), there, "--repo-type", "dataset"]
         return shlex.join(words)
 
     for one in placed:
-        if _on_hub(one.given.url)[0] != repo:
+        if _hub_place(one.given.url)[0] != repo:
             yield upload(one.given.shown, one.folder or ".")
     if not output:
         return
-    is_in_one = len(placed) == 1 and not placed[0].folder and _lies_in(output, placed[0].given)
-    if not is_in_one and _on_hub(output) != (repo, CARD):
+    is_in_one = len(placed) == 1 and not placed[0].folder and _is_card_of(output, placed[0].given)
+    if not is_in_one and _hub_place(output) != (repo, CARD):
         yield upload(output, CARD)
 
 
 def _on_disk(place: str) -> str:
-    """Return the path that `hf upload` takes.
+    """Return the path for `hf upload`.
 
-    Of a remote dataset it is a copy that the user makes.
+    For a remote dataset it stands for a copy that the user has to make.
     """
     return place if local_path(place) is not None else f"COPY-OF-{place.rpartition('/')[2]}"
 
 
-def _lies_in(output: str, given: ReportDataset) -> bool:
+def _is_card_of(output: str, given: ReportDataset) -> bool:
     if not output:
         return False
     store, name = split_url(output)
@@ -210,28 +210,31 @@ def _lies_in(output: str, given: ReportDataset) -> bool:
 
 
 # --- what it says
-def _text(
-    placed: Sequence[Placed], repo: str, license: str, samples: int, seed: int
+def _card_parts(
+    placed: Sequence[PlacedDataset], repo: str, license: str, samples: int, seed: int
 ) -> Iterator[str]:
-    yield from ("---\n", *_head(placed, repo, license), "---\n\n")
+    yield from ("---\n", *_yaml_header(placed, repo, license), "---\n\n")
     yield f"# {repo.partition('/')[2]}\n\n"
     yield "Shards of captioned images, and what models made of them, for training diffusion\n"
     yield "models: WebDataset tars, made with wdsprep.\n\n"
-    rows = [(span(one.name), *_counted(one.given)) for one in placed]
+    rows = [(span(one.name), *_table_row(one.given)) for one in placed]
     yield from table(("dataset", "what", "samples", "shards", "size"), rows)
     for one in placed:
-        yield from _described(one)
-    yield from _loaded(placed, repo)
+        yield from _dataset_section(one)
+    yield from _load_section(placed, repo)
     yield from FORMAT
     if samples:
         yield "\n## Samples\n"
     for one in placed if samples else ():
-        yield from _samples(one, samples, seed)
+        yield from _sample_lines(one, samples, seed)
     yield "\n"
 
 
-def _head(placed: Sequence[Placed], repo: str, license: str) -> Iterator[str]:
-    """Yield the YAML of the card. JSON is YAML, so texts are quoted as JSON."""
+def _yaml_header(placed: Sequence[PlacedDataset], repo: str, license: str) -> Iterator[str]:
+    """Yield the YAML at the start of the card.
+
+    JSON is YAML, so texts are quoted as in JSON.
+    """
     yield f"license: {json.dumps(license)}\n" if license else f"# {LICENCE}\n"
     yield f"pretty_name: {json.dumps(repo.partition('/')[2])}\n"
     yield "task_categories:\n- text-to-image\n"
@@ -243,7 +246,7 @@ def _head(placed: Sequence[Placed], repo: str, license: str) -> Iterator[str]:
         yield "  default: true\n" if not number else ""
         yield "  data_files:\n  - split: train\n    path:\n"
         for bucket in one.given.buckets:
-            yield f"    - {json.dumps(f'{one.path}{_escaped(bucket)}/**/*.tar')}\n"
+            yield f"    - {json.dumps(f'{one.path}{_escape_glob(bucket)}/**/*.tar')}\n"
     images = [one for one in placed if one.given.manifest.dataset == "images"]
     if images:
         yield "dataset_info:\n"
@@ -261,11 +264,11 @@ IMAGE_FEATURES = "".join(
         *(f"  - name: {name}\n    dtype: string\n" for name in ("__key__", "__url__")),
     ]
 )
-"""Told, as a reader that guesses them from the first samples takes the first format of images for
-the only one, and what their json has for what all have."""
+"""The features of image samples. A reader that guesses features from the first samples expects only
+the image format, and the fields of json, that it meets there."""
 
 
-def _escaped(folder: str) -> str:
+def _escape_glob(folder: str) -> str:
     return re.sub(r"([*?\[])", r"[\1]", folder)
 
 
@@ -283,9 +286,9 @@ def size_category(samples: int) -> str:
 
 
 def span(text: object, *, in_table: bool = False) -> str:
-    """Return any text as Markdown code on one line.
+    """Return a text as Markdown code on one line.
 
-    It is fenced by more backticks than it has in a row, so nothing in it ends the code.
+    The fence has more backticks than any row of backticks in the text, so nothing ends the code.
     """
     line = one_line(" ".join(str(text).split())) or " "
     longest = max(map(len, re.findall("`+", line)), default=0)
@@ -295,27 +298,28 @@ def span(text: object, *, in_table: bool = False) -> str:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a Markdown table."""
     for row in (heads, ["---"] * len(heads), *rows):
         yield f"| {' | '.join(row)} |\n"
 
 
-def _counted(given: ReportDataset) -> tuple[str, ...]:
+def _table_row(given: ReportDataset) -> tuple[str, ...]:
     facts = given.overview
     what = given.label if given.manifest.dataset == "latents" else "images"
     what += "" if facts["complete"] else ", not complete"
     return what, f"{facts['samples']:,}", f"{facts['shards']:,}", human_bytes(facts["nbytes"])
 
 
-def _described(one: Placed) -> Iterator[str]:
+def _dataset_section(one: PlacedDataset) -> Iterator[str]:
     given = one.given
     yield f"\n## {span(one.name)}\n\n"
     if given.manifest.dataset == "images":
-        yield from _images(given)
+        yield from _image_facts(given)
     else:
-        yield from _latents(given)
+        yield from _latent_facts(given)
 
 
-def _images(given: ReportDataset) -> Iterator[str]:
+def _image_facts(given: ReportDataset) -> Iterator[str]:
     facts = given.overview
     yield "Images with captions. A bucket has those whose shorter side is at least its number of\n"
     yield "pixels, and below the next one's.\n\n"
@@ -345,7 +349,7 @@ SETTINGS = {
     "text": "kept of captions",
     "dtype": "computed in",
     "seed": "seed of the noise",
-    "max_crop": "at most cut off of an image",
+    "max_crop": "most that is cut off an image",
     "decode": "decoding of large JPEGs",
     "caption_field": "captions from the field",
     "weights": "digest of the weights",
@@ -353,10 +357,10 @@ SETTINGS = {
 DIGITS = 16
 
 
-def _latents(given: ReportDataset) -> Iterator[str]:
+def _latent_facts(given: ReportDataset) -> Iterator[str]:
     manifest = given.manifest
     model = str(manifest.extra.get("model", "unknown"))
-    if model.startswith(("/", ".", "~")):  # where it lies on a machine is nobody's business
+    if model.startswith(("/", ".", "~")):  # the path on a machine is private
         model = model.rstrip("/").rpartition("/")[2]
     rows = [("model", span(model, in_table=True))]
     for name, told in SETTINGS.items():
@@ -369,12 +373,12 @@ def _latents(given: ReportDataset) -> Iterator[str]:
     members = [(span(each.name), span(each)) for each in fields_of(manifest.settings["layout"])]
     yield from table(("array", "type and shape"), members)
     if given.shapes:
-        yield "\nOf these shapes, each with latents in proportion:\n\n"
+        yield "\nImages have these shapes, and their latents are in proportion:\n\n"
         shapes = [(name, f"{count:,}") for name, count in given.shapes.items()]
         yield from table(("shape", "samples"), shapes)
 
 
-def _loaded(placed: Sequence[Placed], repo: str) -> Iterator[str]:
+def _load_section(placed: Sequence[PlacedDataset], repo: str) -> Iterator[str]:
     names = [one.name for one in placed]
     yield f"""
 ## Load
@@ -421,17 +425,17 @@ FORMAT = """
 """.splitlines(keepends=True)
 
 
-def _samples(one: Placed, samples: int, seed: int) -> Iterator[str]:
+def _sample_lines(one: PlacedDataset, samples: int, seed: int) -> Iterator[str]:
     given = one.given
     places = pick(given.manifest.shards, samples, f"card {seed}")
     store = given.store
     found = read_each(lambda place: read_sample(store, place), places, store.readers)
     yield f"\nOf {span(one.name)}:\n\n"
     for sample in found:
-        yield f"- {_shown(sample)}\n"
+        yield f"- {_sample_line(sample)}\n"
 
 
-def _shown(sample: SheetSample) -> str:
+def _sample_line(sample: SheetSample) -> str:
     if sample.problem:
         return f"sample {sample.place.number:,} of {span(sample.place.shard.name)} cannot be read"
     caption = sample.member("txt").decode("utf-8", "replace")

@@ -1,9 +1,9 @@
-"""`inspect`: what a dataset is, by its manifest alone, and one sample of it by positioned reads.
+"""`inspect`: what a dataset is, by its manifest alone, or one sample, by a few small reads.
 
-A key tells its slice, which the shard's name tells too, and keys rise in a shard, or in each shape
-of it: so a sample is found by bisection over headers, whatever the size of the dataset. Keys of
-tars that something else packed follow no rule. For them the first header of every shard is read,
-and if that leads nowhere, all headers are.
+A key has the number of its slice, as the name of its shard has, and keys rise in a shard or in each
+of its shapes. So a sample is found by bisection over tar headers, whatever the size of the dataset.
+Keys of tars that another program packed follow no rule. For them the first header of every shard is
+read, and if the sample is not found so, all headers are.
 """
 
 import os
@@ -24,7 +24,7 @@ from wdsprep.dataset.samples import parse_json
 from wdsprep.dataset.shapes import shape_ranges, shapes_of
 from wdsprep.dataset.state import open_dataset
 from wdsprep.errors import FormatError, NotFoundError, UsageError
-from wdsprep.options import TwoWays, taking
+from wdsprep.options import OverloadedFunction, takes_options
 from wdsprep.reporting.options import InspectOptions, OverviewOptions
 from wdsprep.reporting.overview import Overview
 from wdsprep.store import open_store
@@ -40,15 +40,15 @@ Q = ParamSpec("Q")
 
 def _overloaded(
     _whole: Callable[P, OverviewOptions], _sample: Callable[Q, InspectOptions]
-) -> "Callable[[object], TwoWays[P, Overview, Q, Overview | Looked | Reject]]":
-    """Tell type checkers which call gives what."""
+) -> "Callable[[object], OverloadedFunction[P, Overview, Q, Overview | FoundSample | Reject]]":
+    """Tell type checkers that `inspect` returns an overview, or a sample if it is given a key."""
     return lambda function: cast("Any", function)
 
 
 @_overloaded(OverviewOptions, InspectOptions)
-@taking(InspectOptions)
-def inspect(options: InspectOptions) -> "Overview | Looked | Reject":
-    """Return what a dataset is, by its manifest; or the sample with the key `key`, or its reject.
+@takes_options(InspectOptions)
+def inspect(options: InspectOptions) -> "Overview | FoundSample | Reject":
+    """Return an overview of a dataset, or the sample with the key `key`, or its reject.
 
         wdsprep.inspect("shards/images").facts["phases"]
         wdsprep.inspect("shards/images", "000000000012").facts
@@ -59,21 +59,23 @@ def inspect(options: InspectOptions) -> "Overview | Looked | Reject":
     """
     dataset, out, key = os.fspath(options.dataset), os.fspath(options.out), options.key
     if out and not key:
-        raise UsageError("-o is for the sample of a KEY")
+        raise UsageError("-o writes the sample with a KEY: give the KEY too")
     store, manifest = open_dataset(dataset)
     if not key:
         return Overview(dataset=dataset, manifest=manifest)
-    found = look(store, manifest, key, lambda count: options.heard(count, len(manifest.shards)))
-    if out and isinstance(found, Looked):
+    found = find_sample(
+        store, manifest, key, lambda count: options.heard(count, len(manifest.shards))
+    )
+    if out and isinstance(found, FoundSample):
         found = replace(found, written=tuple(found.write(out)))
     return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Located:
+class SampleLocation:
     """The place of a sample: its shard, its number there, and the byte at which it begins.
 
-    The shape is given where there are several.
+    `shape` is empty unless the dataset has several shapes.
     """
 
     shard: str
@@ -83,17 +85,17 @@ class Located:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Looked:
-    """A sample as it lies in its shard."""
+class FoundSample:
+    """A sample that was found by its key, with the bytes of its members."""
 
     key: str
-    place: Located
+    place: SampleLocation
     members: tuple[tuple[str, bytes], ...]
     written: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         names = ", ".join(name for name, _ in self.members)
-        return f"<Looked {self.key!r}: sample {self.place.number:,} of {self.place.shard}: {names}>"
+        return f"<FoundSample {self.key!r}: {self.place.number:,} of {self.place.shard}: {names}>"
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -109,9 +111,9 @@ class Looked:
         }
 
     def write(self, folder: str) -> list[str]:
-        """Write its members as files into a folder, a bucket or the hub.
+        """Write the members as files into a folder, a bucket or the hub, and return their URLs.
 
-        No name leads out of it.
+        The last part of the key names them, so no key leads out of the folder.
         """
         store = open_store(folder)
         stem = self.key.rpartition("/")[2]
@@ -130,7 +132,7 @@ def _json(data: bytes) -> Any:
 
 
 def member_facts(name: str, data: bytes) -> dict[str, Any]:
-    """Return the size of a member; of an array also its shape, dtype and statistics."""
+    """Return the size of a member; for an array also its shape, dtype and statistics."""
     facts: dict[str, Any] = {"nbytes": len(data)}
     if name.endswith(".npy"):
         try:
@@ -151,10 +153,12 @@ def member_facts(name: str, data: bytes) -> dict[str, Any]:
     return facts
 
 
-def look(store: Store, manifest: Manifest, key: str, heard: CountHeard) -> Looked | Reject:
-    """Return the sample with this key, or the reject.
+def find_sample(
+    store: Store, manifest: Manifest, key: str, heard: CountHeard
+) -> FoundSample | Reject:
+    """Return the sample with a key, or its reject. Raise NotFoundError if there is neither.
 
-    `heard` is told how many shards were looked at.
+    `heard` is told how many shards were searched.
     """
     finder = _Finder(store, manifest, heard)
     with naming_repair(store):
@@ -164,42 +168,42 @@ def look(store: Store, manifest: Manifest, key: str, heard: CountHeard) -> Looke
             if reject.key == key:
                 return reject
     raise NotFoundError(
-        f"{store.url} has no sample {key!r}, and none of its rejects is called so: take a key of a "
-        f"batch, of a json or of {store.url}/rejects/"
+        f"{store.url} has neither a sample nor a reject with the key {key!r}: take a key from a "
+        f"batch, from a json or from {store.url}/rejects/"
     )
 
 
 class _Finder:
     def __init__(self, store: Store, manifest: Manifest, heard: CountHeard) -> None:
         self._store, self._manifest, self._heard = store, manifest, heard
-        self._counts: dict[str, Mapping[str, int]] = {}  # of receipts that were asked for them
+        self._counts: dict[str, Mapping[str, int]] = {}  # by unit, of the receipts read so far
 
     @property
     def _is_packed(self) -> bool:
-        """Return whether keys tell where their samples are."""
+        """Return whether keys tell the shards of their samples."""
         is_selection = self._manifest.settings.get("source") == SELECTION
         return self._manifest.dataset == "images" and not is_selection
 
-    def find(self, key: str) -> Looked | None:
+    def find(self, key: str) -> FoundSample | None:
         likely = [shard for shard in self._manifest.shards if _may_hold(shard.name, key)]
         for shard in likely:
-            if found := self._among_rising(shard, key):
+            if found := self._find_rising(shard, key):
                 return found
-        return None if self._is_packed else self._anywhere(key)
+        return None if self._is_packed else self._find_anywhere(key)
 
-    def _anywhere(self, key: str) -> Looked | None:
-        """Look in the shard that begins before the key, then at all keys."""
+    def _find_anywhere(self, key: str) -> FoundSample | None:
+        """Search the shard whose first key is the last before `key`, then all keys."""
         shards = self._manifest.shards
         first_keys = read_shards(self._store, shards, ShardReader.key_at)
         firsts = sorted(zip(first_keys, range(len(shards)), strict=True))
         at = bisect_right(firsts, (key, len(shards)))
-        if at and (found := self._among_rising(shards[firsts[at - 1][1]], key)):
+        if at and (found := self._find_rising(shards[firsts[at - 1][1]], key)):
             return found
 
-        def scan(reader: ShardReader) -> Looked | None:
+        def scan(reader: ShardReader) -> FoundSample | None:
             keys = enumerate(reader.keys(one_by_one=True))
             numbers = (number for number, other in keys if other == key)
-            return self._looked(reader, key, numbers)
+            return self._read_first(reader, key, numbers)
 
         with closing(read_shards(self._store, shards, scan)) as scans:
             for count, found in enumerate(scans, 1):
@@ -214,25 +218,27 @@ class _Finder:
             if receipt.rejects and (not self._is_packed or _may_hold(receipt.unit, key)):
                 yield from rejects_in(self._store, receipt.unit)
 
-    def _among_rising(self, shard: Shard, key: str) -> Looked | None:
-        """Look where keys rise, so that a dozen headers lead to the sample."""
+    def _find_rising(self, shard: Shard, key: str) -> FoundSample | None:
+        """Find a sample in a shard where keys rise; about a dozen headers are read."""
         with ShardReader(self._store, shard) as reader:
             found = reader.find_rising([key], self._runs(shard).values())
-            return self._looked(reader, key, iter(found))
+            return self._read_first(reader, key, iter(found))
 
-    def _looked(self, reader: ShardReader, key: str, numbers: Iterator[int]) -> Looked | None:
-        """Return the first sample of these."""
+    def _read_first(
+        self, reader: ShardReader, key: str, numbers: Iterator[int]
+    ) -> FoundSample | None:
+        """Return the sample with the first of these numbers; None if there is none."""
         number = next(numbers, None)
         if number is None:
             return None
         shard, members = reader.shard, reader.sample(number).fields
         shape = next((name for name, run in self._runs(shard).items() if number in run), "")
         start, _ = reader.span(number)
-        place = Located(shard=shard.name, number=number, start=start, shape=shape)
-        return Looked(key=key, place=place, members=tuple(members.items()))
+        place = SampleLocation(shard=shard.name, number=number, start=start, shape=shape)
+        return FoundSample(key=key, place=place, members=tuple(members.items()))
 
     def _runs(self, shard: ShardSize) -> Mapping[str, range]:
-        """Return the samples of each shape, where there are several: keys rise in each."""
+        """Return the range of samples of each shape; empty for a dataset without shapes."""
         settings, unit = self._manifest.settings, latent_unit(shard.name)
         if not shapes_of(settings):
             return {}
@@ -240,13 +246,15 @@ class _Finder:
             ledger = self._manifest.ledger
             lines = [line for name, line in ledger.named_lines() if name == unit]
             if not lines:
-                lost = FormatError(f"{self._store.url} has no unit of {shard.name}")
+                lost = FormatError(
+                    f"the manifest of {self._store.url} lacks the unit of {shard.name}"
+                )
                 raise lost.with_next_step(f"run {command('rebuild', self._store.url)}")
             self._counts[unit] = ledger.with_lines(lines)[0].counts
         return shape_ranges(settings, self._counts[unit])
 
 
 def _may_hold(name: str, key: str) -> bool:
-    """Return whether the key begins with the number in the shard's name."""
+    """Return whether a key begins with the number in the name of a shard or unit."""
     stem = name.rpartition("/")[2].partition(".")[0].partition("_")[0]
     return key.rpartition("/")[2].startswith(stem)

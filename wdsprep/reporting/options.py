@@ -1,4 +1,4 @@
-"""What `inspect` is given, and `report` and `card`, but for their datasets."""
+"""The options of `inspect`, and those of `report` and `card` beside their datasets."""
 
 import os
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from wdsprep.encoding import MODELS
 from wdsprep.limits import MAX_AREA
 from wdsprep.options import About, Options, about
 from wdsprep.runners.options import ListenedOptions
-from wdsprep.text import Counting, unheard
+from wdsprep.text import Counting, ignore_count
 
 SAMPLES, CARD, OUTPUT = "Samples", "Card", "Output"
 REPO = "OWNER/NAME"
@@ -16,7 +16,7 @@ REPO = "OWNER/NAME"
 
 @dataclass(frozen=True)
 class OverviewOptions(Options):
-    """The options of a call that looks at a dataset."""
+    """The options of `inspect` for a whole dataset."""
 
     dataset: "str | os.PathLike[str]" = field(
         metadata=about("The dataset to look at.", is_place=True)
@@ -25,7 +25,7 @@ class OverviewOptions(Options):
 
 @dataclass(frozen=True)
 class InspectOptions(OverviewOptions):
-    """The options of a call that looks at a dataset, or at one sample of it."""
+    """The options of `inspect` for a dataset or one of its samples."""
 
     key: str = field(default="", metadata=about("The key of the sample to show."))
     _: KW_ONLY
@@ -39,7 +39,7 @@ class InspectOptions(OverviewOptions):
             is_place=True,
         ),
     )
-    heard: Counting = unheard
+    heard: Counting = ignore_count
 
 
 def _samples(of: str, heading: str, page: str) -> Mapping[str, About]:
@@ -56,12 +56,12 @@ def _replaces(page: str) -> Mapping[str, About]:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions(ListenedOptions):
-    """Options of `report`."""
+    """The options of `report`."""
 
     samples: int = field(
         default=12,
         metadata=_samples(
-            "so many samples of each bucket", SAMPLES, "show so many of each bucket; 0 for none"
+            "this many samples of each bucket", SAMPLES, "show this many of each bucket; 0 for none"
         ),
     )
     seed: int = field(
@@ -76,7 +76,7 @@ class ReportOptions(ListenedOptions):
             "Decode latents with this model; the word none decodes nothing.",
             SAMPLES,
             known=MODELS,
-            usual="the one they were made with, where it is on this machine",
+            usual="the one that made them, if it is on this machine",
             example="NAME",
             page="decode latents with it; by default with the model that they were made "
             "with, if that is on this machine; `none` decodes nothing. Nothing is "
@@ -96,7 +96,7 @@ class ReportOptions(ListenedOptions):
     duplicates: "str | os.PathLike[str]" = field(
         default="",
         metadata=about(
-            "Show groups of copies out of this table, which duplicates --table wrote.",
+            "Show groups of copies from this table, which duplicates --table wrote.",
             SAMPLES,
             metavar="FILE",
             is_place=True,
@@ -114,7 +114,7 @@ class ReportOptions(ListenedOptions):
             metavar="FILE",
             is_place=True,
             usual=True,
-            page="where to write it; a path or a URL of [any place](../packing/README.md#places)",
+            page="where to write it: a path or a URL of [any place](../packing/README.md#places)",
         ),
     )
     yes: bool = field(
@@ -129,15 +129,15 @@ class ReportOptions(ListenedOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class CardOptions(ListenedOptions):
-    """Options of `card`."""
+    """The options of `card`."""
 
     repo: str = field(
         default=REPO,
         metadata=about(
-            "Write it for this dataset on the hub.",
+            "Write the card for this dataset on the hub.",
             CARD,
             usual=True,
-            page="the dataset on the hub that the card speaks of",
+            page="the dataset on the hub that the card describes",
         ),
     )
     license: str = field(
@@ -145,7 +145,7 @@ class CardOptions(ListenedOptions):
         metadata=about(
             "State this licence, such as cc0-1.0.",
             CARD,
-            usual="a place for it",
+            usual="a line to fill in",
             example="NAME",
             page="one of the hub's names, such as `cc-by-4.0`",
         ),
@@ -153,9 +153,9 @@ class CardOptions(ListenedOptions):
     samples: int = field(
         default=5,
         metadata=_samples(
-            "the captions of so many samples of each dataset",
+            "the captions of this many samples of each dataset",
             CARD,
-            "show so many captions of each dataset; 0 for none",
+            "show this many captions of each dataset; 0 for none",
         ),
     )
     seed: int = field(default=0, metadata=_seed(CARD, "pick the samples with it"))
@@ -169,7 +169,7 @@ class CardOptions(ListenedOptions):
             is_place=True,
             usual="the screen",
             example="README.md",
-            page="where to write it; the screen by default",
+            page="where to write the card; the screen by default",
         ),
     )
     yes: bool = field(

@@ -1,4 +1,4 @@
-"""An overview of a dataset by its manifest alone, which `inspect`, `plan` and the card show."""
+"""The overview of a dataset that its manifest gives; `inspect`, `plan` and the card show it."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,18 +41,18 @@ class Overview(NotebookTable):
 
     @property
     def urls(self) -> list[str]:
-        """Return the URL of every shard, as webdataset takes them in a list."""
+        """Return the list of URLs of all shards, as webdataset takes it."""
         store_url = open_store(self.dataset).url
         return [f"{store_url}/{shard.name}" for shard in self.manifest.shards]
 
     @property
     def patterns(self) -> list[str]:
-        """Return the shards as patterns with braces, to be given one by one or joined by `::`."""
+        """Return brace patterns for all shards, to be given one by one or joined by `::`."""
         return patterns(self.dataset, self.manifest)
 
 
 def overview(manifest: Manifest) -> dict[str, Any]:
-    """Return the facts of a dataset; caption lengths and sides are ranges that hold a quantile."""
+    """Return the facts of a dataset; quantiles of captions and sides are ranges that hold them."""
     shards = manifest.shards
     shapes = shape_counts(manifest.settings, manifest.counts)
     facts: dict[str, Any] = {
@@ -101,7 +101,7 @@ def _quantiles(counts: Mapping[str, int]) -> dict[str, dict[str, tuple[int, int]
 
 
 def patterns(url: str, manifest: Manifest) -> list[str]:
-    """Return a brace pattern for each bucket whose numbers have no gap, else each URL."""
+    """Return a brace pattern for each bucket whose numbers have no gap, otherwise each URL."""
     store_url = open_store(url).url
     by_bucket: dict[str, list[str]] = {}
     for shard in manifest.shards:
@@ -112,7 +112,7 @@ def patterns(url: str, manifest: Manifest) -> list[str]:
 
 
 def _braces(store_url: str, names: list[str]) -> list[str]:
-    """Return one pattern where it stands for exactly these names, in this order."""
+    """Return one pattern if it stands for exactly these names in order, otherwise the names."""
     parts = [re.fullmatch(r"(.*?)(\d+)(\.tar)", name) for name in names]
     heads = {part[1] if part else None for part in parts}
     numbers = [part[2] if part else "" for part in parts]

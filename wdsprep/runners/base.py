@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from wdsprep.errors import UsageError
 from wdsprep.options import Options, about
-from wdsprep.text import auto, brief
+from wdsprep.text import brief, parse_auto
 
 PROGRESS_S = 0.25
 """The seconds between two reports of a unit's progress."""
@@ -160,7 +160,7 @@ class WorkerOptions(Options):
         metadata=about(
             "Work in so many processes.",
             WORKERS,
-            read=auto,
+            read=parse_auto,
             usual="one a core",
             metavar="N",
             page="how many processes; one a core unless given",

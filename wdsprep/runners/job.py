@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 from wdsprep.errors import WorkError
 from wdsprep.runners.base import Event, Finished, Quarantined, Runner, Step, Unit, Work
-from wdsprep.text import plural, unheard
+from wdsprep.text import ignore_count, plural
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,12 +49,12 @@ class JobListener:
     listed: Callable[[str, int, int], None] = lambda _place, _done, _of: None
     """Hears how many files or units of a place have been looked at, of how many; 0 where nobody
     knows."""
-    compared: Callable[[int, int], None] = unheard
+    compared: Callable[[int, int], None] = ignore_count
     """Hears how much has been compared, of how much: with what was made before, or with each
     other."""
     begun: Callable[[Any], None] = lambda _what: None
     """Hears what is known before the first worker starts, or before anything is changed."""
-    changed: Callable[[int, int], None] = unheard
+    changed: Callable[[int, int], None] = ignore_count
     """Hears how many units or files have been changed, of how many; 0 where nobody knows."""
     status: Heard = lambda _status: None
     heard: Callable[[Any], None] = lambda _step: None

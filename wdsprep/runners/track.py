@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from wdsprep.errors import UsageError, values_without_secrets, without_secrets
 from wdsprep.runners.job import Heard, JobListener, JobStatus
-from wdsprep.text import one_of
+from wdsprep.text import check_one_of
 
 TRACKERS = ("wandb", "tensorboard")
 PROJECT, FOLDER = "wdsprep", "runs"
@@ -173,7 +173,7 @@ def check_tracker(kind: str) -> str:
     """Check that a tracker is known and installed, before anything is done. Return its name."""
     if kind == "":
         return kind
-    one_of(TRACKERS, track=kind)
+    check_one_of(TRACKERS, track=kind)
     if importlib.util.find_spec(kind) is None:
         raise UsageError(f"--track {kind} needs a further package: pip install 'wdsprep[{kind}]'")
     return kind

@@ -15,7 +15,7 @@ from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.options import about
 from wdsprep.runners.base import WORKERS
 from wdsprep.runners.options import OUTPUT, TRACK, ListenedOptions, limit, overwrite
-from wdsprep.text import auto, brief
+from wdsprep.text import brief, parse_auto
 
 MODEL, CAPTIONS, IMAGES = "Model", "Captions", "Images"
 PRESETS = {
@@ -236,7 +236,7 @@ class ScoreOptions(EncodeWorkerOptions, ListenedOptions):
         metadata=about(
             "Score so many images at once; auto is 16 on a CPU and 64 on a GPU.",
             WORKERS,
-            read=auto,
+            read=parse_auto,
             metavar="AUTO|N",
             usual=True,
             order=-2,

@@ -26,7 +26,7 @@ from wdsprep.encoding.worker_plan import (
     settle_runner,
 )
 from wdsprep.errors import UsageError
-from wdsprep.options import taking
+from wdsprep.options import takes_options
 from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write
 from wdsprep.runners.track import track_run
@@ -99,7 +99,7 @@ class ScorePlan:
         return [*(each.model.name for each in self.tried), *([language] if language else [])]
 
 
-@taking(ScoreOptions)
+@takes_options(ScoreOptions)
 def score(options: ScoreOptions) -> Outcome:
     """Score the image shards in `images` into the dataset `out`, by models and by captions.
 

@@ -30,7 +30,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, as_rejected
 from wdsprep.dataset.samples import Sample
 from wdsprep.errors import UsageError
-from wdsprep.text import columns, shown
+from wdsprep.text import list_columns, shown
 
 MOST_SLICES = 1_000_000
 """A key is the slice's number and the input's in it. While all slices have as many digits, no two
@@ -212,7 +212,7 @@ class Columns:
         for option, name in asked:
             if name and name not in there:
                 raise UsageError(
-                    f"{what} has no column {name!r} (--{option}): it has {columns(there)}"
+                    f"{what} has no column {name!r} (--{option}): it has {list_columns(there)}"
                 )
 
 

@@ -28,7 +28,7 @@ from wdsprep.sources.tables.mds_index import MdsShard, read_index, shards_there
 from wdsprep.sources.tables.parquet import open_parquet, rows_in
 from wdsprep.store import shared_store
 from wdsprep.store.base import Entry
-from wdsprep.text import columns, shown
+from wdsprep.text import list_columns, shown
 
 BATCH_ROWS = 32
 COUNTED_ROWS = 1 << 20
@@ -173,7 +173,7 @@ class MdsSource:
         image = self.columns.image or likely_image(likely)
         if image in held:
             return image
-        shown_columns = columns([f"{name} ({encoding})" for name, encoding in there.items()])
+        shown_columns = list_columns([f"{name} ({encoding})" for name, encoding in there.items()])
         if image:
             raise UsageError(
                 f"{what}: column {image!r} holds no image bytes: it has {shown_columns}"
@@ -258,7 +258,7 @@ def likely_image(held: Sequence[str]) -> str:
 
 
 def _no_images(schema: pa.Schema, what: str, column: str) -> Exception:
-    there = columns([f"{field.name} ({field.type})" for field in schema])
+    there = list_columns([f"{field.name} ({field.type})" for field in schema])
     if column:
         return UsageError(f"{what}: column {column!r} holds no image bytes: it has {there}")
     return SourceError(

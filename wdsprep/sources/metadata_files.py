@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 
 from wdsprep.errors import SourceError
 from wdsprep.store.base import Store, stream
-from wdsprep.text import columns, shown
+from wdsprep.text import list_columns, shown
 
 
 def is_metadata(name: str) -> bool:
@@ -67,7 +67,7 @@ def _read(store: Store, table: str) -> Iterator[tuple[str, str]]:
             for row, as_json in rows:
                 name = row.get("file_name")
                 if not isinstance(name, str):
-                    there = columns([name for name in row if name])
+                    there = list_columns([name for name in row if name])
                     raise SourceError(
                         f"{what}: a row has no file_name: it has {there}: rename the column "
                         "of the files, or move the table away"

@@ -37,7 +37,7 @@ from wdsprep.sources.tars import TarsSource
 from wdsprep.store import open_store, shared_store, split_url
 from wdsprep.store.base import Store, is_hidden, is_web, stream
 from wdsprep.store.places import ANY_PLACE, KEYED
-from wdsprep.text import command, examples, one_of
+from wdsprep.text import check_one_of, command, examples
 
 LOOKED_AT = 2_000  # files of a folder: enough to see what it is full of
 GLOB = re.compile(r"[*?\[{]")
@@ -76,7 +76,7 @@ def format_of(given: str) -> str:
     """Return the format that a user names, of FORMATS or as img2dataset calls it."""
     plain = given.lower().removesuffix(".gz")
     plain = SYNONYMS.get(plain, plain)
-    one_of(FORMATS, input_format=plain)
+    check_one_of(FORMATS, input_format=plain)
     return plain
 
 

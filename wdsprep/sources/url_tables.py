@@ -20,7 +20,7 @@ from wdsprep.sources.captions import NAMES, captions_of, first_of, plain_facts
 from wdsprep.sources.patterns import TEXT_TABLES, table_files
 from wdsprep.sources.tables.files import Table, open_table
 from wdsprep.store.base import Entry
-from wdsprep.text import columns, shown
+from wdsprep.text import list_columns, shown
 
 URL_NAMES = ("url", "image_url", "img_url", "urls", "top_url", "image_link", "img", "src", "link")
 CHOSEN = "|"
@@ -109,7 +109,7 @@ class UrlSource:
         elif not all(title.isprintable() for title in there):
             hint = "what it begins with is no text: name another source"
         else:
-            hint = f"it has {columns(there)}: give --url-col"
+            hint = f"it has {list_columns(there)}: give --url-col"
         raise SourceError(f"{self.url}/{name} has no column of URLs: {hint}")
 
     def _sample(self, row: dict[str, Any] | RejectedError, column: str, source: str) -> Sample:

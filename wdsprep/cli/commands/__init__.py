@@ -1,4 +1,4 @@
-"""What is asked for on the command line: each command with its help and its call.
+"""The commands: each with its help and its call of the library.
 
-What takes long to import is imported by the command that needs it.
+A command imports what takes long to import when it runs.
 """

@@ -1,4 +1,4 @@
-"""`remove`, `select` and `duplicates`: fewer samples, or others together."""
+"""The commands `remove`, `select` and `duplicates`, which change or search datasets."""
 
 from typing import Any
 
@@ -29,8 +29,8 @@ from wdsprep.errors import UsageError
 def remove_command(datasets: tuple[str, ...], as_json: bool, **options: Any) -> int:
     """Delete samples from images, and from the datasets made of them, for good.
 
-    Name images and all their latents together. Shows what it will do, and asks. What was removed
-    stays away in each later pack. Killed, the same command goes on where it was.
+    Give images and all their latents together. The command shows what it will do, and asks. Every
+    later pack leaves removed samples out. After a kill, the same command goes on where it was.
     """
     from wdsprep.cli.changes import RemoveShow
 
@@ -59,9 +59,9 @@ def remove_command(datasets: tuple[str, ...], as_json: bool, **options: Any) -> 
 def select_command(datasets: tuple[str, ...], out: str, as_json: bool, **options: Any) -> int:
     """Copy samples of DATASETs into OUT: a subset, a split, other shards, several in one.
 
-    Given images and what was made of them, selects the same samples of all; {name} in OUT is the
-    last part of each DATASET's place. Any of them may be URLs (s3://, gs://, az://,
-    hf://datasets/). Killed or interrupted, the same command goes on where it was.
+    Given images and what was made of them, select takes the same samples of all; {name} in OUT
+    stands for the last part of each DATASET's path. Any of them may be URLs (s3://, gs://, az://,
+    hf://datasets/). After a kill or an interrupt, the same command goes on where it was.
     """
     from wdsprep.cli.select import SelectShow
 
@@ -88,7 +88,7 @@ def select_command(datasets: tuple[str, ...], out: str, as_json: bool, **options
 def duplicates_command(datasets: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Find images that are equal, or nearly equal.
 
-    Of each group the image with the most pixels is to stay. Nothing is removed.
+    In each group the image with the most pixels is to stay. Nothing is removed.
     """
     from wdsprep.cli.duplicates import DuplicatesShow
 

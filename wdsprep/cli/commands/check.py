@@ -1,6 +1,6 @@
 """The commands `inspect`, `verify`, `repair`, `index` and `rebuild`.
 
-They say what a dataset is and whether it is whole, and mend it.
+They show what a dataset is, check it, and mend it.
 """
 
 import json
@@ -12,7 +12,7 @@ import wdsprep
 from wdsprep.cli.command import DONE_WITH_DAMAGE, PLACE, Command, option, options
 from wdsprep.cli.declared import DeclaredCommand
 from wdsprep.cli.options import DATASETS, OUTPUT
-from wdsprep.cli.output import Kept, echo, tell
+from wdsprep.cli.output import KeptLine, echo, tell
 from wdsprep.terminal import ProgressLine
 from wdsprep.text import plural
 
@@ -33,7 +33,10 @@ from wdsprep.text import plural
 @options(
     "Output",
     option(
-        "--urls", "list_urls", is_flag=True, help="Print the shards as a trainer is given them."
+        "--urls",
+        "list_urls",
+        is_flag=True,
+        help="Print the URLs of the shards, as a trainer takes them.",
     ),
 )
 @OUTPUT
@@ -62,8 +65,7 @@ def inspect_command(dataset: str, key: str, **options: Any) -> None:
 def verify_command(datasets: tuple[str, ...], as_json: bool, **options: Any) -> int:
     """Check every byte of datasets; given images and their latents, also that they match.
 
-    Prints one line for each thing that is wrong, with the next step, and exits with 3 if there are
-    any.
+    Prints a line for each finding, with the next step, and exits with 3 if there are any.
     """
     from wdsprep.cli.checks import VerifyShow
 
@@ -108,8 +110,8 @@ def repair_command(dataset: str, as_json: bool, **options: Any) -> int:
 def index_command(folder: str, as_json: bool) -> None:
     """Write the index (.tar.idx) of each tar in FOLDER that has none, or a damaged or old one.
 
-    In a dataset of latents also a .tar.rows where one is missing, which loading it joined with
-    another asks for.
+    In a dataset of latents, write each missing .tar.rows too: a loader needs it to join the dataset
+    with another.
     """
     from wdsprep.dataset.reindex import index as index_tars
 
@@ -127,7 +129,7 @@ def index_command(folder: str, as_json: bool) -> None:
         text = f"{' and '.join(parts)} written, of {plural(sum(done.values()), 'sample')}"
     for warning in untold:
         echo(f"warning: {warning}", err=True)
-    tell([Kept(json.dumps(done)) if as_json else text])
+    tell([KeptLine(json.dumps(done)) if as_json else text])
 
 
 @click.command("rebuild", cls=Command, resumes=False, examples=("wdsprep rebuild shards/images",))

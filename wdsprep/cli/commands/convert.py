@@ -1,4 +1,4 @@
-"""`import` and `export`: from what other programs have written, and into what they read."""
+"""The commands `import` and `export`, which convert datasets from and to other formats."""
 
 from typing import Any
 
@@ -27,9 +27,10 @@ from wdsprep.cli.output import tell
 def import_command(source: str, latents: str, as_json: bool, **options: Any) -> int:
     """Turn latents that another program has cached into a dataset for wdsprep.load.
 
-    SOURCE is a folder of MDS shards (PRX, mosaicml/diffusion), of what datasets has saved or of
-    Parquet (MLPerf's Flux), or tars with .npy or .pth (Sana, Primus). Both may be URLs (s3://,
-    gs://, az://, hf://datasets/). Killed or interrupted, the same command goes on where it was.
+    SOURCE is a folder of MDS shards (PRX, mosaicml/diffusion), of files that datasets has saved, of
+    Parquet (MLPerf's Flux), or of tars with .npy or .pth (Sana, Primus). Both may be URLs (s3://,
+    gs://, az://, hf://datasets/). After a kill or an interrupt, the same command goes on where it
+    was.
     """
     from wdsprep.cli.importing import ImportShow
 
@@ -55,9 +56,9 @@ def import_command(source: str, latents: str, as_json: bool, **options: Any) -> 
 def export_command(dataset: str, out: str, as_json: bool, **options: Any) -> None:
     """Write DATASET into OUT as another trainer reads it.
 
-    energon and webshart get metadata alone, and read the shards where they are; without OUT those
-    for energon stand in DATASET. All others get every sample anew. Killed or interrupted, the same
-    command goes on where it was.
+    energon and webshart get metadata alone, and read the shards where they are; without OUT the
+    metadata for energon goes into DATASET. All others get a copy of every sample. After a kill or
+    an interrupt, the same command goes on where it was.
     """
     from wdsprep.cli.export import ExportShow
 

@@ -1,4 +1,4 @@
-"""`demo`: the commands themselves, on pictures that are drawn for it."""
+"""The command `demo`, which runs the other commands on drawn pictures."""
 
 import click
 
@@ -10,7 +10,7 @@ from wdsprep.cli.output import tell
 @click.argument("folder", metavar="[DIR]", default="demo", type=PLACE)
 @options(
     "Output",
-    option("--overwrite", is_flag=True, help="Start over: draw and make all of it again."),
+    option("--overwrite", is_flag=True, help="Start over: draw and make everything again."),
 )
 def demo_command(folder: str, overwrite: bool) -> int:
     """Show everything at work in DIR, on pictures drawn for it. It needs no download and no GPU.

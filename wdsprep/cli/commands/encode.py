@@ -1,4 +1,4 @@
-"""`encode`: its call."""
+"""The command `encode`."""
 
 from typing import Any
 
@@ -29,8 +29,8 @@ def encode_command(as_json: bool, **given: Any) -> int:
 
     IMAGES is what pack wrote, or any WebDataset tars; LATENTS is shards/latents-RESOLUTION unless
     given (shards/text with --latents none), and needs {resolution} in it for several, or {caption}
-    for several captions. Both may be URLs (s3://, gs://, az://, hf://datasets/). Killed or
-    interrupted, the same command goes on where it was.
+    for several captions. Both may be URLs (s3://, gs://, az://, hf://datasets/). After a kill or an
+    interrupt, the same command goes on where it was.
     """
     from wdsprep.cli.encode import EncodeShow
     from wdsprep.encoding.options import EncodeOptions

@@ -1,4 +1,4 @@
-"""`pack`: its call."""
+"""The command `pack`."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def pack_command(source: str, images: str, as_json: bool, **options: Any) -> int
     SOURCE is a folder of images with .txt or .json beside them, WebDataset tars (a folder, a glob,
     a {000..099} pattern), Parquet tables with image bytes, or tables of URLs to download (.parquet,
     .csv, .tsv, .jsonl, .txt); it and IMAGES may be URLs (s3://, gs://, az://, hf://datasets/), a
-    table also an https:// one. Killed or interrupted, the same command goes on where it was.
+    table also an https:// one. After a kill or an interrupt, the same command goes on where it was.
     """
     from wdsprep.cli.pack import PackShow
 

@@ -1,4 +1,4 @@
-"""`plan` and `models`: what to know before encoding."""
+"""The commands `plan` and `models`, for what to know before encoding."""
 
 from typing import Any
 
@@ -27,8 +27,8 @@ from wdsprep.cli.output import echo
 def plan_command(**options: Any) -> None:
     """Estimate what encoding takes: GPU hours, dollars, cores, bytes, requests.
 
-    For the dataset IMAGES, or for --counts. The speed of a GPU is given by --rate, was measured in
-    a --trial, or comes from the table of --gpu.
+    The plan is for the dataset IMAGES, or for --counts. The speed of a GPU is given by --rate, was
+    measured in a --trial, or comes from the table of --gpu.
     """
     from wdsprep.cli.plan import plan_lines
 
@@ -45,7 +45,7 @@ def plan_command(**options: Any) -> None:
 def models_command(as_json: bool) -> None:
     """List the models that have a short name, and the size of a sample of each.
 
-    Any other text-to-image pipeline of diffusers will do too, by its name on the hub or its folder.
+    Any other text-to-image pipeline of diffusers works too, by its name on the hub or its folder.
     """
     from wdsprep.cli.models import model_lines
 

@@ -1,4 +1,4 @@
-"""`report` and `card`: a dataset shown to people."""
+"""The commands `report` and `card`, which show datasets to people."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ from wdsprep.cli.output import tell
 @DATASETS
 @OUTPUT
 def report_command(datasets: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Write a page about datasets: where samples went, what they are like, some of them.
+    """Write a page about datasets: where samples went, what they are like, and some of them.
 
     Give images and their latents together to see what became of each. The page needs no network.
     """
@@ -55,7 +55,8 @@ def report_command(datasets: tuple[str, ...], as_json: bool, **options: Any) -> 
 def card_command(datasets: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Write the card of datasets for the Hugging Face hub: its README, with what the viewer needs.
 
-    Says what is in them, how to load them, and the format in ten lines; and how to upload them.
+    The card says what the datasets hold, how to load them, and the format in ten lines. The command
+    also prints how to upload them.
     """
     from wdsprep.cli.card import LISTENER, show_card
 

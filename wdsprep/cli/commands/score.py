@@ -1,4 +1,4 @@
-"""`score`: its call."""
+"""The command `score`."""
 
 from typing import Any
 
@@ -28,8 +28,8 @@ def score_command(images: str, out: str, as_json: bool, **options: Any) -> int:
     """Score the image shards in IMAGES, by models and captions, into the dataset SCORES.
 
     select --join SCORES --where, and where= of wdsprep.load, choose samples by its columns. IMAGES
-    and SCORES may be URLs (s3://, gs://, az://, hf://datasets/). Killed or interrupted, the same
-    command goes on where it was.
+    and SCORES may be URLs (s3://, gs://, az://, hf://datasets/). After a kill or an interrupt, the
+    same command goes on where it was.
     """
     from wdsprep.cli.score import ScoreShow
 

@@ -1,9 +1,9 @@
-"""`wdsprep demo`: everything at work on drawn pictures, with no download and no GPU.
+"""`wdsprep demo`: run all commands on drawn pictures, with no download and no GPU.
 
-Each step is a command as a user would type it, shown and then run; the pictures are those of
-`wdsprep.cli.demo.pictures`. A second run goes on where the first one stopped, as the commands
-themselves do, and takes the downloads as they are. With `overwrite` it draws them again and each
-command starts over; what somebody else has put among them stays, as it does with the commands.
+Each step is a command as a user would type it, which is printed and then run. The pictures are
+those of `wdsprep.cli.demo.pictures`. A second run goes on where the first one stopped, as the
+commands do, and keeps the pictures. With `overwrite` it draws them again, and each command starts
+over; files of others among them stay, as they do with the commands.
 """
 
 import shlex
@@ -53,7 +53,7 @@ a folder of images, each with its caption in a .txt beside it
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoStep:
-    """A step of the demo: what it shows, and the words of its command.
+    """A step of the demo: its title, and the words of its command.
 
     If the first word is `wdsprep`, the command runs in this process.
     """
@@ -69,24 +69,30 @@ def demo(
     run: Callable[[list[str]], int],
     say: Callable[[str], None],
 ) -> int:
-    """Do it all in `folder`; `run` carries out a command of wdsprep and returns its exit code."""
+    """Run the demo in `folder`, and return its exit code.
+
+    `run` runs a command of wdsprep and returns its exit code; `say` prints a text.
+    """
     home = Path(folder)
     try:
         _draw(home, say, overwrite=overwrite)
     except OSError as error:
-        raise WorkError(f"{home}: nothing can be drawn there ({error})") from error
+        raise WorkError(
+            f"{home} cannot hold the pictures ({error}): give another folder"
+        ) from error
     for step in steps(folder, overwrite=overwrite):
         say(f"\n# {step.title}\n$ {shlex.join(step.words)}")
         program, *arguments = step.words
         code = run(arguments) if program == "wdsprep" else _run_python(arguments)
         if code:
-            say(f"\nthe demo ends here: the command above ended with exit code {code}")
+            say(f"\nthe demo stops here: the command above returned exit code {code}")
             return code
     say("\n" + AFTERWARDS.format(folder=folder))
     return 0
 
 
 def steps(folder: str, *, overwrite: bool = False) -> Iterator[DemoStep]:
+    """Yield the steps of the demo, in their order."""
     anew = ("--overwrite",) if overwrite else ()
     options = ("--model", "tiny", *anew)
     images, latents = f"{folder}/images", [f"{folder}/latents-{side}" for side in (256, 512)]
@@ -116,7 +122,10 @@ def steps(folder: str, *, overwrite: bool = False) -> Iterator[DemoStep]:
 
 
 def _draw(home: Path, say: Callable[[str], None], *, overwrite: bool) -> None:
-    """Under another name first, so that a folder called `downloads` is a whole one."""
+    """Draw the pictures, unless that was done before.
+
+    They are drawn in a folder with another name first, so a folder called `downloads` is complete.
+    """
     downloads, begun = home / "downloads", home / "downloads.part"
     script = home / "load.py"
     is_ours = script.is_file() and script.read_text().startswith(LOAD.partition("\n")[0])
@@ -126,7 +135,7 @@ def _draw(home: Path, say: Callable[[str], None], *, overwrite: bool) -> None:
         return
     rest = {begun} | ({script} if is_ours else set())
     if home.is_dir() and not is_drawn and set(home.iterdir()) - rest:
-        raise UsageError(f"{home} holds other things: name a folder for the demo to make")
+        raise UsageError(f"{home} holds other files: give a new folder for the demo")
     shutil.rmtree(begun, ignore_errors=True)
     begun.mkdir(parents=True)
     script.write_text(LOAD)

@@ -1,10 +1,10 @@
-"""Captioned pictures drawn by the program: what a demo packs where nothing may be downloaded.
+"""Draw pictures with captions, for a demo that needs no download.
 
 A drawing is a scene of shapes or a landscape, in named colours and textures, and its caption says
-what is in it. It follows from its seed and its size alone. `tools/tiny/make-tiny` trains on them
-too, so whoever changes them changes what it makes.
+what is in it. It depends on its seed and its size alone. `tools/tiny/make-tiny` trains on drawings
+too, so a change here changes the toy model.
 
-A texture is a mask that says where the second shade of a colour is.
+A texture is a mask of the pixels that have the second shade of a colour.
 """
 
 import math
@@ -33,11 +33,11 @@ COLOURS: dict[str, Colour] = {
 FINEST = 4  # no stripe, dot or square is smaller than this, in pixels
 
 
-def _plain(_random: Random, size: PictureSize) -> Image.Image:
+def _mask_plain(_random: Random, size: PictureSize) -> Image.Image:
     return Image.new("L", size, 0)
 
 
-def _striped(random: Random, size: PictureSize) -> Image.Image:
+def _mask_stripes(random: Random, size: PictureSize) -> Image.Image:
     mask = Image.new("L", size, 0)
     canvas = ImageDraw.Draw(mask)
     step = max(FINEST * 2, min(size) // random.randint(4, 12))
@@ -47,7 +47,7 @@ def _striped(random: Random, size: PictureSize) -> Image.Image:
     return mask.transpose(Image.Transpose.ROTATE_90).resize(size) if random.random() < 0.3 else mask
 
 
-def _checkered(random: Random, size: PictureSize) -> Image.Image:
+def _mask_checks(random: Random, size: PictureSize) -> Image.Image:
     side = max(FINEST, min(size) // random.randint(4, 12))
     across, down = size[0] // side + 1, size[1] // side + 1
     cells = bytes(255 * ((x + y) % 2) for y in range(down) for x in range(across))
@@ -56,7 +56,7 @@ def _checkered(random: Random, size: PictureSize) -> Image.Image:
     return scaled.crop((0, 0, *size))
 
 
-def _dotted(random: Random, size: PictureSize) -> Image.Image:
+def _mask_dots(random: Random, size: PictureSize) -> Image.Image:
     mask = Image.new("L", size, 0)
     canvas = ImageDraw.Draw(mask)
     step = max(FINEST * 2, min(size) // random.randint(4, 10))
@@ -66,18 +66,18 @@ def _dotted(random: Random, size: PictureSize) -> Image.Image:
     return mask
 
 
-def _shaded(random: Random, size: PictureSize) -> Image.Image:
+def _mask_gradient(random: Random, size: PictureSize) -> Image.Image:
     turns = Image.linear_gradient("L").rotate(random.randrange(360), expand=False, fillcolor=128)
     middle = turns.crop((38, 38, 218, 218))
     return middle.resize(size, Image.Resampling.BICUBIC)
 
 
-def _glowing(_random: Random, size: PictureSize) -> Image.Image:
+def _mask_glow(_random: Random, size: PictureSize) -> Image.Image:
     return Image.radial_gradient("L").resize(size, Image.Resampling.BICUBIC)
 
 
-def cloudy(random: Random, size: PictureSize) -> Image.Image:
-    """Noise at several scales, the coarse ones strongest, as in clouds and in most photographs."""
+def mask_clouds(random: Random, size: PictureSize) -> Image.Image:
+    """Return noise at several scales, the coarse ones strongest, as in clouds and photographs."""
     mask = Image.new("L", size, 128)
     for cells, share in ((3, 0.6), (7, 0.4), (15, 0.3), (40, 0.2)):
         shape = (cells, max(2, cells * size[1] // size[0]))
@@ -87,44 +87,46 @@ def cloudy(random: Random, size: PictureSize) -> Image.Image:
 
 
 TEXTURES: dict[str, Callable[[Random, PictureSize], Image.Image]] = {
-    "plain": _plain,
-    "striped": _striped,
-    "checkered": _checkered,
-    "dotted": _dotted,
-    "shaded": _shaded,
-    "glowing": _glowing,
-    "cloudy": cloudy,
+    "plain": _mask_plain,
+    "striped": _mask_stripes,
+    "checkered": _mask_checks,
+    "dotted": _mask_dots,
+    "shaded": _mask_gradient,
+    "glowing": _mask_glow,
+    "cloudy": mask_clouds,
 }
 
 
-def filled(
+def fill_texture(
     random: Random, size: PictureSize, texture: str, one: Colour, other: Colour
 ) -> Image.Image:
+    """Return an image with a texture in two colours."""
     mask = TEXTURES[texture](random, size)
     return Image.composite(Image.new("RGB", size, other), Image.new("RGB", size, one), mask)
 
 
-def grainy(random: Random, image: Image.Image) -> Image.Image:
+def add_grain(random: Random, image: Image.Image) -> Image.Image:
     """Add some grain to an image, as film has it."""
     size = (image.width // 2 + 1, image.height // 2 + 1)
     grain = Image.frombytes("L", size, random.randbytes(size[0] * size[1])).resize(image.size)
     return Image.blend(image, grain.convert("RGB"), 0.08)
 
 
-def tinted(random: Random, name: str) -> Colour:
-    """Return a colour with a small random change."""
-    return clipped(value + random.randint(-15, 15) for value in COLOURS[name])
+def vary_colour(random: Random, name: str) -> Colour:
+    """Return a named colour with a small random change."""
+    return clip_colour(value + random.randint(-15, 15) for value in COLOURS[name])
 
 
-def near(random: Random, name: str) -> Colour:
-    """Lighter or darker, so that a textured thing still has its colour's name."""
+def second_shade(random: Random, name: str) -> Colour:
+    """Return a lighter or darker shade of a named colour, for the second shade of a texture."""
     is_light = sum(COLOURS[name]) > 380
     shift = random.randint(35, 80)
     shift = -shift if is_light else shift
-    return clipped(value + shift for value in COLOURS[name])
+    return clip_colour(value + shift for value in COLOURS[name])
 
 
-def clipped(values: Iterable[int]) -> Colour:
+def clip_colour(values: Iterable[int]) -> Colour:
+    """Return a colour with its three values limited to 0 to 255."""
     red, green, blue = (min(255, max(0, value)) for value in values)
     return red, green, blue
 
@@ -137,6 +139,8 @@ REACHES = {"small ": 0.13, "": 0.19, "large ": 0.28}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drawing:
+    """A picture with its caption."""
+
     image: Image.Image
     caption: str
 
@@ -147,13 +151,13 @@ def draw(seed: object, size: PictureSize) -> Drawing:
     scene = _landscape if random.random() < 0.35 else _shapes
     image, caption = scene(random, size)
     if random.random() < 0.3:
-        image = grainy(random, image)
+        image = add_grain(random, image)
     return Drawing(image=image, caption=caption)
 
 
 # --- scenes of shapes
 def _ring(count: int, radii: tuple[float, ...], turn: float) -> list[Point]:
-    """Corners around (0, 0), at the radii in turn."""
+    """Return the corners of a shape around (0, 0), whose distances repeat `radii`."""
     angles = [turn + 2 * math.pi * number / count for number in range(count)]
     return [
         (
@@ -182,7 +186,9 @@ OUTLINES: dict[str, list[Point]] = {
 def _shapes(random: Random, size: PictureSize) -> tuple[Image.Image, str]:
     texture = random.choice(list(TEXTURES))
     ground = random.choice(list(COLOURS))
-    image = filled(random, size, texture, tinted(random, ground), near(random, ground))
+    image = fill_texture(
+        random, size, texture, vary_colour(random, ground), second_shade(random, ground)
+    )
     names = random.sample(list(OUTLINES), random.randint(1, 3))
     places = random.sample([(x, y) for x in (0.22, 0.5, 0.78) for y in (0.25, 0.5, 0.75)], 5)
     said = []
@@ -198,7 +204,7 @@ def _shapes(random: Random, size: PictureSize) -> tuple[Image.Image, str]:
         words = f"{large}{colour} {what}{name}"
         said.append(_article(words) if count == 1 else f"{NUMBERS[count]} {words}s")
     behind = "" if texture == "plain" else f"{texture} "
-    return image, f"{_listed(said)} on {_article(behind + ground)} background"
+    return image, f"{_join_parts(said)} on {_article(behind + ground)} background"
 
 
 def _place(
@@ -210,7 +216,7 @@ def _place(
     at: Point,
     reach: float,
 ) -> None:
-    """Paste one shape; its edge is smoothed by drawing the mask at twice the size."""
+    """Paste one shape. Its edge is smooth, as its mask is drawn at twice the size."""
     side = max(8, round(2 * reach))
     turn = random.uniform(-0.3, 0.3)
     points = [
@@ -221,8 +227,8 @@ def _place(
     mask = Image.new("L", (2 * side, 2 * side), 0)
     ImageDraw.Draw(mask).polygon(points, fill=255)
     mask = mask.resize((side, side), Image.Resampling.BOX)
-    one, other = tinted(random, colour), near(random, colour)
-    fill = filled(random, (side, side), texture, one, other)
+    one, other = vary_colour(random, colour), second_shade(random, colour)
+    fill = fill_texture(random, (side, side), texture, one, other)
     left = round(at[0] * image.width - reach + random.uniform(-0.2, 0.2) * reach)
     image.paste(fill, (left, round(at[1] * image.height - reach)), mask)
 
@@ -231,7 +237,7 @@ def _article(words: str) -> str:
     return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
 
 
-def _listed(parts: list[str]) -> str:
+def _join_parts(parts: list[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
@@ -257,13 +263,15 @@ def _landscape(random: Random, size: PictureSize) -> tuple[Image.Image, str]:
     image = Image.composite(Image.new("RGB", size, low), Image.new("RGB", size, high), upright)
     if random.random() < 0.5:
         white = Image.new("RGB", size, (235, 235, 240) if hour != "at night" else (70, 75, 95))
-        clouds = cloudy(random, size).point([max(0, 3 * (level - 130)) for level in range(256)])
+        clouds = mask_clouds(random, size).point(
+            [max(0, 3 * (level - 130)) for level in range(256)]
+        )
         image.paste(white, None, clouds)
     if lamp:
         at = (random.uniform(0.15, 0.85), random.uniform(0.12, 0.3))
         _place(random, image, OUTLINES["circle"], "plain", lamp, at, 0.09 * min(size))
     level = random.uniform(0.5, 0.68)
-    _cover(random, image, land, level, dim=hour == "at night")
+    _draw_land(random, image, land, level, dim=hour == "at night")
     thing = "boat" if "sea" in land else random.choice(("house", "tree", "tower"))
     count = random.randint(1, 3)
     for left in random.sample((0.15, 0.32, 0.5, 0.68, 0.85), count):
@@ -277,8 +285,8 @@ def _landscape(random: Random, size: PictureSize) -> tuple[Image.Image, str]:
     return image, f"{light.get(lamp, '')}{things} before {land} {hour}"
 
 
-def _cover(random: Random, image: Image.Image, land: str, level: float, *, dim: bool) -> None:
-    """Lay the land over the lower part of the picture."""
+def _draw_land(random: Random, image: Image.Image, land: str, level: float, *, dim: bool) -> None:
+    """Draw the land over the lower part of the picture."""
     width, height = image.size
     rough = {"green hills": 0.05, "grey mountains": 0.18}.get(land, 0.0)
     steps = 5 if rough > 0.1 else 24
@@ -289,20 +297,22 @@ def _cover(random: Random, image: Image.Image, land: str, level: float, *, dim: 
         line.append((width * step / steps, height * (level - 0.04 + rough * wave)))
     mask = Image.new("L", image.size, 0)
     ImageDraw.Draw(mask).polygon([*line, (width, height), (0, height)], fill=255)
-    base = clipped(value // (3 if dim else 1) for value in LANDS[land])
+    base = clip_colour(value // (3 if dim else 1) for value in LANDS[land])
     texture = "striped" if "sea" in land else "cloudy"
-    fill = filled(random, image.size, texture, base, clipped(value * 4 // 5 for value in base))
+    fill = fill_texture(
+        random, image.size, texture, base, clip_colour(value * 4 // 5 for value in base)
+    )
     image.paste(fill, None, mask)
 
 
 def _build(random: Random, image: Image.Image, thing: str, at: Point) -> None:
-    """Draw a house, tree, tower or boat whose foot is at a place."""
+    """Draw a house, tree, tower or boat whose foot is at a point."""
     unit = min(image.size) * random.uniform(0.1, 0.16)
     left, foot = at[0] * image.width, at[1] * image.height
 
     def polygon(colour: str, *points: Point) -> None:
         placed = [(left + x * unit, foot + y * unit) for x, y in points]
-        ImageDraw.Draw(image).polygon(placed, fill=tinted(random, colour))
+        ImageDraw.Draw(image).polygon(placed, fill=vary_colour(random, colour))
 
     if thing == "house":
         polygon(random.choice(("white", "yellow", "pink")), (-1, 0), (-1, -1), (1, -1), (1, 0))

@@ -1,4 +1,4 @@
-"""A folder of downloads as people have them: many sizes and formats, captions, and broken files."""
+"""Write a folder of downloads: many sizes and formats, captions, and broken files."""
 
 import json
 from collections.abc import Callable
@@ -19,10 +19,10 @@ LONG: PictureSize = (1600, 90)
 
 
 def write_pictures(folder: Path) -> tuple[int, int]:
-    """Write the demo's pictures and captions; return how many are good and how many are broken.
+    """Write the pictures of the demo with captions; return how many are good, how many broken.
 
-    They go into new subfolders. Pictures that are too small or too long, and those with
-    undecodable captions, count as broken.
+    They go into new subfolders. Pictures that are too small or too long, and those whose caption
+    cannot be decoded, count as broken.
     """
     random = Random("demo")  # noqa: S311 (pictures, no secret)
     for name in FOLDERS:
@@ -52,51 +52,51 @@ def _write_caption(stem: Path, number: int, caption: str) -> None:
 
 
 # --- one picture in each of the ways that pictures come
-def _saved(image: Image.Image, kind: str, **options: object) -> bytes:
+def _encode(image: Image.Image, kind: str, **options: object) -> bytes:
     out = BytesIO()
     image.save(out, kind, **options)
     return out.getvalue()
 
 
-def _turned(image: Image.Image) -> bytes:
-    """Save an image as a phone held upright does: lying, with a note to turn it."""
+def _encode_turned(image: Image.Image) -> bytes:
+    """Encode an image as a phone that is held upright does: lying, with a note to turn it."""
     exif = Image.Exif()
     exif[0x0112] = 6
-    return _saved(image.transpose(Image.Transpose.ROTATE_90), "JPEG", quality=90, exif=exif)
+    return _encode(image.transpose(Image.Transpose.ROTATE_90), "JPEG", quality=90, exif=exif)
 
 
-def _see_through(image: Image.Image) -> bytes:
+def _encode_transparent(image: Image.Image) -> bytes:
     alpha = Image.radial_gradient("L").resize(image.size).point([255] * 180 + [0] * 76)
     image = image.copy()
     image.putalpha(alpha)
-    return _saved(image, "PNG")
+    return _encode(image, "PNG")
 
 
-def _deep(image: Image.Image) -> bytes:
-    """Grey in 16 bits, as scanners and microscopes give it."""
+def _encode_16_bits(image: Image.Image) -> bytes:
+    """Encode an image as grey in 16 bits, as scanners and microscopes do."""
     grey = image.convert("L").tobytes()
     deep = bytearray(2 * len(grey))
     deep[0::2] = deep[1::2] = grey
-    return _saved(Image.frombytes("I;16", image.size, bytes(deep)), "PNG")
+    return _encode(Image.frombytes("I;16", image.size, bytes(deep)), "PNG")
 
 
-def _moving(image: Image.Image) -> bytes:
+def _encode_animation(image: Image.Image) -> bytes:
     frames = [image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)]
-    return _saved(image, "GIF", save_all=True, append_images=frames, duration=500)
+    return _encode(image, "GIF", save_all=True, append_images=frames, duration=500)
 
 
 KINDS: dict[str, Callable[[Image.Image], bytes]] = {
-    "jpg": lambda image: _saved(image, "JPEG", quality=90),
-    "png": lambda image: _saved(image, "PNG"),
-    "webp": lambda image: _saved(image, "WEBP", quality=90, method=2),
-    "turned": _turned,
-    "cmyk": lambda image: _saved(image.convert("CMYK"), "JPEG", quality=90),
-    "alpha": _see_through,
-    "deep": _deep,
-    "gif": _moving,
-    "grey": lambda image: _saved(image.convert("L"), "JPEG", quality=90),
-    "tiff": lambda image: _saved(image, "TIFF", compression="tiff_lzw"),
-    "progressive": lambda image: _saved(image, "JPEG", quality=80, progressive=True),
+    "jpg": lambda image: _encode(image, "JPEG", quality=90),
+    "png": lambda image: _encode(image, "PNG"),
+    "webp": lambda image: _encode(image, "WEBP", quality=90, method=2),
+    "turned": _encode_turned,
+    "cmyk": lambda image: _encode(image.convert("CMYK"), "JPEG", quality=90),
+    "alpha": _encode_transparent,
+    "deep": _encode_16_bits,
+    "gif": _encode_animation,
+    "grey": lambda image: _encode(image.convert("L"), "JPEG", quality=90),
+    "tiff": lambda image: _encode(image, "TIFF", compression="tiff_lzw"),
+    "progressive": lambda image: _encode(image, "JPEG", quality=80, progressive=True),
 }
 SUFFIXES = {
     "png": ".png",

@@ -21,7 +21,7 @@ from wdsprep.limits import MAX_TABLE_ROWS
 from wdsprep.options import Options, about
 from wdsprep.runners.base import HopelessError
 from wdsprep.sources.captions import caption_at
-from wdsprep.text import EXAMPLES, brief, names
+from wdsprep.text import EXAMPLES, brief, parse_names
 
 if TYPE_CHECKING:
     from wdsprep.encoding.captions.lookup import OpenLookup
@@ -92,7 +92,7 @@ def _check_path(given: Any) -> str:
 
 
 def _check_paths(given: Any) -> tuple[str, ...]:
-    return tuple(map(_check_path, names(given)))
+    return tuple(map(_check_path, parse_names(given)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +228,7 @@ class CaptionOptions(OneCaption):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        return names(self.caption_fields)
+        return parse_names(self.caption_fields)
 
 
 OWN_CAPTIONS = CaptionOptions()

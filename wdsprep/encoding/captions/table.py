@@ -41,7 +41,7 @@ from wdsprep.sources.tables.files import Table, TableFiles
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store import open_store, shared_store
 from wdsprep.store.base import Entry, Store, write_bytes
-from wdsprep.text import EXAMPLES, columns, human_bytes, human_time, plural
+from wdsprep.text import EXAMPLES, human_bytes, human_time, list_columns, plural
 
 if TYPE_CHECKING:
     from wdsprep.encoding.captions.sorted_pairs import Pairs
@@ -80,14 +80,14 @@ class CaptionTable:
             raise SourceError(f"{what} is empty: give the path of a table of captions")
         if not self.by:
             raise UsageError(
-                f"{what} has {columns(there)}, and no column that identifies samples: add a column "
-                f"{', '.join(BY[:-1])} or {BY[-1]}"
+                f"{what} has {list_columns(there)}, and no column that identifies samples: add a "
+                f"column {', '.join(BY[:-1])} or {BY[-1]}"
             )
         asked = {"--captions-by": self.by, "--caption-column": self.column}
         for option, column in asked.items():
             if column not in there:
                 raise UsageError(
-                    f"{what} has no column {column!r} ({option}): it has {columns(there)}"
+                    f"{what} has no column {column!r} ({option}): it has {list_columns(there)}"
                 )
 
     @cached_property
@@ -376,7 +376,7 @@ def _warn_of_field(path: str, tars: TarsSource, shards: Sequence[ImageShard]) ->
         return ""
     return (
         f"none of the first {plural(seen, 'sample')} of {tars.url} has a caption in {path}: "
-        f"samples without one keep their own captions; their json has {columns(sorted(there))}"
+        f"samples without one keep their own captions; their json has {list_columns(sorted(there))}"
     )
 
 

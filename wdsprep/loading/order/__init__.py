@@ -58,7 +58,7 @@ from wdsprep.loading.order.mixing import (
     split_shares,
 )
 from wdsprep.loading.order.shuffle import Passes
-from wdsprep.text import brief, plural, whole
+from wdsprep.text import brief, plural, whole_number
 
 VERSION = 2
 SLOTS = 64  # the least number, if a batch has as many samples
@@ -141,7 +141,7 @@ class Order:
             given = getattr(self, name)
             if given is None:
                 continue
-            value = whole(name, given)
+            value = whole_number(name, given)
             if not low <= value < high:
                 raise UsageError(f"{name} {value}: not in [{low}, {high})")
             object.__setattr__(self, name, value)

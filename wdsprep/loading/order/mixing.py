@@ -25,7 +25,7 @@ from fractions import Fraction
 
 from wdsprep.dataset.random_numbers import Ints
 from wdsprep.errors import UsageError
-from wdsprep.text import real, whole
+from wdsprep.text import real_number, whole_number
 
 MAX_TOTAL = 1 << 40  # so that products with the blocks of a step stay below 2**63
 
@@ -47,7 +47,7 @@ class StreamAmount:
         if len(names) > 1:
             raise UsageError("a stream takes one of weight, repeat and count")
         for name in names:
-            check = whole if name == "count" else real
+            check = whole_number if name == "count" else real_number
             value = check(f"a stream's {name}", getattr(self, name))
             if not 0 < value < float("inf"):
                 raise UsageError(f"a stream's {name} is above 0, not {value}")

@@ -47,7 +47,7 @@ from operator import sub
 from pathlib import Path
 
 from wdsprep.errors import StoreError, UsageError
-from wdsprep.text import whole_or_none
+from wdsprep.text import whole_number_or_none
 
 VERSION = 1
 STALE_S = 900  # a file without a claim for so long may be removed
@@ -77,7 +77,7 @@ def open_cache_dir(folder: "str | os.PathLike[str] | None", nbytes: int | None) 
     """Make the cache folder that a user asked for, and return it with its limit."""
     if folder is None and nbytes is None:
         return None
-    nbytes = whole_or_none("cache_nbytes", nbytes)
+    nbytes = whole_number_or_none("cache_nbytes", nbytes)
     if folder is None or nbytes is None or nbytes < 1:
         raise UsageError("give cache, a folder, together with cache_nbytes, what it may hold")
     path = Path(folder).expanduser()

@@ -35,7 +35,7 @@ from wdsprep.loading.options import ServingOptions, StreamOptions
 from wdsprep.loading.streaming.pieces import Pieces, StreamRoom
 from wdsprep.loading.streaming.pipeline import Pipeline, least_ahead, pieces_ahead
 from wdsprep.loading.streaming.trainer import Trainer
-from wdsprep.options import taking
+from wdsprep.options import takes_options
 from wdsprep.runners.ray.cluster import connect_to_ray
 from wdsprep.store.base import absolute
 from wdsprep.text import plural
@@ -43,7 +43,7 @@ from wdsprep.text import plural
 LEAST = 2  # cores of a Ray that is started here: one for a worker of each stage
 
 
-@taking(StreamOptions)
+@takes_options(StreamOptions)
 def stream(options: StreamOptions) -> "Feed":
     """Serve batches to trainers, made of image shards by other processes on a Ray cluster.
 

@@ -1,1 +1,1 @@
-"""What can be told of datasets, before any of it is shown."""
+"""Collect the facts of a report about datasets."""

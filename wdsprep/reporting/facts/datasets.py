@@ -1,4 +1,4 @@
-"""The datasets that a report is about, opened: at most one of images, and latents made of them."""
+"""Open the datasets of a report: at most one of images, and latents made of them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ from wdsprep.store.places import ANY_PLACE
 
 NAME = "wdsprep report"
 MARK = f" · {NAME}</title>".encode()
-"""The text near the beginning of each report, by which it is told from other pages."""
+"""The text near the start of each report that distinguishes it from other pages."""
 HEAD_NBYTES = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportDataset:
-    """One dataset. `shown` is its name as the user gave it, `url` where it lies."""
+    """One dataset of a report. `shown` is its path as the user gave it."""
 
     shown: str
     store: Store
@@ -52,7 +52,7 @@ class ReportDataset:
 
     @property
     def resolution(self) -> int:
-        """Return the resolution of latents."""
+        """Return the resolution at which latents were encoded."""
         return int(self.manifest.settings["resolution"])
 
     @property
@@ -70,7 +70,7 @@ class ReportDataset:
 
     @property
     def label(self) -> str:
-        """Describe latents, text or scores in a few words."""
+        """Return the name of latents, text or scores in a report, such as `latents 256`."""
         if self.manifest.is_scored:
             return SCORES
         return "text" if self.is_of_text else f"latents {self.resolution}"
@@ -82,18 +82,18 @@ class ReportDataset:
 
     @property
     def shapes(self) -> dict[str, int]:
-        """Return the samples of each shape, of latents that are of several."""
+        """Return the number of samples of each shape, for latents of several shapes."""
         found: dict[str, int] = self.overview["shapes"]
         return found
 
-    def takes(self, images: "ReportDataset") -> tuple[int, ...]:
-        """Return the buckets of images that latents are made of."""
+    def encoded_buckets(self, images: "ReportDataset") -> tuple[int, ...]:
+        """Return the buckets of a dataset of images that these latents are made of."""
         of, made = images.manifest.settings["buckets"], self.manifest.ledger.units()
         return buckets_encoded(self.manifest.settings, of, made=made)
 
     @cached_property
     def buckets(self) -> dict[str, list[Shard]]:
-        """The shards by the folder they are in."""
+        """Return the shards by the folder that they are in."""
         found: dict[str, list[Shard]] = {}
         for shard in self.manifest.shards:
             found.setdefault(shard.name.partition("/")[0], []).append(shard)
@@ -117,58 +117,59 @@ class Datasets:
 
 
 def open_all(urls: Sequence[str]) -> Datasets:
-    """Open each; a run that is under way is seen as far as it has come."""
+    """Open the datasets of a report. An unfinished dataset is read as far as it has come."""
     every = open_each(urls)
     images = [given for given in every if given.manifest.dataset == "images"]
     if not every:
         raise UsageError("nothing to report on: give the path or URL of a dataset")
     if len(images) > 1:
         names = " and ".join(given.shown for given in images)
-        raise UsageError(f"{names} are both datasets of images: a report takes one of them")
+        raise UsageError(f"{names} are both datasets of images: give a report one of them")
     latents = tuple(given for given in every if given.manifest.dataset != "images")
     return Datasets(images=images[0] if images else None, latents=latents)
 
 
 def open_each(urls: Sequence[str]) -> tuple[ReportDataset, ...]:
-    return tuple(_opened(url) for url in dict.fromkeys(urls))
+    return tuple(_open_dataset(url) for url in dict.fromkeys(urls))
 
 
-def _opened(url: str) -> ReportDataset:
+def _open_dataset(url: str) -> ReportDataset:
     store, manifest = open_dataset(url)
     return ReportDataset(shown=url, store=store, manifest=refresh_manifest(store, manifest))
 
 
 def check_output(output: str, datasets: Datasets, *, replaces: Callable[[], bool]) -> None:
-    """Refuse to write a report over another file, or where `verify` would find it foreign.
+    """Raise UsageError if a report must not be written to `output`.
 
-    A file is replaced where `replaces` says so.
+    That is so within a dataset, where `verify` would find it foreign, and over a file that is not a
+    report, unless `replaces` returns true.
     """
     if not output.lower().endswith((".html", ".htm")):
         raise UsageError(f"-o {output}: give the report a name that ends in .html")
     check_folder(output, datasets.every, "report")
-    if _is_other(output) and not replaces():
+    if _is_foreign_file(output) and not replaces():
         raise UsageError(
-            f"{output} is there already and is no report: give another -o, or --yes to replace it"
+            f"{output} exists already and is not a report: give another -o, or --yes to replace it"
         )
 
 
 def check_folder(
     output: str, every: Sequence[ReportDataset], what: str, *, besides: Sequence[str] = ()
 ) -> None:
-    """Refuse to write among the files of a dataset, but for those that may lie beside them."""
+    """Raise UsageError if `output` is among the files of a dataset, unless `besides` allows it."""
     if is_web(output):
-        raise UsageError(f"-o {output}: the web is only read: give {ANY_PLACE}")
+        raise UsageError(f"-o {output} is on the web, which is only read: give {ANY_PLACE}")
     where = _folder(output)
     for given in every:
         folder = _folder(given.url)
         if f"{where}/".startswith(f"{folder}/") and where[len(folder) + 1 :] not in besides:
             raise UsageError(
-                f"{output} lies in the dataset {given.shown}: write the {what} somewhere else"
+                f"{output} is inside the dataset {given.shown}: write the {what} somewhere else"
             )
 
 
-def _is_other(output: str) -> bool:
-    """Return whether a file is there that is neither a report nor empty."""
+def _is_foreign_file(output: str) -> bool:
+    """Return whether a file exists that is neither a report nor empty."""
     store, name = split_url(output)
     try:
         start = store.read(name, nbytes=HEAD_NBYTES)

@@ -1,8 +1,8 @@
-"""The way from the source to the shards, as rows of what is left and what was lost on the way.
+"""The way from the source to the shards, as rows of the samples that are left or were lost.
 
-And how fast: receipts hold no times, so that equal input gives equal bytes, but a store knows when
-each was written, which is when its unit was done. A copy of a dataset may have lost these times,
-and a unit that was done again has those of the last time.
+The pace too: receipts hold no times, so that equal input gives equal bytes, but a store knows when
+each receipt was written, which is when its unit was done. A copy of a dataset may have lost these
+times, and a unit that was done again has the later time.
 """
 
 from collections import Counter
@@ -15,18 +15,18 @@ from wdsprep.dataset.reject_codes import Code, by_stage
 from wdsprep.reporting.facts.datasets import Datasets, ReportDataset
 
 LOST_BY_STAGE = {
-    "absent": "captions without an image",  # read well, but nothing to pack
+    "absent": "captions without an image",  # not an error: there is nothing to pack
     "read": "could not be read",
     "fetch": "could not be fetched",
     "filter": "left out by a filter",
     "check": "failed the image check",
-    "encode": "could not be encoded",  # of latents, all rejects are
+    "encode": "could not be encoded",  # all rejects of latents
 }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FunnelRow:
-    """A row of the funnel: the samples left after a step, or those lost in one.
+    """A row of the funnel: the samples left after a step, or lost in a step.
 
     It is drawn as `count` samples that begin at `start`.
     """
@@ -38,7 +38,7 @@ class FunnelRow:
 
 
 def losses(rejects: Mapping[str, int]) -> dict[str, int]:
-    """Count the rejects by label, in the order of the stages."""
+    """Count the rejects by the label of their stage, in the order of the stages."""
     found = by_stage(rejects)
     found["absent"] = rejects.get(Code.NO_IMAGE.value, 0)
     found["read"] -= found["absent"]
@@ -46,32 +46,33 @@ def losses(rejects: Mapping[str, int]) -> dict[str, int]:
 
 
 def funnel(datasets: Datasets) -> list[FunnelRow]:
+    """Return the rows of the funnel, from the source to each dataset of latents."""
     rows: list[FunnelRow] = []
     images = datasets.images
     if images:
         rows.append(FunnelRow(label="samples in the source", count=images.inputs))
-        rows += _lost(images, images.inputs)
+        rows += _loss_rows(images, images.inputs)
         rows.append(FunnelRow(label="packed", count=images.samples))
     labels = Counter(latents.label for latents in datasets.latents)
     for latents in datasets.latents:
         phase = latents.label if not latents.has_latents else str(latents.resolution)
         whose = "" if labels[latents.label] == 1 else f" ({latents.shown})"
-        rows += _encoded(images, latents, f"{phase}{whose}")
+        rows += _phase_rows(images, latents, f"{phase}{whose}")
     return rows
 
 
-def _lost(given: ReportDataset, left: int) -> Iterator[FunnelRow]:
+def _loss_rows(given: ReportDataset, left: int) -> Iterator[FunnelRow]:
     for label, count in losses(given.manifest.rejects).items():
         left -= count
         yield FunnelRow(label=label, count=count, start=left, is_lost=True)
 
 
-def _encoded(
+def _phase_rows(
     images: ReportDataset | None, latents: ReportDataset, phase: str
 ) -> Iterator[FunnelRow]:
     wanted = latents.inputs
     if images:
-        buckets = latents.takes(images)
+        buckets = latents.encoded_buckets(images)
         fit = [shard.samples for shard in images.manifest.shards if shard.bucket in buckets]
         wanted = max(wanted, sum(fit))
     of, at = ("for phase", "at") if latents.has_latents else ("for", "as")
@@ -97,8 +98,8 @@ PAUSE_TIMES = 8
 class RunPace:
     """The pace of a run over time.
 
-    `rates` are inputs a second, over equal parts of the time in which work was done. Pauses,
-    such as between a kill and a resume, are left out.
+    `rates` are inputs a second, over equal parts of the time in which work was done. Pauses, such
+    as between a kill and a resume, are left out.
     """
 
     first_s: float
@@ -106,7 +107,7 @@ class RunPace:
     active_s: float
     pauses: int
     inputs: int
-    """the inputs of all units but those done at the first moment"""
+    """The inputs of all units, except those done at `first_s`."""
     rates: tuple[float, ...]
 
     @property
@@ -129,7 +130,7 @@ def _pace(moments: Sequence[tuple[float, int]]) -> RunPace:
     gaps = [b - a for (a, _), (b, _) in pairwise(moments)]
     usual = sorted(gaps)[len(gaps) // 2]
     longest = max(PAUSE_S, PAUSE_TIMES * usual)
-    steps: list[tuple[float, int]] = []  # a length of time, and what was done in it
+    steps: list[tuple[float, int]] = []  # seconds, and the inputs done in them
     for gap, (_, inputs) in zip(gaps, moments[1:], strict=True):
         steps.append((usual if gap > longest else gap, inputs))
     return RunPace(
@@ -143,7 +144,7 @@ def _pace(moments: Sequence[tuple[float, int]]) -> RunPace:
 
 
 def _rates(steps: Sequence[tuple[float, int]]) -> tuple[float, ...]:
-    """Spread the inputs of each step evenly over its time, and sum them by bin."""
+    """Spread the inputs of each step evenly over its time, and return their sums by bin."""
     count = min(BINS, len(steps))
     width = sum(length for length, _ in steps) / count
     done = [0.0] * count

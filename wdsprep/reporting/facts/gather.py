@@ -1,4 +1,4 @@
-"""All that a report says, gathered: values alone, from which the page is written."""
+"""Gather everything that a report says, as values from which the page is written."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from wdsprep.reporting.facts.datasets import Datasets, ReportDataset
 from wdsprep.reporting.facts.funnel import FunnelRow, RunPace, funnel, pace_of
-from wdsprep.reporting.facts.histograms import Surveyed, histograms_of
-from wdsprep.reporting.facts.rejects import Refused, look_at_rejects
+from wdsprep.reporting.facts.histograms import SampleSurvey, histograms_of
+from wdsprep.reporting.facts.rejects import RejectSummary, look_at_rejects
 from wdsprep.reporting.facts.spectrum import Spectrum, spectrum_of
 from wdsprep.reporting.sheet.decoding import Decoders, Decoding, find_decoding, model_name
-from wdsprep.reporting.sheet.items import Sheet, SheetItem, to_show
-from wdsprep.reporting.sheet.score_extremes import ColumnEnds, ends_of
+from wdsprep.reporting.sheet.items import Sheet, SheetItem, count_items
+from wdsprep.reporting.sheet.score_extremes import ColumnEnds, find_column_ends
 from wdsprep.text import Counting, plural
 
 if TYPE_CHECKING:
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chapter:
-    """The facts about one dataset."""
+    """The facts about one dataset of a report."""
 
     given: ReportDataset
-    refused: Refused
+    refused: RejectSummary
     pace: RunPace | None
-    surveyed: Surveyed
+    surveyed: SampleSurvey
     spectrum: Spectrum | None
     decoding: Decoding | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportFacts:
-    """The whole report."""
+    """The facts of a whole report."""
 
     datasets: Datasets
     rows: tuple[FunnelRow, ...]
@@ -44,11 +44,11 @@ class ReportFacts:
 
 
 def plan_of(datasets: Datasets, samples: int, model: str) -> str:
-    """Say what is about to be done. Decoding may take long."""
-    shown, latents = to_show(datasets, samples)
+    """Return a line for the user that says what the report will show and decode."""
+    shown, latents = count_items(datasets, samples)
     with_latents = [given for given in datasets.latents if given.has_latents]
     models = sorted({name for given in with_latents if (name := model_name(given, model))})
-    plan = f"{shown_names(datasets.every)}: {plural(shown, 'sample')} to show"
+    plan = f"{join_names(datasets.every)}: {plural(shown, 'sample')} to show"
     if not latents or not models:
         return plan
     return (
@@ -68,12 +68,12 @@ def gather(
     told: Callable[[str], None],
     heard: Callable[[str], None],
 ) -> ReportFacts:
-    """Read receipts, and of samples and rejects a bounded number."""
+    """Gather the facts of a report: read receipts, and a bounded number of samples and rejects."""
     copies = None
     if duplicates:
-        from wdsprep.reporting.sheet.copies import copies_shown  # pyarrow takes a while to load
+        from wdsprep.reporting.sheet.copies import choose_copies  # pyarrow is slow to import
 
-        copies = copies_shown(datasets, duplicates, max_area, heard)
+        copies = choose_copies(datasets, duplicates, max_area, heard)
     with_latents = (given for given in datasets.latents if given.has_latents)
     decodings = {given.url: find_decoding(given, model) for given in with_latents}
     chapters = tuple(
@@ -92,7 +92,7 @@ def gather(
         chapters=chapters,
         items=tuple(sheet.items(samples, f"sheet {seed}")),
         copies=copies,
-        ends=ends_of(
+        ends=find_column_ends(
             datasets.images,
             [(chapter.given, chapter.surveyed.samples) for chapter in chapters],
             max_area,
@@ -121,6 +121,7 @@ def _chapter(
     )
 
 
-def shown_names(given: Sequence[ReportDataset]) -> str:
+def join_names(given: Sequence[ReportDataset]) -> str:
+    """Join the paths of datasets as a user gave them: `a, b and c`."""
     names = [one.shown for one in given]
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

@@ -1,4 +1,4 @@
-"""What the samples are like, told by some of them: sizes, aspect ratios, captions, latents.
+"""Histograms of samples, some of which are read: sizes, aspect ratios, captions, scores.
 
 Receipts count caption lengths and shorter sides of all images, in coarse ranges. Everything else
 comes from a few hundred samples, picked by chance over the whole dataset.
@@ -18,8 +18,8 @@ from wdsprep.text import Counting
 
 SAMPLES = 256
 STEPS = 12
-"""The bins of the histogram of a column."""
-MAX_AREA = 1 << 60  # more is no size
+"""The number of bins in the histogram of a column."""
+MAX_AREA = 1 << 60  # a larger area cannot be a real size
 ASPECTS = (
     (0.0, 1 / 3, "under 1:3"),
     (1 / 3, 0.5, "1:3 to 1:2"),
@@ -39,7 +39,7 @@ ASPECTS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bar:
-    """One bin of a histogram: a short label for its place, and the whole range."""
+    """A bar of a histogram: a short label, its whole range, and its count."""
 
     label: str
     range: str
@@ -48,7 +48,7 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Histogram:
-    """`is_of_all` says that every sample was counted, not some picked by chance."""
+    """A histogram of samples: of all of them with `is_of_all`, otherwise of a random part."""
 
     title: str
     unit: str
@@ -61,15 +61,17 @@ class Histogram:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Surveyed:
-    """`picked` samples were to be read, and those of `samples` were."""
+class SampleSurvey:
+    """The samples that were picked from a dataset and could be read, with their histograms."""
 
     picked: int
+    """The number of samples that were picked; those that could not be read are missing below."""
     samples: tuple[SheetSample, ...]
     histograms: tuple[Histogram, ...]
 
 
-def histograms_of(given: ReportDataset, seed: str, heard: Counting) -> Surveyed:
+def histograms_of(given: ReportDataset, seed: str, heard: Counting) -> SampleSurvey:
+    """Read some random samples of a dataset, and return them with their histograms."""
     places = pick(given.manifest.shards, SAMPLES, seed)
     wanted = ("json", LATENT) if given.manifest.kind == "latents" else ("json",)
     read = read_each(
@@ -79,7 +81,7 @@ def histograms_of(given: ReportDataset, seed: str, heard: Counting) -> Surveyed:
         lambda done: heard(done, len(places)),
     )
     samples = tuple(sample for sample in read if not sample.problem)
-    return Surveyed(
+    return SampleSurvey(
         picked=len(places), samples=samples, histograms=tuple(_histograms(given, samples))
     )
 
@@ -87,7 +89,7 @@ def histograms_of(given: ReportDataset, seed: str, heard: Counting) -> Surveyed:
 def _histograms(given: ReportDataset, samples: Sequence[SheetSample]) -> list[Histogram]:
     counts = given.manifest.counts
     sizes = [size for sample in samples if (size := _size(sample))]
-    some = _counted("side", [min(size) for size in sizes])
+    some = _count_bins("side", [min(size) for size in sizes])
     captions = [len(str(sample.facts.get("caption", ""))) for sample in samples]
     is_counted = bool(histogram(counts, "side"))
     is_every = len(samples) == given.samples
@@ -95,31 +97,31 @@ def _histograms(given: ReportDataset, samples: Sequence[SheetSample]) -> list[Hi
         Histogram(
             title="Shorter side",
             unit="pixels",
-            bars=_ranges(counts if is_counted else some, "side"),
+            bars=_range_bars(counts if is_counted else some, "side"),
             is_of_all=is_counted or is_every,
         ),
-        Histogram(title="Aspect ratio", unit="", bars=_aspects(sizes), is_of_all=is_every),
+        Histogram(title="Aspect ratio", unit="", bars=_aspect_bars(sizes), is_of_all=is_every),
         Histogram(
             title="Caption length",
             unit="characters",
-            bars=_ranges(counts if is_counted else _counted("caption", captions), "caption"),
+            bars=_range_bars(counts if is_counted else _count_bins("caption", captions), "caption"),
             is_of_all=is_counted or is_every,
         ),
     ]
-    found += (_of_column(name, samples, is_every) for name in given.columns)
+    found += (_column_histogram(name, samples, is_every) for name in given.columns)
     return [histogram for histogram in found if histogram.count]
 
 
-def _of_column(name: str, samples: Sequence[SheetSample], is_every: bool) -> Histogram:
-    """Return the histogram of a column: equal steps of numbers, or the most frequent texts."""
+def _column_histogram(name: str, samples: Sequence[SheetSample], is_every: bool) -> Histogram:
+    """Return the histogram of a column: equal ranges of numbers, or its most frequent texts."""
     values = [value for sample in samples if (value := sample.facts.get(name)) is not None]
     numbers = [float(value) for value in values if isinstance(value, int | float)]
     texts = Counter(value for value in values if isinstance(value, str))
     bars = tuple(Bar(label=text, range=text, count=n) for text, n in texts.most_common(STEPS))
-    return Histogram(title=name, unit="", bars=_steps(numbers) or bars, is_of_all=is_every)
+    return Histogram(title=name, unit="", bars=_equal_bars(numbers) or bars, is_of_all=is_every)
 
 
-def _steps(numbers: Sequence[float]) -> tuple[Bar, ...]:
+def _equal_bars(numbers: Sequence[float]) -> tuple[Bar, ...]:
     if not numbers:
         return ()
     least, most = min(numbers), max(numbers)
@@ -143,7 +145,7 @@ def _size(sample: SheetSample) -> tuple[int, int] | None:
     return None
 
 
-def _counted(what: str, numbers: Sequence[int]) -> dict[str, int]:
+def _count_bins(what: str, numbers: Sequence[int]) -> dict[str, int]:
     found: dict[str, int] = {}
     for number in numbers:
         name = bin_name(what, number)
@@ -151,8 +153,8 @@ def _counted(what: str, numbers: Sequence[int]) -> dict[str, int]:
     return found
 
 
-def _ranges(counts: Mapping[str, int], what: str) -> tuple[Bar, ...]:
-    """Return the bins from the first that has a count to the last, with the empty ones between."""
+def _range_bars(counts: Mapping[str, int], what: str) -> tuple[Bar, ...]:
+    """Return the bars from the first with a count to the last, with the empty ones between."""
     found = dict(histogram(counts, what))
     if not found:
         return ()
@@ -160,7 +162,7 @@ def _ranges(counts: Mapping[str, int], what: str) -> tuple[Bar, ...]:
     bars = []
     least = first
     while least <= last:
-        most = _next(least) - 1
+        most = _next_edge(least) - 1
         shown = f"{least:,}" if least == most else f"{least:,} to {most:,}"
         count = found.get((least, most), 0)
         bars.append(Bar(label=f"{least:,}", range=shown, count=count))
@@ -168,15 +170,15 @@ def _ranges(counts: Mapping[str, int], what: str) -> tuple[Bar, ...]:
     return tuple(bars)
 
 
-def _next(edge: int) -> int:
-    """Return the edge after one: 1, 2, 3, 4, 6, 8, 12, 16 and so on."""
+def _next_edge(edge: int) -> int:
+    """Return the edge after `edge` in the series 1, 2, 3, 4, 6, 8, 12, 16 and so on."""
     if edge < 4:
         return edge + 1
     return edge * 3 // 2 if edge & (edge - 1) == 0 else edge * 4 // 3
 
 
-def _aspects(sizes: Sequence[tuple[int, int]]) -> tuple[Bar, ...]:
-    """Width over height; equal steps on both sides of the square."""
+def _aspect_bars(sizes: Sequence[tuple[int, int]]) -> tuple[Bar, ...]:
+    """Return the bars of the aspect ratios, with ranges alike on both sides of the square."""
     ratios = [width / height for width, height in sizes]
     return tuple(
         Bar(

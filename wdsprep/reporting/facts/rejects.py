@@ -1,7 +1,7 @@
-"""What the rejects of a dataset look like: examples of each code, and the hosts that failed most.
+"""Examples of the rejects of a dataset, by code, and the hosts that failed most.
 
-Receipts count all rejects; the lines themselves are read of a bounded number of units, picked so
-that each code is met and the rest by chance.
+Receipts count all rejects. The rejects themselves are read from a bounded number of units: for each
+code one that has it, and others by chance.
 """
 
 import random
@@ -24,7 +24,7 @@ HOSTS = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Host:
-    """One host, and what its failures were."""
+    """A host, with its failures by code."""
 
     name: str
     codes: tuple[tuple[str, int], ...]
@@ -35,11 +35,11 @@ class Host:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Refused:
-    """A sample of the rejects: examples by code, and the worst hosts.
+class RejectSummary:
+    """A part of the rejects: examples by code, and the worst hosts.
 
     `failures` is the number of failures that the hosts are picked from. Of the `units` with
-    rejects, `units_read` were read, and `units_damaged` could not be.
+    rejects, `units_read` were read, and `units_damaged` could not be read.
     """
 
     examples: dict[str, tuple[Reject, ...]]
@@ -50,11 +50,12 @@ class Refused:
     units: int
 
 
-def look_at_rejects(given: ReportDataset, seed: str, heard: Counting) -> Refused:
+def look_at_rejects(given: ReportDataset, seed: str, heard: Counting) -> RejectSummary:
+    """Read the rejects of some units of a dataset, and return examples and the worst hosts."""
     receipts = [receipt for receipt in given.manifest.receipts if receipt.rejects]
-    chosen = _chosen(receipts, seed)
+    chosen = _choose_units(receipts, seed)
     lines = read_each(
-        lambda receipt: _read(given, receipt),
+        lambda receipt: _read_unit(given, receipt),
         chosen,
         given.store.readers,
         lambda done: heard(done, len(chosen)),
@@ -62,7 +63,7 @@ def look_at_rejects(given: ReportDataset, seed: str, heard: Counting) -> Refused
     read = [some for some in lines if some is not None]
     rejects = [reject for some in read for reject in some]
     hosts = _hosts(rejects)
-    return Refused(
+    return RejectSummary(
         examples=_examples(rejects),
         hosts=tuple(hosts[:HOSTS]),
         failures=sum(host.failures for host in hosts),
@@ -72,7 +73,7 @@ def look_at_rejects(given: ReportDataset, seed: str, heard: Counting) -> Refused
     )
 
 
-def _chosen(receipts: list[Receipt], seed: str) -> list[Receipt]:
+def _choose_units(receipts: list[Receipt], seed: str) -> list[Receipt]:
     """Choose units to read: for each code one that has it, then others by chance."""
     shuffled = random.Random(seed).sample(receipts, len(receipts))  # noqa: S311
     found: dict[str, Receipt] = {}
@@ -87,8 +88,8 @@ def _chosen(receipts: list[Receipt], seed: str) -> list[Receipt]:
     return sorted(found.values(), key=lambda receipt: receipt.unit)
 
 
-def _read(given: ReportDataset, receipt: Receipt) -> list[Reject] | None:
-    """Read the rejects of a unit; None where the file is damaged or gone."""
+def _read_unit(given: ReportDataset, receipt: Receipt) -> list[Reject] | None:
+    """Return the rejects of a unit; None if their file is damaged or missing."""
     try:
         return rejects_in(given.store, receipt.unit)
     except DAMAGE:
@@ -114,7 +115,7 @@ def _hosts(rejects: Iterable[Reject]) -> list[Host]:
 
 
 def host_of(url: str) -> str:
-    """Return the host of a URL; empty where it has none."""
+    """Return the host of a URL; empty if it has none."""
     try:
         return urlsplit(url).hostname or ""
     except ValueError:

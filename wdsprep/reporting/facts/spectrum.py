@@ -1,7 +1,7 @@
-"""What the latents of a dataset are like, channel by channel, against a normal distribution.
+"""Compare the latents of a dataset with a normal distribution, channel by channel.
 
-A diffusion model begins with noise of mean 0 and deviation 1, and its latents are scaled to be like
-that. Where a channel is far from it, the wrong scale, shift or VAE is the first thing to look for.
+A diffusion model begins with noise of mean 0 and deviation 1, and latents are scaled to have the
+same. If a channel is far from that, look first for a wrong scale, shift or VAE.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from wdsprep.dataset.shapes import cut_size, fields_in_shape, shapes_of
 from wdsprep.errors import FormatError
 from wdsprep.reporting.sheet.picking import SheetSample
 
-SIDES = 5.0  # of the histogram, beyond which values count into its outermost bins
+SIDES = 5.0  # the end of the histogram: larger values count into its last bin
 BINS = 40
 FAR, VERY_FAR = 3.0, 5.0
 EXTREMES = 5
@@ -26,21 +26,23 @@ EXTREMES = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Channel:
+    """The distribution of the values in one channel of latents."""
+
     mean: float
     std: float
     least: float
     most: float
     far: float
-    """the share of values beyond 3"""
+    """The share of values whose size is above 3."""
     very_far: float
-    """beyond 5"""
+    """The share of values whose size is above 5."""
     shares: tuple[float, ...]
-    """the shares of the values in each bin from -5 to 5"""
+    """The share of values in each bin from -5 to 5."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Extreme:
-    """A sample with a value far out."""
+    """A sample with an extreme value in a channel of its latent."""
 
     key: str
     channel: int
@@ -49,7 +51,11 @@ class Extreme:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spectrum:
-    """`unsound` samples are not what the dataset says latents are, or not finite."""
+    """The distribution of latents by channel.
+
+    `unsound` samples had a latent of another shape than the dataset states, or one that is not
+    finite.
+    """
 
     samples: int
     unsound: int
@@ -58,20 +64,20 @@ class Spectrum:
 
 
 def usual_share(beyond: float) -> float:
-    """Return the share of a normal distribution beyond so many deviations."""
+    """Return the share of a normal distribution beyond a number of standard deviations."""
     return 1 - erf(beyond / sqrt(2))
 
 
 def latent_of(sample: SheetSample, settings: Settings) -> Any:
-    """Return the latent of a sample in fp32, as a trainer takes it; of moments, the mean.
+    """Return the latent of a sample in fp32, as a trainer takes it; for moments, the mean.
 
-    Raise FormatError where it is no finite array of the shape that the dataset says.
+    Raise FormatError if it is not a finite array of the shape that the dataset states.
     """
     data = sample.member(LATENT)
     found = field_of(LATENT, data)
-    wanted = _wanted(sample, settings)
+    wanted = _latent_shape(sample, settings)
     if found.shape != wanted:
-        raise FormatError(f"{LATENT} of {sample.key} is {found.shape}, not {wanted}")
+        raise FormatError(f"{LATENT} of {sample.key} has shape {found.shape}, not {wanted}")
     array = values_of(found, data).astype(np.float32)
     if not np.isfinite(array).all():
         raise FormatError(f"{LATENT} of {sample.key} has values that are not finite")
@@ -82,21 +88,21 @@ def latent_of(sample: SheetSample, settings: Settings) -> Any:
     return (mean - shift) * scale
 
 
-def _wanted(sample: SheetSample, settings: Settings) -> tuple[int, ...]:
-    """Return the shape of a sample's latent.
+def _latent_shape(sample: SheetSample, settings: Settings) -> tuple[int, ...]:
+    """Return the shape that the latent of a sample has to have.
 
-    Where there are several, the size of its crop decides.
+    In a dataset of several shapes, the size of the crop decides.
     """
     fields, size = fields_of(settings["layout"]), cut_size(sample.facts)
     if sizes := shapes_of(settings):
         if size not in sizes:
-            raise FormatError(f"{sample.key} is of no shape of the dataset")
+            raise FormatError(f"{sample.key} has none of the shapes of the dataset")
         fields = fields_in_shape(settings, size)
     return next(field.shape for field in fields if field.name == LATENT)
 
 
 def spectrum_of(samples: Sequence[SheetSample], settings: Settings) -> Spectrum | None:
-    """Return the distribution of latents; None where no sample could be read."""
+    """Return the distribution of latents; None if no latent could be used."""
     keys, latents = [], []
     for sample in samples:
         try:
@@ -132,7 +138,7 @@ def _channel(values: Any) -> Channel:
 
 
 def _extremes(keys: Sequence[str], latents: Sequence[Any]) -> list[Extreme]:
-    """Return the samples with the most extreme values."""
+    """Return the samples with the most extreme values, the most extreme first."""
     furthest = np.array([abs(latent).max() for latent in latents])
     found = []
     for row in np.argsort(-furthest, kind="stable")[:EXTREMES]:

@@ -1,1 +1,1 @@
-"""The page: facts and samples as HTML that needs no network."""
+"""The page of a report: facts and samples as HTML that needs no network."""

@@ -1,7 +1,7 @@
-"""Charts as inline SVG that stretch with the page: places in percent, so text keeps its size.
+"""Charts as inline SVG that stretch with the page. Places are in percent, so text keeps its size.
 
-Each is a figure with a sentence that says the same and a table with its numbers; what a chart shows
-is never told by colour alone.
+Each chart is in a figure, with a sentence that says the same and a table of its numbers. Nothing is
+shown by colour alone.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,9 +18,9 @@ CURVE_POINTS = 60
 
 
 def bar(start: float, width: float, kind: str) -> Html:
-    """Draw the bar of a table's row, in shares of the cell. The row says the number too.
+    """Draw the bar of a table row, with its start and width as shares of the cell.
 
-    A value above 0 is always visible, and 0 is nothing.
+    The row states the number too. A value above 0 is always visible; 0 draws nothing.
     """
     rect = el(
         "rect",
@@ -37,9 +37,9 @@ def bar(start: float, width: float, kind: str) -> Html:
 def columns(
     bars: Sequence[tuple[str, str, float]], label: str, *, peak: str, gap: float = 0.16
 ) -> Html:
-    """Draw upright bars, each with a short label, a tooltip, and a height.
+    """Draw upright bars, each from a short label, a tooltip and a height.
 
-    The highest is as high as the chart, and `peak` is written on it.
+    The highest bar is as high as the chart, and `peak` is written on it.
     """
     most = max(height for _, _, height in bars) or 1
     step = 1 / len(bars)
@@ -84,7 +84,7 @@ def _svg(parts: Sequence[Child], label: str) -> Html:
 
 
 def distribution(channel: Channel, label: str) -> Html:
-    """Draw the distribution of a channel's values, with the bell that they should fill."""
+    """Draw the distribution of a channel's values, with the bell curve that they should fill."""
     count = len(channel.shares)
     width = 2 * SIDES / count
     most = max(*channel.shares, width / sqrt(2 * pi)) * 1.08
@@ -118,9 +118,9 @@ def _percent(share: float) -> str:
 def table(
     caption: str, head: Sequence[str], rows: Iterable[Sequence[Child]], *, numbers: int = 0
 ) -> Html:
-    """Make a table. Its first column names the rows, and its last `numbers` columns are numbers."""
+    """Return a table. Its first column names the rows, its last `numbers` columns have numbers."""
     first = len(head) - numbers
-    kinds = [_kind(at, text, at >= first) for at, text in enumerate(head)]
+    kinds = [_column_class(at, text, at >= first) for at, text in enumerate(head)]
     heads = (
         el("th", text, scope="col", class_=kind) for text, kind in zip(head, kinds, strict=True)
     )
@@ -141,15 +141,15 @@ def table(
     return el("div", whole, class_="scroll", role="region", aria_label=caption, tabindex=0)
 
 
-def _kind(at: int, title: str, is_number: bool) -> str | None:
-    """Return the CSS class of a column. The column of a bar has no title."""
+def _column_class(at: int, title: str, is_number: bool) -> str | None:
+    """Return the CSS class of a column; None for the first. A column of bars has no title."""
     if is_number or not at:
         return "number" if is_number else None
     return "words" if title else "drawn"
 
 
 def figure(title: str, says: str, chart: Html, numbers: Html) -> Html:
-    """Make a figure: a chart with a sentence that says what it shows, and its numbers on demand."""
+    """Return a figure: a chart, a sentence that says what it shows, and its numbers on demand."""
     return el(
         "figure",
         el("figcaption", el("strong", title), " ", el("span", says)),
@@ -159,6 +159,7 @@ def figure(title: str, says: str, chart: Html, numbers: Html) -> Html:
 
 
 def histogram_figure(histogram: Histogram, *, label: str) -> Html:
+    """Return the figure of a histogram of samples."""
     total = histogram.count
     top = max(histogram.bars, key=lambda bar: bar.count)
     unit = f" {histogram.unit}" if histogram.unit else ""
@@ -181,7 +182,7 @@ def histogram_figure(histogram: Histogram, *, label: str) -> Html:
 def share(count: float, total: float) -> str:
     """Return a share in percent.
 
-    A share above 0 is never shown as 0 %, and one below 1 never as 100 %.
+    A share above 0 is never shown as 0 %, and a share below 1 never as 100 %.
     """
     if not total:
         return DASH
@@ -194,4 +195,5 @@ def share(count: float, total: float) -> str:
 
 
 def note(*children: Child, is_problem: bool = False) -> Html:
+    """Return a paragraph with a remark, or with a problem."""
     return el("p", *children, class_="note problem" if is_problem else "note")

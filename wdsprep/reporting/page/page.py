@@ -1,7 +1,7 @@
-"""The page as a whole: head, figures that matter most, the way around, sections, settings.
+"""The whole page: its head, the most important figures, links, sections and settings.
 
-It opens from a disk and asks for nothing: its policy lets no request out and no script run but the
-one that is in it, known by its digest.
+It opens from a disk and loads nothing: its content security policy allows no request, and no script
+but its own, whose digest it names.
 """
 
 import base64
@@ -12,9 +12,9 @@ from typing import Any
 
 from wdsprep.dataset.shapes import shape_name, shapes_of
 from wdsprep.reporting.facts.datasets import NAME, ReportDataset
-from wdsprep.reporting.facts.gather import ReportFacts, shown_names
+from wdsprep.reporting.facts.gather import ReportFacts, join_names
 from wdsprep.reporting.page.charts import note, share, table
-from wdsprep.reporting.page.markup import DASH, Child, Html, by, el
+from wdsprep.reporting.page.markup import DASH, Child, Html, el, format_sides
 from wdsprep.reporting.page.scores import scores_section
 from wdsprep.reporting.page.sections import (
     buckets_section,
@@ -45,6 +45,7 @@ SECTIONS = {
 
 
 def page_of(facts: ReportFacts) -> str:
+    """Return the HTML page of a report."""
     style, script = _asset("page.css"), _asset("page.js")
     made = {name: make(facts) for name, (_, make) in SECTIONS.items()}
     there = {name: made[name] for name in made if made[name] is not None}
@@ -55,7 +56,7 @@ def page_of(facts: ReportFacts) -> str:
         el("meta", name="viewport", content="width=device-width, initial-scale=1"),
         el("meta", name="color-scheme", content="light dark"),
         el("meta", name="referrer", content="no-referrer"),
-        el("title", f"{shown_names(facts.datasets.every)} · {NAME}"),
+        el("title", f"{join_names(facts.datasets.every)} · {NAME}"),
         el("link", rel="icon", href="data:,"),
         el("style", style),
     )
@@ -64,7 +65,7 @@ def page_of(facts: ReportFacts) -> str:
         el("a", "Skip to the report", href="#report", class_="skip"),
         _header(facts, list(there)),
         el("main", *there.values(), _settings_section(facts), id="report"),
-        el("footer", f"Made by wdsprep {__version__}. This page asks for nothing from anywhere."),
+        el("footer", f"Made by wdsprep {__version__}. This page loads nothing from anywhere."),
         el("script", script),
     )
     return f"<!DOCTYPE html>\n{el('html', head, body, lang='en')}\n"
@@ -89,7 +90,7 @@ def _header(facts: ReportFacts, there: list[str]) -> Html:
     return el(
         "header",
         el("p", NAME, class_="kicker"),
-        el("h1", shown_names(facts.datasets.every)),
+        el("h1", join_names(facts.datasets.every)),
         el("p", *_state(facts), class_="lead"),
         el("dl", *_figures(facts), class_="figures-of-note"),
         el(
@@ -107,10 +108,10 @@ def _header(facts: ReportFacts, there: list[str]) -> Html:
 def _state(facts: ReportFacts) -> Iterator[Child]:
     for number, given in enumerate(facts.datasets.every):
         state = "complete" if given.manifest.complete else "not complete"
-        yield f"{' ' if number else ''}{_kind(given)}: {state}."
+        yield f"{' ' if number else ''}{_describe(given)}: {state}."
 
 
-def _kind(given: ReportDataset) -> str:
+def _describe(given: ReportDataset) -> str:
     if given.manifest.dataset == "images":
         return "Images"
     settings = given.manifest.settings
@@ -149,7 +150,9 @@ def _figure(value: str, label: str) -> Html:
 
 
 def _settings_section(facts: ReportFacts) -> Html:
-    parts: list[Child] = [note("What decides the bytes of each dataset, as its manifest has it.")]
+    parts: list[Child] = [
+        note("The settings that decide the bytes of each dataset, from its manifest.")
+    ]
     for given in facts.datasets.every:
         manifest = given.manifest
         shown = {**manifest.extra, **manifest.settings}
@@ -158,7 +161,7 @@ def _settings_section(facts: ReportFacts) -> Html:
         for line in shown.pop("layout", ()):
             first, *others = line["shape"]
             length = f"1 to {first}" if line.get("variable") else first
-            shown[line["name"]] = f"{line['dtype']} {by(length, *others)}"
+            shown[line["name"]] = f"{line['dtype']} {format_sides(length, *others)}"
         rows = ((name.replace("_", "-"), el("code", _value(shown[name]))) for name in sorted(shown))
         parts += [
             el("h3", given.shown),

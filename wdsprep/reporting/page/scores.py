@@ -1,9 +1,9 @@
-"""The section on scores: how each column is spread, and the samples at its ends side by side."""
+"""The section on scores: a histogram of each column, and its lowest and highest samples."""
 
 from wdsprep.reporting.facts.gather import Chapter, ReportFacts
 from wdsprep.reporting.page.charts import histogram_figure, note
 from wdsprep.reporting.page.markup import Child, Html, el
-from wdsprep.reporting.page.sections import section, unread
+from wdsprep.reporting.page.sections import section, unread_note
 from wdsprep.reporting.page.sheet import card
 from wdsprep.reporting.sheet.items import SheetItem
 from wdsprep.text import plural
@@ -22,7 +22,11 @@ def scores_section(facts: ReportFacts) -> Html | None:
 def _columns(chapter: Chapter, facts: ReportFacts) -> list[Child]:
     shown = chapter.given.shown
     figures = [histogram_figure(one, label=shown) for one in chapter.surveyed.histograms]
-    parts: list[Child] = [el("h3", shown), el("div", *figures, class_="figures"), unread(chapter)]
+    parts: list[Child] = [
+        el("h3", shown),
+        el("div", *figures, class_="figures"),
+        unread_note(chapter),
+    ]
     for ends in facts.ends:
         if ends.scores == shown and ends.low:
             parts.append(el("h4", ends.column))

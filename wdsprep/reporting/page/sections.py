@@ -1,6 +1,6 @@
-"""The sections of the page that tell of whole datasets: where samples went, what they are like.
+"""The sections of the page about whole datasets: where samples went, and what they are like.
 
-That on latents has their statistics, channel by channel, against N(0, 1).
+The section on latents compares their statistics, channel by channel, with N(0, 1).
 """
 
 import time
@@ -13,7 +13,7 @@ from wdsprep.errors import without_secrets
 from wdsprep.reporting.facts.datasets import ReportDataset
 from wdsprep.reporting.facts.funnel import RunPace, losses
 from wdsprep.reporting.facts.gather import Chapter, ReportFacts
-from wdsprep.reporting.facts.rejects import EXAMPLES, Refused
+from wdsprep.reporting.facts.rejects import EXAMPLES, RejectSummary
 from wdsprep.reporting.facts.spectrum import FAR, VERY_FAR, Channel, Spectrum, usual_share
 from wdsprep.reporting.page.charts import (
     bar,
@@ -30,6 +30,7 @@ from wdsprep.text import human_bytes, human_time, plural
 
 
 def section(name: str, title: str, *children: Child) -> Html:
+    """Return a section of the page, with a title and a name to link to."""
     return el(
         "section",
         el("h2", title, id=f"{name}-title"),
@@ -141,7 +142,7 @@ def _rejects(chapter: Chapter) -> Iterator[Child]:
     yield from _examples(refused, [code for code, _ in ranked])
 
 
-def _examples(refused: Refused, codes: Sequence[str]) -> Iterator[Child]:
+def _examples(refused: RejectSummary, codes: Sequence[str]) -> Iterator[Child]:
     yield el(
         "div",
         *(
@@ -158,7 +159,7 @@ def _examples(refused: Refused, codes: Sequence[str]) -> Iterator[Child]:
     yield note(f"Up to {EXAMPLES} examples each, from {_read(refused)}.")
 
 
-def _read(refused: Refused) -> str:
+def _read(refused: RejectSummary) -> str:
     files = f"{plural(refused.units, 'file')} of rejects"
     if refused.units_damaged:
         damaged = f"{refused.units_damaged:,} could not be read: wdsprep verify says why"
@@ -200,9 +201,9 @@ def hosts_section(facts: ReportFacts) -> Html | None:
 
 
 def samples_section(facts: ReportFacts) -> Html | None:
-    """Make the section of sizes and captions.
+    """Return the section of sizes and captions; None if there is nothing to show.
 
-    Of latents made of these images it shows nothing: the images' receipts tell the same.
+    With images it shows only these: latents made of them would repeat the same.
     """
     images = facts.datasets.images
     chapters = [c for c in facts.chapters if images is None or c.given is images]
@@ -212,12 +213,12 @@ def samples_section(facts: ReportFacts) -> Html | None:
         figures = [histogram_figure(one, label=shown) for one in chapter.surveyed.histograms]
         if figures:
             parts += [el("h3", shown), el("div", *figures, class_="figures")]
-            parts.append(unread(chapter))
+            parts.append(unread_note(chapter))
     return section("sizes", "Sizes and captions", *parts) if parts else None
 
 
-def unread(chapter: Chapter) -> Html | None:
-    """Make a note on picked samples that could not be read."""
+def unread_note(chapter: Chapter) -> Html | None:
+    """Return a note on picked samples that could not be read; None if all could."""
     surveyed = chapter.surveyed
     if not (lost := surveyed.picked - len(surveyed.samples)):
         return None
@@ -230,20 +231,20 @@ def unread(chapter: Chapter) -> Html | None:
 
 def pace_section(facts: ReportFacts) -> Html:
     figures = [_pace(c.given.shown, c.pace) for c in facts.chapters if c.pace]
-    untold = [c.given.shown for c in facts.chapters if not c.pace]
+    without_pace = [c.given.shown for c in facts.chapters if not c.pace]
     return section(
         "pace",
         "Throughput",
         el("div", *figures, class_="figures") if figures else None,
         note(
-            f"{' and '.join(untold)}: made in so few steps that their times tell no rate. The "
-            "command itself said how fast it was."
+            f"{' and '.join(without_pace)}: too few units for a rate. The command that made them "
+            "printed how fast it was."
         )
-        if untold
+        if without_pace
         else None,
         note(
-            "By the times at which receipts were written, pauses left out. A copied dataset may "
-            "have other times, and a unit that was done again has its last."
+            "From the times at which receipts were written, without pauses. A copied dataset may "
+            "have other times, and a unit that was done again has the time of the last run."
         )
         if figures
         else None,
@@ -296,12 +297,12 @@ def _chapter(chapter: Chapter) -> Iterator[Child]:
     yield el("h3", given.shown)
     counts = given.manifest.counts
     yield note(
-        f"{plural(counts.get('cut', 0), 'caption')} cut to what the text encoder takes, "
+        f"{plural(counts.get('cut', 0), 'caption')} cut to the length of the text encoder, "
         f"{counts.get('empty_caption', 0):,} empty, of {given.samples:,}."
     )
-    yield unread(chapter)
+    yield unread_note(chapter)
     if given.is_of_text:
-        yield note("It is made of captions alone: there are no latents in it.")
+        yield note("This dataset holds text alone, and no latents.")
         return
     if spectrum is None:
         yield note("None of the latents that were picked could be read.")
@@ -372,4 +373,4 @@ def _extremes(spectrum: Spectrum) -> Html:
     for number, one in enumerate(spectrum.extremes):
         parts += [", "] if number else []
         parts += [el("code", one.key), f" ({_signed(one.value, 1)} in channel {one.channel})"]
-    return note("Furthest out: ", *parts, ".")
+    return note("Most extreme values: ", *parts, ".")

@@ -1,4 +1,4 @@
-"""The contact sheet. All items stand in the page; the script only hides those not asked for."""
+"""The contact sheet of the page. It has all items, of which the script hides some."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -16,6 +16,7 @@ SHORT = 220
 
 
 def sheet_section(facts: ReportFacts) -> Html | None:
+    """Return the section with the contact sheet; None if it has no samples."""
     if not facts.items:
         return None
     is_decoded = any(c.decoding and c.decoding.model for c in facts.chapters)
@@ -46,6 +47,7 @@ def sheet_section(facts: ReportFacts) -> Html | None:
 
 
 def copies_section(facts: ReportFacts) -> Html | None:
+    """Return the section with groups of copies side by side; None without a table of copies."""
     copies = facts.copies
     if copies is None:
         return None
@@ -82,7 +84,7 @@ def _remarks(facts: ReportFacts) -> Iterator[Html]:
 
 
 def _controls(groups: Sequence[str]) -> Html:
-    """Shown by the script, since nothing works without it."""
+    """Return the controls of the sheet. The script shows them, since they need it."""
     return el(
         "div",
         _labelled("Search", el("input", id="search", type="search", autocomplete="off")),
@@ -111,13 +113,16 @@ def _select(name: str, options: Sequence[tuple[str, str]]) -> Html:
 
 
 def card(item: SheetItem) -> Html:
+    """Return the card of a sample: its pictures, caption and facts."""
     return el("li", *_parts(item), class_="card")
 
 
 def _parts(item: SheetItem) -> Iterator[Child]:
     yield el("h4", item.key, class_="path")
     if item.problem:
-        yield el("p", f"It could not be read: {item.problem}", class_="problem", dir="auto")
+        yield el(
+            "p", f"This sample could not be read: {item.problem}", class_="problem", dir="auto"
+        )
         return
     yield el("div", *(_picture(one, item.key) for one in item.pictures), class_="pictures")
     yield el("p", _short(item.caption), class_="caption", dir="auto")

@@ -1,1 +1,1 @@
-"""The samples that a report shows: picked, read, decoded, drawn."""
+"""Pick, read, decode and draw the samples that a report shows."""

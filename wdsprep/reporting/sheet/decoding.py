@@ -1,4 +1,4 @@
-"""Which model latents can be decoded with, if it is at hand; nothing is ever fetched for a report.
+"""Find the model to decode latents with, if it is on this machine: a report fetches nothing.
 
 The model is loaded with the first latent that is decoded, by the one module that needs torch.
 """
@@ -18,24 +18,27 @@ if TYPE_CHECKING:
 
 
 NONE = "none"
-PACKAGES = ("torch", "diffusers")  # without which nothing is decoded
+PACKAGES = ("torch", "diffusers")  # needed to decode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decoding:
-    """The way in which latents of a dataset are decoded: with `model`, or not, for a `reason`."""
+    """The model that decodes the latents of a dataset, or the `reason` why none does."""
 
     model: Model | None
     reason: str
 
 
 def model_name(latents: ReportDataset, wanted: str) -> str:
-    """Return the name of the model to decode with; empty for none."""
+    """Return the name of the model to decode with: `wanted` or the dataset's; empty for none."""
     return "" if wanted == NONE else wanted or str(latents.manifest.extra.get("model", ""))
 
 
 def find_decoding(latents: ReportDataset, wanted: str) -> Decoding:
-    """Find the model that is wanted, or else the one that the dataset was made with."""
+    """Find the model that is wanted, or else the one that the dataset was made with.
+
+    If it is not on this machine, the result has a reason instead of a model.
+    """
     if wanted == NONE:
         return Decoding(model=None, reason="--model none was given")
     settings = latents.manifest.settings
@@ -51,13 +54,13 @@ def find_decoding(latents: ReportDataset, wanted: str) -> Decoding:
     except WdsprepError as error:
         if wanted:
             raise
-        return Decoding(model=None, reason=f"its model is not at hand: {error}")
+        return Decoding(model=None, reason=str(error))
     if model.weights == settings["weights"]:
         return Decoding(model=model, reason="")
     if not wanted:
-        return Decoding(model=None, reason=f"{name} has other weights here than made the latents")
+        return Decoding(model=None, reason=f"the latents were made with other weights of {name}")
     _check_channels(model, latents)
-    return Decoding(model=model, reason=f"{name} has other weights than made the latents")
+    return Decoding(model=model, reason=f"the latents were made with other weights of {name}")
 
 
 def _check_channels(model: Model, latents: ReportDataset) -> None:
@@ -67,13 +70,13 @@ def _check_channels(model: Model, latents: ReportDataset) -> None:
         channels = channels // 2 * model.patch**2
     if channels != model.channels:
         raise UsageError(
-            f"--model {model.name} has {model.channels} latent channels, {latents.shown} has "
-            f"{channels}: give the model that made them"
+            f"--model {model.name} has {model.channels} latent channels, and {latents.shown} has "
+            f"{channels}: give the model that made its latents"
         )
 
 
 class Decoders:
-    """Loads each model once."""
+    """The decoders of several models, each of which is loaded once."""
 
     def __init__(self, told: Callable[[str], None]) -> None:
         self._told = told
@@ -88,7 +91,7 @@ class Decoders:
         return loaded.decode(latent)
 
     def _load(self, model: Model) -> "Decoder | WdsprepError":
-        """Load a decoder, or return the error, so that it is not tried again for each sample."""
+        """Load a decoder; return the error if that fails, so that it is not tried again."""
         from wdsprep.encoding.models.decoder import Decoder
 
         self._told(f"loading the decoder of {model.name}")

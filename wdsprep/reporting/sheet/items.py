@@ -1,7 +1,7 @@
-"""The contact sheet's items: samples picked in each bucket, with all that is known and to be seen.
+"""The items of the contact sheet: samples picked in each bucket, with their pictures and facts.
 
-Of images and latents together, an item is one key: the image as it came, the crop, and for each
-dataset of latents what it was made into. Latents alone are items of their own.
+With images and latents, an item is one key: the image as it came, the crop, and for each dataset of
+latents what was made of it. With latents alone, an item is a latent sample.
 """
 
 import json
@@ -16,16 +16,16 @@ from wdsprep.encoding.models.find import Model
 from wdsprep.errors import FormatError, WdsprepError, without_secrets
 from wdsprep.reporting.facts.datasets import Datasets, ReportDataset
 from wdsprep.reporting.facts.spectrum import latent_of
-from wdsprep.reporting.page.markup import by
+from wdsprep.reporting.page.markup import format_sides
 from wdsprep.reporting.sheet.decoding import Decoders, Decoding
 from wdsprep.reporting.sheet.picking import JoinedSample, Joiner, SheetSample, pick, read_sample
 from wdsprep.reporting.sheet.pictures import (
     SheetPicture,
-    coloured,
     crop_of,
-    from_levels,
-    likeness,
+    draw_latent,
+    image_from_levels,
     open_image,
+    psnr,
     thumbnail,
 )
 from wdsprep.text import plural
@@ -36,7 +36,7 @@ FactPairs = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SheetItem:
-    """One sample of the sheet, in the group of its dataset and bucket."""
+    """One sample on the contact sheet, in the group of its dataset and bucket."""
 
     group: str
     key: str
@@ -46,42 +46,45 @@ class SheetItem:
     problem: str = ""
 
 
-def to_show(datasets: Datasets, count: int) -> tuple[int, int]:
-    """Count the samples to show, and at most how many latents they have."""
+def count_items(datasets: Datasets, count: int) -> tuple[int, int]:
+    """Count the samples that a report shows, and how many latents they have at most."""
     shown = latents = 0
     for base in _bases(datasets):
         for bucket, shards in base.buckets.items():
             samples = min(count, sum(shard.samples for shard in shards))
             shown += samples
-            made = _takers(datasets, bucket) if datasets.images else [base]
+            made = _latents_of_bucket(datasets, bucket) if datasets.images else [base]
             latents += samples * sum(each.has_latents for each in made)
     return shown, latents
 
 
 def _bases(datasets: Datasets) -> Sequence[ReportDataset]:
+    """Return the datasets whose samples become items: the images, or else all latents."""
     return (datasets.images,) if datasets.images else datasets.latents
 
 
-def _takers(datasets: Datasets, bucket: str) -> list[ReportDataset]:
-    """Return the datasets of latents that take this bucket of images."""
+def _latents_of_bucket(datasets: Datasets, bucket: str) -> list[ReportDataset]:
+    """Return the datasets of latents that were made of a bucket of images."""
     images = datasets.images
-    return [each for each in datasets.latents if images and int(bucket) in each.takes(images)]
+    return [
+        each for each in datasets.latents if images and int(bucket) in each.encoded_buckets(images)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sheet:
-    """The tools that pictures are made with."""
+    """The contact sheet of a report: its datasets, and the tools that make its pictures."""
 
     datasets: Datasets
     decodings: Mapping[str, Decoding]
-    """by the URL of the latents"""
+    """The model of each dataset of latents, by its URL."""
     decoders: Decoders
     max_area: int
     heard: Callable[[str], None]
 
     def items(self, count: int, seed: str) -> list[SheetItem]:
-        """So many of each bucket."""
-        total, _ = to_show(self.datasets, count)
+        """Return `count` items of each bucket, or all that it has."""
+        total, _ = count_items(self.datasets, count)
         found: list[SheetItem] = []
         for base in _bases(self.datasets):
             for bucket, shards in base.buckets.items():
@@ -91,40 +94,40 @@ class Sheet:
                     places,
                     base.store.readers,
                 )
-                for item in self._of_bucket(base, bucket, samples):
+                for item in self._bucket_items(base, bucket, samples):
                     found.append(item)
                     self.heard(f"{len(found):,} of {plural(total, 'sample')} drawn")
         return found
 
-    def _of_bucket(
+    def _bucket_items(
         self, base: ReportDataset, bucket: str, samples: Sequence[SheetSample]
     ) -> Iterator[SheetItem]:
         is_images = base is self.datasets.images
         group = f"bucket {bucket}" if is_images else f"{base.shown}, {bucket}"
-        joins = self._joined(bucket, samples) if is_images else [()] * len(samples)
+        joins = self._find_latents(bucket, samples) if is_images else [()] * len(samples)
         for sample, joined in zip(samples, joins, strict=True):
             if sample.problem:
-                yield unread(group, sample)
+                yield unread_item(group, sample)
             elif is_images:
-                yield self._of_image(group, sample, joined)
+                yield self._image_item(group, sample, joined)
             else:
-                yield self._of_latent(base, group, sample)
+                yield self._latent_item(base, group, sample)
 
-    def _joined(
+    def _find_latents(
         self, bucket: str, samples: Sequence[SheetSample]
     ) -> list[tuple[JoinedSample, ...]]:
-        """Return for each image its samples in the datasets of latents that take its bucket."""
+        """Return for each image its samples in the datasets of latents made of its bucket."""
         columns = [
             read_each(Joiner(latents).find, samples, latents.store.readers)
-            for latents in _takers(self.datasets, bucket)
+            for latents in _latents_of_bucket(self.datasets, bucket)
         ]
         return list(zip(*columns, strict=True)) if columns else [()] * len(samples)
 
-    def _of_image(
+    def _image_item(
         self, group: str, sample: SheetSample, joined: Sequence[JoinedSample]
     ) -> SheetItem:
         facts = facts_of_image(sample.facts)
-        image, first = opened_image(sample, self.max_area)
+        image, first = open_picture(sample, self.max_area)
         pictures = [first]
         for one in joined:
             if one.sample is None:
@@ -133,7 +136,7 @@ class Sheet:
             facts += _facts_of_latent(one.latents, one.sample.facts)
             if not one.latents.has_latents:
                 continue
-            pictures += self._of_pair(one.latents, one.sample, image)
+            pictures += self._latent_pictures(one.latents, one.sample, image)
         return SheetItem(
             group=group,
             key=sample.key,
@@ -142,20 +145,20 @@ class Sheet:
             pictures=tuple(pictures),
         )
 
-    def _of_latent(self, base: ReportDataset, group: str, sample: SheetSample) -> SheetItem:
+    def _latent_item(self, base: ReportDataset, group: str, sample: SheetSample) -> SheetItem:
         source = str(sample.facts.get("source", ""))
         return SheetItem(
             group=group,
             key=sample.key,
             caption=_caption(sample),
             facts=(("source", source), *_facts_of_latent(base, sample.facts)),
-            pictures=tuple(self._of_pair(base, sample, None)) if base.has_latents else (),
+            pictures=tuple(self._latent_pictures(base, sample, None)) if base.has_latents else (),
         )
 
-    def _of_pair(
+    def _latent_pictures(
         self, latents: ReportDataset, sample: SheetSample, image: Any
     ) -> Iterator[SheetPicture]:
-        """Yield the crop, the latent made of it, and the picture that the decoder makes of that."""
+        """Yield pictures of the crop, of its latent, and of what the decoder makes of that."""
         crop = None
         side = latents.resolution
         sizes = shapes_of(latents.manifest.settings) or ((side, side),)
@@ -163,46 +166,45 @@ class Sheet:
             try:
                 crop = crop_of(image, sample.facts, sizes)
             except (KeyError, TypeError, ValueError, ZeroDivisionError):
-                yield SheetPicture(title="crop", note="its json names no crop", kind="crop")
+                yield SheetPicture(title="crop", note="its json states no crop", kind="crop")
             else:
-                yield replace(
-                    thumbnail(crop, "crop", f"what was encoded of it, at {by(*crop.size)} pixels"),
-                    measure=by(*crop.size),
-                    kind="crop",
-                )
+                size = format_sides(*crop.size)
+                made = thumbnail(crop, "crop", f"the part that was encoded, at {size} pixels")
+                yield replace(made, measure=size, kind="crop")
         try:
             latent = latent_of(sample, latents.manifest.settings)
         except FormatError as error:
             yield SheetPicture(title="latent", note=str(error))
             return
-        yield coloured(latent, f"its latent for {side} pixels in false colours")
+        yield draw_latent(latent, f"its latent for {side} pixels in false colours")
         decoding = self.decodings[latents.url]
         if decoding.model is not None:
-            yield self._decoded(decoding.model, latent, crop)
+            yield self._decode(decoding.model, latent, crop)
 
-    def _decoded(self, model: Model, latent: Any, crop: Any) -> SheetPicture:
+    def _decode(self, model: Model, latent: Any, crop: Any) -> SheetPicture:
         try:
-            shown = from_levels(self.decoders.decode(model, latent))
+            shown = image_from_levels(self.decoders.decode(model, latent))
         except WdsprepError as error:
             return SheetPicture(title="decoded", note=str(error))
         same = crop is not None and crop.size == shown.size
-        measure = f"{likeness(crop, shown):.1f} dB" if same else by(*shown.size)
+        measure = f"{psnr(crop, shown):.1f} dB" if same else format_sides(*shown.size)
         made = thumbnail(shown, "decoded", "what the VAE's decoder makes of the latent")
         return replace(made, measure=measure)
 
 
-def opened_image(sample: SheetSample, max_area: int) -> tuple[Any, SheetPicture]:
-    """Open the image, and return it with its thumbnail, or with a note of why there is none."""
+def open_picture(sample: SheetSample, max_area: int) -> tuple[Any, SheetPicture]:
+    """Open an image, and return it with its thumbnail, or None with a note that says why."""
     try:
         image = open_image(dict(sample.members), max_area)
     except RejectedError as error:
         note = f"{error.code} {error.detail}".strip()
         return None, SheetPicture(title="original", note=note)
     made = thumbnail(image, "original", "the image")
-    return image, replace(made, measure=by(*image.size))
+    return image, replace(made, measure=format_sides(*image.size))
 
 
-def unread(group: str, sample: SheetSample) -> SheetItem:
+def unread_item(group: str, sample: SheetSample) -> SheetItem:
+    """Return the item of a sample that could not be read."""
     name = f"sample {sample.place.number:,} of {sample.place.shard.name}"
     return SheetItem(
         group=group, key=name, caption="", facts=(), pictures=(), problem=sample.problem
@@ -214,13 +216,14 @@ def _caption(sample: SheetSample) -> str:
 
 
 def facts_of_image(facts: Mapping[str, Any]) -> FactPairs:
+    """Return the facts that the sheet shows of an image, as pairs of texts."""
     found = [("source", str(facts.get("source", "")))]
     if "url" in facts:
         found.append(("url", without_secrets(str(facts["url"]))))
     size, came = ((facts.get(f"{of}width"), facts.get(f"{of}height")) for of in ("", "source_"))
-    found.append(("size", by(*size)))
+    found.append(("size", format_sides(*size)))
     if came != size:
-        found.append(("came as", by(*came)))
+        found.append(("came as", format_sides(*came)))
     if isinstance(changes := facts.get("changes"), list) and changes:
         found.append(("converted", ", ".join(map(str, changes))))
     if meta := _meta(facts):
@@ -234,7 +237,7 @@ def shown_value(value: Any) -> str:
 
 
 def _meta(facts: Mapping[str, Any]) -> str:
-    """Return the metadata that the source has of a sample, without what is shown already."""
+    """Return the metadata from the source, without what the sheet shows already."""
     meta, shown = facts.get("meta"), (facts.get("caption"), facts.get("url"))
     if isinstance(meta, dict):
         meta = {name: value for name, value in meta.items() if value not in shown}
@@ -245,7 +248,7 @@ def _meta(facts: Mapping[str, Any]) -> str:
 def _facts_of_latent(latents: ReportDataset, facts: Mapping[str, Any]) -> FactPairs:
     if latents.columns:
         return tuple((name, shown_value(facts.get(name))) for name in latents.columns)
-    scaled = f"scaled to {by(facts.get('scaled_width'), facts.get('scaled_height'))}"
+    scaled = f"scaled to {format_sides(facts.get('scaled_width'), facts.get('scaled_height'))}"
     crop = facts.get("crop")
     if isinstance(crop, list) and len(crop) == 4:
         scaled += f", cut from {crop[0]}, {crop[1]}"

@@ -1,10 +1,10 @@
-"""Samples picked by chance and read where they lie, so that no shard is read whole.
+"""Pick samples by chance and read each where it is, so that no shard is read whole.
 
-The pick is a function of the seed and the sizes of the shards. Every sample of those it is made
-from is as likely as any other. A sample costs two or three small reads, found by its shard's index.
+The pick is a function of the seed and the sizes of the shards, and each sample is equally likely. A
+sample costs two or three small reads, which the index of its shard makes possible.
 
-The latent sample of an image sample is found without a search, by the position of each in its image
-shard (`wdsprep.dataset.rows`).
+The latent sample of an image sample is found without a search, by its position in the image shard
+(`wdsprep.dataset.rows`).
 """
 
 import random
@@ -37,7 +37,7 @@ DAMAGE = (FormatError, NotAFileError, NotFoundError, ShortReadError, TarError)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SheetPlace:
-    """The sample with this number in a shard."""
+    """The place of a sample: its shard, and its number in the shard."""
 
     shard: Shard
     number: int
@@ -54,11 +54,12 @@ class SheetSample:
     problem: str = ""
 
     def member(self, name: str) -> bytes:
+        """Return the bytes of a member; empty if the sample has no such member."""
         return next((data for found, data in self.members if found == name), b"")
 
 
 def pick(shards: Sequence[Shard], count: int, seed: str) -> list[SheetPlace]:
-    """So many of the samples in these shards, or all there are, in their order."""
+    """Pick `count` samples of the shards by chance, or all if they have fewer, in their order."""
     ends = list(accumulate(shard.samples for shard in shards))
     total = ends[-1] if ends else 0
     chosen = random.Random(seed).sample(range(total), min(count, total))  # noqa: S311
@@ -66,12 +67,16 @@ def pick(shards: Sequence[Shard], count: int, seed: str) -> list[SheetPlace]:
 
 
 def place_of(shards: Sequence[Shard], ends: Sequence[int], number: int) -> SheetPlace:
+    """Return the place of a sample by its number among all samples.
+
+    `ends` has for each shard the number of samples up to its end.
+    """
     at = bisect_right(ends, number)
     return SheetPlace(shard=shards[at], number=number - (ends[at - 1] if at else 0))
 
 
 def read_sample(store: Store, place: SheetPlace, *, only: Collection[str] = ()) -> SheetSample:
-    """Return a sample with all its members, or those of `only`."""
+    """Return a sample with all its members, or with the members in `only`."""
     try:
         sample = ShardReader(store, place.shard).sample(place.number, only=only)
     except DAMAGE as error:
@@ -83,7 +88,7 @@ def read_sample(store: Store, place: SheetPlace, *, only: Collection[str] = ()) 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JoinedSample:
-    """The latent sample of a key, or why there is none."""
+    """The latent sample of an image, or the reason why there is none."""
 
     latents: ReportDataset
     sample: SheetSample | None
@@ -91,7 +96,7 @@ class JoinedSample:
 
 
 class Joiner:
-    """Finds samples of one dataset of latents; the rejects of a shard are read once."""
+    """A finder of latent samples in one dataset. It reads the rejects of each shard once."""
 
     def __init__(self, latents: ReportDataset) -> None:
         self._latents, self._lock = latents, Lock()
@@ -99,35 +104,36 @@ class Joiner:
         self._numbers: dict[str, Mapping[int, int]] = {}
 
     def find(self, image: SheetSample) -> JoinedSample:
+        """Find the latent sample of an image sample."""
         try:
             return self._find(image)
         except (*DAMAGE, UsageError, ValueError) as error:
-            return self._none(str(error))
+            return self._missing(str(error))
 
     def _find(self, image: SheetSample) -> JoinedSample:
         unit = latent_unit(image.place.shard.name)
         receipt = self._latents.units.get(unit)
         if receipt is None:
-            return self._none("its shard has not been encoded")
+            return self._missing("its shard has not been encoded")
         made_of, _, taken = receipt.input.partition(":")
         if made_of != image.place.shard.digest:
-            return self._none("these latents were made of another shard of that name")
+            return self._missing("these latents were made of another shard of that name")
         if taken and image.place.number >= int(taken):
-            return self._none("left out by --limit")
+            return self._missing("left out by --limit")
         rejects = self._rejects_of(unit) if receipt.rejects else {}
         if reject := rejects.get(image.key):
-            return self._none(f"rejected: {reject.code}")
+            return self._missing(f"rejected: {reject.code}")
         number = self._numbers_of(receipt).get(image.place.number)
         if number is None:
-            return self._none("its latent shard has no such sample")
+            return self._missing("its latent shard has no such sample")
         (shard,) = receipt.shards
         found = read_sample(self._latents.store, SheetPlace(shard=shard, number=number))
         if found.problem or found.key != image.key:
-            return self._none(found.problem or f"{shard.name} has {found.key} in its place")
+            return self._missing(found.problem or f"{shard.name} has {found.key} in its place")
         return JoinedSample(latents=self._latents, sample=found)
 
     def _numbers_of(self, receipt: Receipt) -> Mapping[int, int]:
-        """Return the numbers of a latent shard's samples by their positions in the image shard."""
+        """Return the number of each latent sample, by its position in the image shard."""
         if not receipt.shards:
             return {}
         with self._lock:
@@ -136,7 +142,7 @@ class Joiner:
                 self._numbers[receipt.unit] = {at: number for number, at in enumerate(found)}
             return self._numbers[receipt.unit]
 
-    def _none(self, reason: str) -> JoinedSample:
+    def _missing(self, reason: str) -> JoinedSample:
         return JoinedSample(latents=self._latents, sample=None, reason=reason)
 
     def _rejects_of(self, unit: str) -> Mapping[str, Reject]:

@@ -1,7 +1,7 @@
 """Pictures for the page: thumbnails, the crop as it was encoded, latents in false colours.
 
-Each is a small WebP or PNG inside the page. The crop is made with Pillow, so a report on images
-needs no torch; it differs from what the VAE saw by rounding at most.
+Each picture is a small WebP or PNG inside the page. The crop is made with Pillow, so a report on
+images needs no torch; the crop differs from what the VAE saw by rounding at most.
 """
 
 import base64
@@ -18,13 +18,13 @@ from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.shapes import Size, cut_size
 from wdsprep.images import Limits, formats
 from wdsprep.images.pixel_rule import prepare
-from wdsprep.reporting.page.markup import by
+from wdsprep.reporting.page.markup import format_sides
 
 SIDE = 256
 LONGEST = 384
 KINDS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}
-# Four channels to red, green and blue: what is nearest to the picture for latents of Stable
-# Diffusion 1 and 2. For other models it gives false colours, always the same ones.
+# Four channels to red, green and blue: closest to the picture for latents of Stable Diffusion 1 and
+# 2. For other models it gives false colours, always the same ones.
 PROJECTION = (
     (0.298, 0.207, 0.208),
     (0.187, 0.286, 0.173),
@@ -35,7 +35,10 @@ PROJECTION = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SheetPicture:
-    """One picture of a sample. Without a `source` it could not be made, and `note` says why."""
+    """One picture of a sample.
+
+    If it could not be made, `source` is empty and `note` says why.
+    """
 
     title: str
     measure: str = ""
@@ -45,11 +48,11 @@ class SheetPicture:
     height: int = 0
     note: str = ""
     kind: str = ""
-    """`coarse`: each pixel is to be seen as a square; `crop`: the first of those of a latent"""
+    """`coarse` shows each pixel as a square; `crop` is the first picture of a latent."""
 
 
 def open_image(members: Mapping[str, bytes], max_area: int) -> Image.Image:
-    """Return the upright image of a sample as RGB. Raise RejectedError where it cannot be shown."""
+    """Return the upright image of a sample as RGB. Raise RejectedError if it cannot be shown."""
     data = next((members[name] for name in KINDS if name in members), b"")
     limits = Limits(min_side=1, max_area=max_area, max_aspect_ratio=0.0)
     picture = prepare(data, limits=limits, full=False)
@@ -76,23 +79,23 @@ def thumbnail(image: Image.Image, title: str, alt: str) -> SheetPicture:
 
 
 def crop_of(image: Image.Image, facts: Mapping[str, Any], sizes: Sequence[Size]) -> Image.Image:
-    """Cut out of an image the region that was encoded, scaled to the size it was encoded at.
+    """Cut the region that was encoded out of an image, scaled to the size it was encoded at.
 
-    The json of the latent sample gives the crop within the scaled image; `image` may have
-    another scale. Raise ValueError where the crop has none of `sizes`, or what Python raises
-    for bad numbers.
+    The json of the latent sample states the crop within the scaled image; `image` may have another
+    scale. Raise ValueError if the crop has none of `sizes`. Bad numbers in the json raise KeyError,
+    TypeError or ZeroDivisionError.
     """
     scaled, size = (facts["scaled_width"], facts["scaled_height"]), cut_size(facts)
     if size not in sizes:
-        raise ValueError(f"a crop of {facts['crop']} is none of {sizes}")
+        raise ValueError(f"a crop of {facts['crop']} has none of the sizes {sizes}")
     left, top, right, bottom = facts["crop"]
     ratio = image.width / scaled[0], image.height / scaled[1]
     box = left * ratio[0], top * ratio[1], right * ratio[0], bottom * ratio[1]
     return image.resize(size, Image.Resampling.BICUBIC, box=box)
 
 
-def coloured(latent: Any, alt: str) -> SheetPicture:
-    """Show a latent in false colours, with one pixel for each of its places."""
+def draw_latent(latent: Any, alt: str) -> SheetPicture:
+    """Draw a latent in false colours, one pixel for each of its cells."""
     rows = latent.reshape(len(latent), -1).T
     if len(latent) == len(PROJECTION):
         rgb = rows @ np.array(PROJECTION, np.float32)
@@ -103,7 +106,7 @@ def coloured(latent: Any, alt: str) -> SheetPicture:
     image = Image.fromarray(levels.reshape(height, width, 3))
     return SheetPicture(
         title="latent",
-        measure=by(*latent.shape),
+        measure=format_sides(*latent.shape),
         alt=alt,
         source=_uri(image, "PNG"),
         width=width,
@@ -112,15 +115,15 @@ def coloured(latent: Any, alt: str) -> SheetPicture:
     )
 
 
-def likeness(image: Image.Image, other: Image.Image) -> float:
-    """Return the PSNR in dB of two pictures of one size. Equal ones have 100."""
+def psnr(image: Image.Image, other: Image.Image) -> float:
+    """Return the PSNR in dB of two pictures of the same size; 100 if they are equal."""
     pixels = np.asarray(image, np.float64), np.asarray(other, np.float64)
     error = float(((pixels[0] - pixels[1]) ** 2).mean())
     return min(100.0, float(10 * np.log10(255**2 / error))) if error else 100.0
 
 
-def from_levels(levels: Any) -> Image.Image:
-    """Make a picture of uint8 levels (height, width, 3)."""
+def image_from_levels(levels: Any) -> Image.Image:
+    """Return the image with these uint8 values, of shape (height, width, 3)."""
     return Image.fromarray(levels)
 
 

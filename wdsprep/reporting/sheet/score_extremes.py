@@ -1,4 +1,4 @@
-"""The samples at both ends of each column of scores, of those that were picked by chance."""
+"""The samples with the lowest and highest scores of each column, among those picked by chance."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,18 +7,21 @@ from wdsprep.dataset.names import latent_unit
 from wdsprep.dataset.reindex import read_positions
 from wdsprep.dataset.scores import TEXT
 from wdsprep.reporting.facts.datasets import ReportDataset
-from wdsprep.reporting.sheet.items import SheetItem, opened_image, shown_value
+from wdsprep.reporting.sheet.items import SheetItem, open_picture, shown_value
 from wdsprep.reporting.sheet.picking import DAMAGE, SheetPlace, SheetSample, read_sample
 
 EACH = 4
-"""Samples that are shown of an end."""
+"""The number of samples that are shown of each end."""
 MOST_COLUMNS = 12
-Surveyed = tuple[ReportDataset, Sequence[SheetSample]]
+ScoreSamples = tuple[ReportDataset, Sequence[SheetSample]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnEnds:
-    """The samples with the lowest and the highest numbers of a column, of so many."""
+    """The samples with the lowest and the highest numbers of a column.
+
+    `of` counts the samples that were compared.
+    """
 
     scores: str
     column: str
@@ -27,10 +30,10 @@ class ColumnEnds:
     of: int
 
 
-def ends_of(
-    images: ReportDataset | None, surveyed: Sequence[Surveyed], max_area: int
+def find_column_ends(
+    images: ReportDataset | None, surveyed: Sequence[ScoreSamples], max_area: int
 ) -> tuple[ColumnEnds, ...]:
-    """Return the ends of each column of numbers; none without images to show."""
+    """Return the lowest and highest samples of each column of numbers; none without images."""
     if images is None:
         return ()
     return tuple(
@@ -79,13 +82,13 @@ def _items(
             key=sample.key,
             caption=image.member("txt").decode("utf-8", "replace"),
             facts=((column, shown_value(sample.facts[column])),),
-            pictures=() if image.problem else (opened_image(image, max_area)[1],),
+            pictures=() if image.problem else (open_picture(image, max_area)[1],),
             problem=image.problem,
         )
 
 
 def _image_of(images: ReportDataset, scores: ReportDataset, sample: SheetSample) -> SheetSample:
-    """Return the image that a sample of scores is of, or the problem that keeps it."""
+    """Return the image of a sample of scores, or the problem that kept it from being read."""
     place = sample.place
     shard = next((s for s in images.manifest.shards if s.name == place.shard.name), None)
     receipt = scores.units.get(latent_unit(place.shard.name))
