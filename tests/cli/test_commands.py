@@ -231,7 +231,7 @@ def test_models_needs_nothing_heavy() -> None:
         (["pack", "downloads", "downloads/out"], 2, "lies in the source"),
         (["pack", "https://a.b/c.tar"], 2, "only tables are read from the web"),
         (["pack", "pipe:cat x.tar"], 2, "az:// or hf://datasets/, and tables by https://"),
-        (["pack", "--retry-rejected"], 2, "is no table of URLs"),
+        (["pack", "--retry-rejected"], 2, "is not a table of URLs"),
         (["pack", "--retry-rejected", "--overwrite"], 2, "give one"),
         (["pack", "--verify-hash", "crc"], 2, "write COLUMN:HASH"),
         (["pack", "--buckets", "512,256"], 2, "give rising sizes"),

@@ -924,7 +924,7 @@ def test_a_node_that_may_not_read_a_repository_is_given_up_and_not_the_run(
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "empty"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
     hub.error = "RepoNotFound 404"
-    with pytest.raises(WorkError, match=r"cannot be had on this node: .*HF_TOKEN"):
+    with pytest.raises(WorkError, match=r"cannot be found on this node: .*HF_TOKEN"):
         check_weights(elsewhere)
 
 

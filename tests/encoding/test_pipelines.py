@@ -279,7 +279,7 @@ def changed(folder: Path, into: Path, **values: object) -> Path:
 
 def test_a_pipeline_that_makes_no_images_of_text_is_refused(family: Family, tmp_path: Path) -> None:
     wrong = changed(family("Flux"), tmp_path / "a", _class_name="DDPMPipeline")
-    assert "DDPMPipeline cannot be used for text: it has no code that makes" in failure(wrong)
+    assert "DDPMPipeline cannot be used for text, as it has no code that makes" in failure(wrong)
     lost = changed(family("Flux"), tmp_path / "b", _class_name="NoSuchPipeline")
     assert "NoSuchPipeline" in failure(lost)
 

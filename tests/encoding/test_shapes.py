@@ -322,10 +322,10 @@ def refusal(given: Any, resolution: int = 64) -> str:
         ("64x64\n64 by 80", "line 2, '64 by 80', is not a shape such as 832x1216"),
         ("64x64\n0x80", "line 2, '0x80', is not a shape"),
         ("64x80\n80x64", "lacks 64x64, the square of --resolution 64: add it"),
-        ("64x64\n72x48\n48x32\n", "48x32 has 0.38 of the pixels of --resolution 64: give shapes"),
+        ("64x64\n72x48\n48x32\n", "48x32, with 0.38 of the pixels of --resolution 64: give shapes"),
         ("64x64 # a\n72X48\n60x40", "has one ratio twice, 72x48 and 60x40: leave one out"),
-        ("64x64\n96x64", "96x64 has 1.50 of the pixels"),
-        ("64x64\n272x16", "272x16 is more than 16 to 1: leave it out"),
+        ("64x64\n96x64", "96x64, with 1.50 of the pixels"),
+        ("64x64\n272x16", "272x16, which is more than 16 to 1: leave it out"),
         ("64x64\n64x64", "has one ratio twice, 64x64 and 64x64: leave one out"),
         ("64x64\n" + "".join(f"{64 + n}x64\n" for n in range(600)), "has 601 shapes: give 512"),
     ],
@@ -396,7 +396,7 @@ def test_a_plan_says_what_shapes_take_for_the_phases_that_they_are_for() -> None
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--shapes", "nearest:4,2"), "no multiple of 8, as the VAE of tiny needs"),
+        (("--shapes", "nearest:4,2"), "not a multiple of 8, as the VAE of tiny needs"),
         (("--shapes", NEAREST, "--max-crop", "0"), "--max-crop 0.0: give a part of the area"),
         (("--max-crop", "1.5"), "--max-crop 1.5: give a part"),
         (("--shapes", "sdxl"), "--shapes sdxl is for --resolution 1024"),

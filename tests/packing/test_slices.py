@@ -350,7 +350,7 @@ def test_a_limit_takes_the_first_samples_and_can_be_lifted(tmp_path: Path) -> No
     small = pack(source, tmp_path / "small", *TWENTY, "--limit", "7")
     assert len(samples_of(small)) == 7
     message = refused(source, small, *TWENTY)
-    assert "was packed with --limit 7, which now is another or none: 43 added" in message
+    assert "was packed with --limit 7, which is now another or missing: 43 added" in message
     assert "--append" in message
     pack(source, small, *TWENTY, "--append")
     assert len(samples_of(small)) == 50

@@ -85,7 +85,7 @@ def test_a_language_model_is_no_model_of_images(
 ) -> None:
     model = copied("vit")
     change(model / "config.json", model_type="strange", architectures=["StrangeModel"])
-    refused(images, tmp_path / "out", "no image classifier and no encoder", model=str(model))
+    refused(images, tmp_path / "out", "does not know as a classifier or an", model=str(model))
 
 
 def test_outputs_that_depend_on_companions_are_refused(
@@ -128,7 +128,7 @@ def test_two_models_with_the_same_column_are_refused(
 
 def test_labels_that_are_no_names_of_columns_are_refused(images: Path, tmp_path: Path) -> None:
     model = small("vit", tmp_path / "vit", id2label={0: "safe", 1: "not safe for work"})
-    words = "has the label 'not safe for work', which is no name of a column"
+    words = "has the label 'not safe for work', which cannot be the name of a column"
     refused(images, tmp_path / "out", words, model=str(model))
     score_here(images, tmp_path / "out", model=str(model), label="not safe for work=nsfw")
     assert {"nsfw", "key", "source"} == {*next(iter(columns_in(tmp_path / "out").values()))}
@@ -137,7 +137,7 @@ def test_labels_that_are_no_names_of_columns_are_refused(images: Path, tmp_path:
 def test_of_a_thousand_labels_the_user_says_which(images: Path, tmp_path: Path) -> None:
     labels = {number: f"thing, {number}" for number in range(1000)}
     model = small("vit", tmp_path / "vit", id2label=labels)
-    refused(images, tmp_path / "out", "1,000 labels.*say which are wanted", model=str(model))
+    refused(images, tmp_path / "out", "1,000 labels.*choose some, with", model=str(model))
     wanted = ["thing, 7=seven", "thing, 8=eight"]
     score_here(images, tmp_path / "out", model=str(model), label=wanted, limit=3)
     assert {"seven", "eight"} <= next(iter(columns_in(tmp_path / "out").values())).keys()
@@ -157,7 +157,7 @@ def test_a_column_cannot_have_a_name_that_samples_have(
     images: Path, models: Path, tmp_path: Path
 ) -> None:
     model = str(models / "vit")
-    refused(images, tmp_path / "out", "cannot be called width", model=model, label="nsfw=width")
+    refused(images, tmp_path / "out", "cannot be named width", model=model, label="nsfw=width")
 
 
 @pytest.mark.parametrize(
@@ -165,10 +165,13 @@ def test_a_column_cannot_have_a_name_that_samples_have(
     [
         (lambda path: head(path, 25), "embeddings of 25 numbers, and those of .* have 24"),
         (lambda path: head(path, 24, value=float("nan")), "not finite"),
-        (lambda path: path.write_bytes(b"junk" * 9), "no safetensors file of floats"),
+        (lambda path: path.write_bytes(b"junk" * 9), "not a safetensors file of floats"),
         (lambda path: save_file({"weight": torch.ones(2, 24)}, path), "has 2 outputs"),
-        (lambda path: save_file({"conv.weight": torch.ones(1, 3, 3)}, path), "no linear layer"),
-        (lambda path: save_file({"running_mean": torch.ones(4)}, path), "linear layers alone"),
+        (lambda path: save_file({"conv.weight": torch.ones(1, 3, 3)}, path), "not a linear layer"),
+        (
+            lambda path: save_file({"running_mean": torch.ones(4)}, path),
+            "give a head of linear layers",
+        ),
     ],
 )
 def test_a_head_that_does_not_fit_is_refused(
@@ -217,10 +220,10 @@ def test_words_that_are_no_options_are_refused() -> None:
     from wdsprep.scoring.options import ScoreOptions
 
     for options, words in (
-        ({"model": "a b=x"}, "no name of a column"),
-        ({"model": "x", "label": "a=b c"}, "no name of a column"),
-        ({"model": "x", "head": "a=h.pth"}, "give a file of safetensors"),
-        ({"language": True, "label": "a"}, "are of a --model"),
+        ({"model": "a b=x"}, "cannot be the name of a column"),
+        ({"model": "x", "label": "a=b c"}, "cannot be the name of a column"),
+        ({"model": "x", "head": "a=h.pth"}, "is not a .safetensors file"),
+        ({"language": True, "label": "a"}, "need a model: give one"),
     ):
         with pytest.raises(UsageError, match=words):
             ScoreOptions(**options)  # type: ignore[arg-type]

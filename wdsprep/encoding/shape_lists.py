@@ -198,8 +198,10 @@ def _check_area(size: Size, resolution: int, what: str) -> None:
     share = Fraction(width * height, resolution**2)
     if not LEAST_AREA <= share <= MOST_AREA:
         raise UsageError(
-            f"{what}: {shape_name(size)} has {float(share):.2f} of the pixels of --resolution "
+            f"{what} has {shape_name(size)}, with {float(share):.2f} of the pixels of --resolution "
             f"{resolution}: give shapes of {float(LEAST_AREA)} to {float(MOST_AREA)}"
         )
     if max(size) > MOST_RATIO * min(size):
-        raise UsageError(f"{what}: {shape_name(size)} is more than {MOST_RATIO} to 1: leave it out")
+        raise UsageError(
+            f"{what} has {shape_name(size)}, which is more than {MOST_RATIO} to 1: leave it out"
+        )

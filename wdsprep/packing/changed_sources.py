@@ -1,9 +1,9 @@
-"""Check whether files whose dates have changed since they were packed hold the same as before.
+"""The check whether files whose dates have changed since they were packed have the same content.
 
-A source that was copied, unpacked anew or touched has the names and sizes of before and other
-dates. Then the slices that such items are in are read, and what they hold is compared with what
-their receipts say: where that is the same, nothing has changed. That is not written down, so each
-run compares again until the dates are those of before.
+A source that was copied, unpacked again or touched has the same names and sizes, but other dates.
+Then the slices with such items are read, and their content is compared with their receipts: if it
+is the same, nothing has changed. The result is not stored, so each run compares again until the
+dates are the old ones.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from wdsprep.sources.fingerprints import find_changed_units
 from wdsprep.store.base import Store
 
 Compared = Callable[[int, int], object]
-"""Hears how many items have been compared, of how many."""
+"""A function that is called with the number of items that have been compared, and of all."""
 
 
 class Change(Enum):
@@ -32,10 +32,11 @@ class Change(Enum):
 
 
 class PackedItems:
-    """The packed items, in 24 bytes each.
+    """The items that have been packed, in 24 bytes each.
 
-    They are kept by 64 bits of their names, with 64 bits of what a listing says of each, and 64
-    of the same with dates. `dated` are the names of those that came with another date.
+    An item is kept as three hashes of 64 bits: of its name, of its entry in a listing without
+    dates, and of the entry with dates. `dated` are the hashed names of items that have been found
+    with another date.
     """
 
     def __init__(self, items: Iterable[Item] = ()) -> None:
@@ -60,7 +61,7 @@ class PackedItems:
 
 
 def identity(item: Item) -> int:
-    """64 bits that change when anything about the item does, but for dates."""
+    """Return a hash of 64 bits over everything about an item except its dates."""
     return _hash(_undated(item))
 
 
@@ -78,9 +79,10 @@ def _undated(item: Item) -> str:
 
 
 def without_facts(item: Item) -> Item:
-    """Replace the metadata of an item from a folder's table by its digest.
+    """Return an item with the metadata from a folder's table replaced by a digest.
 
-    So it stands among the inputs once its sample was removed, and is still recognised.
+    The list of inputs has an item in this form once its sample was removed, so that it is still
+    recognised.
     """
     if not item.extra.startswith("{"):
         return item
@@ -101,7 +103,7 @@ def packed_items(store: Store, units: Iterable[str]) -> Iterator[Item]:
 
 
 def is_dated(store: Store, part: Slice) -> bool:
-    """Return whether the slice of that name was packed of the same items, but for their dates."""
+    """Return whether a slice was packed from the same items, apart from their dates."""
     try:
         before = map(_undated, packed_items(store, [part.name]))
         return list(before) == list(map(_undated, part.items))
@@ -110,7 +112,7 @@ def is_dated(store: Store, part: Slice) -> bool:
 
 
 def is_without_facts(store: Store, part: Slice) -> bool:
-    """Return whether the slice of that name was packed of the same items.
+    """Return whether a slice was packed from the same items with the same dates.
 
     Its list of inputs may lack the metadata of samples that were removed.
     """
@@ -122,7 +124,7 @@ def is_without_facts(store: Store, part: Slice) -> bool:
 
 
 def units_with(store: Store, units: Iterable[str], names: Collection[int]) -> list[str]:
-    """Return the units that have items of these names."""
+    """Return the units of work that have items with these names, given as hashes."""
     return [
         unit
         for unit in (units if names else ())
@@ -133,7 +135,7 @@ def units_with(store: Store, units: Iterable[str], names: Collection[int]) -> li
 def changed_units(
     store: Store, source: Source, contents: Mapping[str, str], heard: Compared
 ) -> list[str]:
-    """Return the units whose items no longer hold what `contents` has of each."""
+    """Return the units of work whose items no longer have the content in `contents`."""
     of = sum(store.read(inputs_name(unit)).count(b"\n") for unit in contents)
     return find_changed_units(
         source,

@@ -13,20 +13,20 @@ from wdsprep.dataset.samples import value_at_path
 
 
 class Filter(Condition):
-    """A condition that is called with a sample's facts."""
+    """A condition of --filter, which is called with the facts of a sample."""
 
     option = "--filter "
 
     @property
     def columns(self) -> frozenset[str]:
-        """The columns of a table that it asks for."""
+        """Return the columns of a table that the condition uses."""
         return frozenset(str(path[0]) for path in self.names)
 
     def __call__(self, facts: Mapping[str, Any]) -> bool:
         return self.holds([value_at_path(facts, path) for path in self.names])
 
     def check(self, facts: Mapping[str, Any]) -> None:
-        """Reject a sample of which it is not true."""
+        """Raise RejectedError if a sample's facts do not meet the condition."""
         if not self(facts):
             found = {format_path(path): value_at_path(facts, path) for path in self.names}
             values = (f"{name} is {'missing' if v is None else v}" for name, v in found.items())

@@ -1,6 +1,6 @@
 """The options of `pack`: which samples are kept, and how their shards are cut.
 
-The options of `pack` stand here, with the settings of a dataset that they come to.
+`settings_of` returns the settings of a dataset that follow from them.
 """
 
 import os
@@ -51,14 +51,17 @@ SOURCE_KIND = SettingWords(say=_say_source, rank=ABOVE)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Digest:
-    """A column that has the digests of the images' bytes, and by which hash."""
+    """A column with digests of the images' bytes, and the name of the hash that made them."""
 
     column: str
     hash: str
 
     @classmethod
     def parse(cls, given: Any) -> "Digest":
-        """`md5`, `COLUMN:md5`, or img2dataset's `["COLUMN","md5"]`."""
+        """Return the column and the hash in `md5`, `COLUMN:md5` or `["COLUMN","md5"]`.
+
+        The last is the spelling of img2dataset.
+        """
         if isinstance(given, cls):
             return given
         is_listed = not isinstance(given, str) or given.startswith(("[", "("))
@@ -71,7 +74,7 @@ class Digest:
 
 
 def _condition(given: str) -> str:
-    """Check the text of a condition."""
+    """Check that a text is a condition, and return it."""
     from wdsprep.packing.filters import Filter
 
     return Filter(given).text
@@ -91,12 +94,14 @@ class ShardSizes(Options):
 
     samples_per_shard: int = field(
         default=10_000,
-        metadata=about("Begin another shard after so many samples.", OUTPUT, least=1, usual=True),
+        metadata=about(
+            "Begin another shard after this number of samples.", OUTPUT, least=1, usual=True
+        ),
     )
     max_shard_size: int | str = field(
         default="2GB",
         metadata=about(
-            "Begin another shard before one has more bytes.",
+            "Begin another shard before the last one has more bytes than this.",
             OUTPUT,
             read=parse_size,
             least=1,
@@ -117,8 +122,8 @@ class PackRules(ShardSizes, ImageOptions):
     buckets: str | Iterable[int] = field(
         default="256,512",
         metadata=about(
-            "The smallest shorter side of each bucket, in pixels. A training phase of a "
-            "resolution uses the buckets from there on.",
+            "The smallest shorter side of each bucket, in pixels. Training at a resolution uses "
+            "the buckets of that side and above.",
             IMAGES,
             read=parse_buckets,
             usual=True,
@@ -229,7 +234,8 @@ class PackRules(ShardSizes, ImageOptions):
     filter: str = field(
         default="",
         metadata=about(
-            'Keep only what this is true of, such as "aesthetic >= 4.5 and pwatermark < 0.8".',
+            'Keep only samples that meet this condition, such as "aesthetic >= 4.5 and pwatermark '
+            '< 0.8".',
             COLUMNS,
             read=_condition,
             code=Code.FILTERED,
@@ -242,11 +248,11 @@ class PackRules(ShardSizes, ImageOptions):
     verify_hash: str | tuple[str, str] | Digest = field(
         default="",
         metadata=about(
-            "Reject images whose bytes do not have the digest of this column, such as md5.",
+            "Reject images whose bytes do not have the digest in this column, such as md5.",
             COLUMNS,
             read=Digest.parse,
             code=Code.HASH_MISMATCH,
-            remedy="look whether --verify-hash names the right column and hash",
+            remedy="check whether --verify-hash gives the right column and hash",
             metavar="COLUMN[:HASH]",
             example="COLUMN:HASH",
             page="reject images whose sha256, md5 or sha512 differs from the one in this column",
@@ -262,7 +268,9 @@ class PackRules(ShardSizes, ImageOptions):
     def check_together(self) -> None:
         super().check_together()
         if 0 < self.max_caption < self.min_caption:
-            raise UsageError("--max-caption is below --min-caption: no caption fits both")
+            raise UsageError(
+                "--max-caption is below --min-caption, and no caption fits both: change one"
+            )
         if self.max_side and not self.reencode:
             raise UsageError(
                 "--max-side needs --reencode, such as jpg:95: a smaller image is a new image"
@@ -270,7 +278,7 @@ class PackRules(ShardSizes, ImageOptions):
 
     @cached_property
     def sides(self) -> tuple[int, ...]:
-        """The buckets."""
+        """Return the smallest shorter side of each bucket."""
         return parse_buckets(self.buckets)
 
     @property
@@ -303,7 +311,7 @@ class PackRules(ShardSizes, ImageOptions):
 
     @cached_property
     def kept(self) -> tuple[str, ...] | None:
-        """The facts that go into a shard; None is all of them."""
+        """Return the names of the facts that are stored in a shard; None stands for all."""
         given = self.save_additional_columns
         return None if given is None else parse_names(given)
 
@@ -325,16 +333,16 @@ class PackRules(ShardSizes, ImageOptions):
 
 @dataclass(frozen=True)
 class PackOptions(WorkerRangeOptions, FetchOptions, PackRules, ListenedOptions):
-    """Options of `pack`."""
+    """The options of `pack`."""
 
     unit_noun: ClassVar[str] = "slice"
 
     source: "str | os.PathLike[str]" = field(
         default="downloads",
-        metadata=about("What to pack.", is_place=True, settings={"source": SOURCE_KIND}),
+        metadata=about("The source to pack.", is_place=True, settings={"source": SOURCE_KIND}),
     )
     images: "str | os.PathLike[str]" = field(
-        default="shards/images", metadata=about("Where the shards go.", is_place=True)
+        default="shards/images", metadata=about("The place for the shards.", is_place=True)
     )
     _: KW_ONLY
     limit: int = field(
@@ -351,8 +359,8 @@ class PackOptions(WorkerRangeOptions, FetchOptions, PackRules, ListenedOptions):
     input_format: str = field(
         default="auto",
         metadata=about(
-            "Say what SOURCE holds, where that is not clear: images, tars, parquet, csv, tsv, "
-            "jsonl, txt, arrow or mds.",
+            "Read SOURCE as this kind, if it is not clear: images, tars, parquet, csv, tsv, jsonl, "
+            "txt, arrow or mds.",
             SOURCE,
             read=_input_format,
             metavar="FORMAT",
@@ -364,7 +372,7 @@ class PackOptions(WorkerRangeOptions, FetchOptions, PackRules, ListenedOptions):
     retry_rejected: bool = field(
         default=False,
         metadata=about(
-            "Fetch again what failed in a way that may pass.",
+            "Fetch rows again that failed for a reason that may pass.",
             DOWNLOADING,
             page="fetch again after failures that may pass, and fetch what these options allow now",
         ),
@@ -380,7 +388,7 @@ class PackOptions(WorkerRangeOptions, FetchOptions, PackRules, ListenedOptions):
             )
         if self.retry_rejected and self.overwrite:
             raise UsageError(
-                "--overwrite removes the rejects that --retry-rejected is for: give one"
+                "--overwrite removes the rejects that --retry-rejected is for: give one of them"
             )
 
     @property
@@ -391,10 +399,10 @@ class PackOptions(WorkerRangeOptions, FetchOptions, PackRules, ListenedOptions):
 def settings_of(
     options: PackOptions, source: str, form: Mapping[str, Any] = FORM
 ) -> dict[str, Any]:
-    """Return the settings: all that decides the bytes of the dataset but the source's content.
+    """Return the settings that decide the bytes of an image dataset, with its source's content.
 
-    `source` is its kind. What may be fetched is the least that any slice was allowed: see
-    `wdsprep.dataset.settings`.
+    `source` is the kind of the source. Settings of downloads are the least that any slice was
+    allowed: see `wdsprep.dataset.settings`.
     """
     found = {
         **form,

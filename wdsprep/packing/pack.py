@@ -1,10 +1,9 @@
 """`pack`: turn a source into an image dataset, slice by slice, on any number of workers.
 
-The slices left to do go to a runner; what a slice becomes depends on the slice and the rules alone,
-so the dataset is the same to the byte for every runner, worker count and history of kills.
+The slices that are left go to a runner. The shards of a slice depend on the slice and the rules
+alone, so the dataset is the same to the byte for every runner, worker count and history of kills.
 
-`pack` itself is what a user calls: it reads the options, and imports what does the work when that
-begins.
+`pack` reads the options, and imports the code that does the work only when the work begins.
 """
 
 from itertools import chain
@@ -28,9 +27,9 @@ def pack(options: PackOptions) -> "Outcome":
         packed = wdsprep.pack("downloads", "shards/images", min_size=300)
         packed.samples, packed.manifest.rejects, packed.is_damaged
 
-    The options are those of `wdsprep pack`, with its spellings ("2GB", "jpg:95", "4:32" workers) or
-    plain numbers; `track` is wandb or tensorboard. Interrupted or killed, the same call goes on
-    where it was.
+    The options are those of `wdsprep pack`, spelled as there ("2GB", "jpg:95", "4:32" workers) or
+    as plain numbers; `track` is wandb or tensorboard. After an interruption, the same call
+    continues the run.
     """
     from wdsprep.dataset.settings import loosened
     from wdsprep.dataset.state import read_format
@@ -57,7 +56,7 @@ def pack(options: PackOptions) -> "Outcome":
     has_urls = found.kind == "urls"
     if options.retry_rejected and not has_urls:
         raise UsageError(
-            f"{source} is no table of URLs: --retry-rejected has nothing to fetch there"
+            f"{source} is not a table of URLs: leave --retry-rejected out, which fetches URLs again"
         )
     if not has_urls and (idle := options_given_under(options, DOWNLOADING)):
         listener.told(f"{source} holds no URLs to fetch: {', '.join(idle)} changes nothing here")

@@ -1,24 +1,24 @@
-"""`--retry-rejected`: fetch again what failed for a reason that has passed.
+"""`--retry-rejected`: fetch rows again that failed for a reason that has passed.
 
-Rows of older slices are packed again in slices of their own.
+Such rows of older slices are packed again, in separate *retry slices*.
 
 Some reasons pass by themselves, such as a host that is down (`TRANSIENT`). Others pass when a run
-allows more than the one before: private addresses, `s3://` rows, what robots.txt or an opt-out
-forbids, larger downloads. A run may always allow more than the dataset was begun with, and does for
-all that it fetches; it fetches again what was forbidden only where it is asked to. Never may it
-allow less. So the settings of a dataset are what each of its slices was allowed at least, and a
+allows more than the run before: private addresses, `s3://` rows, downloads that robots.txt or an
+opt-out forbids, larger downloads. A run may allow more than the dataset was begun with, and does so
+for all that it fetches; it fetches again what was forbidden only with this option. It may never
+allow less. So the settings of a dataset are the least that each of its slices was allowed, and a
 slice that was allowed more counts that in its receipt (see `wdsprep.dataset.settings`).
 
-1. What a retry slice is made from, rows of older slices, is written down before anything is
-   fetched. So it is wanted until its receipt is there, like any slice, and a retry that was killed
-   resumes.
+1. The rows of older slices from which a retry slice is made are written down before anything is
+   fetched. So the retry slice is wanted until its receipt is there, like any slice, and a retry
+   that was killed resumes.
 2. Its receipt moves its rows: from then on they are in its shards or among its rejects.
-3. What the older slices say is brought in line after that: the rows leave their rejects, and their
-   receipts count them as `retried`. The receipt is written first, with the digest of the rejects as
-   they will be and, as `UNSETTLED`, as they were; then the rejects, and the receipt once more. A
-   run that is killed in between is mended by the next one, which does the same again.
-4. Where an older slice has to be done again from the start, the rows of retry slices stay out of
-   it, whether those are done or not.
+3. The older slices are updated after that: the rows leave their rejects, and their receipts count
+   them as `retried`. The receipt is written first, with the digest of the new rejects and, as
+   `UNSETTLED`, that of the old ones; then the rejects, and the receipt once more. If a run is
+   killed in between, the next run does the same again.
+4. If an older slice has to be done again from the start, the rows of retry slices stay out of it,
+   whether the retry slices are done or not.
 
 A retry slice may itself be tried again. The numbers of retry slices begin far above all others, so
 that neither a `limit` nor an append can meet them.
@@ -66,7 +66,7 @@ Moved = Mapping[str, frozenset[str]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retries:
-    """The retry slices of a dataset, done or not."""
+    """The retry slices of a dataset, whose rows are fetched again, finished or not."""
 
     edition: Edition
     slices: tuple[Slice, ...] = ()
@@ -81,7 +81,7 @@ class Retries:
         return [part for part in self.slices if part.name not in done]
 
     def apart_from(self, parts: Iterable[Slice]) -> Iterator[Slice]:
-        """Yield the slices without the rows that (other) retry slices have taken over."""
+        """Yield slices without the rows that (other) retry slices have taken over."""
         planned = _rows_of(self.slices)
         return (replace(part, elsewhere=planned.get(part.name, frozenset())) for part in parts)
 
@@ -91,7 +91,10 @@ class Retries:
         return _rows_of(part for part in self.slices if part.name in done).get(unit, frozenset())
 
     def settle(self, manifest: Manifest) -> Manifest:
-        """Bring what older slices say in line with the retry slices that are done."""
+        """Remove the rows of finished retry slices from the receipts and rejects of older slices.
+
+        Return the manifest with the new receipts.
+        """
         done = set(manifest.ledger.units())
         moved = _rows_of(part for part in self.slices if part.name in done)
         if not moved:
@@ -111,7 +114,10 @@ class Retries:
         return None
 
     def extended(self, manifest: Manifest, curable: "Curable", *, size: int) -> "Retries":
-        """Add retry slices of up to `size` rows for all rejects that may succeed now."""
+        """Plan retry slices of up to `size` rows for all rejects that may succeed now.
+
+        Return the retries with the new slices.
+        """
         with self.edition.holding_manifest():
             slices = read_retries(self.edition).slices  # another run may have planned some
             planned = _rows_of(slices)
@@ -134,7 +140,7 @@ class Retries:
 class Curable:
     """The rejects that another attempt may cure, given what a run is allowed to fetch.
 
-    `larger` says that images may have more bytes than when the dataset was begun.
+    `larger` is true if images may have more bytes than when the dataset was begun.
     """
 
     fetch: FetchRules
@@ -162,7 +168,7 @@ class Curable:
 
 
 def retryable(manifest: Manifest) -> int:
-    """Count the rejects that another attempt may cure, whatever it is allowed."""
+    """Return the number of rejects that another attempt may cure without further permission."""
     return sum(n for code, n in manifest.rejects.items() if code in TRANSIENT)
 
 
@@ -182,7 +188,7 @@ def _read(store: Store, number: int) -> Slice:
         counted = [replace(item, samples=sum(1 for _ in sources_of(item))) for item in items]
     except (ValueError, IndexError):  # no retry has written this
         what = f"{store.url}/{inputs_name(bare.name)}"
-        raise DamageError(what, "it names no rows").with_next_step(DELETE_STEP) from None
+        raise DamageError(what, "it lists no rows").with_next_step(DELETE_STEP) from None
     return replace(bare, items=tuple(counted))
 
 
@@ -197,14 +203,17 @@ def _rows_of(parts: Iterable[Slice]) -> Moved:
 
 
 def _is_settled(receipt: Receipt, gone: frozenset[str], planned: Moved) -> bool:
-    """Return whether all rows that were to leave the slice have left it, so it need not be read."""
+    """Return whether the receipt of a slice counts all rows that retry slices have taken."""
     if UNSETTLED in receipt.files:
         return False
     return receipt.counts.get(RETRIED) == len(gone) == len(planned[receipt.unit])
 
 
 def _settled(store: Store, receipt: Receipt, gone: frozenset[str]) -> Receipt:
-    """Take the rows from the slice's receipt and its rejects. Each step may be done twice."""
+    """Remove rows from a slice's rejects and its receipt, and return the receipt.
+
+    Each step may be repeated.
+    """
     name = rejects_name(receipt.unit)
     what = f"{store.url}/{name}"
     before, after = store.read(name), BytesIO()
@@ -242,7 +251,7 @@ def _rewrite(store: Store, receipt: Receipt) -> None:
 
 
 def _items(store: Store, unit: str, planned: frozenset[str], curable: Curable) -> Iterator[Item]:
-    """Yield the rows of a slice that may succeed now, by the items that it was made of."""
+    """Yield items with the rejected rows of a slice that may succeed now."""
     from wdsprep.sources.url_tables import some_rows, source_name, sources_of
 
     with naming_repair(store):

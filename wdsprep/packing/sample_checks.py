@@ -1,6 +1,6 @@
-"""Decide for each input of a slice whether it is kept as a picture or rejected, and why.
+"""The decision for each input of a slice: it is kept with its picture, or rejected.
 
-What needs no image is asked first, so that no row of a table of URLs is fetched for nothing.
+Checks that need no image come first, so that no row of a table of URLs is fetched for nothing.
 """
 
 import hashlib
@@ -45,9 +45,9 @@ def check_samples(
     content: Content = NOT_KEPT,
     removed: Removed = NONE_REMOVED,
 ) -> Iterator[tuple[int, CheckedSample] | None]:
-    """Yield the decision on each input of a slice, with its number, in order.
+    """Yield each input of a slice in order: its number, and its sample with a picture or a refusal.
 
-    Yield None where there is nothing to do but to wait. `content` is told of all that was read.
+    Yield None while results are awaited. `content` collects a mark of each input that was read.
     """
     check, judge = partial(_checked, rules, removed), partial(_check_sample, rules, removed)
     if source.kind == "folder":  # one sample an item: reading goes into the threads with it
@@ -68,12 +68,12 @@ def check_samples(
 
 
 def _reading_threads(source: Source, rules: PackRules, threads: int) -> int:
-    """Return how many threads read a folder.
+    """Return the number of threads that read a folder.
 
     A local folder whose images are not decoded is read by one thread: the rest is Python and
-    short system calls, where threads wait for each other's lock. Of 8,000 samples of 50 KB, two
-    threads took 1.8 times as long as one. Where a mounted folder is slow, more workers help:
-    they read slices side by side.
+    short system calls, where threads wait for each other's lock. For 8,000 samples of 50 KB, two
+    threads took 1.8 times as long as one. If a mounted folder is slow, more workers help: they
+    read different slices at the same time.
     """
     if shared_store(source.url).root is None:
         return max(threads, REMOTE_READS)
@@ -81,7 +81,7 @@ def _reading_threads(source: Source, rules: PackRules, threads: int) -> int:
 
 
 def repeated_urls(source: Source, part: Slice) -> Counter[str]:
-    """Count the URLs that several rows of a slice have."""
+    """Return the URLs that occur more than once in a slice, with their numbers."""
     tables = cast("UrlSource", source)
     urls = (url for item in part.items for url in islice(tables.urls(item), item.take or None))
     return Counter({url: count for url, count in Counter(urls).items() if count > 1})
@@ -114,7 +114,7 @@ def _check_numbered(
 
 
 def _check_sample(rules: PackRules, removed: Removed, row: SampleOrRefusal) -> CheckedSample:
-    """Decide on a sample by its image."""
+    """Return a sample with its picture, or a refusal if its image cannot be kept."""
     if isinstance(row, Refusal):
         return row
     try:
@@ -129,7 +129,7 @@ def _check_sample(rules: PackRules, removed: Removed, row: SampleOrRefusal) -> C
 
 
 def _checked(rules: PackRules, removed: Removed, row: SampleOrRefusal) -> SampleOrRefusal:
-    """Refuse a sample by everything but its image, or return it."""
+    """Return a sample, or a refusal if its source, URL, caption or facts rule it out."""
     if removed and (removed.has("source", row.source) or removed.has("url", row.url)):
         return Refusal(source=row.source, code=Code.REMOVED)
     if isinstance(row, Refusal):
@@ -156,7 +156,10 @@ def _check_text(rules: PackRules, sample: Sample) -> None:
 
 
 def _identified(rules: PackRules, sample: Sample) -> Sample:
-    """Check the image against the digest in its table, and add the digest that is to be stored."""
+    """Return a sample with the digest of its image that is to be stored.
+
+    Raise RejectedError if the image does not have the digest in its table.
+    """
     if rules.verify is not None:
         wanted = str(sample.facts.get(rules.verify.column) or "").strip().lower()
         found = hashlib.new(rules.verify.hash, sample.image).hexdigest()

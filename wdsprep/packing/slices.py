@@ -1,13 +1,13 @@
-"""The slices left to pack: those wanted, without those that have a receipt.
+"""The slices that are left to pack: those that are wanted, without those that have a receipt.
 
-It also checks whether the source still is what it was.
+It also checks whether the source has changed.
 
-The items of a source are cut into slices anew on each run. Where a slice that has a receipt comes
-out differently, in more than the dates of files (`changed_sources`), the source has changed, and
-that is an error before any work is done. An append leaves the packed slices as they are and cuts
-what is new into further ones: a new *generation*, whose first slice the manifest records, so that
-an append that was killed resumes like any run. Of a slice of an earlier generation that a repair
-has taken out, a *hole*, the inputs file is left: it alone still tells what was in it.
+The items of a source are cut into slices again in each run. If a slice that has a receipt now has
+other items, apart from the dates of files (`changed_sources`), the source has changed, and that is
+an error before any work is done. An append leaves the packed slices as they are and cuts the new
+items into further slices: a new *generation*, whose first slice the manifest records, so that an
+append that was killed resumes like any run. If a repair has removed a slice of an earlier
+generation, a *hole*, its list of inputs is left: it alone still tells which items were in it.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -51,7 +51,7 @@ KEPT_ITEMS = 100_000  # a source with more is listed once more instead of kept i
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceSurvey:
-    """The findings of a first pass over the source: its items, or their number if they are many."""
+    """The result of a first pass over a source: its items, or their number if they are many."""
 
     source: Source
     limit: int
@@ -61,7 +61,7 @@ class SourceSurvey:
     nbytes: int
     kept: tuple[Item, ...] | None
     left_out: Mapping[str, int]
-    """The number of files beside the items that are no input, by their kinds."""
+    """The number of files in the source that are not items, by their kinds."""
 
     def items(self) -> Iterator[Item]:
         return iter(self.kept) if self.kept is not None else limited(self.source, self.limit)
@@ -69,7 +69,7 @@ class SourceSurvey:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlicePlan:
-    """The slices of the last generation, and the missing ones of earlier generations.
+    """The slices to pack: those of the last generation, and missing ones of earlier generations.
 
     `older` are the items of earlier generations.
     """
@@ -91,20 +91,26 @@ class SlicePlan:
         return slices(items, size=self.slice_size, first=self.generations[-1])
 
     def pending(self) -> Iterator[Slice]:
-        """Slices wanted minus receipts present, cut as they are asked for."""
+        """Yield the slices that have no receipt, each cut from the source when it is asked for.
+
+        Raise FingerprintError if the source changes meanwhile.
+        """
         yield from self.holes
         for part in self.wanted():
             if part.name not in self.packed:
                 yield part
             elif self.survey.kept is None and part.digest(self.kind) != self.packed[part.name]:
                 raise FingerprintError(
-                    f"{self.survey.source.url} changes while it is packed: let that end, then run "
-                    "the same again"
+                    f"{self.survey.source.url} changes while it is packed: run the same command "
+                    "again when it no longer changes"
                 )
 
 
 def survey_source(source: Source, limit: int, tell: Callable[[int], None]) -> SourceSurvey:
-    """Go over the source; `tell` hears from time to time how many items were seen."""
+    """List the items of a source, and return their number, their bytes and perhaps themselves.
+
+    `tell` is called from time to time with the number of items so far.
+    """
     try:
         return _survey(source, limit, tell)
     except MetadataFound as found:
@@ -140,9 +146,9 @@ def _survey(source: Source, limit: int, tell: Callable[[int], None]) -> SourceSu
 
 
 def limited(source: Source, limit: int, left_out: Told = ignore_left_out) -> Iterator[Item]:
-    """Yield the items that hold the first `limit` samples; 0 means all.
+    """Yield the items that hold the first `limit` samples of a source; 0 means all.
 
-    The last item is cut where the limit ends.
+    The last item is cut to the samples that are left.
     """
     left = limit
     items = source.items(left_out)
@@ -167,7 +173,10 @@ def make_plan(
     append: bool,
     compared: Compared = lambda _done, _of: None,
 ) -> SlicePlan:
-    """Hold the source against what is packed; an error says what differs."""
+    """Return the slices that are left to pack, after comparing the source with what is packed.
+
+    Raise FingerprintError if the source has changed.
+    """
     packed = {receipt.unit: receipt.input for receipt in _own_receipts(manifest)}
     start = manifest.generations[-1]
     holes = _holes(store, packed, start, seen)
@@ -202,10 +211,10 @@ def make_plan(
 def _holes(
     store: Store, packed: Mapping[str, str], start: int, seen: SourceSurvey
 ) -> tuple[Slice, ...]:
-    """Return the slices before `start` that have inputs and no receipt.
+    """Return the slices before `start` that have a list of inputs and no receipt.
 
-    They are slices only where the source still has all their items and no other slice does.
-    Otherwise a killed run has left them, and they mean nothing.
+    A list counts only if the source still has all its items and no other slice has them. Otherwise
+    a killed run has left it, and it means nothing.
     """
     units: list[str] = []
     if sum(int(unit) < start for unit in packed) < start:
@@ -229,10 +238,10 @@ def _pending_if_unchanged(
 ) -> tuple[int, dict[str, str], set[str]] | None:
     """Compare the packed slices with the source.
 
-    Return how many slices are left to do; the digests of finished slices whose items have other
-    dates now; and which of these have the same dates, but no metadata of removed samples.
-    Return None where a packed slice has changed otherwise, or a complete dataset does not cover
-    the source.
+    Return the number of slices that are left to do; the digests of finished slices whose items
+    have other dates now; and those of these slices that have the same dates, but no metadata of
+    removed samples. Return None if a packed slice has changed in another way, or if a complete
+    dataset does not cover the source.
     """
     dated: dict[str, str] = {}
     same: set[str] = set()
@@ -252,10 +261,7 @@ def _pending_if_unchanged(
 
 
 def restore_inputs(edition: Edition, manifest: Manifest, seen: SourceSurvey) -> None:
-    """Write lost lists of inputs again, of packed slices of one item each.
-
-    It works where the source still has the item.
-    """
+    """Write lost lists of inputs again, for packed slices of one item that the source still has."""
     kind = DigestKind.from_settings(manifest.settings)
     there = {entry.name for entry in edition.store.list(INPUTS)}
     own = ((receipt.input, receipt.unit) for receipt in _own_receipts(manifest))
@@ -269,12 +275,12 @@ def restore_inputs(edition: Edition, manifest: Manifest, seen: SourceSurvey) -> 
 
 
 def _own_receipts(manifest: Manifest) -> Iterator[Receipt]:
-    """Yield the receipts of slices that are no retries of others."""
+    """Yield the receipts of slices that are not retry slices."""
     return (receipt for receipt in manifest.receipts if not is_retry(receipt.unit))
 
 
 def check_rows(store: Store, part: Slice, known: Collection[str]) -> None:
-    """Refuse to finish a slice with rows that a retry took over since this run began."""
+    """Raise HopelessError if a retry has taken rows of a slice since this run began."""
     retries = {retry_of_inputs(entry.name) for entry in store.list(RETRIES)}
     new = retries - {"", *known}
     items = packed_items(store, sorted(new)) if not part.is_retry else ()
@@ -287,9 +293,10 @@ def check_rows(store: Store, part: Slice, known: Collection[str]) -> None:
 def _check_only_added(
     store: Store, manifest: Manifest, seen: SourceSurvey, filled: Iterable[str], *, append: bool
 ) -> tuple[PackedItems, int]:
-    """Check that the source has only gained items, but for dates.
+    """Check that a source has at most gained items since it was packed; dates do not count.
 
-    Return all that is packed, and the number of new items.
+    Return the items that are packed, and the number of new ones. Raise FingerprintError if items
+    have changed or are gone, or if there are new ones without `append`.
     """
     units = [*filled, *(receipt.unit for receipt in _own_receipts(manifest))]
     known, found = PackedItems(packed_items(store, units)), 0
@@ -311,7 +318,7 @@ def _check_only_added(
         what = ", ".join(str(names) for names in (added, changed, removed) if names.count)
         ways = OVERWRITE
         if removed.count and found == changed.count:
-            ways = f"if it is another source, name another place for its shards; {ways}"
+            ways = f"if it is another source, give another place for its shards; {ways}"
         if not changed.count and not removed.count:
             ways = f"--append packs what is new into further shards, {ways}"
         raise _changed(seen, f"{what}: {ways}", limit=limit if limit != seen.limit else 0)
@@ -325,7 +332,7 @@ def _check_contents(
     units: Collection[str],
     compared: Compared,
 ) -> None:
-    """Refuse slices whose items came with other dates, where they do not hold what they held."""
+    """Raise FingerprintError if items of slices have other dates and no longer the same content."""
     if not units:
         return
     touched = set(units)
@@ -346,7 +353,7 @@ def _check_contents(
 
 
 def _dated(store: Store, seen: SourceSurvey, units: Iterable[str], what: str) -> "_Names":
-    """Return the items of these slices that have other dates now."""
+    """Return the names of the items of slices that have other dates now."""
     known, names = PackedItems(packed_items(store, units)), _Names(what)
     for item in seen.items():
         if known.change(item) is Change.DATED:
@@ -357,12 +364,12 @@ def _dated(store: Store, seen: SourceSurvey, units: Iterable[str], what: str) ->
 def _changed(seen: SourceSurvey, what: str, *, limit: int = 0) -> FingerprintError:
     how = "has changed since it was packed"
     if limit:  # more may be wanted now of a tar or a table that it has cut
-        how = f"was packed with --limit {limit}, which now is another or none"
+        how = f"was packed with --limit {limit}, which is now another or missing"
     return FingerprintError(f"{seen.source.url} {how}: {what}")
 
 
 class _Names:
-    """Counts names and keeps the first few to show, and one to know of more."""
+    """A count of names, with the first few as examples."""
 
     def __init__(self, what: str) -> None:
         self.what = what

@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackWork:
-    """The picklable recipe of a worker, as runners want it."""
+    """The picklable description of a worker of `pack`, which a runner opens."""
 
     source: Source
     images: str
     rules: PackRules
     settings: Settings
     edition: str = ""
-    """The mark of the dataset's."""
+    """The mark of the dataset's edition."""
     generations: tuple[int, ...] = (0,)
     threads: int = 1
     keeps_content: bool = True
-    """True if receipts say what their slices held."""
+    """True if receipts record the content of their slices."""
     retries: frozenset[str] = frozenset()
-    """The retry slices that are known."""
+    """The names of the retry slices that are known."""
     fetch_rules: FetchRules | None = None
     """The rules of downloads, for a table of URLs."""
     allowed_more: tuple[str, ...] = ()

@@ -1,8 +1,8 @@
 """The work of `pack`: one slice of a source becomes image shards, rejects, and last a receipt.
 
-Where the time of a worker goes, by `cProfile`, for a folder and header checks: a fifth is opening
-and reading three files a sample, a fifth making and writing the tar; a tenth each are the headers
-of the images, the digest of what was read, and JSON; nothing else is above a twentieth.
+For a folder and header checks, `cProfile` shows the time of a worker: a fifth is opening and
+reading three files a sample, a fifth making and writing the tar; a tenth each are the headers of
+the images, the digest of what was read, and JSON; nothing else takes more than a twentieth.
 """
 
 import time
@@ -44,7 +44,7 @@ WORST_HOSTS = 20  # so many hosts are told about for each slice
 
 
 class PackWorker:
-    """One process, in which the slices of a table of URLs share one client."""
+    """A worker of `pack`: one process, in which slices of a table of URLs share one HTTP client."""
 
     def __init__(self, work: "PackWork") -> None:
         self._work = work
@@ -71,7 +71,10 @@ class PackWorker:
 def pack_slice(
     work: "PackWork", edition: Edition, part: Slice, fetching: Callable[[Slice], Downloads | None]
 ) -> Generator[RunProgress, None, Receipt]:
-    """Write all of a slice, its receipt last."""
+    """Pack a slice of the source into image shards, and return its receipt.
+
+    Progress is yielded meanwhile.
+    """
     inputs = part.inputs
     digest = DigestKind.from_settings(work.settings).hex(inputs)
     if done := find_receipt(edition.store, part.name, digest, work.settings):
@@ -160,7 +163,7 @@ def _receipt(
 
 @dataclass(slots=True)
 class _Shards:
-    """The open shard of each bucket, and the finished ones."""
+    """The shards that a slice is packed into: an open one for each bucket, and finished ones."""
 
     draft: Draft
     rules: PackRules
@@ -206,7 +209,7 @@ class _Shards:
 def _fields(
     key: str, sample: Sample, picture: Picture, bucket: int, kept: tuple[str, ...] | None
 ) -> list[tuple[str, bytes]]:
-    """Return the members of an image sample, in their order."""
+    """Return the members of an image sample in their order: the image, the json, the caption."""
     meta = sample.facts
     if kept is not None:
         meta = {name: value for name, value in meta.items() if name in kept}

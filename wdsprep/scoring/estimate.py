@@ -1,7 +1,8 @@
-"""What scoring takes, for `wdsprep plan`: GPU hours by operations, and bytes by the format.
+"""The time and bytes that scoring takes, for `wdsprep plan`.
 
-Operations are those of the models' published configs, two for each multiplication with an addition,
-at the share of the peak that the table of GPUs has for encoding. They have not been measured.
+GPU hours are computed from the operations in the models' published configs, two for each
+multiplication with an addition, at the share of the peak that the table of GPUs has for encoding.
+They have not been measured. Bytes follow from the format.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,20 +12,20 @@ from wdsprep.dataset.tar import BLOCK
 from wdsprep.encoding.estimate import Choice, Fleet, Gpu, derived_rate, gflops
 
 SCORE_GFLOPS: Mapping[str, float] = {"clip": 175, "siglip": 700, "dinov2": 46, "nsfw": 35}
-"""The operations of an image, and of its caption where that counts, in billions: at 224 pixels, of
-siglip at 384."""
+"""The operations for an image, and for its caption if the model reads it, in billions: at 224
+pixels, for siglip at 384."""
 SAMPLE_NBYTES = 3 * BLOCK + 8
 """The headers of json and txt, the json, and a place in the index."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreEstimate:
-    """The time that scoring by some models takes in one pass."""
+    """The time, money and bytes that scoring by several models takes in one pass."""
 
     models: tuple[str, ...]
     samples: int
     device_hours: float
-    """0 where no GPU is named"""
+    """0 if no GPU is named"""
     dollars: float
     wall_hours: float
     nbytes_read: int
@@ -34,7 +35,10 @@ class ScoreEstimate:
 def estimate_scores(
     models: Sequence[str], samples: int, nbytes_read: int, gpu: Gpu | None, fleet: Fleet
 ) -> ScoreEstimate:
-    """Return what it takes to score so many samples, whose images are of so many bytes."""
+    """Return the time, money and bytes that scoring a number of samples takes.
+
+    `nbytes_read` are the bytes of their images.
+    """
     rate = 0.0
     if gpu is not None and models:
         each = derived_rate(gpu, 256, Choice()) * gflops(256, Choice())

@@ -44,15 +44,15 @@ def read_head(wanted: WantedHead, kind: DigestKind) -> Head:
         raise NotFoundError(f"--head {wanted.place} is not there: give a file of safetensors")
     if entry.nbytes > LARGEST_NBYTES:
         raise UsageError(
-            f"--head {wanted.place} has {human_bytes(entry.nbytes)}, and a head has "
-            f"{human_bytes(LARGEST_NBYTES)} at most: is it a whole model?"
+            f"--head {wanted.place} has {human_bytes(entry.nbytes)}, and a head has at most "
+            f"{human_bytes(LARGEST_NBYTES)}: give a head, not a whole model"
         )
     data = store.read(name)
     return Head(column=wanted.column, place=wanted.place, data=data, digest=kind.hex(data))
 
 
 class LinearHead:
-    """A head that is ready to compute, in fp32."""
+    """A head that computes numbers from embeddings, in fp32."""
 
     def __init__(self, head: Head) -> None:
         self.column, self._place = head.column, head.place
@@ -60,11 +60,11 @@ class LinearHead:
         self._layers = [*_layers(head.place, tensors)]
         outputs = len(self._layers[-1][0])
         if outputs != 1:
-            raise UsageError(f"--head {head.place} has {outputs} outputs: it has to have one")
+            raise UsageError(f"--head {head.place} has {outputs} outputs: give a head with one")
 
     @property
     def width(self) -> int:
-        """The numbers of an embedding that it stands on."""
+        """Return the width of the embeddings that the head takes."""
         return int(self._layers[0][0].shape[1])
 
     def scores(self, embeddings: "Tensor") -> "Tensor":
@@ -80,7 +80,7 @@ class LinearHead:
 
 
 def _opened(head: Head) -> "tuple[Mapping[str, Tensor], str]":
-    """Return the tensors of a file, and the activation that its metadata names."""
+    """Return the tensors in the file of a head, and the activation that its metadata names."""
     import torch
 
     kinds = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -93,19 +93,19 @@ def _opened(head: Head) -> "tuple[Mapping[str, Tensor], str]":
             tensors[name] = torch.frombuffer(data, dtype=kinds[entry.dtype]).view(entry.shape)
     except (ValueError, KeyError, RuntimeError) as error:
         raise UsageError(
-            f"--head {head.place} is no safetensors file of floats ({error})"
+            f"--head {head.place} is not a safetensors file of floats ({error})"
         ) from None
     activation = str(metadata.get("activation", "")) if isinstance(metadata, dict) else ""
     if activation not in ACTIVATIONS:
         raise UsageError(
-            f"--head {head.place} names the activation {brief(activation)}: only "
-            f"{' and '.join(ACTIVATIONS[1:])} are known"
+            f"--head {head.place} names the activation {brief(activation)}: give a head with "
+            f"{' or '.join(ACTIVATIONS[1:])}, or without one"
         )
     return tensors, activation
 
 
 def _layers(place: str, tensors: "Mapping[str, Tensor]") -> "list[tuple[Tensor, Tensor]]":
-    """Return weight and bias of each layer, in the order of the numbers in their names."""
+    """Return the weight and the bias of each layer, in the order of the numbers in their names."""
     import torch
 
     weights = sorted((name for name in tensors if name.endswith("weight")), key=_numbers)
@@ -117,14 +117,16 @@ def _layers(place: str, tensors: "Mapping[str, Tensor]") -> "list[tuple[Tensor, 
         bias = tensors[_bias(name)].float() if _bias(name) in tensors else None
         fits = weight.ndim == 2 and width in (None, weight.shape[1])
         if not fits or (bias is not None and bias.shape != weight.shape[:1]):
-            raise UsageError(f"--head {place}: {name} is no linear layer that fits the one before")
+            raise UsageError(
+                f"--head {place} has {name}, which is not a linear layer that fits the one before"
+            )
         if not torch.isfinite(weight).all() or (bias is not None and not bias.isfinite().all()):
-            raise UsageError(f"--head {place}: {name} has values that are not finite")
+            raise UsageError(f"--head {place} has values in {name} that are not finite")
         width = weight.shape[0]
         found.append((weight, torch.zeros(width) if bias is None else bias))
     if not found or not known.issuperset(tensors):
         strange = sorted({*tensors} - known) or ["nothing"]
-        raise UsageError(f"--head {place} holds {strange[0]}, and linear layers alone are known")
+        raise UsageError(f"--head {place} holds {strange[0]}: give a head of linear layers alone")
     return found
 
 

@@ -1,8 +1,8 @@
-"""Which models score: found, fetched and checked before anything heavy begins.
+"""The search for models that score: they are found, fetched and checked before weights are loaded.
 
-A model is known by what its own files say: config.json names its class, by which transformers' Auto
+The files of a model say what it is: config.json names its class, by which transformers' Auto
 classes load it, and its image processor has a file of its own. Only safetensors are read, and no
-code that comes with a model is run. This module imports no torch.
+code that comes with a model is run. This module does not import torch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +43,7 @@ RESERVED = frozenset(
     {"caption", "captions", "emb", "height", "image", "json", "key", "latent", "made", "mask"}
     | {"meta", "pixels", "pooled", "samples", "shape", "source", "tokens", "txt", "url", "width"}
 )
-"""Names that the json of images, and batches, use already."""
+"""Names that the json of images, or batches, use already."""
 ANOTHER = "which wdsprep never does: choose another --model"
 
 
@@ -57,12 +57,12 @@ class Role(str, Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreModel:
-    """A model on this machine, and what it gives. It is picklable: workers load it by this."""
+    """A model on this machine, and the columns that it gives; picklable, for workers to load it."""
 
     name: str
     """The name as the user gave it."""
     prefix: str
-    """The text that is put before its columns, or nothing."""
+    """The prefix of its columns' names, or nothing."""
     folder: str
     revision: str
     files: tuple[str, ...]
@@ -89,7 +89,7 @@ class ScoreModel:
 
     @property
     def member(self) -> str:
-        """The name of the array that has embeddings."""
+        """Return the name of the array of embeddings in a sample."""
         return f"{self.column('image_emb')}.npy"
 
     def column(self, name: str) -> str:
@@ -99,7 +99,7 @@ class ScoreModel:
 def find_score_model(
     wanted: NamedModel, kind: DigestKind, told: Callable[[str], None] = lambda _line: None
 ) -> ScoreModel:
-    """Find the model that a user named, with all of its files on this machine."""
+    """Return the model that a user named, with all of its files on this machine."""
     name = wanted.place
     folder = Path(name).expanduser()
     if name not in PRESETS and folder.is_dir():
@@ -119,7 +119,7 @@ def find_score_model(
     except UnreachableError as error:
         raise WorkError(
             f"{name} is not on this machine and the hub cannot be reached ({error}): run "
-            f"`hf download {repo}` where there is a network and bring its cache here, or pass a "
+            f"`hf download {repo}` on a machine with a network and copy its cache here, or give a "
             "folder"
         ) from None
     return _load(wanted, files, kind)
@@ -133,7 +133,10 @@ def _load(wanted: NamedModel, place: ModelFiles, kind: DigestKind) -> ScoreModel
 
 
 def _read(wanted: NamedModel, place: ModelFiles, kind: DigestKind) -> ScoreModel:
-    """Read the configs first, so that a model that will not do is not fetched."""
+    """Return the model in a folder or a repository.
+
+    The configs are checked first, so that the weights of an unsuitable model are not downloaded.
+    """
     names = place.names()
     _check_names(place.what, names)
     jsons = [name for name in (CONFIG, *PROCESSORS, "tokenizer_config.json") if name in names]
@@ -166,9 +169,11 @@ def _read(wanted: NamedModel, place: ModelFiles, kind: DigestKind) -> ScoreModel
 
 
 def _check_names(what: str, names: frozenset[str]) -> None:
-    """Refuse a model by what its files are called."""
+    """Raise UsageError if a model lacks a file that is needed, as the names of its files tell."""
     if CONFIG not in names:
-        raise UsageError(f"{what} has no {CONFIG}, so it is no model of transformers")
+        raise UsageError(
+            f"{what} has no {CONFIG}, so it is not a model of transformers: choose another --model"
+        )
     if not names & {*PROCESSORS}:
         raise UsageError(
             f"{what} has no image processor ({PROCESSORS[0]}), which says how images are prepared: "
@@ -190,7 +195,7 @@ def _check_names(what: str, names: frozenset[str]) -> None:
 
 
 def _check_processor(what: str, folder: Path, names: frozenset[str]) -> None:
-    """Refuse a processor that is one of texts alone."""
+    """Raise UsageError if a model's processor is for text alone."""
     if PROCESSORS[0] in names:
         return
     if not isinstance(Config.read(folder / PROCESSORS[1]).get("image_processor"), dict):
@@ -207,12 +212,15 @@ def _weights(place: ModelFiles, folder: Path, names: frozenset[str]) -> list[str
     listed = index.get("weight_map", {})
     found = sorted({*listed.values()}) if isinstance(listed, dict) else []
     if not found or variant_of(found) or not all(name.endswith(".safetensors") for name in found):
-        raise UsageError(f"{place.what}: {WEIGHTS}.index.json names no weights in safetensors")
+        raise UsageError(
+            f"{place.what} has a {WEIGHTS}.index.json that lists no weights in safetensors: choose "
+            "another --model"
+        )
     return found
 
 
 def _role_of(what: str, config: Config) -> Role:
-    """Tell what transformers has the model's class as."""
+    """Return the role of a model, by its class in transformers, or raise UsageError for others."""
     from transformers.models.auto import modeling_auto as auto
 
     kinds = config.get("architectures", [])
@@ -226,13 +234,13 @@ def _role_of(what: str, config: Config) -> Role:
         return Role.ENCODER
     shown = shortened(str(kind or model_type or "of no class"))
     raise UsageError(
-        f"{what} is {shown}, which the transformers here has as no image classifier and no encoder "
-        "of images: install a newer one, or choose another --model"
+        f"{what} is {shown}, which the transformers here does not know as a classifier or an "
+        "encoder of images: install a newer one, or choose another --model"
     )
 
 
 def _labels_of(what: str, config: Config) -> tuple[dict[int, str], str]:
-    """Return all labels of a classifier by number, and what makes probabilities of its outputs."""
+    """Return the labels of a classifier by number, and the function that makes probabilities."""
     listed = config.get("id2label", {})
     count = config.whole("num_labels", len(listed) or 2)
     if not isinstance(listed, dict) or len(listed) != count:
@@ -242,7 +250,10 @@ def _labels_of(what: str, config: Config) -> tuple[dict[int, str], str]:
     except ValueError:
         labels = {}
     if sorted(labels) != list(range(count)):
-        raise UsageError(f"{what}: id2label of its config does not number its {count} labels")
+        raise UsageError(
+            f"{what} has an id2label in its config that does not number its {count} labels: choose "
+            "another --model"
+        )
     problem = config.get("problem_type")
     is_plain = problem == "regression" or (count == 1 and not problem)
     several = "sigmoid" if problem == "multi_label_classification" else "softmax"
@@ -250,9 +261,9 @@ def _labels_of(what: str, config: Config) -> tuple[dict[int, str], str]:
 
 
 def with_labels(models: Sequence[ScoreModel], wanted: Sequence[WantedLabel]) -> list[ScoreModel]:
-    """Return the models with the columns that are wanted of classifiers.
+    """Return the models with columns for the labels of classifiers that are wanted.
 
-    Those are the labels that are named; of a model of which none is named, all.
+    A classifier keeps the labels that are named, or all of them if none of its labels is named.
     """
     left = {each.label for each in wanted}
     found = []
@@ -269,41 +280,44 @@ def with_labels(models: Sequence[ScoreModel], wanted: Sequence[WantedLabel]) -> 
     if left:
         there = [label for model in models for label in model.labels.values()]
         raise UsageError(
-            f"no model has the label {brief(min(left))}: --label names those of a classifier, such "
+            f"no model has the label {brief(min(left))}: give labels that a classifier has, such "
             f"as {examples(there)}"
             if there
-            else f"--label {brief(min(left))} is of a classifier, and none is given"
+            else f"--label {brief(min(left))} is for a classifier: give one with --model"
         )
     return found
 
 
 def _check_labels(model: ScoreModel) -> None:
-    """Refuse labels that cannot all be columns by themselves."""
+    """Raise UsageError if a classifier's labels are too many, or cannot be names of columns."""
     labels = [*model.labels.values()]
     if len(labels) > MOST_LABELS:
         raise UsageError(
-            f"{model.name} has {plural(len(labels), 'label')} ({examples(labels)}): say which are "
-            "wanted, by --label LABEL or --label LABEL=COLUMN for each"
+            f"{model.name} has {plural(len(labels), 'label')} ({examples(labels)}): choose some, "
+            "with --label LABEL or --label LABEL=COLUMN for each"
         )
     wrong = [label for label in labels if not NAME.fullmatch(label)]
     if wrong:
         raise UsageError(
-            f"{model.name} has the label {brief(wrong[0])}, which is no name of a column: give "
-            f"those that are wanted as --label {brief(wrong[0])}=COLUMN"
+            f"{model.name} has the label {brief(wrong[0])}, which cannot be the name of a column: "
+            f"give the labels to keep, as --label {brief(wrong[0])}=COLUMN"
         )
 
 
 def check_names(columns: Sequence[str]) -> None:
-    """Refuse columns whose names samples or batches have already."""
+    """Raise UsageError if a column has a name that samples or batches use already."""
     if taken := sorted(RESERVED.intersection(columns)):
         raise UsageError(
-            f"a column cannot be called {taken[0]}, as samples have something else: give --label "
+            f"a column cannot be named {taken[0]}, as samples use that name already: give --label "
             "LABEL=COLUMN, or --model NAME=MODEL"
         )
 
 
 def check_here(model: ScoreModel) -> ScoreModel:
-    """Return the driver's model as this node has it; an error where it has another, or none."""
+    """Return the driver's model as it lies on this node.
+
+    Raise WorkError if the node has no such model, or one with other weights.
+    """
     folder = Path(model.folder)
     if not folder.is_dir() and model.revision:
         place = model.name.partition("@")[0]
@@ -315,13 +329,14 @@ def check_here(model: ScoreModel) -> ScoreModel:
         raise WorkError(f"{model.name} cannot be read on this node: {error}") from None
     if digest != model.weights:
         raise WorkError(
-            f"{folder} holds other weights of {model.name} than the driver has: bring those there"
+            f"{folder} holds other weights of {model.name} than the driver has: copy the driver's "
+            "files there"
         )
     return replace(model, folder=str(folder))
 
 
 def settings_of(model: ScoreModel, processor: str, dtype: str) -> dict[str, Any]:
-    """Return what of a model decides the bytes of scores."""
+    """Return the settings of a model that decide the bytes of scores."""
     found: dict[str, Any] = {
         "columns": list(model.columns),
         "dtype": dtype,

@@ -1,4 +1,4 @@
-"""All that `score` is given."""
+"""The options of `score`."""
 
 import os
 import re
@@ -29,25 +29,25 @@ EMBEDDINGS = ("auto", "none", "fp16", "fp32")
 PROCESSORS = ("auto", "fast", "slow")
 DTYPES = ("auto", "fp16", "bf16", "fp32")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-"""A name of a column, or what stands before it."""
+"""Matches the name of a column, or a prefix of such names."""
 
 
 class NamedModel(NamedTuple):
-    """A model as a user gives it, and the name that is put before its columns."""
+    """A model as a user gives it, with the prefix of its columns' names."""
 
     name: str
     place: str
 
 
 class WantedLabel(NamedTuple):
-    """A label of a classifier that is wanted, and the column that it becomes."""
+    """A label of a classifier to keep, and the name of its column."""
 
     label: str
     column: str
 
 
 class WantedHead(NamedTuple):
-    """A head in a file: the column that it gives, and which model it stands on."""
+    """A head in a file: the column that it gives, and the model on whose embeddings it works."""
 
     column: str
     model: str
@@ -55,7 +55,7 @@ class WantedHead(NamedTuple):
 
 
 def named_model(given: Any) -> NamedModel:
-    """Read NAME=MODEL, or MODEL alone."""
+    """Return the prefix and the model in NAME=MODEL, or in MODEL alone."""
     if isinstance(given, tuple):
         return NamedModel(*given)
     name, equals, place = os.fspath(given).partition("=")
@@ -66,7 +66,7 @@ def named_model(given: Any) -> NamedModel:
 
 
 def wanted_label(given: Any) -> WantedLabel:
-    """Read LABEL=COLUMN, or LABEL alone."""
+    """Return the label and the column in LABEL=COLUMN, or in LABEL alone."""
     if isinstance(given, tuple):
         return WantedLabel(*given)
     label, equals, column = str(given).rpartition("=")
@@ -77,7 +77,7 @@ def wanted_label(given: Any) -> WantedLabel:
 
 
 def wanted_head(given: Any) -> WantedHead:
-    """Read COLUMN=FILE, or MODEL.COLUMN=FILE."""
+    """Return the column, the model and the file in COLUMN=FILE, or in MODEL.COLUMN=FILE."""
     if isinstance(given, tuple):
         return WantedHead(*given)
     name, _, place = str(given).partition("=")
@@ -87,15 +87,15 @@ def wanted_head(given: Any) -> WantedHead:
     if dot:
         _check_name(given, model, example)
     if not place.endswith(".safetensors"):
-        raise UsageError(f"{brief(given)}: give a file of safetensors, as {example}")
+        raise UsageError(f"{brief(given)} is not a .safetensors file: give {example}")
     return WantedHead(column, model, place)
 
 
 def _check_name(given: Any, name: str, example: str) -> None:
     if not NAME.fullmatch(name):
         raise UsageError(
-            f"{brief(given)}: {brief(name)} is no name of a column: give {example}, with letters, "
-            "digits and _"
+            f"{brief(name)} in {brief(given)} cannot be the name of a column: give {example}, with "
+            "letters, digits and _"
         )
 
 
@@ -125,14 +125,14 @@ class ScoreOptions(EncodeWorkerOptions, ListenedOptions):
     )
     out: "str | os.PathLike[str]" = field(
         default="shards/scores",
-        metadata=about("Where scores go.", is_place=True, metavar="[SCORES]"),
+        metadata=about("The place for scores.", is_place=True, metavar="[SCORES]"),
     )
     _: KW_ONLY
     model: Sequence[Any] = field(
         default=(),
         metadata=about(
-            "Score with this model of transformers; several in one pass decode each image once. "
-            "NAME= before it is put before the names of its columns.",
+            "Score with this model of transformers; several models in one pass decode each image "
+            "once. With NAME=, the names of its columns begin with NAME.",
             MODEL,
             read=named_model,
             is_many=True,
@@ -140,35 +140,35 @@ class ScoreOptions(EncodeWorkerOptions, ListenedOptions):
             metavar="[NAME=]REPO[@REV]|FOLDER|PRESET",
             page="an image classifier, a dual encoder such as CLIP, or an encoder such as DINOv2: "
             "a repository of the hub, a folder, or "
-            f"{', '.join(PRESETS)}; may be given several times; `NAME=` is put before "
-            "the names of its columns",
+            f"{', '.join(PRESETS)}; may be given several times; with `NAME=`, the names of its "
+            "columns begin with NAME",
             settings={SCORES: SettingWords(say=_say_scores)},
         ),
     )
     label: Sequence[Any] = field(
         default=(),
         metadata=about(
-            "Keep this label of a classifier, as the column of that name; by default all.",
+            "Keep this label of a classifier, as a column of that name; by default all labels.",
             MODEL,
             read=wanted_label,
             is_many=True,
             metavar="LABEL[=COLUMN]",
             page="the labels of a classifier to keep, each with the name of its column; may be "
-            "given several times, and is needed where a model has over 64 labels, or labels that "
-            "are no names of columns",
+            "given several times, and is needed if a model has over 64 labels, or labels that "
+            "cannot be names of columns",
         ),
     )
     head: Sequence[Any] = field(
         default=(),
         metadata=about(
-            "Put this head on the image's embedding: linear layers in safetensors, as an "
-            "aesthetic predictor is.",
+            "Compute a column from the image's embedding by this head: linear layers in "
+            "safetensors, such as an aesthetic predictor.",
             MODEL,
             read=wanted_head,
             is_many=True,
             metavar="[MODEL.]COLUMN=FILE",
-            page="put linear layers in safetensors on the image's embedding, [as an aesthetic "
-            "predictor](#heads) is; with several models `MODEL.` says on which",
+            page="compute a column from the image's embedding by linear layers in safetensors, "
+            "such as [an aesthetic predictor](#heads); with several models `MODEL.` chooses one",
         ),
     )
     embedding: str = field(
@@ -186,7 +186,7 @@ class ScoreOptions(EncodeWorkerOptions, ListenedOptions):
     processor: str = field(
         default=PROCESSORS[0],
         metadata=about(
-            "Prepare images by the model's processor of this kind; auto takes the fast one where "
+            "Prepare images by the model's processor of this kind; auto takes the fast one if "
             "there is one.",
             MODEL,
             choices=PROCESSORS,
@@ -207,23 +207,23 @@ class ScoreOptions(EncodeWorkerOptions, ListenedOptions):
     language: bool = field(
         default=False,
         metadata=about(
-            "Tell the language of each caption, how long it is and how often it comes; needs "
-            "wdsprep[language].",
+            "Add columns for the language of each caption, its length and how often it occurs; "
+            "needs wdsprep[language].",
             CAPTIONS,
             page="add columns of the caption: its [language](#captions), its length, its share of "
-            "letters, and how often it comes",
+            "letters, and how often it occurs",
         ),
     )
     resolution: int = field(
         default=0,
         metadata=about(
-            "Score the images of this phase alone; by default all.",
+            "Score only the images for this resolution; by default all.",
             IMAGES,
             least=0,
             usual="all images",
             example="512",
-            page="score the images of this phase alone. Tars of another program need it: it names "
-            "the folder of their scores",
+            page="score only the images for this resolution. Tars of another program need it: the "
+            "folder of their scores is named after it",
         ),
     )
     max_area: int = field(default=MAX_AREA, metadata=AREA)
@@ -234,7 +234,7 @@ class ScoreOptions(EncodeWorkerOptions, ListenedOptions):
     batch_size: int | str = field(
         default="auto",
         metadata=about(
-            "Score so many images at once; auto is 16 on a CPU and 64 on a GPU.",
+            "Score this number of images at once; auto is 16 on a CPU and 64 on a GPU.",
             WORKERS,
             read=parse_auto,
             metavar="AUTO|N",
@@ -248,8 +248,8 @@ class ScoreOptions(EncodeWorkerOptions, ListenedOptions):
     redo_changed: bool = field(
         default=False,
         metadata=about(
-            "Score image shards again that were packed anew since, and remove the scores of those "
-            "that are gone.",
+            "Score image shards again that have been packed again, and remove the scores of image "
+            "shards that are gone.",
             OUTPUT,
         ),
     )
@@ -260,4 +260,4 @@ class ScoreOptions(EncodeWorkerOptions, ListenedOptions):
         if not self.model and not self.language:
             raise UsageError("there is nothing to score by: give a --model, or --language")
         if (self.head or self.label) and not self.model:
-            raise UsageError("--head and --label are of a --model: give one")
+            raise UsageError("--head and --label need a model: give one with --model")

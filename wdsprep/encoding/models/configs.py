@@ -84,7 +84,10 @@ class Config:
         return value  # type: ignore[no-any-return]  # as it stands there: settings hold it
 
     def _value_error(self, name: str, value: object, wanted: str) -> UsageError:
-        return UsageError(f"{self.path} says {name} {brief(value)}, which has to be {wanted}")
+        return UsageError(
+            f"{self.path} says {name} {brief(value)}, which has to be {wanted}: choose another "
+            "--model"
+        )
 
 
 def read_json(path: Path) -> dict[str, Any]:

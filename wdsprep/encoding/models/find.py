@@ -229,8 +229,8 @@ def _explain_unreachable(reason: Exception, repo: str, wanted: ModelNeeds) -> st
     names += weights * (text == "emb")
     include = " ".join(f'--include "{name}"' for name in names)
     return (
-        f"the hub cannot be reached ({reason}): run `hf download {repo} {include}` where there is "
-        "a network and bring its cache here, pass --model FOLDER, or try things with --model tiny"
+        f"the hub cannot be reached ({reason}): run `hf download {repo} {include}` on a machine "
+        "with a network and copy its cache here, give --model FOLDER, or try with --model tiny"
     )
 
 
@@ -372,7 +372,7 @@ def check_weights(model: Model) -> Model:
         try:
             found = find_model(wanted, text=_supported_text(model), has_vae=bool(model.vae_kind))
         except UsageError as error:  # the driver has it: here is no token, or an older library
-            raise WorkError(f"{model.name} cannot be had on this node: {error}") from error
+            raise WorkError(f"{model.name} cannot be found on this node: {error}") from error
         folder = Path(found.folder)
     try:
         digest = weights_digest(folder, model.files, model.kind)

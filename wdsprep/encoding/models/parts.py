@@ -261,7 +261,8 @@ def _check_one_tower(place: ModelFiles) -> None:
     folders = {name.partition("/")[0] for name in names}
     if "modular_model_index.json" in names:
         raise UsageError(
-            f"{place.what} is made of modular blocks, which wdsprep does not run: choose another"
+            f"{place.what} is made of modular blocks, which wdsprep does not run: choose another "
+            "--model"
         )
     if more := sorted(folder for folder in folders if folder.startswith("text_encoder_")):
         raise UsageError(

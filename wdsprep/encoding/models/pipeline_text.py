@@ -130,6 +130,6 @@ class PipelineText:
             own, again = (row.nan_to_num() for row in (array[0], second.arrays[name][0]))
             if not torch.equal(own, again):
                 raise WorkError(
-                    f"{self._call.name} cannot be used for text: what its encode_prompt makes of a "
-                    f"caption ({name}) is not the same each time: {ALONE}"
+                    f"{self._call.name} cannot be used for text, as its encode_prompt makes "
+                    f"another {name} of the same caption each time: {ALONE}"
                 )

@@ -63,13 +63,13 @@ class PromptCall:
         self.name = kind.__name__
         if not hasattr(kind, "encode_prompt"):
             raise UsageError(
-                f"{self.name} cannot be used for text: it has no code that makes embeddings of "
+                f"{self.name} cannot be used for text, as it has no code that makes embeddings of "
                 f"captions and nothing else (encode_prompt): {ALONE}"
             )
         if self.name in GENERATES:
             raise UsageError(
-                f"{self.name} cannot be used for text: its denoiser wants tokens that a language "
-                f"model makes up of the prompt: {ALONE}"
+                f"{self.name} cannot be used for text, as its denoiser wants tokens that a "
+                f"language model generates from the prompt: {ALONE}"
             )
         self._call = inspect.signature(kind.__call__).parameters
         self._check_kind()
@@ -109,7 +109,7 @@ class PromptCall:
     def _check(self, given: Sequence[str]) -> None:
         if beside := [name for name in self._call if self._is_per_prompt(name)]:
             raise UsageError(
-                f"{self.name} cannot be used for text: its denoiser wants {beside[0]} beside "
+                f"{self.name} cannot be used for text, as its denoiser wants {beside[0]} beside "
                 f"embeddings, which is made of a whole batch of captions: {ALONE}"
             )
         wanted = [name for name in self._call if is_embedding(name)]
@@ -117,7 +117,7 @@ class PromptCall:
         if lacking or all(map(is_mask, given)):
             what = f"no {' and no '.join(lacking)}" if lacking else "nothing"
             raise UsageError(
-                f"{self.name} cannot be used for text: its code for captions (encode_prompt) gives "
+                f"{self.name} cannot be used for text, as its encode_prompt gives "
                 f"{what} that its denoiser would take in place of a prompt: {ALONE}"
             )
 
@@ -139,7 +139,7 @@ class PromptCall:
             bound[name] = self._call[name].default if name in self._call else own.default
             if bound[name] is inspect.Parameter.empty:
                 raise UsageError(
-                    f"{self.name} cannot be used for text: its code for captions (encode_prompt) "
+                    f"{self.name} cannot be used for text, as its encode_prompt "
                     f"wants {name}, which its __call__ does not take: {ALONE}"
                 )
         if length and LENGTH not in bound:
@@ -287,7 +287,7 @@ def pipeline_class(model: Model) -> Any:
     with explain_pipeline_errors(name):  # what stands in for a class that lacks a package says so
         _ = getattr(found, "from_pretrained", None)
     if not (isinstance(found, type) and issubclass(found, diffusers.DiffusionPipeline)):
-        raise UsageError(f"{model.name} is a {name}, which is no pipeline: {ALONE}")
+        raise UsageError(f"{model.name} is a {name}, which is not a pipeline: {ALONE}")
     return found
 
 

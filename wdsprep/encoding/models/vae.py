@@ -39,7 +39,7 @@ class Moments(nn.Module):
         self.layout = torch.contiguous_format if kept else layout
         if self.layout is not layout:
             _log.warning(
-                "%s: %s needs more than one frame, so all of it is computed as a video: slower",
+                "%s: %s needs more than one frame, so all is computed as a video, which is slower",
                 type(vae).__name__,
                 kept[0],
             )

@@ -223,7 +223,10 @@ def _find_numbers(files: Sequence[Path], name: str) -> tuple[float, ...]:
                 return found
         except (ValueError, KeyError, struct.error) as error:
             raise WorkError(f"{path} is not a safetensors file ({error})") from None
-    raise WorkError(f"{files[0].parent} lacks {name}, which the VAE's latents are scaled by")
+    raise WorkError(
+        f"{files[0].parent} lacks {name}, by which the VAE's latents are scaled: choose another "
+        "--model"
+    )
 
 
 def _read_numbers(path: Path, name: str) -> tuple[float, ...] | None:
