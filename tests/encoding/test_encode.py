@@ -107,7 +107,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int
 
 @pytest.mark.parametrize(
     ("resolution", "code", "words"),
-    [("100", 2, "no multiple of 8"), ("4", 2, "4")],
+    [("100", 2, "not a multiple of 8"), ("4", 2, "4")],
 )
 def test_a_resolution_that_cannot_be_is_refused(
     images: Path,

@@ -405,7 +405,7 @@ def test_a_side_that_the_family_cannot_take_is_refused(
     family: Family, few: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command(few, tmp_path / "out", "--model", str(family("Flux")), "--resolution", "72") == 2
-    assert "no multiple of 16" in capsys.readouterr().err
+    assert "not a multiple of 16" in capsys.readouterr().err
 
 
 def test_what_a_pipeline_cuts_after_its_encoder_is_counted_too(family: Family) -> None:
