@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from wdsprep.encoding.on_the_fly.step_batches import StepBegun
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, TarError, UsageError
 from wdsprep.loading.join_positions import DatasetPositions
 from wdsprep.loading.open_datasets import Stream
+from wdsprep.loading.shard_access import local
 
 BATCH = 8
 IMAGES = Images()
@@ -99,6 +100,19 @@ def test_joined_they_give_the_batches_of_one_dataset(
 ) -> None:
     both, latents, texts = request.getfixturevalue(kind)
     assert_same(load(latents, join=texts, **options), load(both, **options))
+
+
+def test_one_call_reads_a_run_of_rows_from_all_datasets(plain: Three) -> None:
+    _, latents, texts = plain
+    counts, read_all = [], local.read_all
+
+    def count(fds: Sequence[int], *more: Any) -> Any:
+        counts.append(len(fds))
+        return read_all(fds, *more)
+
+    with patch.object(local, "read_all", count):
+        batches = [*load(latents, join=texts)]
+    assert counts == [2 * BATCH] * len(batches)
 
 
 @pytest.mark.parametrize("pad", ["full", "longest"])

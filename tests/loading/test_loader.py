@@ -72,7 +72,7 @@ def test_values_are_those_numpy_reads_from_the_tar(
         if reads == "in pieces":
             monkeypatch.setattr(os, "preadv", read_pieces)
     else:
-        monkeypatch.delattr(shelf, "_fill_slowly")
+        monkeypatch.delattr(shelf, "_read_slowly")
     stored = {}
     for path in Path(data).glob("*/*.tar"):
         with tarfile.open(path) as tar:

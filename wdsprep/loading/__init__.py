@@ -20,8 +20,8 @@ condition (`where`), or those that have a row in a table (`tables`). The json of
 which these are (`sample_metadata`). The answer is kept on this machine, and so are the shapes of
 images that become latents on the fly.
 
-`join` puts other datasets of the same images beside one. `join_positions` finds their samples, and
-`wanted_arrays` says which arrays are read of each dataset.
+`join` puts other datasets of the same images beside one. `join_positions` finds their samples,
+`wanted_arrays` says which arrays are read of each dataset, and `row_reads` reads them together.
 
 In: Datasets of images or latents, a seed and a step. Out: Batches in one order, whatever the
 cluster, and the state to go on from.

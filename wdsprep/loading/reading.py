@@ -10,11 +10,11 @@ An array of variable length is read as far as the sample or its row goes, togeth
 it in the sample. The header says where the array ends. What follows is taken out if it is wanted,
 and zeros replace it.
 
-Joined datasets are read one after another, into the same rows. `WantedArrays` decides beforehand
-what is taken from which dataset.
+Joined datasets are read together, into the same rows (`row_reads`). `WantedArrays` decides
+beforehand what is taken from which dataset.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -38,9 +38,10 @@ from wdsprep.loading.augmentation import Effects
 from wdsprep.loading.damaged_samples import ATTEMPTS, MISSING, Fault, Substitutes
 from wdsprep.loading.datasets import SHAPE, Dataset
 from wdsprep.loading.memory import Batch, BlockPool, Memory
+from wdsprep.loading.row_reads import ArrayMemory, RowRead, as_index, read_rows, select_rows
 from wdsprep.loading.sample_layout import batch_name, layout_for
 from wdsprep.loading.sample_texts import DAMAGED_JSON, SampleTexts, parsed, sample_behind
-from wdsprep.loading.shard_access.local import ByteColumns, ReadSample, SamplePlaces, Shelf
+from wdsprep.loading.shard_access.local import Shelf
 from wdsprep.loading.wanted_arrays import (
     TEXTS,
     WantedArrays,
@@ -205,31 +206,62 @@ class Reader:
                     f"cannot be served ({fault.reason}), and its image has been encoded by now"
                 ).with_next_step(verify_step(fault.tar.rpartition("/")[0].rpartition("/")[0]))
 
-    def _read(self, batch: Batch, rows: range, *, first: int = 0) -> dict[int, Fault]:
-        """Read rows from the datasets of slot `first` and later; return the faults by row."""
+    def _read(self, batch: Batch, run: range, *, first: int = 0) -> dict[int, Fault]:
+        """Read rows from the datasets of slot `first` and later; return the faults by row.
+
+        What is joined to a damaged sample is not looked at.
+        """
         faults: dict[int, Fault] = {}
-        for slot in range(first, self._slots):
-            for arrays, own in self._wanted_rows(batch, rows, slot, faults):
-                read = self._read_whole if arrays.is_whole else self._read_arrays
-                faults |= read(batch, rows, slot, arrays, own)
+        planned = [
+            RowRead(
+                batch=batch,
+                run=run,
+                rows=rows,
+                slot=slot,
+                arrays=arrays,
+                memory=None if arrays.is_whole else self._memory(batch, run, arrays, rows),
+            )
+            for slot in range(first, self._slots)
+            for arrays, rows in self._wanted_rows(batch, run, slot)
+        ]
+        read_rows(planned, self.shelves)
+        for read in planned:
+            if faults:
+                read.leave_out(faults)
+            if read.rows:
+                memory = read.memory
+                faults |= self._take_arrays(read, memory) if memory else self._take_whole(read)
         return faults
 
+    def _memory(
+        self, batch: Batch, run: range, arrays: WantedArrays, rows: Sequence[int]
+    ) -> ArrayMemory:
+        variable = batch.variable if batch.variable in arrays.names else ""
+        padded = batch.padded if variable else None
+        views = {n: v[run.start : run.stop] for n, v in batch.views.items() if n in arrays.names}
+        layout = layout_for(arrays.fields, (*views, variable))
+        heads = self.scratch.take(len(run) * layout.heads_nbytes).reshape(len(run), -1)
+        if padded is not None:
+            padded.open(rows)
+        columns = layout.columns(heads, views)
+        return ArrayMemory(layout=layout, columns=columns, heads=heads, padded=padded)
+
     def _wanted_rows(
-        self, batch: Batch, rows: range, slot: int, faults: Mapping[int, Fault]
+        self, batch: Batch, run: range, slot: int
     ) -> Iterator[tuple[WantedArrays, Sequence[int]]]:
         """Yield the wanted arrays of a slot, each with the rows that they are read for."""
-        streams = {*batch.stream[rows.start : rows.stop]}
+        streams = {*batch.stream[run.start : run.stop]}
         is_picked = len(self.effects.choices) > 1
         kinds = {arrays for n in streams for arrays in self._by_choice(n, slot)}
-        if len(kinds) == 1 and not faults:
+        if len(kinds) == 1:
             arrays = kinds.pop()
             if arrays is not None:
-                yield arrays, rows
+                yield arrays, run
             return
         found: dict[WantedArrays, list[int]] = {}
-        for row in rows:
+        for row in run:
             arrays = self._by_choice(batch.stream[row], slot)[batch.choice[row] if is_picked else 0]
-            if arrays is not None and row not in faults:
+            if arrays is not None:
                 found.setdefault(arrays, []).append(row)
         yield from found.items()
 
@@ -293,40 +325,6 @@ class Reader:
         shards, indices = (batch.shard, batch.index) if not slot else batch.joined_places[slot - 1]
         return f"{dataset.store.url}/{dataset.names[shards[row]]}", indices[row]
 
-    def _read_columns(
-        self,
-        batch: Batch,
-        rows: range,
-        slot: int,
-        own: Sequence[int],
-        columns: ByteColumns,
-        *,
-        rest: bool,
-        spare: int = 0,
-    ) -> "list[ReadSample | str]":
-        """Read the first bytes of each row's sample into columns.
-
-        Return what came beside that, or why nothing came.
-        """
-        places = batch.joined_places[slot - 1] if slot else (batch.shard, batch.index)
-        streams, shards, indices = (_select_rows(each, own) for each in (batch.stream, *places))
-        found: list[ReadSample | str] = [""] * len(own)
-        if len(set(streams)) == 1:
-            some = SamplePlaces([row - rows.start for row in own], shards, indices)
-            came = self.shelves[streams[0]][slot].fill(some, columns, spare=spare, rest=rest)
-            return [one if type(one) is ReadSample else self._fault(one) for one in came]
-        for stream in set(streams):
-            numbers = [number for number, other in enumerate(streams) if other == stream]
-            some = SamplePlaces(
-                [own[n] - rows.start for n in numbers],
-                [shards[n] for n in numbers],
-                [indices[n] for n in numbers],
-            )
-            came = self.shelves[stream][slot].fill(some, columns, spare=spare, rest=rest)
-            for number, one in zip(numbers, came, strict=True):
-                found[number] = one if isinstance(one, ReadSample) else self._fault(one)
-        return found
-
     def _fault(self, error: "BadSampleError | NotFoundError") -> str:
         if isinstance(error, BadSampleError):
             return str(error)
@@ -334,18 +332,19 @@ class Reader:
             raise error
         return MISSING
 
-    def _read_whole(
-        self, batch: Batch, rows: range, slot: int, arrays: WantedArrays, own: Sequence[int]
-    ) -> dict[int, Fault]:
-        faults = {}
-        came = self._read_columns(batch, rows, slot, own, (), rest=True)
-        for row, one in zip(own, came, strict=True):
-            sample = one if isinstance(one, str) else parsed(one.rest)
+    def _take_whole(self, read: RowRead) -> dict[int, Fault]:
+        """Take samples that were read completely, and return the faults by row."""
+        faults, batch = {}, read.batch
+        for number, row in enumerate(read.rows):
+            error = read.came.errors.get(number)
+            sample = parsed(read.came.rests[number]) if error is None else self._fault(error)
             fault = (
-                sample if isinstance(sample, str) else self._take(batch, row, slot, arrays, sample)
+                sample
+                if isinstance(sample, str)
+                else self._take(batch, row, read.slot, read.arrays, sample)
             )
             if fault:
-                faults[row] = Fault(fault, *self._place(batch, row, slot))
+                faults[row] = Fault(fault, *self._place(batch, row, read.slot))
                 batch.refused.setdefault((batch.shard[row], batch.index[row]), None)
         return faults
 
@@ -421,73 +420,67 @@ class Reader:
         batch.out["made"][row] = made.without_pixels()
         return ""
 
-    def _read_arrays(
-        self, batch: Batch, rows: range, slot: int, arrays: WantedArrays, own: Sequence[int]
-    ) -> dict[int, Fault]:
-        variable = batch.variable if batch.variable in arrays.names else ""
-        padded = batch.padded if variable else None
-        views = {n: v[rows.start : rows.stop] for n, v in batch.views.items() if n in arrays.names}
-        grid = layout_for(arrays.fields, (*views, variable))
-        heads = self.scratch.take(len(rows) * grid.heads_nbytes).reshape(len(rows), -1)
-        rest = bool(arrays.texts)
-        spare = 0
-        if padded is not None:
-            padded.open(own)
-            spare = padded.row_nbytes
-        columns = grid.columns(heads, views)
-        came = self._read_columns(batch, rows, slot, own, columns, spare=spare, rest=rest)
-        if len(own) < len(rows):
-            heads = heads[[row - rows.start for row in own]]
-        keys = grid.keys(heads)
-        if not slot:
-            for row, key in zip(own, keys, strict=True):
-                batch.keys[row] = key or ""
-        elif keys != _select_rows(batch.keys, own):
-            for row, key, one in zip(own, keys, came, strict=True):
-                if key is not None and key != batch.keys[row] and isinstance(one, ReadSample):
-                    raise self._wrong_key_error(batch, slot, row, key)
-        lengths = left = np.zeros(len(own), np.int64)  # of the last array, and of all from there on
-        if grid.fields[-1].is_variable:
-            lengths = grid.lengths(heads)
-            left = (
-                np.array([isinstance(o, ReadSample) and o.nbytes for o in came]) - grid.last_start
-            )
-        if variable:
-            batch.lengths[slice(own.start, own.stop) if isinstance(own, range) else own] = lengths
-        ends = lengths * grid.token_nbytes
+    def _take_arrays(self, read: RowRead, memory: ArrayMemory) -> dict[int, Fault]:
+        """Check samples whose arrays were read, and put their keys and texts into the batch.
+
+        Return the faults by row.
+        """
+        batch, rows, layout, padded = read.batch, read.rows, memory.layout, memory.padded
+        heads = memory.heads
+        if len(rows) < len(read.run):
+            heads = heads[[row - read.run.start for row in rows]]
+        keys = layout.keys(heads)
+        self._take_keys(read, keys)
+        # The lengths of the last array, and how many bytes came of it and of what is behind it:
+        lengths = left = np.zeros(len(rows), np.int64)
+        if layout.fields[-1].is_variable:
+            lengths, left = layout.lengths(heads), read.came.sizes - layout.last_start
+            if batch.variable in read.arrays.names:
+                batch.lengths[as_index(rows)] = lengths
+        ends = lengths * layout.token_nbytes
+        is_short = ends > left
         faults: dict[int, str] = {}
-        is_fine = None not in keys and not (ends > left).any()
-        if not rest and is_fine and {*map(type, came)} == {ReadSample}:
-            if padded is not None:
-                padded.close(own, ends, np.minimum(left, padded.row_nbytes))
-            return {}
-        for number, (row, one, key, is_short) in enumerate(
-            zip(own, came, keys, (ends > left).tolist(), strict=True)
-        ):
-            if isinstance(one, str):
-                faults[row] = one
-            elif key is None:
-                faults[row] = "its headers are not those of the dataset"
-            elif is_short:
-                faults[row] = str(too_short())
-            elif rest:
-                held = NOTHING
-                if padded is not None:
-                    held = padded.rows[row, : one.nbytes - grid.last_start]
-                sample = sample_behind(held, one, grid.padding(int(lengths[number])), key)
-                fault = sample if isinstance(sample, str) else ""
-                if not isinstance(sample, str):
-                    fault = self._texts.put(batch, row, slot, arrays, sample)
-                if fault:
-                    faults[row] = fault
+        if read.wants_rest or read.came.errors or None in keys or is_short.any():
+            each = zip(rows, keys, lengths.tolist(), is_short.tolist(), strict=True)
+            for number, (row, key, length, lacks) in enumerate(each):
+                if number in read.came.errors:
+                    faults[row] = self._fault(read.came.errors[number])
+                elif key is None:
+                    faults[row] = "its headers are not those of the dataset"
+                elif lacks:
+                    faults[row] = str(too_short())
+                elif read.wants_rest:
+                    fault = self._take_texts(read, memory, number, key, length)
+                    if fault:
+                        faults[row] = fault
         if padded is not None:
-            sound = [n for n, row in enumerate(own) if row not in faults]
+            sound = [number for number, row in enumerate(rows) if row not in faults]
             come = np.minimum(left[sound], padded.row_nbytes)
-            padded.close([own[n] for n in sound], ends[sound], come)
-        return {row: Fault(why, *self._place(batch, row, slot)) for row, why in faults.items()}
+            padded.close([rows[number] for number in sound], ends[sound], come)
+        return {row: Fault(why, *self._place(batch, row, read.slot)) for row, why in faults.items()}
 
+    def _take_keys(self, read: RowRead, keys: Sequence[str | None]) -> None:
+        """Keep the keys of the first dataset; check that joined samples have the same."""
+        batch, rows = read.batch, read.rows
+        if not read.slot:
+            for row, key in zip(rows, keys, strict=True):
+                batch.keys[row] = key or ""
+        elif keys != select_rows(batch.keys, rows):
+            for number, (row, key) in enumerate(zip(rows, keys, strict=True)):
+                is_other = key is not None and key != batch.keys[row]
+                if is_other and number not in read.came.errors:
+                    raise self._wrong_key_error(batch, read.slot, row, str(key))
 
-def _select_rows(values: list[Any], rows: Sequence[int]) -> list[Any]:
-    if isinstance(rows, range):
-        return values[rows.start : rows.stop]
-    return [values[row] for row in rows]
+    def _take_texts(
+        self, read: RowRead, memory: ArrayMemory, number: int, key: str, length: int
+    ) -> str:
+        """Put the texts of a sample into its row; return what is wrong with them, or nothing."""
+        row, held = read.rows[number], NOTHING
+        if memory.padded is not None:
+            nbytes = int(read.came.sizes[number]) - memory.layout.last_start
+            held = memory.padded.rows[row, :nbytes]
+        padding = memory.layout.padding(length)
+        sample = sample_behind(held, read.came.rests[number], padding, key)
+        if isinstance(sample, str):
+            return sample
+        return self._texts.put(read.batch, row, read.slot, read.arrays, sample)

@@ -10,7 +10,6 @@ from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import TarSample, scan
 from wdsprep.loading.datasets import Dataset
 from wdsprep.loading.memory import Batch
-from wdsprep.loading.shard_access.local import ReadSample
 from wdsprep.loading.wanted_arrays import TEXTS, WantedArrays
 from wdsprep.sources.captions import caption_at
 
@@ -69,12 +68,12 @@ class SampleTexts:
             _log.warning("%s: %s, as captions= asks: they have their own captions", url, what)
 
 
-def sample_behind(held: Bytes, came: ReadSample, start: int, key: str) -> "TarSample | str":
+def sample_behind(held: Bytes, rest: memoryview, start: int, key: str) -> "TarSample | str":
     """Return the members after the arrays of a sample, or what is wrong with them.
 
     Some of their bytes may lie in the row of the last array.
     """
-    sample = parsed(held[start:].data, came.rest[max(0, start - len(held)) :])
+    sample = parsed(held[start:].data, rest[max(0, start - len(held)) :])
     if not isinstance(sample, str) and sample.key != key:
         return "its members have different keys"
     return sample

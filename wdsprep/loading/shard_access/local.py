@@ -1,21 +1,24 @@
-"""Read samples of a local dataset by shard and number, with one positioned read each.
+"""Read samples of local datasets by shard and number, all that a thread wants in one call.
 
-A *shelf* gives the bytes of many samples at a time. The first bytes of each go where the caller
-wants them, and the rest is returned. On a local disk that is one system call, straight into where
-the bytes belong. A shelf that fetches over a network (`remote`) is told beforehand which samples
-will be wanted (`expect`).
+A *shelf* gives the bytes of many samples of a dataset at a time. The first bytes of each go where
+the caller wants them, and the rest is returned. On local disks that is one system call for all
+datasets that are joined, straight into where the bytes belong. A shelf that fetches over a network
+(`remote`) is told beforehand which samples will be wanted (`expect`).
 """
 
 import os
 import resource
 import weakref
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from wdsprep.dataset.aio import Bytes, address_of, read_all
+from wdsprep.dataset.aio import Bytes, Vectors, address_of, read_all
 from wdsprep.dataset.open_shards import OPEN_SHARDS, OpenShard, OpenShards, sample_range, too_short
 from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.tar import BLOCK
@@ -30,22 +33,50 @@ ByteColumns = Sequence[Bytes]
 """Memory for the first bytes of samples, part by part: a row for each sample."""
 
 
-class SamplePlaces(NamedTuple):
-    """The places of samples: the row that each is for, its shard, and its number there."""
+class WantedSamples(NamedTuple):
+    """Samples to read: their shards and numbers, and the rows of the columns that they go to.
+
+    The first bytes of each sample go to its row of the columns, one column after another. With
+    `rest`, its remaining bytes are wanted too; without columns these are all bytes. A sample may
+    be shorter than the columns by up to `spare` bytes, which the last column then lacks.
+    """
 
     rows: Sequence[int]
     shards: Sequence[int]
     indices: Sequence[int]
+    columns: ByteColumns
+    spare: int = 0
+    rest: bool = False
+
+    @property
+    def columns_nbytes(self) -> int:
+        return sum(column.shape[1] for column in self.columns)
+
+    @property
+    def least_nbytes(self) -> int:
+        return self.columns_nbytes - self.spare
+
+    @property
+    def parts(self) -> int:
+        """The number of places in memory that a sample goes to."""
+        return len(self.columns) + self.rest
 
 
-class ReadSample(NamedTuple):
-    """The size of a sample that was read, and its bytes after those in the columns."""
-
-    nbytes: int
-    rest: memoryview
+ReadError = BadSampleError | NotFoundError
 
 
-ReadResult = ReadSample | BadSampleError | NotFoundError  # or why nothing came
+class ReadSamples(NamedTuple):
+    """The samples that were read: the size of each, and its bytes after those in the columns.
+
+    `rests` is empty where these are not wanted. `errors` says, by number, why samples did not
+    come.
+    """
+
+    sizes: Ints
+    rests: Sequence[memoryview]
+    errors: Mapping[int, ReadError]
+
+
 WantedRows = tuple[Ints, Ints]  # shards and indices, the most urgent first
 
 
@@ -56,15 +87,7 @@ class Shelf(Protocol):
     def fetches(self) -> bool:
         """True if the shelf fetches ahead, and so needs calls of `expect`."""
 
-    def fill(
-        self, places: SamplePlaces, columns: ByteColumns, *, spare: int = 0, rest: bool = False
-    ) -> list[ReadResult]:
-        """Put the first bytes of each sample into its row of the columns, one column after another.
-
-        With `rest`, return the remaining bytes too; without columns these are all bytes. A
-        sample may be shorter than the columns by up to `spare` bytes, which the last column
-        then lacks.
-        """
+    def read(self, wanted: WantedSamples) -> ReadSamples: ...
 
     def expect(self, wanted: WantedRows, soon: WantedRows) -> None:
         """Announce the samples that will be asked for, each once, and those of the next call.
@@ -73,20 +96,6 @@ class Shelf(Protocol):
         """
 
     def close(self) -> None: ...
-
-
-class _Reads(NamedTuple):
-    """The reads to do: for each its number among the samples asked for, its row, and its place."""
-
-    numbers: list[int]
-    rows: list[int]
-    fds: list[int]
-    starts: list[int]
-    sizes: list[int]
-    """The bytes to read of each sample, which may be less than all of it."""
-    wholes: list[int]
-    opened: dict[int, OpenShard]
-    """The open shards, held here so that no file closes before all is read."""
 
 
 class LocalShelf:
@@ -103,62 +112,15 @@ class LocalShelf:
         )
         _in_use.add(self)
 
-    def fill(
-        self, places: SamplePlaces, columns: ByteColumns, *, spare: int = 0, rest: bool = False
-    ) -> list[ReadResult]:
-        most = sum(column.shape[1] for column in columns)
-        sound = self._find_sound(places, most - spare, most if not rest else None)
-        if sound is not None:
-            return _read_samples(sound, columns, most if rest else None)
-        found: list[ReadResult] = [ReadSample(0, NONE)] * len(places.rows)
-        opened: dict[int, OpenShard] = {}
-        reads = _Reads([], [], [], [], [], [], opened)
-        for number, (row, shard, index) in enumerate(zip(*places, strict=True)):
-            try:
-                if shard not in opened:
-                    opened[shard] = self._shards.get(shard)
-                start, end = sample_range(opened[shard], index)
-                if end - start < most - spare:
-                    raise too_short()
-            except (BadSampleError, NotFoundError) as error:
-                found[number] = error
-            else:
-                reads.numbers.append(number)
-                reads.rows.append(row)
-                reads.fds.append(opened[shard].fd)
-                reads.starts.append(start)
-                reads.sizes.append(end - start if rest else min(end - start, most))
-                reads.wholes.append(end - start)
-        if reads.numbers:
-            came = _read_samples(reads, columns, most if rest else None)
-            for number, one in zip(reads.numbers, came, strict=True):
-                found[number] = one
-        return found
-
-    def _find_sound(self, places: SamplePlaces, least: int, most: int | None) -> "_Reads | None":
-        """Return the reads of all samples, or None if anything is wrong with one of them.
-
-        All are checked at once: one by one takes three times as long, and delays the other
-        threads.
-        """
-        rows, shards, indices = places
+    def open(self, shard: int) -> "AnyShard":
         try:
-            opened = {shard: self._shards.get(shard) for shard in set(shards)}
-        except NotFoundError:
-            return None
-        each = [opened[shard] for shard in shards]
-        starts = [one.offsets[index] for one, index in zip(each, indices, strict=True)]
-        ends = [one.offsets[index + 1] for one, index in zip(each, indices, strict=True)]
-        first, last = np.array(starts, np.uint64), np.array(ends, np.uint64)
-        is_sound = (first < last) & ((first | last) % BLOCK == 0)
-        is_sound &= last <= np.array([one.nbytes for one in each], np.uint64)
-        sizes = (last - first).view(np.int64)
-        if not (is_sound & (sizes >= least)).all():
-            return None
-        wholes = sizes.tolist()
-        wanted = wholes if most is None else np.minimum(sizes, most).tolist()
-        fds = [one.fd for one in each]
-        return _Reads([*range(len(rows))], [*rows], fds, starts, wanted, wholes, opened)
+            return self._shards.get(shard)
+        except NotFoundError as error:
+            return MissingShard(error)
+
+    def read(self, wanted: WantedSamples) -> ReadSamples:
+        (read,) = _read_local([(self, wanted)])
+        return read
 
     def expect(self, wanted: WantedRows, soon: WantedRows) -> None:
         """Do nothing: a local shelf does not read ahead."""
@@ -183,47 +145,134 @@ def _max_open_shards() -> int:
     return max(1, min(OPEN_SHARDS, allowed // 3 // max(1, len(_in_use))))
 
 
-def _read_samples(reads: _Reads, columns: ByteColumns, tails_from: int | None) -> list[ReadResult]:
-    """Read all samples into the columns; return what each has after them, if that is wanted."""
-    tails: list[Bytes] = []
-    if tails_from is not None:
-        tails = [np.empty(max(0, size - tails_from), np.uint8) for size in reads.sizes]
-    before = 0
-    vectors = np.empty((len(reads.rows), len(columns) + bool(tails), 2), np.uint64)
-    for part, column in enumerate(columns):
-        last = column[max(reads.rows)].data
+class MissingShard:
+    """A shard that is not there, in the place of an open one: each of its samples is empty."""
+
+    fd, nbytes = -1, 0
+    offsets: Mapping[int, int] = defaultdict(int)
+
+    def __init__(self, error: NotFoundError) -> None:
+        self.error = error
+
+
+AnyShard = OpenShard | MissingShard
+
+
+def read_samples(wanted: Sequence[tuple[Shelf, WantedSamples]]) -> Iterator[ReadSamples]:
+    """Yield what came of the samples of each shelf; those on local disks are read in one call."""
+    local = [(shelf, some) for shelf, some in wanted if isinstance(shelf, LocalShelf)]
+    came = iter(_read_local(local) if local else ())
+    for shelf, some in wanted:
+        yield next(came) if isinstance(shelf, LocalShelf) else shelf.read(some)
+
+
+def _read_local(wanted: Sequence[tuple[LocalShelf, WantedSamples]]) -> list[ReadSamples]:
+    """Read samples of several local shelves in one call.
+
+    All are checked at once: one by one takes three times as long, and delays the other threads.
+    """
+    opened: list[AnyShard] = []  # held here, so that no file closes before all is read
+    starts: list[int] = []
+    ends: list[int] = []
+    bounds = [0]
+    for shelf, some in wanted:
+        shards = {shard: shelf.open(shard) for shard in set(some.shards)}
+        own = [shards[shard] for shard in some.shards]
+        opened += own
+        starts += [one.offsets[index] for one, index in zip(own, some.indices, strict=True)]
+        ends += [one.offsets[index + 1] for one, index in zip(own, some.indices, strict=True)]
+        bounds.append(len(opened))
+    sizes, is_sound = _check_places(opened, starts, ends)
+    parts = [slice(*pair) for pair in pairwise(bounds)]
+    for part, (_, some) in zip(parts, wanted, strict=True):
+        is_sound[part] &= sizes[part] >= some.least_nbytes
+    if not (is_whole := bool(is_sound.all())):
+        sizes[~is_sound] = 0
+    vectors = np.zeros((len(opened), max(some.parts for _, some in wanted), 2), np.uint64)
+    tails = [
+        _point_to_memory(vectors[part], some, sizes[part])
+        for part, (_, some) in zip(parts, wanted, strict=True)
+    ]
+    fds = [one.fd for one in opened]
+    if is_whole:
+        came = read_all(fds, starts, vectors)
+    else:
+        came = np.full(len(opened), -1)
+        sound = np.flatnonzero(is_sound)
+        some_places = [fds[n] for n in sound.tolist()], [starts[n] for n in sound.tolist()]
+        came[sound] = read_all(*some_places, vectors[sound])
+    failed = came != vectors[:, :, 1].sum(axis=1).view(np.int64)
+    return [
+        _read_again(some, opened[part], sizes[part], own_tails, failed[part])
+        for part, (_, some), own_tails in zip(parts, wanted, tails, strict=True)
+    ]
+
+
+def _check_places(
+    opened: Sequence["AnyShard"], starts: list[int], ends: list[int]
+) -> tuple[Ints, NDArray[np.bool_]]:
+    """Return the sizes of samples, and which of them lie where a sample can lie."""
+    first, last = np.array(starts, np.uint64), np.array(ends, np.uint64)
+    is_sound: NDArray[np.bool_] = (first < last) & ((first | last) % BLOCK == 0)
+    is_sound &= last <= np.array([one.nbytes for one in opened], np.uint64)
+    return (last - first).view(np.int64), is_sound
+
+
+def _point_to_memory(vectors: Vectors, some: WantedSamples, sizes: Ints) -> list[Bytes]:
+    """Let reads put samples into their columns; return the memory of what is after these."""
+    rows = np.asarray(some.rows)
+    for number, column in enumerate(some.columns):
+        last = column[rows.max()].data
         if last.readonly or not last.c_contiguous or last.itemsize != 1:
             raise ValueError("the rows of a column must be bytes to write to, one after another")
-        vectors[:, part, 0] = address_of(column) + np.multiply(reads.rows, column.strides[0])
-        vectors[:, part, 1] = np.minimum(np.subtract(reads.sizes, before), column.shape[1])
-        before += column.shape[1]
-    if tails:
-        vectors[:, -1] = [(address_of(tail), len(tail)) for tail in tails]
-    rests = [tail.data for tail in tails] or [NONE] * len(reads.rows)
-    found: list[ReadResult] = list(map(ReadSample, reads.wholes, rests))
-    short = read_all(reads.fds, reads.starts, vectors) != reads.sizes
-    for number in np.flatnonzero(short).tolist():
-        buffers = [
-            column[reads.rows[number]][: int(nbytes)]
-            for column, nbytes in zip(columns, vectors[number, :, 1], strict=False)
-        ]
-        buffers += tails[number : number + 1]
+        vectors[:, number, 0] = address_of(column) + rows * column.strides[0]
+        vectors[:, number, 1] = column.shape[1]
+    if some.spare:
+        before = some.columns_nbytes - some.columns[-1].shape[1]
+        last_nbytes = np.minimum(sizes - before, some.columns[-1].shape[1])
+        vectors[:, len(some.columns) - 1, 1] = np.maximum(last_nbytes, 0)
+    if not some.rest:
+        return []
+    behind = np.maximum(sizes - some.columns_nbytes, 0)
+    tails = [np.empty(nbytes, np.uint8) for nbytes in behind.tolist()]
+    vectors[:, len(some.columns), 0] = [*map(address_of, tails)]
+    vectors[:, len(some.columns), 1] = behind
+    return tails
+
+
+def _read_again(
+    some: WantedSamples,
+    opened: Sequence["AnyShard"],
+    sizes: Ints,
+    tails: Sequence[Bytes],
+    failed: NDArray[np.bool_],
+) -> ReadSamples:
+    """Read the samples again of which not all came, and return what came of all."""
+    errors: dict[int, ReadError] = {}
+    for number in np.flatnonzero(failed).tolist() if failed.any() else ():
+        row = some.rows[number]
+        buffers = [*(column[row] for column in some.columns), *tails[number : number + 1]]
         try:
-            _fill_slowly(reads.fds[number], buffers, reads.starts[number])
-        except BadSampleError as error:
-            found[number] = error
-    return found
+            _read_slowly(opened[number], some.indices[number], some.least_nbytes, buffers)
+        except (BadSampleError, NotFoundError) as error:
+            errors[number] = error
+    return ReadSamples(sizes, [tail.data for tail in tails], errors)
 
 
-def _fill_slowly(fd: int, buffers: Sequence[Bytes], start: int) -> None:
-    """Read one sample with as many calls as it takes.
+def _read_slowly(one: "AnyShard", index: int, least_nbytes: int, buffers: Sequence[Bytes]) -> None:
+    """Read one sample with as many calls as it takes, or raise why it cannot be read.
 
     Over 2 GB, or on a network file system, one call may bring less than all.
     """
+    if isinstance(one, MissingShard):
+        raise one.error
+    start, end = sample_range(one, index)
+    if end - start < least_nbytes:
+        raise too_short()
     for buffer in buffers:
-        view = buffer.data
+        view = buffer.data[: end - start]
         while len(view):
-            count = os.preadv(fd, [view], start)
+            count = os.preadv(one.fd, [view], start)
             if not count:
                 raise too_short()
             start += count

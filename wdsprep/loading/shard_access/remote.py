@@ -21,11 +21,10 @@ from wdsprep.loading.memory import BlockPool
 from wdsprep.loading.shard_access.cache import Cache, CacheDir
 from wdsprep.loading.shard_access.local import (
     NONE,
-    ByteColumns,
-    ReadResult,
-    ReadSample,
-    SamplePlaces,
+    ReadError,
+    ReadSamples,
     WantedRows,
+    WantedSamples,
 )
 from wdsprep.store.base import RemoteStore
 
@@ -77,22 +76,22 @@ class RemoteShelf:
         self._large = threading.Semaphore(MAX_LARGE_REQUESTS)
         self._blocks = BlockPool(keep=MOST_NBYTES // STEP_NBYTES, step=STEP_NBYTES)
 
-    def fill(
-        self, places: SamplePlaces, columns: ByteColumns, *, spare: int = 0, rest: bool = False
-    ) -> list[ReadResult]:
-        least = sum(column.shape[1] for column in columns) - spare
-        found: list[ReadResult] = []
-        for row, shard, index in zip(*places, strict=True):
+    def read(self, wanted: WantedSamples) -> ReadSamples:
+        sizes, rests = np.zeros(len(wanted.rows), np.int64), [NONE] * len(wanted.rows)
+        errors: dict[int, ReadError] = {}
+        places = zip(wanted.rows, wanted.shards, wanted.indices, strict=True)
+        for number, (row, shard, index) in enumerate(places):
             try:
                 data = np.frombuffer(self._bytes(shard, index), np.uint8)
-                if len(data) < least:
+                if len(data) < wanted.least_nbytes:
                     raise too_short()
             except (BadSampleError, NotFoundError) as error:
-                found.append(error)
+                errors[number] = error
             else:
-                left = _scatter(data, [column[row] for column in columns])
-                found.append(ReadSample(len(data), left.data if rest else NONE))
-        return found
+                sizes[number] = len(data)
+                left = _scatter(data, [column[row] for column in wanted.columns])
+                rests[number] = left.data if wanted.rest else NONE
+        return ReadSamples(sizes, rests, errors)
 
     def _bytes(self, shard: int, index: int) -> memoryview:
         coming = self._coming.pop((shard, index), None)

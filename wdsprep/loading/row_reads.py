@@ -1,0 +1,137 @@
+"""Plan what is read of some rows of a batch from all joined datasets, and read it in one call.
+
+A thread that has made a system call waits for the interpreter's lock, and the checks before the
+call hold that lock. With one call for all of them, two datasets that are joined take 1.02 times the
+processor time of one dataset with the same bytes, at batches of 64; with a call for each they took
+1.05 times (samples of 186 KB, two busy cores, page cache).
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from wdsprep.dataset.aio import Bytes
+from wdsprep.loading.memory import Batch
+from wdsprep.loading.padding import PaddedRows
+from wdsprep.loading.sample_layout import SampleLayout
+from wdsprep.loading.shard_access.local import (
+    NONE,
+    ByteColumns,
+    ReadError,
+    ReadSamples,
+    Shelf,
+    WantedSamples,
+    read_samples,
+)
+from wdsprep.loading.wanted_arrays import WantedArrays
+
+NOTHING_READ = ReadSamples(np.empty(0, np.int64), (), {})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ArrayMemory:
+    """The memory that the arrays of a run of rows are read into, and the heads between them."""
+
+    layout: SampleLayout
+    columns: ByteColumns
+    heads: Bytes
+    padded: PaddedRows | None = None
+    """The rows of an array of variable length, if that is wanted."""
+
+    @property
+    def spare(self) -> int:
+        return self.padded.row_nbytes if self.padded else 0
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class RowRead:
+    """Rows of a batch that are read from one slot, and what came of them.
+
+    Without `memory` samples are read whole. `shards` and `indices` are the places of the rows in
+    the slot's datasets.
+    """
+
+    batch: Batch
+    run: range
+    """The run of rows that one thread fills."""
+    rows: Sequence[int]
+    """Those of them that are read."""
+    slot: int
+    arrays: WantedArrays
+    memory: ArrayMemory | None = None
+    came: ReadSamples = field(default=NOTHING_READ)
+
+    @property
+    def wants_rest(self) -> bool:
+        return self.memory is None or bool(self.arrays.texts)
+
+    def wanted(self, shelves: Sequence[Sequence[Shelf]]) -> Iterator[tuple[Shelf, WantedSamples]]:
+        """Yield what is wanted of the shelf of each stream that has rows here."""
+        for stream, numbers in self.by_stream():
+            yield shelves[stream][self.slot], self._samples(numbers)
+
+    def by_stream(self) -> Iterator[tuple[int, Sequence[int]]]:
+        """Yield each stream with the numbers of its rows among those that are read."""
+        streams = select_rows(self.batch.stream, self.rows)
+        if len(set(streams)) == 1:
+            yield streams[0], range(len(streams))
+            return
+        for stream in set(streams):
+            yield stream, [number for number, own in enumerate(streams) if own == stream]
+
+    def _samples(self, numbers: Sequence[int]) -> WantedSamples:
+        batch, memory = self.batch, self.memory
+        places = batch.joined_places[self.slot - 1] if self.slot else (batch.shard, batch.index)
+        rows = select_rows(self.rows, numbers)
+        return WantedSamples(
+            rows=[row - self.run.start for row in rows],
+            shards=select_rows(places[0], rows),
+            indices=select_rows(places[1], rows),
+            columns=memory.columns if memory else (),
+            spare=memory.spare if memory else 0,
+            rest=self.wants_rest,
+        )
+
+    def put(self, came: Iterator[ReadSamples]) -> None:
+        """Take what came of each stream, in their order."""
+        found = [(numbers, next(came)) for _, numbers in self.by_stream()]
+        if len(found) == 1:
+            self.came = found[0][1]
+            return
+        sizes, rests = np.zeros(len(self.rows), np.int64), [NONE] * len(self.rows)
+        errors: dict[int, ReadError] = {}
+        for numbers, some in found:
+            sizes[list(numbers)] = some.sizes
+            errors |= {numbers[number]: error for number, error in some.errors.items()}
+            for number, rest in zip(numbers, some.rests, strict=False):
+                rests[number] = rest
+        self.came = ReadSamples(sizes, rests, errors)
+
+    def leave_out(self, rows: Collection[int]) -> None:
+        """Forget rows whose sample is damaged in another dataset."""
+        kept = [number for number, row in enumerate(self.rows) if row not in rows]
+        came = self.came
+        rests = [came.rests[number] for number in kept] if came.rests else ()
+        errors = {at: came.errors[n] for at, n in enumerate(kept) if n in came.errors}
+        self.came = ReadSamples(came.sizes[kept], rests, errors)
+        self.rows = [self.rows[number] for number in kept]
+
+
+def read_rows(planned: Sequence[RowRead], shelves: Sequence[Sequence[Shelf]]) -> None:
+    """Read all that is planned, together."""
+    came = read_samples([wanted for one in planned for wanted in one.wanted(shelves)])
+    for one in planned:
+        one.put(came)
+
+
+def as_index(rows: Sequence[int]) -> slice | Sequence[int]:
+    """Return rows as an index that NumPy is fast with."""
+    return slice(rows.start, rows.stop) if isinstance(rows, range) else rows
+
+
+def select_rows(values: Sequence[Any], rows: Sequence[int]) -> Sequence[Any]:
+    if isinstance(rows, range):
+        return values[rows.start : rows.stop]
+    return [values[row] for row in rows]
