@@ -1,9 +1,9 @@
-"""Say which settings of a dataset are not those that are asked for now.
+"""Describe the settings of a dataset that differ from those of a call.
 
-A dataset knows its settings by their names, and says plainly what has changed. The options of a
-call say it in the words of its user: by the option that a setting comes from, which may have
-another name, or words of its own (`About.settings`). Settings of old datasets whose option is gone
-are said plainly.
+A dataset knows its settings by their names, and describes a change by the name and both values. The
+options of a call describe it in the words of its user: by the option that a setting comes from,
+which may have another name, or by words of its own (`About.settings`). Settings of old datasets
+that no option has any more are described by their names.
 """
 
 import re
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from wdsprep.options import Option
 
 Changes: TypeAlias = Mapping[str, tuple[Any, Any]]
-"""The settings that have changed, each with what it was and what it is now."""
+"""The settings that have changed, each with its old and its new value."""
 Said: TypeAlias = str | Callable[[Any, Any], str]
-"""What is said of a change: a text, or a function of what the setting was and what it is now."""
+"""The description of a change: a text, or a function of the old and the new value."""
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SettingWords:
-    """The words for a setting that has changed.
+    """The words that describe a change of a setting.
 
-    Of all that has changed only the settings of the highest rank are said, and none where one of
-    `unless` has changed too, which says more.
+    Of all changes only those of the highest rank are described, and no change is if one of `unless`
+    has changed too, since that says more.
     """
 
     say: Said
@@ -40,16 +40,16 @@ class SettingWords:
 
 
 ABOVE, BELOW = 1, -1
-"""The ranks of a setting that decides which others there are, and of one that follows from them."""
+"""The ranks of a setting that decides which others exist, and of one that follows from others."""
 
 
 def follows(name: str) -> SettingWords:
-    """Return the words for a setting that follows from others, which are said instead."""
+    """Return the words for a setting that follows from others, which are described instead."""
     return SettingWords(say=f"other {name}", rank=BELOW)
 
 
 def words_of(options: Iterable["Option"]) -> dict[str, SettingWords]:
-    """Return the words of options for the settings that they decide."""
+    """Return the words for the settings that options decide, by the name of the setting."""
     own = list(options)
     named = {one.name: SettingWords(say=partial(say_named, one.spelled)) for one in own}
     return named | {name: said for one in own for name, said in one.about.settings.items()}
@@ -57,7 +57,7 @@ def words_of(options: Iterable["Option"]) -> dict[str, SettingWords]:
 
 @contextmanager
 def saying_changes(options: Iterable["Option"]) -> Iterator[None]:
-    """Let the options of a call say what a dataset was made with, if it is refused for that."""
+    """Describe changed settings by the options of a call, if a dataset is refused for them."""
     try:
         yield
     except OtherSettingsError as error:
@@ -67,7 +67,10 @@ def saying_changes(options: Iterable["Option"]) -> Iterator[None]:
 
 
 def say_changes(changes: Changes, words: Mapping[str, SettingWords]) -> list[str]:
-    """Say each change in these words, or plainly where there are none for it."""
+    """Return a line for each change, in the given words.
+
+    A setting without words is described by its name and both values.
+    """
     known = {name: words.get(name) or SettingWords(say=_plainly(name)) for name in changes}
     rank = max((each.rank for each in known.values()), default=0)
     told = (name for name, each in known.items() if each.rank == rank)
@@ -80,14 +83,15 @@ def _said(say: Said, before: Any, now: Any) -> str:
 
 
 def say_plainly(changes: Changes) -> list[str]:
-    """Say each change by the name of the setting."""
+    """Return a line for each change, by the name of the setting and both values."""
     return say_changes(changes, {})
 
 
 def say_both(changes: Changes) -> list[str]:
-    """Say what each of two datasets has; of values that people cannot read only that they differ.
+    """Return a line for each setting in which two datasets differ, with the value of each.
 
-    These follow from others as a rule, and are said where they are all that differs.
+    Settings whose values people cannot read usually follow from others. They are listed, without
+    values, only if there are no others.
     """
     shown = {
         name: f"{name} {say_value(one) or 'none'} and {say_value(other) or 'none'}"
@@ -107,7 +111,7 @@ def _plainly(name: str) -> Said:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether people can read a value, and tell it from another one."""
+    """Return whether people can read a value, and distinguish it from another."""
     if isinstance(value, list):
         return all(isinstance(one, str | int | float) for one in value)
     return not isinstance(value, Mapping) and not DIGEST.fullmatch(str(value))
@@ -123,7 +127,7 @@ def say_named(name: str, before: Any, now: Any) -> str:
 
 
 def say_value(given: Any) -> str:
-    """Return a value as a command line has it; empty where nothing was given."""
+    """Return a value as it is written on a command line; empty for None."""
     if given is None:
         return ""
     value = ",".join(map(str, given)) if isinstance(given, list | tuple) else str(given)

@@ -52,7 +52,7 @@ class Block:
 
 
 def plan(count: int, distance: int) -> tuple[int, int]:
-    """Return how many blocks to cut a hash into, and how many of them have to agree."""
+    """Return the number of blocks to cut a hash into, and how many of them must be equal."""
 
     def cost(agreeing: int) -> float:
         sorts = math.comb(distance + agreeing, agreeing)

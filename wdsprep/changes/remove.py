@@ -471,7 +471,7 @@ class _RemovalJob:
 
 
 def _without_units(there: Manifest, gone: set[str], place: DatasetPlace) -> Manifest:
-    """Return the manifest with the receipts that there are now.
+    """Return a manifest with the present receipts, without the units in `gone`.
 
     Units that were deleted together with their image shard are not left to do.
     """

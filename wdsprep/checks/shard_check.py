@@ -52,7 +52,7 @@ class CheckedShard:
 
 
 def check_shard(tape: HashedTape, rules: CheckRules, found: CheckedShard) -> Iterator[int]:
-    """Check every sample up to where the tar is broken, and yield how many bytes have been read."""
+    """Check every sample of a tar as far as it can be read, and yield how many bytes were read."""
     told = 0
     try:
         for _ in _ShardChecker(tape, rules, found).go():

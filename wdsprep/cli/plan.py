@@ -39,7 +39,7 @@ SHARD_SIZES = (1_000, 10_000, 100_000)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishedRun:
-    """A run that others have published, with what they told about it."""
+    """A run that others have published, with the figures that they gave."""
 
     name: str
     buckets: Mapping[int, Bucket]
