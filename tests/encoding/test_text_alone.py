@@ -517,6 +517,6 @@ def test_what_shows_a_dataset_shows_one_of_text(
         wdsprep.report(*map(str, datasets), output=str(page), samples=2, model="none", yes=True)
         text = page.read_text()
         assert f"{made}, text (emb)" in text
-        assert "It is made of captions alone" in text
+        assert "This dataset holds text alone" in text
         assert "encoded as text" in text
         assert "scaled to ?" not in text

@@ -516,7 +516,7 @@ def test_a_dataset_without_samples_has_a_page(tmp_path: Path) -> None:
     widths = [rect.attributes["width"] for rect in page.root.every("rect")]
     assert set(widths) == {"0%", "100%"}
     assert "1 unit." in page.text
-    assert "By the times at which" not in page.text
+    assert "From the times at which" not in page.text
 
 
 def test_a_run_under_way_is_seen_as_far_as_it_has_come(made: Made, tmp_path: Path) -> None:
