@@ -203,7 +203,7 @@ def test_digests_and_sources_are_found_in_images_and_go_out_of_their_latents(
     assert check(images, latents).findings == ()
     with pytest.raises(UsageError, match="give the images"):
         remove(latents, sources=["photo-0002.jpg"])
-    with pytest.raises(UsageError, match="no SHA-256"):
+    with pytest.raises(UsageError, match="is not a SHA-256 digest"):
         remove(images, sha256=["abc"])
 
 

@@ -200,7 +200,7 @@ def test_the_rest_is_done_and_what_failed_is_named_with_the_next_step(
         assert (code, said.out) == (1, "")
         line = said.err.splitlines()[-1]
         assert "1 shard could not be" in line
-        assert f"such as {name} (OSError: the disk is gone): run the same again" in line
+        assert f"such as {name} (OSError: the disk is gone): run the same command again" in line
     else:
         assert code == 3
         facts = json.loads(said.out)
