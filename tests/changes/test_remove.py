@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from wdsprep.checks.repair import do_repair, plan_repair
 from wdsprep.cli import main
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.names import MANIFEST_HOLD
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.removed import NONE_REMOVED, removed_from, write_removed
 from wdsprep.errors import BusyError, FingerprintError, FormatError, FullError, UsageError
@@ -600,6 +602,34 @@ from wdsprep.runners.job import JobListener
 def planned(_removal):
     print("planned", flush=True)
 wdsprep.remove(*sys.argv[1:3], keys=sys.argv[3], yes=True, listener=JobListener(begun=planned))
+"""
+
+
+@pytest.mark.parametrize("place", ["local", pytest.param("s3", marks=pytest.mark.system)])
+def test_a_lock_of_a_run_that_was_killed_at_its_very_end_goes(
+    pair: Pair, tmp_path: Path, place: str, request: pytest.FixtureRequest
+) -> None:
+    """All is removed by then, so the same command finds nothing to do."""
+    _, images, _ = pair
+    url = str(tmp_path / "out")
+    if place == "s3":
+        url = f"s3://{request.getfixturevalue('bucket')}/out"
+    upload(images, url)
+    remove(url, keys=GONE)
+    before = tree(url)
+    killed = subprocess.run([sys.executable, "-c", KILLED_HOLDER, url], timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    assert tree(url).keys() - before.keys() == {MANIFEST_HOLD}
+    assert not remove(url, keys=GONE).is_needed
+    assert tree(url) == before
+
+
+KILLED_HOLDER = """
+import os, signal, sys
+from wdsprep.dataset.edition import Edition
+from wdsprep.store import open_store
+with Edition.from_store(open_store(sys.argv[1])).holding_manifest():
+    os.kill(os.getpid(), signal.SIGKILL)
 """
 
 

@@ -42,7 +42,7 @@ from wdsprep.changes.samples_to_remove import WantedSamples
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.edition import Edition, wait_for_holders
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import CAPTION_TABLE, latent_unit, lookup_name
+from wdsprep.dataset.names import CAPTION_TABLE, MANIFEST_HOLD, latent_unit, lookup_name
 from wdsprep.dataset.read_ahead import ahead
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.removed import (
@@ -95,7 +95,7 @@ def remove(datasets: Sequence[Place], options: RemoveOptions) -> "Removal":
     job.find()
     removal = job.removal(ended=ended)
     if not removal.is_needed:
-        job.publish()
+        job.settle()
         return removal
     listener.begun(removal)
     if not (options.yes or listener.asked(removal)):
@@ -437,10 +437,18 @@ class _RemovalJob:
                     gone[url].add(unit.unit)
         for place in (*self._latents, *self._images):
             self._finish_dataset(place, gone[place.url])
-        self.publish()
+        self._publish()
 
-    def publish(self) -> None:
-        """Publish all datasets, with what an earlier removal has written but could not send."""
+    def settle(self) -> None:
+        """Do what an earlier removal left to do if it was killed after its last write.
+
+        It may not have published that write, and its lock on the manifest may still lie there.
+        """
+        for place in self._places.values():
+            place.store.let_go(MANIFEST_HOLD)
+        self._publish()
+
+    def _publish(self) -> None:
         for place in self._places.values():
             place.store.publish()
 
@@ -462,12 +470,12 @@ class _RemovalJob:
         if place.has_images:
             units = self._found[place.url].units.values()
             delete_hashes(place.url, [shard for unit in units for shard in unit.shards])
+        place.store.sweep()  # while the marks say that something is left to do
         with place.edition.holding_manifest():
             there = dated_manifest(place.store) or place.manifest
             write_manifest(place.store, _without_units(there, gone, place))
             now = removed_from(place.store)
             write_removed(place.store, replace(now, units=(), images=""))
-        place.store.sweep()
 
 
 def _without_units(there: Manifest, gone: set[str], place: DatasetPlace) -> Manifest:
