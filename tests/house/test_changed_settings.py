@@ -17,7 +17,7 @@ from wdsprep.encoding.recipe_defaults import settings_of as encode_settings
 from wdsprep.encoding.recipe_defaults import settle_recipe
 from wdsprep.errors import FingerprintError, OtherSettingsError
 from wdsprep.importing.options import ImportOptions
-from wdsprep.options import options_of, taking
+from wdsprep.options import options_of, takes_options
 from wdsprep.packing.options import PackOptions
 from wdsprep.packing.options import settings_of as pack_settings
 from wdsprep.scoring.options import ScoreOptions
@@ -178,7 +178,7 @@ def test_the_call_that_meets_another_dataset_says_it_and_so_does_what_travels() 
     travelled = pickle.loads(pickle.dumps(error.with_next_step("stop")))
     assert (str(travelled), travelled.changes) == (str(error), changes)
 
-    @taking(PackOptions)
+    @takes_options(PackOptions)
     def pack(_options: PackOptions) -> None:
         raise travelled
 

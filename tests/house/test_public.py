@@ -159,7 +159,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_removed(
     ("options", "said"),
     [
         ({"resolution": "64"}, "whole number"),
-        ({"resolution": 0}, "1 or more"),
+        ({"resolution": 0}, "--resolution is missing"),
         ({"resolution": 64, "seed": "a"}, "whole number"),
         ({"resolution": 64, "latents": "means"}, "sample, mean, moments"),
         ({"resolution": 64, "device": "gpu"}, "auto, cuda, cpu"),
