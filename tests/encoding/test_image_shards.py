@@ -242,7 +242,7 @@ def test_a_tar_may_lie_beside_its_latents(tmp_path: Path) -> None:
 def test_a_tar_whose_name_is_no_utf8_is_named(tmp_path: Path) -> None:
     tar = tar_bytes([("a.jpg", jpeg(1, (80, 70)))])
     write_files(tmp_path / "in", {os.fsdecode(b"caf\xe9.tar"): tar})
-    with pytest.raises(SourceError, match="caf\ufffd\\.tar: the name of this tar is not"):
+    with pytest.raises(SourceError, match="the name of the tar .*caf\ufffd\\.tar is not UTF-8"):
         encode_here(tmp_path / "in", tmp_path / "out")
 
 
@@ -361,7 +361,7 @@ def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
 
 def test_a_dataset_that_kept_no_image_says_so_and_why(tmp_path: Path) -> None:
     out = pack(photos(tmp_path / "in", 2), tmp_path / "out", "--min-size", "4000")
-    with pytest.raises(SourceError, match=r"as all were rejected \(too_small 2\): .*rejects/ says"):
+    with pytest.raises(SourceError, match=r"as all were rejected \(too_small 2; .*rejects/ lists"):
         find_image_shards(str(out), 64)
     with pytest.raises(SourceError, match=r"as all were rejected \(too_small 2\)"):
         find_image_shards(str(out), 4096)

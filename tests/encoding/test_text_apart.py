@@ -115,7 +115,7 @@ def test_foreign_tars_have_text_beside_the_latents_of_one_resolution(tmp_path: P
     tars = tmp_path / "tars"
     tars.mkdir()
     subprocess.run(["tar", "-cf", tars / "a.tar", "-C", source, "."], check=True)
-    with pytest.raises(UsageError, match="give --text-out with one resolution"):
+    with pytest.raises(UsageError, match="give --text-out with one --resolution"):
         apart(tars, tmp_path / "none")
     assert not (tmp_path / "none").exists()
     apart(tars, tmp_path / "made", resolution=64)
@@ -238,9 +238,9 @@ def test_settings_of_another_kind_are_told_before_anything_is_written(
     ("options", "said"),
     [
         (("--text-out", "text-{resolution}"), "text is stored once for all resolutions, so give"),
-        (("--text-out", "shards/latents-64/"), "and text to shards/latents-64/: give text a"),
+        (("--text-out", "shards/latents-64/"), "and text to shards/latents-64/, which is in"),
         (("--text-out", "shards/latents-64/text"), "latents go to shards/latents-64 and text to"),
-        (("--text-out", "shards"), "shards/latents-64 and text to shards: give text a"),
+        (("--text-out", "shards"), "shards/latents-64 and text to shards, which is in"),
         (("--text-out", "t", "--text", "none"), "--text-out stores text, and --text none"),
         (("--text-out", "t", "--latents", "none"), "--text-out is for text beside latents, and"),
         (("--text-out", "t-{caption}"), "t-{caption} needs the name of captions: give"),

@@ -170,7 +170,7 @@ def test_scores_of_other_images_are_not_gone_on_with(
     score_here(images, out, model=str(models / "vit"))
     other = packed(pictures(tmp_path / "others", range(30, 45)), tmp_path / "other-images")
     with pytest.raises(
-        FingerprintError, match=r"was scored from other images.*wdsprep score --redo"
+        FingerprintError, match=r"changed or gone since .* was scored .*wdsprep score --redo"
     ):
         score_here(other, out, model=str(models / "vit"))
 
