@@ -363,5 +363,5 @@ def test_a_dataset_that_kept_no_image_says_so_and_why(tmp_path: Path) -> None:
     out = pack(photos(tmp_path / "in", 2), tmp_path / "out", "--min-size", "4000")
     with pytest.raises(SourceError, match=r"as all were rejected \(too_small 2; .*rejects/ lists"):
         find_image_shards(str(out), 64)
-    with pytest.raises(SourceError, match=r"as all were rejected \(too_small 2\)"):
+    with pytest.raises(SourceError, match=r"as all were rejected \(too_small 2; "):
         find_image_shards(str(out), 4096)
