@@ -242,7 +242,7 @@ def test_a_tar_may_lie_beside_its_latents(tmp_path: Path) -> None:
 def test_a_tar_whose_name_is_no_utf8_is_named(tmp_path: Path) -> None:
     tar = tar_bytes([("a.jpg", jpeg(1, (80, 70)))])
     write_files(tmp_path / "in", {os.fsdecode(b"caf\xe9.tar"): tar})
-    with pytest.raises(SourceError, match="the name of the tar .*caf\ufffd\\.tar is not UTF-8"):
+    with pytest.raises(SourceError, match=r"the name of the tar .*caf\ufffd\.tar is not UTF-8"):
         encode_here(tmp_path / "in", tmp_path / "out")
 
 

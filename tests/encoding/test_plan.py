@@ -79,7 +79,7 @@ def test_nothing_is_written_where_one_of_several_datasets_cannot_go_on(tmp_path:
     (source / "photo-0002.jpg").write_bytes(jpeg(99, (200, 136)))
     packed(source, tmp_path / "images", "--overwrite")
     before = tree(out)
-    with pytest.raises(FingerprintError, match="changed or gone since .*128 was encoded"):
+    with pytest.raises(FingerprintError, match=r"changed or gone since .*128 was encoded"):
         encode_here(tmp_path / "images", out / "{resolution}", resolution=(64, 128))
     assert tree(out) == before
 
