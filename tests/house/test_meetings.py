@@ -450,14 +450,11 @@ def test_a_bad_file_beside_images_from_the_web_costs_none_of_them(
 @pytest.mark.system
 @pytest.mark.parametrize("place", ["local", "s3"])
 def test_whatever_runs_meet_one_quiet_run_makes_all_sound_and_nothing_is_lost(
-    place: str, stage: Stage, tmp_path: Path, request: pytest.FixtureRequest
+    place: str, out_url: str, stage: Stage, tmp_path: Path
 ) -> None:
     seed = random.SystemRandom().randrange(10**6)
     sys.stdout.write(f"seed {seed}\n")  # pytest shows it where the test fails
-    where = str(tmp_path / "out")
-    if place == "s3":
-        where = f"s3://{request.getfixturevalue('bucket')}/out"
-    with Meeting(stage, tmp_path, where, seed).begun() as meeting:
+    with Meeting(stage, tmp_path, out_url, seed).begun() as meeting:
         for _ in range(ROUNDS[place]):
             done = meeting.play()
             assert done.findings == [], done.commands

@@ -109,6 +109,14 @@ def bucket(s3_env: dict[str, str]) -> str:  # noqa: ARG001
     return create_bucket()
 
 
+@pytest.fixture
+def out_url(place: str, tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    """A place to write to, in a test of several kinds of `place`: "local" or "s3"."""
+    if place == "s3":
+        return f"s3://{request.getfixturevalue('bucket')}/out"
+    return str(tmp_path / "out")
+
+
 def create_bucket() -> str:
     name = f"wdsprep-test-{secrets.token_hex(6)}"
     with s3_client() as client:
