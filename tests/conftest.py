@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import gc
 import importlib.util
 import os
 import subprocess
@@ -39,6 +40,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("system")
     long = {item.path for item in items if item.get_closest_marker("system")}
     items.sort(key=lambda item: item.path not in long)
+
+
+def pytest_collection_finish() -> None:
+    """Let no garbage collection go through what lives as long as all tests."""
+    gc.freeze()
 
 
 def _needs_a_system(item: pytest.Function) -> bool:

@@ -18,10 +18,18 @@ from unittest.mock import patch
 import pytest
 
 import wdsprep
-from tests.kit.damaged import check, findings, flip, packing_here, restore
+from tests.kit.damaged import check, findings, flip, restore
 from tests.kit.encode_work import Making
 from tests.kit.encodes import encode_here, members
-from tests.kit.packs import jpeg, manifest_of, pack, rejects_of, tree, upload, write_files
+from tests.kit.packs import (
+    jpeg,
+    manifest_of,
+    pack,
+    rejects_of,
+    tree,
+    upload,
+    write_files,
+)
 from tests.kit.sites import FAST, open_site, table_of, write_parquet
 from wdsprep.changes.remove import Removal
 from wdsprep.changes.samples_to_remove import KeysBySlice
@@ -64,8 +72,7 @@ def source(root: Path, count: int = 18) -> Path:
 
 
 def packed(root: Path, out: Path, *options: str) -> Path:
-    with packing_here():
-        return pack(root, out, *SLICES, *options)
+    return pack(root, out, *SLICES, *options)
 
 
 @pytest.fixture(scope="module")

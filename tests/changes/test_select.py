@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import wdsprep
-from tests.kit.damaged import findings, flip, packing_here
+from tests.kit.damaged import findings, flip
 from tests.kit.encodes import packed, pictures, positions_in
 from tests.kit.packs import SCRIPT, manifest_of, tars, tree
 from tests.kit.paired_latents import latents_of
@@ -40,8 +40,7 @@ def is_fifth(key: str) -> bool:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images, latents of most of them, and latents in shapes that have no rows."""
     root = tmp_path_factory.mktemp("made")
-    with packing_here():
-        packed(pictures(root / "in"), root / "images")
+    packed(pictures(root / "in"), root / "images")
     latents_of(root / "images", root / "latents", rejected=is_fifth)
     latents_of(root / "images", root / "shaped", rejected=is_fifth, shapes=SHAPES, rows=False)
     return root
@@ -112,8 +111,7 @@ def test_encode_finds_nothing_left_to_do(made: Path) -> None:
 
 
 def test_a_reshard_has_the_bytes_of_a_pack_in_such_shards(made: Path, tmp_path: Path) -> None:
-    with packing_here():
-        packed(made / "in", tmp_path / "large", "--samples-per-shard", "100")
+    packed(made / "in", tmp_path / "large", "--samples-per-shard", "100")
     wdsprep.select(tmp_path / "large", "small", samples_per_shard=5)
     wdsprep.select("small", "again", samples_per_shard=100)
     sizes = [shard.samples for shard in manifest_of(Path("small")).shards]
@@ -164,8 +162,7 @@ def test_equal_keys_are_refused_and_latents_that_are_given_twice(made: Path) -> 
 
 
 def test_other_datasets_with_the_same_keys_get_a_prefix(made: Path, tmp_path: Path) -> None:
-    with packing_here():
-        packed(pictures(tmp_path / "in", range(50, 62)), tmp_path / "more/images")
+    packed(pictures(tmp_path / "in", range(50, 62)), tmp_path / "more/images")
     latents_of(tmp_path / "more/images", tmp_path / "more/latents")
     pairs = [root / name for name in ("images", "latents") for root in (made, tmp_path / "more")]
     wdsprep.select(pairs[::-1], "both/{name}", prefix=True)
@@ -336,7 +333,7 @@ def test_nothing_is_written_into_a_source_or_over_another_selection(made: Path) 
         wdsprep.select(["images", "latents"], "sub/{name}", count=8)
     with pytest.raises(FingerprintError, match="holds another selection, or one of other images"):
         wdsprep.select("latents", "sub/latents", count=8)
-    with pytest.raises(FingerprintError, match="the source holds images"), packing_here():
+    with pytest.raises(FingerprintError, match="the source holds images"):
         packed(made / "in", Path("sub/images"))
     wdsprep.select(["images", "latents"], "sub/{name}", count=8, overwrite=True)
     assert len(members("sub/latents")) <= len(members("sub/images")) == 8

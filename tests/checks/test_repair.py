@@ -16,12 +16,11 @@ from tests.kit.damaged import (
     findings,
     flip,
     pack_here,
-    packing_here,
     restore,
     source_of_photos,
 )
 from tests.kit.encodes import in_this_process
-from tests.kit.packs import BUCKETS, SCRIPT, manifest_of, photos, tree
+from tests.kit.packs import BUCKETS, SCRIPT, manifest_of, packing_here, photos, tree
 from wdsprep.checks import Kind
 from wdsprep.checks.repair import Repair, do_repair, plan_repair
 from wdsprep.cli import main

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from tests.kit.damaged import check, findings, flip, packing_here, restore
+from tests.kit.damaged import check, findings, flip, restore
 from tests.kit.encode_work import Making
 from tests.kit.encodes import encode_here, latents_of, packed, pictures, rejected
 from tests.kit.latent_sets import field, npy
@@ -44,8 +44,7 @@ def _no_models() -> Iterator[None]:
 def once(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """Images in three slices and two buckets, and their latents, with two rejects."""
     root = tmp_path_factory.mktemp("pair")
-    with packing_here():
-        images = packed(pictures(root / "photos", range(12)), root / "images")
+    images = packed(pictures(root / "photos", range(12)), root / "images")
     latents = root / "latents"
     encode_here(images, latents)
     return images, latents, tree(latents)
@@ -119,8 +118,7 @@ def test_images_that_are_others_now_are_found(pair: Pair, tmp_path: Path) -> Non
     _images, latents, _whole = pair
     source = pictures(tmp_path / "photos", range(12))
     (source / "photo-0000.txt").write_text("another caption")
-    with packing_here():
-        others = packed(source, tmp_path / "images")
+    others = packed(source, tmp_path / "images")
     found = check(others, latents, quick=True).findings
     assert [finding.name for finding in found] == ["64/000000.tar"]
     assert "it was not made of the 64/000000.tar that" in found[0].what
@@ -225,8 +223,7 @@ def test_inputs_beyond_the_millionth_of_a_slice_are_in_order(
     source = pictures(tmp_path / "photos", range(0, 18, 3))
     damaged = source / "photo-0006.jpg"
     damaged.write_bytes(damaged.read_bytes()[:-2000])
-    with packing_here():
-        images = packed(source, tmp_path / "images", "--check", "header")
+    images = packed(source, tmp_path / "images", "--check", "header")
     receipt = Receipt.from_bytes((images / "receipts/000000.json").read_bytes(), "")
     as_of_urls = replace(receipt, settings={**receipt.settings, "source": "urls"})
     (images / "receipts/000000.json").write_bytes(as_of_urls.to_bytes())

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from tests.checks.test_verify_latents import Samples, rewrite
-from tests.kit.damaged import check, findings, packing_here, restore
+from tests.kit.damaged import check, findings, restore
 from tests.kit.encode_work import Making
 from tests.kit.encodes import encode_here, latents_of, rejected
 from tests.kit.packs import jpeg, manifest_of, pack, tree, write_files
@@ -40,9 +40,8 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     files: dict[str, bytes | str] = {}
     for number in range(48):
         files[f"{number:02d}.jpg"] = jpeg(number, sizes[number * 5 % 6])
-    with packing_here():
-        options = ("--buckets", "64", "--samples-per-shard", "24")
-        images = pack(write_files(root / "in", files), root / "images", *options)
+    options = ("--buckets", "64", "--samples-per-shard", "24")
+    images = pack(write_files(root / "in", files), root / "images", *options)
     encode_here(images, root / "latents", shapes="nearest:8,2", max_crop=0.3)
     return images, root / "latents", tree(root / "latents")
 

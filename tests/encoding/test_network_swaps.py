@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.kit import encodes
-from tests.kit.encodes import encode_here
 from tests.kit.packs import tree
 from wdsprep.encoding import network_swaps
+from wdsprep.encoding.encode import encode
 from wdsprep.encoding.models import encoder as encoders
 from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.network_swaps import Turns
@@ -196,8 +195,8 @@ def test_the_toy_in_turns_makes_the_same_bytes_with_few_loads(
 
     monkeypatch.setattr(encoders, "is_split", lambda *_: True)
     monkeypatch.setattr(encoders, "_load_moments", counted)
-    monkeypatch.setattr(encodes, "Here", Together)
-    outcome = encode_here(images, tmp_path / "out")
+    monkeypatch.setattr("wdsprep.encoding.encode.runner_of", lambda *_args, **_how: Together())
+    outcome = encode(str(images), str(tmp_path / "out"), model="tiny", resolution=64, device="cpu")
     assert len(outcome.manifest.shards) == 14
     assert tree(tmp_path / "out") == tree(latents)
     assert 1 <= len(loads) <= 7

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import wdsprep
-from tests.kit.damaged import packing_here
 from tests.kit.made_before import (
     copied,
     made_by,
@@ -38,6 +37,7 @@ from tests.kit.make_0_2_0 import (
     kept_in,
     loader,
 )
+from tests.kit.packs import packing_here
 from wdsprep.errors import UsageError
 
 OLD = made_by("0.2.0")

@@ -10,10 +10,10 @@ import pytest
 from torch.utils.data import DataLoader
 
 import wdsprep
-from tests.kit.damaged import check, packing_here
+from tests.kit.damaged import check
 from tests.kit.encodes import encode_here, packed, pictures
 from tests.kit.hub import Hub
-from tests.kit.packs import jpeg, tree, upload
+from tests.kit.packs import jpeg, packing_here, tree, upload
 from wdsprep.dataset.names import MANIFEST
 from wdsprep.dataset.reindex import index
 from wdsprep.dataset.state import write_rebuilt
@@ -36,8 +36,7 @@ def place(request: pytest.FixtureRequest) -> str:
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same on this disk."""
     root = tmp_path_factory.mktemp("here")
-    with packing_here():
-        packed(pictures(root / "in", range(18)), root / "images")
+    packed(pictures(root / "in", range(18)), root / "images")
     encode_here(root / "images", root / "latents")
     return root
 
@@ -52,8 +51,7 @@ def test_pack_encode_load_and_verify_work_in_each_place(
 ) -> None:
     upload(here / "in", f"{place}/in")
     open_store(f"{place}/in").publish()
-    with packing_here():
-        packed(f"{place}/in", f"{place}/images")
+    packed(f"{place}/in", f"{place}/images")
     encode_here(f"{place}/images", f"{place}/latents")
     for name in ("images", "latents"):
         there = tree(f"{place}/{name}")
@@ -76,8 +74,7 @@ def test_pack_encode_load_and_verify_work_in_each_place(
 def test_a_run_is_one_commit_on_the_hub(hub: Hub, hub_dataset: str, here: Path) -> None:
     place, made = f"hf://datasets/{hub_dataset}", hub.repositories[hub_dataset].trees
     for _ in range(2):  # the second has nothing to do
-        with packing_here():
-            packed(here / "in", f"{place}/images")
+        packed(here / "in", f"{place}/images")
         assert len(made) == 2
     assert set(list(made.values())[-1]) == {f"images/{name}" for name in tree(here / "images")}
     for to in ("wids", "energon"):
@@ -124,9 +121,8 @@ def test_a_dataset_begins_beside_what_the_hub_has_written(
     written = {"README.md": b"# Cats\n", ".gitattributes": b"*.tar filter=lfs\n"}
     repository, place = hub.repositories[hub_dataset], f"hf://datasets/{hub_dataset}"
     repository.commit(written)
-    with packing_here():
-        for options in ([], ["--overwrite"]):
-            packed(here / "in", place, *options)
+    for options in ([], ["--overwrite"]):
+        packed(here / "in", place, *options)
     there = repository.trees[repository.head]
     assert there.keys() == written.keys() | tree(here / "images").keys() | {"edition"}
     assert written.items() <= there.items()
@@ -144,8 +140,7 @@ def _killed(source: Path, images: str, target: object, name: str, calls: int) ->
         return real(*given, **options)
 
     setattr(target, name, dying)
-    with packing_here():
-        packed(source, images)
+    packed(source, images)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -160,8 +155,7 @@ def test_a_killed_pack_shows_nothing_on_the_hub_and_goes_on(
         child.join(120)
         assert child.exitcode == -signal.SIGKILL
         assert len(made) == 1
-    with packing_here():
-        packed(here / "in", images)
+    packed(here / "in", images)
     assert len(made) == 2
     there = {n.removeprefix("images/"): d for n, d in list(made.values())[-1].items()}
     assert there.keys() == tree(here / "images").keys()

@@ -18,11 +18,10 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 import wdsprep
-from tests.kit.damaged import packing_here
 from tests.kit.encodes import in_this_process
 from tests.kit.faultproxy import FaultProxy, Handler
 from tests.kit.made_before import MODEL, copied, made_by
-from tests.kit.packs import upload
+from tests.kit.packs import packing_here, upload
 from tests.kit.s3 import S3Server, create_bucket, set_s3_env
 from wdsprep.cli import main
 

@@ -61,6 +61,12 @@ ANSWERS: dict[str, Behaviour] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody answers, a command tries six times: here without long pauses between."""
+    monkeypatch.setattr("wdsprep.store.web.FIRST_PAUSE_S", 0.001)
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_command_says_the_query_of_a_url(
     name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -99,10 +105,7 @@ def test_no_command_says_the_password_of_a_place(
         assert "a bug" not in out
 
 
-def test_no_error_of_the_library_has_a_query_nor_has_its_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("wdsprep.store.web.FIRST_PAUSE_S", 0.001)
+def test_no_error_of_the_library_has_a_query_nor_has_its_traceback(tmp_path: Path) -> None:
     with WebServer(status(500)) as server:
         for url in (f"{server.url}/d{QUERY}", f"http://127.0.0.1:{refused_port()}/t.csv{QUERY}"):
             for act in (

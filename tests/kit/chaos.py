@@ -25,10 +25,10 @@ from unittest.mock import patch
 import psutil
 
 from tests.kit.chaos_work import GO, Traced
-from tests.kit.damaged import check, packing_here
+from tests.kit.damaged import check
 from tests.kit.encode_work import Making
 from tests.kit.encodes import in_this_process
-from tests.kit.packs import BUCKETS, jpeg, once, tree, wait_gone, write_files
+from tests.kit.packs import BUCKETS, jpeg, once, packing_here, tree, wait_gone, write_files
 from wdsprep.cli import main
 from wdsprep.encoding import encode as encoding
 from wdsprep.packing import worker_plan

@@ -1,26 +1,12 @@
 """Datasets to damage, check and repair, all in this process."""
 
-import contextlib
-from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
-from unittest.mock import patch
 
-from tests.kit.packs import pack, photos, tree
+from tests.kit.packs import Loud, pack, photos, tree
 from wdsprep.checks import Finding
 from wdsprep.checks.verify import Verified, check_datasets
-from wdsprep.runners.base import Event, Quarantined, Unit, Work
-from wdsprep.runners.in_process import InProcessRunner
 
 SLICES = ("--samples-per-shard", "4")
-
-
-class Loud(InProcessRunner):
-    """In this process, where a unit that fails is a bug."""
-
-    def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
-        for event in super().run(work, units):
-            assert not isinstance(event, Quarantined), event.trace
-            yield event
 
 
 def check(*datasets: Path | str, quick: bool = False) -> Verified:
@@ -37,18 +23,8 @@ def named(finding: Finding) -> str:
     return f"{finding.name} {finding.kind.value}"
 
 
-@contextlib.contextmanager
-def packing_here() -> Iterator[None]:
-    """No worker processes, which take long to start."""
-    with patch(
-        "wdsprep.packing.worker_plan.make_runner", lambda *_args, **_options: Loud(max_attempts=1)
-    ):
-        yield
-
-
 def pack_here(source: Path, images: Path, *options: str) -> Path:
-    with packing_here():
-        return pack(source, images, *SLICES, *options)
+    return pack(source, images, *SLICES, *options)
 
 
 def source_of_photos(root: Path, count: int = 12) -> Path:

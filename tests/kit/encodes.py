@@ -1,12 +1,14 @@
 """Latent datasets for tests: encoded in this process or by the real command, and read back."""
 
 import contextlib
+import gc
 import io
 import json
 import subprocess
 import tarfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
+from copy import copy
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,6 +27,9 @@ from wdsprep.dataset.rows import ImagePositions
 from wdsprep.dataset.tar.read import file_tape, index_tar
 from wdsprep.encoding.encode import encode
 from wdsprep.encoding.models.base import Encoded, Part, Tokens
+from wdsprep.encoding.models.encoder import load_encoder
+from wdsprep.encoding.models.find import Model
+from wdsprep.encoding.recipe import Recipe
 from wdsprep.runners.base import Event, Finished, HopelessError, Quarantined, Step, Unit, Work
 from wdsprep.runners.run import Outcome
 
@@ -75,9 +80,26 @@ class Here:
 
 @contextlib.contextmanager
 def in_this_process() -> Iterator[None]:
-    """No worker processes: torch is loaded once for all tests."""
-    with patch("wdsprep.encoding.encode.runner_of", lambda *_args, **_options: Here()):
+    """No worker processes: torch and the toy model are loaded once for all tests."""
+    with (
+        patch("wdsprep.encoding.encode.runner_of", lambda *_args, **_options: Here()),
+        patch("wdsprep.encoding.models.encoder.load_encoder", _loaded),
+    ):
         yield
+
+
+_TOYS: dict[str, Any] = {}
+
+
+def _loaded(model: Model, recipe: Recipe, device: str) -> Any:
+    """Load an encoder. The toy's are kept, for it never changes; each caller has its own copy."""
+    if model.name != "tiny":
+        return load_encoder(model, recipe, device)
+    known = repr((model, recipe, device))
+    if known not in _TOYS:
+        _TOYS[known] = load_encoder(model, recipe, device)
+        gc.freeze()  # what is kept is no garbage: going through it would take longer than an encode
+    return copy(_TOYS[known])
 
 
 def encode_here(images: Path | str, out: Path | str, **options: Any) -> Outcome:

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.kit.damaged import packing_here
 from tests.kit.encodes import encode_here
 from tests.kit.meetings import Stage, is_over
 from tests.kit.packs import jpeg, pack, write_files
@@ -95,8 +94,7 @@ class Kills:
             files[f"{number:04d}.jpg"] = jpeg(number, SIZES[number % 2])
             files[f"{number:04d}.txt"] = f"picture {number}"
         options = ("--buckets", "32,64", "--samples-per-shard", str(SLICE))
-        with packing_here():
-            pack(write_files(self._root / "in", files), self._root / "source/images", *options)
+        pack(write_files(self._root / "in", files), self._root / "source/images", *options)
         encode_here(self._root / "source/images", self._root / "source/latents", resolution=32)
         self._source = f"{self._place}/source"
         if open_store(self._source).root != self._root / "source":

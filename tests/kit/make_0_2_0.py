@@ -26,9 +26,9 @@ from unittest.mock import patch
 from PIL import Image
 
 import wdsprep
-from tests.kit.damaged import packing_here
 from tests.kit.encodes import in_this_process
 from tests.kit.made_before import MODEL, date, noted, run, run_here
+from tests.kit.packs import packing_here
 from wdsprep.cli import main
 from wdsprep.store.local import LocalStore
 

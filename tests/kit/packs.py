@@ -1,5 +1,6 @@
 """Small sources and packed datasets for tests: made, packed by the real command, read back."""
 
+import contextlib
 import gc
 import io
 import json
@@ -11,10 +12,11 @@ import sys
 import tarfile
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,6 +29,8 @@ from wdsprep.dataset.rejects import Refusal
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.read import file_tape, index_tar
 from wdsprep.packing.slices import survey_source
+from wdsprep.runners.base import Event, Quarantined, Unit, Work
+from wdsprep.runners.in_process import InProcessRunner
 from wdsprep.sources import Columns, Source
 from wdsprep.sources.recognise import recognise
 from wdsprep.store import open_store
@@ -127,10 +131,31 @@ def once(*words: str) -> list[str]:
     return [word for option in last for word in option]
 
 
-def pack(source: Path | str, images: Path | str, *options: str, workers: int = 1) -> Path:
-    """The command in this process (its workers are processes as ever); errors are raised."""
-    words = once("--workers", str(workers), *BUCKETS, *options)
-    cli.main(["pack", str(source), str(images), *words], prog_name="wdsprep", standalone_mode=False)
+class Loud(InProcessRunner):
+    """In this process, where a unit that fails is a bug."""
+
+    def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
+        for event in super().run(work, units):
+            assert not isinstance(event, Quarantined), event.trace
+            yield event
+
+
+@contextlib.contextmanager
+def packing_here() -> Iterator[None]:
+    """No worker processes, which take long to start."""
+    with patch(
+        "wdsprep.packing.worker_plan.make_runner", lambda *_args, **_options: Loud(max_attempts=1)
+    ):
+        yield
+
+
+def pack(source: Path | str, images: Path | str, *options: str, workers: int = 0) -> Path:
+    """The command in this process; errors are raised. Without `workers` there are no others."""
+    words = once("--workers", str(workers or 1), *BUCKETS, *options)
+    with contextlib.nullcontext() if workers else packing_here():
+        cli.main(
+            ["pack", str(source), str(images), *words], prog_name="wdsprep", standalone_mode=False
+        )
     return Path(images)
 
 

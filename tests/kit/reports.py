@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
 
-from tests.kit.damaged import packing_here
 from tests.kit.latent_sets import field as array_field
 from tests.kit.latent_sets import layout, write_shard
 from tests.kit.packs import jpeg, manifest_of, pack, write_files
@@ -39,8 +38,7 @@ def source_of_pictures(root: Path, *, count: int = 14, more: Sequence[str] = ())
 def pack_pictures(source: Path, images: Path) -> Path:
     """In slices of 4, in the buckets 64 and 128; a picture that is cut short is not noticed."""
     options = ("--buckets", "64,128", "--samples-per-shard", "4", "--check", "header")
-    with packing_here():
-        return pack(source, images, *options)
+    return pack(source, images, *options)
 
 
 @dataclass(frozen=True, kw_only=True)

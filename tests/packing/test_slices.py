@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.kit.damaged import packing_here
 from tests.kit.packs import (
     TWENTY,
     check_dataset,
@@ -34,13 +32,6 @@ from tests.kit.packs import (
 from wdsprep.dataset.receipts import CONTENT, Receipt
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.sources import Item, slices
-
-
-@pytest.fixture(autouse=True)
-def here() -> Iterator[None]:
-    """What a slice holds is no question of who packs it: none of these has a worker started."""
-    with packing_here():
-        yield
 
 
 def refused(source: Path, out: Path, *options: str) -> str:

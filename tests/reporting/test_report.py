@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from tests.kit.damaged import packing_here
 from tests.kit.encodes import latents_of
 from tests.kit.latent_sets import npy
 from tests.kit.packs import jpeg, manifest_of, pack, samples_of, upload, write_files
@@ -315,8 +314,7 @@ def test_the_worst_hosts_are_named(tmp_path: Path) -> None:
     urls = ["http://127.0.0.1/a.jpg"] * 3 + ["http://10.0.0.1/b.jpg", "ftp://x.y/c.jpg"]
     lines = [f"{url}{'?' * n}" for n, url in enumerate(urls)]
     table = write_files(tmp_path, {"urls.txt": "\n".join(lines)}) / "urls.txt"
-    with packing_here():
-        pack(table, tmp_path / "images", "--ignore-robots")
+    pack(table, tmp_path / "images", "--ignore-robots")
     page = Made(root=tmp_path).report(tmp_path / "images")
     assert [row[0] for row in page.rows("Worst hosts")][:2] == ["127.0.0.1", "10.0.0.1"]
     assert page.rows("Worst hosts")[0][2:4] == ["private_address 3", "3"]
@@ -469,8 +467,7 @@ def test_captions_without_an_image_are_not_called_unreadable(tmp_path: Path) -> 
     images: dict[str, bytes | str] = {"a.jpg": jpeg(1), "d.jpg": jpeg(2)}
     captions = {"a.txt": b"a", "b.txt": b"no image", "c.txt": b"none either", "d.txt": b"\xff"}
     write_files(tmp_path / "in", {**images, **captions})
-    with packing_here():
-        pack(tmp_path / "in", tmp_path / "images")
+    pack(tmp_path / "in", tmp_path / "images")
     page = Made(root=tmp_path).report(tmp_path / "images")
     minus = "\N{MINUS SIGN}"
     assert [(row[0], row[2]) for row in page.rows("Funnel")] == [
@@ -508,8 +505,7 @@ def test_what_cannot_be_reported_is_refused(made: Made, tmp_path: Path) -> None:
 def test_a_dataset_without_samples_has_a_page(tmp_path: Path) -> None:
     """No table without rows, no bar for nothing, no rate of nothing."""
     write_files(tmp_path / "in", {"small.jpg": jpeg(1, (8, 8))})
-    with packing_here():
-        pack(tmp_path / "in", tmp_path / "images")
+    pack(tmp_path / "in", tmp_path / "images")
     page = Made(root=tmp_path).report(tmp_path / "images")
     assert "There are no shards: no sample was kept" in page.text
     assert [row[0] for row in page.rows("Funnel")][-1] == "packed"

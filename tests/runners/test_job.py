@@ -16,7 +16,6 @@ from unittest.mock import patch
 import pytest
 
 import wdsprep
-from tests.kit.damaged import packing_here
 from tests.kit.hub import Hub
 from tests.kit.joined_sets import LATENTS, Images, write_part
 from tests.kit.packs import pack, photos, tree
@@ -131,8 +130,7 @@ def test_what_ends_the_run_among_workers_ends_it_here() -> None:
 def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images and latents, of three shards or more."""
     root = tmp_path_factory.mktemp("sets")
-    with packing_here():
-        pack(photos(root / "in", 12), root / "images", "--samples-per-shard", "4")
+    pack(photos(root / "in", 12), root / "images", "--samples-per-shard", "4")
     more = {"digest": "blake3", "format": 2}
     write_part(str(root / "latents"), images=Images(sizes=(5, 4, 6)), fields=LATENTS, more=more)
     return root

@@ -8,9 +8,9 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from tests.kit.damaged import packing_here
 from tests.kit.encodes import in_this_process
 from tests.kit.fuzz.mutations import Mutator
+from tests.kit.packs import packing_here
 from wdsprep.cli import main
 from wdsprep.errors import WdsprepError
 

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 import wdsprep
-from tests.kit.damaged import packing_here
 from tests.kit.encodes import encode_here
 from tests.kit.fuzz.cases import TOY, Kind, Make, Run, command, library, serve
-from tests.kit.packs import photos
+from tests.kit.packs import packing_here, photos
 from tests.kit.sealed_files import mutate_file
 from wdsprep.cli import main
 from wdsprep.dataset.names import MANIFEST
