@@ -19,6 +19,9 @@ from wdsprep.store.local import LocalStore
 from wdsprep.store.objects import ObjectStore
 from wdsprep.store.s3 import S3Store
 
+# Two threads of torch that want the same core wait for each other most of the time: where tests run
+# beside each other, those of small models take ten times as long with two as with one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 pytest_plugins = ["tests.kit.family_folders", "tests.kit.s3", "tests.kit.clouds", "tests.kit.hub"]
 SYSTEM_FIXTURES = {
     "azurite",

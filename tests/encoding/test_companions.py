@@ -43,7 +43,6 @@ CAPTIONS = (
 )
 """32 of many lengths, with quotes and without, in several scripts; some of one length."""
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 Family = Callable[[str], Path]
 
 

@@ -16,10 +16,8 @@ from wdsprep.encoding.models.find import find_model
 from wdsprep.encoding.recipe import Recipe
 from wdsprep.encoding.recipe_defaults import settle_recipe
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # what the compiler imports
-]
+# What the compiler imports:
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 @pytest.fixture

@@ -27,7 +27,6 @@ SIDE, ROWS = 64, 3
 CAPTIONS = ("a big red house", 'a red "big" house', "a red big house")
 HALVES = (torch.float16, torch.bfloat16)
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 Family = Callable[[str], Path]
 
 

@@ -26,8 +26,6 @@ VAES = {
 ROUNDING = 1e-5
 """Of fp32 through a whole encoder: processors add up in orders of their own, and 1e-6 is common."""
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def vae_of(name: str) -> Any:
     kind, more = VAES[name]

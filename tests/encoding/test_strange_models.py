@@ -12,10 +12,8 @@ from tests.kit.fuzz.models import copied, load
 from wdsprep.encoding.models.configs import MOST, MOST_LAYERS, MOST_WIDTH
 
 Family = Callable[[str], Path]
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore"),  # libraries warn of what they find odd before they fail
-]
+# Libraries warn of what they find odd before they fail:
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.mark.parametrize("text", ["emb", "tokens"])

@@ -10,7 +10,6 @@ from tests.kit.encodes import encode_here, packed, pictures
 from tests.kit.families import NAMES
 from tests.kit.packs import tree
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 Family = Callable[[str], Path]
 SIDE = 64
 

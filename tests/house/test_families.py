@@ -31,7 +31,6 @@ ZEROED = ["AuraFlow", "OvisImage"]
 UNGUIDED = {"Flux", "QwenImage", "HunyuanImage"}
 MASK_NAMES = ("prompt_attention_mask", "prompt_embeds_mask")
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 Family = Callable[[str], Path]
 
 

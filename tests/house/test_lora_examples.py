@@ -105,7 +105,7 @@ def launched(example: Example, out: str) -> str:
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"]
     launch += ["--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
     program = [str(EXAMPLES / f"{example.program}.py"), *example.words]
-    own = {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    own = {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         [*launch, *program, "--out", str(example.folder / out)],
         env={**os.environ, **own, "GLOO_SOCKET_IFNAME": "lo"},

@@ -71,7 +71,7 @@ def running(
     arguments = (program, folder, list(words), environment, its, interrupt)
     process = context.Process(target=train, args=arguments)
     path = os.pathsep.join([str(EXAMPLES), os.environ.get("PYTHONPATH", "")])
-    own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    own = {"PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
     with mock.patch.dict(os.environ, own, CUDA_VISIBLE_DEVICES=""):  # a GPU's sums vary
         process.start()
     its.close()
@@ -102,12 +102,9 @@ def train(
 ) -> None:
     """Run the program in the folder; its words go to `said`."""
     sys.path.insert(0, str(EXAMPLES))
-    import torch
-
     module = importlib.import_module(program)
     os.chdir(folder)
     os.environ.update(environment)
-    torch.set_num_threads(1)
     sys.argv = [program, *arguments]
     sys.stdout = _Said(said, interrupt)
     module.main()
