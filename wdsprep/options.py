@@ -14,9 +14,9 @@ What is said about an option stands beside its default:
 
 From it come the signature of the function, which is that of the class's constructor, for type
 checkers, editors and `help()` alike; the option of the command line and its help
-(`wdsprep.cli.declared`); its row on a page (`tools.option_tables`); and the check, which says the
-same line in Python and on the command line. Classes are put together by inheritance. A field
-without `about(...)` is an argument of the function and not an option of a command.
+(`wdsprep.cli.declared_options`); its row on a page (`tools.option_tables`); and the check, which
+says the same line in Python and on the command line. Classes are put together by inheritance. A
+field without `about(...)` is an argument of the function and not an option of a command.
 
 Modules with declarations are light: a command line imports them to show its help.
 """

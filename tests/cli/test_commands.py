@@ -15,8 +15,8 @@ from PIL import Image
 
 from tests.kit.packs import tar_bytes
 from wdsprep.cli import cli, main
-from wdsprep.cli.command import Command, HeadedOption
-from wdsprep.cli.pack import next_command
+from wdsprep.cli.base_command import Command, HeadedOption
+from wdsprep.cli.output.pack import next_command
 from wdsprep.encoding import MODELS
 from wdsprep.version import __version__
 

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from tests.kit.packs import outcome
-from wdsprep.cli import cli, demo, main
-from wdsprep.cli.demo import pictures
+from wdsprep.cli import cli, main
+from wdsprep.cli.demo import pictures, steps
 from wdsprep.cli.demo.drawings import OUTLINES, TEXTURES, draw
 
 KINDS = pictures.KINDS
@@ -80,7 +80,7 @@ def test_the_demo_runs_what_it_shows_and_a_second_time_changes_nothing(
         return int(cli.main([*arguments, *more], "wdsprep", standalone_mode=False) or 0)
 
     said: list[str] = []
-    assert demo.demo("demo", run=run, say=said.append) == 0
+    assert steps.demo("demo", run=run, say=said.append) == 0
     shown = [line for text in said for line in text.splitlines() if line.startswith("$ wdsprep ")]
     assert shown == ["$ wdsprep " + shlex.join(arguments) for arguments in ran]
     assert {arguments[0] for arguments in ran} >= {"pack", "encode", "verify"}
@@ -89,8 +89,8 @@ def test_the_demo_runs_what_it_shows_and_a_second_time_changes_nothing(
     assert "webdataset (4, 32, 32)" in out
     assert (home / "report.html").stat().st_size > 10_000
     before = digest(home)
-    monkeypatch.setattr(demo, "_run_python", lambda _arguments: 0)
-    assert demo.demo("demo", run=run, say=said.append) == 0
+    monkeypatch.setattr(steps, "_run_python", lambda _arguments: 0)
+    assert steps.demo("demo", run=run, say=said.append) == 0
     assert "drawn before" in said[-len(shown) - 3]
     assert capfd.readouterr().out.count("nothing left to do") == 2
     assert digest(home) == before
@@ -116,12 +116,12 @@ def test_overwrite_makes_all_of_a_demo_again_and_keeps_what_is_not_its_own(
         ran.append(arguments)
         return 1 if arguments[0] == "encode" else main(arguments)
 
-    assert demo.demo("demo", run=run, say=lambda _text: None) == 1
+    assert steps.demo("demo", run=run, say=lambda _text: None) == 1
     drawn = digest(home / "downloads")
     picture = home / "downloads/web/0002-jpg.jpg"
     picture.write_bytes(b"spoilt")
     (home / "downloads/mine.txt").write_text("a photo without its picture")
-    assert demo.demo("demo", overwrite=True, run=run, say=lambda _text: None) == 1
+    assert steps.demo("demo", overwrite=True, run=run, say=lambda _text: None) == 1
     assert digest(home / "downloads").items() > drawn.items()
     assert ["--overwrite" in words for words in ran] == [False, False, True, True]
     assert outcome(home / "images")["mine.txt"] == "no_image"

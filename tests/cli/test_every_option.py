@@ -14,8 +14,8 @@ import pytest
 import wdsprep
 from tests.house.test_public import CALLED
 from wdsprep.cli import cli
-from wdsprep.cli.command import import_function
-from wdsprep.cli.declared import DeclaredCommand
+from wdsprep.cli.base_command import import_function
+from wdsprep.cli.declared_options import DeclaredCommand
 from wdsprep.errors import UsageError
 from wdsprep.options import Option, options_of
 

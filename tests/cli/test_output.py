@@ -24,11 +24,11 @@ from tests.kit.packs import BUCKETS, photos
 from tests.kit.runs import wait_until
 from wdsprep import terminal
 from wdsprep.cli import main
-from wdsprep.cli.checks import VerifyShow
-from wdsprep.cli.duplicates import DuplicatesShow
-from wdsprep.cli.export import ExportShow
-from wdsprep.cli.output import Show, complain, echo, rejects_lines
-from wdsprep.cli.select import SelectShow
+from wdsprep.cli.output.duplicates import DuplicatesOutput
+from wdsprep.cli.output.export import ExportOutput
+from wdsprep.cli.output.select import SelectOutput
+from wdsprep.cli.output.shared import CommandOutput, complain, echo, rejects_lines
+from wdsprep.cli.output.verify import VerifyOutput
 from wdsprep.runners.job import JobStatus
 from wdsprep.terminal import CLEAR, TERMINAL, LogLines, ProgressLine, cells, fit_parts, wrap_line
 from wdsprep.text import Counting
@@ -206,14 +206,14 @@ def test_progress_takes_one_row_whatever_the_width(window: Window, width: int) -
 @pytest.mark.parametrize(
     ("kind", "first", "unit", "more"),
     [
-        (ExportShow, "2.0 MB of 8.0 MB", "shard 3 of 9", []),
-        (VerifyShow, "2.0 MB of 8.0 MB", "unit 3 of 9", ["7 findings"]),
-        (DuplicatesShow, "2.0 MB of 8.0 MB", "shard 3 of 9", ["40 images looked at"]),
-        (SelectShow, "40 samples", "shard 3 of 9", []),
+        (ExportOutput, "2.0 MB of 8.0 MB", "shard 3 of 9", []),
+        (VerifyOutput, "2.0 MB of 8.0 MB", "unit 3 of 9", ["7 findings"]),
+        (DuplicatesOutput, "2.0 MB of 8.0 MB", "shard 3 of 9", ["40 images looked at"]),
+        (SelectOutput, "40 samples", "shard 3 of 9", []),
     ],
 )
 def test_every_job_tells_the_same_in_the_same_order(
-    kind: type[Show[Any]], first: str, unit: str, more: list[str]
+    kind: type[CommandOutput[Any]], first: str, unit: str, more: list[str]
 ) -> None:
     """What is done, the rate, what is left, the unit, and last what one command alone tells."""
     status = JobStatus(

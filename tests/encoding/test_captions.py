@@ -26,7 +26,7 @@ from tests.kit.packs import manifest_of, pack, tree, upload, write_files
 from wdsprep.checks import Kind
 from wdsprep.checks.repair import repair
 from wdsprep.checks.verify import verify
-from wdsprep.cli.encode import captions_lines
+from wdsprep.cli.output.encode import captions_lines
 from wdsprep.dataset.names import CAPTION_TABLE
 from wdsprep.encoding.captions.lookup import LookupFile, open_lookup
 from wdsprep.encoding.captions.table import CaptionReport

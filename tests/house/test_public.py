@@ -11,7 +11,7 @@ import pytest
 import wdsprep
 from tests.kit.packs import jpeg, write_files
 from wdsprep.cli import cli
-from wdsprep.cli.declared import DeclaredCommand
+from wdsprep.cli.declared_options import DeclaredCommand
 from wdsprep.errors import UsageError
 
 CALLED = (

@@ -13,7 +13,7 @@ from tests.kit.damaged import check, pack_here, source_of_photos
 from tests.kit.latent_sets import field, layout, npy, write_shard
 from tests.kit.packs import manifest_of, tree, upload
 from wdsprep.cli import main
-from wdsprep.cli.inspect import _settings
+from wdsprep.cli.output.inspect import _settings
 from wdsprep.dataset.arrays import Field
 from wdsprep.dataset.coarse_histograms import bin_name, quantile
 from wdsprep.dataset.manifest import Manifest

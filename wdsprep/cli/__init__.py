@@ -3,13 +3,11 @@
 Option names have dashes; underscores mean the same. `pack` takes the options of img2dataset too,
 which `img2dataset` translates.
 
-`commands` has the help and the call of each command, and `command` the classes that they are made
-of. Options are declared beside the functions of the library (`wdsprep.options`), and `declared`
-makes click options of them; `options` has those of commands alone. `output` has what several
-commands print, which `wdsprep.terminal` draws. `pack`, `encode`, `importing`, `score`, `select`,
-`duplicates`, `inspect`, `report`, `card`, `export`, `plan` and `repair` have what the commands of
-their names print, `checks` what `verify` prints, and `changes` what `remove` prints. `plan_options`
-has the options of `plan`; `demo` packs and encodes its own drawings.
+`commands` has a file for each command, with its help and its call of the library, and `output` a
+file for each of what it prints. Options are declared beside the functions of the library
+(`wdsprep.options`); `declared_options` makes click options of them. `base_command` has the options
+that all commands have, and what their help looks like. `demo` has the pictures and the steps of the
+command `demo`, and `plan_options` the options of `plan`.
 
 In: The words of a command line.
 Out: Calls of the library, text on the terminal, an exit code.
@@ -21,23 +19,26 @@ from typing import Any
 
 import click
 
-from wdsprep.cli.command import Command
-from wdsprep.cli.commands.change import duplicates_command, remove_command, select_command
-from wdsprep.cli.commands.check import (
-    index_command,
-    inspect_command,
-    rebuild_command,
-    repair_command,
-    verify_command,
-)
-from wdsprep.cli.commands.convert import export_command, import_command
+from wdsprep.cli.base_command import Command
+from wdsprep.cli.commands.card import card_command
 from wdsprep.cli.commands.demo import demo_command
+from wdsprep.cli.commands.duplicates import duplicates_command
 from wdsprep.cli.commands.encode import encode_command
+from wdsprep.cli.commands.export import export_command
+from wdsprep.cli.commands.import_latents import import_command
+from wdsprep.cli.commands.index import index_command
+from wdsprep.cli.commands.inspect import inspect_command
+from wdsprep.cli.commands.models import models_command
 from wdsprep.cli.commands.pack import pack_command
-from wdsprep.cli.commands.plan import models_command, plan_command
-from wdsprep.cli.commands.report import card_command, report_command
+from wdsprep.cli.commands.plan import plan_command
+from wdsprep.cli.commands.rebuild import rebuild_command
+from wdsprep.cli.commands.remove import remove_command
+from wdsprep.cli.commands.repair import repair_command
+from wdsprep.cli.commands.report import report_command
 from wdsprep.cli.commands.score import score_command
-from wdsprep.cli.output import complain, echo
+from wdsprep.cli.commands.select import select_command
+from wdsprep.cli.commands.verify import verify_command
+from wdsprep.cli.output.shared import complain, echo
 from wdsprep.errors import UsageError, WdsprepError
 from wdsprep.terminal import TERMINAL
 from wdsprep.version import __version__

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import click
 
-from wdsprep.cli.declared import DeclaredCommand
+from wdsprep.cli.declared_options import DeclaredCommand
 from wdsprep.errors import UsageError
 from wdsprep.terminal import ProgressLine
 

@@ -1,8 +1,8 @@
 """The line that shows how far a command, or a call from Python, is.
 
-Commands add to it what they know (`wdsprep.cli.output.Show`). A function that is called without a
-listener draws it too: on a terminal, in a notebook, and every half minute where stderr is a pipe.
-It does not in a worker process, nor on any rank of a trainer but the first.
+Commands add to it what they know (`wdsprep.cli.output.shared.CommandOutput`). A function that is
+called without a listener draws it too: on a terminal, in a notebook, and every half minute where
+stderr is a pipe. It does not in a worker process, nor on any rank of a trainer but the first.
 """
 
 import logging

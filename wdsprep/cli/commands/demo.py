@@ -1,9 +1,9 @@
-"""The command `demo`, which runs the other commands on drawn pictures."""
+"""The command `demo`, which runs other commands on drawn pictures."""
 
 import click
 
-from wdsprep.cli.command import PLACE, Command, option, options
-from wdsprep.cli.output import tell
+from wdsprep.cli.base_command import PLACE, Command, option, options
+from wdsprep.cli.output.shared import tell
 
 
 @click.command("demo", cls=Command, examples=("wdsprep demo", "wdsprep demo trial"))
@@ -18,7 +18,7 @@ def demo_command(folder: str, overwrite: bool) -> int:
     Draws, packs, encodes with a toy model, verifies, loads and reports, each by the command it
     shows.
     """
-    from wdsprep.cli.demo import demo as show_all
+    from wdsprep.cli.demo.steps import demo
 
     every = click.get_current_context().find_root().command
 
@@ -29,4 +29,4 @@ def demo_command(folder: str, overwrite: bool) -> int:
     def say(text: str) -> None:
         tell(text.split("\n"))
 
-    return show_all(folder, overwrite=overwrite, run=run, say=say)
+    return demo(folder, overwrite=overwrite, run=run, say=say)

@@ -5,10 +5,9 @@ from typing import Any
 import click
 
 import wdsprep
-from wdsprep.cli.command import DONE_WITH_DAMAGE
-from wdsprep.cli.declared import DeclaredCommand
-from wdsprep.cli.options import OUTPUT
-from wdsprep.cli.output import tell
+from wdsprep.cli.base_command import DONE_WITH_DAMAGE, OUTPUT
+from wdsprep.cli.declared_options import DeclaredCommand
+from wdsprep.cli.output.shared import tell
 
 
 @click.command(
@@ -32,12 +31,12 @@ def encode_command(as_json: bool, **given: Any) -> int:
     for several captions. Both may be URLs (s3://, gs://, az://, hf://datasets/). After a kill or an
     interrupt, the same command goes on where it was.
     """
-    from wdsprep.cli.encode import EncodeShow
+    from wdsprep.cli.output.encode import EncodeOutput
     from wdsprep.encoding.options import EncodeOptions
 
     options = EncodeOptions(**given)
-    show = EncodeShow(options.places, as_json=as_json)
-    encoded = wdsprep.encode(listener=show.listener, **given)
+    output = EncodeOutput(options.places, as_json=as_json)
+    encoded = wdsprep.encode(listener=output.listener, **given)
     outcomes = encoded if isinstance(encoded, list) else [encoded]
-    tell(show.result(outcomes))
+    tell(output.result(outcomes))
     return DONE_WITH_DAMAGE if any(each.is_damaged for each in outcomes) else 0

@@ -5,10 +5,9 @@ from typing import Any
 import click
 
 import wdsprep
-from wdsprep.cli.command import DONE_WITH_DAMAGE
+from wdsprep.cli.base_command import DONE_WITH_DAMAGE, OUTPUT
 from wdsprep.cli.img2dataset import PackCommand
-from wdsprep.cli.options import OUTPUT
-from wdsprep.cli.output import tell
+from wdsprep.cli.output.shared import tell
 
 
 @click.command(
@@ -32,9 +31,9 @@ def pack_command(source: str, images: str, as_json: bool, **options: Any) -> int
     .csv, .tsv, .jsonl, .txt); it and IMAGES may be URLs (s3://, gs://, az://, hf://datasets/), a
     table also an https:// one. After a kill or an interrupt, the same command goes on where it was.
     """
-    from wdsprep.cli.pack import PackShow
+    from wdsprep.cli.output.pack import PackOutput
 
-    show = PackShow(source, images, options, as_json=as_json)
-    packed = wdsprep.pack(source, images, listener=show.listener, **options)
-    tell(show.result(packed))
+    output = PackOutput(source, images, options, as_json=as_json)
+    packed = wdsprep.pack(source, images, listener=output.listener, **options)
+    tell(output.result(packed))
     return DONE_WITH_DAMAGE if packed.is_damaged else 0

@@ -5,10 +5,9 @@ from typing import Any
 import click
 
 import wdsprep
-from wdsprep.cli.command import DONE_WITH_DAMAGE
-from wdsprep.cli.declared import DeclaredCommand
-from wdsprep.cli.options import OUTPUT
-from wdsprep.cli.output import tell
+from wdsprep.cli.base_command import DONE_WITH_DAMAGE, OUTPUT
+from wdsprep.cli.declared_options import DeclaredCommand
+from wdsprep.cli.output.shared import tell
 
 
 @click.command(
@@ -31,9 +30,9 @@ def score_command(images: str, out: str, as_json: bool, **options: Any) -> int:
     and SCORES may be URLs (s3://, gs://, az://, hf://datasets/). After a kill or an interrupt, the
     same command goes on where it was.
     """
-    from wdsprep.cli.score import ScoreShow
+    from wdsprep.cli.output.score import ScoreOutput
 
-    show = ScoreShow(images, out, as_json=as_json)
-    scored = wdsprep.score(images, out, listener=show.listener, **options)
-    tell(show.result(scored))
+    output = ScoreOutput(images, out, as_json=as_json)
+    scored = wdsprep.score(images, out, listener=output.listener, **options)
+    tell(output.result(scored))
     return DONE_WITH_DAMAGE if scored.is_damaged else 0

@@ -63,7 +63,7 @@ def tell(lines: Iterable[str]) -> None:
 T = TypeVar("T")
 
 
-class Show(ABC, JobProgress, Generic[T]):
+class CommandOutput(ABC, JobProgress, Generic[T]):
     """The output of a command: notes that stay, a progress line, and the result at the end."""
 
     spared = ""

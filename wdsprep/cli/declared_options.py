@@ -8,7 +8,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from wdsprep import options
-from wdsprep.cli.command import Command, HeadedOption, import_function
+from wdsprep.cli.base_command import Command, HeadedOption, import_function
 from wdsprep.errors import UsageError
 from wdsprep.options import Option, options_of
 

@@ -1,6 +1,6 @@
 """The classes that commands are made of: options under headings, values, and examples.
 
-The options of a function of the library come from their declarations: see `wdsprep.cli.declared`.
+Options of functions of the library are declared beside them: see `wdsprep.cli.declared_options`.
 """
 
 import importlib
@@ -161,3 +161,11 @@ def options(
         return function
 
     return decorate
+
+
+DATASETS = click.argument("datasets", metavar="DATASET...", nargs=-1, required=True, type=PLACE)
+"""The argument of a command that takes one or more datasets."""
+OUTPUT = options(
+    "Output", option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+)
+"""The option of a command that prints its result as JSON too."""

@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from wdsprep.cli.output import (
+from wdsprep.cli.output.shared import (
+    CommandOutput,
     KeptLine,
-    Show,
     broken_tars_lines,
     left_out_lines,
     rejects_lines,
@@ -54,7 +54,7 @@ ALLOWING = {
 """The options that allow to fetch images that were rejected with these codes."""
 
 
-class PackShow(Show[Outcome]):
+class PackOutput(CommandOutput[Outcome]):
     """The output of `pack`: the source, a progress line, and the result."""
 
     unit, touched, done = "slice", "touched input", "packed"

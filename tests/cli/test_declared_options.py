@@ -6,7 +6,7 @@ from typing import Any
 import click
 import pytest
 
-from wdsprep.cli.declared import DeclaredCommand
+from wdsprep.cli.declared_options import DeclaredCommand
 from wdsprep.errors import UsageError
 from wdsprep.options import Options, about, takes_options
 from wdsprep.text import parse_size
@@ -39,8 +39,8 @@ def command() -> DeclaredCommand:
     return DeclaredCommand(
         "cut",
         callback=lambda **options: HEARD.append(options),
-        declared="tests.cli.test_declared:Cut",
-        function="tests.cli.test_declared:cut",
+        declared="tests.cli.test_declared_options:Cut",
+        function="tests.cli.test_declared_options:cut",
         headings=("Output", "Images"),
     )
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from wdsprep.cli.output import Show
+from wdsprep.cli.output.shared import CommandOutput
 from wdsprep.exporting.export import Exported
 from wdsprep.runners.job import JobListener
 from wdsprep.text import human_bytes, human_time, plural
@@ -21,7 +21,7 @@ OPENED = {
 }
 
 
-class ExportShow(Show[Exported]):
+class ExportOutput(CommandOutput[Exported]):
     """The output of `export`: a progress line, and at the end what was written."""
 
     def __init__(self, *, as_json: bool) -> None:

@@ -5,21 +5,21 @@ from typing import Any
 
 from wdsprep.checks import Finding
 from wdsprep.checks.repair import Repair
-from wdsprep.cli.checks import VerifyShow, finding_facts
-from wdsprep.cli.output import KeptLine, Show, echo
+from wdsprep.cli.output.shared import CommandOutput, KeptLine, echo
+from wdsprep.cli.output.verify import VerifyOutput, finding_facts
 from wdsprep.dataset.names import MAKERS
 from wdsprep.runners.job import JobListener
 from wdsprep.text import EXAMPLES, command, examples, join_lines, plural
 
 
-class RepairShow(Show[Repair]):
+class RepairOutput(CommandOutput[Repair]):
     """The output of `repair`: what it will do, a question, and what it has done."""
 
     unit = "file"
 
     def __init__(self, *, as_json: bool) -> None:
         super().__init__(as_json=as_json, waits=False)
-        verifying = VerifyShow(as_json=as_json)
+        verifying = VerifyOutput(as_json=as_json)
         self.line = verifying.line
         self.listener = JobListener(
             told=verifying.told,

@@ -6,14 +6,14 @@ from typing import Any
 
 from wdsprep.changes.duplicate_groups import CopiedSample, DuplicateGroup
 from wdsprep.changes.duplicates import Duplicates
-from wdsprep.cli.output import KeptLine, Show
+from wdsprep.cli.output.shared import CommandOutput, KeptLine
 from wdsprep.runners.job import JobListener, JobStatus
 from wdsprep.text import command, human_time, plural
 
 SHOWN_COPIES = 3
 
 
-class DuplicatesShow(Show[Duplicates]):
+class DuplicatesOutput(CommandOutput[Duplicates]):
     """The output of `duplicates`: a progress line, and at the end the groups of copies."""
 
     def __init__(self, *, as_json: bool) -> None:

@@ -6,12 +6,12 @@ from typing import Any
 
 import click
 
-from wdsprep.cli.output import Show
+from wdsprep.cli.output.shared import CommandOutput
 from wdsprep.reporting import ReportListener, WrittenReport
 from wdsprep.text import human_bytes, one_line, plural
 
 
-class ReportShow(Show[WrittenReport]):
+class ReportOutput(CommandOutput[WrittenReport]):
     """The output of `report`: the plan, a progress line, and where the page is."""
 
     def __init__(self, *, as_json: bool) -> None:

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from wdsprep.cli.output import (
+from wdsprep.cli.output.shared import (
+    CommandOutput,
     KeptLine,
-    Show,
     broken_tars_lines,
     left_out_lines,
     load_step,
@@ -42,7 +42,7 @@ TEXTLESS = (
 REMEDIES = remedies_of(EncodeOptions)
 
 
-class EncodeShow(Show[Sequence[Outcome]]):
+class EncodeOutput(CommandOutput[Sequence[Outcome]]):
     """The output of `encode`: model and images, a progress line, and the result of each dataset."""
 
     unit, touched, done = "shard", "touched tar", "encoded"

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from wdsprep.changes.select import Selected
-from wdsprep.cli.output import Show, rejects_lines
+from wdsprep.cli.output.shared import CommandOutput, rejects_lines
 from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome
 from wdsprep.text import command, human_bytes, plural
 
 
-class SelectShow(Show[Selected]):
+class SelectOutput(CommandOutput[Selected]):
     """The output of `select`: a progress line, and the result of each place."""
 
     unit, done, counted = "shard", "copied", "sample"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from wdsprep.cli.output import Show, rejects_lines
+from wdsprep.cli.output.shared import CommandOutput, rejects_lines
 from wdsprep.dataset.scores import NUMBER, columns_of
 from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome
@@ -11,7 +11,7 @@ from wdsprep.scoring.score import ScoreBegun
 from wdsprep.text import command, human_bytes, plural
 
 
-class ScoreShow(Show[Outcome]):
+class ScoreOutput(CommandOutput[Outcome]):
     """The output of `score`: the models, a progress line, and the result."""
 
     unit, done, counted = "shard", "scored", "sample"

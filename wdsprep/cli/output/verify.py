@@ -6,12 +6,12 @@ from typing import Any
 from wdsprep.checks import Finding
 from wdsprep.checks.survey import DatasetSurvey
 from wdsprep.checks.verify import Verified
-from wdsprep.cli.output import KeptLine, Show
+from wdsprep.cli.output.shared import CommandOutput, KeptLine
 from wdsprep.runners.job import JobListener, JobStatus
 from wdsprep.text import human_bytes, human_time, plural
 
 
-class VerifyShow(Show[Verified]):
+class VerifyOutput(CommandOutput[Verified]):
     """The output of `verify`: a progress line, and at the end the findings."""
 
     unit = "unit"

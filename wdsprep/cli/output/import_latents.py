@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from wdsprep.cli.output import (
-    Show,
+from wdsprep.cli.output.shared import (
+    CommandOutput,
     broken_tars_lines,
     load_step,
     rejects_lines,
@@ -26,7 +26,7 @@ REMEDIES: dict[str, str] = {
 FILES = {"mds": "MDS shard", "arrow": "Arrow file", "parquet": "Parquet file", "tars": "tar"}
 
 
-class ImportShow(Show[Outcome]):
+class ImportOutput(CommandOutput[Outcome]):
     """The output of `import`: what is imported, a progress line, and the result."""
 
     unit, done, counted = "file", "imported", "sample"

@@ -3,8 +3,8 @@
 import json
 from functools import partial
 
-from wdsprep.cli.output import KeptLine, echo
-from wdsprep.cli.report import ask_to_replace
+from wdsprep.cli.output.report import ask_to_replace
+from wdsprep.cli.output.shared import KeptLine, echo
 from wdsprep.reporting.card import LICENCE, Card
 from wdsprep.runners.job import JobListener
 from wdsprep.terminal import ProgressLine

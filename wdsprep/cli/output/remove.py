@@ -5,13 +5,13 @@ from dataclasses import asdict
 from typing import Any
 
 from wdsprep.changes.remove import Removal, RemovalPlace
-from wdsprep.cli.output import KeptLine, Show, echo
+from wdsprep.cli.output.shared import CommandOutput, KeptLine, echo
 from wdsprep.runners.job import JobListener
 from wdsprep.store.places import place_scheme
 from wdsprep.text import examples, human_bytes, join_lines, plural
 
 
-class RemoveShow(Show[Removal]):
+class RemoveOutput(CommandOutput[Removal]):
     """The output of `remove`: what would be removed, a question, and what was removed."""
 
     unit = "unit"
