@@ -82,13 +82,15 @@ class Retries:
 
     def apart_from(self, parts: Iterable[Slice]) -> Iterator[Slice]:
         """Yield slices without the rows that (other) retry slices have taken over."""
-        planned = _rows_of(self.slices)
+        planned = _sources_by_unit(self.slices)
         return (replace(part, elsewhere=planned.get(part.name, frozenset())) for part in parts)
 
     def taken_from(self, unit: str) -> frozenset[str]:
         """Return the sources of the rows that finished retry slices have taken from a slice."""
         done = set(done_units(self.store))
-        return _rows_of(part for part in self.slices if part.name in done).get(unit, frozenset())
+        return _sources_by_unit(part for part in self.slices if part.name in done).get(
+            unit, frozenset()
+        )
 
     def settle(self, manifest: Manifest) -> Manifest:
         """Remove the rows of finished retry slices from the receipts and rejects of older slices.
@@ -96,21 +98,21 @@ class Retries:
         Return the manifest with the new receipts.
         """
         done = set(manifest.ledger.units())
-        moved = _rows_of(part for part in self.slices if part.name in done)
+        moved = _sources_by_unit(part for part in self.slices if part.name in done)
         if not moved:
             return manifest
-        planned = _rows_of(self.slices)
+        planned = _sources_by_unit(self.slices)
         receipts = (
             receipt
             if not (gone := moved.get(receipt.unit)) or _is_settled(receipt, gone, planned)
-            else self._settled(receipt.unit, gone)
+            else self._settle_unit(receipt.unit, gone)
             for receipt in manifest.receipts
         )
         return replace(manifest, receipts=tuple(r for r in receipts if r is not None))
 
-    def _settled(self, unit: str, gone: frozenset[str]) -> Receipt | None:
+    def _settle_unit(self, unit: str, gone: frozenset[str]) -> Receipt | None:
         with self.edition.holding(unit), suppress(NotFoundError):  # a repair has taken it out
-            return _settled(self.store, read_receipt(self.store, unit), gone)
+            return _settle_receipt(self.store, read_receipt(self.store, unit), gone)
         return None
 
     def extended(self, manifest: Manifest, curable: "Curable", *, size: int) -> "Retries":
@@ -120,17 +122,17 @@ class Retries:
         """
         with self.edition.holding_manifest():
             slices = read_retries(self.edition).slices  # another run may have planned some
-            planned = _rows_of(slices)
+            planned = _sources_by_unit(slices)
             items = (
                 item
                 for receipt in manifest.receipts
                 if not curable.codes.isdisjoint(receipt.rejects)
-                for item in _items(
+                for item in _retryable_items(
                     self.store, receipt.unit, planned.get(receipt.unit, frozenset()), curable
                 )
             )
             first = 1 + max((part.number for part in slices), default=FIRST_RETRY - 1)
-            new = tuple(_cut(items, size=size, first=first))
+            new = tuple(_cut_slices(items, size=size, first=first))
             for part in new:
                 write_bytes(self.store, inputs_name(part.name), part.inputs)
         return replace(self, slices=slices + new)
@@ -175,11 +177,11 @@ def retryable(manifest: Manifest) -> int:
 def read_retries(edition: Edition) -> Retries:
     store = edition.store
     units = filter(None, (retry_of_inputs(entry.name) for entry in store.list(RETRIES)))
-    slices = (_read(store, number) for number in sorted(map(int, units)))
+    slices = (_read_slice(store, number) for number in sorted(map(int, units)))
     return Retries(edition=edition, slices=tuple(slices))
 
 
-def _read(store: Store, number: int) -> Slice:
+def _read_slice(store: Store, number: int) -> Slice:
     from wdsprep.sources.url_tables import sources_of  # only retries need what reads tables
 
     bare = Slice(number=number, items=())
@@ -192,7 +194,7 @@ def _read(store: Store, number: int) -> Slice:
     return replace(bare, items=tuple(counted))
 
 
-def _rows_of(parts: Iterable[Slice]) -> Moved:
+def _sources_by_unit(parts: Iterable[Slice]) -> Moved:
     from wdsprep.sources.url_tables import sources_of
 
     found: dict[str, set[str]] = defaultdict(set)
@@ -209,7 +211,7 @@ def _is_settled(receipt: Receipt, gone: frozenset[str], planned: Moved) -> bool:
     return receipt.counts.get(RETRIED) == len(gone) == len(planned[receipt.unit])
 
 
-def _settled(store: Store, receipt: Receipt, gone: frozenset[str]) -> Receipt:
+def _settle_receipt(store: Store, receipt: Receipt, gone: frozenset[str]) -> Receipt:
     """Remove rows from a slice's rejects and its receipt, and return the receipt.
 
     Each step may be repeated.
@@ -232,7 +234,7 @@ def _settled(store: Store, receipt: Receipt, gone: frozenset[str]) -> Receipt:
         inputs=inputs,
         rejects=dict(rejects.counts),
         counts={**receipt.counts, RETRIED: retried},
-        files={name: rejects.digest, **_content(receipt)},
+        files={name: rejects.digest, **_content_file(receipt)},
     )
     if digest != rejects.digest:
         _rewrite(store, replace(settled, files={**settled.files, UNSETTLED: digest}))
@@ -242,7 +244,7 @@ def _settled(store: Store, receipt: Receipt, gone: frozenset[str]) -> Receipt:
     return settled
 
 
-def _content(receipt: Receipt) -> dict[str, str]:
+def _content_file(receipt: Receipt) -> dict[str, str]:
     return {CONTENT: receipt.content} if receipt.content else {}
 
 
@@ -250,7 +252,9 @@ def _rewrite(store: Store, receipt: Receipt) -> None:
     write_bytes(store, receipt_name(receipt.unit), receipt.to_bytes())
 
 
-def _items(store: Store, unit: str, planned: frozenset[str], curable: Curable) -> Iterator[Item]:
+def _retryable_items(
+    store: Store, unit: str, planned: frozenset[str], curable: Curable
+) -> Iterator[Item]:
     """Yield items with the rejected rows of a slice that may succeed now."""
     from wdsprep.sources.url_tables import some_rows, source_name, sources_of
 
@@ -270,7 +274,7 @@ def _items(store: Store, unit: str, planned: frozenset[str], curable: Curable) -
             yield some_rows(item, rows, name=unit)
 
 
-def _cut(items: Iterable[Item], *, size: int, first: int) -> Iterator[Slice]:
+def _cut_slices(items: Iterable[Item], *, size: int, first: int) -> Iterator[Slice]:
     held: list[Item] = []
     for item in items:
         if held and sum(one.samples for one in held) + item.samples > size:

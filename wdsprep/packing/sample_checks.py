@@ -49,7 +49,7 @@ def check_samples(
 
     Yield None while results are awaited. `content` collects a mark of each input that was read.
     """
-    check, judge = partial(_checked, rules, removed), partial(_check_sample, rules, removed)
+    check, judge = partial(_check_facts, rules, removed), partial(_check_sample, rules, removed)
     if source.kind == "folder":  # one sample an item: reading goes into the threads with it
         threads = _reading_threads(source, rules, threads)
 
@@ -58,7 +58,7 @@ def check_samples(
             return [(content.mark(row), judge(check(row))) for row in rows]
 
         found = ahead(read_and_judge, part.items, threads, most=threads + SPARE)
-        return enumerate(_told_of(content, chain.from_iterable(found)))
+        return enumerate(_add_marks(content, chain.from_iterable(found)))
     rows_of_part = _rows(source, part, left_out, content)
     checked = ((number, check(row)) for number, row in rows_of_part)
     rows = checked if downloads is None else downloads.take(checked)
@@ -81,13 +81,13 @@ def _reading_threads(source: Source, rules: PackRules, threads: int) -> int:
 
 
 def repeated_urls(source: Source, part: Slice) -> Counter[str]:
-    """Return the URLs that occur more than once in a slice, with their numbers."""
+    """Return the URLs that occur more than once in a slice, with how often each does."""
     tables = cast("UrlSource", source)
     urls = (url for item in part.items for url in islice(tables.urls(item), item.take or None))
     return Counter({url: count for url, count in Counter(urls).items() if count > 1})
 
 
-def _told_of(
+def _add_marks(
     content: Content, marked: Iterable[tuple[bytes, CheckedSample]]
 ) -> Iterator[CheckedSample]:
     for mark, what in marked:
@@ -121,14 +121,14 @@ def _check_sample(rules: PackRules, removed: Removed, row: SampleOrRefusal) -> C
         if removed and removed.has("sha256", hashlib.sha256(row.image).hexdigest()):
             raise RejectedError(Code.REMOVED)
         check_nbytes("the image", len(row.image), rules.max_nbytes)
-        row = _identified(rules, row)
+        row = _add_digest(rules, row)
         limits, full, recode = rules.limits, rules.full_check, rules.recode
         return row, prepare(row.image, limits=limits, full=full, recode=recode)
     except Exception as error:  # noqa: BLE001 (told apart by as_rejected)
         return _refusal(row, as_rejected(error, Code.CORRUPT))
 
 
-def _checked(rules: PackRules, removed: Removed, row: SampleOrRefusal) -> SampleOrRefusal:
+def _check_facts(rules: PackRules, removed: Removed, row: SampleOrRefusal) -> SampleOrRefusal:
     """Return a sample, or a refusal if its source, URL, caption or facts rule it out."""
     if removed and (removed.has("source", row.source) or removed.has("url", row.url)):
         return Refusal(source=row.source, code=Code.REMOVED)
@@ -155,7 +155,7 @@ def _check_text(rules: PackRules, sample: Sample) -> None:
         rules.condition.check({"caption": sample.caption, **sample.facts})
 
 
-def _identified(rules: PackRules, sample: Sample) -> Sample:
+def _add_digest(rules: PackRules, sample: Sample) -> Sample:
     """Return a sample with the digest of its image that is to be stored.
 
     Raise RejectedError if the image does not have the digest in its table.

@@ -321,7 +321,7 @@ def _check_only_added(
             ways = f"if it is another source, give another place for its shards; {ways}"
         if not changed.count and not removed.count:
             ways = f"--append packs what is new into further shards, {ways}"
-        raise _changed(seen, f"{what}: {ways}", limit=limit if limit != seen.limit else 0)
+        raise _changed_error(seen, f"{what}: {ways}", limit=limit if limit != seen.limit else 0)
     return known, added.count
 
 
@@ -339,20 +339,20 @@ def _check_contents(
     contents = {r.unit: r.content for r in _own_receipts(manifest) if r.unit in touched}
     unknown = [unit for unit, content in contents.items() if not content]
     if unknown:
-        names = _dated(store, seen, unknown, "have other dates")
-        raise _changed(
+        names = _find_dated(store, seen, unknown, "have other dates")
+        raise _changed_error(
             seen,
             f"{names}, and this dataset, made by an older wdsprep, keeps no digest of what they "
             f'held: put the dates back ("cp -a" keeps them), or {OVERWRITE}',
         )
     if changed := changed_units(store, seen.source, contents, compared):
-        names = _dated(store, seen, changed, "changed")
+        names = _find_dated(store, seen, changed, "changed")
         if names.count > len(changed):
             names.what = "have other dates, and some of them other bytes"
-        raise _changed(seen, f"{names}: {OVERWRITE}")
+        raise _changed_error(seen, f"{names}: {OVERWRITE}")
 
 
-def _dated(store: Store, seen: SourceSurvey, units: Iterable[str], what: str) -> "_Names":
+def _find_dated(store: Store, seen: SourceSurvey, units: Iterable[str], what: str) -> "_Names":
     """Return the names of the items of slices that have other dates now."""
     known, names = PackedItems(packed_items(store, units)), _Names(what)
     for item in seen.items():
@@ -361,7 +361,7 @@ def _dated(store: Store, seen: SourceSurvey, units: Iterable[str], what: str) ->
     return names
 
 
-def _changed(seen: SourceSurvey, what: str, *, limit: int = 0) -> FingerprintError:
+def _changed_error(seen: SourceSurvey, what: str, *, limit: int = 0) -> FingerprintError:
     how = "has changed since it was packed"
     if limit:  # more may be wanted now of a tar or a table that it has cut
         how = f"was packed with --limit {limit}, which is now another or missing"

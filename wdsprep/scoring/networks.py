@@ -1,7 +1,7 @@
-"""Loads models that score, and runs them on batches.
+"""The loading of models that score, and their run on batches.
 
-Each image is prepared by the model's own image processor, alone, and each caption by its tokenizer,
-padded to the longest that the model takes: so nothing that a sample becomes depends on others.
+Each image is prepared alone by the model's own image processor, and each caption by its tokenizer,
+padded to the most tokens that the model takes: so the scores of a sample do not depend on others.
 """
 
 import threading
@@ -30,7 +30,7 @@ Prepared = Mapping[str, Tensor]
 """An image as a processor gives it, without the dimension of a batch."""
 BACKENDS = {"auto": None, "fast": "torchvision", "slow": "pil"}
 TOLERANCE = 1e-3
-"""The most that an output may differ by rounding where its companions in a batch are others."""
+"""The most by which an output may differ, from rounding, if its companions in a batch differ."""
 LONGEST = 4096
 PROBES = ((96, 64), (72, 88), (130, 60))
 """The sizes of the images by which models are tried."""
@@ -38,7 +38,7 @@ PROBES = ((96, 64), (72, 88), (130, 60))
 
 @dataclass(frozen=True, slots=True)
 class BatchScores:
-    """The scores of a batch: numbers by column, and embeddings where they are kept."""
+    """The scores of a batch: numbers by column, and embeddings if they are kept."""
 
     columns: dict[str, Tensor]
     embeddings: Tensor | None
@@ -119,7 +119,7 @@ class ImageProcessor:
 
 
 class ScoringNetwork:
-    """A model that is loaded onto a device."""
+    """A model that is loaded onto a device and scores batches of images and captions."""
 
     def __init__(
         self, model: ScoreModel, device: torch.device, dtype: str, processor: ImageProcessor
@@ -137,7 +137,10 @@ class ScoringNetwork:
         options = {"dtype": torch.float32, "trust_remote_code": False}
         network = load_weights(kind, model, "", options)
         if wrong := next((n for n, p in network.named_parameters() if not p.isfinite().all()), ""):
-            raise UsageError(f"{model.name}: its weights are not finite, such as those of {wrong}")
+            raise UsageError(
+                f"{model.name} cannot be used, as its weights are not finite, such as those of "
+                f"{wrong}: choose another --model"
+            )
         self._network = network.to(device, DTYPES[dtype]).eval().requires_grad_(False)
         self._dtype = DTYPES[dtype]
         self._heads = [LinearHead(head) for head in model.heads]
@@ -158,10 +161,10 @@ class ScoringNetwork:
         return made
 
     def run(self, images: Sequence[Prepared], captions: Sequence[str]) -> BatchScores:
-        """Return the scores of a batch, on the host.
+        """Return the scores of a batch of images and captions, on the host.
 
-        A batch that does not fit is halved, and one of half precision with values that are not
-        finite is computed again in fp32.
+        A batch that does not fit into memory is halved, and a batch in half precision whose values
+        are not finite is computed again in fp32.
         """
         found = self._in_parts(images, captions)
         if self._dtype is torch.float32 or found.is_finite:
@@ -240,17 +243,17 @@ class ScoringNetwork:
         return made
 
     def check(self, images: Sequence[DecodedImage]) -> int:
-        """Return the width of embeddings, or 0 for none, by three images of different sizes.
+        """Score three images of different sizes, and return the width of embeddings, 0 for none.
 
-        A model whose outputs depend on companions is refused.
+        Raise UsageError if the outputs for an image depend on the other images in its batch.
         """
         with explain_load_errors(Path(self.model.folder), type(self._network)):
             one, two, three = map(self.processor.prepare, images)
             shapes = [{name: own.shape for name, own in each.items()} for each in (one, two, three)]
             if shapes[0] != shapes[1] or shapes[0] != shapes[2]:
                 raise UsageError(
-                    f"the processor of {self.model.name} makes images of different sizes, which no "
-                    "batch holds: choose another --model"
+                    f"the processor of {self.model.name} makes images of different sizes, which do "
+                    "not fit into one batch: choose another --model"
                 )
             first = self.run([one, two], ["a", "a"])
             other = self.run([three, two], ["b c d", "a"])
@@ -259,17 +262,19 @@ class ScoringNetwork:
         return int(width)
 
     def _check_alike(self, first: BatchScores, other: BatchScores) -> None:
-        """Check the second of each batch, which is the same image."""
+        """Raise UsageError if the second image, the same in both batches, has other scores."""
         pairs = [(own[1], other.columns[name][1]) for name, own in first.columns.items()]
         if first.embeddings is not None and other.embeddings is not None:
             pairs.append((first.embeddings[1], other.embeddings[1]))
         for one, two in pairs:
             if not (one.isfinite().all() and two.isfinite().all()):
-                raise UsageError(f"{self.model.name} gives what is not finite: try --dtype fp32")
+                raise UsageError(
+                    f"{self.model.name} gives values that are not finite: try --dtype fp32"
+                )
             if not torch.allclose(one, two, rtol=TOLERANCE, atol=TOLERANCE):
                 raise UsageError(
-                    f"what {self.model.name} gives of an image depends on the others in its batch: "
-                    "choose another --model"
+                    f"the output of {self.model.name} for an image depends on the others in its "
+                    "batch: choose another --model"
                 )
 
 
@@ -283,7 +288,7 @@ def probes() -> list[DecodedImage]:
 def load_networks(
     models: Sequence[ScoreModel], device: str, dtype: str
 ) -> tuple[ScoringNetwork, ...]:
-    """Load models; those whose image processors are equal share one."""
+    """Load models onto a device, with one image processor for all models whose own are equal."""
     place = torch.device(device)
     processors: dict[str, ImageProcessor] = {}
     found = []
@@ -297,7 +302,7 @@ def load_networks(
 
 
 def check_heads(model: ScoreModel, width: int) -> None:
-    """Refuse heads that stand on embeddings of another width."""
+    """Raise UsageError if a head of a model is for embeddings of another width."""
     for head in model.heads:
         own = LinearHead(head).width
         if own != width:

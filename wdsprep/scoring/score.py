@@ -1,8 +1,8 @@
 """`score`: columns and embeddings of image shards, on any number of workers.
 
-A shard is a unit of work; its scores have its name, its keys and its order. All models are loaded
-once here, before anything is written, so that what is wrong with one is a line at once. What a run
-does then is what `encode` does: settings, what is left to do, units, receipts, the manifest.
+An image shard is a unit of work; its scores have the same name, keys and order. All models are
+loaded once here, before anything is written, so that an unsuitable model is reported at once. Then
+a run does what `encode` does: settings, pending shards, units, receipts, the manifest.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -63,12 +63,12 @@ class ScoreBegun:
     shards: int
     samples: int
     is_whole: bool
-    """True if the image dataset is packed to its end, as far as it says."""
+    """True if the manifest of the images says that they are completely packed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TriedModel:
-    """A model that has been loaded once."""
+    """A model that has been loaded and tried once, with the findings."""
 
     model: ScoreModel
     processor: str
@@ -78,7 +78,7 @@ class TriedModel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScorePlan:
-    """A run before anything is written."""
+    """The plan of a run of `score`, made before anything is written."""
 
     out: str
     source: ImageShards
@@ -88,13 +88,13 @@ class ScorePlan:
     fields: tuple[Field, ...]
     settings: Settings
     by: EncodeWorkerOptions
-    """The options of the workers, with the runner that is chosen."""
+    """The options of the workers, with the runner that was chosen."""
     worker_plan: EncodeWorkerPlan
     dtype: str
 
     @property
     def made_by(self) -> list[str]:
-        """Return the names of the models, and of what tells languages."""
+        """Return the names of the models, and of the library that recognises languages."""
         language = self.settings[SCORES]["language"]
         return [*(each.model.name for each in self.tried), *([language] if language else [])]
 
@@ -108,7 +108,7 @@ def score(options: ScoreOptions) -> Outcome:
                        where="language == 'en' and similarity > 0.25")
 
     The options are those of `wdsprep score`; `model`, `label` and `head` may be one or several.
-    Interrupted or killed, the same call goes on where it was.
+    After an interruption, the same call continues the run.
     """
     listener = options.heard_by
     plan = _plan_of(options, listener)
@@ -138,7 +138,7 @@ def score(options: ScoreOptions) -> Outcome:
 
 
 def _plan_of(options: ScoreOptions, listener: JobListener) -> ScorePlan:
-    """Find images, models and workers, and see that all of it can be done."""
+    """Return the plan of a run of `score`, or raise an error if the run is impossible."""
     images, out = absolute(options.images), absolute(options.out)
     form = read_format(out, overwrite=options.overwrite)
     kind = DigestKind.from_settings(form)
@@ -186,7 +186,7 @@ def _left_to_do(
     options: ScoreOptions,
     listener: JobListener,
 ) -> PendingShards:
-    """Return the shards that are left, without those that were packed anew since."""
+    """Return the shards that are left to score, after removing the scores of changed images."""
     left = pending_shards(
         edition.store,
         manifest,
@@ -233,7 +233,7 @@ def _dtype(wanted: str, device: str) -> str:
 def _models(
     options: ScoreOptions, kind: DigestKind, told: Callable[[str], None]
 ) -> list[ScoreModel]:
-    """Find all models, with the columns and heads that are wanted of them."""
+    """Return all models that the options name, with their columns and heads."""
     found = [find_score_model(each, kind, told) for each in options.model]
     found = with_labels(found, options.label)
     found = [replace(each, processor=options.processor) for each in found]
@@ -243,7 +243,7 @@ def _models(
 def _with_heads(
     models: Sequence[ScoreModel], wanted: Sequence[WantedHead], kind: DigestKind
 ) -> list[ScoreModel]:
-    """Put each head on the model that it names, or on the only one that has an embedding."""
+    """Return models with each head on the model that it names, or on the only one that fits."""
     left = list(models)
     for head in wanted:
         able = [
@@ -252,10 +252,11 @@ def _with_heads(
             if each.role is not Role.CLASSIFIER and head.model in ("", each.prefix)
         ]
         if len(able) != 1:
-            which = "say on which, as MODEL.COLUMN=FILE" if able else "give a --model that has one"
+            which = "choose one by MODEL.COLUMN=FILE" if able else "give a --model that has one"
             what = "more than one model has" if able else "no model of that name has"
             raise UsageError(
-                f"--head {head.column}={head.place}: {what} an embedding to stand on: {which}"
+                f"--head {head.column}={head.place} needs an embedding, and {what} an embedding: "
+                f"{which}"
             )
         own = left[able[0]]
         left[able[0]] = replace(own, heads=(*own.heads, read_head(head, kind)))
@@ -263,7 +264,7 @@ def _with_heads(
 
 
 def _kept(model: ScoreModel, wanted: str) -> ScoreModel:
-    """Return the model with what is kept of its embeddings."""
+    """Return the model with the dtype in which its embeddings are kept, or none."""
     if model.role is Role.CLASSIFIER or wanted == "none":
         kept = ""
     elif wanted == "auto":
@@ -272,14 +273,14 @@ def _kept(model: ScoreModel, wanted: str) -> ScoreModel:
         kept = wanted
     if not (kept or model.columns):
         raise UsageError(
-            f"nothing is kept of {model.name}, which gives an embedding alone: leave --embedding "
-            "out, or give a --head"
+            f"nothing would be kept of {model.name}, which gives only an embedding: leave "
+            "--embedding out, or give a --head"
         )
     return replace(model, embedding=kept)
 
 
 def _columns(models: Sequence[ScoreModel], *, has_captions: bool) -> dict[str, str]:
-    """Return what all columns hold; refuse one that is there twice, or cannot be."""
+    """Return the type of each column, or raise UsageError if a name is taken or occurs twice."""
     names = [name for model in models for name in model.columns]
     own = captions.COLUMNS if has_captions else {}
     check_columns([*names, *own, *(model.member for model in models if model.embedding)])
@@ -288,7 +289,7 @@ def _columns(models: Sequence[ScoreModel], *, has_captions: bool) -> dict[str, s
 
 
 def _tried(models: Sequence[ScoreModel]) -> list[TriedModel]:
-    """Load each model once, and see what it gives of three images."""
+    """Load each model once, and return its processor and the width of its embeddings."""
     if not models:
         return []
     from wdsprep.scoring.networks import check_heads, load_networks, probes
@@ -310,7 +311,7 @@ def _tried(models: Sequence[ScoreModel]) -> list[TriedModel]:
 
 
 def _fields(tried: Sequence[TriedModel]) -> list[Field]:
-    """Return the arrays of a sample: the embeddings that are kept."""
+    """Return the fields for the arrays of a sample: the embeddings that are kept."""
     return [
         Field(name=each.model.member, dtype=STORED[each.model.embedding], shape=(each.width,))
         for each in tried

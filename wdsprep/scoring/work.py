@@ -1,4 +1,4 @@
-"""What a worker of `score` is made from, without loading what it works with."""
+"""The picklable work of `score`, without what its workers load."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,16 +13,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreWork:
-    """The picklable recipe of a worker, as runners want it. Its units are `ImageShard`s."""
+    """The picklable description of a worker of `score`, which a runner opens.
+
+    A unit of work is an `ImageShard`.
+    """
 
     images: str
     scores: str
     settings: Settings
     edition: str
-    """The mark of the dataset's."""
+    """The mark of the dataset's edition."""
     models: tuple[ScoreModel, ...]
     has_captions: bool
-    """True if captions have columns of their own."""
+    """True if captions are scored too."""
     device: str
     dtype: str
     max_area: int
@@ -33,7 +36,7 @@ class ScoreWork:
     its node has cores for `gpus`."""
     gpus: float = 0.0
     keeps_content: bool = True
-    """True if receipts say what foreign tars held."""
+    """True if receipts record what foreign tars held."""
 
     def open(self) -> "ScoreWorker":
         prepare_allocator()

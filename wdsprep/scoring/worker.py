@@ -1,10 +1,10 @@
 """The work of `score`: one image shard becomes a shard of scores, rejects, and last a receipt.
 
 Images are decoded once, and prepared by each processor, in a pool of threads; batches of one size
-go to each network in turn. Batches never span shards, so what comes out of a shard is the same
-after a kill. A CPU computes several batches at once, each on one core: sums that are split between
-cores come out differently for each number of them. A worker has two shards under way, so that the
-one is read while the other is computed.
+go to each network in turn. Batches never span shards, so the scores of a shard are the same after
+a kill. A CPU computes several batches at once, each on one core: a sum that is split between cores
+depends on their number. A worker has two shards under way, so that one is read while the other is
+computed.
 """
 
 import time
@@ -52,7 +52,7 @@ WAITING_NBYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class PreparedSample:
-    """A sample whose image is ready for each network, and what its caption says."""
+    """A sample with its image prepared for each network, and the columns of its caption."""
 
     key: str
     sample: Sample
@@ -75,7 +75,7 @@ Found = PreparedSample | Reject
 
 
 class ScoreWorker:
-    """One process with its models. It is called for each shard, for several at once."""
+    """A worker of `score`: a process with its models, which scores several shards at once."""
 
     units_at_once = UNITS_AT_ONCE
 
@@ -100,7 +100,7 @@ class ScoreWorker:
         self._lanes.shutdown(cancel_futures=True)
 
     def __call__(self, shard: ImageShard) -> Generator[RunProgress, None, Receipt]:
-        """Write all of a shard, its receipt last."""
+        """Score an image shard, and return its receipt. Progress is yielded meanwhile."""
         work = self._work
         if done := find_receipt(self._edition.store, shard.name, shard.input, work.settings):
             return done
@@ -130,7 +130,10 @@ class ScoreWorker:
             return output.finish(work.settings, files)
 
     def _scored(self, rows: ShardRows) -> Iterator[ScoredSample | Reject | None]:
-        """Yield what becomes of each sample, in order; None where nothing has come for a while."""
+        """Yield each sample with its scores, or its reject, in order.
+
+        Yield None while results are awaited.
+        """
         batch: list[PreparedSample] = []
         going: deque[tuple[list[Found], Future[list[ScoredSample]]]] = deque()
         span: list[Found] = []
@@ -156,14 +159,14 @@ class ScoreWorker:
     def _make_room(
         self, going: "deque[tuple[list[Found], Future[list[ScoredSample]]]]"
     ) -> Iterator[ScoredSample | Reject | None]:
-        """Wait for the oldest batches, where as many are under way as keep a device busy."""
+        """Yield the results of the oldest batches, until there is room for another batch."""
         while len(going) > self._most or (going and going[0][1].done()):
             yield from self._first_of(going)
 
     def _first_of(
         self, going: "deque[tuple[list[Found], Future[list[ScoredSample]]]]"
     ) -> Iterator[ScoredSample | Reject | None]:
-        """Yield what has come of the oldest batch, and the rejects that stand between."""
+        """Wait for the oldest batch, and yield its samples and the rejects between them."""
         span, future = going[0]
         while not wait([future], PROGRESS_S).done:
             yield None
@@ -173,7 +176,7 @@ class ScoreWorker:
         going.popleft()
 
     def _prepared(self, rows: ShardRows) -> Iterator[Found | None]:
-        """Yield each sample once it is ready, in order; some are decoded ahead."""
+        """Yield each sample with its prepared images in order, while the next ones are decoded."""
         waiting: deque[tuple[Future[Found], int]] = deque()
         nbytes = 0
         try:
@@ -192,7 +195,7 @@ class ScoreWorker:
                 future.cancel()
 
     def _prepare(self, key: str, row: Sample | Refusal) -> Found:
-        """Return a sample that is ready, or why there is none."""
+        """Return a sample with its prepared images, or its reject."""
         if isinstance(row, Refusal):
             return row.to_reject(key)
         if leads_out(key):
@@ -211,7 +214,7 @@ class ScoreWorker:
         return PreparedSample(key, sample, images, columns)
 
     def _run(self, batch: Sequence[PreparedSample]) -> list[ScoredSample]:
-        """Compute a batch by each network."""
+        """Return the samples of a batch with the scores of all networks."""
         if not batch:
             return []
         captions = [each.sample.caption for each in batch]
@@ -222,7 +225,7 @@ class ScoreWorker:
         return [_scored_sample(each, made, row) for row, each in enumerate(batch)]
 
     def _write(self, scored: Sequence[ScoredSample | Reject], output: LatentShard) -> None:
-        """Write all samples of a shard, in its order."""
+        """Write the samples and rejects of a shard in its order."""
         repeats = RepeatedCaptions()
         if self._work.has_captions:
             repeats.add(e.sample.caption for e in scored if isinstance(e, ScoredSample))
@@ -265,7 +268,7 @@ def _waited(future: "Future[Found]") -> Iterator[Found | None]:
 
 
 def _scored_sample(prepared: PreparedSample, made: Sequence[BatchScores], row: int) -> ScoredSample:
-    """Return a row of a batch. A number is written with as many digits as fp32 has."""
+    """Return a sample with the scores in one row of a batch, written with the digits of fp32."""
     columns = dict(prepared.columns)
     for each in made:
         for name, numbers in each.columns.items():
@@ -275,7 +278,7 @@ def _scored_sample(prepared: PreparedSample, made: Sequence[BatchScores], row: i
 
 
 def short_number(value: Tensor) -> float:
-    """Return the number with the fewest digits that is this one in fp32."""
+    """Return the number with the fewest digits that is equal to a value in fp32."""
     return float(str(value.numpy()))
 
 
