@@ -71,7 +71,7 @@ def crop(data: bytes, shapes: Shapes | int, *, max_area: int = MAX_AREA) -> Crop
     picture = _prepare(data, shapes.least_side, max_area)
     fit = shapes.fit(picture.width, picture.height)
     reduction = _reduction(picture, fit, shapes)
-    return _cut_out(_pixels(_decode(picture, reduction)), picture, fit, reduction)
+    return _cut_out(view_pixels(_decode(picture, reduction)), picture, fit, reduction)
 
 
 def crops(data: bytes, several: Sequence[Shapes], *, max_area: int = MAX_AREA) -> list[CropResult]:
@@ -92,7 +92,7 @@ def crops(data: bytes, several: Sequence[Shapes], *, max_area: int = MAX_AREA) -
 
     @cache
     def decoded(reduction: int) -> torch.Tensor | RejectedError:
-        return _catch_rejection(lambda: _pixels(_decode(picture, reduction)))
+        return _catch_rejection(lambda: view_pixels(_decode(picture, reduction)))
 
     def cut(shapes: Shapes) -> CropResult:
         try:
@@ -117,9 +117,33 @@ def decode_image(data: bytes, *, max_area: int = MAX_AREA) -> "Image.Image":
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def planes_of(image: "Image.Image") -> torch.Tensor:
-    """Return the pixels of an image, uint8 (3, H, W)."""
-    return _planes(_pixels(image))
+def view_pixels(image: "Image.Image") -> torch.Tensor:
+    """Return the pixels of an image where Pillow keeps them, uint8 (channels, H, W).
+
+    There are four channels, the last of which says nothing; a grey image has one. They are last in
+    memory.
+    """
+    try:
+        stored = pyarrow.array(image)
+        flat = from_dlpack(stored if image.mode == "L" else stored.values)
+    except ValueError:  # over `formats.BLOCK_NBYTES` Pillow keeps an image in several pieces
+        raw = bytearray(image.tobytes("raw", "L" if image.mode == "L" else "RGBX"))
+        flat = torch.frombuffer(raw, dtype=torch.uint8)
+    return flat.view(image.height, image.width, -1).permute(2, 0, 1)
+
+
+def copy_planes(pixels: torch.Tensor) -> torch.Tensor:
+    """Return the three colour planes of pixels, uint8 (3, H, W).
+
+    Of four channels each pixel is taken as one number: half the time of a copy byte by byte.
+    """
+    if len(pixels) == 1:
+        return pixels.expand(3, -1, -1).contiguous()
+    numbers = pixels.permute(1, 2, 0).numpy().view("<u4")[..., 0]
+    planes = np.empty((3, *numbers.shape), np.uint8)
+    for channel, plane in enumerate(planes):
+        np.right_shift(numbers, 8 * channel, out=plane, casting="unsafe")
+    return torch.from_numpy(planes)
 
 
 def _catch_rejection(act: Callable[[], T]) -> "T | RejectedError":
@@ -147,21 +171,7 @@ def _cut_out(pixels: torch.Tensor, picture: Picture, fit: Fit, reduction: int) -
         _scale(pixels, fit) if reduction == WHOLE else _rescale(pixels, picture, fit, reduction)
     )
     middle = scaled[:, fit.top : fit.top + fit.height, fit.left : fit.left + fit.width]
-    return Crop(pixels=_planes(middle), width=picture.width, height=picture.height, fit=fit)
-
-
-def _planes(pixels: torch.Tensor) -> torch.Tensor:
-    """Return the three colour planes of pixels.
-
-    Of four channels each pixel is taken as one number: half the time of a copy byte by byte.
-    """
-    if len(pixels) == 1:
-        return pixels.expand(3, -1, -1).contiguous()
-    numbers = pixels.permute(1, 2, 0).numpy().view("<u4")[..., 0]
-    planes = np.empty((3, *numbers.shape), np.uint8)
-    for channel, plane in enumerate(planes):
-        np.right_shift(numbers, 8 * channel, out=plane, casting="unsafe")
-    return torch.from_numpy(planes)
+    return Crop(pixels=copy_planes(middle), width=picture.width, height=picture.height, fit=fit)
 
 
 def _decode(picture: Picture, reduction: int = WHOLE) -> "Image.Image":
@@ -181,17 +191,6 @@ def _decode(picture: Picture, reduction: int = WHOLE) -> "Image.Image":
             image.draft(None, (width // reduction, height // reduction))
         loaded = formats.load(image, kind)
         return loaded if loaded.mode in ("L", "RGB") else loaded.convert("RGB")
-
-
-def _pixels(image: "Image.Image") -> torch.Tensor:
-    """Return pixels as (channels, height, width), channels last in memory: four, or one of grey."""
-    try:
-        stored = pyarrow.array(image)
-        flat = from_dlpack(stored if image.mode == "L" else stored.values)
-    except ValueError:  # over `formats.BLOCK_NBYTES` Pillow keeps an image in several pieces
-        raw = bytearray(image.tobytes("raw", "L" if image.mode == "L" else "RGBX"))
-        flat = torch.frombuffer(raw, dtype=torch.uint8)
-    return flat.view(image.height, image.width, -1).permute(2, 0, 1)
 
 
 def _scale(pixels: torch.Tensor, fit: Fit) -> torch.Tensor:

@@ -5,15 +5,12 @@ padded to the most tokens that the model takes: so the scores of a sample do not
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
@@ -21,19 +18,14 @@ from wdsprep.encoding.models.base import DTYPES
 from wdsprep.encoding.models.batch_size import is_out_of_memory
 from wdsprep.encoding.models.loading import explain_load_errors, load_weights, silence_libraries
 from wdsprep.errors import UsageError
-from wdsprep.images.crop import planes_of
 from wdsprep.scoring.heads import LinearHead
+from wdsprep.scoring.image_processors import DecodedImage, ImageProcessor, Prepared, make_probes
 from wdsprep.scoring.models import Role, ScoreModel
 from wdsprep.text import plural
 
-Prepared = Mapping[str, Tensor]
-"""An image as a processor gives it, without the dimension of a batch."""
-BACKENDS = {"auto": None, "fast": "torchvision", "slow": "pil"}
 TOLERANCE = 1e-3
 """The most by which an output may differ, from rounding, if its companions in a batch differ."""
 LONGEST = 4096
-PROBES = ((96, 64), (72, 88), (130, 60))
-"""The sizes of the images by which models are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,75 +39,6 @@ class BatchScores:
     def is_finite(self) -> bool:
         every = [*self.columns.values(), *([] if self.embeddings is None else [self.embeddings])]
         return all(bool(each.isfinite().all()) for each in every)
-
-
-class DecodedImage:
-    """An image in RGB, whose planes are made once."""
-
-    def __init__(self, image: "Image.Image") -> None:
-        self.image = image
-
-    @cached_property
-    def planes(self) -> Tensor:
-        return planes_of(self.image)
-
-
-class ImageProcessor:
-    """The image processor of a model. Two models whose processors are equal share one."""
-
-    def __init__(self, model: ScoreModel) -> None:
-        from transformers import AutoImageProcessor
-
-        path = Path(model.folder)
-        with explain_load_errors(path, AutoImageProcessor):
-            self._own = AutoImageProcessor.from_pretrained(
-                str(path),
-                backend=BACKENDS[model.processor],
-                local_files_only=True,
-                trust_remote_code=False,
-            )
-        self.is_fast = "TorchvisionBackend" in {base.__name__ for base in type(self._own).__mro__}
-        self.takes_planes = False
-        if model.processor != "auto" and self.is_fast != (model.processor == "fast"):
-            raise UsageError(
-                f"{model.name} has no {model.processor} image processor: leave --processor out"
-            )
-
-    @property
-    def known_by(self) -> str:
-        """Return all that decides the planes which it makes of an image."""
-        return f"{type(self._own).__name__} {self._own.to_json_string()}"
-
-    def __str__(self) -> str:
-        """Return its name and kind, as settings have them."""
-        return f"{type(self._own).__name__} ({'fast' if self.is_fast else 'slow'})"
-
-    def prepare(self, image: "DecodedImage") -> Prepared:
-        """Return what the network is given of an image. May be called by several threads."""
-        if self.takes_planes:
-            return self._made(image.planes, input_data_format="channels_first")
-        return self._made(image.image)
-
-    def _made(self, image: Any, **more: Any) -> Prepared:
-        made = self._own(images=[image], return_tensors="pt", **more)
-        return {name: value[0] for name, value in made.items() if isinstance(value, Tensor)}
-
-    def choose_planes(self, image: "DecodedImage") -> None:
-        """Take pixels as planes from now on, if that gives the same.
-
-        A fast processor takes 2.6 ms for an image of 1024 x 768 as Pillow has it, and 1.1 ms for
-        its planes, of which the models of a pass share one copy.
-        """
-        if not self.is_fast:
-            return
-        plain = self._made(image.image)
-        try:
-            found = self._made(image.planes, input_data_format="channels_first")
-        except (TypeError, ValueError, RuntimeError, AttributeError):  # it is written for Pillow's
-            return
-        self.takes_planes = plain.keys() == found.keys() and all(
-            torch.equal(own, found[name]) for name, own in plain.items()
-        )
 
 
 class ScoringNetwork:
@@ -278,13 +201,6 @@ class ScoringNetwork:
                 )
 
 
-def probes() -> list[DecodedImage]:
-    """Return noise of different sizes, by which models are tried."""
-    random = np.random.default_rng(0)
-    noises = (random.integers(0, 256, (*size, 3), np.uint8) for size in PROBES)
-    return [DecodedImage(Image.fromarray(noise)) for noise in noises]
-
-
 def load_networks(
     models: Sequence[ScoreModel], device: str, dtype: str
 ) -> tuple[ScoringNetwork, ...]:
@@ -294,9 +210,9 @@ def load_networks(
     found = []
     for model in models:
         own = ImageProcessor(model)
-        shared = processors.setdefault(own.known_by, own)
+        shared = processors.setdefault(own.identity, own)
         if shared is own:
-            own.choose_planes(probes()[0])
+            own.choose_method(make_probes())
         found.append(ScoringNetwork(model, place, dtype, shared))
     return tuple(found)
 

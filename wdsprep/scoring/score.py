@@ -292,13 +292,14 @@ def _tried(models: Sequence[ScoreModel]) -> list[TriedModel]:
     """Load each model once, and return its processor and the width of its embeddings."""
     if not models:
         return []
-    from wdsprep.scoring.networks import check_heads, load_networks, probes
+    from wdsprep.scoring.image_processors import make_probes
+    from wdsprep.scoring.networks import check_heads, load_networks
 
     found = []
     for model in models:
         bare = replace(model, heads=(), embedding="fp32")
         (network,) = load_networks([bare], "cpu", "fp32")
-        width = network.check(probes())
+        width = network.check(make_probes())
         check_heads(model, width)
         found.append(
             TriedModel(

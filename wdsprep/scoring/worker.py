@@ -36,8 +36,9 @@ from wdsprep.images.crop import decode_image
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import RunProgress, share_done
 from wdsprep.scoring.captions import RepeatedCaptions, caption_columns
+from wdsprep.scoring.image_processors import DecodedImage, Prepared
 from wdsprep.scoring.models import check_here
-from wdsprep.scoring.networks import BatchScores, DecodedImage, Prepared, load_networks
+from wdsprep.scoring.networks import BatchScores, load_networks
 from wdsprep.sources import make_or_refuse
 from wdsprep.sources.fingerprints import Content
 from wdsprep.store import open_store
