@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image, ImageDraw
@@ -163,6 +164,46 @@ def test_copies_are_found_and_the_largest_stays(images: Path, tmp_path: Path) ->
     assert repr(found) == f"<Duplicates {str(images)!r}: 1 equal and 3 near of 16 samples>"
 
 
+def test_of_copies_the_one_with_the_highest_value_in_a_column_stays(
+    images: Path, tmp_path: Path
+) -> None:
+    names = sources(images)
+    values = {"b1.png": 7.0, "1.jpg": 6.5, "c1.jpg": -1.0, "a0.jpg": 0.5, "2.jpg": 9.0}
+    rows = [{"key": k, "aesthetic": values[n]} for k, n in names.items() if n in values]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "scores.parquet")
+    given: dict[str, Any] = {"join": tmp_path / "scores.parquet", "workers": 1}
+    found = wdsprep.duplicates(
+        images,
+        keep="aesthetic",
+        output=tmp_path / "copies.txt",
+        table=tmp_path / "t.parquet",
+        **given,
+    )
+    keys = (tmp_path / "copies.txt").read_text().splitlines()
+    assert {names[key] for key in keys} == {"1.jpg", "a1.jpg", "c1.jpg", "0.jpg"}
+    assert names[found.largest[0].stays.key] == "b1.png"
+    assert len(pq.read_table(tmp_path / "t.parquet")) == len(names)
+    with pytest.raises(UsageError, match=r"no column of numbers beauty for .*, only aesthetic:"):
+        wdsprep.duplicates(images, keep="beauty", hashes=tmp_path / "kept", **given)
+    assert not (tmp_path / "kept").exists()
+
+
+def test_samples_that_do_not_meet_a_condition_are_not_compared(
+    images: Path, tmp_path: Path
+) -> None:
+    names = sources(images)
+    files: dict[str, Any] = {"output": tmp_path / "c.txt", "table": tmp_path / "t.parquet"}
+    found = wdsprep.duplicates(images, where="width <= 256 and height > 100", workers=1, **files)
+    assert {names[key] for key in (tmp_path / "c.txt").read_text().splitlines()} == {
+        "a1.jpg",
+        max("0.jpg", "a0.jpg"),
+    }
+    rows = pq.read_table(tmp_path / "t.parquet").to_pylist()
+    assert {names[row["key"]] for row in rows} == {*names.values()} - {"b1.png", "c1.jpg"}
+    assert found.samples == len(rows)
+    assert (found.flat, found.damaged) == (2, 0)
+
+
 def test_at_no_distance_only_what_looks_just_the_same_is_a_copy(images: Path) -> None:
     found = wdsprep.duplicates(images, distance=0, workers=1)
     assert found.equal == 1
@@ -270,6 +311,8 @@ def test_a_shard_that_is_not_what_it_was_is_refused(images: Path) -> None:
         ({"output": "images/copies.txt"}, "lies in"),
         ({"hashes": "."}, "images into a dataset"),
         ({"output": "a.parquet", "table": "a.parquet"}, "give two files"),
+        ({"keep": "aesthetic"}, "is a column of"),
+        ({"join": "scores.parquet"}, "give one of them"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(

@@ -7,10 +7,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from PIL import Image
 
 import wdsprep
 from tests.kit.encodes import encode_here, packed, pictures
-from tests.kit.scores import columns_in, score_here
+from tests.kit.packs import write_files
+from tests.kit.scores import columns_in, pictures_in, score_here
 from wdsprep.dataset.state import read_manifest
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.store import open_store
@@ -133,6 +135,40 @@ def test_scores_made_again_choose_anew(images: Path, models: Path, tmp_path: Pat
         )
         assert {batch["key"][0] for batch in loader} == wanted
         shutil.rmtree(tmp_path / "kept", ignore_errors=True)
+
+
+def test_copies_in_several_datasets_are_chosen_by_the_scores_of_each(
+    models: Path, tmp_path: Path
+) -> None:
+    source = pictures(tmp_path / "in", range(6))
+    for photo in sorted(source.glob("*.jpg")):
+        Image.open(photo).save(tmp_path / "again.jpg", quality=60)
+        shutil.copy(tmp_path / "again.jpg", tmp_path / f"in-{photo.name}")
+    write_files(tmp_path / "other-in", {p.name: p.read_bytes() for p in tmp_path.glob("in-*.jpg")})
+    places = [packed(source, tmp_path / "one"), packed(tmp_path / "other-in", tmp_path / "two")]
+    scored = [tmp_path / f"{place.name}-scores" for place in places]
+    for place, out in zip(places, scored, strict=True):
+        score_here(place, out, model=str(models / "vit"))
+    copies = str(tmp_path / "{number}.txt")
+    given = [str(out) for out in reversed(scored)]
+    found = wdsprep.duplicates(*places, join=given, keep="nsfw", output=copies, workers=1)
+    assert found.near >= 4
+    values = [{k: each["nsfw"] for k, each in columns_in(out).items()} for out in scored]
+    gone = [(tmp_path / f"{number}.txt").read_text().split() for number in (1, 2)]
+    assert all(gone)
+    for own, other, keys in zip(values, reversed(values), gone, strict=True):
+        assert all(own[key] <= other[key] for key in keys)
+    out, least = str(tmp_path / "chosen"), sorted(v for own in values for v in own.values())[5]
+    wdsprep.select(places, out, join=given, where=f"nsfw >= {least}", prefix=True)
+    assert {*pictures_in(Path(out))} == {
+        f"{number}{key}"
+        for number, own in enumerate(values)
+        for key, value in own.items()
+        if value >= least
+    }
+    third = packed(pictures(tmp_path / "third-in", range(30, 36)), tmp_path / "third")
+    with pytest.raises(UsageError, match="two-scores is of other images than"):
+        wdsprep.duplicates(places[0], third, join=given, keep="nsfw", workers=1)
 
 
 def test_a_table_of_scores_is_exported_which_a_loader_joins(

@@ -9,12 +9,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from wdsprep.changes.compared_samples import ComparedSamples
 from wdsprep.changes.hashes import HashUnit, ImagesLooked
 from wdsprep.changes.near_duplicates import bits_set, choose_kept, find_near_pairs
 from wdsprep.errors import UsageError
@@ -81,18 +83,21 @@ class DuplicateGroup:
 class CopySearch:
     """The search for copies among all samples of some datasets of images."""
 
-    def __init__(self, images: Sequence[ImagesLooked]) -> None:
-        self._images = images
+    def __init__(self, images: Sequence[ImagesLooked], compared: ComparedSamples) -> None:
+        self._images, self._compared = images, compared
         tables = [table for one in images for table in one.each("hash", "width", "height")]
         self._hashes = numpy.concatenate([t["hash"].to_numpy() for t in tables]).view(numpy.uint64)
-        self.pixels = numpy.concatenate(list(map(_pixels, tables)))
-        blank = self._hashes == NO_HASH
-        self.damaged = int((self.pixels == 0).sum())
-        self.flat = int(blank.sum()) - self.damaged
+        self._pixels = numpy.concatenate(list(map(_pixels, tables)))
+        chosen = slice(None) if compared.is_compared is None else compared.is_compared
+        pixels = self._pixels[chosen]
+        self.samples, self.damaged = len(pixels), int((pixels == 0).sum())
+        self.flat = int((self._hashes[chosen] == NO_HASH).sum()) - self.damaged
 
     def copies(self, distance: int, heard: Counting) -> Copies:
         """Find the copies. The hashes are freed on the way."""
-        order = numpy.lexsort((~self.pixels, self._hashes))
+        order = numpy.lexsort((*self._sort_keys(), self._hashes))
+        if self._compared.is_compared is not None:
+            order = order[self._compared.is_compared[order]]
         hashes = self._hashes[order]
         del self._hashes
         blank = int(numpy.searchsorted(hashes, 1))
@@ -122,7 +127,7 @@ class CopySearch:
         """Return the thing that stays for each. A thing is all samples of a hash; `best` is one."""
         one, other = find_near_pairs(things, distance, heard)
         paired, places = numpy.unique(numpy.concatenate([one, other]), return_inverse=True)
-        by_rank = numpy.lexsort((best[paired], ~self.pixels[best[paired]]))
+        by_rank = numpy.lexsort((best[paired], *self._sort_keys(best[paired])))
         rank = numpy.empty(len(paired), numpy.int64)
         rank[by_rank] = numpy.arange(len(paired))
         first, second = rank[places[: len(one)]], rank[places[len(one) :]]
@@ -131,9 +136,14 @@ class CopySearch:
         stays[paired[by_rank]] = paired[by_rank[kept]]
         return stays
 
+    def _sort_keys(self, rows: Rows | slice = slice(None)) -> tuple[NDArray[Any], ...]:
+        """Return keys for `lexsort` that put the row to be kept first; the last key weighs most."""
+        pixels, values = self._pixels[rows], self._compared.values
+        return (~pixels,) if values is None else (~pixels, -values[rows])
+
     def _of_same_bytes(self, rows: Rows, content: Rows) -> tuple[Rows, Rows]:
         """Return the rows with the bytes of a row that stays, and that row."""
-        order = rows[numpy.lexsort((~self.pixels[rows], content[rows]))]
+        order = rows[numpy.lexsort((*self._sort_keys(rows), content[rows]))]
         starts = _starts(content[order])
         copies, at = _others(order, starts, numpy.arange(len(starts)))
         return copies, order[starts[at]]
@@ -228,14 +238,14 @@ class CopyFiles:
         for store in self._stores:
             store.publish()
 
-    def write(self, copies: Copies) -> None:
+    def write(self, copies: Copies, compared: ComparedSamples) -> None:
         spans = _spans(self._images)
         for number, one in enumerate(self._images):
             own = [(unit, start, end) for which, unit, start, end in spans if which is one]
             if self.lists:
                 _write_keys(self._sinks[self.lists[number]], one, own, copies)
             if self.tables:
-                _write_table(self._sinks[self.tables[number]], one, own, copies)
+                _write_table(self._sinks[self.tables[number]], one, own, copies, compared)
 
 
 @contextmanager
@@ -248,8 +258,7 @@ def copy_files(output: str, table: str, images: Sequence[ImagesLooked]) -> Itera
                 f"own: put {NUMBER} into the name"
             )
         for one in images:
-            place = one.units[0].images
-            if url and absolute(url).startswith((f"{place}/", f"{one.kept.url}/")):
+            if url and absolute(url).startswith((f"{one.place}/", f"{one.kept.url}/")):
                 raise UsageError(f"{option} {url} lies in {one.shown}: give a file outside of it")
     if table and not table.endswith(".parquet"):
         raise UsageError(
@@ -275,7 +284,13 @@ def _write_keys(sink: Sink, one: ImagesLooked, spans: Sequence[Span], copies: Co
             sink.write("".join(f"{key}\n" for key in keys.to_pylist()).encode())
 
 
-def _write_table(sink: Sink, one: ImagesLooked, spans: Sequence[Span], copies: Copies) -> None:
+def _write_table(
+    sink: Sink,
+    one: ImagesLooked,
+    spans: Sequence[Span],
+    copies: Copies,
+    compared: ComparedSamples,
+) -> None:
     with pq.ParquetWriter(_SinkFile(sink), _TABLE) as writer:
         for unit, start, end in spans:
             first, last = numpy.searchsorted(copies.rows, [start, end])
@@ -290,4 +305,7 @@ def _write_table(sink: Sink, one: ImagesLooked, spans: Sequence[Span], copies: C
             group[copies.stays[own:after] - start] = numpy.arange(own, after) + 1
             kept = one.columns(unit, "key", "hash")
             columns = [kept["key"], duplicate, distance, group, kept["hash"]]
-            writer.write_table(pa.table(columns, schema=_TABLE))
+            table = pa.table(columns, schema=_TABLE)
+            if compared.is_compared is not None:
+                table = table.filter(pa.array(compared.is_compared[start:end]))
+            writer.write_table(table)

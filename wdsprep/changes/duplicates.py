@@ -3,9 +3,10 @@
 1. Each image shard is read once, on any number of workers, and what its pictures look like is kept
    in a file of its own (`hashes`): a run that was killed goes on, a later one reads these files
    alone, and a shard that was packed anew is looked at again.
-2. Samples stand in an order of who is to be kept: more pixels first, then as the datasets are named
-   and as they lie there, which is by key. Those of one hash are one thing, whose best sample
-   stands for them. `near_duplicates` finds all pairs of things within a distance.
+2. Samples that do not meet `where` are left out (`compared_samples`). The others stand in an order
+   of who is to be kept: the highest value of the column `keep` first, then more pixels, then as the
+   datasets are named and as they lie there, which is by key. Those of one hash are one thing, whose
+   best sample stands for them. `near_duplicates` finds all pairs of things within a distance.
 3. From the best thing on, each stays unless it is near one that stays already; if it is, it goes
    with the best such one. So a *group* is what is near the one that stays, not near each other: of
    a chain A~B~C, where A is the best, B goes with A, and C stays if it is not near A. No two that
@@ -13,10 +14,11 @@
 4. Pictures without a hash (next to no detail, or damaged) are copies only of what has the same
    bytes. A copy is *equal* if it has the bytes of the one that stays, else *near*.
 5. What may go leaves as a list of keys, which `wdsprep remove --keys` takes, and as a table of all
-   samples, which `join=` and `where=` of a loader take.
+   samples that were compared, which `join=` and `where=` of a loader take.
 
 Memory is 12 bytes a sample for hashes and sizes, 8 for their order, 8 for each hash that is there
-once, and as many for each sort that is done at once: 5 GB in all for 100 million samples.
+once, and as many for each sort that is done at once: 5 GB in all for 100 million samples. Values of
+a column are 8 bytes more.
 """
 
 import os
@@ -26,12 +28,13 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 
+from wdsprep.changes.compared_samples import find_compared
 from wdsprep.changes.duplicate_groups import CopySearch, DuplicateGroup, copy_files, largest_groups
 from wdsprep.changes.hashes import Hashing, ImagesLooked, hashes_folder, open_images
 from wdsprep.changes.options import DuplicatesOptions
 from wdsprep.dataset.damage import verify_step
 from wdsprep.errors import UsageError
-from wdsprep.options import Place, takes_datasets
+from wdsprep.options import Place, as_places, takes_datasets
 from wdsprep.runners.base import Runner
 from wdsprep.runners.in_process import runner_for
 from wdsprep.runners.job import JobListener, JobStatus, check_all_done, job_largest_first
@@ -75,21 +78,25 @@ def duplicates(datasets: Sequence[Place], options: DuplicatesOptions) -> Duplica
 
     The keys of the copies go into the file `output`, one a line; with several datasets `{number}`
     in it says of which, from 1 on. `table` is a Parquet file of all samples, for `join` and `where`
-    of a loader. What the pictures look like is kept in the folder `hashes`, beside each dataset
+    of a loader. Of copies the one with the highest value in the column `keep` stays, and samples
+    that do not meet `where` are not compared: both may name columns of `join`, such as scores.
+    What the pictures look like is kept in the folder `hashes`, beside each dataset
     unless given. The datasets are not changed.
     """
     listener = options.heard_by
     images = _opened([os.fspath(url) for url in datasets], os.fspath(options.hashes))
+    join = [os.fspath(place) for place in as_places(options.join)]
     with copy_files(os.fspath(options.output), os.fspath(options.table), images) as files:
+        compared = find_compared(images, join, options.where, options.keep)
         make_runner = partial(runner_for, options, told=listener.told, name="duplicates")
         _look(images, make_runner, listener)
-        search = CopySearch(images)
+        search = CopySearch(images, compared)
         copies = search.copies(options.distance, listener.compared)
-        files.write(copies)
+        files.write(copies, compared)
     return Duplicates(
         datasets=tuple(one.shown for one in images),
         distance=options.distance,
-        samples=len(search.pixels),
+        samples=search.samples,
         equal=int(copies.equal.sum()),
         near=int((~copies.equal).sum()),
         groups=len(copies.stays),

@@ -150,6 +150,10 @@ class ImagesLooked:
     manifest: Manifest
     units: tuple[HashUnit, ...]
 
+    @property
+    def place(self) -> str:
+        return self.units[0].images
+
     def missing(self) -> tuple[HashUnit, ...]:
         """Return the shards without hashes. Hashes of shards that are gone are deleted."""
         there = {entry.name for entry in self.kept.list() if not is_hidden(entry.name)}

@@ -1,6 +1,6 @@
-"""Columns that a condition of `select` may use beside the json of samples.
+"""Columns that conditions of `select` and `duplicates` may use beside the json of samples.
 
-They are those of scores that are selected together with images, and of `--join`.
+They are those of `--join`, and of scores that are selected together with images.
 """
 
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from wdsprep.changes.grouping import Group, open_origin
 from wdsprep.changes.selection import Origin
 from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.manifest import Manifest
 from wdsprep.errors import UsageError
 from wdsprep.loading.join import join_datasets
 from wdsprep.loading.open_datasets import Stream, open_stream
@@ -37,16 +38,45 @@ def find_columns(groups: Sequence[Group], join: Sequence[str], condition: str) -
         return JoinedColumns(places=((),) * len(origins))
     follow = [g for g in groups[1:] if g.follows and g.origins[0].manifest.is_scored]
     along = [tuple(group.origins[at].url for group in follow) for at in range(len(origins))]
-    named = [place for place in join if not is_table(place)]
-    if named and len(origins) > 1:
-        raise UsageError(
-            f"--join {named[0]} has columns of one dataset, and several are selected from: give it "
-            "among the datasets, with the scores of the others"
-        )
-    urls = [open_origin(place).url for place in named]
-    tables = [place for place in join if is_table(place)]
-    places = tuple(tuple(dict.fromkeys((*urls, *own, *tables))) for own in along)
+    named = match_places([(origin.url, origin.manifest) for origin in origins], join)
+    places = tuple(
+        tuple(dict.fromkeys((*own, *beside))) for own, beside in zip(along, named, strict=True)
+    )
     return JoinedColumns(places=places, digest=_digest(places, condition))
+
+
+def match_places(
+    datasets: Sequence[tuple[str, Manifest]], join: Sequence[str]
+) -> list[tuple[str, ...]]:
+    """Return the places in `join` that belong to each dataset, given by its place and manifest.
+
+    Scores belong to the datasets of their images, and tables to all. A single dataset gets all
+    places: those that do not fit are refused when they are joined.
+    """
+    tables = [place for place in join if is_table(place)]
+    scores = [open_origin(place) for place in join if not is_table(place)]
+    if len(datasets) == 1:
+        return [(*(each.url for each in scores), *tables)]
+    made_of = [_image_digests(manifest) for _, manifest in datasets]
+    found: list[list[str]] = [[] for _ in datasets]
+    for each in scores:
+        own = _image_digests(each.manifest)
+        fits = [at for at, digests in enumerate(made_of) if not own.isdisjoint(digests)]
+        if not fits:
+            raise UsageError(
+                f"--join {each.shown} is of other images than {datasets[0][0]} and the datasets "
+                "after it: give the scores of these"
+            )
+        for at in fits:
+            found[at].append(each.url)
+    return [(*own, *tables) for own in found]
+
+
+def _image_digests(manifest: Manifest) -> set[str]:
+    """Return the digests of the image shards that a dataset has, or was made of."""
+    if manifest.dataset == "images":
+        return {shard.digest for shard in manifest.shards}
+    return {str(source).partition(":")[0] for source in manifest.ledger.column("input")}
 
 
 def _digest(places: Sequence[Sequence[str]], condition: str) -> str:
@@ -67,11 +97,12 @@ def subsets_of(origins: Sequence[Origin], columns: JoinedColumns, condition: str
 
     Samples that a joined dataset lacks do not meet it.
     """
-    found = []
-    for origin, places in zip(origins, columns.places, strict=True):
-        stream = Stream(origin.url, where=condition, join=places)
-        dataset = join_datasets(open_stream(stream))[0]
-        subset = find_subset(dataset, None, None)
-        if subset is not None:
-            found.append(subset)
-    return found
+    each = zip(origins, columns.places, strict=True)
+    found = (select_samples(origin.url, places, condition) for origin, places in each)
+    return [subset for subset in found if subset is not None]
+
+
+def select_samples(url: str, places: Sequence[str], condition: str) -> Subset | None:
+    """Return the samples of a dataset that meet a condition on its columns and joined ones."""
+    stream = Stream(url, where=condition, join=places)
+    return find_subset(join_datasets(open_stream(stream))[0], None, None)

@@ -200,6 +200,32 @@ class DuplicatesOptions(WorkerOptions, ListenedOptions):
             usual=True,
         ),
     )
+    where: str = field(
+        default="",
+        metadata=about(
+            "Compare only samples that meet this condition, such as \"language == 'en'\".",
+            COMPARISON,
+        ),
+    )
+    join: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]" = field(
+        default=(),
+        metadata=about(
+            "Scores, or tables with a column key, whose columns --keep and --where may name.",
+            COMPARISON,
+            is_place=True,
+            is_many=True,
+            metavar="PLACE",
+        ),
+    )
+    keep: str = field(
+        default="",
+        metadata=about(
+            "Keep the copy with the highest value in this column of --join, such as aesthetic. Of "
+            "equal values, and without a column, the one with the most pixels is kept.",
+            COMPARISON,
+            metavar="COLUMN",
+        ),
+    )
     hashes: "str | os.PathLike[str]" = field(
         default="",
         metadata=about(
@@ -230,3 +256,12 @@ class DuplicatesOptions(WorkerOptions, ListenedOptions):
             is_place=True,
         ),
     )
+
+    def check_together(self) -> None:
+        super().check_together()
+        if self.keep and not self.join:
+            raise UsageError(
+                f"--keep {self.keep} is a column of --join: give --join scores, or a table"
+            )
+        if self.join and not (self.keep or self.where):
+            raise UsageError("--join has columns for --keep and --where: give one of them")
