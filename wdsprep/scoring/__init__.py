@@ -2,8 +2,9 @@
 
 `score` is the public function, and `options` declares its options. `models` finds classifiers, dual
 encoders and other encoders of transformers, and says which columns each gives; `heads` reads linear
-layers on top of them; `networks` loads and runs them. `captions` makes the columns of captions.
-`work` is what a worker is given, and `worker` makes the scores of one image shard.
+layers on top of them; `image_processors` prepares images for `networks`, which loads and runs the
+models. `languages` makes the columns of captions. `work` is what a worker is given, and `worker`
+makes the scores of one image shard.
 
 Scores are stored like a text dataset: its shards have the names, keys and order of the image
 shards. The json of a sample has the columns, and embeddings are its arrays.

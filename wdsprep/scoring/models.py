@@ -5,7 +5,8 @@ classes load it, and its image processor has a file of its own. Only safetensors
 code that comes with a model is run. This module does not import torch.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -310,6 +311,16 @@ def check_names(columns: Sequence[str]) -> None:
         raise UsageError(
             f"a column cannot be named {taken[0]}, as samples use that name already: give --label "
             "LABEL=COLUMN, or --model NAME=MODEL"
+        )
+
+
+def check_columns(columns: Iterable[str]) -> None:
+    """Raise UsageError if two models give a column or an array of the same name."""
+    seen = Counter(columns)
+    if twice := [name for name, count in seen.items() if count > 1]:
+        raise UsageError(
+            f"two models give the column {brief(twice[0])}: give --model another NAME=, or "
+            "--label LABEL=COLUMN"
         )
 
 

@@ -30,12 +30,12 @@ from wdsprep.options import takes_options
 from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write
 from wdsprep.runners.track import track_run
-from wdsprep.scoring import captions
-from wdsprep.scoring.captions import check_columns, language_library
 from wdsprep.scoring.heads import read_head
+from wdsprep.scoring.languages import COLUMNS, language_library
 from wdsprep.scoring.models import (
     Role,
     ScoreModel,
+    check_columns,
     check_names,
     find_score_model,
     settings_of,
@@ -282,7 +282,7 @@ def _kept(model: ScoreModel, wanted: str) -> ScoreModel:
 def _columns(models: Sequence[ScoreModel], *, has_captions: bool) -> dict[str, str]:
     """Return the type of each column, or raise UsageError if a name is taken or occurs twice."""
     names = [name for model in models for name in model.columns]
-    own = captions.COLUMNS if has_captions else {}
+    own = COLUMNS if has_captions else {}
     check_columns([*names, *own, *(model.member for model in models if model.embedding)])
     check_names(names)
     return {**dict.fromkeys(names, NUMBER), **own}

@@ -35,8 +35,8 @@ from wdsprep.encoding.shard_rows import ShardRows
 from wdsprep.images.crop import decode_image
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import RunProgress, share_done
-from wdsprep.scoring.captions import RepeatedCaptions, caption_columns
 from wdsprep.scoring.image_processors import DecodedImage, Prepared
+from wdsprep.scoring.languages import RepeatedCaptions, caption_columns
 from wdsprep.scoring.models import check_here
 from wdsprep.scoring.networks import BatchScores, load_networks
 from wdsprep.sources import make_or_refuse

@@ -8,7 +8,7 @@ import wdsprep
 from tests.kit.packs import jpeg, pack, write_files
 from tests.kit.scores import columns_in, score_here
 from wdsprep.errors import UsageError
-from wdsprep.scoring.captions import RepeatedCaptions, share_of_letters
+from wdsprep.scoring.languages import RepeatedCaptions, share_of_letters
 
 CAPTIONS = (
     "a dog on a beach",
@@ -34,7 +34,7 @@ def test_captions_that_differ_in_case_and_space_alone_are_repeated() -> None:
 def test_without_the_library_a_line_says_how_to_get_it(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wdsprep.scoring.captions.LIBRARY", "no-such-library")
+    monkeypatch.setattr("wdsprep.scoring.languages.LIBRARY", "no-such-library")
     with pytest.raises(UsageError, match=r"pip install 'wdsprep\[language\]'"):
         score_here(images, tmp_path / "scores", language=True)
 
