@@ -38,10 +38,18 @@ from wdsprep.checks.repair import do_repair, plan_repair
 from wdsprep.cli import main
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.edition import Edition
-from wdsprep.dataset.names import MANIFEST_HOLD
+from wdsprep.dataset.names import MANIFEST_HOLD, unit_of_file
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.removed import NONE_REMOVED, removed_from, write_removed
-from wdsprep.errors import BusyError, FingerprintError, FormatError, FullError, UsageError
+from wdsprep.errors import (
+    BusyError,
+    DamageError,
+    FingerprintError,
+    FormatError,
+    FullError,
+    NotFoundError,
+    UsageError,
+)
 from wdsprep.store import open_store
 from wdsprep.store.local import LocalStore
 
@@ -560,6 +568,63 @@ def test_cut_off_at_any_moment_it_is_told_and_the_next_ends_it(pair: Pair, once:
         assert contents(images, latents) == after, step
     assert told > steps
     assert before != after
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("dataset", ["images", "latents"])
+def test_what_is_damaged_while_it_goes_on_is_repaired_and_it_ends(
+    pair: Pair, once: Any, dataset: str
+) -> None:
+    """A file that no longer is what a cut removal left can be repaired, whenever it was cut."""
+    root, images, latents = pair
+    keys = [*GONE, *members(images / "128/000001.tar")]
+    harmed = {"images": images, "latents": latents}[dataset]
+    with Cut(10_000) as whole:
+        remove(images, latents, keys=keys)
+    after = contents(images, latents)
+    said: list[str] = []
+    for step in range(1, whole.before - whole.left - 1):
+        for place, files in once[1].items():
+            restore(place, files)
+        with Cut(step), pytest.raises(CutError):
+            remove(images, latents, keys=keys)
+        listed = removed_from(open_store(str(harmed))).units
+        harmable = [
+            path
+            for path in sorted(harmed.rglob("*.*"))
+            for unit in listed
+            if unit_of_file(path.relative_to(harmed).as_posix(), dataset) == unit.unit
+            if not path.name.startswith(".")
+        ]
+        if not harmable:
+            continue
+        victim = harmable[step % len(harmable)]
+        harm(victim, step)
+        try:
+            remove(images, latents, keys=keys)
+        except (DamageError, NotFoundError) as error:
+            said.append(str(error))
+            repaired = do_repair(plan_repair(check(harmed).surveys[0]))
+            assert {finding.kind for finding in repaired.beyond} <= {Kind.REMOVING}
+            remove(images, latents, keys=keys)
+        do_repair(plan_repair(check(harmed).surveys[0]))
+        packed(root, images)
+        encode_here(images, latents, redo_changed=True)
+        assert check(images, latents).findings == ()
+        assert contents(images, latents) == after, step
+    assert len(said) > 10
+    assert all("wdsprep repair" in line for line in said)
+
+
+def harm(path: Path, number: int) -> None:
+    """Flip a bit of a file, cut it, or delete it."""
+    data = path.read_bytes()
+    if number % 3 == 2 or not data:
+        path.unlink()
+    elif number % 3 == 1:
+        path.write_bytes(data[:-1])
+    else:
+        flip(path, bit=4 * len(data))
 
 
 @pytest.mark.system

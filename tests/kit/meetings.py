@@ -201,8 +201,7 @@ class Meeting:
             size = self._chance.choice(SIZES_OF_SHARDS) if name == "overwrite" else self._size()
             return name, self._pack(size, *filter(None, [options.get(name)]))
         if name == "repair":
-            place = self._chance.choice((self._images, self._latents))
-            return name, ["repair", place, "--yes", "--workers", "1"]
+            return name, self._chance.choice(self._repairs())
         if name == "remove":
             self._removed |= set(self._chance.sample(range(self._rows), 2))
             self._kept -= self._removed
@@ -228,6 +227,12 @@ class Meeting:
         urls = self._root / "urls.txt"
         urls.write_text("".join(f"{self._server.url}/{row}\n" for row in sorted(self._removed)))
         return ["remove", self._images, self._latents, "--urls", str(urls), "--yes"]
+
+    def _repairs(self) -> list[list[str]]:
+        """The repair of the images, and that of the latents."""
+        return [
+            ["repair", place, "--yes", "--workers", "1"] for place in (self._images, self._latents)
+        ]
 
     def _spoil(self) -> set[int]:
         """Harm a file of the images; the rows that this may cost."""
@@ -283,13 +288,15 @@ class Meeting:
     def _quieten(self, done: Round) -> None:
         """What a user would do now: repair what is damaged, pack and encode what is missing."""
         remove = [self._remove()] if self._removed else []
-        for arguments in remove:  # fails where the next finds damage, or there is nothing yet
+        # A removal fails where it meets damage, or there is nothing yet; a repair leaves one alone.
+        for arguments in [*remove, *self._repairs(), *remove] if remove else []:
             self._stage.run(arguments, self._log)
+        images, latents = self._repairs()
         for arguments in (
-            ["repair", self._images, "--yes", "--workers", "1"],
+            images,
             self._pack(self._size(), "--append"),
             self._encode("--redo-changed"),
-            ["repair", self._latents, "--yes", "--workers", "1"],
+            latents,
             self._encode("--redo-changed"),
             *remove,
         ):

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from io import BytesIO
 
 import numpy as np
@@ -44,14 +45,16 @@ from wdsprep.dataset.scores import counted_as
 from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.dataset.spans import offsets_without, spans
 from wdsprep.dataset.state import read_receipt
-from wdsprep.dataset.tar.index import encode_index
-from wdsprep.dataset.tar.read import members_of
+from wdsprep.dataset.tar.index import decode_index, encode_index
+from wdsprep.dataset.tar.read import index_tar, members_of, open_tape
 from wdsprep.errors import DamageError, FormatError, NotFoundError
 from wdsprep.packing.changed_sources import without_facts
 from wdsprep.sources import Item, ItemLine
-from wdsprep.store.base import Chunks, FileSink, Store, write_bytes
+from wdsprep.store.base import Chunks, Store, write_bytes
 
 Fields = dict[str, bytes]
+Make = Callable[[bytes], bytes]
+"""Makes the new content of a file of the present one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,23 +107,42 @@ class UnitChange:
             self._finish_shards(after)
             return after
 
+    def check_begun(self) -> None:
+        """Raise DamageError if a file keeps `rewrite` from finishing what a killed run began.
+
+        Nothing is written.
+        """
+        receipt = read_receipt(self._store, self._removal.unit)
+        kind = DigestKind.from_settings(receipt.settings)
+        made = [
+            self._copy_rest(shard, kind, lambda _piece: None)
+            for shard in self._removal.shards
+            if not shard.is_all and self._is_as_before(shard, receipt)
+        ]
+        after = self._new_receipt(receipt, made)
+        for name, digest, make in self._small_files(after):
+            self._new_content(kind, name, digest, make)
+
     # --- the receipt
     def _is_as_before(self, shard: ShardRemoval, receipt: Receipt) -> bool:
         """Return whether the tar still has the samples to remove.
 
-        It has them too if a run was killed after it wrote the receipt.
+        It has them too if a run was killed after it wrote the receipt. Raise DamageError if its
+        size is neither the one before nor the one after.
         """
         now = {one.name: one for one in receipt.shards}.get(shard.name)
         there = (e.nbytes for e in self._store.list(shard.name) if e.name == shard.name)
-        if next(there, 0) != shard.nbytes:
+        nbytes = next(there, 0)
+        if now and nbytes not in (shard.nbytes, now.nbytes):
+            raise self._unlike_receipt(shard.name)
+        if nbytes != shard.nbytes:
             return False
         return now is None or now.digest == shard.digest or now.nbytes != shard.nbytes
 
     def _new_receipt(self, receipt: Receipt, made: Sequence[RewrittenShard]) -> Receipt:
         """Return the new receipt, or the present one if that is the new one already."""
-        digests = {shard.name: shard.digest for shard in receipt.shards}
-        is_before = all(digests.get(each.name) == each.digest for each in self._removal.shards)
-        if not is_before or not self._is_first(receipt):
+        if not self._is_ahead_of(receipt):
+            digests = {shard.name: shard.digest for shard in receipt.shards}
             for one in made:
                 if digests.get(one.shard.name) != one.shard.digest:
                     raise self._unlike_receipt(one.shard.name)
@@ -142,17 +164,13 @@ class UnitChange:
             return self._with_inputs(after)
         return self._with_rows(receipt, self._with_new_image(after))
 
-    def _is_first(self, receipt: Receipt) -> bool:
-        """Return whether a unit that loses rejects, but no sample, has not been changed yet."""
-        if self._removal.shards:
-            return True
-        if self._removal.made_of:
-            return receipt.input.partition(":")[0] == self._removal.made_of
-        data = self._read(rejects_name(receipt.unit))
-        return (
-            DigestKind.from_settings(receipt.settings).hex(data)
-            == receipt.files[rejects_name(receipt.unit)]
-        )
+    def _is_ahead_of(self, receipt: Receipt) -> bool:
+        """Return whether no file of the unit has been changed yet."""
+        if self._removal.shards or self._removal.made_of:
+            return self._removal.is_ahead_of(receipt)
+        name = rejects_name(receipt.unit)
+        kind = DigestKind.from_settings(receipt.settings)
+        return kind.hex(self._read(name)) == receipt.files[name]
 
     def _count_gone(
         self, receipt: Receipt, made: Sequence[RewrittenShard], emptied: set[str]
@@ -271,35 +289,40 @@ class UnitChange:
     # --- writing the files
     def _write_files(self, receipt: Receipt) -> None:
         """Write the rejects, and the inputs or the rows, as the receipt says."""
+        kind = DigestKind.from_settings(receipt.settings)
+        for name, digest, make in self._small_files(receipt):
+            if (data := self._new_content(kind, name, digest, make)) is not None:
+                write_bytes(self._store, name, data)
+        if receipt.dataset != "images":
+            for shard in receipt.shards:
+                if (name := rows_name(shard.name)) not in receipt.files:
+                    self._store.delete(name)
+
+    def _small_files(self, receipt: Receipt) -> Iterator[tuple[str, str, Make]]:
+        """Yield the name of each small file, its digest, and what makes it of the one before."""
         kind, unit = DigestKind.from_settings(receipt.settings), receipt.unit
-        rejects = rejects_name(unit)
-        self._write_if_changed(
-            kind, rejects, receipt.files[rejects], lambda data: self._make_rejects(data, kind)[0]
-        )
+        rejects, inputs = rejects_name(unit), inputs_name(unit)
+        yield rejects, receipt.files[rejects], lambda data: self._make_rejects(data, kind)[0]
         if receipt.dataset == "images":
-            name = inputs_name(unit)
-            if kind.hex(self._make_inputs(self._read(name, b""))) == receipt.input:
-                self._write_if_changed(kind, name, receipt.input, self._make_inputs)
+            if kind.hex(self._make_inputs(self._read(inputs, b""))) == receipt.input:
+                yield inputs, receipt.input, self._make_inputs
             return
         for shard in receipt.shards:
-            name = rows_name(shard.name)
-            if name in receipt.files:
-                make = lambda data, shard=shard: self._make_rows(shard, data)  # noqa: E731
-                self._write_if_changed(kind, name, receipt.files[name], make)
-            else:
-                self._store.delete(name)
+            if (name := rows_name(shard.name)) in receipt.files:
+                yield name, receipt.files[name], partial(self._make_rows, shard)
 
-    def _write_if_changed(
-        self, kind: DigestKind, name: str, digest: str, make: Callable[[bytes], bytes]
-    ) -> None:
-        """Write a file unless it has the digest. Raise DamageError if the new one differs too."""
+    def _new_content(self, kind: DigestKind, name: str, digest: str, make: Make) -> bytes | None:
+        """Return the new content of a file; None if it has the digest already.
+
+        Raise DamageError if the new content has another digest.
+        """
         there = self._read(name, b"")
         if kind.hex(there) == digest and (there or name.startswith("rejects/")):
-            return
+            return None
         data = make(there)
         if kind.hex(data) != digest:
             raise self._unlike_receipt(name)
-        write_bytes(self._store, name, data)
+        return data
 
     def _finish_shards(self, receipt: Receipt) -> None:
         """Write the missing index of each changed shard, and delete the empty shards.
@@ -341,9 +364,13 @@ class UnitChange:
         self, shard: ShardRemoval, receipt: Receipt, naming: ExitStack
     ) -> RewrittenShard:
         sink = naming.enter_context(self._store.write(shard.name))
-        return self._copy_rest(shard, DigestKind.from_settings(receipt.settings), sink)
+        new = self._copy_rest(shard, DigestKind.from_settings(receipt.settings), sink.write)
+        sink.end()
+        return new
 
-    def _copy_rest(self, removal: ShardRemoval, kind: DigestKind, sink: FileSink) -> RewrittenShard:
+    def _copy_rest(
+        self, removal: ShardRemoval, kind: DigestKind, write: Callable[[bytes], object]
+    ) -> RewrittenShard:
         """Copy the samples of a shard that stay, check its digest, and return the new shard."""
         offsets = self._offsets(removal)
         gone = _TarSplitter(removal, offsets)
@@ -359,25 +386,25 @@ class UnitChange:
             position = 0
             while chunk := chunks.next():
                 for piece in gone.pieces(position, chunk):
-                    sink.write(piece)
+                    write(piece)
                     after.update(piece)
                     nbytes += len(piece)
                 position += len(chunk)
         if before.hexdigest() != removal.digest:
             raise self._unlike_receipt(removal.name)
-        sink.end()
         shard = Shard(removal.name, removal.samples - len(removal.rows), nbytes, after.hexdigest())
         return RewrittenShard(
             removal=removal, shard=shard, index=gone.index(), gone=tuple(gone.samples(self._store))
         )
 
     def _offsets(self, removal: ShardRemoval) -> Sequence[int]:
-        """Return where samples begin; write the index again if a killed run left a newer one."""
+        """Return where samples begin; read it from the tar if a killed run left a newer index."""
         try:
             return offsets_of(self._store, removal)
         except FormatError:
-            write_index(self._store, removal.name)
-            return offsets_of(self._store, removal)
+            place = f"{self._store.url}/{removal.name}"
+            with naming_place(place), open_tape(self._store, removal.name) as tape:
+                return decode_index(index_tar(tape, place), place)
 
     def _read_gone(self, removal: ShardRemoval) -> tuple[Fields, ...]:
         """Read the samples of a shard that loses all of them."""

@@ -179,7 +179,12 @@ def plan_repair(found: DatasetSurvey) -> Repair:
 
 
 def _can_stay(found: DatasetSurvey, unit: str, units: Mapping[str, Iterable[Finding]]) -> bool:
-    """Return whether the shards of a unit are sound and have images from the web."""
+    """Return whether the shards of a unit are sound and have images from the web.
+
+    A unit that a removal has changed in part cannot stay: its files are of two moments.
+    """
+    if unit in found.begun:
+        return False
     is_of_web = any(
         r.unit == unit and r.settings.get("source") == "urls" and r.inputs <= MOST_MENDED
         for r in found.receipts
@@ -272,9 +277,9 @@ class _Repairer:
 
     def __init__(self, repair: Repair, heard: Callable[[int], None]) -> None:
         self._repair, self._heard = repair, heard
-        self._there, self._store = repair.survey.files, repair.survey.edition.store
+        self._store = repair.survey.edition.store
         self._of_unit: dict[str, set[str]] = {unit: set() for unit in repair.units}
-        for name in self._there:
+        for name in repair.survey.files:
             unit = unit_of_file(name, repair.survey.place.dataset)
             if unit in self._of_unit:
                 self._of_unit[unit].add(name)
@@ -283,7 +288,7 @@ class _Repairer:
 
     def take_out(self, unit: str) -> None:
         named = {finding.name for finding in self._repair.units[unit]} | self._of_unit[unit]
-        if self._is_changed(named):
+        if self._repair.survey.has_changed(named):
             self.changed.append(unit)
             return
         for name in filter(named.__contains__, self._repair.names):
@@ -291,7 +296,7 @@ class _Repairer:
             self._tell()
 
     def mend(self, unit: str, names: Collection[str]) -> None:
-        if self._is_changed({receipt_name(unit), *names}):
+        if self._repair.survey.has_changed({receipt_name(unit), *names}):
             self.changed.append(unit)
             return
         if rejects_name(unit) in names:
@@ -304,7 +309,7 @@ class _Repairer:
 
     def index(self, name: str) -> None:
         tar = without_index(name)
-        if self._is_changed({tar, name}):
+        if self._repair.survey.has_changed({tar, name}):
             self.changed.append(name)
             return
         if name == rows_name(tar):
@@ -314,11 +319,6 @@ class _Repairer:
         else:
             write_index(self._store, tar)
         self._tell()
-
-    def _is_changed(self, names: Collection[str]) -> bool:
-        """Return whether another run has written or removed one of the files since."""
-        now = {e.name: e for name in names for e in self._store.list(name) if e.name == name}
-        return now != {name: self._there[name] for name in names if name in self._there}
 
     def _tell(self) -> None:
         self._done += 1

@@ -5,7 +5,7 @@ that no receipt lists is a finding, unless a run that has not finished explains 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from wdsprep.checks import CheckedDataset, Finding, Kind
@@ -37,7 +37,7 @@ from wdsprep.dataset.names import (
 from wdsprep.dataset.read_ahead import read_each
 from wdsprep.dataset.receipts import RETRIED, Receipt
 from wdsprep.dataset.rejects import UNSETTLED
-from wdsprep.dataset.removed import NONE_REMOVED, Removed, removed_from
+from wdsprep.dataset.removed import NONE_REMOVED, Removed, UnitRemoval, removed_from
 from wdsprep.dataset.rows import NBYTES, keys_may_tell, may_have_rows
 from wdsprep.errors import DamageError, NotAFileError, NotFoundError, StoreError
 from wdsprep.store.base import Entry, Store, is_hidden
@@ -57,8 +57,10 @@ class DatasetSurvey:
     files: Mapping[str, Entry]
     receipts: tuple[Receipt, ...]
     manifest: Manifest | None
-    removing: frozenset[str] = frozenset()
-    """The units that a removal has begun to change, and may not have finished."""
+    removing: Mapping[str, UnitRemoval] = field(default_factory=dict)
+    """The units that a removal which is under way is to change."""
+    begun: frozenset[str] = frozenset()
+    """Those units of them whose files it may have changed in part."""
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -74,11 +76,20 @@ class DatasetSurvey:
     def nbytes(self) -> int:
         return sum(shard.nbytes for receipt in self.receipts for shard in receipt.shards)
 
+    def has_changed(self, names: Collection[str]) -> bool:
+        """Return whether another run has written or deleted one of these files since."""
+        listed = (e for name in names for e in self.edition.store.list(name) if e.name == name)
+        now = {entry.name: entry for entry in listed}
+        return now != {name: self.files[name] for name in names if name in self.files}
+
     def add_finding(self, name: str, kind: Kind, what: str, unit: str = "") -> None:
-        """Add a finding, unless a removal that is under way explains it."""
-        if not self.removing.isdisjoint({unit, unit_of_file(name, self.place.dataset)}):
-            return
-        if kind is Kind.MANIFEST and self.removing:
+        """Add a finding, unless a removal that is under way explains it.
+
+        It changes images before their latents, and writes the manifest last.
+        """
+        units = {unit, unit_of_file(name, self.place.dataset)}
+        explained = self.removing if kind in (Kind.CHANGED, Kind.UNMATCHED) else self.begun
+        if not units.isdisjoint(explained) or (kind is Kind.MANIFEST and self.removing):
             return
         self.findings.append(Finding(place=self.place, name=name, kind=kind, what=what, unit=unit))
 
@@ -109,7 +120,8 @@ def survey(store: Store, shown: str, heard: Callable[[int], None]) -> DatasetSur
         files=there,
         receipts=sorted_receipts(read.sound),
         manifest=manifest,
-        removing=frozenset(unit.unit for unit in removed.units),
+        removing={unit.unit: unit for unit in removed.units},
+        begun=_begun_units(removed, read),
     )
     if broken_list:
         found.add_finding(REMOVED, Kind.REMOVED, broken_list)
@@ -135,11 +147,11 @@ def _read_manifest(store: Store) -> tuple[Manifest | None, str]:
     except NotFoundError:
         return None, "it is missing"
     except DamageError as error:
-        return None, _damage_text(error)
+        return None, damage_text(error)
     return manifest, ""
 
 
-def _damage_text(error: DamageError) -> str:
+def damage_text(error: DamageError) -> str:
     """Return the text of a finding about a damaged file, which does not repeat its name."""
     return f"it is damaged: {error.cause}"
 
@@ -149,7 +161,18 @@ def _read_removed(store: Store) -> tuple[Removed, str]:
     try:
         return removed_from(store), ""
     except DamageError as error:
-        return NONE_REMOVED, _damage_text(error)
+        return NONE_REMOVED, damage_text(error)
+
+
+def _begun_units(removed: Removed, read: "_Receipts") -> frozenset[str]:
+    """Return the units of a removal whose files it may have changed in part."""
+    sound = {receipt.unit: receipt for receipt in read.sound}
+    return frozenset(
+        unit.unit
+        for unit in removed.units
+        if unit.unit not in read.broken
+        if unit.unit not in sound or not unit.is_ahead_of(sound[unit.unit])
+    )
 
 
 class _Receipts:
@@ -169,7 +192,7 @@ class _Receipts:
         try:
             receipt = Receipt.from_bytes(self._store.read(receipt_name(unit)), unit)
         except DamageError as error:
-            self.broken[unit] = _damage_text(error)
+            self.broken[unit] = damage_text(error)
         except NotFoundError:
             self.broken[unit] = "it was removed while it was checked"
         else:

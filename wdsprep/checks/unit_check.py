@@ -7,14 +7,16 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from wdsprep.changes.rewriting import UnitChange
 from wdsprep.checks import CheckedDataset, Finding, Kind, UnitFindings
 from wdsprep.checks.member_rules import array_problem, rules_of
 from wdsprep.checks.pairs import keys_digest
 from wdsprep.checks.shard_check import CheckedShard, check_shard
-from wdsprep.checks.survey import DatasetSurvey, smallest_unit
+from wdsprep.checks.survey import DatasetSurvey, damage_text, smallest_unit
 from wdsprep.dataset.arrays import empty_fields
 from wdsprep.dataset.coarse_histograms import sum_counts
 from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.names import (
     SELECTION,
     empty_name,
@@ -30,10 +32,18 @@ from wdsprep.dataset.reading import HashedTape
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reindex import UNTOLD
 from wdsprep.dataset.rejects import UNSETTLED, read_rejects
+from wdsprep.dataset.removed import UnitRemoval, removed_from
 from wdsprep.dataset.rows import NBYTES, ImagePositions, may_have_rows, positions_from_keys
 from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.shapes import shape_ranges
-from wdsprep.errors import AccessError, FormatError, NotFoundError, StoreError
+from wdsprep.errors import (
+    AccessError,
+    DamageError,
+    FormatError,
+    NotFoundError,
+    StoreError,
+    without_secrets,
+)
 from wdsprep.store import shared_store
 from wdsprep.store.base import Store
 from wdsprep.text import plural
@@ -44,13 +54,15 @@ class CheckUnit:
     """A finished unit of work to check.
 
     `known` are those of its files that have a finding already. `firsts` has the shards of which
-    latents hold only the first samples, and how many.
+    latents hold only the first samples, and how many. `begun` is the change of the unit that a
+    removal has begun and not finished.
     """
 
     place: CheckedDataset
     receipt: Receipt
     known: frozenset[str] = frozenset()
     firsts: Mapping[str, int] = field(default_factory=dict)
+    begun: UnitRemoval | None = None
 
     @property
     def name(self) -> str:
@@ -71,6 +83,10 @@ class Checking:
 
 def check_unit(unit: CheckUnit) -> Generator[int, None, UnitFindings]:
     """Check a unit of work, yield how many bytes of its shards were read, and return findings."""
+    if unit.begun:
+        found = _check_begun(unit, unit.begun)
+        yield unit.nbytes
+        return UnitFindings(findings=found)
     checker = _Checker(unit, shared_store(unit.place.url))
     before = 0
     for shard in unit.receipt.shards:
@@ -81,6 +97,25 @@ def check_unit(unit: CheckUnit) -> Generator[int, None, UnitFindings]:
         yield before
     checker.check_small_files()
     return UnitFindings(findings=tuple(checker.findings), keys=checker.digests())
+
+
+def _check_begun(unit: CheckUnit, removal: UnitRemoval) -> tuple[Finding, ...]:
+    """Return what keeps a removal from finishing its change of a unit."""
+    store = shared_store(unit.place.url)
+    try:
+        UnitChange(Edition.from_store(store), removal, removed_from(store)).check_begun()
+    except NotFoundError:  # it has just been finished, with nothing left
+        return ()
+    except DamageError as error:
+        finding = Finding(
+            place=unit.place,
+            name=error.place.removeprefix(f"{without_secrets(store.url)}/"),
+            kind=Kind.DAMAGED,
+            what=damage_text(error),
+            unit=unit.receipt.unit,
+        )
+        return (finding,)
+    return ()
 
 
 def check_empty(found: DatasetSurvey) -> None:

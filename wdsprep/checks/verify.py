@@ -12,9 +12,10 @@ from wdsprep.checks import Finding, Kind, UnitFindings
 from wdsprep.checks.lookups import check_lookup
 from wdsprep.checks.options import VerifyOptions
 from wdsprep.checks.pairs import check_keys, check_pairs, find_images, find_limited_shards
-from wdsprep.checks.survey import DatasetSurvey, survey
+from wdsprep.checks.survey import DatasetSurvey, expected_files, survey
 from wdsprep.checks.unit_check import Checking, CheckUnit, check_empty
 from wdsprep.dataset.names import receipt_name
+from wdsprep.dataset.receipts import Receipt
 from wdsprep.errors import UsageError
 from wdsprep.options import Place, takes_datasets
 from wdsprep.runners.base import Runner
@@ -157,14 +158,21 @@ class _ByteCheck:
                 receipt=receipt,
                 known=frozenset(known.get(receipt.unit, ())),
                 firsts={name: cut[name] for name in shards & cut.keys()},
+                begun=found.removing[receipt.unit] if receipt.unit in found.begun else None,
             )
 
     def _take(self, unit: CheckUnit, made: UnitFindings) -> None:
         _log.info("%s is checked: %s", unit.name, plural(len(made.findings), "finding"))
-        for finding in made.findings:
-            found = self._by_url[unit.place.url]
-            found.add_finding(finding.name, finding.kind, finding.what, finding.unit)
         self._keys[unit.place.url] |= made.keys
+        found = self._by_url[unit.place.url]
+        if made.findings and not self._is_being_changed(found, unit.receipt):
+            found.findings.extend(made.findings)
+
+    def _is_being_changed(self, found: DatasetSurvey, receipt: Receipt) -> bool:
+        """Return whether a removal has changed a unit while it was checked."""
+        if receipt.unit not in found.removing:
+            return False
+        return found.has_changed([file.name for file in expected_files(receipt)])
 
     def _heard(self, status: Callable[[], JobStatus]) -> None:
         self._listener.status(lambda: replace(status(), findings=self._findings))

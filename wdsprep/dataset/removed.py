@@ -19,6 +19,7 @@ from blake3 import blake3
 
 from wdsprep.dataset.damage import naming_next_step
 from wdsprep.dataset.names import REMOVED
+from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.records import Count, Hex, Name, Nbytes, read_record
 from wdsprep.dataset.sealed_json import OTHER_DIGEST, canonical_json, check_format
 from wdsprep.errors import BusyError, DamageError, NotFoundError
@@ -112,6 +113,17 @@ class UnitRemoval:
     @property
     def inputs(self) -> int:
         return self.samples + len(self.rejects)
+
+    def is_ahead_of(self, receipt: Receipt) -> bool:
+        """Return whether no file of the unit has been changed yet, as its receipt shows.
+
+        The receipt is changed first. That of a unit of images that loses rejects alone shows
+        nothing: then this is False.
+        """
+        if self.shards:
+            digests = {shard.name: shard.digest for shard in receipt.shards}
+            return all(digests.get(each.name) == each.digest for each in self.shards)
+        return bool(self.made_of) and receipt.input.partition(":")[0] == self.made_of
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> "UnitRemoval":
