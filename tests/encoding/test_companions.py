@@ -17,8 +17,8 @@ from wdsprep.dataset.arrays import text_fields
 from wdsprep.encoding.models.base import Tokens
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.find import find_model
-from wdsprep.encoding.recipe import Recipe
 from wdsprep.encoding.recipe_defaults import settle_recipe
+from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import UsageError
 
 SIDE = 64

@@ -13,8 +13,8 @@ from wdsprep.encoding.models import compiled
 from wdsprep.encoding.models.compiled import NAMES, PER_SHAPE, CompiledNetwork
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.find import find_model
-from wdsprep.encoding.recipe import Recipe
 from wdsprep.encoding.recipe_defaults import settle_recipe
+from wdsprep.encoding.recipe_options import Recipe
 
 # What the compiler imports:
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -16,8 +16,8 @@ from wdsprep.encoding.encode import make_encoder
 from wdsprep.encoding.gpus import ALLOCATOR, prepare_allocator
 from wdsprep.encoding.models.device import check_age
 from wdsprep.encoding.models.find import TINY, find_model
-from wdsprep.encoding.recipe import Recipe
 from wdsprep.encoding.recipe_defaults import dtype_of
+from wdsprep.encoding.recipe_options import Recipe
 
 
 def gpu(monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, int]) -> None:

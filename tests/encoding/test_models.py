@@ -24,7 +24,7 @@ from wdsprep.encoding.fields import fields
 from wdsprep.encoding.models.classes import class_of
 from wdsprep.encoding.models.find import TINY, Model, check_resolution, check_weights, find_model
 from wdsprep.encoding.models.parts import Component
-from wdsprep.encoding.recipe import Recipe
+from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import UsageError, WorkError
 
 REPO = "someone/some-model"

@@ -21,7 +21,7 @@ from wdsprep.encoding.models.base import TENSORS, Encoded, Part
 from wdsprep.encoding.models.encoder import LatentEncoder
 from wdsprep.encoding.models.find import find_model
 from wdsprep.encoding.models.vae import Moments
-from wdsprep.encoding.recipe import Recipe
+from wdsprep.encoding.recipe_options import Recipe
 
 SIDE, ROWS = 64, 3
 CAPTIONS = ("a big red house", 'a red "big" house', "a red big house")

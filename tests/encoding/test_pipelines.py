@@ -37,8 +37,8 @@ from wdsprep.encoding.models.find import find_model
 from wdsprep.encoding.models.gpu_memory import is_split
 from wdsprep.encoding.models.noise import noise_keys, normal
 from wdsprep.encoding.models.prompt_call import explain_pipeline_errors
-from wdsprep.encoding.recipe import Recipe
 from wdsprep.encoding.recipe_defaults import settle_recipe
+from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import UsageError, WdsprepError
 
 TEXTS = ("a red house by the sea", "two dogs", "", 'a sign that says "open" ' * 40)

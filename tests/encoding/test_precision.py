@@ -10,7 +10,7 @@ import torch
 from wdsprep.encoding.models.encoder import load_encoder
 from wdsprep.encoding.models.find import find_model
 from wdsprep.encoding.models.precision import whole_fp32
-from wdsprep.encoding.recipe import Recipe
+from wdsprep.encoding.recipe_options import Recipe
 
 BACKENDS: Any = torch.backends
 OPERATORS = {

@@ -11,8 +11,8 @@ from wdsprep.encoding.estimate import CLIP_ALONE
 from wdsprep.encoding.fields import fields
 from wdsprep.encoding.models.find import find_model
 from wdsprep.encoding.models.presets import PRESETS
-from wdsprep.encoding.recipe import Recipe
 from wdsprep.encoding.recipe_defaults import settle_recipe
+from wdsprep.encoding.recipe_options import Recipe
 
 FAMILIES = {
     "sd2": "StableDiffusion",

@@ -41,11 +41,11 @@ from wdsprep.dataset.state import write_manifest
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.index import decode_index
 from wdsprep.encoding import shard_texts
-from wdsprep.encoding.captions.sources import CaptionOptions
+from wdsprep.encoding.captions.options import CaptionOptions
 from wdsprep.encoding.image_shards import find_image_shards, tars_of
 from wdsprep.encoding.models.find import TINY, find_model
 from wdsprep.encoding.places import TEXT_PLACE, places_of
-from wdsprep.encoding.recipe import Encode
+from wdsprep.encoding.recipe_options import Encode
 from wdsprep.encoding.shard_texts import read_texts
 from wdsprep.errors import UsageError
 from wdsprep.store import open_store

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from wdsprep.encoding import gpus, worker_plan
-from wdsprep.encoding.worker_plan import EncodeWorkerOptions, Machine, plan_workers, settle_runner
+from wdsprep.encoding.options import EncodeWorkerOptions
+from wdsprep.encoding.worker_plan import Machine, plan_workers, settle_runner
 from wdsprep.errors import UsageError
 
 TWO_CORES = [Machine(cpus=2)]

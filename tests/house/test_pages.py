@@ -40,10 +40,10 @@ cpus.usable_cpus = lambda: 1
 
 from wdsprep.__main__ import main
 from wdsprep.cli.demo import pictures
-from wdsprep.runners import base
+from wdsprep.runners import options
 
 pictures.PICTURES, pictures.SIDES = 12, (256, 256, 256, 512)
-base.choose_runner = lambda *_wanted, **_there: "local"
+options.choose_runner = lambda *_wanted, **_there: "local"
 sys.exit(main())
 """
 

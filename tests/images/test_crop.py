@@ -19,10 +19,10 @@ from tests.kit import corpus
 from tests.kit.corpus import CASES, DEEP
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.images import Limits
 from wdsprep.images import crop as cropping
 from wdsprep.images import pixel_rule as images
 from wdsprep.images.crop import Crop, crop, crops
+from wdsprep.images.options import Limits
 from wdsprep.images.shapes import OVERSAMPLING, Shapes, covering_size
 
 R = 64

@@ -19,8 +19,9 @@ from tests.kit import corpus
 from tests.kit.corpus import CASES, DEEP, LIMITS, Case
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.images import Limits, Recode, colour, headers
+from wdsprep.images import colour, headers
 from wdsprep.images import pixel_rule as images
+from wdsprep.images.options import Limits, Recode
 from wdsprep.images.pixel_rule import Picture, prepare
 
 STORED = {name: case for name, case in CASES.items() if case.code is None}
@@ -171,7 +172,7 @@ def test_bomb_is_refused_in_bounded_memory(name: str, tmp_path: Path):
     file.write_bytes(CASES[name].data)
     script = (
         "import resource, sys; from pathlib import Path\n"
-        "from wdsprep.images import Limits; from wdsprep.images.pixel_rule import prepare\n"
+        "from wdsprep.images.options import Limits; from wdsprep.images.pixel_rule import prepare\n"
         "from wdsprep.dataset.rejects import RejectedError\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "data, before = Path(sys.argv[1]).read_bytes(), peak()\n"

@@ -16,7 +16,7 @@ from io import BytesIO
 from PIL import Image, ImageDraw
 
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.images import Limits
+from wdsprep.images.options import Limits
 
 LIMITS = Limits(min_side=32, max_area=50_000_000, max_aspect_ratio=10.0)
 SIZE = (96, 64)

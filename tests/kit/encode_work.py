@@ -19,7 +19,7 @@ from wdsprep.encoding.fields import fields
 from wdsprep.encoding.models.base import Encoded, Part, Tokens
 from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.models.noise import normal
-from wdsprep.encoding.recipe import Recipe
+from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import WorkError
 from wdsprep.store import base as store
 

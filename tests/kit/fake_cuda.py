@@ -34,8 +34,8 @@ from wdsprep.encoding.models.base import InTwoPrecisions
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.models.pipeline_text import PipelineText
-from wdsprep.encoding.recipe import Recipe
 from wdsprep.encoding.recipe_defaults import settle_recipe
+from wdsprep.encoding.recipe_options import Recipe
 
 CUDA = torch.device("cuda", 0)
 MANY = 1 << 20  # numbers of a tensor that are worth being known

@@ -23,7 +23,7 @@ from tests.kit.encodes import Here
 from wdsprep.__main__ import main
 from wdsprep.encoding.models.base import Encoded
 from wdsprep.encoding.models.find import Model
-from wdsprep.encoding.recipe import Recipe
+from wdsprep.encoding.recipe_options import Recipe
 
 ALIKE = "ENCODES_ALIKE"
 """What the environment of a process has whose latents are those of all others."""

@@ -30,7 +30,7 @@ from tests.kit.packs import tars, tree, write_files
 from wdsprep import errors
 from wdsprep.encoding.fields import fields
 from wdsprep.encoding.models.find import find_model
-from wdsprep.encoding.recipe import Encode, Recipe
+from wdsprep.encoding.recipe_options import Encode, Recipe
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.loading.streaming.pieces import FILL, PIECE, Pieces, StreamRoom
 from wdsprep.loading.streaming.stages import WorkerStats

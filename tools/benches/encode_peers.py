@@ -19,7 +19,7 @@ from PIL import Image
 from wdsprep.dataset.arrays import Field
 from wdsprep.encoding.models.base import Encoded, Tokens
 from wdsprep.encoding.models.find import TINY
-from wdsprep.encoding.recipe import Recipe
+from wdsprep.encoding.recipe_options import Recipe
 
 IN_FLIGHT = 2
 CORES = len(os.sched_getaffinity(0))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from wdsprep.encoding.models.encoder import LatentEncoder
     from wdsprep.encoding.models.find import Model
-    from wdsprep.encoding.recipe import Recipe
+    from wdsprep.encoding.recipe_options import Recipe
 
 US, COMPILED, CONTIGUOUS, THEIRS = WHO = (
     "wdsprep's network",
@@ -161,8 +161,8 @@ def _encoder(model: str, side: int, **options: Any) -> "LatentEncoder":
     from wdsprep.encoding.models.encoder import LatentEncoder
     from wdsprep.encoding.models.find import find_model
     from wdsprep.encoding.models.loading import silence_libraries
-    from wdsprep.encoding.recipe import Recipe
     from wdsprep.encoding.recipe_defaults import settle_recipe
+    from wdsprep.encoding.recipe_options import Recipe
 
     silence_libraries()
     wanted = Recipe(resolution=side, **options)

@@ -28,7 +28,7 @@ from wdsprep.dataset.tar.read import (
     open_tape,
     scan,
 )
-from wdsprep.images import IMAGES
+from wdsprep.images.extensions import IMAGES
 from wdsprep.store.base import Store
 
 KeysByNumber = dict[int, str]

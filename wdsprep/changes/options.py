@@ -10,8 +10,14 @@ from wdsprep.changes.key_lists import NameList
 from wdsprep.errors import UsageError
 from wdsprep.options import Place, about, as_places
 from wdsprep.packing.options import SOURCE_KIND, ShardSizes
-from wdsprep.runners.base import WorkerOptions, WorkerRangeOptions
-from wdsprep.runners.options import OUTPUT, TRACK, ListenedOptions, overwrite
+from wdsprep.runners.options import (
+    OUTPUT,
+    TRACK,
+    ListenedOptions,
+    WorkerOptions,
+    WorkerRangeOptions,
+    overwrite,
+)
 from wdsprep.text import brief, check_texts, whole_number
 
 SAMPLES, COMPARISON = "Samples", "Comparison"

@@ -37,8 +37,8 @@ from typing import TYPE_CHECKING
 from wdsprep.changes.options import SelectOptions
 from wdsprep.errors import UsageError
 from wdsprep.options import as_places, takes_options
-from wdsprep.runners.base import WorkerOptions, WorkerRangeOptions, with_runner
 from wdsprep.runners.job import JobListener
+from wdsprep.runners.options import WorkerOptions, WorkerRangeOptions, with_runner
 from wdsprep.store.base import check_apart
 from wdsprep.text import NotebookTable, plural
 

@@ -34,9 +34,9 @@ from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.sealed_json import canonical_json
 from wdsprep.dataset.state import dated_manifest, find_claim, read_format, refresh_manifest
 from wdsprep.errors import ExistsError, FingerprintError, FullError, NotFoundError, UsageError
-from wdsprep.runners.base import WorkerOptions
 from wdsprep.runners.in_process import runner_for
 from wdsprep.runners.job import JobListener
+from wdsprep.runners.options import WorkerOptions
 from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write
 from wdsprep.runners.track import track_run
 from wdsprep.store import open_store

@@ -4,8 +4,7 @@ import os
 from dataclasses import KW_ONLY, dataclass, field
 
 from wdsprep.options import about
-from wdsprep.runners.base import WorkerOptions
-from wdsprep.runners.options import ListenedOptions
+from wdsprep.runners.options import ListenedOptions, WorkerOptions
 
 CHECKS = "Checks"
 

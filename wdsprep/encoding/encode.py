@@ -27,7 +27,7 @@ from wdsprep.encoding.options import EncodeOne, EncodeOptions
 from wdsprep.encoding.pending import joint_units, remove_stale_units
 from wdsprep.encoding.plan import DatasetPlan, EncodePlan, area_warning
 from wdsprep.encoding.progress import Speeds
-from wdsprep.encoding.recipe import Recipe
+from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.encoding.work import EncodeTarget, EncodeWork
 from wdsprep.encoding.worker_plan import runner_of
 from wdsprep.options import OverloadedFunction, takes_options

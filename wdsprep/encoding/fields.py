@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from wdsprep.dataset.arrays import EMB, FLIPPED, LATENT, TOKENS, Field, text_fields
 from wdsprep.encoding.models.find import Model
-from wdsprep.encoding.recipe import Recipe
+from wdsprep.encoding.recipe_options import Recipe
 
 
 def fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:

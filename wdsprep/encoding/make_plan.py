@@ -30,17 +30,12 @@ from wdsprep.encoding.models.find import (
     find_model,
     rehash_weights,
 )
-from wdsprep.encoding.options import EncodeOptions
+from wdsprep.encoding.options import EncodeOptions, EncodeWorkerOptions
 from wdsprep.encoding.pending import PackedShards, pending_shards
 from wdsprep.encoding.plan import DatasetPlan, EncodePlan, units_of
-from wdsprep.encoding.recipe import Encode, Recipe
 from wdsprep.encoding.recipe_defaults import choices_for, format_at, settings_of, settle_recipe
-from wdsprep.encoding.worker_plan import (
-    EncodeWorkerOptions,
-    EncodeWorkerPlan,
-    plan_for_machines,
-    settle_runner,
-)
+from wdsprep.encoding.recipe_options import Encode, Recipe
+from wdsprep.encoding.worker_plan import EncodeWorkerPlan, plan_for_machines, settle_runner
 from wdsprep.errors import DamageError, NotFoundError, UsageError
 from wdsprep.sources.patterns import is_glob
 from wdsprep.store import open_store

@@ -8,9 +8,9 @@ from functools import cached_property, partial
 from wdsprep.changed_settings import ABOVE, SettingWords
 from wdsprep.dataset.scores import SCORES
 from wdsprep.encoding import DTYPES
-from wdsprep.encoding.captions.sources import CaptionOptions, OneCaption
+from wdsprep.encoding.captions.options import CaptionOptions, OneCaption
 from wdsprep.encoding.places import check_apart_text, places_of
-from wdsprep.encoding.recipe import (
+from wdsprep.encoding.recipe_options import (
     IMAGES,
     RESOLUTION,
     Encode,
@@ -19,11 +19,80 @@ from wdsprep.encoding.recipe import (
     resolutions_of,
 )
 from wdsprep.encoding.shape_lists import check_one_resolution
-from wdsprep.encoding.worker_plan import EncodeWorkerOptions
 from wdsprep.options import about
-from wdsprep.runners.options import OUTPUT, TRACK, ListenedOptions, limit, overwrite
+from wdsprep.runners.options import (
+    OUTPUT,
+    TRACK,
+    WORKERS,
+    ListenedOptions,
+    WorkerRangeOptions,
+    limit,
+    overwrite,
+    parse_workers,
+)
 from wdsprep.store.base import absolute
 from wdsprep.text import check_one_of
+
+DEVICES = ("auto", "cuda", "cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodeWorkerOptions(WorkerRangeOptions):
+    """The options of workers and their devices; `auto` and 0 leave the choice to wdsprep."""
+
+    device: str = field(
+        default="auto",
+        metadata=about(
+            "Compute on this device; auto takes GPUs if there are any.",
+            WORKERS,
+            choices=DEVICES,
+            usual=True,
+            order=-1,
+            page="where to compute",
+        ),
+    )
+    workers: int | str | tuple[int, int] = field(
+        default="auto",
+        metadata=about(
+            "Work in this number of processes; auto is one for each GPU, or one in all without a "
+            "GPU; MIN:MAX is for a cluster that grows.",
+            WORKERS,
+            read=parse_workers,
+            usual=True,
+            metavar="AUTO|N|MIN:MAX",
+            example="auto|N|MIN:MAX",
+            page="how many workers; `auto` is one for each core, or as many as the cluster's "
+            "machines have room for; for `encode` one for each GPU, or one in all without a GPU",
+        ),
+    )
+    gpus_per_worker: float = field(
+        default=0.0,
+        metadata=about(
+            "Give each worker this number of GPUs, or a share of one, such as 0.5.",
+            WORKERS,
+            least=0,
+            usual="1",
+            example="N",
+        ),
+    )
+    cpus_per_worker: float = field(
+        default=0.0,
+        metadata=about(
+            "Give each worker this number of cores.",
+            WORKERS,
+            least=0,
+            usual="all, shared fairly",
+            example="N",
+        ),
+    )
+    accelerator_type: str | None = field(
+        default=None,
+        metadata=about(
+            "Work only on GPUs of this type in a Ray cluster, such as A10G.",
+            WORKERS,
+            example="A10G",
+        ),
+    )
 
 
 @dataclass(frozen=True)

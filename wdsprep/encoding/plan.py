@@ -14,9 +14,10 @@ from wdsprep.encoding import HALF
 from wdsprep.encoding.captions.sources import CaptionSource
 from wdsprep.encoding.captions.table import PreparedCaptions
 from wdsprep.encoding.models.find import Model
+from wdsprep.encoding.options import EncodeWorkerOptions
 from wdsprep.encoding.pending import PackedShards, count_units
-from wdsprep.encoding.recipe import Encode
-from wdsprep.encoding.worker_plan import EncodeWorkerOptions, EncodeWorkerPlan
+from wdsprep.encoding.recipe_options import Encode
+from wdsprep.encoding.worker_plan import EncodeWorkerPlan
 from wdsprep.text import plural
 
 

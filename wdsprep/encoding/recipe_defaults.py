@@ -13,7 +13,7 @@ from wdsprep.encoding.fields import fields
 from wdsprep.encoding.gpus import has_bf16
 from wdsprep.encoding.models.find import Model, rule_of
 from wdsprep.encoding.models.presets import PRESETS
-from wdsprep.encoding.recipe import Recipe
+from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import UsageError
 from wdsprep.images.shapes import DECODE, FAST, FULL
 from wdsprep.limits import MAX_AREA, MAX_NBYTES

@@ -4,80 +4,21 @@
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil
 
 from wdsprep.cpus import usable_cpus
 from wdsprep.encoding.gpus import visible_gpus
+from wdsprep.encoding.options import EncodeWorkerOptions
 from wdsprep.errors import UsageError
-from wdsprep.options import about
-from wdsprep.runners import base, make_runner
-from wdsprep.runners.base import WORKERS, Runner, WorkerRangeOptions, parse_workers, ray_in_use
+from wdsprep.runners import make_runner
+from wdsprep.runners.base import Runner
+from wdsprep.runners.options import ray_in_use, with_runner
 
-DEVICES = ("auto", "cuda", "cpu")
 SHARDS_PER_WORKER = 3  # one comes back from the device, one goes in, one has its tar open
 SHARDS_IN_TURN = 8
 """The shards of a worker whose device holds the networks for images and for text in turn: each is
 loaded once for this number of shards."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncodeWorkerOptions(WorkerRangeOptions):
-    """The options of workers and their devices; `auto` and 0 leave the choice to wdsprep."""
-
-    device: str = field(
-        default="auto",
-        metadata=about(
-            "Compute on this device; auto takes GPUs if there are any.",
-            WORKERS,
-            choices=DEVICES,
-            usual=True,
-            order=-1,
-            page="where to compute",
-        ),
-    )
-    workers: int | str | tuple[int, int] = field(
-        default="auto",
-        metadata=about(
-            "Work in this number of processes; auto is one for each GPU, or one in all without a "
-            "GPU; MIN:MAX is for a cluster that grows.",
-            WORKERS,
-            read=parse_workers,
-            usual=True,
-            metavar="AUTO|N|MIN:MAX",
-            example="auto|N|MIN:MAX",
-            page="how many workers; `auto` is one for each core, or as many as the cluster's "
-            "machines have room for; for `encode` one for each GPU, or one in all without a GPU",
-        ),
-    )
-    gpus_per_worker: float = field(
-        default=0.0,
-        metadata=about(
-            "Give each worker this number of GPUs, or a share of one, such as 0.5.",
-            WORKERS,
-            least=0,
-            usual="1",
-            example="N",
-        ),
-    )
-    cpus_per_worker: float = field(
-        default=0.0,
-        metadata=about(
-            "Give each worker this number of cores.",
-            WORKERS,
-            least=0,
-            usual="all, shared fairly",
-            example="N",
-        ),
-    )
-    accelerator_type: str | None = field(
-        default=None,
-        metadata=about(
-            "Work only on GPUs of this type in a Ray cluster, such as A10G.",
-            WORKERS,
-            example="A10G",
-        ),
-    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,7 +121,7 @@ def settle_runner(options: EncodeWorkerOptions, told: Callable[[str], None]) -> 
     gpus = 0
     if options.runner == "auto" and not ray_in_use(options.ray_address):
         gpus = len(this_machine(options.device).gpus)
-    chosen = base.with_runner(options, told, gpus=gpus)
+    chosen = with_runner(options, told, gpus=gpus)
     if options.runner == "auto" and chosen.runner == "local":
         here = "one GPU" if gpus else "no GPU" if options.device != "cpu" else "the CPU alone"
         told(

@@ -30,9 +30,10 @@ from wdsprep.exporting.layout import Exportable, ExportedFile, Layout, layout_of
 from wdsprep.exporting.options import ExportOptions
 from wdsprep.exporting.samples import ExportUnit, UnitReader, UnitSource
 from wdsprep.options import takes_options
-from wdsprep.runners.base import PROGRESS_S, WorkerOptions
+from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.in_process import runner_for
 from wdsprep.runners.job import Job, JobListener, check_all_done, job_largest_first
+from wdsprep.runners.options import WorkerOptions
 from wdsprep.store import open_store, shared_store
 from wdsprep.store.base import Store, absolute, check_apart, is_hidden, write_bytes
 from wdsprep.store.places import place_scheme

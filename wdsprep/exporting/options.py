@@ -6,8 +6,7 @@ from dataclasses import KW_ONLY, dataclass, field
 
 from wdsprep.exporting import LAYOUTS
 from wdsprep.options import Place, about, as_places
-from wdsprep.runners.base import WorkerOptions
-from wdsprep.runners.options import ListenedOptions
+from wdsprep.runners.options import ListenedOptions, WorkerOptions
 
 LAYOUT = "Layout"
 

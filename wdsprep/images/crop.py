@@ -30,7 +30,8 @@ from torch.utils.dlpack import from_dlpack
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.images import Limits, formats, headers
+from wdsprep.images import formats, headers
+from wdsprep.images.options import Limits
 from wdsprep.images.pixel_rule import Picture, prepare
 from wdsprep.images.shapes import Fit, Shapes
 from wdsprep.limits import MAX_AREA

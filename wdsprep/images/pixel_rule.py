@@ -13,8 +13,9 @@ from PIL.ImageFile import ImageFile
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.images import Limits, Recode, colour, formats, headers, orientation
+from wdsprep.images import colour, formats, headers, orientation
 from wdsprep.images.headers import Header
+from wdsprep.images.options import Limits, Recode
 
 CHANGES = (
     "format",

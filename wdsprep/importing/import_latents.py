@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from wdsprep.errors import FingerprintError, SourceError
 from wdsprep.importing.options import ImportOptions
 from wdsprep.options import takes_options
-from wdsprep.runners.base import WorkerOptions
 from wdsprep.runners.job import JobListener
+from wdsprep.runners.options import WorkerOptions
 from wdsprep.text import examples, plural, shown
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from wdsprep.changed_settings import ABOVE, SettingWords, follows, say_named
 from wdsprep.encoding.shape_lists import SHAPES_SETTING, ShapesGiven, check_shapes_option
 from wdsprep.errors import UsageError
 from wdsprep.options import about
-from wdsprep.runners.base import WorkerOptions
-from wdsprep.runners.options import OUTPUT, TRACK, ListenedOptions, limit, overwrite
+from wdsprep.runners.options import OUTPUT, TRACK, ListenedOptions, WorkerOptions, limit, overwrite
 
 COLUMNS = "Columns"
 

@@ -18,7 +18,7 @@ from wdsprep.text import brief, check_texts, real_number, whole_number
 if TYPE_CHECKING:
     import torch
 
-    from wdsprep.encoding.recipe import Encode
+    from wdsprep.encoding.recipe_options import Encode
     from wdsprep.loading.open_datasets import Places, Stream, Streams
 
 FULL, LONGEST = PADS = ("full", "longest")
@@ -46,7 +46,7 @@ def _side(given: Any) -> int:
 
 
 def _encode(given: Any) -> "Encode":
-    from wdsprep.encoding.recipe import Encode
+    from wdsprep.encoding.recipe_options import Encode
 
     if not isinstance(given, Encode):
         raise UsageError(f"{brief(given)}: give wdsprep.Encode(resolution=...)")

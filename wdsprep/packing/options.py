@@ -16,12 +16,18 @@ from wdsprep.dataset.names import SELECTION
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import UsageError
 from wdsprep.fetch.options import DOWNLOADING, FetchOptions, FetchRules
-from wdsprep.images import HEADING, ImageOptions, Limits, Recode, jpeg_quality
+from wdsprep.images.options import HEADING, ImageOptions, Limits, Recode, jpeg_quality
 from wdsprep.limits import MAX_DOWNLOAD_NBYTES, MAX_NBYTES
 from wdsprep.options import Options, about, options_in_settings
 from wdsprep.packing import HASHES
-from wdsprep.runners.base import WorkerRangeOptions
-from wdsprep.runners.options import OUTPUT, TRACK, ListenedOptions, limit, overwrite
+from wdsprep.runners.options import (
+    OUTPUT,
+    TRACK,
+    ListenedOptions,
+    WorkerRangeOptions,
+    limit,
+    overwrite,
+)
 from wdsprep.text import brief, parse_names, parse_size
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from wdsprep.errors import UsageError
 from wdsprep.fetch.options import DOWNLOADING
 from wdsprep.options import options_given_under, takes_options
 from wdsprep.packing.options import PackOptions, PackRules, settings_of
-from wdsprep.runners.base import with_runner
+from wdsprep.runners.options import with_runner
 from wdsprep.runners.track import track_run
 
 if TYPE_CHECKING:

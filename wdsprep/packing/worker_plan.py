@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from wdsprep.cpus import usable_cpus
 from wdsprep.fetch.options import FetchRules
 from wdsprep.runners import make_runner
-from wdsprep.runners.base import Runner, WorkerOptions
+from wdsprep.runners.base import Runner
+from wdsprep.runners.options import WorkerOptions
 
 SLICES_OF_URLS = 3  # under way in a worker: the last rows of one hold up nobody
 

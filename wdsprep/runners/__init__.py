@@ -22,8 +22,8 @@
 its events. `schedule` decides who gets which unit, and what a failure costs; `local` and `ray`
 carry its messages to workers and back, `stuck_workers` ends what hangs; `in_process` does without
 workers, and judges failures alike. `worker` is the side of a worker that both kinds share,
-`local_worker` the rest of a local one. `base` has what all of these tell each other, `options` what
-is said of options that many runs have. `track` tells Weights & Biases or TensorBoard how far a run
+`local_worker` the rest of a local one. `base` has what all of these tell each other, `options` the
+options that several commands have. `track` tells Weights & Biases or TensorBoard how far a run
 is.
 
     job = Job(make_runner("local", workers=8), work, units)
@@ -40,7 +40,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wdsprep.errors import UsageError
-from wdsprep.runners.base import Runner, check_span
+from wdsprep.runners.base import Runner
+from wdsprep.runners.options import check_span
 from wdsprep.text import brief
 
 

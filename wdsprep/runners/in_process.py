@@ -7,7 +7,8 @@ from itertools import islice
 
 from wdsprep.cpus import usable_cpus
 from wdsprep.runners import make_runner
-from wdsprep.runners.base import Event, Runner, Unit, Work, WorkerOptions, with_runner
+from wdsprep.runners.base import Event, Runner, Unit, Work
+from wdsprep.runners.options import WorkerOptions, with_runner
 from wdsprep.runners.schedule import SlotMessage, drive
 from wdsprep.runners.worker import Worker, open_worker
 

@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 
 from wdsprep.changed_settings import SettingWords
 from wdsprep.dataset.scores import SCORES
-from wdsprep.encoding.worker_plan import EncodeWorkerOptions
+from wdsprep.encoding.options import EncodeWorkerOptions
 from wdsprep.errors import UsageError
-from wdsprep.images import AREA, NBYTES
+from wdsprep.images.options import AREA, NBYTES
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.options import about
-from wdsprep.runners.base import WORKERS
-from wdsprep.runners.options import OUTPUT, TRACK, ListenedOptions, limit, overwrite
+from wdsprep.runners.options import OUTPUT, TRACK, WORKERS, ListenedOptions, limit, overwrite
 from wdsprep.text import brief, parse_auto
 
 MODEL, CAPTIONS, IMAGES = "Model", "Captions", "Images"

@@ -14,7 +14,7 @@ from pathlib import Path
 from wdsprep.dataset.names import MANIFEST
 from wdsprep.dataset.state import read_manifest
 from wdsprep.errors import SourceError, UsageError
-from wdsprep.images import IMAGES
+from wdsprep.images.extensions import IMAGES
 from wdsprep.limits import MAX_NBYTES
 from wdsprep.sources import Columns, Source
 from wdsprep.sources.folder import FolderSource

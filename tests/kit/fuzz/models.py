@@ -44,8 +44,8 @@ def load(folder: Path, text: str) -> str:
     """Find a model and load what encodes with it; return the line that refuses it, or nothing."""
     from wdsprep.encoding.models.encoder import load_encoder
     from wdsprep.encoding.models.find import find_model
-    from wdsprep.encoding.recipe import Recipe
     from wdsprep.encoding.recipe_defaults import settle_recipe
+    from wdsprep.encoding.recipe_options import Recipe
 
     try:
         recipe, model = settle_recipe(

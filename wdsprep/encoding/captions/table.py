@@ -21,10 +21,9 @@ from wdsprep.dataset.records import Nbytes, Text, read_record
 from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.samples import Sample, facts_bytes
 from wdsprep.encoding.captions.lookup import FORM, Lookup, LookupFile, digest_of_file, open_lookup
+from wdsprep.encoding.captions.options import BY, CaptionOptions
 from wdsprep.encoding.captions.sources import (
-    BY,
     OWN,
-    CaptionOptions,
     CaptionSource,
     CaptionUse,
     FieldCaptions,

@@ -16,7 +16,7 @@ from wdsprep.encoding.models.base import DTYPES, InTwoPrecisions, Rows, Tokens
 from wdsprep.encoding.models.compiled import CompiledNetwork
 from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.models.loading import load_tokenizer, load_tower
-from wdsprep.encoding.recipe import Recipe
+from wdsprep.encoding.recipe_options import Recipe
 
 
 class ClipTokens:

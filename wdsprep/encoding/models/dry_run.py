@@ -42,7 +42,7 @@ from wdsprep.encoding.models.prompt_call import (
     pipeline_class,
     pipeline_error,
 )
-from wdsprep.encoding.recipe import Recipe
+from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import UsageError, WorkError
 
 _log = logging.getLogger("wdsprep")

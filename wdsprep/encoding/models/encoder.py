@@ -39,7 +39,7 @@ from wdsprep.encoding.models.loading import load_vae, silence_libraries
 from wdsprep.encoding.models.pipeline_text import PipelineText
 from wdsprep.encoding.models.precision import whole_fp32
 from wdsprep.encoding.models.vae import Moments, Rule
-from wdsprep.encoding.recipe import Recipe
+from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import WorkError
 
 

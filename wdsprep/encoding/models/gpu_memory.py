@@ -10,7 +10,7 @@ from wdsprep.encoding.models.batch_size import TEXT_NBYTES, free_nbytes, peak_nb
 from wdsprep.encoding.models.find import Model
 from wdsprep.encoding.models.prompt_call import dtype_of_tower
 from wdsprep.encoding.models.weights import tensors_in
-from wdsprep.encoding.recipe import Recipe
+from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import WorkError
 from wdsprep.text import human_bytes
 

@@ -25,7 +25,7 @@ from wdsprep.encoding.models.prompt_call import (
     pipeline_class,
     pipeline_of,
 )
-from wdsprep.encoding.recipe import Recipe
+from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import WorkError
 
 GPU_BATCH = 32  # captions: more fill no device better, and hidden states of all layers are kept

@@ -16,7 +16,8 @@ from PIL import Image
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.shapes import Size, cut_size
-from wdsprep.images import Limits, formats
+from wdsprep.images import formats
+from wdsprep.images.options import Limits
 from wdsprep.images.pixel_rule import prepare
 from wdsprep.reporting.page.markup import format_sides
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from wdsprep.errors import UsageError
-from wdsprep.runners.base import (
+from wdsprep.runners.options import (
     THIS_RAY,
     WorkerOptions,
     WorkerRangeOptions,
@@ -65,6 +65,6 @@ def test_a_span_of_workers_is_for_a_cluster_whoever_chose_that() -> None:
 
 
 def test_nobody_imports_ray_to_find_out_whether_it_is_in_use() -> None:
-    code = "import sys, wdsprep.runners.base as b; b.with_runner(b.WorkerOptions(), print); "
+    code = "import sys, wdsprep.runners.options as b; b.with_runner(b.WorkerOptions(), print); "
     code += "sys.exit('ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from wdsprep.encoding.recipe import DTYPES, LATENTS, TEXTS, Recipe
+from wdsprep.encoding.recipe_options import DTYPES, LATENTS, TEXTS, Recipe
 from wdsprep.errors import UsageError
 
 

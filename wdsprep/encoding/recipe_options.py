@@ -22,11 +22,11 @@ from wdsprep.encoding.shape_lists import (
     sizes_of,
 )
 from wdsprep.errors import UsageError
-from wdsprep.images import AREA, NBYTES
+from wdsprep.images.options import AREA, NBYTES
 from wdsprep.images.shapes import FULL
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.options import Options, about, refuse_unknown_options
-from wdsprep.runners.base import WORKERS
+from wdsprep.runners.options import WORKERS
 from wdsprep.text import brief, parse_auto, whole_number
 
 MODEL, IMAGES = "Model", "Images"

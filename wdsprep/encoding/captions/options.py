@@ -1,0 +1,175 @@
+"""The options that choose the captions to encode."""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from wdsprep.changed_settings import SettingWords
+from wdsprep.encoding.captions.sources import OWN, CaptionSource
+from wdsprep.errors import UsageError
+from wdsprep.options import Options, about
+from wdsprep.text import brief, parse_names
+
+BY = ("key", "source", "url", "sha256")
+"""The columns that may identify samples in a table: the first that it has is used, by default."""
+NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+CAPTIONS = "Captions"
+
+
+def _say_captions(before: str | None, now: str | None) -> str:
+    """Say how --captions has changed. Of a digest nobody knows what it is of."""
+    if not before or not now:
+        return "--captions is given (was not)" if now else "no --captions (was given)"
+    return "--captions says other captions than those it was made with"
+
+
+def _check_path(given: Any) -> str:
+    """Check that a value is a path in a json, such as meta.long, and return it."""
+    if not isinstance(given, str) or not all(given.split(".")):
+        raise UsageError(f"{brief(given)} is not a path in a json, such as meta.long or captions.1")
+    return given
+
+
+def _check_paths(given: Any) -> tuple[str, ...]:
+    return tuple(map(_check_path, parse_names(given)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneCaption(Options):
+    """The options of captions if each sample has one caption."""
+
+    captions: "str | os.PathLike[str]" = field(
+        default="",
+        metadata=about(
+            "Take captions from this table: Parquet, CSV, TSV or JSON lines, or a folder or "
+            "pattern of them, with a column key, source, url or sha256. Samples that it does not "
+            "list keep their own.",
+            CAPTIONS,
+            is_place=True,
+            metavar="TABLE",
+            page="take captions from a table, [in place of the samples' own](#other-captions)",
+            settings={"captions": SettingWords(say=_say_captions)},
+        ),
+    )
+    captions_by: str = field(
+        default="",
+        metadata=about(
+            "Find samples in the table by this column.",
+            CAPTIONS,
+            choices=BY,
+            metavar="COLUMN",
+            usual="the first of those that it has",
+            example="key|source|url|sha256",
+            page="which column of the table names the samples",
+        ),
+    )
+    caption_column: str = field(
+        default="",
+        metadata=about(
+            "Take captions from this column.",
+            CAPTIONS,
+            usual="caption",
+            example="NAME",
+            page="which column of the table has the captions",
+        ),
+    )
+    caption_field: str = field(
+        default="",
+        metadata=about(
+            "Take captions from this field of the json of each sample, such as meta.long or "
+            "captions.1.",
+            CAPTIONS,
+            read=_check_path,
+            metavar="PATH",
+            example="meta.long",
+            page="take captions from a field of the samples' json",
+        ),
+    )
+    caption_name: str = field(
+        default="",
+        metadata=about(
+            "Give the captions this name, by which a loader selects them.",
+            CAPTIONS,
+            usual="the field's last part",
+            order=1,
+            example="long",
+            page="the name of the captions for the loader's `captions=`",
+        ),
+    )
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Return the paths in the json whose captions each make a separate dataset."""
+        return ()
+
+    def check_together(self) -> None:
+        super().check_together()
+        self._check_apart()
+        found = [source.name for source in self.sources]
+        for name in found:
+            if not NAME.fullmatch(name):
+                raise UsageError(
+                    f"captions cannot be named {name!r}: give a --caption-name of letters and "
+                    "digits"
+                )
+            if found.count(name) > 1:
+                raise UsageError(
+                    f"two of --caption-fields end in {name!r}, after which their captions are "
+                    "named: encode one of them with --caption-field and a --caption-name"
+                )
+
+    def _check_apart(self) -> None:
+        given = {
+            "--captions": self.captions,
+            "--caption-field": self.caption_field,
+            "--caption-fields": self.paths,
+        }
+        if len(several := [option for option, value in given.items() if value]) > 1:
+            raise UsageError(f"{several[0]} and {several[1]} both choose captions: give one")
+        of_table = {"--captions-by": self.captions_by, "--caption-column": self.caption_column}
+        if (alone := [option for option, value in of_table.items() if value]) and not self.captions:
+            raise UsageError(f"{alone[0]} is for a table: give --captions TABLE too")
+        if self.caption_name and self.paths:
+            raise UsageError(
+                "--caption-fields names the captions after the last part of each field: leave "
+                "--caption-name out"
+            )
+
+    @property
+    def sources(self) -> tuple[CaptionSource, ...]:
+        """Return the sources of captions that the options name, one for each text dataset.
+
+        A table has not been read yet.
+        """
+        return tuple(map(self._source, self.paths or (self.caption_field,)))
+
+    def _source(self, path: str) -> CaptionSource:
+        usual = path.rpartition(".")[2] or OWN
+        return CaptionSource(name=self.caption_name or usual, field="" if path == OWN else path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptionOptions(OneCaption):
+    """The options of captions if a sample may have several, each in a separate dataset."""
+
+    caption_fields: str | Sequence[str] = field(
+        default=(),
+        metadata=about(
+            "Encode the captions of several fields in one pass, with --latents none, each into a "
+            "separate dataset.",
+            CAPTIONS,
+            read=_check_paths,
+            metavar="A,B,...",
+            example="alt,long",
+            page="take captions from several fields at once, each into a separate text dataset",
+        ),
+    )
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return parse_names(self.caption_fields)
+
+
+OWN_CAPTIONS = CaptionOptions()
