@@ -182,7 +182,8 @@ def test_a_sample_whose_lengths_are_not_its_own_is_refused_alone(tmp_path: Path)
     found = rows_of(place)
     assert [isinstance(row, Refusal) for row in found] == [False, True, False]
     assert isinstance(found[1], Refusal)
-    assert found[1].detail == "the sample cannot be read (column image leads out of its sample)"
+    cause = "column image has more bytes than its sample"
+    assert found[1].detail == f"the sample cannot be read ({cause})"
 
 
 # --- tables

@@ -179,9 +179,10 @@ def plan_repair(found: DatasetSurvey) -> Repair:
 
 
 def _can_stay(found: DatasetSurvey, unit: str, units: Mapping[str, Iterable[Finding]]) -> bool:
-    """Return whether the shards of a unit are sound and have images from the web.
+    """Return whether a repair leaves the shards of a unit as they are.
 
-    A unit that a removal has changed in part cannot stay: its files are of two moments.
+    It does if they are sound and their images are from the web, where some may have gone. A unit
+    that a removal has changed in part cannot stay: its files are of two moments.
     """
     if unit in found.begun:
         return False

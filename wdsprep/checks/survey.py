@@ -85,7 +85,7 @@ class DatasetSurvey:
     def add_finding(self, name: str, kind: Kind, what: str, unit: str = "") -> None:
         """Add a finding, unless a removal that is under way explains it.
 
-        It changes images before their latents, and writes the manifest last.
+        A removal changes images before their latents, and writes the manifest last.
         """
         units = {unit, unit_of_file(name, self.place.dataset)}
         explained = self.removing if kind in (Kind.CHANGED, Kind.UNMATCHED) else self.begun

@@ -146,7 +146,10 @@ def write_rows(store: Store, receipt: Receipt) -> int | None:
 
 
 def read_positions(store: Store, receipt: Receipt, *, every_key: bool = True) -> ImagePositions:
-    """Return the positions of the samples of a latent shard in its image shard."""
+    """Return for each sample of a latent shard which sample of the image shard it was made of.
+
+    `every_key` is that of `positions_without_rows`.
+    """
     (shard,) = receipt.shards
     if not may_have_rows(receipt):
         return ImagePositions.plain(shard.samples)

@@ -472,7 +472,10 @@ def _maker_unit(manifest: Manifest, name: str) -> str:
 
 
 def _remove_strays(store: Store, unit: str, names: Iterable[str]) -> None:
-    """Remove the files of a locked unit that its receipt does not name."""
+    """Delete those of the files `names` of a unit that its receipt does not list.
+
+    The caller holds the lock of the unit.
+    """
     with contextlib.suppress(NotFoundError):
         shards = {shard.name for shard in read_receipt(store, unit).shards}
         names = [n for n in names if ".tar" in n and without_index(n) not in shards]

@@ -187,7 +187,10 @@ def _make_target(dataset: DatasetPlan, edition: Edition) -> EncodeTarget:
 def _make_runs(
     plan: EncodePlan, editions: Sequence[Edition], limit: int, trial: Speeds | None
 ) -> list[Run]:
-    """Return a run for each dataset of a plan."""
+    """Return for each dataset of a plan the run that fills it, as the job knows it.
+
+    `limit` is that of --limit. `trial` has the speeds that are noted in the manifest.
+    """
     return [
         Run(
             edition,

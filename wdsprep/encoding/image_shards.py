@@ -59,7 +59,7 @@ class ImageShard:
         return self.item.take or there
 
     def to_bytes(self) -> bytes:
-        """Return the shard as bytes, which take a third of its memory."""
+        """Return this description of a shard as bytes: a third of the object's memory."""
         item = self.item
         parts = item.name, item.parts, item.extra, item.take, item.samples
         return pickle.dumps((self.name, self.digest, self.kind.value, parts))

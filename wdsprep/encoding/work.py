@@ -31,7 +31,8 @@ class EncodeTarget:
 class EncodeWork:
     """The picklable description of a worker of `encode`, which a runner opens.
 
-    A unit of work is a `JointUnit`: its parts are image shards, by the number of the target.
+    A unit of work is a `JointUnit`. Its parts are image shards, each with the number of the target
+    in `targets` that its latents go to.
     """
 
     images: str

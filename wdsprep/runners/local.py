@@ -39,10 +39,10 @@ _log = logging.getLogger("wdsprep")
 
 @functools.cache
 def _worker_program() -> str:
-    """Return the program that a worker process runs.
+    """Return the Python source that a worker process runs, by `python -c`.
 
-    It checks the installed version first: a driver may have run for days, and the package may
-    have been upgraded meanwhile.
+    The source compares the installed version with the driver's first: a driver may have run for
+    days, and the package may have been upgraded meanwhile.
     """
     return f"""{inspect.getsource(installed)}
 import sys; fd, units_at_once, version, *sys.path = sys.argv[1:]

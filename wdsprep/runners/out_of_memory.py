@@ -44,7 +44,7 @@ class KillsCounted:
     def reason(self) -> str:
         """Return the likely reason why a worker was ended by SIGKILL.
 
-        It depends on whether the kernel has counted more kills since this was made, or last asked.
+        That is a lack of memory if the kernel has counted more kills for it since the last call.
         """
         before, self._before = self._before, _count()
         return OUT_OF_MEMORY if self._before > before else PERHAPS

@@ -177,7 +177,10 @@ class _Hold:
         return {int(end[1:] or 0): tag for end, tag in ends.items() if re.fullmatch(r"|\.\d+", end)}
 
     def _living_holder(self, number: int) -> str:
-        """Return which process has made a mark and lives, in words; empty where it is dead."""
+        """Return which process holds a lock, in words; empty if that process is dead.
+
+        `number` is that of the object that it wrote to take the lock.
+        """
         try:
             mark = self._objects.read(self._name(number))
         except NotFoundError:  # it has just been let go

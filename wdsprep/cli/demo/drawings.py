@@ -157,7 +157,10 @@ def draw(seed: object, size: PictureSize) -> Drawing:
 
 # --- scenes of shapes
 def _ring(count: int, radii: tuple[float, ...], turn: float) -> list[Point]:
-    """Return the corners of a shape around (0, 0), whose distances repeat `radii`."""
+    """Return the corners of a shape around (0, 0), turned by an angle in radians.
+
+    `count` is the number of corners. Their distances from the middle are `radii`, in turn.
+    """
     angles = [turn + 2 * math.pi * number / count for number in range(count)]
     return [
         (

@@ -78,7 +78,7 @@ class CommandOutput(ABC, JobProgress, Generic[T]):
         self.as_json = as_json
 
     def result(self, found: T) -> list[str]:
-        """Return the last lines, for a person or as JSON."""
+        """Return the last lines of the output, which say what was found: text, or JSON if asked."""
         self.line.clear()
         if self.as_json:
             return [KeptLine(json.dumps(each, sort_keys=True)) for each in self.facts(found)]

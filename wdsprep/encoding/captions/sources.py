@@ -120,7 +120,11 @@ class TableCaptions(Captions):
 
 
 def name_of(by: str, key: str, sample: Sample, *, is_packed: bool) -> str:
-    """Return the name by which a table lists a sample, or "" if the sample has none."""
+    """Return the name by which a table of captions lists a sample, or "" if the sample has none.
+
+    `by` is "key", "source" or the path of a field of the json. The source of a sample that `pack`
+    has made stands in its json too.
+    """
     if by == "key":
         return key
     if by == "source" and not is_packed:
@@ -136,10 +140,11 @@ def replace_surrogates(text: str) -> str:
 
 @dataclass(slots=True)
 class CaptionUse:
-    """The rows of a lookup that samples of a shard use, and the keys of some samples without one.
+    """The rows of a caption table that samples of one shard use.
 
-    Samples that are rejected for their images count too. The record is stored beside the shard. All
-    of them together tell which rows no sample uses, whichever runs made the shards.
+    `unnamed` has the keys of a few samples for which the table has no row, as examples. Samples
+    that are rejected for their images count too. This is stored beside each shard. What all shards
+    have tells which rows no sample uses, whichever runs made the shards.
     """
 
     rows: "array[int]" = field(default_factory=lambda: array("I"))

@@ -409,7 +409,10 @@ class EmptyEncoder(nn.Module):
 
 
 class Layers(tuple[Tensor, ...]):
-    """The hidden states of all layers, with a note of those that are used."""
+    """The hidden states of all layers, which note by which indexes a caller takes some of them.
+
+    `taken` has these indexes.
+    """
 
     def __init__(self, _states: Sequence[Tensor]) -> None:
         self.taken: list[Any] = []

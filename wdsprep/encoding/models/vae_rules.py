@@ -167,7 +167,7 @@ def _add_channel_scales(rule: VaeRule, config: Config, scale: Any = 1.0) -> VaeR
     means, deviations = config.reals("latents_mean"), config.reals("latents_std")
     if not len(means) == len(deviations) == rule.channels:
         raise UsageError(
-            f"{config.path} has {len(means)} means and {len(deviations)} deviations of "
+            f"{config.path} has {len(means)} means and {len(deviations)} deviations for "
             f"{rule.channels} channels: choose another --model"
         )
     if not all(deviation > 0 for deviation in deviations):

@@ -144,7 +144,11 @@ def _pace(moments: Sequence[tuple[float, int]]) -> RunPace:
 
 
 def _rates(steps: Sequence[tuple[float, int]]) -> tuple[float, ...]:
-    """Spread the inputs of each step evenly over its time, and return their sums by bin."""
+    """Return the inputs per second in equal periods of the time that all steps took.
+
+    A step is its length in seconds and the number of its inputs, which count as spread evenly over
+    it.
+    """
     count = min(BINS, len(steps))
     width = sum(length for length, _ in steps) / count
     done = [0.0] * count

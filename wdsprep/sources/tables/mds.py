@@ -119,7 +119,7 @@ def _fields(
     for column in columns:
         end = start + (column.nbytes or next(sizes))
         if end > len(data):
-            raise ValueError(f"column {column.name} leads out of its sample")
+            raise ValueError(f"column {column.name} has more bytes than its sample")
         if not wanted or column.name in wanted:
             yield column.name, data[start:end]
         start = end

@@ -159,7 +159,7 @@ class S3Sink(PartSink):
         self._close_pool()
 
     def _make_visible(self, operation: str, **what: Any) -> None:
-        """Make the request that gives the file its name.
+        """Send the request that gives the file its name: a method of boto3 with its arguments.
 
         A retry that meets its own success, whose answer was lost, is a success.
         """
