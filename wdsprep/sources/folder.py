@@ -23,6 +23,7 @@ from wdsprep.store import shared_store
 from wdsprep.store.base import Entry, Store, is_hidden
 from wdsprep.text import shown
 
+TEXTS = frozenset({"json", "txt"})
 NOT_OF_A_SAMPLE = re.compile(r"(^|/)(\d+_stats|dataset_info|dataset_infos|state)\.json$")
 
 
@@ -76,16 +77,17 @@ class FolderSource:
         yield make_or_refuse(source, lambda: self._sample(source, item))
 
     def _sample(self, source: str, item: Item) -> Sample:
-        names = [name for name, _, _ in item.parts]
-        if not names or not is_image(names[0]):
+        if not item.parts or not is_image(item.parts[0][0]):
             raise RejectedError(Code.NO_IMAGE, "no image has this name")
-        for name, nbytes, _ in item.parts:
-            check_nbytes(name, nbytes, self.max_nbytes if name == names[0] else MAX_TEXT_NBYTES)
+        (image, image_nbytes, _), *beside = item.parts
+        check_nbytes(image, image_nbytes, self.max_nbytes)
+        for name, nbytes, _ in beside:
+            check_nbytes(name, nbytes, MAX_TEXT_NBYTES)
         store = shared_store(self.url)
-        data = _read(store, names[0])
+        data = _read(store, image)
         facts = decode_facts(item.extra.encode(), "metadata") if item.extra else {}
         captions = captions_of(facts, self.columns.caption) if facts else ()
-        for name in names[1:]:  # json, txt
+        for name, _, _ in beside:  # json, txt
             if extension(name) == "json":
                 found = decode_facts(_read(store, name), name)
                 facts = facts | found if facts else found
@@ -112,7 +114,7 @@ class _Group:
 
 
 def _item(name: str, entries: Iterable[Entry]) -> Item:
-    return Item(name=name, parts=tuple((e.name, e.nbytes, e.stamp) for e in entries))
+    return Item(name=name, parts=tuple([(e.name, e.nbytes, e.stamp) for e in entries]))
 
 
 def _read(store: Store, name: str) -> bytes:
@@ -152,7 +154,8 @@ def _groups(entries: Iterable[Entry], tables: list[str], left_out: Told) -> Iter
         kind = extension(name)
         if is_hidden(name) or (kind == "json" and NOT_OF_A_SAMPLE.search(name)):
             continue
-        if not is_image(name) and kind not in ("txt", "json"):
+        is_sidecar = kind in TEXTS
+        if not is_sidecar and not is_image(name):
             if is_metadata(name):
                 tables.append(name)
             else:
@@ -161,12 +164,10 @@ def _groups(entries: Iterable[Entry], tables: list[str], left_out: Told) -> Iter
         stem = name[: -len(kind) - 1]
         while open_groups and not name.startswith(open_groups[-1].stem + "."):
             yield open_groups.pop()
-        group = next((g for g in open_groups if g.stem == stem), None)
-        if group is None:
-            group = _Group(stem)
-            open_groups.append(group)
-        if is_image(name):
-            group.images.append(entry)
+        if not open_groups or open_groups[-1].stem != stem:
+            open_groups.append(_Group(stem))
+        if is_sidecar:
+            open_groups[-1].sidecars[kind] = entry
         else:
-            group.sidecars[kind] = entry
+            open_groups[-1].images.append(entry)
     yield from reversed(open_groups)

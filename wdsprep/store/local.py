@@ -213,7 +213,7 @@ def _walk(
             here = folder.stat()
             # A folder sorts as its name with a slash, so that the whole listing is in name order;
             # names alone are kept, and code points sort as their UTF-8 does.
-            names = [e.name + "/" * _is_folder(e) for e in os.scandir(folder)]
+            names = [f"{e.name}/" if _is_folder(e) else e.name for e in os.scandir(folder)]
             if not path and LOST in names:
                 names.remove(LOST)
         except (FileNotFoundError, NotADirectoryError):
@@ -221,7 +221,9 @@ def _walk(
     if (here.st_dev, here.st_ino) in above:
         return
     above |= {(here.st_dev, here.st_ino)}
-    for name in sorted(filter(lambda name: name.startswith(start), names)):
+    if start:
+        names = [name for name in names if name.startswith(start)]
+    for name in sorted(names):
         if name[-1] == "/":
             yield from _walk(folder / name[:-1], path + name, "", above)
         elif not (name[0] == "." and TEMPORARY.fullmatch(name)):
@@ -260,15 +262,17 @@ def open_file(path: Path | str) -> tuple[int, int]:
     except OSError as error:
         raise _store_error(error, path) from error
     try:
-        with _store_errors(path):
-            return fd, _regular_nbytes(fd, path)
+        return fd, _regular_nbytes(fd, path)
     except StoreError:
         os.close(fd)
         raise
 
 
 def _regular_nbytes(fd: int, path: Path | str) -> int:
-    status = os.fstat(fd)
+    try:
+        status = os.fstat(fd)
+    except OSError as error:
+        raise _store_error(error, path) from error
     if stat.S_ISREG(status.st_mode):
         return status.st_size
     if stat.S_ISDIR(status.st_mode):
