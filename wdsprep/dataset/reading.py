@@ -38,7 +38,7 @@ from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.tar import BLOCK, END, padded
 from wdsprep.dataset.tar.index import decode_index
 from wdsprep.dataset.tar.members import BadSampleError, Tape, members, name_of, truncated
-from wdsprep.dataset.tar.read import TarSample, Wants, file_tape, scan, split_member
+from wdsprep.dataset.tar.read import ChunkTape, TarSample, Wants, file_tape, scan, split_member
 from wdsprep.errors import DamageError, NotFoundError, ShortReadError
 from wdsprep.store.base import Chunks, Store, check_name
 from wdsprep.store.local import open_file
@@ -59,7 +59,6 @@ TAIL_NBYTES = 8 << 10
 WINDOW_NBYTES = 4 << 10  # read at least, where a few bytes are asked for
 SAMPLES_AT_ONCE = 1024
 PIECE_NBYTES = 8 << 20
-MAX_VIEW_NBYTES = 1 << 28  # a damaged header may state any size
 JSON, TXT = b".json\0", b".txt\0"
 Found = TypeVar("Found")
 
@@ -432,76 +431,28 @@ class _PartsTape:
         return self._window[1][:nbytes]
 
 
-class HashedTape:
+class HashedTape(ChunkTape):
     """A tape, which reads a tar by offsets, over a shard whose bytes are all hashed.
 
-    Each byte is read once. The tape reads forward, and back no further than a chunk.
+    Each byte is read once.
     """
 
     def __init__(self, store: Store, shard: ShardSize, kind: DigestKind) -> None:
         self._place = f"{store.url}/{shard.name}"
         self._hash = kind.new()
-        self._chunks = Chunks(store, shard.name, watch=self._hash.update, expected=shard.nbytes)
-        self._before = self._chunk = b""
-        self._start = 0  # the begin of the chunk
+        super().__init__(Chunks(store, shard.name, watch=self._hash.update, expected=shard.nbytes))
 
     def __enter__(self) -> "HashedTape":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._chunks.close()
-
-    @property
-    def nbytes(self) -> int:
-        """Return how many bytes have been read so far."""
-        return self._start + len(self._chunk)
-
-    def at(self, offset: int, nbytes: int) -> bytes:
-        """Return so many bytes of the shard from an offset, or fewer where the shard ends."""
-        inside = offset - self._start
-        if 0 <= inside <= len(self._chunk) - nbytes:
-            return self._chunk[inside : inside + nbytes]
-        return bytes(self.view(offset, nbytes))
-
-    def view(self, offset: int, nbytes: int) -> memoryview:
-        """Return bytes of the shard from an offset, without a copy where one chunk has them all."""
-        while offset >= self.nbytes and self._advance():
-            pass
-        inside = offset - self._start
-        if 0 <= inside <= len(self._chunk) - nbytes:
-            return memoryview(self._chunk)[inside : inside + nbytes]
-        return memoryview(self._across(offset, min(nbytes, MAX_VIEW_NBYTES)))
-
-    def _across(self, offset: int, nbytes: int) -> bytes:
-        """Return bytes of the shard that lie in more than one chunk, or before the one at hand."""
-        inside = offset - self._start
-        parts = [self._before[len(self._before) + inside :]] if inside < 0 else []
-        parts.append(self._chunk[max(0, inside) : max(0, inside + nbytes)])
-        there = sum(map(len, parts))
-        while there < nbytes and self._advance():
-            parts.append(self._chunk[: nbytes - there])
-            there += len(parts[-1])
-        return b"".join(parts)[:nbytes]
-
-    def _advance(self) -> bool:
-        """Go on to the next chunk; False at the end of the file."""
-        chunk = self._chunks.next()
-        if not chunk:
-            return False
-        self._start = self.nbytes
-        self._before, self._chunk = self._chunk, chunk
-        return True
-
-    def rest(self) -> Iterator[int]:
-        """Read the rest of the shard, and yield how many bytes have been read after each chunk."""
-        while self._advance():
-            yield self.nbytes
+        self.close()
 
     def digest(self) -> str:
         """Return the digest of the whole shard, of which the rest is read first."""
         for _ in self.rest():
             pass
-        self._chunks.close()
+        self.close()
         return self._hash.hexdigest()
 
     def check(self, digest: str) -> None:

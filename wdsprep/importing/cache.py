@@ -16,7 +16,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.state import read_manifest
 from wdsprep.dataset.tar.members import BadSampleError
-from wdsprep.dataset.tar.read import TarSample, scan, stream_tape, unpack_gzip
+from wdsprep.dataset.tar.read import TarSample, open_unpacked_tape, scan
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.importing.arrays import nested_arrays
 from wdsprep.limits import MAX_NBYTES, MAX_TEXT_NBYTES
@@ -34,7 +34,7 @@ from wdsprep.sources.tables.parquet import open_parquet, rows_in
 from wdsprep.sources.tars import TarsSource
 from wdsprep.sources.url_tables import UrlSource
 from wdsprep.store import shared_store
-from wdsprep.store.base import Entry, stream
+from wdsprep.store.base import Entry
 from wdsprep.text import shown
 
 BATCH_ROWS = 16
@@ -157,8 +157,8 @@ class LatentCache:
             is_fact = facts and name in TEXT_MEMBERS and name not in wanted
             return (is_fact or name in wanted) and nbytes <= _most_nbytes(name)
 
-        with stream(shared_store(self.url), tar) as file:
-            yield from scan(stream_tape(unpack_gzip(file)), wants=wants)
+        with open_unpacked_tape(shared_store(self.url), tar) as tape:
+            yield from scan(tape, wants=wants)
 
 
 def _is_sample(found: TarSample | BadSampleError) -> bool:

@@ -21,7 +21,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.members import GZIP, BadSampleError, members
-from wdsprep.dataset.tar.read import TarSample, scan, stream_tape, unpack_gzip
+from wdsprep.dataset.tar.read import TarSample, open_unpacked_tape, scan, stream_tape
 from wdsprep.errors import NotFoundError, SourceError
 from wdsprep.images.extensions import IMAGES, OTHER_IMAGES
 from wdsprep.limits import MAX_NBYTES, MAX_TEXT_NBYTES
@@ -33,13 +33,11 @@ from wdsprep.sources.captions import (
     decode_text,
     plain_facts,
 )
-from wdsprep.sources.folder import NOT_OF_A_SAMPLE, check_nbytes
+from wdsprep.sources.folder import NOT_OF_A_SAMPLE, TEXTS, check_nbytes
 from wdsprep.sources.patterns import ALL_TARS, Pattern, kind_of, tar_stem
 from wdsprep.store import shared_store
 from wdsprep.store.base import Entry, OnBytes, is_hidden, stream
 from wdsprep.text import shown
-
-TEXTS = frozenset({"json", "txt"})
 
 UNREADABLE = ""
 """The key of rows of the table beside a tar whose own key cannot be read."""
@@ -101,10 +99,10 @@ class TarsSource:
                 left_out(kind_of(path))
 
         try:
-            with stream(
-                shared_store(self.url), item.name, watch=watch, expected=item.parts[0][1]
-            ) as tar:
-                tape = stream_tape(unpack_gzip(tar))
+            expected = item.parts[0][1]
+            with open_unpacked_tape(
+                shared_store(self.url), item.name, watch=watch, expected=expected
+            ) as tape:
                 for found in scan(tape, wants=self.wants, stray=stray, links=True):
                     for row in self.rows(found, item.name, table, left_out):
                         yield found.key, row

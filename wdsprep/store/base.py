@@ -268,14 +268,23 @@ class Chunks:
         self._watch = watch
         self._start = self._next = start  # the begin of the file, and of the next chunk
         self._ended = False
+        self._peeked = b""
         self._ahead = (0 if is_local else AHEAD) if ahead is None else ahead
         self._coming: deque[Future[bytes]] = deque()
         self._watched: deque[Future[object]] = deque()
         self._readers: ThreadPoolExecutor | None = None
         self._watcher: ThreadPoolExecutor | None = None
 
+    def peek(self) -> bytes:
+        """Return the next chunk, and leave it there."""
+        self._peeked = self._peeked or self.next()
+        return self._peeked
+
     def next(self) -> bytes:
         """Return the next chunk. It is shorter, or empty, only where the file ends."""
+        if self._peeked:
+            chunk, self._peeked = self._peeked, b""
+            return chunk
         if self._ended:
             return b""
         is_alone = self._next == self._start or not self._ahead

@@ -19,10 +19,11 @@ from typing import BinaryIO, cast
 from wdsprep.dataset.tar import BLOCK, padded
 from wdsprep.dataset.tar.index import encode_index
 from wdsprep.dataset.tar.members import GZIP, BadSampleError, Tape, members, truncated
-from wdsprep.store.base import Store, stream
+from wdsprep.store.base import Chunks, OnBytes, Store, StoreReader, stream
 
 CHUNK_NBYTES = 16 << 20  # read at once: a header may claim more bytes than there are
 WINDOW_NBYTES = 1 << 13
+MAX_VIEW_NBYTES = 1 << 28  # a damaged header may state any size
 
 
 # wants(field, nbytes, the fields that were read before it): whether to read a member of a sample
@@ -61,10 +62,84 @@ def stream_tape(stream: BinaryIO) -> Tape:
     return at
 
 
-def unpack_gzip(stream: io.BufferedReader) -> BinaryIO:
-    """Return a stream of the bytes of a tar, unpacked if they are gzipped, whatever its name is."""
-    is_gzip = stream.peek(len(GZIP)).startswith(GZIP)
-    return cast("BinaryIO", _GzipStream(fileobj=stream) if is_gzip else stream)
+class ChunkTape:
+    """A tape, which reads a tar by offsets, over the chunks of a file.
+
+    The tape reads forward, and back no further than a chunk.
+    """
+
+    def __init__(self, chunks: Chunks) -> None:
+        self._chunks = chunks
+        self._before = self._chunk = b""
+        self._start = 0  # the begin of the chunk
+
+    @property
+    def nbytes(self) -> int:
+        """Return how many bytes have been read so far."""
+        return self._start + len(self._chunk)
+
+    def at(self, offset: int, nbytes: int) -> bytes:
+        """Return so many bytes of the file from an offset, or fewer where the file ends."""
+        inside = offset - self._start
+        if 0 <= inside <= len(self._chunk) - nbytes:
+            return self._chunk[inside : inside + nbytes]
+        return self._across(offset, nbytes)
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        """Return bytes of the file from an offset, without a copy where one chunk has them all."""
+        while offset >= self.nbytes and self._advance():
+            pass
+        inside = offset - self._start
+        if 0 <= inside <= len(self._chunk) - nbytes:
+            return memoryview(self._chunk)[inside : inside + nbytes]
+        return memoryview(self._across(offset, min(nbytes, MAX_VIEW_NBYTES)))
+
+    def _across(self, offset: int, nbytes: int) -> bytes:
+        """Return bytes of the file that lie in more than one chunk, or not in the one at hand."""
+        while offset >= self.nbytes and self._advance():
+            pass
+        inside = offset - self._start
+        parts = [self._before[len(self._before) + inside :]] if inside < 0 else []
+        parts.append(self._chunk[max(0, inside) : max(0, inside + nbytes)])
+        there = sum(map(len, parts))
+        while there < nbytes and self._advance():
+            parts.append(self._chunk[: nbytes - there])
+            there += len(parts[-1])
+        return b"".join(parts)[:nbytes]
+
+    def _advance(self) -> bool:
+        """Go on to the next chunk; False at the end of the file."""
+        chunk = self._chunks.next()
+        if not chunk:
+            return False
+        self._start = self.nbytes
+        self._before, self._chunk = self._chunk, chunk
+        return True
+
+    def rest(self) -> Iterator[int]:
+        """Read the rest of the file, and yield how many bytes have been read after each chunk."""
+        while self._advance():
+            yield self.nbytes
+
+    def close(self) -> None:
+        self._chunks.close()
+
+
+@contextlib.contextmanager
+def open_unpacked_tape(
+    store: Store, name: str, *, watch: OnBytes | None = None, expected: int | None = None
+) -> Iterator[Tape]:
+    """Open a tar of a store, gzipped or not, as a tape that reads forward.
+
+    When it is closed, `watch` has seen each chunk that was read, in order. Whether a tar is
+    gzipped is told by its first bytes, whatever its name says.
+    """
+    with contextlib.closing(Chunks(store, name, watch=watch, expected=expected)) as chunks:
+        if chunks.peek().startswith(GZIP):
+            zipped = io.BufferedReader(StoreReader(chunks), 1 << 16)
+            yield stream_tape(cast("BinaryIO", _GzipStream(fileobj=zipped)))
+        else:
+            yield ChunkTape(chunks).at
 
 
 class _GzipStream(gzip.GzipFile):
