@@ -23,6 +23,10 @@ _FACTS = json.JSONEncoder(
 )
 
 
+UTF8_STARTS = (b'{"', b"{\n")
+"""The first bytes of nearly all objects; other encodings have zeros between them."""
+
+
 def parse_json(data: bytes | str) -> Any:
     """Parse JSON that another program wrote.
 
@@ -30,7 +34,8 @@ def parse_json(data: bytes | str) -> Any:
     ValueError or RecursionError for what is no JSON.
     """
     if isinstance(data, bytes):
-        data = data.decode(json.detect_encoding(data), "surrogatepass")
+        encoding = "utf-8" if data.startswith(UTF8_STARTS) else json.detect_encoding(data)
+        data = data.decode(encoding, "surrogatepass")
     return FROM_OUTSIDE.decode(data)
 
 

@@ -3,7 +3,9 @@
 import datetime
 import math
 import re
+from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
+from types import NoneType
 from typing import Any
 
 from wdsprep.dataset.reject_codes import Code
@@ -15,13 +17,15 @@ MAX_DEPTH = 64
 """The most objects and lists within each other: more is an attack, on us or on who reads the
 shards."""
 _MAY_SAY_NOTHING = re.compile(rb"null|NaN|Infinity|\d[eE]|\d{309}")  # 1.8e308 is the last float
+_SIMPLE = frozenset({str, int, float, bool, NoneType})
+"""The types of values that hold no others."""
 NAMES = ("caption", "text", "captions", "prompt", "TEXT", "CAPTION", "title", "description", "alt")
 
 
 def decode_text(data: bytes, what: str) -> str:
     """Decode the text of a caption file, without the white space around it."""
     try:
-        return data.decode("utf-8-sig").strip()
+        return data.removeprefix(BOM_UTF8).decode().strip()
     except UnicodeDecodeError as error:
         raise RejectedError(
             Code.BAD_CAPTION, f"{shown(what)} is not UTF-8 (byte {error.start}): save it as UTF-8"
@@ -33,19 +37,27 @@ def decode_facts(data: bytes, what: str) -> dict[str, Any]:
     try:
         found = parse_json(data)
         if isinstance(found, dict):
-            return found if _is_plain(data) else plain_facts(found)
+            return _plain_object(found, data)
     except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, absurdly deep
         raise RejectedError(Code.BAD_JSON, f"{shown(what)}: {error}") from None
     raise RejectedError(Code.BAD_JSON, f"{shown(what)}: {type(found).__name__}, not an object")
 
 
-def _is_plain(data: bytes) -> bool:
-    """Return whether `plain_facts` would change nothing, as far as a quick look at the JSON shows.
+def _plain_object(found: dict[str, Any], data: bytes) -> dict[str, Any]:
+    """Return `plain_facts` of an object and its JSON, sooner where a quick look tells what it is.
 
-    A zero byte means UTF-16 or worse, in which the pattern finds nothing.
+    Floats of `parse_json` are finite. Of values within values the JSON tells more than a walk
+    through them costs; a zero byte in it means UTF-16 or worse, in which the pattern finds nothing.
     """
+    kinds = set(map(type, found.values()))
+    if kinds <= _SIMPLE:
+        if NoneType not in kinds:
+            return found
+        return {name: value for name, value in found.items() if value is not None}
     may_be_deep = data.count(b"{") + data.count(b"[") > MAX_DEPTH
-    return not (may_be_deep or _MAY_SAY_NOTHING.search(data) or b"\0" in data)
+    if may_be_deep or _MAY_SAY_NOTHING.search(data) or b"\0" in data:
+        return plain_facts(found)
+    return found
 
 
 def captions_of(facts: Mapping[str, Any], column: str = "") -> tuple[str, ...]:
