@@ -17,6 +17,8 @@ from wdsprep.images.orientation import orientation
 MAX_PROFILE_NBYTES = 1 << 20  # inflated; Pillow's bound too, so that the two agree
 
 _PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
+_SEGMENT = struct.Struct(">HH")
+_TABLES = frozenset({0xFFDB, 0xFFC4, 0xFFE0, 0xFFFE})  # for decoding, of JFIF, and comments
 _JPEG_MODES = {1: "L", 3: "RGB", 4: "CMYK"}
 
 
@@ -47,7 +49,7 @@ def read_jpeg(data: bytes) -> Header:
     damage: tuple[Code, str] | None = None
     at, end = 2, len(data)
     while True:
-        at = data.find(b"\xff", at)
+        at = data.find(b"\xff", _past_tables(data, at))
         if at < 0 or at + 4 > end:
             damage = Code.TRUNCATED, "ends before the first scan"
             break
@@ -78,7 +80,19 @@ def read_jpeg(data: bytes) -> Header:
             frame = marker, data[start:at]
     if frame is None:
         raise RejectedError(*(damage or (Code.CORRUPT, "a scan without a frame header")))
-    return _jpeg(*frame, orientation(exif), _join_profile(chunks), adobe, damage)
+    turned, profile = orientation(exif) if exif else 1, _join_profile(chunks) if chunks else None
+    return _jpeg(*frame, turned, profile, adobe, damage)
+
+
+def _past_tables(data: bytes, at: int) -> int:
+    """Return the place behind all segments at `at` that say nothing about the image as a whole."""
+    end = len(data) - _SEGMENT.size
+    while at <= end:
+        marker, nbytes = _SEGMENT.unpack_from(data, at)
+        if marker not in _TABLES or nbytes < 2:
+            break
+        at += 2 + nbytes
+    return at
 
 
 def _jpeg(

@@ -42,16 +42,16 @@ def header(name: str, nbytes: int) -> bytes:
     if nbytes > MAX_MEMBER_NBYTES:
         raise TarError(f"{name}: {nbytes:,} bytes is more than a USTAR member can hold (8 GiB)")
     size = b"%011o\0" % nbytes
-    total = b"%06o\0 " % (_FIXED_SUM + _sum(base) + _sum(size) + _sum(prefix))
+    total = b"%06o\0 " % (_FIXED_SUM + _sum(base + size + prefix))
     return _HEADER.pack(base, _BEFORE_SIZE, size, _MTIME, total, _AFTER_SUM, prefix)
 
 
-def _sum(field: bytes) -> int:
-    """Return the sum of a field's bytes, as the lower half of Adler-32 less one.
+def _sum(fields: bytes) -> int:
+    """Return the sum of the bytes, as the lower half of Adler-32 less one.
 
-    That is right for fields as short as those of a header.
+    That holds up to 65,519, and no name in UTF-8 with a prefix and a size comes to so much.
     """
-    return (adler32(field) & 0xFFFF) - 1
+    return (adler32(fields) & 0xFFFF) - 1
 
 
 def _split_name(name: str) -> tuple[bytes, bytes]:
