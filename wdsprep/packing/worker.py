@@ -75,11 +75,11 @@ def pack_slice(
 
     Progress is yielded meanwhile.
     """
-    inputs = part.inputs
+    unit, inputs, expected = part.name, part.inputs, part.samples
     digest = DigestKind.from_settings(work.settings).hex(inputs)
-    if done := find_receipt(edition.store, part.name, digest, work.settings):
+    if done := find_receipt(edition.store, unit, digest, work.settings):
         return done
-    with Draft(edition, part.name, work.settings) as draft:
+    with Draft(edition, unit, work.settings) as draft:
         shards, rejects, left_out = _Shards(draft, work.rules), draft.rejects, LeftOut()
         content = Content(is_kept=work.keeps_content)
         downloads = fetching(part)
@@ -88,19 +88,19 @@ def pack_slice(
             for found in _judged(work, part, downloads, left_out, content, draft.removed):
                 if found is not None:
                     number, what = found
-                    key = sample_key(part.name, number)
+                    key = sample_key(unit, number)
                     if isinstance(what, Refusal):
                         rejects.add(what.to_reject(key))
                     else:
                         shards.add(key, *what)
                 if time.monotonic() - told > PROGRESS_S:
                     told = time.monotonic()
-                    yield _progress(part, shards, rejects, downloads)
+                    yield _progress(expected, shards, rejects, downloads)
         counts = shards.counts + left_out.counts()
         receipt = _receipt(work, part, digest, shards.finish(), rejects, counts, content)
-        yield _progress(part, shards, rejects, downloads)
+        yield _progress(expected, shards, rejects, downloads)
         check = partial(check_rows, edition.store, part, work.retries)
-        return draft.finish(receipt, {inputs_name(part.name): inputs}, check)
+        return draft.finish(receipt, {inputs_name(unit): inputs}, check)
 
 
 def _judged(
@@ -124,13 +124,13 @@ def _judged(
 
 
 def _progress(
-    part: Slice, shards: "_Shards", rejects: RejectsFile, downloads: Downloads | None
+    expected: int, shards: "_Shards", rejects: RejectsFile, downloads: Downloads | None
 ) -> RunProgress:
     inputs = shards.samples + rejects.counts.total()
     return RunProgress(
         samples=shards.samples,
         nbytes=shards.nbytes,
-        share=share_done(inputs, part.samples),
+        share=share_done(inputs, expected),
         rejects=dict(rejects.counts),
         failed_hosts=dict(downloads.failed_hosts.most_common(WORST_HOSTS)) if downloads else {},
     )
