@@ -30,6 +30,7 @@ from wdsprep.dataset.tar.read import (
     stream_tape,
 )
 from wdsprep.dataset.tar.write import TarWriter, header
+from wdsprep.store.base import LOCAL_CHUNK_NBYTES
 from wdsprep.store.local import LocalStore
 
 CODES = {"truncated", "bad_header", "repeated_key", "scattered", "repeated_field"}
@@ -286,6 +287,22 @@ def test_tars_joined_by_cat_are_read_to_their_end(padding: int, tmp_path: Path) 
         offsets = decode_index(index_tar(tape, "it"), "it")
     for start, end, key in zip(offsets, offsets[1:], ("000", "001", "002", "a", "b"), strict=False):
         assert outcome(joined[start:end] + END) == [key]
+
+
+@pytest.mark.parametrize("is_gzipped", [False, True])
+def test_a_tar_of_many_chunks_is_read_whole_and_watched(tmp_path: Path, is_gzipped: bool) -> None:
+    """Members lie across the ends of chunks, and one is longer than any chunk."""
+    chance = random.Random(0)
+    sizes = [300_000] * 9 + [3 * LOCAL_CHUNK_NBYTES, 1, LOCAL_CHUNK_NBYTES]
+    files = [(f"{n:03d}.jpg", chance.randbytes(size)) for n, size in enumerate(sizes)]
+    data = b"".join(member(*file) for file in files) + END
+    data = gzip.compress(data, 1) if is_gzipped else data
+    (tmp_path / "it").write_bytes(data)
+    seen: list[bytes] = []
+    with open_unpacked_tape(LocalStore(tmp_path), "it", watch=seen.append) as tape:
+        found = [(f"{s.key}.jpg", s.fields["jpg"]) for s in read_samples(tape, "it")]
+    assert found == files
+    assert b"".join(seen) == data
 
 
 def test_a_gzipped_tar_is_read_whatever_its_name_and_damage_to_it_is_named(tmp_path: Path) -> None:

@@ -142,6 +142,12 @@ def test_longest_names() -> None:
             header(name, 0)
 
 
+def test_the_checksum_of_the_heaviest_name_is_right() -> None:
+    name = "\U000fffff" * 38 + "/" + "\U000fffff" * 25
+    info = tarfile.TarInfo.frombuf(header(name, MAX_MEMBER_NBYTES), "utf-8", "strict")
+    assert info.name == name
+
+
 @pytest.mark.parametrize("name", ["", "a\0b.jpg", "\0", "\udcff.jpg"])
 def test_names_that_cannot_be_encoded_are_refused(name: str) -> None:
     with pytest.raises(TarError, match="cannot be the name"):

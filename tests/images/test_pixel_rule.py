@@ -371,6 +371,15 @@ def test_header_walk_agrees_with_pillow_on_size():
             assert header.profile == image.info.get("icc_profile"), name
 
 
+def test_a_jpeg_that_is_cut_before_its_scan_is_truncated_wherever_that_is():
+    data = corpus.jpeg(size=(512, 384))
+    scan = data.index(b"\xff\xda")
+    codes = {headers.read_jpeg(data[:end]).damage for end in range(scan - 60, scan)}
+    assert codes == {(Code.TRUNCATED, "ends before the first scan")}
+    for end in range(3, data.index(b"\xff\xc0")):
+        assert code_of(data[:end]) is Code.TRUNCATED
+
+
 def test_header_check_of_a_plain_jpeg_is_quicker_than_pillows():
     data = corpus.jpeg(size=(512, 384))
     ours = _best(lambda: prepare(data, limits=LIMITS, full=False))

@@ -269,10 +269,22 @@ def test_sidecars_that_cannot_be_read_refuse_their_sample(tmp_path: Path) -> Non
     assert refused.detail == "a.txt is not UTF-8 (byte 3): save it as UTF-8"
 
 
-def test_facts_are_kept_without_what_says_nothing(tmp_path: Path) -> None:
-    facts = '{"a": null, "b": NaN, "c": {"d": null, "e": 1}, "f": [1, null, -Infinity], "g": ""}'
-    write_files(tmp_path, {"a.jpg": jpeg(1), "a.json": facts})
-    assert sample(tmp_path, "a.jpg").facts == {"c": {"e": 1}, "f": [1], "g": ""}
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32-be"])
+@pytest.mark.parametrize(
+    ("facts", "kept"),
+    [
+        ('{"a": null, "b": NaN, "c": 1, "d": 1e999, "e": true}', {"c": 1, "e": True}),
+        (
+            '{"a": null, "c": {"d": null, "e": 1}, "f": [1, null, -Infinity], "g": ""}',
+            {"c": {"e": 1}, "f": [1], "g": ""},
+        ),
+    ],
+)
+def test_facts_are_kept_without_what_says_nothing(
+    tmp_path: Path, encoding: str, facts: str, kept: object
+) -> None:
+    write_files(tmp_path, {"a.jpg": jpeg(1), "a.json": facts.encode(encoding)})
+    assert sample(tmp_path, "a.jpg").facts == kept
 
 
 @pytest.mark.parametrize("number", ["9" * 400 + ".5", "-1e999", "NaN"])
