@@ -177,7 +177,7 @@ class _Shards:
     def add(self, key: str, sample: Sample, picture: Picture) -> None:
         bucket = bucket_of(picture.width, picture.height, self.rules.sides)
         fields = _fields(key, sample, picture, bucket, self.rules.kept)
-        nbytes = sum(len(data) for _, data in fields)
+        nbytes = sum([len(data) for _, data in fields])
         current = self._open.get(bucket)
         if current is not None and self._is_full(current, nbytes):
             self._done.append(self._open.pop(bucket).finish(waits=True))

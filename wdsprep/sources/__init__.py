@@ -73,7 +73,7 @@ class Item:
 
     @property
     def nbytes(self) -> int:
-        return sum(nbytes for _, nbytes, _ in self.parts)
+        return sum([nbytes for _, nbytes, _ in self.parts])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
