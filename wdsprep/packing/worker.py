@@ -1,8 +1,9 @@
 """The work of `pack`: one slice of a source becomes image shards, rejects, and last a receipt.
 
-For a folder and header checks, `cProfile` shows the time of a worker: a fifth is opening and
-reading three files a sample, a fifth making and writing the tar; a tenth each are the headers of
-the images, the digest of what was read, and JSON; nothing else takes more than a twentieth.
+For a folder of JPEGs of 50 KB and header checks, a sample takes 0.13 ms of processor time, where a
+loop that reads its three files, hashes the image, hashes all and writes it takes 0.07. By `perf`,
+half is the interpreter, a third the kernel, a ninth BLAKE3. By `py-spy`, a sixth of the
+interpreter's part is JSON and an eighth the header of the image; the rest is spread widely.
 """
 
 import time
