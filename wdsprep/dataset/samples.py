@@ -21,10 +21,8 @@ FROM_OUTSIDE = json.JSONDecoder(parse_float=_parse_finite, parse_constant=lambda
 _FACTS = json.JSONEncoder(
     sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False
 )
-
-
-UTF8_STARTS = (b'{"', b"{\n")
-"""The first bytes of nearly all objects; other encodings have zeros between them."""
+_UTF8_STARTS = (b'{"', b"{\n")
+"""The first bytes of nearly all JSON objects in UTF-8; other encodings have zeros between them."""
 
 
 def parse_json(data: bytes | str) -> Any:
@@ -34,7 +32,7 @@ def parse_json(data: bytes | str) -> Any:
     ValueError or RecursionError for what is no JSON.
     """
     if isinstance(data, bytes):
-        encoding = "utf-8" if data.startswith(UTF8_STARTS) else json.detect_encoding(data)
+        encoding = "utf-8" if data.startswith(_UTF8_STARTS) else json.detect_encoding(data)
         data = data.decode(encoding, "surrogatepass")
     return FROM_OUTSIDE.decode(data)
 

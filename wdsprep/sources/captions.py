@@ -44,10 +44,11 @@ def decode_facts(data: bytes, what: str) -> dict[str, Any]:
 
 
 def _plain_object(found: dict[str, Any], data: bytes) -> dict[str, Any]:
-    """Return `plain_facts` of an object and its JSON, sooner where a quick look tells what it is.
+    """Return `plain_facts` of an object that `parse_json` made of some JSON.
 
-    Floats of `parse_json` are finite. Of values within values the JSON tells more than a walk
-    through them costs; a zero byte in it means UTF-16 or worse, in which the pattern finds nothing.
+    Most objects are seen to be plain by the types of their values, or by the bytes of their JSON,
+    which costs less than a walk through them. `parse_json` leaves no infinities, and the pattern
+    finds all that it turned into None, unless a zero byte shows that the JSON is not UTF-8.
     """
     kinds = set(map(type, found.values()))
     if kinds <= _SIMPLE:
