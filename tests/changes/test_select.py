@@ -24,7 +24,7 @@ from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.state import read_receipt
 from wdsprep.dataset.tar.read import file_tape, read_samples
 from wdsprep.encoding.image_shards import find_image_shards
-from wdsprep.encoding.pending import pending_shards
+from wdsprep.encoding.pending_shards import pending_shards
 from wdsprep.errors import FingerprintError, FullError, NotFoundError, UsageError, WdsprepError
 from wdsprep.runners.job import JobListener
 from wdsprep.store import open_store

@@ -16,7 +16,7 @@ from tests.kit.families import NAMES
 from wdsprep.dataset.arrays import text_fields
 from wdsprep.encoding.models.base import Tokens
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
-from wdsprep.encoding.models.find import find_model
+from wdsprep.encoding.models.find_model import find_model
 from wdsprep.encoding.recipe_defaults import settle_recipe
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import UsageError

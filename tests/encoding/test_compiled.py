@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from wdsprep.encoding.models import compiled
 from wdsprep.encoding.models.compiled import NAMES, PER_SHAPE, CompiledNetwork
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
-from wdsprep.encoding.models.find import find_model
+from wdsprep.encoding.models.find_model import find_model
 from wdsprep.encoding.recipe_defaults import settle_recipe
 from wdsprep.encoding.recipe_options import Recipe
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.kit.families import latent_of
 from wdsprep.encoding.models.decoder import Decoder
-from wdsprep.encoding.models.find import find_model
+from wdsprep.encoding.models.find_model import find_model
 
 VIDEO = ("AutoencoderKLQwenImage",)
 

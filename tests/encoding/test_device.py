@@ -15,7 +15,7 @@ import torch
 from wdsprep.encoding.encode import make_encoder
 from wdsprep.encoding.gpus import ALLOCATOR, prepare_allocator
 from wdsprep.encoding.models.device import check_age
-from wdsprep.encoding.models.find import TINY, find_model
+from wdsprep.encoding.models.find_model import TINY, find_model
 from wdsprep.encoding.recipe_defaults import dtype_of
 from wdsprep.encoding.recipe_options import Recipe
 

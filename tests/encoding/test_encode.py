@@ -29,7 +29,7 @@ from tests.kit.encodes import (
 from tests.kit.packs import manifest_of, tree, write_files
 from wdsprep.cli import cli, main
 from wdsprep.encoding.encode import EncodeListener
-from wdsprep.encoding.models.find import TINY
+from wdsprep.encoding.models.find_model import TINY
 from wdsprep.errors import FingerprintError, SourceError, UsageError
 
 # --- what the command itself loads

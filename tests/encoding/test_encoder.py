@@ -21,7 +21,7 @@ from wdsprep.cli.demo.drawings import draw
 from wdsprep.encoding.models.base import Encoded, Encoder
 from wdsprep.encoding.models.decoder import Decoder
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
-from wdsprep.encoding.models.find import TINY, find_model
+from wdsprep.encoding.models.find_model import TINY, find_model
 from wdsprep.encoding.models.noise import noise_keys
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import WorkError

@@ -564,7 +564,7 @@ def test_nothing_is_kept_of_a_block_whose_results_were_taken() -> None:
         assert time.monotonic() < end_s
         gc.collect()
         time.sleep(0.05)
-    assert (made._admission._samples, made._admission._nbytes) == (0, 0)
+    assert (made._limit._samples, made._limit._nbytes) == (0, 0)
     made.close()
 
 

@@ -20,10 +20,16 @@ from blake3 import blake3
 
 from tests.kit.serving import serving
 from wdsprep.dataset.arrays import Field
-from wdsprep.encoding.fields import fields
-from wdsprep.encoding.models.classes import class_of
-from wdsprep.encoding.models.find import TINY, Model, check_resolution, check_weights, find_model
-from wdsprep.encoding.models.parts import Component
+from wdsprep.encoding.latent_arrays import fields
+from wdsprep.encoding.models.find_model import (
+    TINY,
+    Model,
+    check_resolution,
+    check_weights,
+    find_model,
+)
+from wdsprep.encoding.models.part_classes import class_of
+from wdsprep.encoding.models.pipeline_parts import Component
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import UsageError, WorkError
 
@@ -931,7 +937,7 @@ def test_a_node_that_may_not_read_a_repository_is_given_up_and_not_the_run(
 def test_the_environment_names_the_cache_and_offline_is_told(tmp_path: Path) -> None:
     put_in_cache(tmp_path / "home/hub", sd_files())
     script = (
-        "import sys; from wdsprep.encoding.models.find import find_model\n"
+        "import sys; from wdsprep.encoding.models.find_model import find_model\n"
         f"print(find_model({REPO!r}, text='emb').revision)\n"
         "assert not sys.modules.keys() & {'torch', 'diffusers', 'transformers'}\n"
         "find_model('sd1', text='none')"

@@ -16,7 +16,7 @@ from wdsprep.encoding.encode import encode
 from wdsprep.encoding.models import encoder as encoders
 from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.network_swaps import Turns
-from wdsprep.encoding.passes import TextPass
+from wdsprep.encoding.two_passes import TextPass
 from wdsprep.runners.base import Event, Finished, Unit, Work
 
 GB = 10**9

@@ -19,7 +19,7 @@ from tests.kit.families import NAMES
 from wdsprep.dataset.arrays import text_fields
 from wdsprep.encoding.models.base import TENSORS, Encoded, Part
 from wdsprep.encoding.models.encoder import LatentEncoder
-from wdsprep.encoding.models.find import find_model
+from wdsprep.encoding.models.find_model import find_model
 from wdsprep.encoding.models.vae import Moments
 from wdsprep.encoding.recipe_options import Recipe
 

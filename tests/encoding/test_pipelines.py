@@ -33,7 +33,7 @@ from wdsprep.dataset.arrays import OF_SIZES, text_fields
 from wdsprep.encoding.models.base import Tokens
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.families import BY_MASK, BY_ZEROS, member_name
-from wdsprep.encoding.models.find import find_model
+from wdsprep.encoding.models.find_model import find_model
 from wdsprep.encoding.models.gpu_memory import is_split
 from wdsprep.encoding.models.noise import noise_keys, normal
 from wdsprep.encoding.models.prompt_call import explain_pipeline_errors

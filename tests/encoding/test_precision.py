@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from wdsprep.encoding.models.encoder import load_encoder
-from wdsprep.encoding.models.find import find_model
+from wdsprep.encoding.models.find_model import find_model
 from wdsprep.encoding.models.precision import whole_fp32
 from wdsprep.encoding.recipe_options import Recipe
 

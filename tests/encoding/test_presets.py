@@ -7,9 +7,9 @@ import pytest
 
 from wdsprep.cli import main
 from wdsprep.dataset.arrays import OF_SIZES
-from wdsprep.encoding.estimate import CLIP_ALONE
-from wdsprep.encoding.fields import fields
-from wdsprep.encoding.models.find import find_model
+from wdsprep.encoding.cost_estimate import CLIP_ALONE
+from wdsprep.encoding.latent_arrays import fields
+from wdsprep.encoding.models.find_model import find_model
 from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.encoding.recipe_defaults import settle_recipe
 from wdsprep.encoding.recipe_options import Recipe

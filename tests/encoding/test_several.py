@@ -31,7 +31,7 @@ from wdsprep.encoding import encode as encoding
 from wdsprep.encoding.encode import EncodeListener
 from wdsprep.encoding.image_shards import find_image_shards
 from wdsprep.encoding.latent_shard import LatentShard
-from wdsprep.encoding.pending import PackedShards, count_units, joint_units, largest_first
+from wdsprep.encoding.pending_shards import PackedShards, count_units, joint_units, largest_first
 from wdsprep.errors import FingerprintError, FormatError, UsageError
 from wdsprep.images import crop as cropping
 from wdsprep.runners.base import HopelessError

@@ -50,7 +50,7 @@ from wdsprep.dataset.tar.index import decode_index
 from wdsprep.encoding.encoded_samples import Result
 from wdsprep.encoding.latent_shard import members_of
 from wdsprep.encoding.models.base import Tokens
-from wdsprep.encoding.models.find import Model
+from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.encoding.shape_lists import SDXL_LACKS, check_shapes_option, sizes_of
 from wdsprep.errors import FingerprintError, UsageError

@@ -9,7 +9,7 @@ import pytest
 
 from tests.kit.fuzz.judge import MOST_NBYTES, limited_memory
 from tests.kit.fuzz.models import copied, load
-from wdsprep.encoding.models.configs import MOST, MOST_LAYERS, MOST_WIDTH
+from wdsprep.encoding.models.config_files import MOST, MOST_LAYERS, MOST_WIDTH
 
 Family = Callable[[str], Path]
 # Libraries warn of what they find odd before they fail:
@@ -126,7 +126,7 @@ def test_no_question_is_asked_for_code_in_a_tokenizer(
     name: str, family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even where the check before it does not look."""
-    monkeypatch.setattr("wdsprep.encoding.models.find.check_part", lambda *_, **__: None)
+    monkeypatch.setattr("wdsprep.encoding.models.find_model.check_part", lambda *_, **__: None)
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a question"))
     folder = copied(family(name), tmp_path / "model")
     for path in folder.glob("*/*config.json"):

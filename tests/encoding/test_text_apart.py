@@ -17,7 +17,7 @@ from tests.kit import encodes
 from tests.kit.encodes import TOY, one_error, packed, pictures, rejected, run
 from tests.kit.packs import SCRIPT, jpeg, manifest_of, tree, write_files
 from wdsprep.encoding import encode as encoding
-from wdsprep.encoding.places import places_of
+from wdsprep.encoding.output_places import places_of
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.images import crop as cropping
 from wdsprep.runners.run import Outcome

@@ -10,7 +10,7 @@ from wdsprep.changed_settings import say_both, say_changes, words_of
 from wdsprep.changes.options import SelectOptions
 from wdsprep.dataset.digests import FORM
 from wdsprep.dataset.settings import changed_settings
-from wdsprep.encoding.models.find import find_model
+from wdsprep.encoding.models.find_model import find_model
 from wdsprep.encoding.options import EncodeOptions
 from wdsprep.encoding.recipe_defaults import settings_of as encode_settings
 from wdsprep.encoding.recipe_defaults import settle_recipe

@@ -28,7 +28,7 @@ from wdsprep.dataset.tar.read import file_tape, index_tar
 from wdsprep.encoding.encode import encode
 from wdsprep.encoding.models.base import Encoded, Part, Tokens
 from wdsprep.encoding.models.encoder import load_encoder
-from wdsprep.encoding.models.find import Model
+from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.runners.base import Event, Finished, HopelessError, Quarantined, Step, Unit, Work
 from wdsprep.runners.run import Outcome

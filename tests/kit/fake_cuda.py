@@ -32,7 +32,7 @@ from wdsprep.encoding import recipe_defaults
 from wdsprep.encoding.models import gpu_memory
 from wdsprep.encoding.models.base import InTwoPrecisions
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
-from wdsprep.encoding.models.find import Model
+from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.models.pipeline_text import PipelineText
 from wdsprep.encoding.recipe_defaults import settle_recipe
 from wdsprep.encoding.recipe_options import Recipe

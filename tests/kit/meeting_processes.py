@@ -22,7 +22,7 @@ from tests.kit.encode_work import Making, Plain
 from tests.kit.encodes import Here
 from wdsprep.__main__ import main
 from wdsprep.encoding.models.base import Encoded
-from wdsprep.encoding.models.find import Model
+from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.recipe_options import Recipe
 
 ALIKE = "ENCODES_ALIKE"

@@ -27,7 +27,7 @@ from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.names import MANIFEST
 from wdsprep.dataset.receipts import Receipts
-from wdsprep.encoding.pending import PackedShards, largest_first, pending_shards
+from wdsprep.encoding.pending_shards import PackedShards, largest_first, pending_shards
 from wdsprep.runners.base import Finished
 from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write
 from wdsprep.runners.schedule import drive

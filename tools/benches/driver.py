@@ -19,7 +19,7 @@ from tools.benches import Group, Rival, Role, call, took
 from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.names import MANIFEST
 from wdsprep.dataset.state import read_manifest
-from wdsprep.encoding.pending import PackedShards, largest_first, pending_shards
+from wdsprep.encoding.pending_shards import PackedShards, largest_first, pending_shards
 from wdsprep.runners import make_runner
 from wdsprep.runners.base import Finished
 from wdsprep.runners.run import Run, do_runs, open_dataset_to_write

@@ -18,7 +18,7 @@ from PIL import Image
 
 from wdsprep.dataset.arrays import Field
 from wdsprep.encoding.models.base import Encoded, Tokens
-from wdsprep.encoding.models.find import TINY
+from wdsprep.encoding.models.find_model import TINY
 from wdsprep.encoding.recipe_options import Recipe
 
 IN_FLIGHT = 2
@@ -174,7 +174,7 @@ def make_pipeline(
     import transformers
 
     from tests.kit.families import small
-    from wdsprep.encoding.models.loading import silence_libraries
+    from wdsprep.encoding.models.load_networks import silence_libraries
 
     silence_libraries()
     small(name, folder)
@@ -233,7 +233,7 @@ def family_batch(model: str, *, resolution: int, batch_size: int) -> Launch:
     """A pipeline's own `encode_prompt` and VAE, on pixels that are ready."""
     from diffusers import DiffusionPipeline
 
-    from wdsprep.encoding.models.loading import silence_libraries
+    from wdsprep.encoding.models.load_networks import silence_libraries
 
     silence_libraries()
     dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float32

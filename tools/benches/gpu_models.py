@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from wdsprep.encoding.models.encoder import LatentEncoder
-    from wdsprep.encoding.models.find import Model
+    from wdsprep.encoding.models.find_model import Model
     from wdsprep.encoding.recipe_options import Recipe
 
 US, COMPILED, CONTIGUOUS, THEIRS = WHO = (
@@ -159,8 +159,8 @@ def _encoder(model: str, side: int, **options: Any) -> "LatentEncoder":
 
     from tools.benches.encode_peers import DEVICE
     from wdsprep.encoding.models.encoder import LatentEncoder
-    from wdsprep.encoding.models.find import find_model
-    from wdsprep.encoding.models.loading import silence_libraries
+    from wdsprep.encoding.models.find_model import find_model
+    from wdsprep.encoding.models.load_networks import silence_libraries
     from wdsprep.encoding.recipe_defaults import settle_recipe
     from wdsprep.encoding.recipe_options import Recipe
 

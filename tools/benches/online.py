@@ -125,7 +125,7 @@ def rest_of(batches: Iterable[Any], count: int) -> float:
 
 def wide_model(*arguments: Any, **options: Any) -> Any:
     """`tiny` with embeddings as wide as those of sd2; its weights are not looked at here."""
-    from wdsprep.encoding.models.find import find_model
+    from wdsprep.encoding.models.find_model import find_model
 
     found = find_model(*arguments, **options)
     return replace(found, towers=(replace(found.towers[0], width=1024),))
@@ -133,7 +133,7 @@ def wide_model(*arguments: Any, **options: Any) -> Any:
 
 def set_encoder(make: Any) -> None:
     from wdsprep.encoding import encode as encoding
-    from wdsprep.encoding.on_the_fly import encoding as online
+    from wdsprep.encoding.on_the_fly import image_preparation as online
 
     encoding.make_encoder, online.find_model = make, wide_model
 

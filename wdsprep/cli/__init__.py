@@ -7,7 +7,7 @@ which `img2dataset` translates.
 file for each of what it prints. Options are declared beside the functions of the library
 (`wdsprep.options`); `declared_options` makes click options of them. `base_command` has the options
 that all commands have, and what their help looks like. `demo` has the pictures and the steps of the
-command `demo`, and `plan_options` the options of `plan`.
+command `demo`.
 
 In: The words of a command line.
 Out: Calls of the library, text on the terminal, an exit code.

@@ -1,22 +1,22 @@
 """`encode`: from image shards to latents and text embeddings.
 
 `encode` is the public function, `options` all that it is given, `recipe_options` what decides its
-bytes, `fields` the arrays of a sample, `shape_lists` the shapes that a user names;
-`recipe_defaults` chooses what a recipe leaves open, and `places` says where datasets go. `captions`
-says where captions come from, if not from the samples. `make_plan` makes the `plan` of a run,
-whole, before anything is written: which `image_shards` there are, which of them are `pending` for
-which dataset, and how many workers encode them (`worker_plan`), on which of the `gpus`. Then
-`worker` makes one shard after another: its `feeder` reads one and feeds the `engine`, which keeps a
-device busy (in two `passes` where it cannot hold all). There `admission` bounds what is inside,
-`batching` says which of the `encoded_samples` share a batch, and `device_batches` computes several
-at once. `latent_shard` writes what comes back, and `sample_spool` keeps what has to wait for its
-turn. `models` find and run a model family. `work` is what a worker is given, `progress` how fast it
-goes, and `estimate` reckons what it takes.
+bytes, `latent_arrays` the arrays of a sample, `shape_lists` the shapes that a user names;
+`recipe_defaults` chooses what a recipe leaves open, and `output_places` says where datasets go.
+`captions` says where captions come from, if not from the samples. `make_run_plan` makes the
+`run_plan`, whole, before anything is written: which `image_shards` there are, which of them are
+missing (`pending_shards`) for which dataset, and how many workers encode them (`worker_plan`), on
+which of the `gpus`. Then `worker` makes one shard after another: its `feeder` reads one and feeds
+the `engine`, which keeps a device busy (in `two_passes` where it cannot hold all). There
+`memory_limit` bounds what is inside, `batching` says which of the `encoded_samples` share a batch,
+and `device_batches` computes several at once. `latent_shard` writes what comes back, and
+`sample_spool` keeps what has to wait for its turn. `models` find and run a model family. `work` is
+what a worker is given, `progress` how fast it goes, and `cost_estimate` reckons what it takes.
 
 Trainers may also encode on the fly, and get the latents that `encode` would store:
 
 1. `recipe_options.Encode` says how: the settings of `wdsprep encode`, and with them its
-   fingerprint. `on_the_fly.encoding` finds its model and makes images ready for it.
+   fingerprint. `on_the_fly.image_preparation` finds its model and makes images ready for it.
 2. `on_the_fly.step_batches` computes: a step's pixels in device batches of one size, as a worker of
    `encode` does. Noise is that of the key, so no step, rank or device batch shows in what comes
    out.

@@ -7,8 +7,8 @@ lack it, so its images are decoded and its captions encoded once for all of them
 in a separate dataset, made from the captions of all images. Then it is stored once, and the text of
 a rejected image is kept.
 
-A whole run is planned before anything is written (`plan`, `make_plan`); here the plan is carried
-out.
+A whole run is planned before anything is written (`run_plan`, `make_run_plan`); here the plan is
+carried out.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,13 +21,13 @@ from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.names import SELECTION
 from wdsprep.dataset.state import take_claim
 from wdsprep.encoding.captions.table import report_captions
-from wdsprep.encoding.make_plan import make_plan
-from wdsprep.encoding.models.find import Model, check_weights
+from wdsprep.encoding.make_run_plan import make_plan
+from wdsprep.encoding.models.find_model import Model, check_weights
 from wdsprep.encoding.options import EncodeOne, EncodeOptions
-from wdsprep.encoding.pending import joint_units, remove_stale_units
-from wdsprep.encoding.plan import DatasetPlan, EncodePlan, area_warning
+from wdsprep.encoding.pending_shards import joint_units, remove_stale_units
 from wdsprep.encoding.progress import Speeds
 from wdsprep.encoding.recipe_options import Recipe
+from wdsprep.encoding.run_plan import DatasetPlan, EncodePlan, area_warning
 from wdsprep.encoding.work import EncodeTarget, EncodeWork
 from wdsprep.encoding.worker_plan import runner_of
 from wdsprep.options import OverloadedFunction, takes_options

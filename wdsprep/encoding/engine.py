@@ -6,9 +6,9 @@
    is stored apart, one of the cuts is empty, so that no image can stop the text. The *assembler*
    thread takes the blocks in the order they were fed and fills batches (`batching`), across shards.
 3. `device_batches` computes several batches at a time. One of its threads hands out the results.
-4. `admission` limits what is inside at once: the number of samples, which is enough for the device
-   never to wait, and larger if samples wait for others of their shape; and the bytes that they
-   take. Room is free again when the results of a block have been taken.
+4. `memory_limit` limits what is inside at once: the number of samples, which is enough for the
+   device never to wait, and larger if samples wait for others of their shape; and the bytes that
+   they take. Room is free again when the results of a block have been taken.
 
 The arrays of a sample depend on the sample and the size of a batch alone, never on its neighbours.
 The error of a thread that fails is kept, and `check` raises it in any thread that waits.
@@ -32,7 +32,6 @@ import torch
 
 from wdsprep.dataset.arrays import FLIPPED, is_of_text
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.encoding.admission import Admission
 from wdsprep.encoding.batching import Batcher
 from wdsprep.encoding.device_batches import MOST_LAUNCHED, DeviceBatches, Rows
 from wdsprep.encoding.encoded_samples import (
@@ -42,6 +41,7 @@ from wdsprep.encoding.encoded_samples import (
     SampleInput,
     SampleUnderWay,
 )
+from wdsprep.encoding.memory_limit import EngineLimit
 from wdsprep.encoding.models.base import Encoder, Part
 from wdsprep.encoding.models.device import Arrays, DeviceBatch, ImageBatch, Stats, TextBatch
 from wdsprep.images import formats
@@ -103,7 +103,7 @@ class Engine:
             text_window=MOST_WAITING if encoder.groups_texts and self._batches.text_size > 1 else 0,
         )
         window = max(self._batcher.image_window, self._batcher.text_window)
-        self._admission = Admission(self._samples_inside + decoders + window, WAITING_NBYTES)
+        self._limit = EngineLimit(self._samples_inside + decoders + window, WAITING_NBYTES)
         self._launchable = threading.Semaphore(QUEUED_BATCHES + MOST_LAUNCHED * self._batches.lanes)
         self._finishing = threading.Lock()
         self._unfinished: deque[PendingBlock] = deque()
@@ -192,7 +192,7 @@ class Engine:
         return range(len(self._cuts)) if sample.cuts is None else sample.cuts
 
     def _enter(self, samples: int, nbytes: int) -> bool:
-        if self._admission.enter(samples, nbytes, POLL_S):
+        if self._limit.enter(samples, nbytes, POLL_S):
             return True
         self._fed.put(None)  # perhaps the oldest one waits for others that cannot come
         return False
@@ -200,7 +200,7 @@ class Engine:
     def _leave(self, block: PendingBlock) -> None:
         with self._finishing:
             block.has_left = True
-        self._admission.leave(len(block.samples), block.nbytes)
+        self._limit.leave(len(block.samples), block.nbytes)
 
     def empty(self) -> dict[str, torch.Tensor]:
         """Return the arrays of the empty caption, computed on one core as all arrays are."""
@@ -244,7 +244,7 @@ class Engine:
                 for sample, made in zip(samples, block.samples, strict=True):
                     self._cut(sample, made)
         finally:
-            self._admission.hold(block.pixels_nbytes - nbytes)
+            self._limit.hold(block.pixels_nbytes - nbytes)
 
     def _cut(self, sample: SampleInput, made: SampleUnderWay) -> None:
         numbers = self._cut_numbers(sample)
@@ -302,7 +302,7 @@ class Engine:
     def _next_batch(self, *, all_of_it: bool) -> tuple[list[Row], DeviceBatch] | None:
         """Return the rows of a batch that is ready, and the batch, or None if none is ready."""
         batches, now = self._batches, all_of_it
-        head = self._oldest_block() if self._admission.is_full else None
+        head = self._oldest_block() if self._limit.is_full else None
         text = self._batcher.next_texts(batches.text_size, now=now, head=head)
         if text is not None:
             _, rows, size = text
@@ -347,7 +347,7 @@ class Engine:
             row.sample.cuts[row.cut] = Crop(
                 pixels=NO_PIXELS, width=crop.width, height=crop.height, fit=crop.fit
             )
-        self._admission.hold(-nbytes)
+        self._limit.hold(-nbytes)
 
     def _hand_out(self, rows: Sequence[Row], batch: DeviceBatch, made: "Future[Rows]") -> None:
         """Hand out the results of a batch that the device has finished."""
@@ -373,7 +373,7 @@ class Engine:
                 sample.missing -= 1
                 if not sample.missing:
                     done.append(sample)
-        self._admission.hold(nbytes)
+        self._limit.hold(nbytes)
         self._finish(done)
 
     def _finish(self, samples: Sequence[SampleUnderWay]) -> None:
@@ -387,7 +387,7 @@ class Engine:
             block.set_result([sample.results() for sample in block.samples])
         if blocks:
             self._oldest_block()  # forgets the blocks that are done
-            if self._admission.is_full:
+            if self._limit.is_full:
                 self._fed.put(None)  # another block is the oldest now
 
     def _oldest_block(self) -> PendingBlock | None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from wdsprep.encoding.models.base import Part
-from wdsprep.encoding.passes import TextPass
+from wdsprep.encoding.two_passes import TextPass
 
 TEXTS_NBYTES = 32 << 30
 """The most bytes of captions that wait for their images."""

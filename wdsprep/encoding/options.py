@@ -9,7 +9,7 @@ from wdsprep.changed_settings import ABOVE, SettingWords
 from wdsprep.dataset.scores import SCORES
 from wdsprep.encoding import DTYPES
 from wdsprep.encoding.captions.options import CaptionOptions, OneCaption
-from wdsprep.encoding.places import check_apart_text, places_of
+from wdsprep.encoding.output_places import check_apart_text, places_of
 from wdsprep.encoding.recipe_options import (
     IMAGES,
     RESOLUTION,

@@ -9,9 +9,9 @@ from wdsprep.dataset.digests import FORM
 from wdsprep.dataset.settings import as_json
 from wdsprep.dataset.state import read_format
 from wdsprep.encoding import HALF
-from wdsprep.encoding.fields import fields
 from wdsprep.encoding.gpus import has_bf16
-from wdsprep.encoding.models.find import Model, rule_of
+from wdsprep.encoding.latent_arrays import fields
+from wdsprep.encoding.models.find_model import Model, rule_of
 from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import UsageError

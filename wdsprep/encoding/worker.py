@@ -38,8 +38,8 @@ from wdsprep.encoding.latent_shard import LatentShard, write_empty
 from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.models.device import device_name
 from wdsprep.encoding.network_swaps import Turns, Visit
-from wdsprep.encoding.passes import ImagePass, TextPass, text_nbytes
 from wdsprep.encoding.progress import EncodeProgress
+from wdsprep.encoding.two_passes import ImagePass, TextPass, text_nbytes
 from wdsprep.encoding.worker_plan import SHARDS_IN_TURN, SHARDS_PER_WORKER
 from wdsprep.images.shapes import cut_of
 from wdsprep.runners.base import PROGRESS_S, BrokenWorkerError

@@ -179,7 +179,7 @@ def _find_pending(
     Units of files that an earlier limit had cut are removed, and imported again.
     """
     from wdsprep.encoding.image_shards import ImageShards
-    from wdsprep.encoding.pending import pending_shards, remove_stale_units
+    from wdsprep.encoding.pending_shards import pending_shards, remove_stale_units
 
     units = manifest.ledger.units()
     done = dict(zip(units, manifest.ledger.column("input"), strict=True))

@@ -24,7 +24,7 @@ from wdsprep.loading.wanted_arrays import TEXTS, check_choices, tensor_shapes, v
 from wdsprep.text import examples, plural
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.on_the_fly.encoding import Encoding
+    from wdsprep.encoding.on_the_fly.image_preparation import Encoding
     from wdsprep.encoding.recipe_options import Encode
 
 
@@ -147,7 +147,7 @@ def make_encoding(
     if raw or pixels:
         raise UsageError("encode= makes latents: leave out raw= and pixels=")
     # all that encoding needs, which stored latents do not
-    from wdsprep.encoding.on_the_fly.encoding import find_encoding
+    from wdsprep.encoding.on_the_fly.image_preparation import find_encoding
 
     own = "cuda" if torch.cuda.is_available() else "cpu"
     return find_encoding(encode, own if device is None else str(device))

@@ -32,7 +32,7 @@ from wdsprep.loading.where import shorten_for_state
 from wdsprep.text import brief, plural, real_number
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.on_the_fly.encoding import PreparedSample
+    from wdsprep.encoding.on_the_fly.image_preparation import PreparedSample
 
 
 NAMED = 8  # joined datasets that a state lists one by one
@@ -130,7 +130,7 @@ class Effects:
 
     def prepare(self, found: TarSample, tar: str) -> "PreparedSample":
         """Decode and crop an image for the models, and return it with its caption."""
-        from wdsprep.encoding.on_the_fly.encoding import prepare_image
+        from wdsprep.encoding.on_the_fly.image_preparation import prepare_image
 
         return prepare_image(
             found,

@@ -62,7 +62,7 @@ from wdsprep.store import shared_store
 from wdsprep.text import brief, plural, whole_number
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.on_the_fly.encoding import Encoding
+    from wdsprep.encoding.on_the_fly.image_preparation import Encoding
     from wdsprep.loading.on_the_fly.encoded_batches import Session
 
 

@@ -403,7 +403,7 @@ class Reader:
         ).with_next_step(verify_step(parts[0].store.url, parts[slot].store.url))
 
     def _prepare(self, batch: Batch, row: int, sample: TarSample) -> str:
-        from wdsprep.encoding.on_the_fly.encoding import (
+        from wdsprep.encoding.on_the_fly.image_preparation import (
             reject_of,  # with Pillow, which latents do not need
         )
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from wdsprep.dataset.tar import BLOCK
-from wdsprep.encoding.estimate import Choice, Fleet, Gpu, derived_rate, gflops
+from wdsprep.encoding.cost_estimate import Choice, Fleet, Gpu, derived_rate, gflops
 
 SCORE_GFLOPS: Mapping[str, float] = {"clip": 175, "siglip": 700, "dinov2": 46, "nsfw": 35}
 """The operations for an image, and for its caption if the model reads it, in billions: at 224

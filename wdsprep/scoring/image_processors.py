@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from wdsprep.encoding.models.loading import explain_load_errors
+from wdsprep.encoding.models.load_networks import explain_load_errors
 from wdsprep.errors import UsageError
 from wdsprep.images.crop import copy_planes, view_pixels
 from wdsprep.scoring.models import ScoreModel

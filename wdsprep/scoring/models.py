@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.encoding.models.configs import Config, check_part, check_sizes, check_weight_index
-from wdsprep.encoding.models.hub import (
+from wdsprep.encoding.models.config_files import Config, check_part, check_sizes, check_weight_index
+from wdsprep.encoding.models.model_files import (
     COMMIT,
     Folder,
     ModelFiles,
@@ -23,7 +23,7 @@ from wdsprep.encoding.models.hub import (
     find_cached,
     is_local,
 )
-from wdsprep.encoding.models.parts import variant_of
+from wdsprep.encoding.models.pipeline_parts import variant_of
 from wdsprep.encoding.models.weights import weights_digest
 from wdsprep.errors import UsageError, WorkError
 from wdsprep.scoring.heads import Head

@@ -16,7 +16,11 @@ from torch.nn import functional
 
 from wdsprep.encoding.models.base import DTYPES
 from wdsprep.encoding.models.batch_size import is_out_of_memory
-from wdsprep.encoding.models.loading import explain_load_errors, load_weights, silence_libraries
+from wdsprep.encoding.models.load_networks import (
+    explain_load_errors,
+    load_weights,
+    silence_libraries,
+)
 from wdsprep.errors import UsageError
 from wdsprep.scoring.heads import LinearHead
 from wdsprep.scoring.image_processors import DecodedImage, ImageProcessor, Prepared, make_probes

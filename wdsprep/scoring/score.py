@@ -18,7 +18,12 @@ from wdsprep.dataset.scores import NUMBER, SCORES
 from wdsprep.dataset.state import read_format
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
 from wdsprep.encoding.options import EncodeWorkerOptions
-from wdsprep.encoding.pending import PackedShards, PendingShards, pending_shards, remove_stale_units
+from wdsprep.encoding.pending_shards import (
+    PackedShards,
+    PendingShards,
+    pending_shards,
+    remove_stale_units,
+)
 from wdsprep.encoding.worker_plan import (
     EncodeWorkerPlan,
     plan_for_machines,

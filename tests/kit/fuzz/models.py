@@ -43,7 +43,7 @@ def _rewritten(data: bytes, kind: str, rng: Random) -> bytes:
 def load(folder: Path, text: str) -> str:
     """Find a model and load what encodes with it; return the line that refuses it, or nothing."""
     from wdsprep.encoding.models.encoder import load_encoder
-    from wdsprep.encoding.models.find import find_model
+    from wdsprep.encoding.models.find_model import find_model
     from wdsprep.encoding.recipe_defaults import settle_recipe
     from wdsprep.encoding.recipe_options import Recipe
 

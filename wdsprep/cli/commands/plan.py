@@ -14,7 +14,7 @@ from wdsprep.cli.output.shared import echo
     cls=DeclaredCommand,
     resumes=False,
     function="wdsprep.cli.output.plan:plan_lines",
-    declared="wdsprep.cli.plan_options:PlanOptions",
+    declared="wdsprep.cli.commands.plan_options:PlanOptions",
     headings=("Images", "Speed", "Model", "Output"),
     examples=(
         "wdsprep plan shards/images --gpu A10G --gpus 8",

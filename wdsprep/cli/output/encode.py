@@ -21,8 +21,8 @@ from wdsprep.encoding.captions.sources import OWN
 from wdsprep.encoding.captions.table import CaptionReport
 from wdsprep.encoding.encode import EncodeListener
 from wdsprep.encoding.options import EncodeOptions
-from wdsprep.encoding.plan import EncodePlan, headlines
 from wdsprep.encoding.progress import Speeds
+from wdsprep.encoding.run_plan import EncodePlan, headlines
 from wdsprep.options import remedies_of
 from wdsprep.runners.job import JobStatus
 from wdsprep.runners.run import Outcome

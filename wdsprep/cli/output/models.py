@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from wdsprep.encoding.estimate import Choice, sample_nbytes
+from wdsprep.encoding.cost_estimate import Choice, sample_nbytes
 from wdsprep.encoding.models.presets import PRESETS, TOKENS, Preset
 from wdsprep.text import human_bytes, join_lines
 

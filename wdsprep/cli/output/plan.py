@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from wdsprep.cli.plan_options import PlanOptions, sizes
+from wdsprep.cli.commands.plan_options import PlanOptions, sizes
 from wdsprep.dataset.shapes import shape_name
 from wdsprep.dataset.state import open_dataset
-from wdsprep.encoding.estimate import (
+from wdsprep.encoding.cost_estimate import (
     VAE_GFLOPS,
     Bucket,
     Choice,

@@ -1,8 +1,8 @@
 """Models: found by name, loaded onto a device, run in batches.
 
-`find` says which files a model has (`parts`, from the `hub` or a folder), what its VAE's rule is
-(`vae_rules`) and by which digest it is known (`weights`); `presets` are those with a name. None of
-these imports torch.
+`find_model` says which files a model has (`pipeline_parts`, in `model_files` of the hub or a
+folder), what its VAE's rule is (`vae_rules`) and by which digest it is known (`weights`); `presets`
+are those with a name. None of these imports torch.
 
 `encoder` is a loaded model (`base` has its inputs and outputs): a VAE (`vae`), and for text
 `clip_text`, or `pipeline_text`, which calls the pipeline's own code (`prompt_call`) after a

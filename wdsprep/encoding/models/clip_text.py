@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from wdsprep.dataset.arrays import EMB, TOKENS
 from wdsprep.encoding.models.base import DTYPES, InTwoPrecisions, Rows, Tokens
 from wdsprep.encoding.models.compiled import CompiledNetwork
-from wdsprep.encoding.models.find import Model
-from wdsprep.encoding.models.loading import load_tokenizer, load_tower
+from wdsprep.encoding.models.find_model import Model
+from wdsprep.encoding.models.load_networks import load_tokenizer, load_tower
 from wdsprep.encoding.recipe_options import Recipe
 
 

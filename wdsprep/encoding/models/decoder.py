@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from wdsprep.encoding.models.find import Model
-from wdsprep.encoding.models.loading import load_vae, silence_libraries
+from wdsprep.encoding.models.find_model import Model
+from wdsprep.encoding.models.load_networks import load_vae, silence_libraries
 from wdsprep.encoding.models.vae_rules import VIDEO_KINDS
 
 

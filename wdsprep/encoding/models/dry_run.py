@@ -29,9 +29,9 @@ from wdsprep.dataset.digests import DigestKind
 from wdsprep.encoding import HALF
 from wdsprep.encoding.models.base import DTYPES, Tokens
 from wdsprep.encoding.models.families import is_mask, member_name
-from wdsprep.encoding.models.find import Model
-from wdsprep.encoding.models.loading import load_config, load_tokenizer, silence_libraries
-from wdsprep.encoding.models.parts import Component
+from wdsprep.encoding.models.find_model import Model
+from wdsprep.encoding.models.load_networks import load_config, load_tokenizer, silence_libraries
+from wdsprep.encoding.models.pipeline_parts import Component
 from wdsprep.encoding.models.prompt_call import (
     ALONE,
     PromptCall,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from wdsprep.dataset.arrays import LATENT, Field, is_of_text, text_fields
-from wdsprep.encoding.fields import fields
+from wdsprep.encoding.latent_arrays import fields
 from wdsprep.encoding.models.base import (
     DTYPES,
     TENSORS,
@@ -33,9 +33,9 @@ from wdsprep.encoding.models.base import (
 from wdsprep.encoding.models.clip_text import ClipText, ClipTokens
 from wdsprep.encoding.models.compiled import CompiledNetwork
 from wdsprep.encoding.models.dry_run import token_source
-from wdsprep.encoding.models.find import Model
+from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.models.gpu_memory import dtype_of_vae, is_split
-from wdsprep.encoding.models.loading import load_vae, silence_libraries
+from wdsprep.encoding.models.load_networks import load_vae, silence_libraries
 from wdsprep.encoding.models.pipeline_text import PipelineText
 from wdsprep.encoding.models.precision import whole_fp32
 from wdsprep.encoding.models.vae import Moments, Rule

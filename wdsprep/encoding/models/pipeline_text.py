@@ -12,9 +12,9 @@ from wdsprep.dataset.arrays import EMB
 from wdsprep.encoding.models.base import DTYPES, InTwoPrecisions, Rows, Tokens
 from wdsprep.encoding.models.dry_run import DryRun
 from wdsprep.encoding.models.families import member_name
-from wdsprep.encoding.models.find import Model
-from wdsprep.encoding.models.loading import load_tokenizer, load_tower
-from wdsprep.encoding.models.parts import Component
+from wdsprep.encoding.models.find_model import Model
+from wdsprep.encoding.models.load_networks import load_tokenizer, load_tower
+from wdsprep.encoding.models.pipeline_parts import Component
 from wdsprep.encoding.models.prompt_call import (
     ALONE,
     PromptCall,

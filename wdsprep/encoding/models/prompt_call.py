@@ -23,7 +23,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from wdsprep.encoding import HALF
 from wdsprep.encoding.models.batch_size import is_device_error
-from wdsprep.encoding.models.classes import class_of
 from wdsprep.encoding.models.families import (
     BATCH_AXIS,
     BY_MASK,
@@ -36,9 +35,10 @@ from wdsprep.encoding.models.families import (
     is_embedding,
     is_mask,
 )
-from wdsprep.encoding.models.find import Model
-from wdsprep.encoding.models.loading import is_panic
-from wdsprep.encoding.models.parts import Component, TextPipeline
+from wdsprep.encoding.models.find_model import Model
+from wdsprep.encoding.models.load_networks import is_panic
+from wdsprep.encoding.models.part_classes import class_of
+from wdsprep.encoding.models.pipeline_parts import Component, TextPipeline
 from wdsprep.errors import UsageError, WdsprepError, WorkError
 
 ALONE = "add --text none to encode the images alone"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from wdsprep.dataset.latents import normalise
-from wdsprep.encoding.models.find import Model, rule_of
+from wdsprep.encoding.models.find_model import Model, rule_of
 from wdsprep.encoding.models.noise import normal
 from wdsprep.encoding.models.one_frame import flatten_frames
 

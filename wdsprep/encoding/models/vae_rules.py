@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from wdsprep.encoding.models.configs import MOST_BLOCKS, Config
+from wdsprep.encoding.models.config_files import MOST_BLOCKS, Config
 from wdsprep.encoding.models.weights import read_tensor_header
 from wdsprep.errors import UsageError, WorkError
 from wdsprep.text import brief, shortened

@@ -31,11 +31,11 @@ from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.shapes import fields_by_shape
 from wdsprep.dataset.state import find_receipt, refresh_manifest, write_manifest
 from wdsprep.encoding.encoded_samples import Result
-from wdsprep.encoding.fields import fields
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
+from wdsprep.encoding.latent_arrays import fields
 from wdsprep.encoding.latent_shard import LatentShard, members_of, shape_of, write_empty
-from wdsprep.encoding.on_the_fly.encoding import Encoding, prepare_image, reject_of
-from wdsprep.encoding.pending import pending_shards, remove_stale_units
+from wdsprep.encoding.on_the_fly.image_preparation import Encoding, prepare_image, reject_of
+from wdsprep.encoding.pending_shards import pending_shards, remove_stale_units
 from wdsprep.encoding.sample_spool import SampleSpool, SpooledSample
 from wdsprep.errors import DamageError
 from wdsprep.images.shapes import cut_of

@@ -27,7 +27,7 @@ from wdsprep.dataset.samples import Sample, facts_bytes
 from wdsprep.encoding.encoded_samples import Result, mirrored_noise_key
 from wdsprep.encoding.latent_shard import arrays_of, facts_of
 from wdsprep.encoding.models.base import Tokens
-from wdsprep.encoding.on_the_fly.encoding import Encoding
+from wdsprep.encoding.on_the_fly.image_preparation import Encoding
 from wdsprep.encoding.on_the_fly.latent_writer import LatentWriter
 from wdsprep.encoding.on_the_fly.step_batches import BatchEncoder, StepBegun
 from wdsprep.errors import FormatError

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from wdsprep.dataset.arrays import Field
-from wdsprep.encoding.on_the_fly.encoding import Encoding
+from wdsprep.encoding.on_the_fly.image_preparation import Encoding
 from wdsprep.loading.arguments import LoadPlan
 
 PIECE = 64  # samples at most: 12 MB of pixels at 256, 10 MB of embeddings

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.encoding.models.find import Model, find_model, rehash_weights
+from wdsprep.encoding.models.find_model import Model, find_model, rehash_weights
 from wdsprep.errors import UsageError, WdsprepError
 from wdsprep.reporting.facts.datasets import ReportDataset
 

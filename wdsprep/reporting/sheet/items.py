@@ -12,7 +12,7 @@ from typing import Any
 from wdsprep.dataset.read_ahead import read_each
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.shapes import shapes_of
-from wdsprep.encoding.models.find import Model
+from wdsprep.encoding.models.find_model import Model
 from wdsprep.errors import FormatError, WdsprepError, without_secrets
 from wdsprep.reporting.facts.datasets import Datasets, ReportDataset
 from wdsprep.reporting.facts.spectrum import latent_of

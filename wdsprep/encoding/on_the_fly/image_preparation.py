@@ -14,7 +14,7 @@ from wdsprep.dataset.rejects import Refusal, Reject, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.read import TarSample
 from wdsprep.encoding import encode as encoding
-from wdsprep.encoding.models.find import (
+from wdsprep.encoding.models.find_model import (
     Model,
     check_resolution,
     check_shapes,

@@ -2,11 +2,11 @@
 
 import threading
 
-from wdsprep.encoding.admission import Admission
+from wdsprep.encoding.memory_limit import EngineLimit
 
 
 def test_samples_and_their_bytes_are_bounded_and_one_alone_may_always_come() -> None:
-    room = Admission(3, 100)
+    room = EngineLimit(3, 100)
     assert room.enter(9, 1000, 0)  # nothing is inside
     assert not room.enter(1, 0, 0)
     room.leave(9, 1000)
@@ -21,7 +21,7 @@ def test_samples_and_their_bytes_are_bounded_and_one_alone_may_always_come() -> 
 
 
 def test_whoever_waits_enters_when_others_have_left() -> None:
-    room = Admission(4, 100)
+    room = EngineLimit(4, 100)
     assert room.enter(4, 100, 0)
     entered: list[bool] = []
     waiting = threading.Thread(target=lambda: entered.append(room.enter(2, 10, 60)))

@@ -15,15 +15,14 @@ from typing import Any, NamedTuple
 from wdsprep.dataset.arrays import Field
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.shapes import Size, shape_name
-from wdsprep.encoding.models.classes import is_ported
-from wdsprep.encoding.models.configs import (
+from wdsprep.encoding.models.config_files import (
     MOST_WIDTH,
     Config,
     check_part,
     check_sizes,
     check_weight_index,
 )
-from wdsprep.encoding.models.hub import (
+from wdsprep.encoding.models.model_files import (
     COMMIT,
     Folder,
     ModelFiles,
@@ -32,7 +31,8 @@ from wdsprep.encoding.models.hub import (
     find_cached,
     is_local,
 )
-from wdsprep.encoding.models.parts import (
+from wdsprep.encoding.models.part_classes import is_ported
+from wdsprep.encoding.models.pipeline_parts import (
     INDEX,
     VAE_WEIGHTS,
     ModelParts,

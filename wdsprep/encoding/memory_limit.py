@@ -3,7 +3,7 @@
 import threading
 
 
-class Admission:
+class EngineLimit:
     """A limit on the samples inside the engine, and on the bytes that they take in memory.
 
     The bytes are those of images that wait to be decoded, of pixels that wait for a batch, and of

@@ -11,7 +11,7 @@ from tests.kit.packs import manifest_of
 from wdsprep.cli import main
 from wdsprep.dataset.arrays import Field
 from wdsprep.dataset.tar.write import TarWriter
-from wdsprep.encoding.estimate import (
+from wdsprep.encoding.cost_estimate import (
     Bucket,
     Choice,
     Fleet,

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from wdsprep.encoding.models.classes import check_known, check_names
-from wdsprep.encoding.models.configs import read_json
-from wdsprep.encoding.models.hub import ModelFiles
+from wdsprep.encoding.models.config_files import read_json
+from wdsprep.encoding.models.model_files import ModelFiles
+from wdsprep.encoding.models.part_classes import check_known, check_names
 from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.errors import UsageError
 

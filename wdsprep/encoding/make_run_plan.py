@@ -22,7 +22,7 @@ from wdsprep.encoding.captions.table import (
     prepare_captions,
 )
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
-from wdsprep.encoding.models.find import (
+from wdsprep.encoding.models.find_model import (
     Model,
     ModelNeeds,
     check_resolution,
@@ -31,10 +31,10 @@ from wdsprep.encoding.models.find import (
     rehash_weights,
 )
 from wdsprep.encoding.options import EncodeOptions, EncodeWorkerOptions
-from wdsprep.encoding.pending import PackedShards, pending_shards
-from wdsprep.encoding.plan import DatasetPlan, EncodePlan, units_of
+from wdsprep.encoding.pending_shards import PackedShards, pending_shards
 from wdsprep.encoding.recipe_defaults import choices_for, format_at, settings_of, settle_recipe
 from wdsprep.encoding.recipe_options import Encode, Recipe
+from wdsprep.encoding.run_plan import DatasetPlan, EncodePlan, units_of
 from wdsprep.encoding.worker_plan import EncodeWorkerPlan, plan_for_machines, settle_runner
 from wdsprep.errors import DamageError, NotFoundError, UsageError
 from wdsprep.sources.patterns import is_glob

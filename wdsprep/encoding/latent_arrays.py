@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from wdsprep.dataset.arrays import EMB, FLIPPED, LATENT, TOKENS, Field, text_fields
-from wdsprep.encoding.models.find import Model
+from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.recipe_options import Recipe
 
 

@@ -1,8 +1,8 @@
 """The plan of a run of `encode`: what it makes, from which images and with which model.
 
-`make_plan` makes a whole plan and checks it before anything is written; `str(plan)` describes it in
-plain words. The image shards that are missing, perhaps a million, are kept pickled in the plan, and
-are handed out one after another.
+`make_run_plan` makes a whole plan and checks it before anything is written; `str(plan)` describes
+it in plain words. The image shards that are missing, perhaps a million, are kept pickled in the
+plan, and are handed out one after another.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,9 +13,9 @@ from wdsprep.dataset.state import DatasetClaim
 from wdsprep.encoding import HALF
 from wdsprep.encoding.captions.sources import CaptionSource
 from wdsprep.encoding.captions.table import PreparedCaptions
-from wdsprep.encoding.models.find import Model
+from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.options import EncodeWorkerOptions
-from wdsprep.encoding.pending import PackedShards, count_units
+from wdsprep.encoding.pending_shards import PackedShards, count_units
 from wdsprep.encoding.recipe_options import Encode
 from wdsprep.encoding.worker_plan import EncodeWorkerPlan
 from wdsprep.text import plural

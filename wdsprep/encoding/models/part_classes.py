@@ -13,12 +13,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wdsprep.encoding.models.configs import NO_CODE
+from wdsprep.encoding.models.config_files import NO_CODE
 from wdsprep.errors import UsageError, WorkError
 from wdsprep.text import shortened
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.models.parts import Component
+    from wdsprep.encoding.models.pipeline_parts import Component
 
 NETWORKS = ("PreTrainedModel",)
 TOKENIZERS = ("PreTrainedTokenizerBase", "ProcessorMixin")

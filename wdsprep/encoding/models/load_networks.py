@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from wdsprep.encoding.models.configs import MOST_STATES, MOST_WIDTH
-from wdsprep.encoding.models.find import Model
-from wdsprep.encoding.models.parts import variant_of
+from wdsprep.encoding.models.config_files import MOST_STATES, MOST_WIDTH
+from wdsprep.encoding.models.find_model import Model
+from wdsprep.encoding.models.pipeline_parts import variant_of
 from wdsprep.encoding.models.weights import tensors_in
 from wdsprep.errors import UsageError, WdsprepError, WorkError
 from wdsprep.text import plural

@@ -11,9 +11,9 @@ import pytest
 from tests.kit.encodes import SHARDS, encode_here, packed, pictures
 from tests.kit.packs import jpeg, tree
 from wdsprep.encoding.image_shards import ImageShard
-from wdsprep.encoding.make_plan import make_plan
+from wdsprep.encoding.make_run_plan import make_plan
 from wdsprep.encoding.options import EncodeOptions
-from wdsprep.encoding.plan import EncodePlan
+from wdsprep.encoding.run_plan import EncodePlan
 from wdsprep.errors import FingerprintError
 
 
@@ -102,7 +102,7 @@ def test_a_plan_keeps_no_image_shard_unpacked(images: Path, tmp_path: Path) -> N
 
 def test_a_plan_of_the_toy_needs_no_torch(images: Path, tmp_path: Path) -> None:
     code = (
-        "import sys; from tests.encoding.test_plan import planned\n"
+        "import sys; from tests.encoding.test_run_plan import planned\n"
         "for name in [n for n in sys.modules if n.partition('.')[0] == 'torch']:\n"
         "    del sys.modules[name]\n"
         "planned(*sys.argv[1:]); assert 'torch' not in sys.modules"
