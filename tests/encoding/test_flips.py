@@ -113,7 +113,7 @@ def test_both_may_be_asked_for_and_a_state_knows_the_rate(made: dict[str, Path])
 def test_what_has_no_mirror_images_cannot_be_flipped(made: dict[str, Path]) -> None:
     with pytest.raises(UsageError, match="leave out flip, or encode with --flip"):
         load(made["alone"], flip=0.5)
-    with pytest.raises(UsageError, match="a rate is from 0 to 1"):
+    with pytest.raises(UsageError, match="give a rate from 0 to 1"):
         load(made["both"], flip=2)
 
 
@@ -155,7 +155,7 @@ def test_moments_are_mirrored_before_they_are_sampled(
         mean, _logvar = torch.from_numpy(member).float().chunk(2)
         return float(torch.corrcoef(torch.stack([latent.float().flatten(), mean.flatten()]))[0, 1])
 
-    with pytest.raises(UsageError, match="ask for latent, with flip="):
+    with pytest.raises(UsageError, match="ask for latent in fields=, and give flip="):
         load(tmp_path / "moments", fields=("latent", "latent_flipped"))
     for batch in load(tmp_path / "moments", flip=1.0):
         for key, latent in zip(batch["key"], batch["latent"], strict=True):

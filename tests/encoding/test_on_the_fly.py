@@ -123,7 +123,7 @@ def test_what_cannot_be_encoded_on_the_way_is_refused(images: Path, stored: Path
         online(images, raw=True)
     with pytest.raises(UsageError, match="give both"):
         load(images, tee="somewhere")
-    with pytest.raises(UsageError, match="leave out the DataLoader"):
+    with pytest.raises(UsageError, match="give the DataLoader num_workers=0"):
         list(
             torch.utils.data.DataLoader(
                 online(images, device="cpu"), batch_size=None, num_workers=1
@@ -228,7 +228,7 @@ def test_a_damaged_image_is_replaced_and_kept_as_a_reject(
     assert len(set(first)) == COUNT - 1
     (key,) = rejected(kept)
     assert key not in first
-    assert "cannot be served (truncated): others are served in its place" in caplog.text
+    assert "cannot be served (truncated); others are served in its place" in caplog.text
     assert encode_here(damaged, stored).manifest.samples == COUNT - 1
     assert tree(kept) == tree(stored)
     with pytest.raises(FingerprintError, match="41 samples"):

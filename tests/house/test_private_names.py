@@ -32,7 +32,7 @@ from wdsprep.dataset.rejects import RejectedError
 from wdsprep.encoding.models.compiled import NAMES
 from wdsprep.errors import NotFoundError
 from wdsprep.images import formats
-from wdsprep.loading.streaming.trainer import _reason
+from wdsprep.loading.streaming.trainer import _worker_error
 from wdsprep.runners.out_of_memory import FEWER
 from wdsprep.runners.ray import cluster
 from wdsprep.runners.ray.runner import _death_reason
@@ -263,8 +263,8 @@ def test_ray_says_of_a_dead_worker_what_is_cut_out_of_it() -> None:
 
 @pytest.mark.usefixtures("connected_ray")
 def test_ray_says_of_an_error_of_ours_which_it_is() -> None:
-    """Else each ends a stream as a WorkError: mend `_reason` in streaming/trainer.py."""
-    reason = _reason(error_of(failing().refuse))
+    """Else each ends a stream as a WorkError: mend `_worker_error` in streaming/trainer.py."""
+    reason = _worker_error(error_of(failing().refuse))
     assert (type(reason), str(reason)) == (NotFoundError, "s3://b/k: no such object")
 
 

@@ -72,4 +72,4 @@ def test_a_stream_that_cannot_fill_its_own_batches_is_named_in_a_line(
         load([small, other], 20, homogeneous=True)
         load([small, Stream(other, repeat=1)], 20, homogeneous=True)
         load([small, other], 20)
-    assert caplog.text.count("1 of 2 streams, with 15 samples, have fewer than") == 1
+    assert caplog.text.count("1 of 2 streams (15 samples in all) have fewer samples than") == 1

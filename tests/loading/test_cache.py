@@ -249,7 +249,7 @@ def test_a_cache_that_fails_is_told_of_and_does_without(
     shutil.rmtree(folder)
     folder.write_bytes(b"a file now")
     assert data.read_all(cache) == data.nbytes
-    assert caplog.text.count("the cache fails") == 1
+    assert caplog.text.count("the cache failed") == 1
     assert str(folder) in caplog.text
 
 
@@ -298,7 +298,7 @@ def test_a_small_cache_fills_until_64_samples_are_free(tmp_path: Path) -> None:
 
 def test_a_cache_that_cannot_be_is_refused(data: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match="give cache another folder"):
+    with pytest.raises(StoreError, match="give another folder"):
         load(data, cache=tmp_path / "file" / "below", cache_nbytes=ROOM)
     for folder, nbytes in ((tmp_path, None), (None, 5), (tmp_path, 0), (tmp_path, 5)):
         with pytest.raises(UsageError, match="cache_nbytes"):

@@ -159,7 +159,7 @@ def test_texts_of_the_json_are_picked_where_no_arrays_are_made_of_them(
     with patch("wdsprep.loading.sample_texts.MANY", 10):
         list(load(url, captions={"meta.typo": 1, "alt": 1}, epochs=2, **options))
     (line,) = [record.getMessage() for record in caplog.records]
-    assert "none has a text at meta.typo in its json" in line
+    assert "has a text at meta.typo in its json" in line
     assert 'ask for "txt"' in refused(url, weights, pixels=32, fields="key")
 
 
@@ -197,11 +197,13 @@ def refused(url: str, captions: Any, *join: str, **options: Any) -> str:
 
 def test_captions_that_cannot_be_picked(parts: tuple[str, str, str], tmp_path: Path) -> None:
     own, long, alt = parts
-    assert "is no weight: give 0 or more" in refused(own, {"caption": 2, "long": -1}, long)
-    assert "all weights are 0" in refused(own, {"caption": 0}, long)
+    assert "the weight of captions 'long' is -1: give 0 or more" in refused(
+        own, {"caption": 2, "long": -1}, long
+    )
+    assert "all weights of captions are 0" in refused(own, {"caption": 0}, long)
     assert "give weights by name" in refused(own, ["long"], long)
-    assert "names are texts" in refused(own, {1: 1}, long)
-    assert "have caption, long, not alt" in refused(own, {"alt": 1}, long)
+    assert "give names as texts" in refused(own, {1: 1}, long)
+    assert "have caption, long; join the text dataset" in refused(own, {"alt": 1}, long)
     assert "leave out" in refused(own, {"long": 1}, long, raw=True)
     twice = write_part(str(tmp_path / "b"), IMAGES, VARIED, more={"caption_name": "long"})
     assert "both have pooled, emb" in refused(own, {"long": 1}, long, twice)
@@ -212,7 +214,7 @@ def test_captions_that_cannot_be_picked(parts: tuple[str, str, str], tmp_path: P
     options = {"fields": ("pooled", "txt"), "captions": {"long": 1, "c": 1}}
     assert {*tags(load(own, join=[long, longer], **options))} == {"long", ""}
     bare = write_part(str(tmp_path / "bare"), IMAGES, LATENTS)
-    assert "join text datasets that were made with" in refused(bare, {"meta.alt": 1})
+    assert "join text datasets made with" in refused(bare, {"meta.alt": 1})
 
 
 def test_a_state_of_other_weights_is_refused(parts: tuple[str, str, str]) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from wdsprep.dataset.random_numbers import draw, key_of
 from wdsprep.errors import FingerprintError, FormatError, NewerFormatError, UsageError
 from wdsprep.loading.order import VERSION, Order, OrderStream, Samples
-from wdsprep.loading.order.chance import permuted, shuffled
+from wdsprep.loading.order.chance import permute_rows, shuffle_range
 from wdsprep.loading.order.mixing import StreamAmount, compute_shares, huffman_tree, split
 from wdsprep.loading.order.shuffle import Passes
 from wdsprep.loading.shard_access.remote import group_neighbours
@@ -463,7 +463,7 @@ def test_all_permutations_of_a_window_are_equally_likely(size: int) -> None:
     rows = np.repeat(np.arange(count), size)
     places = np.tile(np.arange(size), count)
     keys = draw(key_of("test"), np.arange(count))
-    found = permuted(places, rows, np.full(count, size), keys).reshape(count, size)
+    found = permute_rows(places, rows, np.full(count, size), keys).reshape(count, size)
     seen = Counter(map(tuple, found.tolist()))
     assert len(seen) == math.factorial(size)
     chi_square = sum((n - 500) ** 2 / 500 for n in seen.values())
@@ -477,8 +477,8 @@ def test_golden_hashes_and_permutations() -> None:
     assert f"{key_of(1, 'a', 2):016x}" == "7e5628f470ee8763"
     # The reference SplitMix64 with state 0
     assert draw(0, np.arange(2)).tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
-    assert shuffled(10, 7).tolist() == [1, 8, 5, 7, 0, 9, 4, 6, 3, 2]
-    assert digest(shuffled(100_003, 7)) == "38c5f39fc79eea29"
+    assert shuffle_range(10, 7).tolist() == [1, 8, 5, 7, 0, 9, 4, 6, 3, 2]
+    assert digest(shuffle_range(100_003, 7)) == "38c5f39fc79eea29"
 
 
 def golden_orders() -> dict[str, Order]:

@@ -76,7 +76,7 @@ def test_no_byte_of_a_header_can_change_unseen(make: Make, fields: tuple[Field, 
     unseen = {n for n, key in enumerate(grid(fields).keys(rows)) if key is not None}
     between = set(range(len(whole)))
     after_sums = set()
-    for item, place in zip(fields, grid(fields).heads, strict=True):
+    for item, place in zip(fields, grid(fields).headers, strict=True):
         top = place.stop - BLOCK - len(item.header)
         between -= set(range(top, place.stop))
         after_sums |= {top + 154, top + 155}
@@ -85,7 +85,7 @@ def test_no_byte_of_a_header_can_change_unseen(make: Make, fields: tuple[Field, 
 
 def test_members_of_two_samples_make_none() -> None:
     one, other = heads_of("one", header), heads_of("two", header)
-    half = grid().heads[0].stop
+    half = grid().headers[0].stop
     assert grid().keys(rows_of(one, one[:half] + other[half:], other)) == ["one", None, "two"]
 
 

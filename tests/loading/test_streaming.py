@@ -34,7 +34,12 @@ from wdsprep.encoding.recipe_options import Encode, Recipe
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.loading.streaming.pieces import FILL, PIECE, Pieces, StreamRoom
 from wdsprep.loading.streaming.stages import WorkerStats
-from wdsprep.loading.streaming.trainer import RECENT_S, WorkerProgress, _reason, _stage
+from wdsprep.loading.streaming.trainer import (
+    RECENT_S,
+    WorkerProgress,
+    _describe_stage,
+    _worker_error,
+)
 
 # What Ray Data says to itself when it makes its own context, and its threads when they end:
 pytestmark = [
@@ -172,7 +177,7 @@ def test_text_that_is_joined_is_read_by_the_trainer_and_a_stream_ends_with_its_p
         wanted = load(latents, join=texts, epochs=1)
         assert_same(list(itertools.islice(batches, epoch)), list(wanted))
         ray.kill(feed.trainers[0].actors[1])
-        with pytest.raises(errors.WorkError, match="the stream has ended"):
+        with pytest.raises(errors.WorkError, match="the stream has failed"):
             list(batches)
 
 
@@ -241,7 +246,7 @@ def test_closing_lets_all_go_even_where_a_trainer_cannot_be_closed(
     """Of a Ray that goes on. Here workers run in other folders, and a step's last pieces are
     shorter than the others."""
     monkeypatch.chdir(images.parent)
-    with patch.object(StreamRoom, "most", return_value=2):
+    with patch.object(StreamRoom, "piece_limit", return_value=2):
         feed = stream(Path("images"), trainers=WORLD, global_batch=10)
     with ThreadPoolExecutor(WORLD) as pool:
         ranks = list(pool.map(lambda trainer: list(itertools.islice(trainer, 3)), feed.trainers))
@@ -323,19 +328,21 @@ def test_pieces_are_as_large_as_the_object_store_has_room_for(resolution: int, t
     recipe = Recipe(resolution=resolution, text=text)
     arrays = fields(find_model("tiny", text=text), recipe)
     each = max(3 * resolution**2, sum(field.array_nbytes for field in arrays))
-    assert StreamRoom.of(1 << 40, resolution, arrays).most(12) == PIECE
+    assert StreamRoom.from_store(1 << 40, resolution, arrays).piece_limit(12) == PIECE
     for nbytes, pieces in itertools.product((80e6, 1e9), (12, 100)):
-        most = StreamRoom.of(nbytes, resolution, arrays).most(pieces)
+        most = StreamRoom.from_store(nbytes, resolution, arrays).piece_limit(pieces)
         assert most * each * pieces <= FILL * nbytes or most == 1
         assert (most + 1) * each * pieces > FILL * nbytes or most == PIECE
-    assert StreamRoom.of(0, resolution, arrays).most(12) == 1
+    assert StreamRoom.from_store(0, resolution, arrays).piece_limit(12) == 1
 
 
 def test_a_worker_that_is_gone_does_not_count_for_ever() -> None:
     gone, here = (WorkerStats(stage="encode", worker=f"host:{n}") for n in range(2))
     for worked in (gone, here):
         worked.samples, worked.busy_s, worked.wall_s = 100, 5.0, 10.0
-    stage = _stage("encode", [WorkerProgress(gone, 10.0), WorkerProgress(here, 11.0 + RECENT_S)])
+    stage = _describe_stage(
+        "encode", [WorkerProgress(gone, 10.0), WorkerProgress(here, 11.0 + RECENT_S)]
+    )
     assert (len(stage.workers), stage.rate, stage.busy) == (2, 10.0, 0.5)
 
 
@@ -345,7 +352,7 @@ def test_what_a_worker_has_to_say_is_said_by_the_trainer() -> None:
 
     with pytest.raises(ray.exceptions.RayError) as caught:
         ray.get(ray.remote(fail).remote())
-    reason = _reason(caught.value)
+    reason = _worker_error(caught.value)
     assert type(reason) is errors.NotFoundError
     assert str(reason) == "shard 7 is gone: bring it back"
 

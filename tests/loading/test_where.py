@@ -243,7 +243,7 @@ def test_whose_error_it_is(data: str, cache_home: Path) -> None:
 
 def test_broken_json_does_not_move_what_stands_beside() -> None:
     members = [b'{"x":[1', b"2]}", b'{"x":3},{"x":4}', b'{"x":5}']
-    assert [*map(facts_module.parsed, members)] == [None, None, None, {"x": 5}]
+    assert [*map(facts_module.parse_json_object, members)] == [None, None, None, {"x": 5}]
 
 
 def test_one_order_for_all_worlds_and_states_of_other_conditions_are_refused(data: str) -> None:
@@ -289,7 +289,7 @@ def test_what_no_sample_has_or_meets_is_one_line(data: str, cache_home: Path) ->
     with pytest.raises(UsageError, match=r"no sample has meta\.score, .* join a table that has it"):
         load(data, where="width > 3 or meta.score > 3")
     assert not list(cache_home.glob("*.arrays"))
-    with pytest.raises(UsageError, match=r"no sample meets where='width < 3': ask for less"):
+    with pytest.raises(UsageError, match=r"meets where='width < 3': ask for less"):
         load(data, where="width < 3")
     with pytest.raises(UsageError, match="give a condition"):
         load(data, where=" ")
@@ -313,7 +313,9 @@ def test_damage_of_a_dataset_is_an_error_and_nothing_is_kept(
 ) -> None:
     """Else the order would be this machine's, and the whole copy of another would find it kept."""
     url, tar, offsets = damaged_copy(data, tmp_path / "copy")
-    wrong = r'3 samples are damaged, first number 0 of 256/000000\.tar, .* run "wdsprep verify '
+    wrong = (
+        r'3 samples are damaged, the first is number 0 of 256/000000\.tar; .* run "wdsprep verify '
+    )
     with pytest.raises(FormatError, match=wrong):
         load(url, where="width > 0")
     tar.write_bytes(tar.read_bytes()[: offsets[-3]])
@@ -350,7 +352,7 @@ def test_tars_without_a_manifest_are_what_they_hold(
     left = {f"{number:012d}" for number in range(sum(SIZES))} - {f"{n:012d}" for n in (0, 5, 7)}
     options = {"where": "width > 0 or not width > 0", "raw": True}
     assert {sample["__key__"] for sample in load(url, global_batch=1, **options)} == left
-    assert "the json of 3 samples is damaged or lacking" in caplog.text
+    assert "left out 3 samples whose json is damaged or missing" in caplog.text
 
 
 def test_images_and_their_crops(tmp_path: Path) -> None:

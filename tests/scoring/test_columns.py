@@ -94,9 +94,9 @@ def test_latents_are_served_by_scores_of_their_images(
 
 def test_scores_of_other_images_are_refused(scores: Path, tmp_path: Path) -> None:
     other = packed(pictures(tmp_path / "in", range(30, 45)), tmp_path / "images")
-    with pytest.raises(UsageError, match="are of different images"):
+    with pytest.raises(UsageError, match="were made from different images"):
         wdsprep.load(str(other), join=str(scores), pixels=64, global_batch=1)
-    with pytest.raises(UsageError, match="are of different images"):
+    with pytest.raises(UsageError, match="were made from different images"):
         wdsprep.select(str(other), str(tmp_path / "o"), join=str(scores), where="aesthetic > 1")
     assert not (tmp_path / "o").exists()
 

@@ -1,4 +1,4 @@
-"""Decide what a loader serves and how it reads, and refuse what cannot be served.
+"""Check the arguments of a loader, and decide what it serves and how it reads.
 
 All of this happens before any sample is read.
 """
@@ -37,7 +37,7 @@ RESERVED = (*IMAGE_FIELDS, *COMMON_FIELDS, "pixels", SHAPE, "samples", "made", "
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LoadPlan:
-    """Everything that a loader needs to know, except its step."""
+    """The plan of a loader: its datasets, their order and how they are read, but not its step."""
 
     datasets: tuple[Dataset, ...]
     order: Order
@@ -59,13 +59,13 @@ class LoadPlan:
         for part in (part for dataset in self.datasets for part in dataset.with_joined):
             if self.pad == LONGEST and part.settings.get("pipeline") in BY_ZEROS:
                 raise UsageError(
-                    f"{part.store.url}: the denoiser of {part.settings['pipeline']} has no "
-                    "mask, and wants zeros up to the full length: leave pad= out"
+                    f"{part.store.url} is for the denoiser of {part.settings['pipeline']}, which "
+                    "takes no mask and needs zeros up to the full length: leave out pad="
                 )
         if self.order.group % self.share and not self.raw:
             raise UsageError(
-                f"shape_batch {self.order.group}: a rank's share of a step is {self.share:,} "
-                "samples, which must be one shape's: give a multiple of it, or have more ranks"
+                f"shape_batch={self.order.group} must be a multiple of the {self.share:,} samples "
+                "that a rank has in a step, which are of one shape: give a multiple, or more ranks"
             )
         _check_devices(pin=self.pin, device=self.device)
         if self.cache is not None:
@@ -77,30 +77,29 @@ class LoadPlan:
             if not self.raw:
                 _check_kind(self.datasets[0], dataset, pixels=self.effects.pixels)
                 if not self.order.homogeneous:
-                    self._check_alike(dataset)
+                    self._check_same_arrays(dataset)
 
     def __repr__(self) -> str:
         return f"<LoadPlan {self.summary}>"
 
-    def _check_alike(self, dataset: Dataset) -> None:
-        """Refuse a dataset whose arrays in a batch are shaped unlike those of the first dataset.
+    def _check_same_arrays(self, dataset: Dataset) -> None:
+        """Raise UsageError if the arrays of a dataset differ from those of the first dataset.
 
-        Only the arrays that are asked for count. Raise UsageError where they differ or one
-        lacks some.
+        Their names and shapes are compared, of the arrays that batches hold.
         """
         first = self.datasets[0]
         flips = (batch_name(FLIPPED),) if self.effects.flip else ()
         own, others = (tensor_shapes(each, (*self.names, *flips)) for each in (dataset, first))
         if other := sorted(n for n in {*own, *others} if own.get(n) != others.get(n)):
             raise UsageError(
-                f"{dataset.store.url} has arrays of other shapes than {first.store.url}, or not "
-                f"the same ones ({examples(other)}): name in fields= what both have alike, or "
-                "homogeneous=True keeps each batch to one stream"
+                f"the arrays of {dataset.store.url} and {first.store.url} differ in name or shape "
+                f"({examples(other)}): give fields= that are the same in both, or "
+                "homogeneous=True, which takes each batch from one stream"
             )
 
     @property
     def summary(self) -> str:
-        """The datasets, the samples, and the steps of an epoch, as a text."""
+        """A text with the URLs, the number of samples and the steps of an epoch."""
         wholes = dict.fromkeys(dataset.whole for dataset in self.datasets)
         places = examples([repr(whole.store.url) for whole in wholes])
         samples = plural(sum(stream.samples for stream in self.order.streams), "sample")
@@ -109,12 +108,12 @@ class LoadPlan:
         steps = plural(self.order.steps_per_epoch, "step")
         return f"{places}: {samples}, {steps} of {self.order.global_batch:,} an epoch"
 
-    def at(self, step: int) -> str:
-        """Return the summary, followed by the rank, the step and the epoch."""
+    def describe(self, step: int) -> str:
+        """Return the summary of this plan, followed by the rank, the step and the epoch."""
         rank = f"rank {self.rank} of {self.world}, " if self.world > 1 else ""
         return f"{self.summary}; {rank}at step {step:,}, epoch {self.order.epoch(step):,}"
 
-    def encoded_as(self, settings: Mapping[str, Any]) -> "LoadPlan":
+    def with_settings(self, settings: Mapping[str, Any]) -> "LoadPlan":
         """Return this plan for latents that are made on the fly with other settings."""
         datasets = tuple(replace(dataset, settings=settings) for dataset in self.datasets)
         effects = replace(self.effects, datasets=datasets)
@@ -123,6 +122,7 @@ class LoadPlan:
 
     @property
     def share(self) -> int:
+        """The number of samples that each rank has in a step."""
         return self.order.global_batch // self.world
 
     @property
@@ -139,10 +139,10 @@ def make_encoding(
     pixels: int,
     tee: str,
 ) -> "Encoding | None":
-    """Return how images become latents on the fly, or None if nothing is encoded."""
+    """Return how to encode images on the fly, or None if `encode` is None."""
     if encode is None:
         if tee:
-            raise UsageError("tee= keeps what encode= makes: give both, or none")
+            raise UsageError("tee= keeps what encode= makes: give both, or neither")
         return None
     if raw or pixels:
         raise UsageError("encode= makes latents: leave out raw= and pixels=")
@@ -154,7 +154,7 @@ def make_encoding(
 
 
 def check_tee(datasets: tuple[Dataset, ...], where: str | None) -> None:
-    """Check that `tee` is given whole shards of one dataset, as `wdsprep encode` makes them."""
+    """Raise UsageError unless whole shards of one dataset are served, which `tee` can keep."""
     if len({dataset.whole for dataset in datasets}) > 1:
         raise UsageError("tee= is for one dataset: encode a mixture without it")
     if where or datasets[0].where:
@@ -164,30 +164,30 @@ def check_tee(datasets: tuple[Dataset, ...], where: str | None) -> None:
 def find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Return the rank and the world size.
 
-    They are those given, those of torch.distributed, those in the environment, or 0 and 1.
+    The arguments come first, then torch.distributed, then the environment, then 0 and 1.
     """
     if rank is not None or world_size is not None:
         if rank is None or world_size is None:
-            raise UsageError("give both rank and world_size, or none")
+            raise UsageError("give both rank and world_size, or neither")
         return rank, world_size
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     own, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    here = f"RANK is {own!r} and WORLD_SIZE {size!r} here"
+    here = f"the environment has RANK={own!r} and WORLD_SIZE={size!r}"
     try:
         rank, world = int(own or 0), int(size or 1)
     except ValueError:
-        raise UsageError(f"{here}: set whole numbers") from None
+        raise UsageError(f"{here}: set both to whole numbers") from None
     if (rank and not size) or (world > 1 and not own):
-        raise UsageError(f"{here}: set both, or give both")
+        raise UsageError(f"{here}: set both, or give rank= and world_size=")
     return rank, world
 
 
-def threads_for(encoding: "Encoding | None") -> int:
-    """Return how many threads read and decode.
+def default_threads(encoding: "Encoding | None") -> int:
+    """Return the number of threads that read and decode samples.
 
-    Decoding takes all cores. Threads that only read slow each other where they are more than
-    cores.
+    Decoding takes all cores. Threads that only read slow each other down if there are more of
+    them than cores.
     """
     cpus = usable_cpus()
     return max(2, min(THREADS, cpus)) if encoding is None else max(THREADS, cpus)
@@ -195,7 +195,7 @@ def threads_for(encoding: "Encoding | None") -> int:
 
 def _check_devices(*, pin: bool, device: torch.device | None) -> None:
     if device is not None and device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"device={device}: torch finds no such GPU on this machine: leave it out")
+        raise UsageError(f"device={device}: torch finds no such GPU here: leave out device=")
     if pin and not torch.accelerator.is_available():
         raise UsageError(
             "pin=True is for copies to a GPU, and torch finds none on this machine: leave it out"
@@ -203,7 +203,7 @@ def _check_devices(*, pin: bool, device: torch.device | None) -> None:
 
 
 def _check_text(datasets: tuple[Dataset, ...], names: tuple[str, ...], *, drop_text: float) -> None:
-    """Refuse `drop_text` for batches without captions."""
+    """Raise UsageError if `drop_text` is set for batches without captions."""
     has_texts = not {*TEXTS, "json"}.isdisjoint(names)
     has_texts = has_texts or any(text_fields(dataset.served) for dataset in datasets)
     if drop_text and datasets[0].kind == "latents" and not has_texts:
@@ -217,8 +217,8 @@ def _check_flips(datasets: tuple[Dataset, ...], names: tuple[str, ...], *, flip:
     for dataset in datasets:
         if dataset.has_moments and batch_name(FLIPPED) in names:
             raise UsageError(
-                f"{dataset.store.url} keeps moments, of which latent alone is sampled: ask for "
-                "latent, with flip="
+                f"{dataset.store.url} stores moments, from which only latent can be sampled: ask "
+                "for latent in fields=, and give flip= for mirror images"
             )
         is_stored = "made" not in names  # and no image that is mirrored before it is encoded
         if flip and is_stored and FLIPPED not in {field.name for field in dataset.served}:
@@ -231,35 +231,40 @@ def _check_flips(datasets: tuple[Dataset, ...], names: tuple[str, ...], *, flip:
 def _check_captions(
     datasets: tuple[Dataset, ...], names: tuple[str, ...], effects: Effects, *, raw: bool
 ) -> None:
-    """Refuse captions that cannot be picked, and a batch that would need two masks."""
+    """Raise UsageError if captions cannot be picked, or if a batch would need two masks."""
     if effects.captions and raw:
-        raise UsageError("captions= picks what a batch has: leave out raw=")
+        raise UsageError(
+            "captions= picks texts for batches, and raw=True makes none: leave out one of them"
+        )
     if effects.paths and datasets[0].kind == "latents":
         raise UsageError(
-            f"captions: {datasets[0].store.url} has no arrays of texts, nor the json of its images "
-            "to pick from: join text datasets that were made with --caption-name"
+            f"captions= cannot pick from {datasets[0].store.url}, which has neither arrays of "
+            "texts nor the json of its images: join text datasets made with --caption-name"
         )
     if effects.paths and {*TEXTS}.isdisjoint(names):
-        raise UsageError('captions= picks texts here, and none is wanted: ask for "txt" in fields=')
+        raise UsageError('captions= picks texts, and batches hold none: ask for "txt" in fields=')
     for dataset in datasets:
         if any(effects.choices):
             check_choices(dataset, names, effects.choices)
         lengths = [batch_name(field.name) for field in variable_fields(dataset, names)]
         if len(lengths) > 1:
             raise UsageError(
-                f"{dataset.place} and what is joined to it have {' and '.join(lengths)} of true "
-                "length, and a batch has one mask: ask for one of them in fields="
+                f"{dataset.place} and the datasets joined to it have {' and '.join(lengths)} of "
+                "varying length, and a batch has one mask: ask for one of them in fields="
             )
 
 
 def _check_kind(first: Dataset, dataset: Dataset, *, pixels: int) -> None:
-    """Check that samples which may share a batch are all latents or all images."""
+    """Raise UsageError if a dataset cannot share batches with the first: latents with images."""
     if dataset.kind == "tars" and not pixels:
         raise UsageError(
             f"{dataset.store.url} holds tars without a manifest: load with raw=True or pixels="
         )
     if (dataset.kind == "latents") != (first.kind == "latents"):
-        raise UsageError(f"{dataset.store.url} holds {dataset.kind}, others {first.kind}")
+        raise UsageError(
+            f"{dataset.store.url} holds {dataset.kind} and {first.store.url} holds {first.kind}: "
+            "load them apart"
+        )
     if pixels and dataset.kind == "latents":
         raise UsageError(f"{dataset.store.url} holds latents: pixels= is for images")
 
@@ -267,9 +272,9 @@ def _check_kind(first: Dataset, dataset: Dataset, *, pixels: int) -> None:
 def choose_fields(
     datasets: tuple[Dataset, ...], fields: Iterable[str] | None, pixels: int
 ) -> tuple[str, ...]:
-    """Return the names of what a batch holds: the `fields` asked for, or the usual ones.
+    """Return the names of the entries of a batch: those in `fields`, or the usual ones.
 
-    Where datasets differ, a batch may hold what any of them has.
+    If datasets differ, a batch may hold what any of them has.
     """
     arrays = tuple(dict.fromkeys(batch_name(f.name) for d in datasets for f in d.served))
     if any(field.is_variable for dataset in datasets for field in dataset.served):
@@ -289,8 +294,8 @@ def choose_fields(
         n for n in columns if batch_name(n) in {*known, *RESERVED, batch_name(MASK)}
     ):
         raise UsageError(
-            f"a table that is joined has a column {taken[0]}, as batches have something else: name "
-            "it otherwise"
+            f"a joined table has a column {taken[0]}, which batches use for something else: "
+            "rename the column"
         )
     usual, known = (*usual, *columns), {*known, *columns}
     if fields is None:
@@ -299,7 +304,7 @@ def choose_fields(
     names = tuple(dict.fromkeys(batch_name(str(name)) for name in given))
     if not names or not known.issuperset(names):
         raise UsageError(
-            f"fields {', '.join(names) or '()'}: {datasets[0].store.url} holds "
-            f"{datasets[0].kind}, which have {', '.join(sorted(known))}"
+            f"fields={', '.join(names) or '()'}: {datasets[0].store.url} holds "
+            f"{datasets[0].kind}; ask for some of {', '.join(sorted(known))}"
         )
     return names

@@ -27,7 +27,7 @@ from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.loading.datasets import Dataset
 from wdsprep.loading.memory import Batch
 from wdsprep.loading.sample_layout import batch_name
-from wdsprep.loading.wanted_arrays import TEXTS, check_once
+from wdsprep.loading.wanted_arrays import TEXTS, check_unique_arrays
 from wdsprep.loading.where import shorten_for_state
 from wdsprep.text import brief, plural, real_number
 
@@ -41,10 +41,10 @@ Empty = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Effects:
-    """The random changes to samples of a batch, and the settings of their chance.
+    """The random changes that a loader makes to the samples of a batch, with their settings.
 
     `drop_text` is the rate at which captions are left out, `flip` the rate at which images are
-    mirrored, `pixels` the side of a crop, and `cut` how images are cropped for the models.
+    mirrored_rows, `pixels` the side of a crop, and `cut` how images are cropped for the models.
     `captions` are names with their shares, of which chance picks one for each sample: names of
     text datasets, or of places in the json. `empty` has the arrays of the empty caption, by
     stream and choice.
@@ -64,7 +64,7 @@ class Effects:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The settings that a state must agree with, for latents also how they were made."""
+        """The settings that a saved state must agree with, among them how latents were made."""
         made = [fingerprint(d.settings) for d in self.datasets if d.kind == "latents"]
         latents = {"latents": f"{key_of(*made):016x}"} if made else {}
         area = {"max_area": self.max_area} if self.max_area != MAX_AREA else {}  # of pixels alone
@@ -74,16 +74,16 @@ class Effects:
         usual = {"drop_text": self.drop_text, "pixels": self.pixels}
         conditions = {dataset.whole: dataset.where for dataset in self.datasets}.values()
         where = {"where": _common_condition(list(conditions))} if any(conditions) else {}
-        return usual | flip | latents | area | where | picked | self._described
+        return usual | flip | latents | area | where | picked | self._joined_digests
 
     @property
     def joined(self) -> "dict[str, Dataset]":
-        """The joined datasets, by the names that a state gives them."""
+        """The joined datasets, by the names under which a saved state lists them."""
         each = dict.fromkeys(part.whole for d in self.datasets for part in d.with_joined[1:])
         return {f"joined {number}": part for number, part in enumerate(each)}
 
     @property
-    def _described(self) -> dict[str, str]:
+    def _joined_digests(self) -> dict[str, str]:
         lines = {
             name: f"{key_of(fingerprint(d.settings), d.digest):016x}, {d.samples:,} samples"
             for name, d in self.joined.items()
@@ -97,18 +97,18 @@ class Effects:
 
     @cached_property
     def choices(self) -> tuple[str, ...]:
-        """The captions that have text datasets of their own; one empty name if none have."""
+        """The names of captions that have text datasets of their own, or one empty name."""
         names = tuple(name for name, _ in self.captions)
         return names if names and _have_arrays(self.datasets) else ("",)
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
-        """The places in the json among which a caption is picked."""
+        """The paths in the json of samples to the captions from which one is picked."""
         names = tuple(name for name, _ in self.captions)
         return () if _have_arrays(self.datasets) else names
 
     def pick_captions(self, step: int, first: int, count: int) -> Ints:
-        """Return the number of the caption that chance picks for each row.
+        """Return the number of the caption that is picked at random for each row.
 
         The rows begin at place `first` of the global batch.
         """
@@ -141,6 +141,7 @@ class Effects:
         )
 
     def finish(self, batch: Batch, rows: range) -> None:
+        """Make the random changes to these rows of a batch, and add columns and masks."""
         self._put_columns(batch, rows)
         if batch.flipped is not None:
             self._flip(batch, batch.flipped, rows)
@@ -151,7 +152,7 @@ class Effects:
         batch.mask(rows)
 
     def _put_columns(self, batch: Batch, rows: range) -> None:
-        """Put the values that joined tables have for these rows into the batch."""
+        """Write the values that joined tables have for these rows into the batch."""
         for number in {*batch.stream[rows.start : rows.stop]}:
             if not (tables := self.datasets[number].tables):
                 continue
@@ -171,7 +172,7 @@ class Effects:
 
     def _flip(self, batch: Batch, flipped: torch.Tensor, rows: range) -> None:
         latent = batch.out[batch_name(LATENT)] if batch.moments is None else batch.moments
-        hit = torch.tensor(self.mirrored(batch, rows), dtype=torch.int64)
+        hit = torch.tensor(self.mirrored_rows(batch, rows), dtype=torch.int64)
         latent[hit] = flipped[hit]
 
     def _sample(self, batch: Batch, moments: torch.Tensor, rows: range) -> None:
@@ -204,11 +205,11 @@ class Effects:
     def dropped_rows(self, batch: Batch, rows: range) -> Sequence[int]:
         return self._pick_rows("drop_text", self.drop_text, batch, rows)
 
-    def mirrored(self, batch: Batch, rows: range) -> Sequence[int]:
+    def mirrored_rows(self, batch: Batch, rows: range) -> Sequence[int]:
         return self._pick_rows("flip", self.flip, batch, rows) if self.flip else ()
 
     def _pick_rows(self, what: str, rate: float, batch: Batch, rows: range) -> Sequence[int]:
-        """Return the rows that chance picks at this rate."""
+        """Return the rows that are picked at random at this rate."""
         if rate == 1:  # no number is beyond the last one that may be drawn
             return rows
         first = batch.step * self.global_batch + batch.first
@@ -234,9 +235,9 @@ def make_effects(
     max_area: int,
     captions: Mapping[str, float] | None = None,
 ) -> Effects:
-    """Return the effects for these datasets.
+    """Return the random changes for batches of these datasets.
 
-    If captions are dropped, the arrays of the empty caption are read for that.
+    If captions are dropped, the stored arrays of the empty caption are read.
     """
     effects = Effects(
         datasets=datasets,
@@ -249,7 +250,7 @@ def make_effects(
         captions=_normalise_weights({} if captions is None else captions),
     )
     for dataset in datasets:
-        check_once(dataset, [name for name in effects.choices if name])
+        check_unique_arrays(dataset, [name for name in effects.choices if name])
     return replace(effects, empty=_stored_empty_captions(effects)) if drop_text else effects
 
 
@@ -264,12 +265,14 @@ def _normalise_weights(captions: Mapping[str, float]) -> tuple[tuple[str, float]
         )
     for name, weight in captions.items():
         if not isinstance(name, str):
-            raise UsageError(f"captions {name!r}: names are texts, as in {{'alt': 1, 'long': 4}}")
+            raise UsageError(
+                f"captions {name!r}: give names as texts, as in {{'alt': 1, 'long': 4}}"
+            )
         if not 0 <= real_number(f"the weight of captions {name!r}", weight) < float("inf"):
-            raise UsageError(f"captions {name!r}: {weight} is no weight: give 0 or more")
+            raise UsageError(f"the weight of captions {name!r} is {weight}: give 0 or more")
     weights = {name: Fraction(float(captions[name])) for name in sorted(captions) if captions[name]}
     if captions and not weights:
-        raise UsageError("captions: all weights are 0: give one that is more")
+        raise UsageError("all weights of captions are 0: give at least one above 0")
     total = sum(weights.values())
     return tuple((name, float(weight / total)) for name, weight in weights.items())
 
@@ -279,13 +282,13 @@ def _have_arrays(datasets: tuple[Dataset, ...]) -> bool:
 
 
 def _stored_empty_captions(effects: Effects) -> tuple[tuple[Empty, ...], ...]:
-    """Return the stored arrays of the empty caption, by stream and choice.
+    """Return the stored arrays of the empty caption, for each stream and choice of captions.
 
-    Arrays that are made on the fly are not among them: the encoder gives those.
+    Arrays that are made on the fly are not among them: the encoder makes those.
     """
     known: dict[Dataset, Empty] = {}
 
-    def of(dataset: Dataset, choice: str) -> Empty:
+    def find_arrays(dataset: Dataset, choice: str) -> Empty:
         found: Empty = {}
         for name, slot in dataset.array_sources(choice)[0].items():
             part = dataset.with_joined[slot].whole
@@ -295,7 +298,9 @@ def _stored_empty_captions(effects: Effects) -> tuple[tuple[Empty, ...], ...]:
                 found |= {name: known[part][name]} if name in known[part] else {}
         return found
 
-    return tuple(tuple(of(d, choice) for choice in effects.choices) for d in effects.datasets)
+    return tuple(
+        tuple(find_arrays(d, choice) for choice in effects.choices) for d in effects.datasets
+    )
 
 
 def read_empty_caption(dataset: Dataset) -> Empty:
@@ -312,7 +317,9 @@ def read_empty_caption(dataset: Dataset) -> Empty:
             raise NotFoundError(f"{error}: {need}") from None
         header = item.header_of(len(data))
         if not header or not data.startswith(header):
-            raise FormatError(f"{dataset.store.url}/{what} is of another shape than the arrays")
+            raise FormatError(
+                f"{dataset.store.url}/{what} has another shape than the arrays of captions"
+            )
         values = torch.frombuffer(bytearray(data), dtype=TENSORS[item.dtype], offset=len(header))
         found[batch_name(item.name)] = values.view(-1, *item.shape[1:])
     return found

@@ -9,11 +9,11 @@ Numbered = tuple[int, dict[str, Any]]
 
 
 def copy_batches(batches: Iterator[Numbered], device: torch.device) -> Iterator[Numbered]:
-    """Yield batches on a device.
+    """Yield batches with their steps, copied to a device.
 
-    For CUDA, a batch is copied one ahead, on a stream of its own, out of pinned memory. For
-    other devices a copy has ended when the batch comes: only CUDA promises not to reuse memory
-    that a copy still reads.
+    For CUDA, each batch is copied from pinned memory while the batch before is in use. For
+    other devices, the copy has finished when the batch is yielded: only CUDA promises not to
+    reuse memory that a copy still reads.
     """
     if device.type == "cuda":
         yield from _copy_ahead(batches, device)
@@ -23,10 +23,10 @@ def copy_batches(batches: Iterator[Numbered], device: torch.device) -> Iterator[
 
 
 def _copy_ahead(batches: Iterator[Numbered], device: torch.device) -> Iterator[Numbered]:
-    """Yield batches, while the next one is copied on a CUDA stream of its own.
+    """Yield batches on a CUDA device, while the next batch is copied on another CUDA stream.
 
-    torch frees pinned memory when the copies from it have ended. So a batch may be dropped as
-    soon as its copy has begun.
+    torch frees pinned memory when the copies from it have finished. So a batch may be dropped
+    as soon as its copy has begun.
     """
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     device = stream.device  # whatever the current device is later
@@ -54,9 +54,9 @@ def _move_batch(
 
 
 def _wait_for_copy(numbered: Numbered, event: torch.cuda.Event, device: torch.device) -> Numbered:
-    """Return a batch that the trainer's CUDA stream may use.
+    """Return a batch after telling the trainer's CUDA stream to wait for its copy.
 
-    That stream waits for the copy, and the memory is not freed before that stream has used it.
+    The memory of the batch is not freed before that stream has used it.
     """
     current = torch.cuda.current_stream(device)
     current.wait_event(event)

@@ -26,7 +26,7 @@ _log = logging.getLogger("wdsprep")
 
 
 class Fault(NamedTuple):
-    """The reason why a sample cannot be served, its tar, and its number there."""
+    """The reason why a sample cannot be served, with its tar and its number in that tar."""
 
     reason: str
     tar: str
@@ -34,10 +34,7 @@ class Fault(NamedTuple):
 
 
 class Substitutes:
-    """A source of substitutes for samples that cannot be served.
-
-    It knows which shards are missing.
-    """
+    """A source of samples to serve in place of damaged ones, which knows missing shards."""
 
     def __init__(self, datasets: Sequence[Dataset]) -> None:
         self._datasets = datasets
@@ -46,7 +43,7 @@ class Substitutes:
         self._missing: dict[StreamChoice, set[int]] = {}
 
     def draw(self, stream: int, wanted: ShardPlace, attempt: int) -> ShardPlace:
-        """Return the substitute number `attempt` for a sample."""
+        """Return the place of another sample, a different one at each attempt."""
         dataset = self._datasets[stream]
         number = key_of("substitute", dataset.digest, *wanted, attempt) % int(dataset.ends[-1])
         runs = np.searchsorted(dataset.ends, [number], side="right")
@@ -55,22 +52,23 @@ class Substitutes:
         return int(shards[0]), int(indices[0])
 
     def next(self, choice: StreamChoice, wanted: ShardPlace, drawn: int) -> tuple[int, ShardPlace]:
-        """Return how many substitutes were drawn, and the next one that is not known to be missing.
+        """Return the number of substitutes drawn, and the next one not known to be missing.
 
-        Knowing missing shards only saves time: the others would be drawn and missed.
+        Raise NotFoundError if all shards are missing. Knowing them only saves time: without
+        that, substitutes in missing shards would be drawn and not found.
         """
         dataset, missing = self._datasets[choice[0]], self._missing.get(choice, set())
-        while len(missing) < dataset.filled:
+        while len(missing) < dataset.filled_shards:
             place = self.draw(choice[0], wanted, drawn)
             drawn += 1
             if place[0] not in missing:
                 return drawn, place
         joined = " and ".join(each.dataset.store.url for each in dataset.joined)
-        what = f"each of its shards is missing, there or in {joined}" if joined else ALL_MISSING
+        what = f"each of its shards is missing, here or in {joined}" if joined else ALL_MISSING
         raise NotFoundError(f"{dataset.place}: {what}")
 
-    def tell(self, choice: StreamChoice, shard: int, fault: Fault) -> None:
-        """Warn of a sample that is replaced, or once of all samples of a missing shard."""
+    def warn(self, choice: StreamChoice, shard: int, fault: Fault) -> None:
+        """Log once that a sample, or that all samples of a missing shard, are replaced."""
         reason, tar, number = fault
         if reason == MISSING:
             self._missing.setdefault(choice, set()).add(shard)
@@ -79,9 +77,9 @@ class Substitutes:
             return
         self._told.add(place)
         what = reason if reason == MISSING else f"sample {number} cannot be served ({reason})"
-        _log.warning("%s: %s: others are served in its place", tar, what)
+        _log.warning("%s: %s; others are served in its place", tar, what)
 
-    def lost(self, stream: int, fault: Fault) -> FormatError:
+    def make_error(self, stream: int, fault: Fault) -> FormatError:
         """Return the error for a dataset with too many damaged samples."""
         datasets = self._datasets[stream].with_joined
         damaged = next(each for each in datasets if fault.tar.startswith(f"{each.store.url}/"))

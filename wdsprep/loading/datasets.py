@@ -42,13 +42,13 @@ SHAPE = "shape"
 
 
 class ImageShape(NamedTuple):
-    """The height and width of the images of a batch, in pixels."""
+    """The height and width that all images of a batch have, in pixels."""
 
     height: int
     width: int
 
 
-class Joined(NamedTuple):
+class JoinedDataset(NamedTuple):
     """A dataset that is joined to another one, and the positions of its samples."""
 
     dataset: "Dataset"
@@ -85,7 +85,7 @@ class Dataset:
     made_of: tuple[str, ...] = ()
     inputs: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     join: tuple[str, ...] = ()
-    joined: tuple[Joined, ...] = ()
+    joined: tuple[JoinedDataset, ...] = ()
     tables: "tuple[KeyedTable, ...]" = ()
     """The joined tables."""
 
@@ -128,7 +128,7 @@ class Dataset:
         """
         given: dict[str, int] = {}
         of_texts = 0
-        for slot, own in enumerate(_texts_served(self.with_joined, choice)):
+        for slot, own in enumerate(_served_text_fields(self.with_joined, choice)):
             fields = self.with_joined[slot].fields
             left_out = {*text_fields(fields)} - {*own}
             given |= {batch_name(field.name): slot for field in fields if field not in left_out}
@@ -148,7 +148,7 @@ class Dataset:
 
     @property
     def latents(self) -> "Dataset":
-        """The dataset, of those joined here, whose latents a batch has."""
+        """The dataset whose latents a batch has: this one, or one joined to it."""
         names = [{field.name for field in part.fields} for part in self.with_joined]
         return next(
             (
@@ -171,7 +171,7 @@ class Dataset:
 
     @property
     def place(self) -> str:
-        """The URL and, if there is one, the shape: how messages call these samples."""
+        """The name of these samples in messages: the URL, and their shape if they have one."""
         url = self.store.url
         return url if self.size is None else f"{url} ({shape_name(self.size)})"
 
@@ -192,7 +192,7 @@ class Dataset:
         return self.selection.samples
 
     @cached_property
-    def filled(self) -> int:
+    def filled_shards(self) -> int:
         """The number of shards that hold samples."""
         return int(np.count_nonzero(self.sizes))
 
@@ -221,7 +221,7 @@ class Dataset:
         return [f"{place}/{name}" for name in self.names]
 
 
-def _texts_served(parts: Sequence[Dataset], choice: str = "") -> list[tuple[Field, ...]]:
+def _served_text_fields(parts: Sequence[Dataset], choice: str = "") -> list[tuple[Field, ...]]:
     """Return the text arrays that each dataset contributes to a batch.
 
     If two datasets have a text array of the same name, the later one replaces all text arrays
@@ -245,9 +245,9 @@ def caption_name(settings: Mapping[str, object]) -> str:
 
 
 def order_streams(datasets: Sequence[Dataset]) -> tuple[order.OrderStream, ...]:
-    """Return what the order needs to know of datasets.
+    """Return the streams of the order: for each dataset its digest, its sizes and its amount.
 
-    The shapes of one dataset have its share together.
+    The amount of a dataset counts for all of its shapes together.
     """
     numbers = {whole: n for n, whole in enumerate(dict.fromkeys(d.whole for d in datasets))}
     return tuple(

@@ -21,7 +21,7 @@ from wdsprep.dataset.selection import SampleSelection, digest_of_shape, digest_o
 from wdsprep.dataset.shapes import Size, shape_name, shapes_of
 from wdsprep.dataset.state import read_manifest
 from wdsprep.errors import UsageError
-from wdsprep.loading.datasets import Dataset, Joined
+from wdsprep.loading.datasets import Dataset, JoinedDataset
 from wdsprep.loading.join_positions import DatasetPositions, JoinPositions
 from wdsprep.loading.open_datasets import counts_by_shape, dataset_from_manifest
 from wdsprep.loading.order.mixing import StreamAmount
@@ -33,7 +33,10 @@ from wdsprep.text import plural
 
 
 def join_datasets(datasets: Iterable[Dataset]) -> tuple[Dataset, ...]:
-    """Return the datasets with what their `join` names, without samples that a joined one lacks."""
+    """Return the datasets joined with those that their `join` lists.
+
+    Samples that a joined dataset lacks are left out.
+    """
     opened: dict[str, tuple[Dataset, Manifest]] = {}
     by_whole: dict[Dataset, list[Dataset]] = {}
     for dataset in datasets:
@@ -57,8 +60,8 @@ def _join_one(
             "are of: leave out join="
         )
     files = whole.files
-    first = _positions(files, files.inputs, parts if files.kind == "latents" else ())
-    beside: list[Joined] = []
+    first = _make_positions(files, files.inputs, parts if files.kind == "latents" else ())
+    beside: list[JoinedDataset] = []
     shapes: list[tuple[Dataset, ...]] = []
     for place in places:
         store = open_store(place)
@@ -70,23 +73,25 @@ def _join_one(
             opened[url] = _open_joined(place)
         shapes.append(_split_joined(whole, *opened[url]))
         beside.append(_match_shards(files, first, *opened[url], shapes[-1]))
-    left = _drop_lacking(whole, parts, beside)
+    left = _drop_lacking_samples(whole, parts, beside)
     return [
-        replace(part, joined=tuple(map(partial(_joined_of_shape, part.size), beside, shapes)))
+        replace(part, joined=tuple(map(partial(_select_shape, part.size), beside, shapes)))
         for part in left
     ]
 
 
-def _joined_of_shape(size: Size | None, joined: Joined, shapes: tuple[Dataset, ...]) -> Joined:
-    """Return the joined dataset's samples of this shape, if it has shapes."""
+def _select_shape(
+    size: Size | None, joined: JoinedDataset, shapes: tuple[Dataset, ...]
+) -> JoinedDataset:
+    """Return the samples of a joined dataset that have this shape; all if it has no shapes."""
     own = (shape for shape in shapes if shape.size == size)
-    return Joined(next(own), joined.positions) if shapes else joined
+    return JoinedDataset(next(own), joined.positions) if shapes else joined
 
 
-def _positions(dataset: Dataset, inputs: Ints, parts: Sequence[Dataset]) -> DatasetPositions:
+def _make_positions(dataset: Dataset, inputs: Ints, parts: Sequence[Dataset]) -> DatasetPositions:
     """Return the positions of a dataset's samples in the image shards.
 
-    A shard whose samples all have one shape keeps the order of the images.
+    A shard without rejects whose samples all have one shape keeps the order of the images.
     """
     count = np.zeros(len(dataset.names), np.int64)
     for part in parts:
@@ -102,7 +107,7 @@ def _positions(dataset: Dataset, inputs: Ints, parts: Sequence[Dataset]) -> Data
 
 
 def _canonical_place(store: Store) -> str:
-    """Return one text for all ways to write the same place."""
+    """Return the same text for all ways to write the place of a store."""
     return str(store.root.resolve()) if store.root else store.url
 
 
@@ -111,31 +116,32 @@ def _open_joined(place: str) -> tuple[Dataset, Manifest]:
     manifest = read_manifest(store)
     if manifest is None:
         raise UsageError(
-            f"{place} holds no dataset of ours, so nothing says which images it is of: join what "
-            '"wdsprep encode" has made'
+            f"{place} was not made by wdsprep, so nothing says which images it belongs to: join "
+            'what "wdsprep encode" has made'
         )
     if manifest.dataset != "latents":
-        raise UsageError(f"{place} holds {manifest.dataset}: join latents, or text by itself")
+        raise UsageError(f"{place} holds {manifest.dataset}: join a dataset of latents or of texts")
     return dataset_from_manifest(store, manifest, StreamAmount()), manifest
 
 
 def _split_joined(whole: Dataset, dataset: Dataset, manifest: Manifest) -> tuple[Dataset, ...]:
-    """Split a joined dataset by shape; refuse other shapes than the first dataset has.
+    """Split a joined dataset by shape.
 
-    Where both were cropped alike, a sample has the same shape in both.
+    Raise UsageError if the first dataset has other shapes. If both were cropped alike, a sample
+    has the same shape in both.
     """
     shapes, url = shapes_of(manifest.settings), dataset.store.url
     if not shapes:
         return ()
     if not (known := shapes_of(whole.settings)):
         raise UsageError(
-            f"{url} has latents of many shapes, which give the order: load it first, and join "
-            "the others to it"
+            f"{url} has latents of many shapes, which decide the order: load it first, "
+            "and join the others to it"
         )
     if {*known} != {*shapes}:
         raise UsageError(
-            f"{url} has other shapes than {whole.store.url}, and a batch has one: join what was "
-            "made with the same --shapes and --resolution"
+            f"{url} has other shapes than {whole.store.url}, and a batch has one shape: join "
+            "datasets made with the same --shapes and --resolution"
         )
     return split_by_shape(dataset, shapes, counts_by_shape(dataset, manifest))
 
@@ -146,7 +152,7 @@ def _match_shards(
     dataset: Dataset,
     manifest: Manifest,
     shapes: tuple[Dataset, ...],
-) -> Joined:
+) -> JoinedDataset:
     url = dataset.store.url
     ledger = manifest.ledger
     known = dict(zip(ledger.units(), ledger.column("inputs"), strict=True))
@@ -161,24 +167,25 @@ def _match_shards(
     ]
     if len(others) == len(whole.names):
         raise UsageError(
-            f"{url} and {whole.store.url} are of different images: join what was made of the same "
-            "image shards"
+            f"{url} and {whole.store.url} were made from different images: join datasets made "
+            "from the same image shards"
         )
     if others:
         raise UsageError(
-            f"{url} and {whole.store.url} are of different images in {_name_shards(others)}: these "
-            'were packed anew in between: run "wdsprep repair" on both with their images, then the '
-            f'"{maker_of(manifest.dataset, manifest.settings)}" that they are from'
+            f"{url} and {whole.store.url} were made from different images in "
+            f'{_name_shards(others)}, which were packed again in between: run "wdsprep repair" on '
+            "both with their images, then the same "
+            f'"{maker_of(manifest.dataset, manifest.settings)}" again'
         )
     numbers = {name: number for number, name in enumerate(dataset.names)}
     shards = np.array([numbers.get(name, -1) for name in whole.names], np.int64)
     inputs = np.array([known[latent_unit(name)] for name in dataset.names], np.int64)
-    other = _positions(dataset, inputs, shapes)
-    return Joined(dataset, JoinPositions(shards=shards, first=first, other=other))
+    other = _make_positions(dataset, inputs, shapes)
+    return JoinedDataset(dataset, JoinPositions(shards=shards, first=first, other=other))
 
 
 def _image_shard(source: str) -> str:
-    """Return the image shard of a source, which may also name its first samples alone."""
+    """Return the image shard that a source stands for, also one of its first samples alone."""
     return source.partition(":")[0]
 
 
@@ -187,7 +194,7 @@ def _explain_lacking(whole: Dataset, url: str, lacking: Sequence[str], manifest:
     if manifest.complete:
         return f"{what}: make it with --resolution as small, or load without them (buckets=)"
     maker = maker_of(manifest.dataset, manifest.settings)
-    return f'{what}: it is not complete: run the same "{maker}" again, to its end'
+    return f'{what}, as it is not complete: run the same "{maker}" again, to its end'
 
 
 def _name_shards(shards: Sequence[str]) -> str:
@@ -195,8 +202,10 @@ def _name_shards(shards: Sequence[str]) -> str:
     return f"{shards[0]}{more}"
 
 
-def _drop_lacking(whole: Dataset, parts: list[Dataset], beside: list[Joined]) -> list[Dataset]:
-    """Return the parts without samples that a joined dataset lacks."""
+def _drop_lacking_samples(
+    whole: Dataset, parts: list[Dataset], beside: list[JoinedDataset]
+) -> list[Dataset]:
+    """Return the parts of a dataset without the samples that a joined dataset lacks."""
     keep = _find_common([each.positions for each in beside])
     if all(has.all() for has in keep.values()):
         return parts
@@ -208,11 +217,11 @@ def _drop_lacking(whole: Dataset, parts: list[Dataset], beside: list[Joined]) ->
     if not left:
         places = " and ".join(each.dataset.store.url for each in beside)
         raise UsageError(f"no sample of {whole.store.url} is in {places}: all were rejected there")
-    return _with_common_digests(whole, left)
+    return _set_common_digests(whole, left)
 
 
 def _find_common(beside: list[JoinPositions]) -> dict[int, NDArray[np.bool_]]:
-    """Return which samples all datasets have, for each shard that may lack some."""
+    """Return a mask of the samples that all datasets have, for each shard that may lack some."""
     keep: dict[int, NDArray[np.bool_]] = {}
     lacks = [each.find_incomplete() for each in beside]
     for each, shards in zip(beside, lacks, strict=True):
@@ -226,11 +235,10 @@ def _find_common(beside: list[JoinPositions]) -> dict[int, NDArray[np.bool_]]:
     return keep
 
 
-def _with_common_digests(whole: Dataset, parts: list[Dataset]) -> list[Dataset]:
-    """Return the parts with the digests of the joined samples.
+def _set_common_digests(whole: Dataset, parts: list[Dataset]) -> list[Dataset]:
+    """Return the parts of a dataset, with digests of the samples that they still have.
 
-    The order is then that of a single dataset that holds the samples which all joined datasets
-    have.
+    The order is then that of a single dataset which holds just these samples.
     """
     counts = [np.zeros(len(whole.names), np.int32) for _ in parts]
     for own, part in zip(counts, parts, strict=True):

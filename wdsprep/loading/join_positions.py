@@ -71,9 +71,9 @@ class DatasetPositions:
         return {name: value for name, value in self.__dict__.items() if name != "_receipts"}
 
     def check(self, read: Ints) -> None:
-        """Refuse a dataset with missing rows, except for the shards in `read`.
+        """Check that the positions in all shards can be found, except those in `read`.
 
-        One listing takes less time than reading all rows.
+        Only rows that are not listed are read: one listing takes less time than all rows.
         """
         unread = self.moved.copy()
         unread[read] = False
@@ -99,7 +99,7 @@ class JoinPositions:
     _maps: dict[int, Numbers] = field(default_factory=dict, repr=False)
 
     def locate(self, shards: Ints, indices: Ints) -> tuple[Ints, Ints]:
-        """Return the shards and numbers that samples of the first dataset have in the other."""
+        """Return where samples of the first dataset are in the other: their shards and numbers."""
         own, places = self.shards[shards], indices
         is_moved = self._moved[shards]
         if is_moved.any():
@@ -112,16 +112,22 @@ class JoinPositions:
 
     @cached_property
     def _moved(self) -> NDArray[np.bool_]:
-        """Says of each shard whether its samples may have other numbers in the other dataset."""
+        """A mask of the shards whose samples may have other numbers in the other dataset."""
         moved: NDArray[np.bool_] = self.first.moved | self.other.moved[self.shards]
         return moved
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the rows that were read: another process reads those that it needs."""
+        """Return the state to pickle, without the rows that were read.
+
+        Another process reads the rows that it needs.
+        """
         return {**self.__dict__, "_maps": {}}
 
     def _read_maps(self, shards: Sequence[int]) -> dict[int, Numbers]:
-        """Return the maps of shards; more than a few are read in threads."""
+        """Return for each shard the numbers that its samples have in the other dataset.
+
+        More than a few shards are read in threads.
+        """
         if sum(shard not in self._maps for shard in shards) <= FEW_SHARDS:
             return {shard: self._read_map(shard) for shard in shards}
         maps = read_each(self._read_map, shards, self.other.store.readers)
@@ -129,7 +135,7 @@ class JoinPositions:
 
     @cached_property
     def _max_maps(self) -> int:
-        """The number of shards whose maps are kept."""
+        """The number of shards whose numbers are kept in memory."""
         mean = max(1.0, float(self.first.inputs.mean()))
         return max(KEPT, int(KEPT_NBYTES / (NBYTES * mean)))
 
@@ -148,13 +154,13 @@ class JoinPositions:
         return numbers[self.first.read(shard).positions]
 
     def find_incomplete(self) -> Ints:
-        """Return the shards of the first dataset that may have samples which the other lacks."""
+        """Return the shards of the first dataset with samples that the other dataset may lack."""
         own, inputs = self.shards, self.other.inputs[self.shards]
         is_less = (self.other.sizes[own] < inputs) | (inputs < self.first.inputs)
         return np.flatnonzero((own < 0) | is_less)
 
     def find_present(self, shard: int) -> NDArray[np.bool_]:
-        """Return which samples of a shard of the first dataset the other dataset has too."""
+        """Return a mask of the samples of a shard that the other dataset has too."""
         if self.shards[shard] < 0:
             return np.zeros(int(self.first.sizes[shard]), np.bool_)
         present: NDArray[np.bool_] = self._read_map(shard) != NOWHERE

@@ -39,9 +39,9 @@ from wdsprep.loading.arguments import (
     LoadPlan,
     check_tee,
     choose_fields,
+    default_threads,
     find_rank,
     make_encoding,
-    threads_for,
 )
 from wdsprep.loading.augmentation import make_effects
 from wdsprep.loading.batch_size import check_batch_size
@@ -78,7 +78,7 @@ def load(options: LoadOptions) -> "Loader":
 
     A step has `global_batch` samples over all ranks. `rank` and `world_size` come from
     torch.distributed or the environment unless given. `epochs` is the length of an iteration,
-    None for one without end, and `step` is where to begin.
+    None for an endless one, and `step` is where to begin.
 
     `fields` names what a batch holds: the arrays, `key`, `txt` (or `caption`), `json`; of
     images `image` or, with `pixels=256`, `pixels`. An image of more than `max_area` pixels is
@@ -94,9 +94,9 @@ def load(options: LoadOptions) -> "Loader":
     images replace latents.
 
     `homogeneous` takes all samples of a step from one stream, and from one shape where a stream
-    has several. `shape_batch` does that only for so many neighbours in a step, a multiple of
-    what a rank gets. `window` is how far the order shuffles inside a shard, and `run` how many
-    neighbours stay together there, as one request to S3.
+    has several. `shape_batch` does that only for groups of so many neighbours in a step, a
+    multiple of what a rank gets. `window` is how far the order shuffles inside a shard, and
+    `run` how many neighbours stay together there, as one request to S3.
 
     `skip_missing` serves other samples in place of those of a missing shard. `cache` is a local
     folder for at most `cache_nbytes` of what comes from S3; all processes of a machine may
@@ -128,7 +128,7 @@ def load(options: LoadOptions) -> "Loader":
     datasets = _select_samples(
         datasets, options.where, encoding, pixels=pixels, tee=tee, cached=cached
     )
-    threads = options.threads or threads_for(encoding)
+    threads = options.threads or default_threads(encoding)
     effects = make_effects(
         datasets,
         seed=options.seed,
@@ -212,7 +212,7 @@ def _select_samples(
     return left
 
 
-def _whole(numbered: tuple[int, dict[str, Any]]) -> tuple[int, WholeBatch]:
+def _make_whole(numbered: tuple[int, dict[str, Any]]) -> tuple[int, WholeBatch]:
     step, batch = numbered
     return step, batch if isinstance(batch, WholeBatch) else WholeBatch(batch)
 
@@ -226,14 +226,14 @@ def _read_numbers(
     found = state[name]
     is_list = isinstance(found, list | tuple) and len(found) == count
     if not is_list or any(type(n) is not int for n in found):
-        raise FormatError(f"this is no state of a loader: {name} is {brief(found)}")
+        raise FormatError(f"this is not the state of a loader: {name} is {brief(found)}")
     if any(not a <= n <= MAX_STEP for n, a in zip(found, least, strict=True)):
-        raise FormatError(f"this is no state of a loader: {name} is {brief(found)}")
+        raise FormatError(f"this is not the state of a loader: {name} is {brief(found)}")
     return tuple(found)
 
 
 class Loader(IterableDataset[dict[str, Any]]):
-    """An iterable over this rank's share of each step.
+    """An iterable over the batches of one rank, which can be stopped and resumed.
 
     An iteration continues where the last one stopped, and ends with the epoch. `step` is the
     number of steps served so far.
@@ -250,11 +250,11 @@ class Loader(IterableDataset[dict[str, Any]]):
         self._moves = 0  # of the place, but for that of the newest iteration
 
     def __repr__(self) -> str:
-        return f"<Loader {self._plan.at(self.step)}>"
+        return f"<Loader {self._plan.describe(self.step)}>"
 
     @property
     def step(self) -> int:
-        """The steps served so far. Set, it is where the next iteration begins."""
+        """The number of steps served so far, at which the next iteration begins."""
         return self._place // self._unit
 
     @step.setter
@@ -265,7 +265,7 @@ class Loader(IterableDataset[dict[str, Any]]):
             self._move(step * self._unit, None)
 
     def __len__(self) -> int:
-        """Return how many batches (in raw mode: samples) an iteration from its start has."""
+        """Return the number of batches, in raw mode of samples, in an iteration from its start."""
         if self._plan.epochs is None:
             raise TypeError("an endless loader has no length")
         steps = self._plan.epochs * self._plan.order.steps_per_epoch
@@ -287,7 +287,7 @@ class Loader(IterableDataset[dict[str, Any]]):
 
     @property
     def plan(self) -> LoadPlan:
-        """Everything that the loader serves and how it reads it, except its step."""
+        """The plan of this loader: what it serves and how it reads, without its step."""
         return self._plan
 
     @property
@@ -310,9 +310,12 @@ class Loader(IterableDataset[dict[str, Any]]):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue after the step of a state; refuse one of other data or another order."""
+        """Continue after the step of a saved state.
+
+        Raise FingerprintError if the state is of other data or another order.
+        """
         if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
-            raise FormatError(f"this is no state of a loader, but {brief(state)}")
+            raise FormatError(f"this is not the state of a loader, but {brief(state)}")
         row, world, worker = self._read_place(state)
         own = {name: state[name] for name in state if name not in ("row", "worker")}
         if self._encoding is not None and own.get("latents"):
@@ -323,8 +326,8 @@ class Loader(IterableDataset[dict[str, Any]]):
             raise FingerprintError(f"{self._explain_difference(own)}{error}") from None
         if row and (world != self._plan.world or not self._plan.raw):
             raise FingerprintError(
-                f"the state was made {row} samples into a step by one of {world} ranks: resume raw "
-                "mode with as many, or save states between steps"
+                f"the state was saved {row} samples into a step by one of {world} ranks: resume in "
+                "raw mode on as many, or save states between steps"
             )
         self._move(step * self._unit + row, worker)
 
@@ -332,12 +335,14 @@ class Loader(IterableDataset[dict[str, Any]]):
         """Return the place that a state has inside a step: row, number of ranks, and worker."""
         row = _read_numbers(state, "row", 2, least=(0, 1)) or (0, self._plan.world)
         if row[0] >= max(1, self._unit) and row[1] == self._plan.world:
-            raise FormatError(f"this is no state of a loader: a step has no row {brief(row[0])}")
+            raise FormatError(
+                f"this is not the state of a loader: a step has no row {brief(row[0])}"
+            )
         worker = _read_numbers(state, "worker", 3, least=(0, 1, 0))
         return row[0], row[1], (worker[0], worker[1], worker[2]) if worker else None
 
     def _explain_difference(self, state: Mapping[str, Any]) -> str:
-        """Say why the order differs from that of a state, where the reason is known."""
+        """Return why the order differs from that of a state, or "" if the reason is not known."""
         places = dict.fromkeys(dataset.store.url for dataset in self._plan.datasets)
         if lost := [url for url in places if removed_from(shared_store(url)).changes]:
             return f"samples were removed from {' and '.join(lost)}: "
@@ -350,37 +355,38 @@ class Loader(IterableDataset[dict[str, Any]]):
         return ""
 
     def _use_older_format(self, encoding: "Encoding", state: Mapping[str, Any]) -> None:
-        """Decode as an older wdsprep did, if the state is of one.
+        """Decode images as an older wdsprep did, if that version saved the state.
 
-        Versions that are older still identify models by another digest, which takes a while
-        to compute.
+        The oldest versions identify models by another digest, which takes a while to compute.
         """
         mine = self._plan.effects.parameters["latents"]
         if state["latents"] == mine or not self._plan.order.fits({**state, "latents": mine}):
             return
         for form in (FORM, FIRST_FORM):
             older = encoding.in_format(form)
-            plan = self._plan.encoded_as(older.settings)
+            plan = self._plan.with_settings(older.settings)
             if plan.order.fits(state):
                 self._plan, self._encoding = plan, older
                 return
 
     def _move(self, place: int, worker: tuple[int, int, int] | None) -> None:
-        """Let the next iteration begin at this place."""
+        """Set the place at which the next iteration begins."""
         self._place, self._worker, self._is_entered = place, worker, False
         self._moves += 1
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         info = get_worker_info()
         if info is not None and self._encoding is not None:
-            raise UsageError("encode= has threads of its own: leave out the DataLoader's workers")
+            raise UsageError("encode= has threads of its own: give the DataLoader num_workers=0")
         if info is not None and (self._plan.device or self._plan.pin):
             raise UsageError(
-                "device= and pin= are for threads: DataLoader(pin_memory=True) pins what its "
-                "workers read, and the trainer copies it"
+                "device= and pin= do not work in a DataLoader's workers: leave them out, and give "
+                "DataLoader(pin_memory=True)"
             )
         if info is None and self._worker is not None:
-            raise FingerprintError("the state is a worker's: only its DataLoader can resume it")
+            raise FingerprintError(
+                "the state was saved in a DataLoader's worker: only a DataLoader can resume it"
+            )
         stride = 1 if info is None else info.num_workers
         end = self._unit * (self._end(self.step) if info is None else self._enter(info.id, stride))
         self._moves += 1
@@ -390,8 +396,8 @@ class Loader(IterableDataset[dict[str, Any]]):
             yield item
             if self._moves != moves:
                 raise UsageError(
-                    f"this iteration has ended: the loader was moved, or iterated anew, and is at "
-                    f"step {self.step}"
+                    "this iteration cannot go on: the loader's step was set, or it was iterated "
+                    f"again, and it is at step {self.step} now"
                 )
         self._place, self._worker, self._is_entered = end, None, False
 
@@ -402,11 +408,11 @@ class Loader(IterableDataset[dict[str, Any]]):
         batches = serve(self._plan, places) if is_stored else self._session.serve(places)
         device = self._plan.device
         batches = batches if device is None else copy_batches(batches, device)
-        return map(_whole, batches)
+        return map(_make_whole, batches)
 
     @cached_property
     def _session(self) -> "Session":
-        """The models, loaded when the first batch is asked for."""
+        """The session that encodes images, opened when the first batch is asked for."""
         from wdsprep.loading.on_the_fly.encoded_batches import Session
 
         if self._encoding is None:
@@ -419,7 +425,7 @@ class Loader(IterableDataset[dict[str, Any]]):
         return MAX_STEP if epochs is None else (step // (epochs * length) + 1) * epochs * length
 
     def _enter(self, number: int, workers: int) -> int:
-        """Begin as a DataLoader's worker, and return the step at which it ends.
+        """Begin to serve in a DataLoader's worker, and return the step at which that ends.
 
         From here on the worker counts its own steps. Persistent workers live on when the
         trainer breaks off an iteration, but have read ahead by then: only the trainer knows
@@ -427,16 +433,16 @@ class Loader(IterableDataset[dict[str, Any]]):
         """
         if self._is_entered:
             raise UsageError(
-                "the last iteration was broken off, and its workers have read ahead of it: make a "
-                "new DataLoader, of a loader whose step is the next one"
+                "the last iteration was stopped early, and its workers have read ahead of it: make "
+                "a new DataLoader, from a loader whose step is set to the next one"
             )
         if self._worker is None:
             self._worker = (number, workers, self._end(self.step))
             self._place += number
         elif self._worker[:2] != (number, workers):
             raise FingerprintError(
-                f"the state is of worker {self._worker[0]} of {self._worker[1]}: resume with as "
-                "many workers, or count steps in the trainer and set loader.step"
+                f"the state was saved in worker {self._worker[0]} of {self._worker[1]}: resume "
+                "with as many workers, or count steps in the trainer and set loader.step"
             )
         self._is_entered = True
         return self._worker[2]

@@ -40,9 +40,9 @@ class BlockPool:
         self._free: dict[int, list[Bytes]] = {}
 
     def take(self, nbytes: int) -> Bytes:
-        """Return a block of so many bytes, of any content.
+        """Return a block of so many bytes, whose content is undefined.
 
-        It is free again once no view of it is left.
+        The block returns to the pool once no view of it is left.
         """
         size = round_up(nbytes, self._step)
         try:
@@ -99,7 +99,7 @@ class Batch:
         return len(self.shard)
 
     def put(self, name: str, start: int, arrays: Arrays) -> None:
-        """Put arrays into the rows from `start` on, if the batch wants them."""
+        """Write arrays into the rows from `start` on, if the batch has a tensor of that name."""
         if name == self.variable:
             for row, array in enumerate(arrays, start):
                 self.lengths[row] = len(array)
@@ -162,14 +162,15 @@ class Memory:
     def take(self, nbytes: int) -> torch.Tensor:
         if get_worker_info() is not None:
             return worker_blocks().take(nbytes)
-        if self._pin:  # torch keeps pinned memory itself, until copies from it have ended
+        if self._pin:  # torch keeps pinned memory itself, until copies from it have finished
             return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
         return torch.from_numpy(self._blocks.take(nbytes))
 
     def take_padded(self, count: int, field: Field) -> tuple[torch.Tensor, PaddedRows]:
-        """Return memory for rows of a variable field, with how far each row may hold nonzero bytes.
+        """Return memory for a field of variable length: the tensor, and its rows to be filled.
 
-        If the memory is not kept here, that is all of each row.
+        The rows know how far each may hold nonzero bytes. If the memory is not kept here, that
+        is to their ends.
         """
         shape = count, field.array_nbytes
         used = np.full(count, field.array_nbytes)
@@ -182,7 +183,7 @@ class Memory:
         return made, PaddedRows(field, made.numpy().reshape(shape), used)
 
     def _watch(self, made: torch.Tensor, shape: tuple[int, int], whole: Ints) -> Ints:
-        """Return how far each row of a block may hold nonzero bytes, and watch it from now on.
+        """Return how far each row of a block may hold nonzero bytes, and watch for later changes.
 
         torch counts the operations that write to a tensor or a view of it. A detached
         tensor shares that count, even when its own memory has been replaced.

@@ -1,4 +1,4 @@
-"""Open what a loader is given: datasets by their manifests, other tars by a listing.
+"""Open the datasets that a loader is given: by their manifests, or other tars by a listing.
 
 A dataset with shapes becomes several datasets, one for each shape. Receipts count how many samples
 of each shape a shard holds.
@@ -48,8 +48,8 @@ class Stream(Options):
         loader = wdsprep.load([large, small], global_batch=1024)
 
     At most one of `weight` (its proportion to the other streams), `repeat` (how often each
-    sample comes in an epoch) and `count` (so many samples an epoch) says how much of it an
-    epoch has. By default each sample comes once. `buckets` names the folders to take, by
+    sample comes in an epoch) and `count` (its samples in an epoch) says how much of it an
+    epoch has. By default each sample comes once. `buckets` lists the folders to take, by
     default all. `where` is a condition: samples that do not meet it are left out. `join` names
     datasets of the same images; batches then have their arrays too.
     """
@@ -83,9 +83,9 @@ Streams = str | os.PathLike[str] | Stream | Iterable[str | os.PathLike[str] | St
 
 
 def open_datasets(streams: Streams, join: Places = ()) -> tuple[Dataset, ...]:
-    """Open the datasets that `load` was given; one with shapes gives a dataset for each shape.
+    """Open the datasets of streams. One with shapes becomes a dataset for each shape.
 
-    `join` names datasets that are joined to each of them, beside those that a stream names
+    `join` lists datasets that are joined to each of them, beside those that a stream lists
     itself.
     """
     found: list[Dataset] = []
@@ -96,12 +96,12 @@ def open_datasets(streams: Streams, join: Places = ()) -> tuple[Dataset, ...]:
 
 
 def join_places(join: Places) -> tuple[str, ...]:
-    """Return the paths and URLs that `join` names, as texts."""
+    """Return the paths and URLs that `join` lists, as texts."""
     given: list[Any] = [] if join is None else [join]
     if isinstance(join, Iterable) and not isinstance(join, str | os.PathLike):
         given = [*join]
     if wrong := [e for e in given if not isinstance(e, str | os.PathLike) or not os.fspath(e)]:
-        raise UsageError(f"join: {wrong[0]!r} is no dataset: give paths or URLs")
+        raise UsageError(f"join={wrong[0]!r} is not a dataset: give paths or URLs")
     return tuple(str(os.fspath(each)) for each in given)
 
 
@@ -114,15 +114,15 @@ def as_streams(streams: Streams) -> list[Stream]:
     for each in given:
         if not isinstance(each, str | os.PathLike | Stream):
             raise UsageError(
-                f"{each!r} is no dataset: give paths, URLs, or Stream(url, weight=...)"
+                f"{each!r} is not a dataset: give paths, URLs, or Stream(url, weight=...)"
             )
     return [each if isinstance(each, Stream) else Stream(each) for each in given]
 
 
 def open_stream(stream: Stream) -> tuple[Dataset, ...]:
-    """Open the dataset of a stream; one with shapes gives a dataset for each shape.
+    """Open the dataset of a stream. One with shapes becomes a dataset for each shape.
 
-    This takes one GET where there is a manifest, and a listing for tars of another program.
+    This takes one GET if there is a manifest, and a listing for tars of another program.
     """
     store = open_store(os.fspath(stream.url))
     amount = StreamAmount(weight=stream.weight, repeat=stream.repeat, count=stream.count)
@@ -165,10 +165,13 @@ def dataset_from_manifest(
     lacking = sorted((buckets or frozenset()) - there)
     if lacking or not shards:
         wrong = ", ".join(lacking) or "none"
-        raise UsageError(f"{store.url} has the buckets {', '.join(sorted(there))}, not {wrong}")
+        raise UsageError(
+            f"{store.url} has the buckets {', '.join(sorted(there))}: choose from these instead of "
+            f"{wrong}"
+        )
     if not any(shard.samples for shard in shards):
         raise UsageError(
-            f"{store.url} holds no samples: its shards are empty: see {store.url}/rejects/"
+            f"{store.url} holds no samples, as its shards are empty: {store.url}/rejects/ says why"
         )
     known = ((shard.name, shard.samples, made_of[shard.name]) for shard in shards)
     digest = digest_of_shards(known)  # before all else is made: of many shards it takes most memory
@@ -188,14 +191,14 @@ def dataset_from_manifest(
 
 
 def count_inputs(dataset: Dataset, manifest: Manifest) -> Ints:
-    """Return how many samples each shard's image shard has, as receipts count them."""
+    """Return for each shard the number of samples in the image shard that it was made from."""
     if dataset.kind != "latents":
         return dataset.sizes
     columns = map(manifest.ledger.column, ("unit", "inputs"))
     found = {latent_shard(unit): count for unit, count in zip(*columns, strict=True)}
     if strays := [name for name in dataset.names if name not in found]:
         url = dataset.store.url
-        raise FormatError(f"{url} has no unit of {strays[0]}: run {command('rebuild', url)}")
+        raise FormatError(f"{url} has no receipt of {strays[0]}: run {command('rebuild', url)}")
     return np.array([found[name] for name in dataset.names], np.int64)
 
 
@@ -214,15 +217,15 @@ def counts_by_shape(whole: Dataset, manifest: Manifest) -> "NDArray[np.int32]":
         row = int(wrong[0])
         raise FormatError(
             f"{whole.store.url}/{whole.names[row]} has {plural(int(whole.sizes[row]), 'sample')}, "
-            f"and {counts[row].sum():,} by its shapes"
+            f"but its shapes add up to {counts[row].sum():,}"
         ).with_next_step(verify_step(whole.store.url))
     return counts
 
 
 def _sources(manifest: Manifest) -> dict[str, str]:
-    """Return the digest of the image shard that each shard was made from, by the shard's name.
+    """Return for each shard, by name, the digest of the image shard that it was made from.
 
-    For image shards, and where a receipt does not say it, that is the shard's own digest.
+    For image shards, and if a receipt does not say it, that is the shard's own digest.
     """
     found = {shard.name: shard.digest for shard in manifest.shards}
     if manifest.dataset == "latents":
@@ -234,7 +237,7 @@ def _sources(manifest: Manifest) -> dict[str, str]:
 
 
 def latents_of_images(images: Dataset, settings: Mapping[str, Any]) -> Dataset:
-    """Return the latents that will be made of these images.
+    """Return the dataset of latents that these images will become.
 
     They come from the buckets of the settings' phase, in the order of stored latents.
     """
@@ -259,7 +262,8 @@ def _select_buckets(images: Dataset, buckets: Iterable[int], side: int) -> Datas
     if not chosen:
         there = ", ".join(sorted({name.partition("/")[0] for name in images.names}))
         raise UsageError(
-            f"{images.store.url}: none of the buckets to load ({there}) is of {side} pixels"
+            f"{images.store.url}: no bucket to load ({there}) is for {side} pixels: give a smaller "
+            "size, or load other buckets"
         )
     return select_shards(images, chosen)
 
@@ -280,17 +284,17 @@ def _dataset_from_tars(
     bare = [n for n in names if not is_whole(listed.get(index_name(n)))]
     if bare:
         raise UsageError(
-            f"{store.url}/{bare[0]} has no index, or a cut one ({len(bare):,} of "
+            f"{store.url}/{bare[0]} has no complete index ({len(bare):,} of "
             f"{plural(len(names), 'tar')}): run {command('index', store.url)} first"
         )
     old = [n for n in names if is_older(listed[index_name(n)], listed[n])]
     if old:
         many = plural(len(old), "tar is", "tars are")
-        what = f"{store.url}: {many} newer than the index, as {old[0]}"
-        _log.warning("%s: if written anew, run %s", what, command("index", store.url))
+        what = f"{store.url}: {many} newer than the index, such as {old[0]}"
+        _log.warning("%s; if it was written again, run %s", what, command("index", store.url))
     sizes = [listed[index_name(name)].nbytes // 8 - 1 for name in names]
     if not any(sizes):
-        raise UsageError(f"{store.url} holds no samples, its tars are empty: name another place")
+        raise UsageError(f"{store.url} holds no samples, as its tars are empty: give another place")
     nbytes = [listed[name].nbytes for name in names]
     return Dataset(
         store=store,
@@ -310,4 +314,4 @@ def _check_tars(url: str, listed: Mapping[str, Entry], has_tars: bool) -> None:
     if not has_tars:
         is_pattern = url.endswith(".tar") or any(sign in url for sign in "*?{")
         hint = ": give the folder that the tars are in" if is_pattern else ""
-        raise NotFoundError(f"{url} holds no dataset: no {MANIFEST} and no tars{hint}")
+        raise NotFoundError(f"{url} holds no dataset, neither {MANIFEST} nor tars{hint}")

@@ -1,6 +1,6 @@
 """Declare the options of `load` and `stream`.
 
-`ServingOptions` are those of both, with the same meaning, so that a run may stop in one and go on
+`ServingOptions` has those of both, with the same meaning, so that a run may stop in one and go on
 in the other. This module does not import torch.
 """
 
@@ -27,25 +27,25 @@ Pool = tuple[int, int]
 """The least and the most workers of a stage."""
 
 
-def _fields(given: Any) -> Iterable[str]:
+def _read_fields(given: Any) -> Iterable[str]:
     if not isinstance(given, Iterable):
         raise UsageError(f"{brief(given)}: give names, such as ('latent', 'txt')")
     return given if isinstance(given, str) else check_texts(given)
 
 
-def _rate(given: Any) -> float:
+def _read_rate(given: Any) -> float:
     if not 0 <= real_number("", given) <= 1:
-        raise UsageError(f"{brief(given)}: a rate is from 0 to 1")
+        raise UsageError(f"{brief(given)}: give a rate from 0 to 1")
     return float(given)
 
 
-def _side(given: Any) -> int:
+def _read_side(given: Any) -> int:
     if (side := whole_number("", given)) < 0:
         raise UsageError(f"{brief(given)}: give the side of a crop, or 0 for none")
     return side
 
 
-def _encode(given: Any) -> "Encode":
+def _read_encode(given: Any) -> "Encode":
     from wdsprep.encoding.recipe_options import Encode
 
     if not isinstance(given, Encode):
@@ -53,7 +53,7 @@ def _encode(given: Any) -> "Encode":
     return given
 
 
-def _device(given: Any) -> "torch.device":
+def _read_device(given: Any) -> "torch.device":
     import torch
 
     try:
@@ -64,7 +64,7 @@ def _device(given: Any) -> "torch.device":
         ) from None
 
 
-def _pool(given: Any) -> Pool:
+def _read_pool(given: Any) -> Pool:
     try:
         least, most = (whole_number("", number) for number in given)
     except (TypeError, ValueError, UsageError):
@@ -75,9 +75,9 @@ def _pool(given: Any) -> Pool:
 
 
 ENCODE = about(
-    "How image shards become latents on the way.",
-    read=_encode,
-    page="encode image shards on the way: [Encode while training](#encode-while-training)",
+    "How images are encoded on the fly.",
+    read=_read_encode,
+    page="encode image shards on the fly: [Encode while training](#encode-while-training)",
 )
 
 
@@ -98,7 +98,7 @@ class ServingOptions(Options):
     join: "Places" = field(
         default=(),
         metadata=about(
-            "Datasets of the same images, whose arrays stand beside these.",
+            "Datasets of the same images, whose arrays batches have too.",
             example='["shards/text", "scores.parquet"]',
             page="add to the samples other arrays that were [made of the same images]"
             "(#text-and-latents-apart), and [columns of a table](#columns-of-a-table)",
@@ -107,7 +107,7 @@ class ServingOptions(Options):
     where: str | None = field(
         default=None,
         metadata=about(
-            "A condition on the json of samples: others are left out.",
+            "A condition on the json of samples. The others are left out.",
             also=("filter",),
             example='"aesthetic >= 6"',
             page="serve only [samples whose json meets a condition]"
@@ -118,7 +118,7 @@ class ServingOptions(Options):
     epochs: int | None = field(
         default=1,
         metadata=about(
-            "The length of an iteration, in epochs; None for one without end.",
+            "The length of an iteration, in epochs; None for an endless one.",
             least=1,
             also=("num_epochs",),
         ),
@@ -128,7 +128,7 @@ class ServingOptions(Options):
         default=None,
         metadata=about(
             "What a batch holds.",
-            read=_fields,
+            read=_read_fields,
             also=("columns", "keys"),
             example='("latent", "emb", "txt", "json", "key")',
             page="what a batch holds. By default, of latents: the arrays, `key`, `mask` if there "
@@ -139,7 +139,7 @@ class ServingOptions(Options):
     captions: Mapping[str, float] | None = field(
         default=None,
         metadata=about(
-            "Weights by which each sample has one of several captions.",
+            "Weights by which one of several captions is picked for each sample.",
             example='{"long": 0.8, "alt": 0.2}',
             page="give each sample one of [several captions](#several-captions), by these weights",
         ),
@@ -147,8 +147,8 @@ class ServingOptions(Options):
     drop_text: float = field(
         default=0.0,
         metadata=about(
-            "The rate at which captions become the empty one.",
-            read=_rate,
+            "The share of captions that are replaced by the empty caption.",
+            read=_read_rate,
             also=("caption_dropout", "drop_caption", "cfg_dropout"),
             example="0.1",
             page="the share of captions, up to 1, that become the empty one; the same ones after a "
@@ -158,8 +158,8 @@ class ServingOptions(Options):
     flip: float = field(
         default=0.0,
         metadata=about(
-            "The rate at which latents are those of mirror images.",
-            read=_rate,
+            "The share of images that are mirrored.",
+            read=_read_rate,
             example="0.5",
             page="the share of images, up to 1, whose latents are those of the mirror image; the "
             "same ones after a resume. It needs a dataset encoded with `--flip`, or "
@@ -169,7 +169,7 @@ class ServingOptions(Options):
     homogeneous: bool = field(
         default=False,
         metadata=about(
-            "Whether each step is of one stream, or of one shape of it.",
+            "Whether all samples of a step are of one stream and one shape.",
             example="True",
             page="take each batch from one stream. Arrays of different shapes need it, as latents "
             "of 256 and of 512. A dataset of [many shapes](#images-of-many-shapes) always has it",
@@ -178,7 +178,7 @@ class ServingOptions(Options):
     shape_batch: int | None = field(
         default=None,
         metadata=about(
-            "How many neighbours in a step are of one shape, a multiple of what a rank gets.",
+            "How many neighbours in a step have one shape; a multiple of what a rank gets.",
             least=1,
             page="how many neighbours in a step have one stream and shape; by default the whole "
             "step has: [images of many shapes](#images-of-many-shapes)",
@@ -204,7 +204,7 @@ class ServingOptions(Options):
     epoch_steps: int | None = field(
         default=None,
         metadata=about(
-            "The steps of an epoch, where they are not those of the data.",
+            "The steps of an epoch, if it is not as long as the data.",
             least=1,
             also=("steps_per_epoch",),
         ),
@@ -221,7 +221,7 @@ class ServingOptions(Options):
     pad: str = field(
         default=FULL,
         metadata=about(
-            "How far arrays as long as their captions are filled with zeros.",
+            "How far arrays that are as long as their captions are filled with zeros.",
             choices=PADS,
             example='"longest"',
             page="pad [captions of true length](#captions-of-true-length) with zeros up to the "
@@ -231,7 +231,7 @@ class ServingOptions(Options):
     tee: "str | os.PathLike[str]" = field(
         default="",
         metadata=about(
-            "The place to keep latents that are made on the way.",
+            "The place to keep latents that are made on the fly.",
             page="where to keep the latents that `encode=` makes, as `wdsprep encode` would",
         ),
     )
@@ -247,7 +247,7 @@ class LoadOptions(ServingOptions):
     rank: int | None = field(
         default=None,
         metadata=about(
-            "The number of this process among those that train.",
+            "The number of this process among all that train.",
             least=0,
             page="the number of this process; needed if neither torch.distributed nor `RANK` in "
             "the environment says it",
@@ -265,17 +265,17 @@ class LoadOptions(ServingOptions):
     raw: bool = field(
         default=False,
         metadata=about(
-            "Whether samples come one by one, as webdataset has them.",
+            "Whether samples are given one by one, as webdataset gives them.",
             example="True",
-            page="give samples one by one as webdataset has them. Tars of another program "
+            page="give samples one by one as webdataset gives them. Tars of another program "
             "(`wdsprep index` first) need this or `pixels=`",
         ),
     )
     pixels: int = field(
         default=0,
         metadata=about(
-            "The side of the crops that images are served as.",
-            read=_side,
+            "The side of the square that images are cropped to.",
+            read=_read_side,
             also=("resolution", "image_size"),
             example="256",
             page="serve image shards as crops: `pixels` in place of `image`, uint8 (batch, 3, 256, "
@@ -285,7 +285,7 @@ class LoadOptions(ServingOptions):
     max_area: int = field(
         default=MAX_AREA,
         metadata=about(
-            "The most pixels of an image that is cropped; one of more is damage.",
+            "The most pixels of an image to crop; a larger one counts as damaged.",
             least=1,
             example="100_000_000",
         ),
@@ -293,7 +293,7 @@ class LoadOptions(ServingOptions):
     threads: int | None = field(
         default=None,
         metadata=about(
-            "The threads that read.",
+            "The number of threads that read.",
             least=0,
             also=("num_workers", "workers"),
             example="3",
@@ -304,20 +304,20 @@ class LoadOptions(ServingOptions):
     ahead: int | None = field(
         default=None,
         metadata=about(
-            "The steps that are read beforehand.",
+            "The number of steps that are read ahead.",
             least=0,
             also=("prefetch", "prefetch_factor"),
             example="4",
-            page="how many steps are read beforehand; by default one more than threads",
+            page="how many steps are read ahead; by default one more than threads",
         ),
     )
     cache: "str | os.PathLike[str] | None" = field(
         default=None,
         metadata=about(
-            "A local folder for what comes over a network.",
+            "A local folder to keep what is read over a network.",
             also=("cache_dir",),
-            page="a local folder for what comes over a network; all processes of a machine may "
-            "share it",
+            page="a local folder to keep what is read over a network; all processes of a machine "
+            "may share it",
         ),
     )
     cache_nbytes: int | None = field(
@@ -337,7 +337,7 @@ class LoadOptions(ServingOptions):
         default=None,
         metadata=about(
             "The device that batches are copied to, one step ahead.",
-            read=_device,
+            read=_read_device,
             example='"cuda"',
             page="copy batches to the GPU one step ahead",
         ),
@@ -349,7 +349,7 @@ class StreamOptions(ServingOptions):
     """The options of `stream`."""
 
     images: "str | Stream | Iterable[str | Stream]" = field(
-        metadata=about("Image shards, or several datasets of them.")
+        metadata=about("One or several datasets of image shards.")
     )
     _: KW_ONLY
     encode: "Encode" = field(metadata=ENCODE)
@@ -358,27 +358,27 @@ class StreamOptions(ServingOptions):
     )
     state: Mapping[str, Any] | None = field(
         default=None,
-        metadata=about("The state to go on from, which `state_dict` of any mode gave."),
+        metadata=about("The state to resume from, which any `state_dict` has returned."),
     )
     decoders: Pool | None = field(
         default=None,
         metadata=about(
-            "The least and the most workers that decode; up to what the cluster has.",
-            read=_pool,
+            "The least and the most workers that decode; by default 1 and as many as fit.",
+            read=_read_pool,
         ),
     )
     encoders: Pool | None = field(
         default=None,
         metadata=about(
-            "The least and the most workers that encode; up to what the cluster has.",
-            read=_pool,
+            "The least and the most workers that encode; by default 1 and as many as fit.",
+            read=_read_pool,
         ),
     )
     gpus_per_encoder: float = field(
         default=1.0,
-        metadata=about("The GPUs of an encoder; below 1, encoders share one.", least=0),
+        metadata=about("The GPUs of each encoder; below 1, several encoders share one.", least=0),
     )
     ray_address: str | None = field(
         default=None,
-        metadata=about("The Ray cluster, where it is not that of this process.", example='"auto"'),
+        metadata=about("The Ray cluster, if it is not that of this process.", example='"auto"'),
     )

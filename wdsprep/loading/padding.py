@@ -37,7 +37,7 @@ class PaddedRows:
     def close(self, rows: Sequence[int], ends: Ints, come: Ints) -> None:
         """Close rows: keep each array up to its end, and clear what came after it.
 
-        `come` is how many bytes came into each row, among them bytes of other members.
+        `come` is the number of bytes read into each row, among them bytes of other members.
         """
         stops = np.maximum(come, self._dirty[rows])
         for row, end, stop in zip(rows, ends.tolist(), stops.tolist(), strict=True):

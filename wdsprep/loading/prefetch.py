@@ -62,8 +62,8 @@ def prefetch_depth(threads: int, encoding: "Encoding | None", share: int) -> int
 
 
 def serve(plan: LoadPlan, steps: range) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each step with its batch; nothing of it is kept here."""
-    return map(_numbered, fill_batches(plan, steps))
+    """Yield each step with its batch of stored samples, without keeping the batch."""
+    return map(_add_step, fill_batches(plan, steps))
 
 
 def serve_raw(plan: LoadPlan, places: range) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -76,7 +76,7 @@ def serve_raw(plan: LoadPlan, places: range) -> Iterator[tuple[int, dict[str, An
     return zip(places, samples, strict=True)
 
 
-def _numbered(batch: Batch) -> tuple[int, dict[str, Any]]:
+def _add_step(batch: Batch) -> tuple[int, dict[str, Any]]:
     return batch.step, batch.out if get_worker_info() is None else SharedBatch(batch.out)
 
 
@@ -108,7 +108,7 @@ def open_shelf(dataset: Dataset, cache: CacheDir | None) -> Shelf:
         return LocalShelf(dataset, dataset.store.root)
     if isinstance(dataset.store, RemoteStore):
         return RemoteShelf(dataset, dataset.store, FETCHERS, cache)
-    raise UsageError(f"{dataset.store.url}: loading is from {ANY_PLACE}")
+    raise UsageError(f"{dataset.store.url} cannot be loaded: give {ANY_PLACE}")
 
 
 def fill_batches(
@@ -135,10 +135,10 @@ def fill_batches(
             parts = [range(top, min(top + at_once, len(batch))) for top in tops]
             queue.append((batch, [pool.submit(reader.fill, batch, part) for part in parts]))
             if len(queue) > min(plan.ahead, served):
-                yield _finished(*queue.popleft(), plan.pad)
+                yield _finish(*queue.popleft(), plan.pad)
                 served += 1
         while queue:
-            yield _finished(*queue.popleft(), plan.pad)
+            yield _finish(*queue.popleft(), plan.pad)
     finally:
         close()
 
@@ -162,7 +162,7 @@ def _close(pool: ThreadPoolExecutor, shelves: Shelves) -> None:
     close_shelves(shelves)
 
 
-def _finished(batch: Batch, filling: list[Future[None]], pad: str) -> Batch:
+def _finish(batch: Batch, filling: list[Future[None]], pad: str) -> Batch:
     for part in filling:
         part.result()
     if pad == LONGEST:
@@ -216,7 +216,7 @@ class _Group:
 def wanted_by_shelf(
     reader: Reader, samples: Samples, choice: Ints | None, *, first: int = 0
 ) -> dict[Shelf, WantedRows]:
-    """Return what will be read of each shelf for these samples, in their order.
+    """Return for each shelf the samples that will be read from it, in the order of training.
 
     Slots before `first` are left out.
     """
@@ -237,7 +237,7 @@ def wanted_by_shelf(
 
 
 def _sort_by_order(rows: Sequence[tuple[Ints, Ints, Ints]]) -> WantedRows:
-    """Sort samples by their places in the order."""
+    """Return the shards and numbers of samples, sorted by the places of these in the order."""
     if len(rows) == 1:
         return rows[0][1:]
     places, shards, indices = map(np.concatenate, zip(*rows, strict=True))
@@ -251,8 +251,8 @@ def _groups(
     """Yield the steps in groups that double in size, with the places of all their samples.
 
     They double up to a limit; the first is one step, so that the first batch comes soon.
-    `places` count samples on through the steps: others are masked as NOBODY. With `fetches`,
-    the bytes of a group are limited too.
+    `places` are numbers of samples, counted through all steps; the stream of other samples is
+    set to NOBODY. With `fetches`, the bytes of a group are limited too.
     """
     most = max(STEPS_AT_ONCE, ORDERED_AT_ONCE // plan.share)
     if fetches:

@@ -40,7 +40,7 @@ from wdsprep.loading.datasets import SHAPE, Dataset
 from wdsprep.loading.memory import Batch, BlockPool, Memory
 from wdsprep.loading.row_reads import ArrayMemory, RowRead, as_index, read_rows, select_rows
 from wdsprep.loading.sample_layout import batch_name, layout_for
-from wdsprep.loading.sample_texts import DAMAGED_JSON, SampleTexts, parsed, sample_behind
+from wdsprep.loading.sample_texts import DAMAGED_JSON, SampleTexts, parse_sample, parse_tail
 from wdsprep.loading.shard_access.local import Shelf
 from wdsprep.loading.wanted_arrays import (
     TEXTS,
@@ -132,7 +132,7 @@ class Reader:
         return batch
 
     def _locate_joined(self, batch: Batch) -> None:
-        """Find the samples of joined datasets that belong to the rows."""
+        """Find the samples of joined datasets that belong to the rows of a batch."""
         if self._slots == 1:
             return
         own = np.array(batch.shard, np.int64), np.array(batch.index, np.int64)
@@ -184,7 +184,7 @@ class Reader:
         batch.out[name] = made.view(dtype).view(len(batch), *shape)
 
     def fill(self, batch: Batch, rows: range) -> None:
-        """Read these rows; other samples of their streams replace damaged ones."""
+        """Read rows of a batch, and replace damaged samples by others of the same stream."""
         if faults := self._read(batch, rows):
             self._replace(batch, faults)
         self.effects.finish(batch, rows)
@@ -209,7 +209,7 @@ class Reader:
     def _read(self, batch: Batch, run: range, *, first: int = 0) -> dict[int, Fault]:
         """Read rows from the datasets of slot `first` and later; return the faults by row.
 
-        What is joined to a damaged sample is not looked at.
+        Samples that are joined to a damaged one are not checked.
         """
         faults: dict[int, Fault] = {}
         planned = [
@@ -230,7 +230,7 @@ class Reader:
                 read.leave_out(faults)
             if read.rows:
                 memory = read.memory
-                faults |= self._take_arrays(read, memory) if memory else self._take_whole(read)
+                faults |= self._check_arrays(read, memory) if memory else self._put_whole(read)
         return faults
 
     def _memory(
@@ -240,11 +240,11 @@ class Reader:
         padded = batch.padded if variable else None
         views = {n: v[run.start : run.stop] for n, v in batch.views.items() if n in arrays.names}
         layout = layout_for(arrays.fields, (*views, variable))
-        heads = self.scratch.take(len(run) * layout.heads_nbytes).reshape(len(run), -1)
+        headers = self.scratch.take(len(run) * layout.headers_nbytes).reshape(len(run), -1)
         if padded is not None:
             padded.open(rows)
-        columns = layout.columns(heads, views)
-        return ArrayMemory(layout=layout, columns=columns, heads=heads, padded=padded)
+        columns = layout.columns(headers, views)
+        return ArrayMemory(layout=layout, columns=columns, headers=headers, padded=padded)
 
     def _wanted_rows(
         self, batch: Batch, run: range, slot: int
@@ -252,7 +252,7 @@ class Reader:
         """Yield the wanted arrays of a slot, each with the rows that they are read for."""
         streams = {*batch.stream[run.start : run.stop]}
         is_picked = len(self.effects.choices) > 1
-        kinds = {arrays for n in streams for arrays in self._by_choice(n, slot)}
+        kinds = {arrays for n in streams for arrays in self._wanted_by_choice(n, slot)}
         if len(kinds) == 1:
             arrays = kinds.pop()
             if arrays is not None:
@@ -260,12 +260,14 @@ class Reader:
             return
         found: dict[WantedArrays, list[int]] = {}
         for row in run:
-            arrays = self._by_choice(batch.stream[row], slot)[batch.choice[row] if is_picked else 0]
+            arrays = self._wanted_by_choice(batch.stream[row], slot)[
+                batch.choice[row] if is_picked else 0
+            ]
             if arrays is not None:
                 found.setdefault(arrays, []).append(row)
         yield from found.items()
 
-    def _by_choice(self, stream: int, slot: int) -> tuple[WantedArrays | None, ...]:
+    def _wanted_by_choice(self, stream: int, slot: int) -> tuple[WantedArrays | None, ...]:
         wanted = self.wanted[stream]
         return wanted[slot] if slot < len(wanted) else (None,) * len(self.effects.choices)
 
@@ -277,10 +279,10 @@ class Reader:
         drawn, damaged = dict.fromkeys(faults, 0), dict.fromkeys(faults, 0)
         while faults:
             for row, fault in faults.items():
-                self._substitutes.tell(self._stream_choice(batch, row), batch.shard[row], fault)
+                self._substitutes.warn(self._stream_choice(batch, row), batch.shard[row], fault)
                 damaged[row] += fault.reason != MISSING
                 if damaged[row] == ATTEMPTS:
-                    raise self._substitutes.lost(batch.stream[row], fault)
+                    raise self._substitutes.make_error(batch.stream[row], fault)
                 drawn[row], place = self._substitutes.next(
                     self._stream_choice(batch, row), wanted[row], drawn[row]
                 )
@@ -325,37 +327,41 @@ class Reader:
         shards, indices = (batch.shard, batch.index) if not slot else batch.joined_places[slot - 1]
         return f"{dataset.store.url}/{dataset.names[shards[row]]}", indices[row]
 
-    def _fault(self, error: "BadSampleError | NotFoundError") -> str:
+    def _describe_fault(self, error: "BadSampleError | NotFoundError") -> str:
         if isinstance(error, BadSampleError):
             return str(error)
         if not self.skip_missing:
             raise error
         return MISSING
 
-    def _take_whole(self, read: RowRead) -> dict[int, Fault]:
-        """Take samples that were read completely, and return the faults by row."""
+    def _put_whole(self, read: RowRead) -> dict[int, Fault]:
+        """Put samples that were read whole into the batch, and return the faults by row."""
         faults, batch = {}, read.batch
         for number, row in enumerate(read.rows):
-            error = read.came.errors.get(number)
-            sample = parsed(read.came.rests[number]) if error is None else self._fault(error)
+            error = read.result.errors.get(number)
+            sample = (
+                parse_sample(read.result.rests[number])
+                if error is None
+                else self._describe_fault(error)
+            )
             fault = (
                 sample
                 if isinstance(sample, str)
-                else self._take(batch, row, read.slot, read.arrays, sample)
+                else self._put_sample(batch, row, read.slot, read.arrays, sample)
             )
             if fault:
                 faults[row] = Fault(fault, *self._place(batch, row, read.slot))
                 batch.refused.setdefault((batch.shard[row], batch.index[row]), None)
         return faults
 
-    def _take(
+    def _put_sample(
         self, batch: Batch, row: int, slot: int, arrays: WantedArrays, sample: TarSample
     ) -> str:
-        """Put what is wanted of a sample into its row; return what is wrong with it, or nothing."""
+        """Put the wanted parts of a sample into its row; return its fault, or "" if it has none."""
         if slot:
             if sample.key != batch.keys[row]:
                 raise self._wrong_key_error(batch, slot, row, sample.key)
-            return self._join_raw(batch.out["samples"][row], arrays, sample)
+            return self._merge_raw(batch.out["samples"][row], arrays, sample)
         batch.keys[row] = sample.key
         if self.raw:
             url = self._place(batch, row)[0]
@@ -380,13 +386,16 @@ class Reader:
                 return str(error)
         return self._texts.put(batch, row, slot, arrays, sample)
 
-    def _join_raw(self, made: dict[str, Any], arrays: WantedArrays, sample: TarSample) -> str:
-        """Add what is wanted of a joined sample to the members of the first one."""
+    def _merge_raw(self, made: dict[str, Any], arrays: WantedArrays, sample: TarSample) -> str:
+        """Add the wanted members of a joined sample to those of the first one.
+
+        Return its fault, or "" if it has none.
+        """
         made |= {n: data for n, data in sample.fields.items() if batch_name(n) in arrays.names}
         if arrays.texts:
             try:
                 facts = [parse_json(f.get("json", b"{}")) for f in (made, sample.fields)]
-                made["json"] = facts_bytes(arrays.facts(*facts))
+                made["json"] = facts_bytes(arrays.merge_json(*facts))
             except (ValueError, TypeError, RecursionError):
                 return DAMAGED_JSON
             if "txt" in arrays.texts:
@@ -398,8 +407,8 @@ class Reader:
         (tar, index), (other, number) = (self._place(batch, row, n) for n in (0, slot))
         parts = self.datasets[batch.stream[row]].with_joined
         return FormatError(
-            f"{other}: sample {number} has the key {key}, and sample {index} of {tar}, to which it "
-            f"is joined, has {batch.keys[row]}: one of the two was changed"
+            f"sample {number} of {other} has the key {key}, but sample {index} of {tar}, to which "
+            f"it is joined, has {batch.keys[row]}: one of the two was changed"
         ).with_next_step(verify_step(parts[0].store.url, parts[slot].store.url))
 
     def _prepare(self, batch: Batch, row: int, sample: TarSample) -> str:
@@ -420,37 +429,37 @@ class Reader:
         batch.out["made"][row] = made.without_pixels()
         return ""
 
-    def _take_arrays(self, read: RowRead, memory: ArrayMemory) -> dict[int, Fault]:
+    def _check_arrays(self, read: RowRead, memory: ArrayMemory) -> dict[int, Fault]:
         """Check samples whose arrays were read, and put their keys and texts into the batch.
 
         Return the faults by row.
         """
         batch, rows, layout, padded = read.batch, read.rows, memory.layout, memory.padded
-        heads = memory.heads
+        headers = memory.headers
         if len(rows) < len(read.run):
-            heads = heads[[row - read.run.start for row in rows]]
-        keys = layout.keys(heads)
-        self._take_keys(read, keys)
+            headers = headers[[row - read.run.start for row in rows]]
+        keys = layout.keys(headers)
+        self._put_keys(read, keys)
         # The lengths of the last array, and how many bytes came of it and of what is behind it:
         lengths = left = np.zeros(len(rows), np.int64)
         if layout.fields[-1].is_variable:
-            lengths, left = layout.lengths(heads), read.came.sizes - layout.last_start
+            lengths, left = layout.lengths(headers), read.result.sizes - layout.last_start
             if batch.variable in read.arrays.names:
                 batch.lengths[as_index(rows)] = lengths
         ends = lengths * layout.token_nbytes
         is_short = ends > left
         faults: dict[int, str] = {}
-        if read.wants_rest or read.came.errors or None in keys or is_short.any():
+        if read.wants_rest or read.result.errors or None in keys or is_short.any():
             each = zip(rows, keys, lengths.tolist(), is_short.tolist(), strict=True)
             for number, (row, key, length, lacks) in enumerate(each):
-                if number in read.came.errors:
-                    faults[row] = self._fault(read.came.errors[number])
+                if number in read.result.errors:
+                    faults[row] = self._describe_fault(read.result.errors[number])
                 elif key is None:
                     faults[row] = "its headers are not those of the dataset"
                 elif lacks:
                     faults[row] = str(too_short())
                 elif read.wants_rest:
-                    fault = self._take_texts(read, memory, number, key, length)
+                    fault = self._put_texts(read, memory, number, key, length)
                     if fault:
                         faults[row] = fault
         if padded is not None:
@@ -459,8 +468,8 @@ class Reader:
             padded.close([rows[number] for number in sound], ends[sound], come)
         return {row: Fault(why, *self._place(batch, row, read.slot)) for row, why in faults.items()}
 
-    def _take_keys(self, read: RowRead, keys: Sequence[str | None]) -> None:
-        """Keep the keys of the first dataset; check that joined samples have the same."""
+    def _put_keys(self, read: RowRead, keys: Sequence[str | None]) -> None:
+        """Put the keys of the first dataset into the batch; check that joined samples have them."""
         batch, rows = read.batch, read.rows
         if not read.slot:
             for row, key in zip(rows, keys, strict=True):
@@ -468,19 +477,19 @@ class Reader:
         elif keys != select_rows(batch.keys, rows):
             for number, (row, key) in enumerate(zip(rows, keys, strict=True)):
                 is_other = key is not None and key != batch.keys[row]
-                if is_other and number not in read.came.errors:
+                if is_other and number not in read.result.errors:
                     raise self._wrong_key_error(batch, read.slot, row, str(key))
 
-    def _take_texts(
+    def _put_texts(
         self, read: RowRead, memory: ArrayMemory, number: int, key: str, length: int
     ) -> str:
-        """Put the texts of a sample into its row; return what is wrong with them, or nothing."""
+        """Put the texts of a sample into its row; return their fault, or "" if they have none."""
         row, held = read.rows[number], NOTHING
         if memory.padded is not None:
-            nbytes = int(read.came.sizes[number]) - memory.layout.last_start
+            nbytes = int(read.result.sizes[number]) - memory.layout.last_start
             held = memory.padded.rows[row, :nbytes]
         padding = memory.layout.padding(length)
-        sample = sample_behind(held, read.came.rests[number], padding, key)
+        sample = parse_tail(held, read.result.rests[number], padding, key)
         if isinstance(sample, str):
             return sample
         return self._texts.put(read.batch, row, read.slot, read.arrays, sample)

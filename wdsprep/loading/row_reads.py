@@ -32,11 +32,11 @@ NOTHING_READ = ReadSamples(np.empty(0, np.int64), (), {})
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ArrayMemory:
-    """The memory that the arrays of a run of rows are read into, and the heads between them."""
+    """The memory that the arrays of some rows, and the headers between them, are read into."""
 
     layout: SampleLayout
     columns: ByteColumns
-    heads: Bytes
+    headers: Bytes
     padded: PaddedRows | None = None
     """The rows of an array of variable length, if that is wanted."""
 
@@ -47,9 +47,10 @@ class ArrayMemory:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class RowRead:
-    """Rows of a batch that are read from one slot, and what came of them.
+    """Rows of a batch to read from one dataset, and the result of reading them.
 
-    Without `memory` samples are read whole.
+    `slot` is the number of that dataset among the joined ones. Without `memory`, samples are
+    read whole.
     """
 
     batch: Batch
@@ -60,14 +61,14 @@ class RowRead:
     slot: int
     arrays: WantedArrays
     memory: ArrayMemory | None = None
-    came: ReadSamples = field(default=NOTHING_READ)
+    result: ReadSamples = field(default=NOTHING_READ)
 
     @property
     def wants_rest(self) -> bool:
         return self.memory is None or bool(self.arrays.texts)
 
-    def by_stream(self) -> Iterator[tuple[int, Sequence[int]]]:
-        """Yield each stream with the numbers of its rows among those that are read."""
+    def group_by_stream(self) -> Iterator[tuple[int, Sequence[int]]]:
+        """Yield each stream with the numbers of its rows, counted among the rows to read."""
         streams = select_rows(self.batch.stream, self.rows)
         if len(set(streams)) == 1:
             yield streams[0], range(len(streams))
@@ -75,8 +76,8 @@ class RowRead:
         for stream in set(streams):
             yield stream, [number for number, own in enumerate(streams) if own == stream]
 
-    def wanted(self, numbers: Sequence[int]) -> WantedSamples:
-        """Return what is wanted of the rows with these numbers, which are of one stream."""
+    def samples_to_read(self, numbers: Sequence[int]) -> WantedSamples:
+        """Return the samples to read for the rows with these numbers, which are of one stream."""
         batch, memory = self.batch, self.memory
         places = batch.joined_places[self.slot - 1] if self.slot else (batch.shard, batch.index)
         rows = select_rows(self.rows, numbers)
@@ -90,9 +91,9 @@ class RowRead:
         )
 
     def put(self, found: Sequence[tuple[Sequence[int], ReadSamples]]) -> None:
-        """Take what came of each stream, with the numbers of its rows."""
+        """Keep the samples that were read of each stream, with the numbers of their rows."""
         if len(found) == 1:
-            self.came = found[0][1]
+            self.result = found[0][1]
             return
         sizes, rests = np.zeros(len(self.rows), np.int64), [NONE] * len(self.rows)
         errors: dict[int, ReadError] = {}
@@ -101,24 +102,24 @@ class RowRead:
             errors |= {numbers[number]: error for number, error in some.errors.items()}
             for number, rest in zip(numbers, some.rests, strict=False):
                 rests[number] = rest
-        self.came = ReadSamples(sizes, rests, errors)
+        self.result = ReadSamples(sizes, rests, errors)
 
     def leave_out(self, rows: Collection[int]) -> None:
-        """Forget rows whose sample is damaged in another dataset."""
+        """Drop rows whose samples are damaged in another dataset."""
         kept = [number for number, row in enumerate(self.rows) if row not in rows]
-        came = self.came
+        came = self.result
         rests = [came.rests[number] for number in kept] if came.rests else ()
         errors = {at: came.errors[n] for at, n in enumerate(kept) if n in came.errors}
-        self.came = ReadSamples(came.sizes[kept], rests, errors)
+        self.result = ReadSamples(came.sizes[kept], rests, errors)
         self.rows = [self.rows[number] for number in kept]
 
 
 def read_rows(planned: Sequence[RowRead], shelves: Sequence[Sequence[Shelf]]) -> None:
-    """Read all that is planned, together."""
-    streams = [[*one.by_stream()] for one in planned]
+    """Read the rows of all planned reads in one call, and keep the results in them."""
+    streams = [[*one.group_by_stream()] for one in planned]
     came = read_samples(
         [
-            (shelves[stream][one.slot], one.wanted(numbers))
+            (shelves[stream][one.slot], one.samples_to_read(numbers))
             for one, own in zip(planned, streams, strict=True)
             for stream, numbers in own
         ]
@@ -128,7 +129,7 @@ def read_rows(planned: Sequence[RowRead], shelves: Sequence[Sequence[Shelf]]) ->
 
 
 def as_index(rows: Sequence[int]) -> slice | Sequence[int]:
-    """Return rows as an index that NumPy is fast with."""
+    """Return an index of rows for NumPy, which is faster with a slice than with numbers."""
     return slice(rows.start, rows.stop) if isinstance(rows, range) else rows
 
 

@@ -24,7 +24,7 @@ _SUM = slice(148, 154)
 class SampleLayout:
     """The offsets of the arrays in a sample, up to the last one that is wanted.
 
-    Between the arrays lie *heads*: the padding of the array before, a tar header, and the
+    Between the arrays lie *headers*: the padding of the array before, a tar header, and the
     header of the `.npy`. The last array may be of variable length; each sample says how long it
     is.
     """
@@ -33,59 +33,59 @@ class SampleLayout:
         last = max((n for n, f in enumerate(fields) if batch_name(f.name) in wanted), default=0)
         self.fields = tuple(fields[: last + 1])
         ends = [0]
-        self.heads: list[slice] = []
+        self.headers: list[slice] = []
         start = 0
         for line, item in zip(layout(self.fields), self.fields, strict=True):
             nbytes = line["offset"] - ends[-1]
-            self.heads.append(slice(start, start + nbytes))
+            self.headers.append(slice(start, start + nbytes))
             start += nbytes
             ends.append(line["offset"] + item.array_nbytes)
-        self.heads_nbytes = start
+        self.headers_nbytes = start
         self._end = ends[-1]
         self.last_start: int = line["offset"]
         self.token_nbytes = self.fields[-1].row_nbytes
-        self._kinds = [_FieldHeads(item) for item in self.fields]
+        self._kinds = [_FieldHeaders(item) for item in self.fields]
 
-    def columns(self, heads: Bytes, arrays: Mapping[str, Bytes]) -> list[Bytes]:
-        """Return where the heads and arrays of many samples are to go, in the order of their bytes.
+    def columns(self, headers: Bytes, arrays: Mapping[str, Bytes]) -> list[Bytes]:
+        """Return the memory to read many samples into: their headers and arrays in file order.
 
-        An array that nobody wants goes to a row that all samples share. If it is of
+        An array that is not wanted goes to a row that all samples share. If it is of
         variable length, it is left out, with everything after it.
         """
         columns = []
-        for item, place in zip(self.fields, self.heads, strict=True):
-            columns.append(heads[:, place])
+        for item, place in zip(self.fields, self.headers, strict=True):
+            columns.append(headers[:, place])
             into = arrays.get(batch_name(item.name))
             if into is None and item.is_variable:
                 break
             if into is None:
                 into = as_strided(
-                    np.empty(item.array_nbytes, np.uint8), (len(heads), item.array_nbytes), (0, 1)
+                    np.empty(item.array_nbytes, np.uint8), (len(headers), item.array_nbytes), (0, 1)
                 )
             columns.append(into)
         return columns
 
     def padding(self, length: int = 0) -> int:
-        """Return how many bytes remain to the next member of the tar.
+        """Return the number of bytes from the last array to the next member of the tar.
 
-        They are counted from the end of the last array, or from the beginning of a variable
-        one.
+        They are counted from the end of that array, or from its beginning if its length is
+        variable.
         """
         if not self.fields[-1].is_variable:
             return padded(self._end) - self._end
         return padded(self.last_start + length * self.token_nbytes) - self.last_start
 
-    def lengths(self, heads: Bytes) -> Ints:
-        """Return the lengths of the variable array, as the heads state them; 0 for a wrong head."""
-        return self._kinds[-1].lengths(heads[:, self.heads[-1]])
+    def lengths(self, headers: Bytes) -> Ints:
+        """Return the lengths of the variable array that headers state, or 0 for wrong headers."""
+        return self._kinds[-1].lengths(headers[:, self.headers[-1]])
 
-    def keys(self, heads: Bytes) -> list[str | None]:
-        """Return the key of each sample, or None where a head is not as it should be."""
-        good = np.ones(len(heads), np.bool_)
+    def keys(self, headers: Bytes) -> list[str | None]:
+        """Return the key of each sample, or None if one of its headers is wrong."""
+        good = np.ones(len(headers), np.bool_)
         names = []
-        for place, kind in zip(self.heads, self._kinds, strict=True):
-            own = heads[:, place.stop - kind.nbytes : place.stop]
-            good &= kind.sound(own)
+        for place, kind in zip(self.headers, self._kinds, strict=True):
+            own = headers[:, place.stop - kind.nbytes : place.stop]
+            good &= kind.are_valid(own)
             names.append(_names(own))
         ends = [f".{item.name}".encode() for item in self.fields]
         stems = [name[: -len(ends[0])] for name in names[0]]
@@ -98,11 +98,11 @@ class SampleLayout:
         ]
 
 
-class _FieldHeads:
+class _FieldHeaders:
     """The expected bytes before the array of a field.
 
-    Heads that we wrote differ only in the name and the checksum; before a variable array, also
-    in the size and the header of the `.npy`.
+    Headers that wdsprep wrote differ only in the name and the checksum; before a variable
+    array, also in the size and the header of the `.npy`.
     """
 
     def __init__(self, item: Field) -> None:
@@ -119,47 +119,49 @@ class _FieldHeads:
         kinds = [item]
         if item.is_variable:
             kinds = [item.of_length(length) for length in range(1, item.shape[0] + 1)]
-        self._headers = _table([kind.header for kind in kinds])
+        self._npy_headers = _table([kind.header for kind in kinds])
         self._sizes = _table([header(item.name, kind.nbytes)[_SIZE] for kind in kinds])
 
-    def sound(self, heads: Bytes) -> NDArray[np.bool_]:
-        sound = self._are_ours(heads)
-        if not sound.all():
-            sound[~sound] = self._are_of_others(heads[~sound])
-        return sound & (self.lengths(heads) > 0) if self._item.is_variable else sound
+    def are_valid(self, headers: Bytes) -> NDArray[np.bool_]:
+        valid = self._are_own(headers)
+        if not valid.all():
+            valid[~valid] = self._are_foreign(headers[~valid])
+        return valid & (self.lengths(headers) > 0) if self._item.is_variable else valid
 
-    def _are_ours(self, heads: Bytes) -> NDArray[np.bool_]:
-        others = (heads.view(np.uint64) ^ self._words) & self._mask
-        total = heads[:, _NAME].sum(axis=1, dtype=np.uint32) + self._rest_sum
-        total += heads[:, _SIZE].sum(axis=1, dtype=np.uint32)
-        same: NDArray[np.bool_] = (_stated_sums(heads) == total) & ~others.any(axis=1)
+    def _are_own(self, headers: Bytes) -> NDArray[np.bool_]:
+        others = (headers.view(np.uint64) ^ self._words) & self._mask
+        total = headers[:, _NAME].sum(axis=1, dtype=np.uint32) + self._rest_sum
+        total += headers[:, _SIZE].sum(axis=1, dtype=np.uint32)
+        same: NDArray[np.bool_] = (_stated_sums(headers) == total) & ~others.any(axis=1)
         return same
 
-    def _are_of_others(self, heads: Bytes) -> NDArray[np.bool_]:
-        """Return which heads are valid although another program wrote them.
+    def _are_foreign(self, headers: Bytes) -> NDArray[np.bool_]:
+        """Return a mask of valid headers that another program wrote.
 
         They must state the right size and their own checksum.
         """
-        tar = heads[:, :BLOCK]
+        tar = headers[:, :BLOCK]
         field_sum = tar[:, 148:156].sum(axis=1, dtype=np.int64)
         total = tar.sum(axis=1, dtype=np.uint32) - field_sum + 8 * ord(" ")
         same: NDArray[np.bool_] = _stated_sums(tar) == total
-        return same if self._item.is_variable else same & self._fit(heads, 0)
+        return same if self._item.is_variable else same & self._fit(headers, 0)
 
-    def lengths(self, heads: Bytes) -> Ints:
-        """Return the length that the size and the shape in each head agree on, or 0."""
-        own = heads[:, -self.nbytes :]
+    def lengths(self, headers: Bytes) -> Ints:
+        """Return the length that the size and the shape in each header agree on, or 0."""
+        own = headers[:, -self.nbytes :]
         nbytes = (own[:, _SIZE][:, :11].astype(np.int64) - ord("0")) @ _SIZE_DIGITS
         lengths = (nbytes - len(self._item.header)) // self._item.row_nbytes
         lengths[(lengths < 1) | (lengths > len(self._sizes))] = 0
         lengths[~self._fit(own, lengths - 1)] = 0
         return lengths
 
-    def _fit(self, heads: Bytes, number: "int | Ints") -> NDArray[np.bool_]:
-        """Return which heads have the size and the `.npy` header of this number."""
-        sizes: NDArray[np.bool_] = (heads[:, _SIZE] == self._sizes[number]).all(axis=1)
-        headers: NDArray[np.bool_] = (heads[:, BLOCK:] == self._headers[number]).all(axis=1)
-        return sizes & headers
+    def _fit(self, headers: Bytes, number: "int | Ints") -> NDArray[np.bool_]:
+        """Return a mask of the headers with the size and `.npy` header that have this number."""
+        sizes: NDArray[np.bool_] = (headers[:, _SIZE] == self._sizes[number]).all(axis=1)
+        npy_headers: NDArray[np.bool_] = (headers[:, BLOCK:] == self._npy_headers[number]).all(
+            axis=1
+        )
+        return sizes & npy_headers
 
 
 @lru_cache(512)  # of one dataset, as many as it has shapes
@@ -168,7 +170,7 @@ def layout_for(fields: tuple[Field, ...], wanted: tuple[str, ...]) -> SampleLayo
 
 
 def batch_name(member: str) -> str:
-    """Return a member's name in a batch: latent for latent.npy."""
+    """Return the name that a member of a sample has in a batch: latent for latent.npy."""
     return member.removesuffix(".npy")
 
 

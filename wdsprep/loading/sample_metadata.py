@@ -22,7 +22,7 @@ from wdsprep.dataset.read_ahead import ahead
 from wdsprep.dataset.reading import NamedShard, ShardReader
 from wdsprep.dataset.samples import FROM_OUTSIDE, parse_object
 from wdsprep.errors import FormatError, UsageError
-from wdsprep.loading.datasets import Dataset, Joined
+from wdsprep.loading.datasets import Dataset, JoinedDataset
 from wdsprep.store.base import RemoteStore
 from wdsprep.store.places import ANY_PLACE
 from wdsprep.text import command, plural
@@ -49,10 +49,10 @@ class MetadataBlock:
 def scan_metadata(
     dataset: Dataset, found: Callable[[MetadataBlock], Found], *, parses: bool = True
 ) -> Iterator[tuple[int, list[Found]]]:
-    """Yield each shard with what `found` returns for its pieces; threads read shards ahead.
+    """Yield each shard with the results of `found`, which is called for each of its blocks.
 
-    Without `parses`, the json is not parsed and only keys are of use. Raise an error at the end
-    if a sample is damaged, except in tars without a manifest.
+    Threads read shards ahead. Without `parses`, the json is not parsed and only keys are of
+    use. Raise an error at the end if a sample is damaged, except in tars without a manifest.
     """
     whole = dataset.files
     damaged: list[tuple[int, int]] = []
@@ -67,10 +67,10 @@ def scan_metadata(
 
     yield from ahead(look, range(len(whole.names)), threads)
     if damaged and whole.kind != "tars":
-        raise _unknown(whole, damaged)
+        raise _damaged_error(whole, damaged)
 
 
-def _unknown(whole: Dataset, damaged: Sequence[tuple[int, int]]) -> FormatError:
+def _damaged_error(whole: Dataset, damaged: Sequence[tuple[int, int]]) -> FormatError:
     """Return the error for samples whose json cannot be read.
 
     `damaged` has their shards and numbers.
@@ -78,24 +78,24 @@ def _unknown(whole: Dataset, damaged: Sequence[tuple[int, int]]) -> FormatError:
     shard, number = min(damaged)
     what = plural(len(damaged), "sample is", "samples are")
     return FormatError(
-        f"{whole.store.url}: {what} damaged, first number {number} of {whole.names[shard]}, "
-        "and which samples are served depends on what all say"
+        f"{whole.store.url}: {what} damaged, the first is number {number} of {whole.names[shard]}; "
+        "the json of all samples decides which are served"
     ).with_next_step(verify_step(whole.store.url))
 
 
 class JoinedMetadata:
-    """The json of the samples of a joined dataset; any number of threads may ask for it.
+    """A reader of the json of a joined dataset, for any number of threads.
 
     A shard is read as a whole: where samples have moved, neighbours of the one dataset may
     stand anywhere in a shard of the other.
     """
 
-    def __init__(self, joined: Joined) -> None:
+    def __init__(self, joined: JoinedDataset) -> None:
         self._joined = joined
         self._of_shard = lru_cache(FETCHERS)(self._read_shard)
 
-    def of(self, shard: int, numbers: Ints) -> list[dict[str, Any] | None]:
-        """Return the joined dataset's json for these samples; None where a sample is missing.
+    def read(self, shard: int, numbers: Ints) -> list[dict[str, Any] | None]:
+        """Return the joined json of these samples, or None for a sample that is missing there.
 
         `shard` and `numbers` are those of the first dataset.
         """
@@ -109,7 +109,7 @@ class JoinedMetadata:
         pieces = list(read_metadata(self._joined.dataset.whole, shard))
         damaged = [(shard, some.first + number) for some in pieces for number in some.damaged]
         if damaged:
-            raise _unknown(self._joined.dataset, damaged)
+            raise _damaged_error(self._joined.dataset, damaged)
         return [one for some in pieces for one in some.facts]
 
 
@@ -117,7 +117,7 @@ def read_metadata(dataset: Dataset, shard: int, *, parses: bool = True) -> Itera
     """Yield the keys and json of all samples of a shard, piece by piece."""
     store, name, is_foreign = dataset.store, dataset.names[shard], dataset.kind == "tars"
     if not (store.root or isinstance(store, RemoteStore)):
-        raise UsageError(f"{store.url}: loading is from {ANY_PLACE}")
+        raise UsageError(f"{store.url} cannot be loaded: give {ANY_PLACE}")
     if not (count := int(dataset.sizes[shard])):
         return
     indexed = f"delete {index_name(name)} and run {command('index', store.url)}"
@@ -126,14 +126,19 @@ def read_metadata(dataset: Dataset, shard: int, *, parses: bool = True) -> Itera
         ShardReader(store, NamedShard(name, count), is_foreign=is_foreign) as reader,
     ):
         for block in reader.json():
-            facts = [None if one is None or not parses else parsed(one) for one in block.json]
+            facts = [
+                None if one is None or not parses else parse_json_object(one) for one in block.json
+            ]
             asked: Sequence[object] = facts if parses else block.json
             damaged = [number for number, one in enumerate(asked) if one is None]
             yield MetadataBlock(shard, block.first, block.keys, facts, damaged)
 
 
-def parsed(member: bytes) -> dict[str, Any] | None:
-    """Parse a json object: nearly all in the quick way, the rest in the careful one."""
+def parse_json_object(member: bytes) -> dict[str, Any] | None:
+    """Return the json object in a member, or None if there is none.
+
+    A quick parser reads nearly all, and a careful one the rest.
+    """
     try:
         text = member.decode()
         found, end = FROM_OUTSIDE.raw_decode(text)

@@ -19,9 +19,9 @@ _log = logging.getLogger("wdsprep")
 
 
 class SampleTexts:
-    """The captions and json of samples, and how they get into batches.
+    """A writer of the captions and json of samples into batches.
 
-    If captions are picked among places in the json, `paths` has the place for each choice.
+    If captions are picked from the json, `paths` has the path for each choice.
     """
 
     def __init__(self, datasets: Sequence[Dataset], paths: Sequence[str]) -> None:
@@ -32,7 +32,7 @@ class SampleTexts:
     def put(
         self, batch: Batch, row: int, slot: int, wanted: WantedArrays, sample: TarSample
     ) -> str:
-        """Put a sample's texts into its row; return what is wrong with them, or nothing."""
+        """Put the texts of a sample into its row; return their fault, or "" if they have none."""
         try:
             for name in wanted.texts:
                 if name in TEXTS:
@@ -40,47 +40,47 @@ class SampleTexts:
                 else:
                     facts = parse_json(sample.fields.get("json", b"{}"))
                     made = batch.out[name]
-                    made[row] = wanted.facts(made[row], facts) if slot else facts
+                    made[row] = wanted.merge_json(made[row], facts) if slot else facts
         except (ValueError, TypeError, RecursionError):  # a hostile one is nested 1,000 deep
             return DAMAGED_JSON
         return ""
 
     def _caption(self, batch: Batch, row: int, sample: TarSample) -> str:
-        """Return the caption of a sample, or the text at the picked place of its json."""
+        """Return the caption of a sample, or the text at the picked path of its json."""
         if self._paths:
             path = self._paths[batch.choice[row]]
             found = caption_at(parse_json(sample.fields.get("json", b"{}")), path)
             if found is not None:
                 self._lacking[path] = -1
                 return found
-            self._tell_of_path(batch.stream[row], path)
+            self._warn_of_path(batch.stream[row], path)
         return sample.fields.get("txt", b"").decode("utf-8", "replace")
 
-    def _tell_of_path(self, stream: int, path: str) -> None:
-        """Warn once if none of many samples has a text at this place of the json."""
+    def _warn_of_path(self, stream: int, path: str) -> None:
+        """Log once that none of many samples has a text at this path of the json."""
         count = self._lacking.get(path, 0)
         if count < 0:
             return
         self._lacking[path] = count + 1
         if count + 1 == MANY:
             url = self._datasets[stream].store.url
-            what = f"of the first {MANY:,} samples none has a text at {path} in its json"
-            _log.warning("%s: %s, as captions= asks: they have their own captions", url, what)
+            what = f"none of the first {MANY:,} samples has a text at {path} in its json"
+            _log.warning("%s: %s; captions= gives them their own captions instead", url, what)
 
 
-def sample_behind(held: Bytes, rest: memoryview, start: int, key: str) -> "TarSample | str":
-    """Return the members after the arrays of a sample, or what is wrong with them.
+def parse_tail(held: Bytes, rest: memoryview, start: int, key: str) -> "TarSample | str":
+    """Return the members after the arrays of a sample, or their fault.
 
     Some of their bytes may lie in the row of the last array.
     """
-    sample = parsed(held[start:].data, rest[max(0, start - len(held)) :])
+    sample = parse_sample(held[start:].data, rest[max(0, start - len(held)) :])
     if not isinstance(sample, str) and sample.key != key:
         return "its members have different keys"
     return sample
 
 
-def parsed(*parts: memoryview) -> "TarSample | str":
-    """Parse the one sample in these bytes of a tar; return it, or what is wrong with it."""
+def parse_sample(*parts: memoryview) -> "TarSample | str":
+    """Parse the single sample in these bytes of a tar; return the sample, or its fault."""
     whole = b"".join((*parts, END))
     found = next(scan(lambda at, nbytes: whole[at : at + nbytes]), "it is empty")
     return str(found) if isinstance(found, BadSampleError) else found

@@ -22,7 +22,7 @@ DTYPES = {NUMBER: "<f8", WHOLE: "<i8"}
 class ScoreRows(TableRows):
     """The scores of all samples as table rows.
 
-    Columns of texts are left out, except those that `texts` names.
+    Columns of texts are left out, except those in `texts`.
     """
 
     def __init__(self, dataset: Dataset, texts: Sequence[str]) -> None:

@@ -65,16 +65,16 @@ class WorkerBlocks:
         self._blocks: dict[int, _Block] = {}  # by address
 
     def take(self, nbytes: int) -> torch.Tensor:
-        """Return so many bytes of any content, for use by this worker and then the trainer.
+        """Return memory of undefined content, for this worker and then for the trainer.
 
-        They are free again when neither uses them.
+        The memory is free again when neither uses it.
         """
         size = WORD + round_up(nbytes)
         unused = (b for b in self._blocks.values() if not (b.held or b.data[0]))
         free = (b for b in unused if len(b.data) == size)
         block = next(free, None)
         if block is None:
-            new = _shared(size)
+            new = _allocate_shared(size)
             if len(self._blocks) == MOST:
                 return new[WORD : WORD + nbytes]
             block = _Block(len(self._blocks), new, new.numpy())
@@ -92,7 +92,7 @@ class WorkerBlocks:
         block.held = False
 
     def send(self, value: Any) -> Any:
-        """Return what is pickled for a value: the number of its block, if it lies in one."""
+        """Return what to pickle for a value: the number of its block, if it lies in one."""
         if not isinstance(value, torch.Tensor):
             return value
         block = self._blocks.get(value.data_ptr())
@@ -114,7 +114,7 @@ def round_up(nbytes: int, least: int = 1) -> int:
     return -(-nbytes // step) * step
 
 
-def _shared(nbytes: int) -> torch.Tensor:
+def _allocate_shared(nbytes: int) -> torch.Tensor:
     """Return memory that torch sends to another process without a copy."""
     memory = torch.empty(nbytes, dtype=torch.uint8)
     memory.share_memory_()  # type: ignore[no-untyped-call]
@@ -126,7 +126,7 @@ _received: dict[tuple[int, str], dict[int, Bytes]] = {}
 
 
 def worker_blocks() -> WorkerBlocks:
-    """Return the blocks of this process; a fork begins its own."""
+    """Return the blocks of this process. A forked process gets its own."""
     if not _rings or _rings[0].worker[0] != os.getpid():
         _rings[:] = [WorkerBlocks()]
     return _rings[0]
@@ -134,17 +134,17 @@ def worker_blocks() -> WorkerBlocks:
 
 def _reduce(batch: SharedBatch) -> tuple[Any, ...]:
     own = worker_blocks()
-    return _batch, ({name: own.send(value) for name, value in batch.items()},)
+    return _rebuild_batch, ({name: own.send(value) for name, value in batch.items()},)
 
 
 ForkingPickler.register(SharedBatch, _reduce)
 
 
-def _batch(told: dict[str, Any]) -> dict[str, Any]:
-    return {n: _tensor(v) if isinstance(v, _SentTensor) else v for n, v in told.items()}
+def _rebuild_batch(told: dict[str, Any]) -> dict[str, Any]:
+    return {n: _rebuild_tensor(v) if isinstance(v, _SentTensor) else v for n, v in told.items()}
 
 
-def _tensor(sent: _SentTensor) -> torch.Tensor:
+def _rebuild_tensor(sent: _SentTensor) -> torch.Tensor:
     if sent.block is not None:
         _forget_ended_workers()
         _received.setdefault(sent.worker, {})[sent.number] = sent.block.numpy()

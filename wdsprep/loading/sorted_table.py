@@ -42,7 +42,7 @@ def sort_rows(rows: TableRows, writer: KeptWriter, path: Path) -> None:
     place = rows.place
     _log.info("%s: reading the table; its columns, sorted by key, are kept in %s", place, path)
     with closing(Spool(SORTED_THERE)) as spool:
-        found = _Sorted(rows, spool)
+        found = _SortedColumns(rows, spool)
         with sorted_rows(rows.batches()) as batches:
             for batch in batches:
                 some = max(1, WIDE_NBYTES // rows.width)
@@ -50,14 +50,14 @@ def sort_rows(rows: TableRows, writer: KeptWriter, path: Path) -> None:
                     found.add(batch.slice(at, some))
         for what, count in (
             ("without a key or a number", rows.count - found.good),
-            ("with a key that an earlier one has", found.good - found.count),
+            ("with a key that an earlier row has", found.good - found.count),
         ):
             if count:
-                _log.warning("%s: %s %s: passed over", place, plural(count, "row"), what)
+                _log.warning("%s: left out %s %s", place, plural(count, "row"), what)
         found.write(writer)
 
 
-class _Sorted:
+class _SortedColumns:
     """The columns of a table sorted by key, whose parts wait on a disk."""
 
     def __init__(self, rows: TableRows, spool: Spool) -> None:
@@ -73,7 +73,7 @@ class _Sorted:
         numbers, texts = self._rows.values(batch)
         wanted = self._find_first(keys, numbers)
         chosen = pa.array(wanted)
-        named = _as_rows(keys.filter(chosen), self._rows.width)
+        named = _pad_keys(keys.filter(chosen), self._rows.width)
         if not len(named):
             return
         self.count += len(named)
@@ -87,7 +87,7 @@ class _Sorted:
             self._put(f"texts {name}", np.frombuffer(_data(lines), np.uint8))
 
     def _find_first(self, keys: pa.Array, numbers: Columns) -> NDArray[np.bool_]:
-        """Return which rows have all numbers, and a key that no earlier row has."""
+        """Return a mask of the rows that have all numbers, and a key that no earlier row has."""
         good = np.ones(len(keys), np.bool_)
         for values in numbers.values():
             if values.dtype.kind == "f":
@@ -121,26 +121,26 @@ class _Sorted:
         rows, width = self._rows, self._digits or 0
         digest = blake3(repr(sorted(rows.columns)).encode())
 
-        def parts(name: str, dtype: str) -> Iterator[NDArray[Any]]:
+        def read_parts(name: str, dtype: str) -> Iterator[NDArray[Any]]:
             for place in self._parts[name]:
                 yield np.frombuffer(self._spool.get(place), dtype)
 
-        def hashed(some: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
+        def hash_parts(some: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
             for part in some:
                 digest.update(part.tobytes())
                 yield part
 
-        keys = hashed(parts(KEY, f"|S{rows.width}"))
+        keys = hash_parts(read_parts(KEY, f"|S{rows.width}"))
         if width:
             own = (parse_digits(some.astype(f"S{width}").tobytes(), width) for some in keys)
             writer.add(KEY, "<i8", own)
         else:
             writer.add(KEY, f"|S{rows.width}", keys)
         for name, dtype in sorted(rows.columns.items()):
-            writer.add(f"numbers {name}", dtype, hashed(parts(f"numbers {name}", dtype)))
+            writer.add(f"numbers {name}", dtype, hash_parts(read_parts(f"numbers {name}", dtype)))
         for name in sorted(rows.texts):
-            writer.add(f"ends {name}", "<i8", _ends(parts(f"ends {name}", "<i8")))
-            writer.add(f"texts {name}", "|u1", hashed(parts(f"texts {name}", "|u1")))
+            writer.add(f"ends {name}", "<i8", _sum_lengths(read_parts(f"ends {name}", "<i8")))
+            writer.add(f"texts {name}", "|u1", hash_parts(read_parts(f"texts {name}", "|u1")))
         writer.facts |= {
             "columns": dict(rows.columns),
             "digest": digest.hexdigest(),
@@ -150,8 +150,8 @@ class _Sorted:
         }
 
 
-def _as_rows(keys: pa.Array, width: int) -> NDArray[Any]:
-    """Return keys as rows of so many bytes; keys of one length are converted at once."""
+def _pad_keys(keys: pa.Array, width: int) -> NDArray[Any]:
+    """Return keys as an array with rows of `width` bytes; keys of one length convert faster."""
     lengths = pc.min_max(pc.binary_length(keys)).as_py()
     if not lengths["min"] or lengths["min"] != lengths["max"]:
         return np.array(keys.to_pylist(), f"S{width}")
@@ -167,7 +167,7 @@ def _data(values: pa.Array) -> memoryview:
     return memoryview(data)[edges[0] : edges[1]]
 
 
-def _ends(lengths: Iterator[NDArray[Any]]) -> Iterator[NDArray[np.int64]]:
+def _sum_lengths(lengths: Iterator[NDArray[Any]]) -> Iterator[NDArray[np.int64]]:
     end = 0
     yield np.zeros(1, np.int64)
     for some in lengths:

@@ -17,7 +17,7 @@ def encode_keys(texts: Sequence[str]) -> list[bytes]:
 
 
 def _encode_key(text: str) -> bytes:
-    """Encode a key; return nothing for one that no file can have, as half of a surrogate pair."""
+    """Encode a key; return b"" for one that no file can have, with half of a surrogate pair."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -25,7 +25,7 @@ def _encode_key(text: str) -> bytes:
 
 
 def keys_to_numbers(keys: Sequence[str], width: int) -> Ints:
-    """Return keys of so many digits as numbers, and LACKING for other keys.
+    """Return keys of `width` digits as numbers, and LACKING for other keys.
 
     If all keys are such numbers, they are converted at once, in a fifth of the time.
     """
@@ -40,7 +40,7 @@ def keys_to_numbers(keys: Sequence[str], width: int) -> Ints:
 
 
 def parse_digits(whole: bytes, width: int) -> Ints:
-    """Parse numbers of so many digits each that stand one after another."""
+    """Parse numbers of `width` digits each that are written one after another."""
     digits = np.frombuffer(whole, np.uint8).reshape(-1, width) - ord("0")
     numbers: Ints = digits @ 10 ** np.arange(width - 1, -1, -1, dtype=np.int64)
     return numbers

@@ -34,10 +34,10 @@ Columns = dict[str, NDArray[Any]]
 
 
 class TableRows:
-    """The rows of a table, and what is known once all batches have been read.
+    """The rows of a table, which are read in batches.
 
-    That is the `columns` of numbers with their dtypes, the names of the columns of `texts`, the
-    number of rows, and the bytes of the longest key.
+    Once all have been read, these are known: the `columns` of numbers with their dtypes, the
+    names of the columns of `texts`, the `count` of rows, and the bytes of the longest key.
     """
 
     columns: Mapping[str, str]
@@ -55,7 +55,7 @@ class TableRows:
         raise NotImplementedError
 
     def note_keys(self, keys: pa.Array) -> pa.Array:
-        """Count these keys, and return them; those that no sample can have become empty."""
+        """Count keys, and return them with those made empty that no sample can have."""
         self.count += len(keys)
         lengths = pc.binary_length(keys)
         if (pc.max(lengths).as_py() or 0) > LONGEST_NBYTES:
@@ -78,8 +78,8 @@ class _ParquetRows(TableRows):
         kinds = table.kinds()
         if kinds[KEY] != "text":
             raise UsageError(
-                f"{place}: its column {KEY} is of {kinds[KEY] or 'another kind'}: write keys as "
-                "texts, as the shards have them, such as '000000000012'"
+                f"the column {KEY} of {place} holds {kinds[KEY] or 'something else'}: write keys "
+                "as texts, as the shards have them, such as '000000000012'"
             )
         self._table = table
         self.columns = {name: NUMBERS[kind] for name, kind in kinds.items() if kind in NUMBERS}
@@ -91,7 +91,7 @@ class _ParquetRows(TableRows):
             keys = self.note_keys(_as_bytes(batch[KEY]))
             good = pc.not_equal(keys, b"").to_numpy(zero_copy_only=False)
             numbers = [
-                pa.array(_as_stored(self.place, name, batch[name], dtype, good))
+                pa.array(_convert_column(self.place, name, batch[name], dtype, good))
                 for name, dtype in self.columns.items()
             ]
             arrays = [keys, *numbers, *(_as_bytes(batch[name]) for name in self.texts)]
@@ -115,18 +115,18 @@ def _as_bytes(column: pa.Array) -> pa.Array:
     return column.cast(pa.large_string()).fill_null("").cast(BYTES)
 
 
-def _as_stored(
+def _convert_column(
     place: str, name: str, column: Any, dtype: str, good: NDArray[np.bool_]
 ) -> NDArray[Any]:
-    """Return a column of a batch in its dtype; mark rows that have no value as not good."""
+    """Return a column in this dtype, and clear `good` for rows that have no value."""
     if column.null_count:
         good &= ~column.is_null().to_numpy(zero_copy_only=False)
         column = column.fill_null(False if dtype == "|b1" else 0)
     own = column.to_numpy(zero_copy_only=False)
     if own.dtype == np.uint64 and (own > np.iinfo(np.int64).max).any():
         raise UsageError(
-            f"{place}: its column {name} has numbers beyond 2^63, which batches cannot hold: write "
-            "them as texts, or leave the column out"
+            f"the column {name} of {place} has numbers beyond 2^63, which batches cannot hold: "
+            "write them as texts, or leave the column out"
         )
     made: NDArray[Any] = own.astype(dtype)
     return made
@@ -136,7 +136,7 @@ class _TextRows(TableRows):
     def __init__(self, place: str, table: Table, texts: Sequence[str]) -> None:
         super().__init__(place)
         self._table, self._wanted = table, texts
-        self._kinds: dict[str, _Kind] = {}
+        self._kinds: dict[str, _ColumnType] = {}
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         unreadable = 0
@@ -148,7 +148,7 @@ class _TextRows(TableRows):
                 yield self._batch(rows)
         if unreadable:
             lines = plural(unreadable, "row")
-            _log.warning("%s: %s that cannot be read: passed over", self.place, lines)
+            _log.warning("%s: left out %s that cannot be read", self.place, lines)
         kinds = {name: kind.dtype(self.count) for name, kind in self._kinds.items()}
         self.columns = {name: dtype for name, dtype in kinds.items() if dtype}
         self.texts = [name for name, dtype in kinds.items() if not dtype and name in self._wanted]
@@ -160,7 +160,7 @@ class _TextRows(TableRows):
         columns = {KEY: named}
         for name in dict.fromkeys(name for row in rows for name in row if name != KEY):
             values = [row.get(name) for row in rows]
-            kind = self._kinds.setdefault(name, _Kind())
+            kind = self._kinds.setdefault(name, _ColumnType())
             kind.note([value for value in values if value is not None])
             if kind.is_number or name in self._wanted:
                 columns[name] = _cells(values)
@@ -176,7 +176,7 @@ class _TextRows(TableRows):
 
 
 def _cells(values: Sequence[Any]) -> pa.Array:
-    """Return values of any kind as the cells of a CSV."""
+    """Return values of any type as the texts that a CSV would have for them."""
     if not {*map(type, values)} <= {str, type(None)}:
         values = [None if value is None else str(value) for value in values]
     try:
@@ -194,7 +194,7 @@ def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 
 def _numbers_in(cells: pa.Array, dtype: str, types: Collection[type]) -> NDArray[Any]:
-    """Parse cells that Python is known to read as numbers; Arrow reads most of them."""
+    """Return texts as numbers, which Python is known to parse; Arrow parses most of them."""
     if dtype == "|b1":
         truths: NDArray[np.bool_] = pc.equal(cells, b"True").to_numpy(zero_copy_only=False)
         return truths
@@ -205,50 +205,52 @@ def _numbers_in(cells: pa.Array, dtype: str, types: Collection[type]) -> NDArray
     try:
         found = texts.cast(pa.from_numpy_dtype(dtype))
     except pa.ArrowInvalid:
-        return _numbers(texts.to_pylist(), dtype)
+        return _convert(texts.to_pylist(), dtype)
     numbers: NDArray[Any] = found.to_numpy(zero_copy_only=False)  # NaN where there is none
     return numbers
 
 
 @dataclass(slots=True)
-class _Kind:
-    """The type of a column, as far as its values so far tell.
+class _ColumnType:
+    """The type of a column, as known from the values so far.
 
     Values are numbers and booleans, or cells of a CSV that read as numbers.
     """
 
-    there: int = 0
+    filled: int = 0
     types: set[type] = field(default_factory=set)
     is_int: bool = True
     is_number: bool = True
 
     def note(self, values: Sequence[Any]) -> None:
-        self.there += len(values)
+        self.filled += len(values)
         self.types |= {*map(type, values)}
         self.is_number = self.is_number and self.types <= SCALARS
         if not self.is_number:
             return
-        self.is_int = self.is_int and float not in self.types and _can(values, "<i8")
-        self.is_number = self.is_int or _can(values, "<f8")  # what reads as the one does as both
+        self.is_int = self.is_int and float not in self.types and _can_convert(values, "<i8")
+        self.is_number = self.is_int or _can_convert(
+            values, "<f8"
+        )  # what reads as the one does as both
 
     def dtype(self, rows: int) -> str:
-        """Return the dtype of a column of so many rows; empty if it is no column of numbers."""
-        if not self.there or not self.is_number:
+        """Return the dtype of the column in a table of `rows` rows, or "" if it has no numbers."""
+        if not self.filled or not self.is_number:
             return ""
-        if self.there < rows or not self.is_int:
+        if self.filled < rows or not self.is_int:
             return "<f8"
         return "|b1" if self.types == {bool} else "<i8"
 
 
-def _can(values: Sequence[Any], dtype: str) -> bool:
+def _can_convert(values: Sequence[Any], dtype: str) -> bool:
     try:
-        _numbers(values, dtype)
+        _convert(values, dtype)
     except (ValueError, OverflowError):
         return False
     return True
 
 
-def _numbers(values: Sequence[Any], dtype: str) -> NDArray[Any]:
+def _convert(values: Sequence[Any], dtype: str) -> NDArray[Any]:
     if dtype == "<i8":
         values = [int(value) for value in values]
     elif dtype == "<f8":
@@ -259,6 +261,6 @@ def _numbers(values: Sequence[Any], dtype: str) -> NDArray[Any]:
 def _check_keys(place: str, keys: Sequence[Any]) -> None:
     if wrong := next((key for key in keys if not isinstance(key, str)), None):
         raise UsageError(
-            f"{place}: its keys are no texts, as {wrong!r:.40}: write them as the shards have "
-            "them, such as '000000000012'"
+            f"{place} has keys that are not texts, such as {wrong!r:.40}: write them as the shards "
+            "have them, such as '000000000012'"
         )

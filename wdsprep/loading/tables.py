@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class KeyedTable:
     """An open table that is sorted by key.
 
-    `columns` has the dtype of each column of numbers. `texts` names the columns of texts that
+    `columns` has the dtype of each column of numbers. `texts` lists the columns of texts that
     were asked for.
     """
 
@@ -56,8 +56,8 @@ class KeyedTable:
     def rows(self) -> int:
         return len(self._file.arrays[KEY])
 
-    def places(self, keys: Sequence[str]) -> Ints:
-        """Return the rows of these keys; LACKING if a key has none."""
+    def find_rows(self, keys: Sequence[str]) -> Ints:
+        """Return the row of each key, or LACKING for a key without a row."""
         known = self._file.arrays[KEY]
         wanted = (
             keys_to_numbers(keys, self._width) if self._width else np.array(encode_keys(keys), "S")
@@ -68,8 +68,11 @@ class KeyedTable:
         return np.where(is_there, inside, LACKING)
 
     def values_for(self, keys: Sequence[str]) -> dict[str, NDArray[Any]]:
-        """Return the numbers of these keys, which must all have rows."""
-        places = self.places(keys)
+        """Return for each column the numbers of these keys.
+
+        Raise UsageError if a key has no row.
+        """
+        places = self.find_rows(keys)
         if (places == LACKING).any():
             lacking = keys[int(np.flatnonzero(places == LACKING)[0])]
             raise UsageError(f"{self.url} has no row with numbers for the key {lacking}")
@@ -79,7 +82,7 @@ class KeyedTable:
         return self._file.arrays[f"numbers {name}"]
 
     def text(self, name: str, places: Ints) -> list[str | None]:
-        """Return the texts of a column in these rows; None where there is none."""
+        """Return the texts of a column in these rows, or None for a row without a text."""
         ends, data = (self._file.arrays[f"{part} {name}"] for part in ("ends", "texts"))
         found: list[str | None] = []
         for place in places.tolist():
@@ -94,14 +97,14 @@ def is_table(place: str) -> bool:
 
 
 def open_keyed_table(place: str, cache: CacheDir | None, texts: Sequence[str] = ()) -> KeyedTable:
-    """Open a table; the first time, sort it by key and keep that.
+    """Open a table that is sorted by key. The first time, sort it and keep the result.
 
     `texts` are names that may be columns of texts.
     """
     store, name = split_url(place)
     entry = next((each for each in store.list(name) if each.name == name), None)
     if entry is None:
-        raise NotFoundError(f"{place} is not there: give the path or URL of a table")
+        raise NotFoundError(f"{place} does not exist: give the path or URL of a table")
     table = open_table(store.url, name)
     named = table.columns()
     if KEY not in named:
@@ -114,13 +117,13 @@ def open_keyed_table(place: str, cache: CacheDir | None, texts: Sequence[str] = 
 
         sort_table(place, table, wanted, writer, path)
 
-    return _opened(place, open_or_make(cache_folder(cache), what, make))
+    return _make_keyed_table(place, open_or_make(cache_folder(cache), what, make))
 
 
 def open_scores_table(
     scores: "Dataset", cache: CacheDir | None, texts: Sequence[str] = ()
 ) -> KeyedTable:
-    """Open the scores of a dataset as a table; the first time, sort them and keep that."""
+    """Open the scores of a dataset as a table sorted by key, which is kept for later."""
     wanted = tuple(sorted({*texts} & {*columns_of(scores.settings)}))
     what = "scores", *scores.names, *scores.contents, *wanted
 
@@ -130,10 +133,10 @@ def open_scores_table(
 
         sort_rows(ScoreRows(scores, wanted), writer, path)
 
-    return _opened(scores.store.url, open_or_make(cache_folder(cache), what, make))
+    return _make_keyed_table(scores.store.url, open_or_make(cache_folder(cache), what, make))
 
 
-def _opened(place: str, found: KeptFile) -> KeyedTable:
+def _make_keyed_table(place: str, found: KeptFile) -> KeyedTable:
     if not found.facts["rows"]:
         raise UsageError(f"{place} has no row with a key and numbers")
     return KeyedTable(

@@ -35,16 +35,16 @@ class WantedArrays:
     is_whole: bool
     yields: bool
 
-    def facts(self, others: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    def merge_json(self, others: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
         """Merge a sample's json with the json of the samples joined so far."""
         return {**own, **others} if self.yields else {**others, **own}
 
 
 @lru_cache(512)
-def _wanted(
+def _make_wanted(
     fields: tuple[Field, ...], names: tuple[str, ...], texts: tuple[str, ...], *flags: bool
 ) -> WantedArrays:
-    """Return the same object for the same arguments.
+    """Return wanted arrays, as the same object for the same arguments.
 
     So rows of several streams are read together.
     """
@@ -58,7 +58,7 @@ WantedBySlot = tuple[tuple[WantedArrays | None, ...], ...]
 def find_wanted(
     dataset: Dataset, names: Sequence[str], choices: Sequence[str], *, raw: bool
 ) -> WantedBySlot:
-    """Return what is read of each dataset of a stream, by slot and choice.
+    """Return the arrays to read from each dataset of a stream, by slot and choice.
 
     `choices` are the names of captions, or one empty name if none are picked.
     """
@@ -76,14 +76,14 @@ def find_wanted(
             taken = own if wanted is None else tuple(name for name in own if name in wanted)
             kept = texts if slot == of_texts else facts if own or not slot else ()
             is_whole = raw or not part.fields
-            made = _wanted(part.fields, taken, kept, is_whole, slot > of_texts)
+            made = _make_wanted(part.fields, taken, kept, is_whole, slot > of_texts)
             row.append(made if slot == 0 or taken or kept else None)
         found.append(tuple(row))
     return tuple(found)
 
 
 def variable_fields(dataset: Dataset, names: Sequence[str]) -> list[Field]:
-    """Return the fields of variable length that a batch has, or that its mask is for."""
+    """Return the fields of variable length that a batch holds, or whose mask it holds."""
     variable = [field for field in dataset.served if field.is_variable]
     wanted = [field for field in variable if batch_name(field.name) in names]
     return wanted or (variable if batch_name(MASK) in names else [])
@@ -101,7 +101,7 @@ def tensor_shapes(dataset: Dataset, names: Sequence[str]) -> dict[str, object]:
 
 
 def check_choices(dataset: Dataset, names: Sequence[str], choices: Sequence[str]) -> None:
-    """Refuse captions that no dataset has, or that have different arrays."""
+    """Raise UsageError if no dataset has the captions of a choice, or if arrays of these differ."""
     there = [
         caption_name(part.settings) for part in dataset.with_joined if text_fields(part.fields)
     ]
@@ -109,8 +109,8 @@ def check_choices(dataset: Dataset, names: Sequence[str], choices: Sequence[str]
         if choice not in there:
             known = ", ".join(dict.fromkeys(there))
             raise UsageError(
-                f"captions: {dataset.store.url} and what is joined to it have {known}, not "
-                f"{choice}: join the text dataset that was made with --caption-name {choice}"
+                f"captions={choice}: {dataset.store.url} and the datasets joined to it have "
+                f"{known}; join the text dataset that was made with --caption-name {choice}"
             )
     lengths = variable_fields(dataset, names)
     served = text_fields(dataset.served)
@@ -122,14 +122,14 @@ def check_choices(dataset: Dataset, names: Sequence[str], choices: Sequence[str]
             part = None if slot is None else dataset.with_joined[slot]
             if part is None or field not in part.fields:
                 raise UsageError(
-                    f"captions: those of {choice} have no {batch_name(field.name)} of {field}, as "
-                    "others have: pick among captions that were encoded alike, or leave it out of "
+                    f"the captions {choice} have no {batch_name(field.name)} like that of others "
+                    f"({field}): pick among captions that were encoded alike, or leave it out of "
                     "fields="
                 )
 
 
-def check_once(dataset: Dataset, choices: Sequence[str]) -> None:
-    """Refuse two joined datasets that have the same array, if nothing says which is meant."""
+def check_unique_arrays(dataset: Dataset, choices: Sequence[str]) -> None:
+    """Raise UsageError if two joined datasets have the same array in one choice of captions."""
     for choice in choices or [""]:
         known: dict[str, str] = {}
         for part in dataset.with_joined[1:]:
@@ -140,7 +140,7 @@ def check_once(dataset: Dataset, choices: Sequence[str]) -> None:
             if twice := [name for name in own if name in known]:
                 raise UsageError(
                     f"{known[twice[0]]} and {part.store.url} are joined, and both have "
-                    f"{examples(twice)}: leave one of them out, or say captions= where they are "
-                    "captions of other names"
+                    f"{examples(twice)}: leave one of them out, or give captions= if they hold "
+                    "captions of different names"
                 )
             known |= dict.fromkeys(own, part.store.url)

@@ -26,7 +26,7 @@ from wdsprep.dataset.random_numbers import Ints, key_of
 from wdsprep.dataset.samples import PathParts, value_at_path
 from wdsprep.dataset.selection import Numbers, SampleSelection, ShardSamples, keep_selection
 from wdsprep.errors import UsageError
-from wdsprep.loading.datasets import Dataset, Joined
+from wdsprep.loading.datasets import Dataset, JoinedDataset
 from wdsprep.loading.sample_metadata import JoinedMetadata, MetadataBlock, scan_metadata
 from wdsprep.loading.shard_access.cache import CacheDir, cache_folder
 from wdsprep.loading.subsets import select
@@ -66,15 +66,15 @@ class Subset:
     whole: Dataset
     condition: Where | None
     tables: tuple[KeyedTable, ...]
-    joined: tuple[Joined, ...] = ()
+    joined: tuple[JoinedDataset, ...] = ()
 
     @property
     def shown(self) -> str:
         return shorten_for_state(self.condition.plain) if self.condition else ""
 
     @property
-    def what(self) -> tuple[str, ...]:
-        """Everything that the selection depends on: the key under which it is kept."""
+    def cache_key(self) -> tuple[str, ...]:
+        """The key under which the selection is kept: everything that it depends on."""
         files, tables = self.whole.files, [table.digest for table in self.tables]
         if self.condition is None:
             return "where", *files.names, *files.contents, "", *tables
@@ -90,9 +90,9 @@ class Subset:
     def _joined_metadata(self) -> tuple[JoinedMetadata, ...]:
         return tuple(map(JoinedMetadata, self.joined))
 
-    def select_in(self, some: MetadataBlock) -> _SelectedBlock:
+    def select_block(self, some: MetadataBlock) -> _SelectedBlock:
         count = len(some.keys)
-        places = [table.places(some.keys) for table in self.tables]
+        places = [table.find_rows(some.keys) for table in self.tables]
         has_rows = np.ones(count, np.bool_)
         for own in places:
             has_rows &= own != LACKING
@@ -113,7 +113,7 @@ class Subset:
     def _column(
         self, name: PathParts, some: MetadataBlock, places: Sequence[Ints]
     ) -> Sequence[Any]:
-        """Return the values of a name: from a table that has it as a column, else from the json.
+        """Return the values of a name: from a table with that column, or else from the json.
 
         If the json of the first dataset lacks a value, it comes from the first joined
         dataset which has it.
@@ -131,30 +131,30 @@ class Subset:
             lacking = [n for n, one in enumerate(found) if one is None]
             if not lacking:
                 break
-            others = source.of(some.shard, np.array(lacking) + some.first)
+            others = source.read(some.shard, np.array(lacking) + some.first)
             for number, other in zip(lacking, others, strict=True):
                 found[number] = value_at_path(other, name)
         return found
 
     def selection(self, cache: CacheDir | None) -> SampleSelection:
-        """Return the selected samples; they are searched once and then kept."""
-        found = open_or_make(cache_folder(cache), self.what, self._search)
+        """Return the selected samples, which are searched once and then kept on this machine."""
+        found = open_or_make(cache_folder(cache), self.cache_key, self._search)
         url = self.whole.store.url
         if damaged := found.facts["damaged"]:
             what = plural(damaged, "sample")
-            _log.warning("%s: the json of %s is damaged or lacking: left out", url, what)
+            _log.warning("%s: left out %s whose json is damaged or missing", url, what)
         if lacking := found.facts["lacking"]:
-            what = plural(lacking, "sample has no row", "samples have no row")
+            what = plural(lacking, "sample")
             places = examples([table.url for table in self.tables])
-            _log.warning("%s: %s in %s: left out", url, what, places)
+            _log.warning("%s: left out %s without a row in %s", url, what, places)
         return SampleSelection.from_file(found)
 
     def _search(self, writer: KeptWriter, path: Path) -> None:
         files = self.whole.files
         what = "json" if self.condition else "keys"
         _log.info(
-            "%s: reading the %s of %s (%s of shards) for where=%r and %s; what is left is kept in "
-            "%s",
+            "%s: reading the %s of %s (%s of shards) for where=%r and %s; the selection is kept "
+            "in %s",
             files.store.url,
             what,
             plural(files.samples, "sample"),
@@ -165,27 +165,27 @@ class Subset:
         )
         seen, others = np.zeros(len(self.names), np.bool_), np.zeros(2, np.int64)
 
-        def numbers() -> Iterator[ShardSamples]:
+        def select_shards() -> Iterator[ShardSamples]:
             parses = self.condition is not None
-            for shard, pieces in scan_metadata(self.whole, self.select_in, parses=parses):
+            for shard, pieces in scan_metadata(self.whole, self.select_block, parses=parses):
                 for piece in pieces:
                     seen[:] |= piece.seen
                     others[:] += piece.damaged, piece.lacking
                     yield ShardSamples(shard, piece.numbers)
 
-        keep_selection(writer, len(files.names), numbers())
+        keep_selection(writer, len(files.names), select_shards())
         unknown = [name for name, is_known in zip(self.names, seen, strict=True) if not is_known]
         if unknown:
             ways = (
-                "latents keep nothing of what their images came with: join a table that has it, "
-                "or load the images with encode="
+                "latents do not keep the columns of their images: join a table that has it, or "
+                "load the images with encode="
                 if self.whole.files.kind == "latents"
-                else "wdsprep inspect DATASET KEY shows what one has"
+                else '"wdsprep inspect DATASET KEY" shows the json of a sample'
             )
             looked_in = ", ".join([files.store.url, *(j.dataset.store.url for j in self.joined)])
             raise UsageError(
                 f"{looked_in}: no sample has {format_path(unknown[0])}, which "
-                f"where={self.shown!r} asks for: {ways}"
+                f"where={self.shown!r} asks for; {ways}"
             )
         writer.facts["damaged"], writer.facts["lacking"] = others.tolist()
 
@@ -215,16 +215,16 @@ def select_where(
     for whole, subset in subsets.items():
         if subset is not None and all(dataset.whole is not whole for dataset in found):
             raise UsageError(
-                f"{whole.store.url}: no sample meets where={subset.shown!r}: ask for less"
+                f"no sample of {whole.store.url} meets where={subset.shown!r}: ask for less"
                 if subset.condition
-                else f"{whole.store.url}: no sample has a row in each of the tables that are "
-                f"joined ({examples([table.url for table in subset.tables])}): see their keys"
+                else f"{whole.store.url}: no sample has a row in each of the joined tables "
+                f"({examples([table.url for table in subset.tables])}), so compare their keys"
             )
     return tuple(found)
 
 
 def find_subset(dataset: Dataset, where: str | None, cache: CacheDir | None) -> Subset | None:
-    """Return the selection that a dataset's conditions and tables ask for, if they do."""
+    """Return the samples that conditions and tables select, or None if there are neither."""
     given = [Where(text) for text in (dataset.where, where) if text is not None and text != ""]
     condition = join_conditions(given) if given else None
     bare = [str(name[0]) for name in condition.names if len(name) == 1] if condition else []
@@ -236,19 +236,19 @@ def find_subset(dataset: Dataset, where: str | None, cache: CacheDir | None) -> 
     )
     names = [name for table in tables for name in table.columns]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise UsageError(f"two of the tables that are joined have {twice[0]}: leave one out")
+        raise UsageError(f"two joined tables have a column {twice[0]}: leave one out")
     if condition is None and not tables:
         return None
     return Subset(whole=dataset.whole, condition=condition, tables=tables, joined=dataset.joined)
 
 
 def join_conditions(conditions: Sequence[Where]) -> Where:
-    """Join conditions by "and"."""
+    """Return one condition, which is met if all of these are."""
     if len(conditions) == 1:
         return conditions[0]
     return Where(" and ".join(f"({condition.plain})" for condition in conditions))
 
 
 def shorten_for_state(plain: str) -> str:
-    """Shorten a long condition for a state, which is small: its beginning and a digest."""
+    """Return a condition for a saved state; a long one as its beginning and a digest."""
     return plain if len(plain) <= SHOWN else f"{plain[:60]}... {key_of(plain):016x}"

@@ -15,7 +15,7 @@ from wdsprep.errors import UsageError
 
 
 class WholeBatch(dict[str, Any]):
-    """A batch of a loader."""
+    """A batch of a loader, which a DataLoader must not join with others."""
 
 
 def _refuse(_batches: object, **_: object) -> NoReturn:
@@ -25,13 +25,13 @@ def _refuse(_batches: object, **_: object) -> NoReturn:
     )
 
 
-def _flattened(batch: WholeBatch) -> tuple[list[Any], list[str]]:
+def _flatten(batch: WholeBatch) -> tuple[list[Any], list[str]]:
     return list(batch.values()), list(batch)
 
 
-def _put_together(values: Iterable[Any], names: Any) -> WholeBatch:
+def _unflatten(values: Iterable[Any], names: Any) -> WholeBatch:
     return WholeBatch(zip(names, values, strict=True))
 
 
 default_collate_fn_map[WholeBatch] = _refuse
-_pytree.register_pytree_node(WholeBatch, _flattened, _put_together)  # as a dict is
+_pytree.register_pytree_node(WholeBatch, _flatten, _unflatten)  # as a dict is

@@ -68,9 +68,9 @@ class EncodedRow:
 
 
 class EncodingReader:
-    """A reader of images that encodes them, for a plan whose latents are yet to be made.
+    """A reader of images that encodes them, for a plan whose latents are not stored.
 
-    With `kept`, it makes everything that `encode` would store.
+    With `kept`, the encoded rows have everything that `wdsprep encode` would store.
     """
 
     def __init__(self, plan: LoadPlan, encoder: BatchEncoder, *, kept: bool = False) -> None:
@@ -88,9 +88,9 @@ class EncodingReader:
         for batch in fill_batches(self.plan, steps, self.reader):
             begun.append((batch, self.begin(batch)))
             if len(begun) >= BEGUN:
-                yield self._finished(*begun.popleft())
+                yield self._finish(*begun.popleft())
         while begun:
-            yield self._finished(*begun.popleft())
+            yield self._finish(*begun.popleft())
 
     def begin(self, batch: Batch) -> StepBegun:
         """Begin to encode the images of a batch, mirrored where chance says so.
@@ -102,31 +102,33 @@ class EncodingReader:
         pixels, noises = batch.out["pixels"], list(batch.keys)
         if self._with_mirrored:
             return self.encoder.begin(pixels, captions, noises, with_mirrored=True)
-        for row in self.plan.effects.mirrored(batch, range(len(batch))):
+        for row in self.plan.effects.mirrored_rows(batch, range(len(batch))):
             pixels[row] = pixels[row].flip(-1)
             noises[row] = mirrored_noise_key(noises[row])
         return self.encoder.begin(pixels, captions, noises)
 
     def encode_row(self, batch: Batch, row: int) -> EncodedRow:
-        """Read and encode the one sample that a row now has."""
+        """Read and encode the sample whose shard and number a row has now."""
         one = self.reader.read_single(batch, row, (batch.shard[row], batch.index[row]))
-        return self.rows(one, self.begin(one))[0]
+        return self.collect_rows(one, self.begin(one))[0]
 
-    def _finished(self, batch: Batch, begun: StepBegun) -> tuple[Batch, list[EncodedRow]]:
-        return batch, self.rows(batch, begun)
+    def _finish(self, batch: Batch, begun: StepBegun) -> tuple[Batch, list[EncodedRow]]:
+        return batch, self.collect_rows(batch, begun)
 
-    def rows(self, batch: Batch, begun: StepBegun) -> list[EncodedRow]:
-        """Return the encoded rows of a batch.
+    def collect_rows(self, batch: Batch, begun: StepBegun) -> list[EncodedRow]:
+        """Return the encoded rows of a batch, waiting until the device has them.
 
         If the latents of a row are not finite, another sample replaces it, as for a damaged
         image.
         """
         return [
-            self._instead(batch, row, one) if arrays is None else _row(batch, row, one, arrays)
+            self._encode_substitute(batch, row, one)
+            if arrays is None
+            else _make_row(batch, row, one, arrays)
             for row, (one, arrays) in enumerate(zip(begun.tokens, begun.rows(), strict=True))
         ]
 
-    def _instead(self, batch: Batch, row: int, tokens: Tokens) -> EncodedRow:
+    def _encode_substitute(self, batch: Batch, row: int, tokens: Tokens) -> EncodedRow:
         wanted, made = (batch.shard[row], batch.index[row]), batch.out["made"][row]
         batch.refused[wanted] = Reject(
             key=batch.keys[row],
@@ -137,21 +139,21 @@ class EncodingReader:
             one = self.reader.read_substitute(batch, row, wanted, attempt)
             begun = self.begin(one)
             if (arrays := begun.rows()[0]) is not None:
-                return _row(one, 0, begun.tokens[0], arrays)
+                return _make_row(one, 0, begun.tokens[0], arrays)
         raise FormatError(
-            f"{batch.keys[row]} and {ATTEMPTS} samples in its place have no finite latents: encode "
-            'in another dtype, such as "bf16" or "fp32"'
+            f"{batch.keys[row]} and {ATTEMPTS} samples tried in its place have no finite latents: "
+            'encode in another dtype, such as "bf16" or "fp32"'
         )
 
 
-def _row(batch: Batch, row: int, tokens: Any, arrays: Any) -> EncodedRow:
+def _make_row(batch: Batch, row: int, tokens: Any, arrays: Any) -> EncodedRow:
     made = batch.out["made"][row]
     result = Result(crop=made.crop, tokens=tokens, arrays=arrays)
     return EncodedRow(batch.keys[row], made.sample, result, batch.shard[row], batch.index[row])
 
 
 def reading_plan(plan: LoadPlan, device: torch.device) -> LoadPlan:
-    """Return the plan by which the images are read that become the latents of a plan."""
+    """Return the plan for reading the images from which the latents of a plan are made."""
     images = tuple(
         replace(dataset.images, joined=())
         for dataset in plan.datasets
@@ -174,11 +176,11 @@ def reading_plan(plan: LoadPlan, device: torch.device) -> LoadPlan:
 
 
 class BatchLayout:
-    """A builder of batches that are as if they came from stored latents."""
+    """A builder of batches from encoded rows, equal to batches of stored latents."""
 
     def __init__(self, plan: LoadPlan) -> None:
         self._effects = replace(plan.effects, flip=0.0)  # which is done here, or to the images
-        self._mirrored = plan.effects.mirrored
+        self._mirrored = plan.effects.mirrored_rows
         self._pad = plan.pad
         self._fields = plan.datasets[0].fields
         shelves = open_shelves(plan) if any(d.joined for d in plan.datasets) else ()
@@ -203,9 +205,9 @@ class BatchLayout:
     ) -> Batch:
         """Return the batch of these encoded rows.
 
-        `runs` has arrays of several rows together, one run after another, where the rows
-        have none. `encoded` encodes another sample for a row if what is joined to its
-        sample is damaged. Without `encoded`, that damage is an error.
+        `runs` has the arrays of several rows together, one run after another, if the rows have
+        none. `encoded` encodes another sample for a row if a joined sample of its own is
+        damaged. Without `encoded`, that damage is an error.
         """
         shard, index = [row.shard for row in rows], [row.index for row in rows]
         made = Batch(read.step, read.first, read.stream, shard, index)
@@ -217,7 +219,7 @@ class BatchLayout:
         for some in runs:
             self._put(made, start, some, mirrored)
             start += len(next(iter(some.values())))
-        instead = None if encoded is None else partial(self._put_instead, encoded, mirrored)
+        instead = None if encoded is None else partial(self._put_substitute, encoded, mirrored)
         self._read_joined(made, instead)
         self._effects.finish(made, range(len(made)))
         if self._pad == LONGEST:
@@ -233,7 +235,7 @@ class BatchLayout:
         self._put(made, number, {name: one[None] for name, one in arrays.items()}, mirrored)
         self._put_texts(made, number, row, facts)
 
-    def _put_instead(
+    def _put_substitute(
         self,
         encoded: Callable[[Batch, int], EncodedRow],
         mirrored: Collection[int],
@@ -249,7 +251,7 @@ class BatchLayout:
     ) -> None:
         """Put arrays into the rows from `start` on.
 
-        Rows that chance mirrors get the latents of mirror images, where there are both.
+        The rows in `mirrored` get the latents of mirror images, if these are among the arrays.
         """
         for member, some in arrays.items():
             if batch_name(member) in self._own:
@@ -282,7 +284,7 @@ class BatchLayout:
 
 
 class Session:
-    """The models of one trainer, loaded once for all epochs, and the tee of what they make."""
+    """The models of one trainer, loaded once for all epochs, and the store of their latents."""
 
     def __init__(self, plan: LoadPlan, encoding: Encoding, tee_url: str = "") -> None:
         self._encoder = BatchEncoder(
@@ -299,7 +301,7 @@ class Session:
         weakref.finalize(self, _close, self._encoder, self._tee)
 
     def serve(self, steps: range) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield batches in order; another thread makes them."""
+        """Yield the batches of steps in order, while another thread makes them."""
         ready: queue.Queue[Any] = queue.Queue(READY)
         stop = threading.Event()
         thread = threading.Thread(
@@ -344,9 +346,9 @@ def _close(encoder: BatchEncoder, tee: LatentWriter | None) -> None:
 
 
 def _run(batches: Iterator[Any], ready: "queue.Queue[Any]", stop: threading.Event) -> None:
-    """Put batches into the queue, then None, or the error that ended them.
+    """Put batches into the queue, then None, or the error at which they stopped.
 
-    The trainer's thread raises the error.
+    The trainer's thread raises that error.
     """
     end: BaseException | None = None
     try:
@@ -371,7 +373,7 @@ def _put(ready: "queue.Queue[Any]", value: object, stop: threading.Event) -> boo
 
 
 def with_empty_caption(plan: LoadPlan, empty: Mapping[str, torch.Tensor]) -> LoadPlan:
-    """Return the plan with the encoded empty caption, by the names of its arrays.
+    """Return the plan with the arrays of the encoded empty caption added.
 
     Joined datasets keep the empty captions that they store.
     """

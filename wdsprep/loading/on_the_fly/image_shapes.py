@@ -30,7 +30,7 @@ from wdsprep.loading.shard_access.cache import CacheDir, cache_folder
 from wdsprep.loading.subsets import latents_without_rejects
 from wdsprep.text import human_bytes, plural
 
-NOWHERE = -1
+NO_SHAPE = -1
 """The number that stands for no shape: the image is rejected."""
 _log = logging.getLogger("wdsprep")
 
@@ -38,7 +38,10 @@ _log = logging.getLogger("wdsprep")
 def find_latent_shapes(
     images: Dataset, settings: Mapping[str, Any], cache: CacheDir | None
 ) -> tuple[Dataset, ...]:
-    """Return a dataset for each shape that images have; a single one if all are squares."""
+    """Return the latents that images will become: a dataset for each of their shapes.
+
+    If all are squares, that is a single dataset.
+    """
     latents = latents_of_images(images, settings)
     shapes = shapes_of(settings)
     if not shapes and settings.get("max_crop", 1.0) == 1 and _all_hold_square(latents):
@@ -46,17 +49,17 @@ def find_latent_shapes(
     chosen, cut = latents.files, cut_of(settings)
     what = "shapes", *chosen.names, *chosen.contents, repr(cut)
     found = open_or_make(
-        cache_folder(cache), what, lambda writer, path: _look(chosen, cut, writer, path)
+        cache_folder(cache), what, lambda writer, path: _find_shapes(chosen, cut, writer, path)
     )
     counts = found.arrays["counts"].reshape(-1, len(cut.sizes))
     if not counts.any():
         raise UsageError(
-            f"{images.store.url}: all images are too small, or would lose too much: choose a lower "
-            "resolution, other shapes or a greater max_crop"
+            f"all images of {images.store.url} are too small or would lose too much: choose a "
+            "lower resolution, other shapes or a greater max_crop"
         )
     if rejected := chosen.samples - int(counts.sum()):
         _log.warning(
-            "%s: %s of %s: too small, or more than max_crop would be lost: left out",
+            "%s: left out %s of %s, which are too small or would lose more than max_crop",
             images.store.url,
             plural(rejected, "image"),
             f"{chosen.samples:,}",
@@ -74,7 +77,7 @@ def _all_hold_square(latents: Dataset) -> bool:
     return min(buckets) >= resolution
 
 
-def _look(images: Dataset, cut: Shapes, writer: KeptWriter, path: Path) -> None:
+def _find_shapes(images: Dataset, cut: Shapes, writer: KeptWriter, path: Path) -> None:
     _log.info(
         "%s: reading the sizes of %s (the dataset has %s) for %s; their shapes are kept in %s",
         images.store.url,
@@ -90,15 +93,15 @@ def _look(images: Dataset, cut: Shapes, writer: KeptWriter, path: Path) -> None:
 
     counts = np.zeros((len(images.names), len(cut.sizes)), np.int32)
 
-    def numbers() -> Iterator[ShardSamples]:
+    def group_by_shape() -> Iterator[ShardSamples]:
         for shard, pieces in scan_metadata(images, shapes_in):
             found = np.concatenate([np.empty(0, np.int16), *pieces])
             by_shape = np.argsort(found, kind="stable")
-            own = by_shape[found[by_shape] != NOWHERE].astype(np.uint32)
+            own = by_shape[found[by_shape] != NO_SHAPE].astype(np.uint32)
             counts[shard] = np.bincount(found[own], minlength=len(cut.sizes))
             yield ShardSamples(shard, own)
 
-    keep_selection(writer, len(images.names), numbers())
+    keep_selection(writer, len(images.names), group_by_shape())
     writer.add("counts", "<i4", [counts])
 
 
@@ -111,9 +114,9 @@ def _size(facts: Mapping[str, Any] | None) -> Size:
 
 
 def _shape(cut: Shapes, size: Size) -> int:
-    """Return the number of the shape for an image of this size."""
+    """Return the number of the shape that an image of this size gets, or NO_SHAPE."""
     try:
         fit = cut.fit(*size) if all(size) else None
     except RejectedError:
         fit = None
-    return NOWHERE if fit is None else cut.sizes.index((fit.width, fit.height))
+    return NO_SHAPE if fit is None else cut.sizes.index((fit.width, fit.height))

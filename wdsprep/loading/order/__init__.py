@@ -74,11 +74,11 @@ SHARE = ", share "
 class OrderStream:
     """A dataset as the order knows it: a digest of its content and the samples of each shard.
 
-    Messages name `place`, which does not change the order.
+    `place` is for messages and does not change the order.
 
-    A dataset may be split into several of these, one after another, which all name it in
-    `part_of`. They have its share together, each in proportion to its samples, and all have the
-    dataset's `amount`.
+    A dataset may be split into several streams, one after another. Their `part_of` is then the
+    number of that dataset, and each has its `amount`. Together they get one share of the
+    order, each in proportion to its samples.
     """
 
     digest: str
@@ -90,7 +90,7 @@ class OrderStream:
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", np.ascontiguousarray(self.sizes, np.int64))
         if self.sizes.ndim != 1 or self.samples < 1 or self.sizes.min() < 0:
-            raise UsageError("a stream has at least one sample")
+            raise UsageError("a stream needs at least one sample")
 
     @cached_property
     def samples(self) -> int:
@@ -99,9 +99,9 @@ class OrderStream:
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Samples:
-    """The places of samples: three arrays of one shape.
+    """The places of samples, as three arrays of one shape.
 
-    They have the number of the stream, of the shard in it, and of the sample in that.
+    They hold the numbers of the stream, of the shard in it, and of the sample in that shard.
     """
 
     stream: Ints
@@ -143,7 +143,7 @@ class Order:
                 continue
             value = whole_number(name, given)
             if not low <= value < high:
-                raise UsageError(f"{name} {value}: not in [{low}, {high})")
+                raise UsageError(f"{name}={value}: give {low} or more, below {high}")
             object.__setattr__(self, name, value)
         if self.global_batch % self.group:
             raise UsageError(
@@ -163,13 +163,13 @@ class Order:
 
     @cached_property
     def slots(self) -> int:
-        """C: the number of slots of a pass, and of blocks in a group."""
+        """The number of slots of a pass, and of blocks in a group (C in the text above)."""
         least = min(SLOTS, self.group)
         return next(c for c in range(least, self.group + 1) if not self.group % c)
 
     @property
     def block(self) -> int:
-        """q: the number of samples in a block."""
+        """The number of samples in a block (q in the text above)."""
         return self.group // self.slots
 
     @property
@@ -178,7 +178,7 @@ class Order:
 
     @property
     def epoch_samples(self) -> int:
-        """Count the samples of an epoch, which need not fill whole batches."""
+        """The number of samples in an epoch, which need not fill whole batches."""
         return self._shares.epoch
 
     def epoch(self, step: int) -> int:
@@ -211,17 +211,20 @@ class Order:
         return {"version": VERSION, "step": step} | self._parameters
 
     def resume(self, state: Mapping[str, Any]) -> int:
-        """Return the step of a state; refuse a state of another order, and show what differs."""
+        """Return the step of a saved state.
+
+        Raise FingerprintError, with what differs, if the state is of another order.
+        """
         step, version = state.get("step"), state.get("version")
         if not (type(version) is type(step) is int and 0 <= step < MAX_STEP):
-            raise FormatError("this is no state of a loader: it has no version and step")
+            raise FormatError("this is not the state of a loader: it has no version and step")
         if version > VERSION:
             raise NewerFormatError(
                 f"the state is of version {brief(version)}, newer than this wdsprep reads "
                 f"({VERSION}): upgrade wdsprep"
             )
         if lines := self._differences(state):
-            some = [*map(self._with_place, lines[:SHOWN])]
+            some = [*map(self._add_place, lines[:SHOWN])]
             some += [f"and {len(lines) - SHOWN:,} more"] if len(lines) > SHOWN else []
             shown = "\n  ".join(some)
             raise FingerprintError(
@@ -236,18 +239,18 @@ class Order:
         return not self._differences(state)
 
     def has_other_samples(self, state: Mapping[str, Any]) -> bool:
-        """Return whether a state has other samples in its streams, whatever their shares."""
+        """Return whether the streams of a state have other samples, whatever their shares."""
         return any(
             str(state.get(name)).partition(SHARE)[0] != line.partition(SHARE)[0]
-            for name, line in self._described.items()
+            for name, line in self._stream_lines.items()
         )
 
     def _differences(self, state: Mapping[str, Any]) -> list[str]:
         old = {name: value for name, value in state.items() if name != "step"}
         return differences(old, {"version": VERSION} | self._parameters)
 
-    def _with_place(self, line: str) -> str:
-        """Return a line about a difference, with the place of the stream that it names."""
+    def _add_place(self, line: str) -> str:
+        """Return a line about a difference, with the URL of the stream that differs."""
         name, _, rest = line.partition(":")
         places = {f"stream {n}": parts[0].place for n, parts in enumerate(self._datasets)}
         place = places.get(name) or self.also_places.get(name)
@@ -269,12 +272,14 @@ class Order:
             "steps_per_epoch": self.steps_per_epoch,
             **({"shape_batch": self.group} if self.group < self.global_batch else {}),
             **self.also,
-        } | self._described
+        } | self._stream_lines
 
     @property
-    def _described(self) -> dict[str, str]:
+    def _stream_lines(self) -> dict[str, str]:
         shares = iter(self._shares.shares)
-        lines = [_line(parts, [next(shares) for _ in parts]) for parts in self._datasets]
+        lines = [
+            _describe_dataset(parts, [next(shares) for _ in parts]) for parts in self._datasets
+        ]
         if len(lines) > NAMED:
             return {"streams": f"{len(lines)}, together {key_of(*lines):016x}"}
         return {f"stream {number}": line for number, line in enumerate(lines)}
@@ -320,20 +325,24 @@ class Order:
         return blocks[by], rows[by]
 
     def check(self, first: int, count: int = 1, *, rank: int, world: int) -> slice:
-        """Return a rank's share of a step; refuse steps and ranks that do not exist."""
+        """Return the positions in a step that are a rank's share.
+
+        Raise UsageError if the steps or the rank do not exist.
+        """
         if not 0 <= first < first + count <= MAX_STEP:
             raise UsageError(f"steps [{first}, {first + count}): give one or more, from 0 on")
         if world < 1 or self.global_batch % world:
             raise UsageError(
-                f"a global batch of {self.global_batch} does not divide by {world}: give a multiple"
+                f"a global batch of {self.global_batch} does not divide by {world} ranks: give a "
+                "multiple"
             )
         if not 0 <= rank < world:
-            raise UsageError(f"rank {rank} is none of {world}")
+            raise UsageError(f"rank {rank} does not exist: give a rank from 0 to {world - 1}")
         size = self.global_batch // world
         return slice(rank * size, (rank + 1) * size)
 
     def _places(self, steps: range, share: slice) -> tuple[Ints, Ints]:
-        """Return the stream of each position, and its place among all that the stream serves."""
+        """Return for each position its stream, and its place in the sequence of that stream."""
         groups, spots = np.divmod(np.arange(share.start, share.stop), self.group)
         blocks, rows = (part[spots] for part in self._layout)
         if self.homogeneous:
@@ -386,8 +395,8 @@ class Order:
         return numbers[np.argsort(keys)]
 
 
-def _line(parts: Sequence[OrderStream], shares: Sequence[int]) -> str:
-    """Return the text by which a state describes a dataset."""
+def _describe_dataset(parts: Sequence[OrderStream], shares: Sequence[int]) -> str:
+    """Return the text that describes a dataset in a saved state."""
     first = parts[0]
     key = key_of(*(part.digest for part in parts))
     samples = f"{sum(part.samples for part in parts):,} samples"

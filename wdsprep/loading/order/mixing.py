@@ -45,25 +45,25 @@ class StreamAmount:
     def __post_init__(self) -> None:
         names = [n for n in ("weight", "repeat", "count") if getattr(self, n) is not None]
         if len(names) > 1:
-            raise UsageError("a stream takes one of weight, repeat and count")
+            raise UsageError("give a stream only one of weight, repeat and count")
         for name in names:
             check = whole_number if name == "count" else real_number
             value = check(f"a stream's {name}", getattr(self, name))
             if not 0 < value < float("inf"):
-                raise UsageError(f"a stream's {name} is above 0, not {value}")
+                raise UsageError(f"a stream's {name} must be above 0, not {value}")
             object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shares:
-    """The streams' shares of the blocks, in whole numbers, and the samples of an epoch."""
+    """The shares of the blocks that streams get, in whole numbers, and the samples of an epoch."""
 
     shares: tuple[int, ...]
     epoch: int
 
 
 def compute_shares(samples: Sequence[int], amounts: Sequence[StreamAmount]) -> Shares:
-    """Return the shares of streams that have so many samples.
+    """Return the shares of streams in the order, from their samples and amounts.
 
     With weights, an epoch has as many samples as the data.
     """
@@ -72,9 +72,9 @@ def compute_shares(samples: Sequence[int], amounts: Sequence[StreamAmount]) -> S
             raise UsageError("give a weight to every stream or to none")
         weights = [Fraction(str(amount.weight)) for amount in amounts]
         unit = math.lcm(*(weight.denominator for weight in weights))
-        return Shares(shares=_reduced([int(w * unit) for w in weights]), epoch=sum(samples))
+        return Shares(shares=_reduce([int(w * unit) for w in weights]), epoch=sum(samples))
     counts = [_count(n, amount) for n, amount in zip(samples, amounts, strict=True)]
-    return Shares(shares=_reduced(counts), epoch=sum(counts))
+    return Shares(shares=_reduce(counts), epoch=sum(counts))
 
 
 def split_shares(shares: Sequence[int], parts: Sequence[Sequence[int]]) -> tuple[int, ...]:
@@ -87,7 +87,7 @@ def split_shares(shares: Sequence[int], parts: Sequence[Sequence[int]]) -> tuple
         for samples in own
     ]
     unit = math.lcm(*(share.denominator for share in each))
-    return _reduced([int(share * unit) for share in each])
+    return _reduce([int(share * unit) for share in each])
 
 
 def _count(samples: int, amount: StreamAmount) -> int:
@@ -96,7 +96,7 @@ def _count(samples: int, amount: StreamAmount) -> int:
     return max(1, round(samples * Fraction(str(amount.repeat or 1))))
 
 
-def _reduced(shares: list[int]) -> tuple[int, ...]:
+def _reduce(shares: list[int]) -> tuple[int, ...]:
     divisor = math.gcd(*shares)
     total = sum(shares) // divisor
     if total <= MAX_TOTAL:
@@ -129,10 +129,10 @@ def huffman_tree(shares: Sequence[int]) -> Node:
 
 
 def split(node: Node, first: int, more: Ints) -> dict[int, tuple[int, Ints]]:
-    """Count the blocks that each stream under a node has among the first `first + more[i]`.
+    """Count the blocks of each stream under a node, among the first `first + more[i]` blocks.
 
-    For each stream, return the count for `first`, which may be of any size, and what each
-    `more` adds.
+    For each stream, return the count among the first `first`, which may be any number, and
+    what each entry of `more` adds to it.
     """
     if not node.halves:
         return {node.stream: (first, more)}

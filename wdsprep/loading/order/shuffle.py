@@ -40,7 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsprep.dataset.random_numbers import Ints, Words, draw, key_of
-from wdsprep.loading.order.chance import permuted, shuffled
+from wdsprep.loading.order.chance import permute_rows, shuffle_range
 
 RUNS = 16  # the least number in a window, if it has as many samples
 CHUNK = 1 << 13  # shards laid on the axis at once
@@ -67,7 +67,7 @@ class Axis:
 class Passes:
     """The passes over a stream with shards of these sizes.
 
-    All its chance depends on `name`.
+    All random numbers in it depend on `name` alone.
     """
 
     sizes: Ints
@@ -121,7 +121,7 @@ class Passes:
         counts = sizes // lengths
         length, count = lengths[windows], counts[windows]
         runs = places // length
-        moved = permuted(np.minimum(runs, count - 1), windows, counts, keys)
+        moved = permute_rows(np.minimum(runs, count - 1), windows, counts, keys)
         result: Ints = np.where(runs < count, (moved - runs) * length, 0) + places
         return result
 
@@ -134,19 +134,19 @@ class Passes:
         return axis
 
     def _new_axis(self, number: int) -> Axis:
-        ends = shuffled(len(self.sizes), key_of(*self.name, "shards", number))
+        ends = shuffle_range(len(self.sizes), key_of(*self.name, "shards", number))
         shards = ends.astype(np.int32)
         for start in range(0, len(ends), CHUNK):  # in place: fresh memory costs more than the sums
             part = ends[start : start + CHUNK]
             np.take(self.sizes, part, out=part, mode="clip")
         np.cumsum(ends, out=ends)
-        had, before = self._served(number)
-        _, after = self._served(number + 1)
+        had, before = self._count_served(number)
+        _, after = self._count_served(number + 1)
         turn = key_of(*self.name, "turn", number) % self.samples
         return Axis(had=had, starts=after - before, turn=turn, shards=shards, ends=ends)
 
-    def _served(self, passes: int) -> tuple[Ints, Ints]:
-        """Return what each slot, and all slots before it, have served in the first passes."""
+    def _count_served(self, passes: int) -> tuple[Ints, Ints]:
+        """Return how many samples each slot, and all slots before it, serve in the first passes."""
         rounds, rest = divmod(passes * self.samples, self.slots * self.block)
         lead = np.arange(self.slots + 1) * self.block
         own = rounds * self.block + np.clip(rest - lead, 0, self.block)

@@ -74,27 +74,31 @@ def cache_folder(cache: CacheDir | None) -> Path | None:
 
 
 def open_cache_dir(folder: "str | os.PathLike[str] | None", nbytes: int | None) -> CacheDir | None:
-    """Make the cache folder that a user asked for, and return it with its limit."""
+    """Make a cache folder, and return it with its limit; None if no cache is asked for."""
     if folder is None and nbytes is None:
         return None
     nbytes = whole_number_or_none("cache_nbytes", nbytes)
     if folder is None or nbytes is None or nbytes < 1:
-        raise UsageError("give cache, a folder, together with cache_nbytes, what it may hold")
+        raise UsageError("give both cache=, a folder, and cache_nbytes=, the bytes it may hold")
     path = Path(folder).expanduser()
     try:
         path.mkdir(parents=True, exist_ok=True)
         if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, "permission denied")
     except OSError as error:
-        raise StoreError(f"{path}: {error.strerror}: give cache another folder") from error
+        raise StoreError(
+            f"cannot use the cache {path} ({error.strerror}): give another folder"
+        ) from error
     return CacheDir(folder=path, nbytes=nbytes)
 
 
 def check_cache_size(cache: CacheDir, sample_nbytes: int) -> None:
-    """Refuse a cache that is too small for single samples of this size."""
+    """Raise UsageError if a cache is too small for samples of this size."""
     least = SHARERS * sample_nbytes
     if cache.nbytes < least:
-        raise UsageError(f"cache_nbytes {cache.nbytes:,}: give {least:,} or more for such samples")
+        raise UsageError(
+            f"cache_nbytes={cache.nbytes:,} is too small for such samples: give {least:,} or more"
+        )
 
 
 class Cache:
@@ -146,7 +150,9 @@ class Cache:
         except OSError as error:
             if not self._complained:
                 self._complained = True
-                _log.warning("the cache fails (%s): what it lacks is read from S3", error)
+                _log.warning(
+                    "the cache failed (%s): samples that are not in it are read from S3", error
+                )
 
 
 class _CachedShard:
@@ -175,25 +181,28 @@ class _CachedShard:
         ]
 
     def _word(self, number: int, data: memoryview, first: int) -> int:
-        """Return the word that proves a sample complete; `data` begins with sample `first`."""
+        """Return the word that marks a sample as complete; `data` begins with sample `first`."""
         start, end = (self._offsets[n] - self._offsets[first] for n in (number, number + 1))
         return (end - start) % (1 << 32) << 32 | zlib.crc32(data[start:end], self._seed)
 
     def write(self, first: int, stop: int, data: memoryview, room: "_CacheLimit") -> None:
-        """Keep the complete ones of these samples, as far as there is room."""
+        """Write those samples that are complete into the file, as far as there is room."""
         begin = self._offsets[first]
         stop = bisect_right(self._offsets, begin + len(data), first, stop + 1) - 1
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            stop = self._granted(_words(fd, first, stop), first, room)
+            stop = self._find_room(_words(fd, first, stop), first, room)
             words = [self._word(number, data, first) for number in range(first, stop)]
             _write(fd, data[: self._offsets[stop] - begin], self._start + begin)
             _write(fd, memoryview(struct.pack(f"<{len(words)}Q", *words)), first * WORD)
         finally:
             os.close(fd)
 
-    def _granted(self, words: Sequence[int], first: int, room: "_CacheLimit") -> int:
-        """Return up to which sample there is room; one that has a word is there already."""
+    def _find_room(self, words: Sequence[int], first: int, room: "_CacheLimit") -> int:
+        """Return the first sample for which there is no room.
+
+        Samples with a word are in the file already, and need none.
+        """
         starts = self._offsets[first : first + len(words) + 1]
         sizes = map(sub, starts[1:], starts)
         needed = list(
@@ -206,7 +215,7 @@ class _CachedShard:
 
 
 class _CacheLimit:
-    """The bytes that may be added to the cache, from a look at the folder now and then."""
+    """The limit of the cache: it measures the folder now and then, and grants bytes to add."""
 
     def __init__(self, where: CacheDir, own: frozenset[str]) -> None:
         self._where, self._own = where, own
@@ -218,17 +227,17 @@ class _CacheLimit:
         """Mark the files of this dataset as in use, now and then."""
         if time.monotonic() - self._claimed > CLAIM_S:
             with self._lock:
-                self._look()
+                self._measure()
 
     def grant(self, nbytes: int, *, least: int) -> int:
         """Return how many of these bytes may be written.
 
-        If not even `least` may, the folder is taken for full for a while.
+        If fewer than `least` may, the folder counts as full for a while.
         """
         with self._lock:
             now = time.monotonic()
             if self._granted < nbytes and now - self._full > FULL_S:
-                self._look()
+                self._measure()
                 if self._granted < least:
                     self._full = now
             given = min(nbytes, self._granted)
@@ -236,11 +245,11 @@ class _CacheLimit:
             return given
 
     def take_back(self, nbytes: int) -> None:
-        """Take back bytes that were granted and not used."""
+        """Take back bytes that were granted but not used."""
         with self._lock:
             self._granted += nbytes
 
-    def _look(self) -> None:
+    def _measure(self) -> None:
         self._claimed = time.monotonic()
         used = 0
         idle: list[tuple[float, int, Path]] = []

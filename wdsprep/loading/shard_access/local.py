@@ -68,8 +68,8 @@ ReadError = BadSampleError | NotFoundError
 class ReadSamples(NamedTuple):
     """The samples that were read: the size of each, and its bytes after those in the columns.
 
-    `rests` is empty where these are not wanted. `errors` says, by number, why samples did not
-    come.
+    `rests` is empty if no bytes after the columns are wanted. `errors` has, by number, the
+    reason why a sample could not be read.
     """
 
     sizes: Ints
@@ -90,7 +90,7 @@ class Shelf(Protocol):
     def read(self, wanted: WantedSamples) -> ReadSamples: ...
 
     def expect(self, wanted: WantedRows, soon: WantedRows) -> None:
-        """Announce the samples that will be asked for, each once, and those of the next call.
+        """Announce the samples that will be read next, each once, and those of the next call.
 
         The shelf may fetch both from now on.
         """
@@ -126,7 +126,7 @@ class LocalShelf:
         """Do nothing: a local shelf does not read ahead."""
 
     def close(self) -> None:
-        """Leave the count of shelves in use; files close with their last reader."""
+        """Remove this shelf from those in use; its files close with their last reader."""
         _in_use.discard(self)
 
 
@@ -146,7 +146,7 @@ def _max_open_shards() -> int:
 
 
 class MissingShard:
-    """A shard that is not there, in the place of an open one: each of its samples is empty."""
+    """A missing shard, used in place of an open one; all of its samples are empty."""
 
     fd, nbytes = -1, 0
     offsets: Mapping[int, int] = defaultdict(int)
@@ -159,7 +159,7 @@ AnyShard = OpenShard | MissingShard
 
 
 def read_samples(wanted: Sequence[tuple[Shelf, WantedSamples]]) -> Iterator[ReadSamples]:
-    """Yield what came of the samples of each shelf; those on local disks are read in one call."""
+    """Yield the samples read from each shelf; those on local disks are read in one call."""
     local = [(shelf, some) for shelf, some in wanted if isinstance(shelf, LocalShelf)]
     came = iter(_read_local(local) if local else ())
     for shelf, some in wanted:
@@ -211,7 +211,7 @@ def _read_local(wanted: Sequence[tuple[LocalShelf, WantedSamples]]) -> list[Read
 def _check_places(
     opened: Sequence["AnyShard"], starts: list[int], ends: list[int]
 ) -> tuple[Ints, NDArray[np.bool_]]:
-    """Return the sizes of samples, and which of them lie where a sample can lie."""
+    """Return the sizes of samples, and a mask of those whose offsets are possible."""
     first, last = np.array(starts, np.uint64), np.array(ends, np.uint64)
     is_sound: NDArray[np.bool_] = (first < last) & ((first | last) % BLOCK == 0)
     is_sound &= last <= np.array([one.nbytes for one in opened], np.uint64)
@@ -219,7 +219,7 @@ def _check_places(
 
 
 def _point_to_memory(vectors: Vectors, some: WantedSamples, sizes: Ints) -> list[Bytes]:
-    """Let reads put samples into their columns; return the memory of what is after these."""
+    """Point reads at the columns of samples; return the memory for the bytes after these."""
     rows = np.asarray(some.rows)
     for number, column in enumerate(some.columns):
         last = column[rows.max()].data
@@ -247,7 +247,7 @@ def _read_again(
     tails: Sequence[Bytes],
     failed: NDArray[np.bool_],
 ) -> ReadSamples:
-    """Read the samples again of which not all came, and return what came of all."""
+    """Read again the samples that were not read completely, and return all samples."""
     errors: dict[int, ReadError] = {}
     for number in np.flatnonzero(failed).tolist() if failed.any() else ():
         row = some.rows[number]
@@ -260,7 +260,7 @@ def _read_again(
 
 
 def _read_slowly(one: "AnyShard", index: int, least_nbytes: int, buffers: Sequence[Bytes]) -> None:
-    """Read one sample with as many calls as it takes, or raise why it cannot be read.
+    """Read one sample with as many calls as it takes; raise an error if it cannot be read.
 
     Over 2 GB, or on a network file system, one call may bring less than all.
     """

@@ -53,10 +53,10 @@ def stream(options: StreamOptions) -> "Feed":
 
     The cluster is that of this process, that of `ray_address`, or one started here. `trainers`
     is their number. `encode` and the options up to `tee` are those of `wdsprep.load`. The
-    trainers themselves read what is joined. `state` is what `state_dict` gave, in any mode.
+    trainers themselves read what is joined. `state` is what any `state_dict` has returned.
     `tee` is where to keep the latent shards. `decoders` and `encoders` are the least and the
-    most workers of a stage, by default up to what the cluster has; `gpus_per_encoder` below 1
-    lets encoders share a GPU.
+    most workers of a stage, by default 1 and as many as the cluster has room for;
+    `gpus_per_encoder` below 1 lets encoders share a GPU.
     """
     encode, trainers = options.encode, options.trainers
     # workers and trainers may run in other folders
@@ -81,14 +81,16 @@ def stream(options: StreamOptions) -> "Feed":
         if options.state is not None:
             loader.load_state_dict(options.state)
         if loader.encoding is None:
-            raise UsageError("a stream is of images: give what wdsprep pack has made")
+            raise UsageError(
+                'stream() needs image shards: give a dataset that "wdsprep pack" has made'
+            )
         arrays = fields_of(loader.encoding.settings["layout"])
-        room = StreamRoom.of(_total("object_store_memory"), encode.resolution, arrays)
+        room = StreamRoom.from_store(_total("object_store_memory"), encode.resolution, arrays)
         decoders = options.decoders or (1, max(1, int(_total("CPU"))))
         encoders = options.encoders or (1, max(1, int(_most_encoders(gpus))))
         least = least_ahead(decoders, encoders, trainers)
         pieces = Pieces(
-            plan=loader.plan, encoding=loader.encoding, most=room.most(least), kept=bool(tee)
+            plan=loader.plan, encoding=loader.encoding, most=room.piece_limit(least), kept=bool(tee)
         )
         pipeline = Pipeline(
             pieces=pieces,
@@ -139,7 +141,7 @@ def _with_absolute_paths(stream: Stream) -> Stream:
 
 
 def _end(trainer: Trainer) -> None:
-    """End the actors of a stream.
+    """Stop the actors of a stream.
 
     The pipeline runs in an actor that owns all workers. Ray ends them with it, so that the
     cluster has their CPUs and GPUs again. If Ray was shut down, it has ended them all.

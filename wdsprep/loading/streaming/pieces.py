@@ -21,19 +21,19 @@ FILL = 0.5  # the share used of Ray's object store, which spills to disk above 0
 class StreamRoom:
     """The part of Ray's object store that a stream may use, counted in samples.
 
-    A sample is there as pixels or as arrays.
+    A sample takes the room of its pixels or of its arrays, whichever is more.
     """
 
     samples: int
 
     @classmethod
-    def of(cls, nbytes: float, resolution: int, fields: Iterable[Field]) -> "StreamRoom":
-        """Return the room in an object store of so many bytes."""
+    def from_store(cls, nbytes: float, resolution: int, fields: Iterable[Field]) -> "StreamRoom":
+        """Return the room in an object store of `nbytes` bytes."""
         arrays = sum(field.array_nbytes for field in fields)
         return cls(samples=int(FILL * nbytes / max(3 * resolution**2, arrays)))
 
-    def most(self, pieces: int) -> int:
-        """Return how many samples a piece may have if so many pieces are under way at once."""
+    def piece_limit(self, pieces: int) -> int:
+        """Return how many samples a piece may have if this many pieces are under way at once."""
         return max(1, min(PIECE, self.samples // pieces))
 
 
@@ -50,7 +50,7 @@ class PiecePlace:
 
 @dataclass(frozen=True, kw_only=True)
 class Pieces:
-    """The pieces that a plan is cut into; picklable, for all workers of a stream."""
+    """The pieces into which a plan is cut, for all workers of a stream; picklable."""
 
     plan: LoadPlan
     encoding: Encoding
@@ -60,7 +60,7 @@ class Pieces:
 
     @cached_property
     def size(self) -> int:
-        """The number of samples in a piece: all have as many, except the last of a share."""
+        """The number of samples in a piece; the last piece of a share may have fewer."""
         return _divide_up(self.plan.share, _divide_up(self.plan.share, self.most))
 
     @property

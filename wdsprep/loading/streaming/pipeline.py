@@ -40,7 +40,7 @@ def least_ahead(decoders: Pool, encoders: Pool, trainers: int) -> int:
 
 
 def pieces_ahead(pieces: Pieces, room: StreamRoom, least: int) -> int:
-    """Return how many pieces are under way: if there is room, some steps of each trainer too."""
+    """Return how many pieces may be under way: `least`, and if there is room some steps more."""
     wanted = least + PER_TRAINER * (pieces.per_step - pieces.plan.world)
     return max(least, min(wanted, room.samples // pieces.size))
 
@@ -58,7 +58,7 @@ class Pipeline:
         pieces, world = self._pieces, self._pieces.plan.world
         pace = new_pace(step * pieces.per_step, world, self._ahead)
         served = self._stages(Numbers(step * pieces.per_step, end * pieces.per_step, pace))
-        empty = self._empty() if pieces.plan.effects.drop_text or tee else {}
+        empty = self._encode_empty() if pieces.plan.effects.drop_text or tee else {}
         return [
             Trainer(
                 replace(pieces, plan=pieces.plan_of(rank)),
@@ -86,7 +86,7 @@ class Pipeline:
             fn_constructor_args=(sent,),
             batch_size=1,
             batch_format="numpy",
-            compute=_pool(self._decoders),
+            compute=_make_pool(self._decoders),
             num_cpus=1,
         )
         encoded = decoded.map_batches(
@@ -94,14 +94,14 @@ class Pipeline:
             fn_constructor_args=(sent,),
             batch_size=1,
             batch_format="numpy",
-            compute=_pool(self._encoders, calls=2),
+            compute=_make_pool(self._encoders, calls=2),
             num_gpus=self._gpus,
             num_cpus=0 if self._gpus else 1,
         )
         _tune(encoded.context)
         return encoded
 
-    def _empty(self) -> dict[str, torch.Tensor]:
+    def _encode_empty(self) -> dict[str, torch.Tensor]:
         """Encode the empty caption on a node where an encoder could run."""
         options = {"num_cpus": 0 if self._gpus else 1, "num_gpus": self._gpus}
         try:
@@ -118,7 +118,7 @@ class Pipeline:
 def _tune(context: DataContext) -> None:
     """Set Ray Data's options for this stream alone.
 
-    It deals out blocks, so each piece is one block, of one row.
+    Ray Data deals out blocks, so each piece is a block of one row.
 
     Ray Data's own ways to bound memory are off. They stop a stage by a guess about other
     stages, and start it again only when nothing runs at all; but the task that gives out
@@ -132,7 +132,7 @@ def _tune(context: DataContext) -> None:
     context.print_on_execution_start = False
 
 
-def _pool(size: Pool, *, calls: int = 1) -> ActorPoolStrategy:
+def _make_pool(size: Pool, *, calls: int = 1) -> ActorPoolStrategy:
     """Return a pool of workers that do `calls` pieces at a time and have as many waiting."""
     return ActorPoolStrategy(
         min_size=size[0],

@@ -35,8 +35,8 @@ class StreamPace:
             self._had[rank] = max(self._had[rank], number)
             self._moved.notify_all()
 
-    async def until(self, number: int) -> int:
-        """Wait until a number may be given out; return the end of the numbers that may."""
+    async def wait_for(self, number: int) -> int:
+        """Wait until a number may be given out; return the first number that may not yet."""
         async with self._moved:
             await self._moved.wait_for(lambda: number < self._end)
             return self._end
@@ -53,9 +53,9 @@ def new_pace(first: int, trainers: int, ahead: int) -> Any:
 
 
 class Numbers(Datasource):  # type: ignore[misc]
-    """A source of the numbers from `first` on, one row in each block.
+    """A source of the numbers of pieces for Ray Data, with one row in each block.
 
-    One task gives them out; it takes no core.
+    One task gives out the numbers; it takes no core.
     """
 
     def __init__(self, first: int, end: int, pace: Any) -> None:
@@ -69,15 +69,15 @@ class Numbers(Datasource):  # type: ignore[misc]
         span, pace = self._span, self._pace
 
         def read() -> Iterable[pa.Table]:
-            return _paced(*span, pace)
+            return _give_out(*span, pace)
 
         unknown = BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None)
         return [ReadTask(read, unknown)]
 
 
-def _paced(first: int, end: int, pace: Any) -> Iterator[pa.Table]:
+def _give_out(first: int, end: int, pace: Any) -> Iterator[pa.Table]:
     allowed = first
     for number in range(first, end):
         if number >= allowed:
-            allowed = ray.get(pace.until.remote(number))
+            allowed = ray.get(pace.wait_for.remote(number))
         yield pa.table({"number": [number]})

@@ -43,11 +43,11 @@ class WorkerStats:
     _began: float = field(default=0.0, repr=False)
 
     @classmethod
-    def at(cls, stage: str) -> "WorkerStats":
+    def start(cls, stage: str) -> "WorkerStats":
         return cls(stage=stage, worker=f"{socket.gethostname()}:{os.getpid()}")
 
     @contextmanager
-    def on(self, samples: int) -> Iterator[None]:
+    def measure(self, samples: int) -> Iterator[None]:
         started = time.monotonic()
         self._began = self._began or started
         yield
@@ -73,12 +73,12 @@ class DecodeStage:
         torch.set_num_threads(1)
         self._pieces = pieces
         self._reader = open_reader(reading_plan(pieces.plan, torch.device("cpu")))
-        self._worked = WorkerStats.at("decode")
-        self._share = lru_cache(maxsize=4)(self._found)
+        self._worked = WorkerStats.start("decode")
+        self._share = lru_cache(maxsize=4)(self._find_samples)
 
     def __call__(self, wire: PackedPiece) -> PackedPiece:
         place = self._pieces.place(int(wire["number"][0]))
-        with self._worked.on(place.end - place.start):
+        with self._worked.measure(place.end - place.start):
             batch = self._read(place)
         pixels = batch.out.pop("pixels")
         batch.views.clear()
@@ -101,7 +101,7 @@ class DecodeStage:
         self._reader.fill(self._reader.begin(batch), range(len(batch)))
         return batch
 
-    def _found(self, step: int, rank: int) -> Samples:
+    def _find_samples(self, step: int, rank: int) -> Samples:
         plan = self._pieces.plan
         found = plan.order.step(step, rank=rank, world=plan.world)
         locate_in_tars(plan.datasets, found)
@@ -127,7 +127,7 @@ class EncodeStage:
 
     def _worked(self) -> WorkerStats:
         """Return the work of this worker, measured on the device, which its threads share."""
-        stats, worked = self._encoder.stats, WorkerStats.at("encode")
+        stats, worked = self._encoder.stats, WorkerStats.start("encode")
         worked.samples, worked.busy_s, worked.wall_s = stats.samples, stats.busy_s, stats.wall_s
         return worked
 
@@ -138,7 +138,7 @@ class EncodeStage:
         """
         number, facts, tensors = unpack_piece(wire)
         batch = facts.batch
-        rows = self._encoded(batch, tensors["pixels"])
+        rows = self._encode(batch, tensors["pixels"])
         arrays, lengths = join_rows(self._fields, [row.result.arrays for row in rows])
         facts = PieceMetadata(
             batch=_without_arrays(batch),
@@ -148,13 +148,13 @@ class EncodeStage:
         )
         return pack_piece(number, facts, arrays)
 
-    def _encoded(self, batch: Batch, pixels: torch.Tensor) -> list[EncodedRow]:
+    def _encode(self, batch: Batch, pixels: torch.Tensor) -> list[EncodedRow]:
         batch.out["pixels"] = pixels.pin_memory() if self._pin else pixels
-        return self._encoding.rows(batch, self._encoding.begin(batch))
+        return self._encoding.collect_rows(batch, self._encoding.begin(batch))
 
 
 def encode_empty_caption(pieces: Pieces) -> dict[str, torch.Tensor]:
-    """Return the arrays of the empty caption."""
+    """Return the encoded arrays of the empty caption."""
     encoder = BatchEncoder(pieces.encoding.load(), seed=0, most=1)
     try:
         return encoder.empty()
@@ -163,7 +163,7 @@ def encode_empty_caption(pieces: Pieces) -> dict[str, torch.Tensor]:
 
 
 def _without_arrays(batch: Batch) -> Batch:
-    """Return a batch of the same rows, without what was read of them."""
+    """Return a batch of the same rows, without the arrays that were read."""
     return Batch(
         batch.step,
         batch.first,
@@ -178,7 +178,7 @@ def _without_arrays(batch: Batch) -> Batch:
 def join_rows(
     fields: Sequence[Field], rows: Sequence[Mapping[str, torch.Tensor]]
 ) -> tuple[dict[str, torch.Tensor], tuple[int, ...]]:
-    """Return one tensor for each field, of all rows, and the lengths of those that vary."""
+    """Return the arrays of all rows as one tensor for each field, and the lengths of rows."""
     arrays: dict[str, torch.Tensor] = {}
     lengths: tuple[int, ...] = ()
     for item in fields:
@@ -212,7 +212,7 @@ def unpack_piece(
     """
     facts: PieceMetadata
     dtypes: dict[str, torch.dtype]
-    facts, dtypes = pickle.loads(wire["facts"][row])  # noqa: S301  made by `packed`
+    facts, dtypes = pickle.loads(wire["facts"][row])  # noqa: S301  made by `pack_piece`
     tensors = {
         name: torch.from_numpy(np.array(wire[name][row])).view(dtype)
         for name, dtype in dtypes.items()

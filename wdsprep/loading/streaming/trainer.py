@@ -31,7 +31,7 @@ from wdsprep.loading.on_the_fly.encoded_batches import (
 )
 from wdsprep.loading.streaming.pieces import Pieces
 from wdsprep.loading.streaming.stages import PackedPiece, PieceMetadata, WorkerStats, unpack_piece
-from wdsprep.loading.streaming.workers import new_trainer
+from wdsprep.loading.streaming.workers import THEN, new_trainer
 from wdsprep.runners.versions import find_refusal
 from wdsprep.version import __version__
 
@@ -43,9 +43,9 @@ RECENT_S = 120.0
 class Stage:
     """The state of a stage: its workers and how fast they are.
 
-    `workers` are all that were heard of (host:process), also those that are gone. `rate` is the
-    samples that they make in a second together, and `busy` the share of time in which they work
-    rather than wait. Both are of workers that made something which came in the last two
+    `workers` lists all workers so far (host:process), also those that have ended. `rate` is the
+    number of samples that they make in a second together, and `busy` the share of time in which
+    they work rather than wait. Both count only workers whose pieces came in the last two
     minutes.
     """
 
@@ -66,7 +66,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class WorkerProgress:
-    """The work that a worker had done, and when it was last heard of."""
+    """The work that a worker has done, and the time of its last piece."""
 
     worked: WorkerStats
     at: float
@@ -92,7 +92,7 @@ class _Collate(NumpyBatchCollateFn):  # type: ignore[misc]
 
 
 class Trainer:
-    """One trainer's share of a stream, to be iterated.
+    """A trainer of a stream: an iterable over the batches of one rank.
 
     It is picklable until it is iterated. An iteration may be left and continued. It ends with
     the stream.
@@ -110,7 +110,7 @@ class Trainer:
         empty: Mapping[str, torch.Tensor],
         tee: str = "",
     ) -> None:
-        """Take a share of a stream, of which `ready` pieces are fetched before they are wanted."""
+        """Make a trainer that fetches up to `ready` pieces before they are asked for."""
         self._pieces, self._source, self._pace = pieces, source, pace
         self._ready = ready
         self._empty, self._tee_url = empty, tee
@@ -137,7 +137,7 @@ class Trainer:
         return self._pieces.plan
 
     def __repr__(self) -> str:
-        return f"<Trainer {self.plan.at(self.step)}>"
+        return f"<Trainer {self.plan.describe(self.step)}>"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state to resume from, the same on every trainer.
@@ -147,10 +147,10 @@ class Trainer:
         return self._pieces.plan.order.state(self.step)
 
     def stages(self) -> list[Stage]:
-        """Return the state of both stages, as the batches so far tell of their workers."""
-        return [_stage(name, self._of(name)) for name in ("decode", "encode")]
+        """Return the state of both stages, as known from the batches so far."""
+        return [_describe_stage(name, self._workers_of(name)) for name in ("decode", "encode")]
 
-    def _of(self, stage: str) -> list[WorkerProgress]:
+    def _workers_of(self, stage: str) -> list[WorkerProgress]:
         return [heard for (name, _), heard in self._workers.items() if name == stage]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -173,13 +173,13 @@ class Trainer:
 
     @property
     def actors(self) -> tuple[Any, Any]:
-        """The two actors without which a stream ends: the pipeline and the pace."""
+        """The two actors that a stream cannot do without: the pipeline and the pace."""
         return self._source._coord_actor, self._pace
 
     def _next(self) -> dict[str, Any]:
         rank = self._pieces.plan.rank
         pieces = [self._piece(number) for number in self._pieces.numbers(self.step, rank)]
-        batch = self._layout.batch(*_joined(pieces), [piece.arrays for piece in pieces])
+        batch = self._layout.batch(*_join_pieces(pieces), [piece.arrays for piece in pieces])
         if self._tee is not None:
             self._keep(self._tee, pieces)
         return batch.out
@@ -188,9 +188,11 @@ class Trainer:
         try:
             piece = next(self._made)
         except StopIteration:
-            raise WorkError(f"the stream ended at step {self.step} of {self._end}") from None
+            raise WorkError(
+                f"the stream ended at step {self.step} of {self._end}: {THEN}"
+            ) from None
         except RayError as error:
-            raise _reason(error) from error
+            raise _worker_error(error) from error
         self._check(piece, wanted)
         self._pace.note_done.remote(self._pieces.plan.rank, wanted + self._pieces.plan.world)
         self._note(piece)
@@ -199,8 +201,8 @@ class Trainer:
     def _check(self, piece: Piece, wanted: int) -> None:
         if piece.number != wanted:
             raise WorkError(
-                f"step {self.step} of the stream is lost: piece {piece.number} came where "
-                f"{wanted} should be: begin a new stream from the state of the last batch"
+                f"step {self.step} of the stream is lost, as piece {piece.number} came in place of "
+                f"piece {wanted}: {THEN}"
             )
 
     def _note(self, piece: Piece) -> None:
@@ -259,7 +261,7 @@ def _close_on_ray(pieces: "Generator[Piece, None, None]") -> None:
         pieces.close()
 
 
-def _joined(pieces: Sequence[Piece]) -> tuple[Batch, list[EncodedRow]]:
+def _join_pieces(pieces: Sequence[Piece]) -> tuple[Batch, list[EncodedRow]]:
     """Join the pieces of a step to one batch."""
     batches = [piece.facts.batch for piece in pieces]
     whole = Batch(
@@ -272,7 +274,7 @@ def _joined(pieces: Sequence[Piece]) -> tuple[Batch, list[EncodedRow]]:
     return whole, [row for piece in pieces for row in piece.facts.rows]
 
 
-def _stage(name: str, workers: list[WorkerProgress]) -> Stage:
+def _describe_stage(name: str, workers: list[WorkerProgress]) -> Stage:
     last = max((heard.at for heard in workers), default=0.0)
     recent = [heard.worked for heard in workers if heard.at > last - RECENT_S]
     wall = sum(worked.wall_s for worked in recent)
@@ -284,7 +286,7 @@ def _stage(name: str, workers: list[WorkerProgress]) -> Stage:
     )
 
 
-def _reason(error: RayError) -> WdsprepError:
+def _worker_error(error: RayError) -> WdsprepError:
     """Return a worker's own error, without what Ray wraps around it.
 
     Only the text of the error comes here.
@@ -294,4 +296,4 @@ def _reason(error: RayError) -> WdsprepError:
         return WorkError(refusal)
     for name, message in re.findall(r"^wdsprep\.errors\.(\w+): (.+)$", text, re.MULTILINE):
         return cast(WdsprepError, getattr(errors, name)(message))
-    return WorkError(f"the stream has ended: {text.splitlines()[-1]}")
+    return WorkError(f"the stream has failed: {text.splitlines()[-1]}")

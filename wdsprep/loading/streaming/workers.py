@@ -27,7 +27,10 @@ def send_to_workers(pieces: "Pieces") -> Any:
 
 
 def unpack_pieces(sent: Any) -> tuple[Any, "Pieces"]:
-    """Return the module of the stages, and the pieces; refuse another version of wdsprep."""
+    """Return the module of the stages, and the pieces.
+
+    Raise an error if this node has another version of wdsprep than the driver.
+    """
     version, path, data = ray.get(sent) if isinstance(sent, ray.ObjectRef) else sent
     stages = import_for_driver("wdsprep.loading.streaming.stages", version, path, THEN)
     pieces: Pieces = cloudpickle.loads(data)
