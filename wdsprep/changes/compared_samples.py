@@ -95,7 +95,7 @@ def _read_values(
     """Yield the values of a column for each shard."""
     numbers = table.column(column)
     for keys in images.each("key"):
-        places = table.places(keys["key"].to_pylist())
+        places = table.find_rows(keys["key"].to_pylist())
         found = numbers[places].astype(np.float64)
         found[places == LACKING] = -np.inf
         yield found

@@ -267,7 +267,7 @@ class DuplicatesOptions(WorkerOptions, ListenedOptions):
         super().check_together()
         if self.keep and not self.join:
             raise UsageError(
-                f"--keep {self.keep} is a column of --join: give --join scores, or a table"
+                f"--keep {brief(self.keep)} is a column of --join: give --join scores, or a table"
             )
         if self.join and not (self.keep or self.where):
             raise UsageError("--join has columns for --keep and --where: give one of them")
