@@ -37,10 +37,10 @@ from wdsprep.checks import Kind
 from wdsprep.checks.repair import do_repair, plan_repair
 from wdsprep.cli import main
 from wdsprep.dataset.draft import Draft
-from wdsprep.dataset.edition import Edition
-from wdsprep.dataset.names import MANIFEST_HOLD, unit_of_file
+from wdsprep.dataset.file_names import MANIFEST_HOLD, unit_of_file
 from wdsprep.dataset.receipts import Receipt
-from wdsprep.dataset.removed import NONE_REMOVED, removed_from, write_removed
+from wdsprep.dataset.removed_samples import NONE_REMOVED, removed_from, write_removed
+from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import (
     BusyError,
     DamageError,
@@ -690,7 +690,7 @@ def test_a_lock_of_a_run_that_was_killed_at_its_very_end_goes(pair: Pair, out_ur
 
 KILLED_HOLDER = """
 import os, signal, sys
-from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.unit_locks import Edition
 from wdsprep.store import open_store
 with Edition.from_store(open_store(sys.argv[1])).holding_manifest():
     os.kill(os.getpid(), signal.SIGKILL)

@@ -21,7 +21,7 @@ from wdsprep.changes import key_lists
 from wdsprep.changes.selection import WantedKeys
 from wdsprep.cli import main
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.state import read_receipt
+from wdsprep.dataset.stored_dataset import read_receipt
 from wdsprep.dataset.tar.read import file_tape, read_samples
 from wdsprep.encoding.image_shards import find_image_shards
 from wdsprep.encoding.pending_shards import pending_shards

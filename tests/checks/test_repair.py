@@ -24,7 +24,7 @@ from tests.kit.packs import BUCKETS, SCRIPT, manifest_of, packing_here, photos, 
 from wdsprep.checks import Kind
 from wdsprep.checks.repair import Repair, do_repair, plan_repair
 from wdsprep.cli import main
-from wdsprep.dataset.names import MANIFEST
+from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.errors import FingerprintError
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes

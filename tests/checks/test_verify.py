@@ -13,8 +13,8 @@ import pytest
 from tests.kit.damaged import check, findings, flip, pack_here, restore, source_of_photos
 from tests.kit.packs import photos, tree
 from wdsprep.cli import main
+from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import MANIFEST
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.tar.read import file_tape, read_samples
 from wdsprep.dataset.tar.write import TarWriter

@@ -18,9 +18,9 @@ from tests.kit.latent_sets import field, npy
 from tests.kit.packs import manifest_of, tree
 from wdsprep.checks.member_rules import array_problem
 from wdsprep.checks.repair import do_repair, plan_repair
-from wdsprep.dataset.names import MANIFEST
+from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.receipts import Receipt, Shard
-from wdsprep.dataset.state import open_dataset, write_rebuilt
+from wdsprep.dataset.stored_dataset import open_dataset, write_rebuilt
 from wdsprep.dataset.tar.read import file_tape, read_samples
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.errors import FormatError

@@ -16,7 +16,7 @@ from tests.kit.encodes import encode_here, latents_of, rejected
 from tests.kit.packs import jpeg, manifest_of, pack, tree, write_files
 from wdsprep.checks.repair import do_repair, plan_repair
 from wdsprep.cli import main
-from wdsprep.dataset.names import MANIFEST
+from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.rejects import Reject
 from wdsprep.errors import NotFoundError

@@ -4,8 +4,8 @@ import pytest
 
 from tests.kit.packs import temporaries
 from wdsprep.dataset.draft import Draft
-from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.tar.write import TarWriter
+from wdsprep.dataset.unit_locks import Edition
 from wdsprep.store.local import LocalStore
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from wdsprep.dataset.digests import FORM
-from wdsprep.dataset.names import receipt_name
+from wdsprep.dataset.file_names import receipt_name
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.settings import allowed_more, as_json, changed_settings, is_same, loosened
-from wdsprep.dataset.state import find_receipt
+from wdsprep.dataset.stored_dataset import find_receipt
 from wdsprep.errors import FingerprintError
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes

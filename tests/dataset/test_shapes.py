@@ -2,7 +2,7 @@
 
 import pytest
 
-from wdsprep.dataset.arrays import Field, layout
+from wdsprep.dataset.npy_arrays import Field, layout
 from wdsprep.dataset.shapes import fields_in_shape, shape_name, shapes_of
 from wdsprep.errors import FormatError
 

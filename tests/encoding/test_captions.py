@@ -27,7 +27,7 @@ from wdsprep.checks import Kind
 from wdsprep.checks.repair import repair
 from wdsprep.checks.verify import verify
 from wdsprep.cli.output.encode import captions_lines
-from wdsprep.dataset.names import CAPTION_TABLE
+from wdsprep.dataset.file_names import CAPTION_TABLE
 from wdsprep.encoding.captions.lookup import LookupFile, open_lookup
 from wdsprep.encoding.captions.table import CaptionReport
 from wdsprep.encoding.encode import EncodeListener

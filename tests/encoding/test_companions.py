@@ -13,7 +13,7 @@ from torch import Tensor
 import wdsprep
 from tests.kit.encodes import encode_here, latents_of, packed, pictures
 from tests.kit.families import NAMES
-from wdsprep.dataset.arrays import text_fields
+from wdsprep.dataset.npy_arrays import text_fields
 from wdsprep.encoding.models.base import Tokens
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.find_model import find_model

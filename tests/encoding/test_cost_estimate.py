@@ -9,7 +9,7 @@ import pytest
 from tests.kit.encodes import encode_here, packed, pictures
 from tests.kit.packs import manifest_of
 from wdsprep.cli import main
-from wdsprep.dataset.arrays import Field
+from wdsprep.dataset.npy_arrays import Field
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.encoding.cost_estimate import (
     Bucket,

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from tests.kit.encodes import Broken, Means
-from wdsprep.dataset.arrays import FLIPPED
+from wdsprep.dataset.npy_arrays import FLIPPED
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.encoding.encoded_samples import PendingBlock, Result, SampleInput

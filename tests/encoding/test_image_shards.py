@@ -43,7 +43,7 @@ from tests.kit.packs import (
     write_files,
 )
 from wdsprep.dataset.reindex import index as index_tars
-from wdsprep.dataset.state import read_receipt, write_rebuilt
+from wdsprep.dataset.stored_dataset import read_receipt, write_rebuilt
 from wdsprep.encoding.encode import EncodeListener
 from wdsprep.encoding.image_shards import find_image_shards
 from wdsprep.errors import FingerprintError, FormatError, SourceError, UsageError

@@ -24,7 +24,7 @@ from tests.kit.encodes import (
     stacked,
 )
 from tests.kit.packs import jpeg, manifest_of, write_files
-from wdsprep.dataset.arrays import fields_of
+from wdsprep.dataset.npy_arrays import fields_of
 from wdsprep.dataset.tar.index import decode_index
 from wdsprep.encoding.models.find_model import TINY
 from wdsprep.encoding.models.noise import noise_keys, normal

@@ -19,7 +19,7 @@ import pytest
 from blake3 import blake3
 
 from tests.kit.serving import serving
-from wdsprep.dataset.arrays import Field
+from wdsprep.dataset.npy_arrays import Field
 from wdsprep.encoding.latent_arrays import fields
 from wdsprep.encoding.models.find_model import (
     TINY,

@@ -16,7 +16,7 @@ from torch import nn
 
 from tests.kit.fake_cuda import CUDA, FakeCuda
 from tests.kit.families import NAMES
-from wdsprep.dataset.arrays import text_fields
+from wdsprep.dataset.npy_arrays import text_fields
 from wdsprep.encoding.models.base import TENSORS, Encoded, Part
 from wdsprep.encoding.models.encoder import LatentEncoder
 from wdsprep.encoding.models.find_model import find_model

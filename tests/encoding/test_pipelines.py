@@ -29,7 +29,7 @@ from tests.kit.encodes import (
 from tests.kit.families import NAMES, latent_of, negative_of, prompt_of
 from tests.kit.packs import tree
 from wdsprep.checks.verify import verify
-from wdsprep.dataset.arrays import OF_SIZES, text_fields
+from wdsprep.dataset.npy_arrays import OF_SIZES, text_fields
 from wdsprep.encoding.models.base import Tokens
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.families import BY_MASK, BY_ZEROS, member_name

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from wdsprep.cli import main
-from wdsprep.dataset.arrays import OF_SIZES
+from wdsprep.dataset.npy_arrays import OF_SIZES
 from wdsprep.encoding.cost_estimate import CLIP_ALONE
 from wdsprep.encoding.latent_arrays import fields
 from wdsprep.encoding.models.find_model import find_model

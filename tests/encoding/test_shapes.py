@@ -41,8 +41,8 @@ from tests.kit.packs import (
 from tests.kit.paths import FIND_TESTS, format_recipe
 from wdsprep.cli import main
 from wdsprep.cli.output.plan import plan_lines
-from wdsprep.dataset.arrays import OF_SIZES, Field
 from wdsprep.dataset.buckets import buckets_of_phase
+from wdsprep.dataset.npy_arrays import OF_SIZES, Field
 from wdsprep.dataset.rejects import read_rejects
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar import padded

@@ -32,12 +32,12 @@ from tests.kit.packs import jpeg, manifest_of, tar_bytes, tree, write_files
 from tests.kit.paths import format_recipe
 from wdsprep.checks import Kind
 from wdsprep.dataset import reindex
-from wdsprep.dataset.names import receipt_name
-from wdsprep.dataset.reading import ShardReader
+from wdsprep.dataset.file_names import receipt_name
 from wdsprep.dataset.reindex import UNTOLD, index, missing_rows
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
-from wdsprep.dataset.state import write_manifest
+from wdsprep.dataset.shard_reader import ShardReader
+from wdsprep.dataset.stored_dataset import write_manifest
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.index import decode_index
 from wdsprep.encoding import shard_texts
@@ -460,7 +460,7 @@ def test_of_large_images_far_away_no_more_than_the_ends_of_samples_are_read(
         files[f"{number:02d}.txt"] = LONG * (40 if number % 30 == 7 else 1)
     images = packed(write_files(tmp_path / "photos", files), tmp_path / "images")
     found = find_image_shards(str(images), 0).shards[0]
-    monkeypatch.setattr("wdsprep.dataset.reading.TAIL_NBYTES", 4 * BLOCK)
+    monkeypatch.setattr("wdsprep.dataset.shard_reader.TAIL_NBYTES", 4 * BLOCK)
     store = Far(images)
     source = replace(tars_of(str(images), 1 << 30), has_images=False)
     assert not shard_texts.is_read_in_parts(store, found)  # type: ignore[arg-type]

@@ -14,8 +14,8 @@ import torch
 from tests.kit.encodes import Broken, Means, encode_here, members
 from tests.kit.packs import manifest_of, temporaries, tree
 from wdsprep.cli import main
-from wdsprep.dataset.arrays import layout
 from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.npy_arrays import layout
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.encoding.image_shards import ImageShard, find_image_shards
 from wdsprep.encoding.latent_shard import LatentShard

@@ -20,8 +20,8 @@ from tests.kit.latent_sets import array_of, field, npy
 from tests.kit.packs import jpeg, pack, photos, write_files
 from tests.kit.shape_sets import SHAPES
 from wdsprep.cli import cli
-from wdsprep.dataset.arrays import field_of, values_of
-from wdsprep.dataset.latents import denormalise, patchify
+from wdsprep.dataset.latent_scaling import denormalise, patchify
+from wdsprep.dataset.npy_arrays import field_of, values_of
 from wdsprep.errors import FingerprintError, TarError, UsageError
 from wdsprep.exporting.arrays import bfloat16_bits
 from wdsprep.exporting.energon import metadata_files, path_between

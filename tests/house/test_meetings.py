@@ -29,10 +29,10 @@ from tests.kit.packs import jpeg, manifest_of, once, outcome, rejects_of, tree
 from tests.kit.sites import FAST, KINDS, Site, open_site, table_of
 from tests.kit.webserver import Connection, Request, WebServer, ok, status
 from wdsprep.checks.repair import do_repair, plan_repair
-from wdsprep.dataset.arrays import layout
 from wdsprep.dataset.draft import Draft
-from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.npy_arrays import layout
 from wdsprep.dataset.receipts import Receipt
+from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.image_shards import find_image_shards
 from wdsprep.encoding.work import EncodeTarget, EncodeWork
 from wdsprep.encoding.worker import EncodeWorker
@@ -297,7 +297,7 @@ def tree_of_fresh(images: Path, out: Path) -> dict[str, bytes]:
 STOPPED = """
 import os, signal, sys
 from wdsprep.dataset.draft import Draft
-from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.unit_locks import Edition
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.store import open_store
 from wdsprep.store.local import LocalStore

@@ -14,9 +14,9 @@ from tests.kit.damaged import check
 from tests.kit.encodes import encode_here, packed, pictures
 from tests.kit.hub import Hub
 from tests.kit.packs import jpeg, packing_here, tree, upload
-from wdsprep.dataset.names import MANIFEST
+from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.reindex import index
-from wdsprep.dataset.state import write_rebuilt
+from wdsprep.dataset.stored_dataset import write_rebuilt
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
 from wdsprep.store.hub import HubStore

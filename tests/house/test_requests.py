@@ -166,7 +166,7 @@ def test_no_command_asks_more_of_s3_than_before(
     bucket_in_front: Counted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Receipts that may have changed with their manifest are read again: here all, at any speed."""
-    monkeypatch.setattr("wdsprep.dataset.state.SAME_MOMENT_S", 1e9)
+    monkeypatch.setattr("wdsprep.dataset.stored_dataset.SAME_MOMENT_S", 1e9)
     found: dict[str, str] = {}
     for name, (dataset, options) in LOADS.items():
         serve(bucket_in_front.url, dataset, tmp_path, **options)

@@ -18,7 +18,7 @@ import torch
 import wdsprep
 from tests.kit.packs import tar_bytes, tree, upload
 from tests.kit.paths import ROOT
-from wdsprep.dataset.arrays import field_of, values_of
+from wdsprep.dataset.npy_arrays import field_of, values_of
 from wdsprep.errors import FingerprintError, NotFoundError, SourceError, UsageError
 from wdsprep.reporting.inspect import FoundSample
 

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from tests.kit.packs import SCRIPT, jpeg, manifest_of, once, pack, tree, write_files
 from wdsprep.cli import main
-from wdsprep.dataset.arrays import Field, fields_of, text_fields
-from wdsprep.dataset.names import rows_name
-from wdsprep.dataset.rows import ImagePositions
+from wdsprep.dataset.file_names import rows_name
+from wdsprep.dataset.image_positions import ImagePositions
+from wdsprep.dataset.npy_arrays import Field, fields_of, text_fields
 from wdsprep.dataset.tar.read import file_tape, index_tar
 from wdsprep.encoding.encode import encode
 from wdsprep.encoding.models.base import Encoded, Part, Tokens

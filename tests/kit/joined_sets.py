@@ -7,13 +7,13 @@ from typing import Any
 
 from tests.kit.latent_sets import LATENT, array_of, empty_of, npy
 from tests.kit.latent_sets import field as array_field
-from wdsprep.dataset.arrays import Field, layout, text_fields
+from wdsprep.dataset.file_names import rows_name
+from wdsprep.dataset.image_positions import ImagePositions
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import rows_name
+from wdsprep.dataset.npy_arrays import Field, layout, text_fields
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
-from wdsprep.dataset.rows import ImagePositions
 from wdsprep.dataset.shapes import Size, fields_in_shape, shape_name
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.store import open_store

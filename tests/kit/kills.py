@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.kit.encodes import encode_here
 from tests.kit.meetings import Stage, is_over
 from tests.kit.packs import jpeg, pack, write_files
-from wdsprep.dataset.names import EDITION
+from wdsprep.dataset.file_names import EDITION
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from wdsprep.dataset.arrays import BFLOAT16, Field, layout, text_fields
 from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.npy_arrays import BFLOAT16, Field, layout, text_fields
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.tar.write import TarWriter, WrittenTar
 from wdsprep.store import open_store

@@ -32,7 +32,7 @@ from tests.kit.sites import write_parquet
 from tests.kit.webserver import Connection, Request, WebServer, ok, status
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import rejects_in
-from wdsprep.dataset.state import read_manifest, refresh_manifest
+from wdsprep.dataset.stored_dataset import read_manifest, refresh_manifest
 from wdsprep.dataset.tar.read import read_samples, stream_tape
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes

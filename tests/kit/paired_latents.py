@@ -6,20 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from tests.kit.latent_sets import array_of, empty_of, field, npy
-from wdsprep.dataset.arrays import Field, layout
 from wdsprep.dataset.digests import FORM, DigestKind
 from wdsprep.dataset.draft import Draft
-from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.file_names import latent_unit, rejects_name, rows_name
+from wdsprep.dataset.image_positions import ImagePositions
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import latent_unit, rejects_name, rows_name
+from wdsprep.dataset.npy_arrays import Field, layout
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
-from wdsprep.dataset.rows import ImagePositions
 from wdsprep.dataset.samples import facts_bytes
 from wdsprep.dataset.shapes import Size, fields_by_shape, shape_name
-from wdsprep.dataset.state import read_manifest, write_manifest
+from wdsprep.dataset.stored_dataset import read_manifest, write_manifest
 from wdsprep.dataset.tar.read import file_tape, read_samples
+from wdsprep.dataset.unit_locks import Edition
 from wdsprep.images.shapes import cut_of
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes

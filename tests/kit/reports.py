@@ -9,8 +9,8 @@ from pathlib import Path
 from tests.kit.latent_sets import field as array_field
 from tests.kit.latent_sets import layout, write_shard
 from tests.kit.packs import jpeg, manifest_of, pack, write_files
+from wdsprep.dataset.file_names import MANIFEST, receipt_name
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import MANIFEST, receipt_name
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.tar.read import file_tape, read_samples
 from wdsprep.reporting import WrittenReport, report

@@ -9,7 +9,7 @@ from blake3 import blake3
 
 from tests.kit.fuzz.mutations import mutate, mutate_json, mutate_json_line
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.names import MANIFEST, REMOVED
+from wdsprep.dataset.file_names import MANIFEST, REMOVED
 
 _LENGTH = len(b'{"digest":"","') - 2 + 64 + 1
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.kit.latent_sets import field
-from wdsprep.dataset.arrays import Field
+from wdsprep.dataset.npy_arrays import Field
 from wdsprep.dataset.tar import BLOCK, padded
 from wdsprep.dataset.tar.write import header
 from wdsprep.loading.sample_layout import SampleLayout, layout_for

@@ -12,7 +12,7 @@ import torch
 import wdsprep
 from tests.kit.latent_sets import flat, keys, write_latents
 from tests.kit.shape_sets import write_shapes
-from wdsprep.dataset.selection import SampleSelection
+from wdsprep.dataset.sample_selection import SampleSelection
 from wdsprep.dataset.tar.read import file_tape, read_samples
 from wdsprep.errors import FingerprintError
 from wdsprep.loading.datasets import Dataset

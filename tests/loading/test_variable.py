@@ -21,8 +21,8 @@ import wdsprep
 from tests.kit.latent_sets import array_of, field, npy, write_latents
 from tests.kit.packs import upload
 from wdsprep.dataset import aio
-from wdsprep.dataset.arrays import Field, layout
-from wdsprep.dataset.latents import normalise, patchify
+from wdsprep.dataset.latent_scaling import normalise, patchify
+from wdsprep.dataset.npy_arrays import Field, layout
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.write import header

@@ -20,7 +20,7 @@ import wdsprep
 from tests.kit.latent_sets import field, flat, keys, npy, write_latents
 from tests.kit.packs import jpeg, pack, upload, write_files
 from tests.kit.shape_sets import SHAPES, write_shapes
-from wdsprep.dataset.arrays import layout
+from wdsprep.dataset.npy_arrays import layout
 from wdsprep.dataset.samples import facts_bytes
 from wdsprep.errors import FingerprintError, FormatError, StoreError, UsageError
 from wdsprep.loading import sample_metadata as facts_module
@@ -234,7 +234,7 @@ def test_whose_error_it_is(data: str, cache_home: Path) -> None:
         load(data, where=FINE)
     full = OSError(28, "No space left on device")
     with (
-        patch("wdsprep.dataset.cached_file.os.fsync", side_effect=full),
+        patch("wdsprep.dataset.kept_file.os.fsync", side_effect=full),
         pytest.raises(StoreError, match=f"{cache_home}.*: No space left on device: what is read"),
     ):
         load(data, where=FINE)
@@ -381,7 +381,7 @@ def test_s3_gives_what_a_folder_gives(data: str, bucket: str) -> None:
     upload(Path(data), url)
     wanted = keys(load(data, where=FINE))
     assert keys(load(url, where=FINE)) == wanted
-    with patch("wdsprep.dataset.reading.LARGE_NBYTES", 1):
+    with patch("wdsprep.dataset.shard_reader.LARGE_NBYTES", 1):
         assert served(url, where=f"{FINE} and 1") == served(data, where=f"{FINE} and 1")
 
 

@@ -14,13 +14,13 @@ from tests.kit.latent_sets import field, layout, npy, write_shard
 from tests.kit.packs import manifest_of, tree, upload
 from wdsprep.cli import main
 from wdsprep.cli.output.inspect import _settings
-from wdsprep.dataset.arrays import Field
 from wdsprep.dataset.coarse_histograms import bin_name, quantile
+from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import MANIFEST
+from wdsprep.dataset.npy_arrays import Field
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.rejects import Reject
-from wdsprep.dataset.state import open_dataset
+from wdsprep.dataset.stored_dataset import open_dataset
 from wdsprep.dataset.tar.read import file_tape, read_samples
 from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.reporting.inspect import FoundSample, find_sample, inspect, member_facts

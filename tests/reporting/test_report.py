@@ -28,7 +28,7 @@ from tests.kit.reports import (
     source_of_pictures,
 )
 from wdsprep.cli import main
-from wdsprep.dataset.arrays import Field, layout
+from wdsprep.dataset.npy_arrays import Field, layout
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject

@@ -23,10 +23,10 @@ from tests.kit.pretend import (
     units,
 )
 from tests.kit.serving import serving
-from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import MANIFEST
 from wdsprep.dataset.receipts import Receipts
+from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.pending_shards import PackedShards, largest_first, pending_shards
 from wdsprep.runners.base import Finished
 from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write

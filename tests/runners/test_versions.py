@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import wdsprep
-from wdsprep.dataset.state import read_manifest
+from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.runners.versions import find_refusal
 from wdsprep.store import open_store
 from wdsprep.version import __version__

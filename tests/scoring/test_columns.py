@@ -13,7 +13,7 @@ import wdsprep
 from tests.kit.encodes import encode_here, packed, pictures
 from tests.kit.packs import write_files
 from tests.kit.scores import columns_in, pictures_in, score_here
-from wdsprep.dataset.state import read_manifest
+from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.store import open_store
 

@@ -20,7 +20,7 @@ from tests.kit.scoring_models import KINDS, LABELS, alone, small
 from wdsprep.cli.demo.drawings import draw
 from wdsprep.cli.demo.pictures import KINDS as PICTURES
 from wdsprep.cli.demo.pictures import SUFFIXES
-from wdsprep.dataset.scores import columns_of
+from wdsprep.dataset.score_columns import columns_of
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.store import open_store
 

@@ -19,7 +19,7 @@ from tests.kit.latent_sets import write_latents
 from tests.kit.s3 import S3Server
 from tests.kit.stores import BIG, MIB, begin_uploads, one_line, opened, through, uploads
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.state import read_manifest
+from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.errors import StoreError
 from wdsprep.runners.run import sweep
 from wdsprep.store import open_store

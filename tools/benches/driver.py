@@ -16,9 +16,9 @@ from pathlib import Path
 from tests.kit.pretend import PretendRunner, PretendS3, Shelf, manifest_of, units
 from tests.kit.runner_work import Asleep, Number
 from tools.benches import Group, Rival, Role, call, took
-from wdsprep.dataset.edition import Edition
-from wdsprep.dataset.names import MANIFEST
-from wdsprep.dataset.state import read_manifest
+from wdsprep.dataset.file_names import MANIFEST
+from wdsprep.dataset.stored_dataset import read_manifest
+from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.pending_shards import PackedShards, largest_first, pending_shards
 from wdsprep.runners import make_runner
 from wdsprep.runners.base import Finished

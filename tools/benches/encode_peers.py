@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from wdsprep.dataset.arrays import Field
+from wdsprep.dataset.npy_arrays import Field
 from wdsprep.encoding.models.base import Encoded, Tokens
 from wdsprep.encoding.models.find_model import TINY
 from wdsprep.encoding.recipe_options import Recipe

@@ -12,10 +12,10 @@ from pathlib import Path
 from blake3 import blake3
 
 from tools.benches import CORES, Group, Rival, Role, ours
-from wdsprep.dataset.arrays import Field, layout
 from wdsprep.dataset.digests import FORM
+from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import MANIFEST
+from wdsprep.dataset.npy_arrays import Field, layout
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.store import open_store

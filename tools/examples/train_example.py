@@ -52,7 +52,7 @@ from train_models import kind_of
 from train_pictures import grid, plot
 
 import wdsprep
-from wdsprep.dataset.state import read_manifest
+from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.encoding.models.decoder import Decoder
 from wdsprep.encoding.models.find_model import find_model
 from wdsprep.errors import UsageError

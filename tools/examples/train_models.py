@@ -21,7 +21,7 @@ from diffusers import (
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from wdsprep.dataset.arrays import EMB, LATENT
+from wdsprep.dataset.npy_arrays import EMB, LATENT
 
 GUIDANCE = 2.0
 SAMPLING_STEPS = 25

@@ -17,29 +17,29 @@ from numpy.typing import NDArray
 
 from wdsprep.changes.finding import image_digests
 from wdsprep.changes.shard_plan import SamplesToCopy
+from wdsprep.dataset.byte_spans import Span, spans
 from wdsprep.dataset.coarse_histograms import count_sample
 from wdsprep.dataset.damage import naming_repair, readable
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft, DraftTar
-from wdsprep.dataset.edition import Edition
-from wdsprep.dataset.keys import offsets_of
-from wdsprep.dataset.names import inputs_name, rejects_name, rows_name
-from wdsprep.dataset.read_ahead import ahead
+from wdsprep.dataset.file_names import inputs_name, rejects_name, rows_name
+from wdsprep.dataset.image_positions import ImagePositions
 from wdsprep.dataset.receipts import Receipt, Settings, Shard
 from wdsprep.dataset.reindex import read_positions
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, rejects_in
-from wdsprep.dataset.removed import Removed
-from wdsprep.dataset.rows import ImagePositions
+from wdsprep.dataset.removed_samples import Removed
+from wdsprep.dataset.sample_selection import Numbers
 from wdsprep.dataset.samples import facts_bytes, key_order, parse_object
-from wdsprep.dataset.scores import counted_as
-from wdsprep.dataset.selection import Numbers
+from wdsprep.dataset.score_columns import counted_as
 from wdsprep.dataset.shapes import shape_ranges
-from wdsprep.dataset.spans import Span, spans
-from wdsprep.dataset.state import find_receipt, read_receipt
+from wdsprep.dataset.shard_keys import offsets_of
+from wdsprep.dataset.stored_dataset import find_receipt, read_receipt
 from wdsprep.dataset.tar import BLOCK, padded
 from wdsprep.dataset.tar.members import name_of
 from wdsprep.dataset.tar.read import split_member
+from wdsprep.dataset.thread_map import ahead
+from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import DamageError, FingerprintError, NotFoundError
 from wdsprep.runners.run import RunProgress
 from wdsprep.store import open_store, shared_store

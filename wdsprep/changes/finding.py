@@ -14,20 +14,20 @@ from typing import Any
 
 from wdsprep.changes.samples_to_remove import SortedKeys, WantedSamples
 from wdsprep.dataset.damage import naming_place
-from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.file_names import LATENTS, SELECTION, latent_unit
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import LATENTS, SELECTION, latent_unit
-from wdsprep.dataset.reading import ShardReader
 from wdsprep.dataset.receipts import CONTENT, Receipt, Shard
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import rejects_in
-from wdsprep.dataset.removed import ShardRemoval, UnitRemoval, mark_of
+from wdsprep.dataset.removed_samples import ShardRemoval, UnitRemoval, mark_of
 from wdsprep.dataset.samples import parse_object
+from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import (
     open_tape,
     scan,
 )
+from wdsprep.dataset.unit_locks import Edition
 from wdsprep.images.extensions import IMAGES
 from wdsprep.store.base import Store
 

@@ -11,10 +11,10 @@ from functools import cached_property
 from wdsprep.changed_settings import say_both
 from wdsprep.changes.selection import Origin
 from wdsprep.dataset.buckets import buckets_encoded
-from wdsprep.dataset.names import latent_unit, maker_of
+from wdsprep.dataset.file_names import latent_unit, maker_of
 from wdsprep.dataset.receipts import Settings
 from wdsprep.dataset.settings import changed_settings
-from wdsprep.dataset.state import dated_manifest, open_dataset, refresh_manifest
+from wdsprep.dataset.stored_dataset import dated_manifest, open_dataset, refresh_manifest
 from wdsprep.errors import UsageError
 from wdsprep.store import open_store
 from wdsprep.store.base import absolute

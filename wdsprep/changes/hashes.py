@@ -23,13 +23,18 @@ from blake3 import blake3
 from wdsprep.dataset.damage import readable
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.read_ahead import read_each
-from wdsprep.dataset.reading import HashedTape
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.dataset.removed import ShardRemoval
-from wdsprep.dataset.state import check_kind, dated_manifest, open_dataset, refresh_manifest
+from wdsprep.dataset.removed_samples import ShardRemoval
+from wdsprep.dataset.shard_reader import HashedTape
+from wdsprep.dataset.stored_dataset import (
+    check_kind,
+    dated_manifest,
+    open_dataset,
+    refresh_manifest,
+)
 from wdsprep.dataset.tar.read import read_samples
+from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import AccessError, NotFoundError, UsageError
 from wdsprep.images import perceptual
 from wdsprep.images.perceptual import NO_HASH

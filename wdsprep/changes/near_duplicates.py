@@ -27,7 +27,7 @@ import numpy
 from numpy.typing import NDArray
 
 from wdsprep.cpus import usable_cpus
-from wdsprep.dataset.read_ahead import read_each
+from wdsprep.dataset.thread_map import read_each
 from wdsprep.text import Counting, ignore_count
 
 Hashes = NDArray[numpy.uint64]

@@ -40,12 +40,10 @@ from wdsprep.changes.options import RemoveOptions
 from wdsprep.changes.rewriting import UnitChange
 from wdsprep.changes.samples_to_remove import WantedSamples
 from wdsprep.dataset.damage import naming_repair
-from wdsprep.dataset.edition import Edition, wait_for_holders
+from wdsprep.dataset.file_names import CAPTION_TABLE, MANIFEST_HOLD, latent_unit, lookup_name
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import CAPTION_TABLE, MANIFEST_HOLD, latent_unit, lookup_name
-from wdsprep.dataset.read_ahead import ahead
 from wdsprep.dataset.receipts import Receipt
-from wdsprep.dataset.removed import (
+from wdsprep.dataset.removed_samples import (
     Marks,
     Removed,
     ShardRemoval,
@@ -53,7 +51,14 @@ from wdsprep.dataset.removed import (
     removed_from,
     write_removed,
 )
-from wdsprep.dataset.state import dated_manifest, open_dataset, refresh_manifest, write_manifest
+from wdsprep.dataset.stored_dataset import (
+    dated_manifest,
+    open_dataset,
+    refresh_manifest,
+    write_manifest,
+)
+from wdsprep.dataset.thread_map import ahead
+from wdsprep.dataset.unit_locks import Edition, wait_for_holders
 from wdsprep.errors import BusyError, FingerprintError, NotFoundError, UsageError
 from wdsprep.options import Place, takes_datasets
 from wdsprep.runners.job import JobListener

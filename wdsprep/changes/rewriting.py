@@ -7,8 +7,8 @@
    after a kill the next run does the same again, from whatever it finds; and a file that still
    differs from the receipt was damaged, and is named.
 
-The samples to remove are listed in the dataset before (`wdsprep.dataset.removed`), with the size
-and digest that each shard has then.
+The samples to remove are listed in the dataset before (`wdsprep.dataset.removed_samples`), with the
+size and digest that each shard has then.
 """
 
 from bisect import bisect_right
@@ -21,32 +21,32 @@ from io import BytesIO
 
 import numpy as np
 
+from wdsprep.dataset.byte_spans import offsets_without, spans
 from wdsprep.dataset.coarse_histograms import count_sample
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_place
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.edition import Edition
-from wdsprep.dataset.keys import offsets_of
-from wdsprep.dataset.names import (
+from wdsprep.dataset.file_names import (
     index_name,
     inputs_name,
     receipt_name,
     rejects_name,
     rows_name,
 )
+from wdsprep.dataset.image_positions import ImagePositions, may_have_rows
+from wdsprep.dataset.json_records import read_lines
 from wdsprep.dataset.receipts import Receipt, Shard
-from wdsprep.dataset.records import read_lines
 from wdsprep.dataset.reindex import write_index, write_rows
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectsFile, hide_source, read_rejects
-from wdsprep.dataset.removed import Removed, ShardRemoval, UnitRemoval
-from wdsprep.dataset.rows import ImagePositions, may_have_rows
+from wdsprep.dataset.removed_samples import Removed, ShardRemoval, UnitRemoval
 from wdsprep.dataset.samples import key_order, parse_json, parse_object
-from wdsprep.dataset.scores import counted_as
+from wdsprep.dataset.score_columns import counted_as
 from wdsprep.dataset.shapes import shape_ranges
-from wdsprep.dataset.spans import offsets_without, spans
-from wdsprep.dataset.state import read_receipt
+from wdsprep.dataset.shard_keys import offsets_of
+from wdsprep.dataset.stored_dataset import read_receipt
 from wdsprep.dataset.tar.index import decode_index, encode_index
 from wdsprep.dataset.tar.read import index_tar, members_of, open_tape
+from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import DamageError, FormatError, NotFoundError
 from wdsprep.packing.changed_sources import without_facts
 from wdsprep.sources import Item, ItemLine

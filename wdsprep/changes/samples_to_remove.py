@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from wdsprep.changes.key_lists import NameList, is_file, read_lines
-from wdsprep.dataset.removed import Marks, mark_of
+from wdsprep.dataset.removed_samples import Marks, mark_of
 from wdsprep.dataset.samples import key_order
 from wdsprep.errors import UsageError
 from wdsprep.store.base import local_path

@@ -26,13 +26,13 @@ from wdsprep.changes.shard_plan import PlannedShard, SamplesToCopy, ShardLimits,
 from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.file_names import SELECTION, empty_name, latent_unit
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import SELECTION, empty_name, latent_unit
-from wdsprep.dataset.reading import ShardReader
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.sealed_json import canonical_json
-from wdsprep.dataset.state import dated_manifest, find_claim, read_format, refresh_manifest
+from wdsprep.dataset.shard_reader import ShardReader
+from wdsprep.dataset.stored_dataset import dated_manifest, find_claim, read_format, refresh_manifest
+from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import ExistsError, FingerprintError, FullError, NotFoundError, UsageError
 from wdsprep.runners.in_process import runner_for
 from wdsprep.runners.job import JobListener

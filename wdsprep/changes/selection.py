@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from wdsprep.changes.key_lists import PIECE_NAMES, NameList, read_words
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.keys import keys_at, offsets_of
+from wdsprep.dataset.file_names import SHARD
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import SHARD
 from wdsprep.dataset.random_numbers import draw, key_of
-from wdsprep.dataset.read_ahead import ahead
 from wdsprep.dataset.receipts import Shard
-from wdsprep.dataset.selection import Numbers, SampleSelection, ShardSamples
+from wdsprep.dataset.sample_selection import Numbers, SampleSelection, ShardSamples
+from wdsprep.dataset.shard_keys import keys_at, offsets_of
+from wdsprep.dataset.thread_map import ahead
 from wdsprep.errors import UsageError
 from wdsprep.loading.where import Subset
 from wdsprep.store import shared_store

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsprep.changes.selection import OriginShards
-from wdsprep.dataset.names import image_shard, slice_name
-from wdsprep.dataset.read_ahead import ahead
+from wdsprep.dataset.file_names import image_shard, slice_name
 from wdsprep.dataset.receipts import Shard
+from wdsprep.dataset.sample_selection import Numbers, SampleSelection, ShardSamples, ranges
 from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.sealed_json import canonical_json
-from wdsprep.dataset.selection import Numbers, SampleSelection, ShardSamples, ranges
+from wdsprep.dataset.thread_map import ahead
 from wdsprep.errors import UsageError
 
 Order = tuple[int, str]

@@ -9,8 +9,8 @@ from typing import TypedDict
 from wdsprep.checks import Kind
 from wdsprep.checks.survey import DatasetSurvey, smallest_unit
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.names import CAPTION_TABLE, lookup_name
-from wdsprep.dataset.records import Hex, read_record
+from wdsprep.dataset.file_names import CAPTION_TABLE, lookup_name
+from wdsprep.dataset.json_records import Hex, read_record
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.store import shared_store
 from wdsprep.store.base import CHUNK_NBYTES, Store, stream

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Protocol
 
-from wdsprep.dataset.arrays import Field, fields_of, is_finite, is_imported, is_of_text
 from wdsprep.dataset.buckets import bucket_of
+from wdsprep.dataset.npy_arrays import Field, fields_of, is_finite, is_imported, is_of_text
 from wdsprep.dataset.receipts import Receipt, Settings, Shard
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.dataset.scores import NUMBER, TEXT, WHOLE, columns_of, is_scored
+from wdsprep.dataset.score_columns import NUMBER, TEXT, WHOLE, columns_of, is_scored
 from wdsprep.dataset.shapes import (
     cut_size,
     fields_by_shape,

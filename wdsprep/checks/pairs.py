@@ -13,7 +13,7 @@ from wdsprep.checks import Kind
 from wdsprep.checks.survey import DatasetSurvey
 from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.names import latent_shard, latent_unit
+from wdsprep.dataset.file_names import latent_shard, latent_unit
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.text import plural
 

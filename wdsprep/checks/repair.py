@@ -21,8 +21,7 @@ from wdsprep.checks.options import RepairOptions
 from wdsprep.checks.survey import DatasetSurvey
 from wdsprep.checks.verify import check_datasets
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import (
+from wdsprep.dataset.file_names import (
     MANIFEST,
     OURS,
     inputs_name,
@@ -35,11 +34,17 @@ from wdsprep.dataset.names import (
     unit_of_file,
     without_index,
 )
+from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.reindex import AGAIN, UNTOLD, write_index, write_rows
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectsFile, is_moved, read_rejects
-from wdsprep.dataset.state import done_units, read_receipt, rewrite_manifest, write_manifest
+from wdsprep.dataset.stored_dataset import (
+    done_units,
+    read_receipt,
+    rewrite_manifest,
+    write_manifest,
+)
 from wdsprep.dataset.tar.read import read_samples, stream_tape
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.options import takes_options

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from wdsprep.checks.member_rules import CheckRules, text_problem
-from wdsprep.dataset.reading import HashedTape
+from wdsprep.dataset.shard_reader import HashedTape
 from wdsprep.dataset.tar import BLOCK, padded
 from wdsprep.dataset.tar.index import encode_index
 from wdsprep.dataset.tar.members import BadSampleError, members, truncated

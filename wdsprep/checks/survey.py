@@ -9,10 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from wdsprep.checks import CheckedDataset, Finding, Kind
-from wdsprep.dataset.arrays import empty_fields
-from wdsprep.dataset.edition import Edition
-from wdsprep.dataset.manifest import Manifest, sorted_receipts
-from wdsprep.dataset.names import (
+from wdsprep.dataset.file_names import (
     CAPTION_TABLE,
     EDITION,
     HUB_FILES,
@@ -34,11 +31,14 @@ from wdsprep.dataset.names import (
     unit_of_file,
     unit_of_receipt,
 )
-from wdsprep.dataset.read_ahead import read_each
+from wdsprep.dataset.image_positions import NBYTES, keys_may_tell, may_have_rows
+from wdsprep.dataset.manifest import Manifest, sorted_receipts
+from wdsprep.dataset.npy_arrays import empty_fields
 from wdsprep.dataset.receipts import RETRIED, Receipt
 from wdsprep.dataset.rejects import UNSETTLED
-from wdsprep.dataset.removed import NONE_REMOVED, Removed, UnitRemoval, removed_from
-from wdsprep.dataset.rows import NBYTES, keys_may_tell, may_have_rows
+from wdsprep.dataset.removed_samples import NONE_REMOVED, Removed, UnitRemoval, removed_from
+from wdsprep.dataset.thread_map import read_each
+from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import DamageError, NotAFileError, NotFoundError, StoreError
 from wdsprep.store.base import Entry, Store, is_hidden
 from wdsprep.store.local import TEMPORARY

@@ -13,11 +13,9 @@ from wdsprep.checks.member_rules import array_problem, rules_of
 from wdsprep.checks.pairs import keys_digest
 from wdsprep.checks.shard_check import CheckedShard, check_shard
 from wdsprep.checks.survey import DatasetSurvey, damage_text, smallest_unit
-from wdsprep.dataset.arrays import empty_fields
 from wdsprep.dataset.coarse_histograms import sum_counts
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.edition import Edition
-from wdsprep.dataset.names import (
+from wdsprep.dataset.file_names import (
     SELECTION,
     empty_name,
     index_name,
@@ -28,14 +26,21 @@ from wdsprep.dataset.names import (
     sample_key,
     taken_name,
 )
-from wdsprep.dataset.reading import HashedTape
+from wdsprep.dataset.image_positions import (
+    NBYTES,
+    ImagePositions,
+    may_have_rows,
+    positions_from_keys,
+)
+from wdsprep.dataset.npy_arrays import empty_fields
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reindex import UNTOLD
 from wdsprep.dataset.rejects import UNSETTLED, read_rejects
-from wdsprep.dataset.removed import UnitRemoval, removed_from
-from wdsprep.dataset.rows import NBYTES, ImagePositions, may_have_rows, positions_from_keys
+from wdsprep.dataset.removed_samples import UnitRemoval, removed_from
 from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.shapes import shape_ranges
+from wdsprep.dataset.shard_reader import HashedTape
+from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import (
     AccessError,
     DamageError,

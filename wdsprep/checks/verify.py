@@ -14,7 +14,7 @@ from wdsprep.checks.options import VerifyOptions
 from wdsprep.checks.pairs import check_keys, check_pairs, find_images, find_limited_shards
 from wdsprep.checks.survey import DatasetSurvey, expected_files, survey
 from wdsprep.checks.unit_check import Checking, CheckUnit, check_empty
-from wdsprep.dataset.names import receipt_name
+from wdsprep.dataset.file_names import receipt_name
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.errors import UsageError
 from wdsprep.options import Place, takes_datasets

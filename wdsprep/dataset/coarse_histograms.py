@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from wdsprep.dataset.scores import SCORES
+from wdsprep.dataset.score_columns import SCORES
 
 
 def count_sample(

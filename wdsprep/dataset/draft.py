@@ -1,6 +1,6 @@
 """The files of one unit of work in the making: all of them get their names at once, or none does.
 
-`edition` says why. Until then they lie under temporary names, or in uploads that nobody sees.
+`unit_locks` says why. Until then they lie under temporary names, or in uploads that nobody sees.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,13 +8,13 @@ from contextlib import ExitStack
 from types import TracebackType
 
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.edition import Edition
-from wdsprep.dataset.names import index_name, receipt_name, rejects_name
+from wdsprep.dataset.file_names import index_name, receipt_name, rejects_name
 from wdsprep.dataset.receipts import Receipt, Settings, Shard
 from wdsprep.dataset.rejects import RejectsFile
-from wdsprep.dataset.removed import removed_from
-from wdsprep.dataset.state import check_same, find_receipt
+from wdsprep.dataset.removed_samples import removed_from
+from wdsprep.dataset.stored_dataset import check_same, find_receipt
 from wdsprep.dataset.tar.write import Data, TarWriter
+from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import BusyError, ExistsError, NotFoundError
 from wdsprep.store.base import FileSink
 from wdsprep.store.local import allow_files

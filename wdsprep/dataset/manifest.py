@@ -14,10 +14,11 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
-from wdsprep.dataset.arrays import fields_of, is_of_text
 from wdsprep.dataset.coarse_histograms import sum_counts
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.names import MANIFEST
+from wdsprep.dataset.file_names import MANIFEST
+from wdsprep.dataset.json_records import check_record
+from wdsprep.dataset.npy_arrays import fields_of, is_of_text
 from wdsprep.dataset.receipts import (
     CONTENT,
     Receipt,
@@ -29,9 +30,8 @@ from wdsprep.dataset.receipts import (
     line_of,
     split_receipts,
 )
-from wdsprep.dataset.records import check_record
 from wdsprep.dataset.schemas import ManifestHead, Stated, checked_settings
-from wdsprep.dataset.scores import SCORES, is_scored
+from wdsprep.dataset.score_columns import SCORES, is_scored
 from wdsprep.dataset.sealed_json import check_seal, seal, unseal
 from wdsprep.text import brief, command, human_bytes, human_counts, shortened
 

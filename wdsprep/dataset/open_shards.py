@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from wdsprep.dataset.names import index_name
+from wdsprep.dataset.file_names import index_name
 from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.members import BadSampleError

@@ -13,7 +13,7 @@ from operator import eq, itemgetter
 from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints, overload
 
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.records import (
+from wdsprep.dataset.json_records import (
     Count,
     Fields,
     Hex,
@@ -157,7 +157,7 @@ SHARDS: Mapping[str, Any] = {
 
 @cache
 def kind_of_bodies(dataset: str, digest: DigestKind) -> Fields:
-    """Return the type of a receipt's JSON without dataset and settings, as `records` checks it."""
+    """Return the type of a receipt's JSON without dataset and settings, for `json_records`."""
     shard = get_type_hints(Shard, include_extras=True) | {"name": SHARDS[dataset]}
     shard[digest.value] = shard.pop("digest")
     holds_samples = ValueRule("a shard that is large enough for its samples", _are_large_enough)

@@ -1,18 +1,15 @@
 """`index`: give tars and latents of others the files that a loader needs.
 
 A tar that something else made gets its index. Latents that were made before there were rows
-(`wdsprep.dataset.rows`) get those that a join needs.
+(`wdsprep.dataset.image_positions`) get those that a join needs.
 """
 
 from collections.abc import Callable, Iterable
 
 from wdsprep.dataset.damage import naming_repair, repair_step
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.names import MANIFEST, index_name, is_index, rows_name
-from wdsprep.dataset.reading import ShardReader
-from wdsprep.dataset.receipts import Receipt
-from wdsprep.dataset.rejects import rejects_in
-from wdsprep.dataset.rows import (
+from wdsprep.dataset.file_names import MANIFEST, index_name, is_index, rows_name
+from wdsprep.dataset.image_positions import (
     ImagePositions,
     are_pack_keys,
     keys_may_tell,
@@ -20,8 +17,11 @@ from wdsprep.dataset.rows import (
     none_moved,
     positions_from_keys,
 )
+from wdsprep.dataset.receipts import Receipt
+from wdsprep.dataset.rejects import rejects_in
 from wdsprep.dataset.shapes import shape_ranges
-from wdsprep.dataset.state import read_manifest
+from wdsprep.dataset.shard_reader import ShardReader
+from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import index_tar, open_tape
 from wdsprep.errors import DamageError, NotFoundError, SourceError, UsageError

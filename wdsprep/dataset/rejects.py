@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.names import rejects_name
-from wdsprep.dataset.records import read_lines
+from wdsprep.dataset.file_names import rejects_name
+from wdsprep.dataset.json_records import read_lines
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.removed import mark_of
+from wdsprep.dataset.removed_samples import mark_of
 from wdsprep.errors import WdsprepError
 from wdsprep.store.base import Sink, Store
 

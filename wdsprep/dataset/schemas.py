@@ -1,4 +1,4 @@
-"""Types of what manifests and receipts say, which `records` checks where they are read.
+"""Types of what manifests and receipts say, which `json_records` checks where they are read.
 
 Settings are here by their names and types, as the rooms above write them. One that is not here is
 of a newer version, or of a test, and nothing reads it.
@@ -10,9 +10,8 @@ from itertools import pairwise
 from math import prod
 from typing import Annotated, Any, Literal, TypedDict
 
-from wdsprep.dataset.arrays import DTYPES, FLIPPED, LATENT, Field, fields_of, is_of_text
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.records import (
+from wdsprep.dataset.json_records import (
     Count,
     Hex,
     Length,
@@ -26,7 +25,8 @@ from wdsprep.dataset.records import (
     check_values,
     matching,
 )
-from wdsprep.dataset.scores import is_scored
+from wdsprep.dataset.npy_arrays import DTYPES, FLIPPED, LATENT, Field, fields_of, is_of_text
+from wdsprep.dataset.score_columns import is_scored
 from wdsprep.dataset.shapes import fields_by_shape, shapes_of
 from wdsprep.errors import DamageError, FormatError, UsageError
 from wdsprep.limits import MAX_ARRAY_NBYTES

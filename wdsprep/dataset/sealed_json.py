@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypedDict
 
 from wdsprep.dataset.digests import FORMAT, DigestKind, format_of
-from wdsprep.dataset.records import Count, Text, check_record, read_record
+from wdsprep.dataset.json_records import Count, Text, check_record, read_record
 from wdsprep.errors import DamageError, NewerFormatError
 from wdsprep.text import brief
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from wdsprep.dataset.arrays import FLIPPED, LATENT, Field, fields_of
+from wdsprep.dataset.npy_arrays import FLIPPED, LATENT, Field, fields_of
 from wdsprep.errors import FormatError
 
 Size = tuple[int, int]

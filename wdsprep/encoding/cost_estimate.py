@@ -16,9 +16,9 @@ large text encoders leave more of it.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from wdsprep.dataset.arrays import FLIPPED, LATENT, OF_SIZES, Field
 from wdsprep.dataset.buckets import buckets_of_phase
-from wdsprep.dataset.reading import LARGE_NBYTES, TAIL_NBYTES
+from wdsprep.dataset.npy_arrays import FLIPPED, LATENT, OF_SIZES, Field
+from wdsprep.dataset.shard_reader import LARGE_NBYTES, TAIL_NBYTES
 from wdsprep.dataset.tar import BLOCK, padded
 from wdsprep.encoding import TEXTS
 from wdsprep.encoding.models.presets import DC, FLUX2, KL, PRESETS, QWEN, TOKENS, Preset

@@ -17,9 +17,9 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ParamSpec, cast
 
-from wdsprep.dataset.edition import Edition
-from wdsprep.dataset.names import SELECTION
-from wdsprep.dataset.state import take_claim
+from wdsprep.dataset.file_names import SELECTION
+from wdsprep.dataset.stored_dataset import take_claim
+from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.captions.table import report_captions
 from wdsprep.encoding.make_run_plan import make_plan
 from wdsprep.encoding.models.find_model import Model, check_weights

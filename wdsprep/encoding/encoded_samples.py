@@ -11,7 +11,7 @@ from itertools import chain
 
 import torch
 
-from wdsprep.dataset.arrays import FLIPPED, LATENT
+from wdsprep.dataset.npy_arrays import FLIPPED, LATENT
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.encoding.models.base import Part, Tokens

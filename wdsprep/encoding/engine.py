@@ -30,7 +30,7 @@ from functools import partial
 
 import torch
 
-from wdsprep.dataset.arrays import FLIPPED, is_of_text
+from wdsprep.dataset.npy_arrays import FLIPPED, is_of_text
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.encoding.batching import Batcher
 from wdsprep.encoding.device_batches import MOST_LAUNCHED, DeviceBatches, Rows

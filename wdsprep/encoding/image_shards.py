@@ -9,10 +9,10 @@ from pathlib import Path
 
 from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.file_names import RECEIPTS, latent_unit
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import RECEIPTS, latent_unit
 from wdsprep.dataset.shapes import Size
-from wdsprep.dataset.state import check_kind, check_place, dated_manifest, refresh_manifest
+from wdsprep.dataset.stored_dataset import check_kind, check_place, dated_manifest, refresh_manifest
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.sources import Columns, Item
 from wdsprep.sources.patterns import tar_stem

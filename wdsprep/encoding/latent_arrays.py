@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from wdsprep.dataset.arrays import EMB, FLIPPED, LATENT, TOKENS, Field, text_fields
+from wdsprep.dataset.npy_arrays import EMB, FLIPPED, LATENT, TOKENS, Field, text_fields
 from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.recipe_options import Recipe
 

@@ -15,19 +15,19 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from wdsprep.dataset.arrays import OF_SIZES, Field, is_of_text, text_fields
 from wdsprep.dataset.coarse_histograms import count_sample
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft, DraftTar
-from wdsprep.dataset.edition import Edition
-from wdsprep.dataset.names import empty_name, latent_shard, rejects_name, rows_name
+from wdsprep.dataset.file_names import empty_name, latent_shard, rejects_name, rows_name
+from wdsprep.dataset.image_positions import ImagePositions
+from wdsprep.dataset.npy_arrays import OF_SIZES, Field, is_of_text, text_fields
 from wdsprep.dataset.receipts import Receipt, Settings
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.dataset.rows import ImagePositions
 from wdsprep.dataset.samples import Sample, facts_bytes, parse_json
 from wdsprep.dataset.shapes import shape_name
 from wdsprep.dataset.tar.write import Data, nbytes_of
+from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.captions.sources import CaptionUse
 from wdsprep.encoding.encoded_samples import Result
 from wdsprep.encoding.image_shards import ImageShard

@@ -13,7 +13,7 @@ from typing import Any
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, repair_step
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.state import find_claim, refresh_manifest
+from wdsprep.dataset.stored_dataset import find_claim, refresh_manifest
 from wdsprep.encoding.captions.sources import CaptionSource
 from wdsprep.encoding.captions.table import (
     CaptionTable,

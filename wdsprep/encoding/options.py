@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
 
 from wdsprep.changed_settings import ABOVE, SettingWords
-from wdsprep.dataset.scores import SCORES
+from wdsprep.dataset.score_columns import SCORES
 from wdsprep.encoding import DTYPES
 from wdsprep.encoding.captions.options import CaptionOptions, OneCaption
 from wdsprep.encoding.output_places import check_apart_text, places_of

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from heapq import merge
 from itertools import groupby, repeat
 
-from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.scores import SCORER
-from wdsprep.dataset.state import retract
+from wdsprep.dataset.score_columns import SCORER
+from wdsprep.dataset.stored_dataset import retract
+from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.errors import FingerprintError
 from wdsprep.runners.run import JointUnit, mark_incomplete

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from wdsprep.dataset.arrays import layout
 from wdsprep.dataset.digests import FORM
+from wdsprep.dataset.npy_arrays import layout
 from wdsprep.dataset.settings import as_json
-from wdsprep.dataset.state import read_format
+from wdsprep.dataset.stored_dataset import read_format
 from wdsprep.encoding import HALF
 from wdsprep.encoding.gpus import has_bf16
 from wdsprep.encoding.latent_arrays import fields

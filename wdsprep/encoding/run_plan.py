@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from wdsprep.dataset.receipts import Settings
-from wdsprep.dataset.state import DatasetClaim
+from wdsprep.dataset.stored_dataset import DatasetClaim
 from wdsprep.encoding import HALF
 from wdsprep.encoding.captions.sources import CaptionSource
 from wdsprep.encoding.captions.table import PreparedCaptions

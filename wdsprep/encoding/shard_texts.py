@@ -6,10 +6,10 @@ compared instead, and its index with its headers (`ShardReader.walk`).
 
 from collections.abc import Iterator
 
-from wdsprep.dataset.names import index_name
-from wdsprep.dataset.reading import LARGE_NBYTES, ShardReader
+from wdsprep.dataset.file_names import index_name
 from wdsprep.dataset.rejects import Refusal
 from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.shard_reader import LARGE_NBYTES, ShardReader
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.errors import DamageError, FormatError, NotFoundError
 from wdsprep.sources.tars import TarsSource

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from wdsprep.dataset.arrays import Field, text_fields
+from wdsprep.dataset.npy_arrays import Field, text_fields
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.samples import Sample

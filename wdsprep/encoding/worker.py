@@ -19,16 +19,16 @@ from operator import or_
 from queue import Empty
 from typing import TYPE_CHECKING, Any, cast
 
-from wdsprep.dataset.arrays import fields_of
 from wdsprep.dataset.coarse_histograms import sum_counts
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft
-from wdsprep.dataset.edition import Edition
-from wdsprep.dataset.names import taken_name
+from wdsprep.dataset.file_names import taken_name
+from wdsprep.dataset.npy_arrays import fields_of
 from wdsprep.dataset.receipts import Receipt, gpu_count
 from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.shapes import fields_by_shape
-from wdsprep.dataset.state import find_receipt
+from wdsprep.dataset.stored_dataset import find_receipt
+from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.captions.sources import Captions, CaptionSource
 from wdsprep.encoding.encoded_samples import Result
 from wdsprep.encoding.engine import Engine, EngineError

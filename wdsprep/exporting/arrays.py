@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from wdsprep.dataset.arrays import BFLOAT16, Field, field_of, to_bfloat16, values_of
+from wdsprep.dataset.npy_arrays import BFLOAT16, Field, field_of, to_bfloat16, values_of
 from wdsprep.dataset.tar.write import Buffer
 
 if TYPE_CHECKING:

@@ -15,15 +15,15 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any, TypedDict
 
-from wdsprep.dataset.arrays import fields_of, text_fields
 from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.file_names import HUB_FILES, empty_name, latent_unit
+from wdsprep.dataset.image_positions import may_have_rows
+from wdsprep.dataset.json_records import Nbytes, Text, read_record
 from wdsprep.dataset.manifest import Manifest, differences
-from wdsprep.dataset.names import HUB_FILES, empty_name, latent_unit
-from wdsprep.dataset.read_ahead import read_each
-from wdsprep.dataset.records import Nbytes, Text, read_record
-from wdsprep.dataset.rows import may_have_rows
-from wdsprep.dataset.scores import columns_of
-from wdsprep.dataset.state import check_kind, open_dataset
+from wdsprep.dataset.npy_arrays import fields_of, text_fields
+from wdsprep.dataset.score_columns import columns_of
+from wdsprep.dataset.stored_dataset import check_kind, open_dataset
+from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.exporting import WITH_IMAGES
 from wdsprep.exporting.layout import Exportable, ExportedFile, Layout, layout_of, to_json

@@ -6,9 +6,9 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from wdsprep.dataset.arrays import Field, is_of_text, text_fields
-from wdsprep.dataset.records import Name, Nbytes, Text
-from wdsprep.dataset.scores import SCORES, is_scored
+from wdsprep.dataset.json_records import Name, Nbytes, Text
+from wdsprep.dataset.npy_arrays import Field, is_of_text, text_fields
+from wdsprep.dataset.score_columns import SCORES, is_scored
 from wdsprep.dataset.shapes import shapes_of
 from wdsprep.dataset.tar.write import Buffer
 from wdsprep.errors import FormatError, UsageError

@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from wdsprep.dataset.arrays import (
+from wdsprep.dataset.latent_scaling import denormalise
+from wdsprep.dataset.npy_arrays import (
     BFLOAT16,
     EMB,
     FLIPPED,
@@ -29,7 +30,6 @@ from wdsprep.dataset.arrays import (
     is_imported,
     values_of,
 )
-from wdsprep.dataset.latents import denormalise
 from wdsprep.dataset.tar.write import Buffer, Data, join_small, nbytes_of, pieces_of
 from wdsprep.errors import UsageError
 from wdsprep.exporting.layout import (

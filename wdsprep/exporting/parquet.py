@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from wdsprep.dataset.arrays import EMB, FLIPPED, LATENT, POOLED, field_of
-from wdsprep.dataset.scores import NUMBER, TEXT, WHOLE
+from wdsprep.dataset.npy_arrays import EMB, FLIPPED, LATENT, POOLED, field_of
+from wdsprep.dataset.score_columns import NUMBER, TEXT, WHOLE
 from wdsprep.exporting.arrays import bfloat16_bits, npy_bytes, split_npy
 from wdsprep.exporting.layout import (
     Exportable,

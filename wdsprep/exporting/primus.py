@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from wdsprep.dataset.arrays import EMB, LATENT, POOLED, field_of
+from wdsprep.dataset.npy_arrays import EMB, LATENT, POOLED, field_of
 from wdsprep.errors import UsageError
 from wdsprep.exporting.arrays import bfloat16_bits, pad_to
 from wdsprep.exporting.energon import metadata_files

@@ -5,8 +5,8 @@ export, so damage is never passed on. Metadata needs only the tar headers and th
 local tar is not read whole, and its digest is not checked.
 
 A joined dataset was made of the same image shards, so its samples are found by their positions
-(`wdsprep.dataset.rows`); keys must agree. They are read by ranges, many at a time from a remote
-store.
+(`wdsprep.dataset.image_positions`); keys must agree. They are read by ranges, many at a time from a
+remote store.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,11 +21,11 @@ from wdsprep.dataset.damage import (
     repair_step,
 )
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.reading import HashedTape, ShardReader
+from wdsprep.dataset.image_positions import NOWHERE, ImagePositions
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reindex import read_positions
-from wdsprep.dataset.rows import NOWHERE, ImagePositions
 from wdsprep.dataset.samples import parse_object
+from wdsprep.dataset.shard_reader import HashedTape, ShardReader
 from wdsprep.dataset.tar.members import Tape, members, truncated
 from wdsprep.dataset.tar.read import open_tape, split_member
 from wdsprep.dataset.tar.write import LARGE_NBYTES, Buffer

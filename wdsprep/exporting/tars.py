@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from wdsprep.dataset.names import index_name
+from wdsprep.dataset.file_names import index_name
 from wdsprep.dataset.tar.write import Buffer, TarWriter
 from wdsprep.exporting.layout import ExportedFile, ExportSample, Writing
 from wdsprep.store.base import Store, write_bytes

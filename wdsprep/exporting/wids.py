@@ -8,7 +8,7 @@ files, and images stay as they are, but `wids` does not decode WebP.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from wdsprep.dataset.arrays import LATENT
+from wdsprep.dataset.npy_arrays import LATENT
 from wdsprep.dataset.shapes import cut_size
 from wdsprep.errors import UsageError
 from wdsprep.exporting.layout import (

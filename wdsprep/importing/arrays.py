@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from wdsprep.dataset.arrays import BFLOAT16, Field, from_bfloat16, to_bfloat16
+from wdsprep.dataset.npy_arrays import BFLOAT16, Field, from_bfloat16, to_bfloat16
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.importing.column_names import DTYPES, CachedColumn

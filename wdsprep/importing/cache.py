@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, RejectedError
-from wdsprep.dataset.state import read_manifest
+from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import TarSample, open_unpacked_tape, scan
 from wdsprep.errors import SourceError, UsageError

@@ -6,8 +6,8 @@ A cache does not hold them, but its trainer has them in files, or uses zeros.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from wdsprep.dataset.arrays import Field, is_finite, text_fields
 from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.npy_arrays import Field, is_finite, text_fields
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.importing.arrays import array_of, npy_of, to_stored, zeros

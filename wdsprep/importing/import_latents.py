@@ -13,9 +13,9 @@ from wdsprep.text import examples, plural, shown
 
 if TYPE_CHECKING:
     from wdsprep.dataset.digests import DigestKind
-    from wdsprep.dataset.edition import Edition
     from wdsprep.dataset.manifest import Manifest
     from wdsprep.dataset.shapes import Size
+    from wdsprep.dataset.unit_locks import Edition
     from wdsprep.encoding.image_shards import ImageShard
     from wdsprep.importing.cache import LatentCache
     from wdsprep.importing.column_names import CachedColumn
@@ -52,7 +52,7 @@ def import_(options: ImportOptions) -> "Outcome":
     where it was.
     """
     from wdsprep.dataset.digests import DigestKind
-    from wdsprep.dataset.state import read_format
+    from wdsprep.dataset.stored_dataset import read_format
     from wdsprep.encoding.shape_lists import sizes_of
     from wdsprep.importing.cache import find_cache
     from wdsprep.importing.column_names import parse_columns

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from wdsprep.dataset.arrays import EMB as EMB_NPY
-from wdsprep.dataset.arrays import LATENT as LATENT_NPY
-from wdsprep.dataset.arrays import MASK as MASK_NPY
-from wdsprep.dataset.arrays import POOLED as POOLED_NPY
-from wdsprep.dataset.arrays import Field, fields_of, is_finite, layout
+from wdsprep.dataset.npy_arrays import EMB as EMB_NPY
+from wdsprep.dataset.npy_arrays import LATENT as LATENT_NPY
+from wdsprep.dataset.npy_arrays import MASK as MASK_NPY
+from wdsprep.dataset.npy_arrays import POOLED as POOLED_NPY
+from wdsprep.dataset.npy_arrays import Field, fields_of, is_finite, layout
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.shapes import Size

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft
-from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import facts_bytes
 from wdsprep.dataset.shapes import fields_by_shape, shape_name
-from wdsprep.dataset.state import find_receipt
+from wdsprep.dataset.stored_dataset import find_receipt
+from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.encoding.latent_shard import LatentShard, put_empty
 from wdsprep.importing.cache import Row

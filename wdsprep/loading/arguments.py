@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from wdsprep.cpus import usable_cpus
-from wdsprep.dataset.arrays import FLIPPED, MASK, text_fields
+from wdsprep.dataset.npy_arrays import FLIPPED, MASK, text_fields
 from wdsprep.encoding.models.families import BY_ZEROS
 from wdsprep.errors import UsageError
 from wdsprep.loading.augmentation import Effects

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from wdsprep.dataset.arrays import LATENT, is_imported, text_fields
-from wdsprep.dataset.latents import normalise
-from wdsprep.dataset.names import IMPORTER, empty_name
+from wdsprep.dataset.file_names import IMPORTER, empty_name
+from wdsprep.dataset.latent_scaling import normalise
+from wdsprep.dataset.npy_arrays import LATENT, is_imported, text_fields
 from wdsprep.dataset.random_numbers import Ints, Words, draw, key_of
 from wdsprep.dataset.receipts import fingerprint
 from wdsprep.dataset.tar.read import TarSample

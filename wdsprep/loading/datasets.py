@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from wdsprep.dataset.arrays import LATENT, Field, fields_of, text_fields
+from wdsprep.dataset.npy_arrays import LATENT, Field, fields_of, text_fields
 from wdsprep.dataset.random_numbers import Ints
-from wdsprep.dataset.scores import columns_of
-from wdsprep.dataset.selection import SampleSelection
+from wdsprep.dataset.sample_selection import SampleSelection
+from wdsprep.dataset.score_columns import columns_of
 from wdsprep.dataset.shapes import Size, fields_in_shape, shape_name
 from wdsprep.encoding.captions.sources import OWN
 from wdsprep.loading import order

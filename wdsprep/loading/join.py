@@ -13,13 +13,13 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from wdsprep.dataset.file_names import latent_shard, latent_unit, maker_of
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import latent_shard, latent_unit, maker_of
 from wdsprep.dataset.random_numbers import Ints
-from wdsprep.dataset.read_ahead import ahead
-from wdsprep.dataset.selection import SampleSelection, digest_of_shape, digest_of_shards
+from wdsprep.dataset.sample_selection import SampleSelection, digest_of_shape, digest_of_shards
 from wdsprep.dataset.shapes import Size, shape_name, shapes_of
-from wdsprep.dataset.state import read_manifest
+from wdsprep.dataset.stored_dataset import read_manifest
+from wdsprep.dataset.thread_map import ahead
 from wdsprep.errors import UsageError
 from wdsprep.loading.datasets import Dataset, JoinedDataset
 from wdsprep.loading.join_positions import DatasetPositions, JoinPositions

@@ -2,7 +2,7 @@
 
 Everything that is made of one image shard has its name and its order, so nothing is searched. A
 sample is found by its *position*: its number in the image shard. Rejects and shapes move samples;
-then the rows beside a shard say the positions of its samples (`wdsprep.dataset.rows`).
+then the rows beside a shard say the positions of its samples (`wdsprep.dataset.image_positions`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsprep.dataset.damage import naming_next_step
-from wdsprep.dataset.names import latent_unit, rows_name
+from wdsprep.dataset.file_names import latent_unit, rows_name
+from wdsprep.dataset.image_positions import NBYTES, NOWHERE, ImagePositions
 from wdsprep.dataset.random_numbers import Ints
-from wdsprep.dataset.read_ahead import read_each
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.reindex import encode_step, positions_without_rows, read_rows
-from wdsprep.dataset.rows import NBYTES, NOWHERE, ImagePositions
-from wdsprep.dataset.selection import Numbers
-from wdsprep.dataset.state import read_manifest
+from wdsprep.dataset.sample_selection import Numbers
+from wdsprep.dataset.stored_dataset import read_manifest
+from wdsprep.dataset.thread_map import read_each
 from wdsprep.store.base import Store
 
 KEPT_NBYTES = 32 << 20

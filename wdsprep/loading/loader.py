@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from wdsprep.dataset.arrays import FLIPPED
 from wdsprep.dataset.digests import FIRST_FORM, FORM
-from wdsprep.dataset.removed import removed_from
+from wdsprep.dataset.npy_arrays import FLIPPED
+from wdsprep.dataset.removed_samples import removed_from
 from wdsprep.errors import FingerprintError, FormatError, UsageError
 from wdsprep.limits import MAX_AREA
 from wdsprep.loading.arguments import (

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch.utils.data import get_worker_info
 
 from wdsprep.dataset.aio import Bytes
-from wdsprep.dataset.arrays import LATENT, MASK, Field
+from wdsprep.dataset.npy_arrays import LATENT, MASK, Field
 from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.rejects import Reject
 from wdsprep.loading.padding import PaddedRows

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from wdsprep.dataset.buckets import buckets_encoded, buckets_of_phase
 from wdsprep.dataset.damage import verify_step
+from wdsprep.dataset.file_names import MANIFEST, index_name, latent_shard, maker_of
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import MANIFEST, index_name, latent_shard, maker_of
 from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.reindex import is_older, is_whole
-from wdsprep.dataset.selection import SampleSelection, digest_of_shards
+from wdsprep.dataset.sample_selection import SampleSelection, digest_of_shards
 from wdsprep.dataset.shapes import shape_name, shapes_of
-from wdsprep.dataset.state import check_place, read_manifest
+from wdsprep.dataset.stored_dataset import check_place, read_manifest
 from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.loading.datasets import Dataset
 from wdsprep.loading.order.mixing import StreamAmount

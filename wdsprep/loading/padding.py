@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from wdsprep.dataset.aio import Bytes
-from wdsprep.dataset.arrays import Field
+from wdsprep.dataset.npy_arrays import Field
 from wdsprep.dataset.random_numbers import Ints
 
 

@@ -9,7 +9,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from wdsprep.dataset.aio import Bytes
-from wdsprep.dataset.arrays import Field, layout
+from wdsprep.dataset.npy_arrays import Field, layout
 from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.tar import BLOCK, padded
 from wdsprep.dataset.tar.write import header

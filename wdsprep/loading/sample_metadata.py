@@ -16,11 +16,11 @@ import numpy as np
 
 from wdsprep.cpus import usable_cpus
 from wdsprep.dataset.damage import naming_next_step, verify_step
-from wdsprep.dataset.names import index_name
+from wdsprep.dataset.file_names import index_name
 from wdsprep.dataset.random_numbers import Ints
-from wdsprep.dataset.read_ahead import ahead
-from wdsprep.dataset.reading import NamedShard, ShardReader
 from wdsprep.dataset.samples import FROM_OUTSIDE, parse_object
+from wdsprep.dataset.shard_reader import NamedShard, ShardReader
+from wdsprep.dataset.thread_map import ahead
 from wdsprep.errors import FormatError, UsageError
 from wdsprep.loading.datasets import Dataset, JoinedDataset
 from wdsprep.store.base import RemoteStore

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from wdsprep.dataset.scores import NUMBER, TEXT, WHOLE, columns_of
+from wdsprep.dataset.score_columns import NUMBER, TEXT, WHOLE, columns_of
 from wdsprep.loading.datasets import Dataset
 from wdsprep.loading.sample_metadata import MetadataBlock, scan_metadata
 from wdsprep.loading.table_keys import KEY, encode_keys

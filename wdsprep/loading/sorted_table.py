@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from wdsprep.dataset.cached_file import KeptWriter
+from wdsprep.dataset.kept_file import KeptWriter
 from wdsprep.loading.table_keys import DIGITS, KEY, parse_digits
 from wdsprep.loading.table_rows import Columns, TableRows, open_rows
 from wdsprep.sources.sorted_rows import SORTED_THERE, sorted_rows

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.dataset.selection import (
+from wdsprep.dataset.sample_selection import (
     SampleSelection,
     digest_of_selected,
     digest_of_shape,

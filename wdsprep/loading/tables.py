@@ -6,7 +6,7 @@ also ask for columns of texts, which batches do not have. A row counts as missin
 of its numbers is missing, or is NaN. Of two rows with the same key the first holds.
 
 A table is read once, sorted by key in bounded memory (`sorted_table`), kept in a file and mapped
-(`cached_file`). Datasets of scores are such tables too; their columns stand in the json of their
+(`kept_file`). Datasets of scores are such tables too; their columns stand in the json of their
 samples.
 """
 
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.dataset.cached_file import KeptFile, KeptWriter, open_or_make
+from wdsprep.dataset.kept_file import KeptFile, KeptWriter, open_or_make
 from wdsprep.dataset.random_numbers import Ints
-from wdsprep.dataset.scores import columns_of
+from wdsprep.dataset.score_columns import columns_of
 from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.loading.shard_access.cache import CacheDir, cache_folder
 from wdsprep.loading.table_keys import KEY, LACKING, encode_keys, keys_to_numbers

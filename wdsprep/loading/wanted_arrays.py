@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from wdsprep.dataset.arrays import FLIPPED, LATENT, MASK, Field, text_fields
+from wdsprep.dataset.npy_arrays import FLIPPED, LATENT, MASK, Field, text_fields
 from wdsprep.errors import UsageError
 from wdsprep.loading.datasets import Dataset, caption_name
 from wdsprep.loading.sample_layout import batch_name

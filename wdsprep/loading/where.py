@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.dataset.cached_file import KeptWriter, open_or_make
 from wdsprep.dataset.conditions import EVALUATOR, Condition, format_path
+from wdsprep.dataset.kept_file import KeptWriter, open_or_make
 from wdsprep.dataset.random_numbers import Ints, key_of
+from wdsprep.dataset.sample_selection import Numbers, SampleSelection, ShardSamples, keep_selection
 from wdsprep.dataset.samples import PathParts, value_at_path
-from wdsprep.dataset.selection import Numbers, SampleSelection, ShardSamples, keep_selection
 from wdsprep.errors import UsageError
 from wdsprep.loading.datasets import Dataset, JoinedDataset
 from wdsprep.loading.sample_metadata import JoinedMetadata, MetadataBlock, scan_metadata

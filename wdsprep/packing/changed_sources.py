@@ -13,8 +13,8 @@ from dataclasses import replace
 from enum import Enum, auto
 
 from wdsprep.dataset.damage import naming_repair
-from wdsprep.dataset.names import REMOVED, inputs_name
-from wdsprep.dataset.records import read_lines
+from wdsprep.dataset.file_names import REMOVED, inputs_name
+from wdsprep.dataset.json_records import read_lines
 from wdsprep.errors import NotFoundError
 from wdsprep.sources import Item, ItemLine, Slice, Source
 from wdsprep.sources.fingerprints import find_changed_units

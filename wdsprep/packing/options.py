@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from wdsprep.changed_settings import ABOVE, SettingWords
 from wdsprep.dataset.buckets import parse_buckets
 from wdsprep.dataset.digests import FORM
-from wdsprep.dataset.names import SELECTION
+from wdsprep.dataset.file_names import SELECTION
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import UsageError
 from wdsprep.fetch.options import DOWNLOADING, FetchOptions, FetchRules

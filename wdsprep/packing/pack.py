@@ -32,7 +32,7 @@ def pack(options: PackOptions) -> "Outcome":
     continues the run.
     """
     from wdsprep.dataset.settings import loosened
-    from wdsprep.dataset.state import read_format
+    from wdsprep.dataset.stored_dataset import read_format
     from wdsprep.packing.retry_rejected import Curable, Retries, read_retries
     from wdsprep.packing.slices import make_plan, restore_inputs, survey_source
     from wdsprep.packing.work import PackWork

@@ -32,9 +32,7 @@ from io import BytesIO
 
 from wdsprep.dataset.damage import DELETE_STEP, UNLIKE_RECEIPT, naming_repair, repair_step
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.edition import Edition
-from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import (
+from wdsprep.dataset.file_names import (
     FIRST_RETRY,
     RETRIES,
     inputs_name,
@@ -42,6 +40,7 @@ from wdsprep.dataset.names import (
     rejects_name,
     retry_of_inputs,
 )
+from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import CONTENT, RETRIED, Receipt
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import (
@@ -52,7 +51,8 @@ from wdsprep.dataset.rejects import (
     read_rejects,
     rejects_in,
 )
-from wdsprep.dataset.state import done_units, read_receipt
+from wdsprep.dataset.stored_dataset import done_units, read_receipt
+from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import DamageError, NotFoundError
 from wdsprep.fetch.options import ROBOTS, TRANSIENT, FetchRules
 from wdsprep.packing.changed_sources import packed_items

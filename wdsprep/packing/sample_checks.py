@@ -11,11 +11,11 @@ from functools import partial
 from itertools import chain, islice
 from typing import cast
 
-from wdsprep.dataset.read_ahead import IDLE, ahead
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, RejectedError, as_rejected
-from wdsprep.dataset.removed import NONE_REMOVED, Removed
+from wdsprep.dataset.removed_samples import NONE_REMOVED, Removed
 from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.thread_map import IDLE, ahead
 from wdsprep.fetch.downloads import Downloads
 from wdsprep.images.pixel_rule import Picture, prepare
 from wdsprep.packing.options import PackRules

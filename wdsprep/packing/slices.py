@@ -14,9 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.edition import Edition
-from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import (
+from wdsprep.dataset.file_names import (
     BESIDE,
     INPUTS,
     RETRIES,
@@ -24,8 +22,10 @@ from wdsprep.dataset.names import (
     is_retry,
     retry_of_inputs,
 )
+from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt
-from wdsprep.dataset.state import find_receipt
+from wdsprep.dataset.stored_dataset import find_receipt
+from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import FingerprintError, SourceError
 from wdsprep.packing.changed_sources import (
     Change,

@@ -19,14 +19,14 @@ from wdsprep.dataset.buckets import bucket_of
 from wdsprep.dataset.coarse_histograms import count_sample
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft, DraftTar
-from wdsprep.dataset.edition import Edition
-from wdsprep.dataset.names import image_shard, inputs_name, rejects_name, sample_key
+from wdsprep.dataset.file_names import image_shard, inputs_name, rejects_name, sample_key
 from wdsprep.dataset.receipts import RETRIED, Receipt, Shard
 from wdsprep.dataset.rejects import Refusal, RejectsFile
-from wdsprep.dataset.removed import Removed
+from wdsprep.dataset.removed_samples import Removed
 from wdsprep.dataset.samples import Sample, facts_bytes
 from wdsprep.dataset.settings import allowed_more
-from wdsprep.dataset.state import find_receipt
+from wdsprep.dataset.stored_dataset import find_receipt
+from wdsprep.dataset.unit_locks import Edition
 from wdsprep.fetch.downloads import Downloads, DownloadTurns
 from wdsprep.images.pixel_rule import Picture
 from wdsprep.packing.options import PackRules

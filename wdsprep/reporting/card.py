@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from wdsprep.dataset.arrays import fields_of
-from wdsprep.dataset.names import CARD
-from wdsprep.dataset.read_ahead import read_each
+from wdsprep.dataset.file_names import CARD
+from wdsprep.dataset.npy_arrays import fields_of
 from wdsprep.dataset.shapes import batch_that_fits
+from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.options import Place, takes_datasets
 from wdsprep.reporting.facts.datasets import ReportDataset, check_folder, open_each

@@ -13,16 +13,16 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, cast
 
-from wdsprep.dataset.arrays import BFLOAT16, field_of, values_of
 from wdsprep.dataset.damage import naming_repair
+from wdsprep.dataset.file_names import SELECTION, latent_unit
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import SELECTION, latent_unit
-from wdsprep.dataset.reading import ShardReader, ShardSize, read_shards
+from wdsprep.dataset.npy_arrays import BFLOAT16, field_of, values_of
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.samples import parse_json
 from wdsprep.dataset.shapes import shape_ranges, shapes_of
-from wdsprep.dataset.state import open_dataset
+from wdsprep.dataset.shard_reader import ShardReader, ShardSize, read_shards
+from wdsprep.dataset.stored_dataset import open_dataset
 from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.options import OverloadedFunction, takes_options
 from wdsprep.reporting.options import InspectOptions, OverviewOptions

@@ -10,7 +10,7 @@ from wdsprep.dataset.digests import format_of
 from wdsprep.dataset.manifest import Manifest, table_rows
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.shapes import shape_counts
-from wdsprep.dataset.state import phases
+from wdsprep.dataset.stored_dataset import phases
 from wdsprep.store import open_store
 from wdsprep.text import NotebookTable, plural
 

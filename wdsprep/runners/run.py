@@ -14,12 +14,10 @@ from itertools import chain
 from typing import Any, cast
 
 from wdsprep.dataset.coarse_histograms import bin_name, sum_counts
-from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest, table_rows
-from wdsprep.dataset.read_ahead import read_each
 from wdsprep.dataset.receipts import Receipt, Receipts, Settings, line_of, sort_by_unit
 from wdsprep.dataset.reject_codes import ENDS_A_TAR
-from wdsprep.dataset.state import (
+from wdsprep.dataset.stored_dataset import (
     file_filter,
     open_edition,
     read_manifest,
@@ -27,6 +25,8 @@ from wdsprep.dataset.state import (
     tidy,
     write_manifest,
 )
+from wdsprep.dataset.thread_map import read_each
+from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import AccessError, FormatError, StoreError, WorkError
 from wdsprep.runners.base import Event, Finished, Quarantined, Runner, Step, Unit, Work
 from wdsprep.runners.job import Heard, Job, JobStatus

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple
 
 from wdsprep.changed_settings import SettingWords
-from wdsprep.dataset.scores import SCORES
+from wdsprep.dataset.score_columns import SCORES
 from wdsprep.encoding.options import EncodeWorkerOptions
 from wdsprep.errors import UsageError
 from wdsprep.images.options import AREA, NBYTES

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from wdsprep.dataset.arrays import Field, layout
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.npy_arrays import Field, layout
 from wdsprep.dataset.receipts import Settings
-from wdsprep.dataset.scores import NUMBER, SCORES
-from wdsprep.dataset.state import read_format
+from wdsprep.dataset.score_columns import NUMBER, SCORES
+from wdsprep.dataset.stored_dataset import read_format
+from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
 from wdsprep.encoding.options import EncodeWorkerOptions
 from wdsprep.encoding.pending_shards import (

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from wdsprep.dataset.arrays import fields_of
 from wdsprep.dataset.draft import Draft
-from wdsprep.dataset.edition import Edition
+from wdsprep.dataset.npy_arrays import fields_of
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, Reject, RejectedError
 from wdsprep.dataset.samples import Sample, facts_bytes
-from wdsprep.dataset.state import find_receipt
+from wdsprep.dataset.stored_dataset import find_receipt
 from wdsprep.dataset.tar.read import leads_out
 from wdsprep.dataset.tar.write import Data
+from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.captions.sources import replace_surrogates
 from wdsprep.encoding.image_shards import ImageShard, tars_of
 from wdsprep.encoding.latent_shard import LatentShard, npy_of

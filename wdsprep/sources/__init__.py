@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.names import is_retry, slice_name
-from wdsprep.dataset.records import Nbytes
+from wdsprep.dataset.file_names import is_retry, slice_name
+from wdsprep.dataset.json_records import Nbytes
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, as_rejected
 from wdsprep.dataset.samples import Sample

@@ -13,10 +13,10 @@ from itertools import islice
 from blake3 import blake3
 
 from wdsprep.cpus import usable_cpus
-from wdsprep.dataset.read_ahead import ahead
 from wdsprep.dataset.receipts import CONTENT
 from wdsprep.dataset.rejects import Refusal
 from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.thread_map import ahead
 from wdsprep.sources import Item, Source
 
 MARK_NBYTES = 16

@@ -11,8 +11,8 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from wdsprep.dataset.names import MANIFEST
-from wdsprep.dataset.state import read_manifest
+from wdsprep.dataset.file_names import MANIFEST
+from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.images.extensions import IMAGES
 from wdsprep.limits import MAX_NBYTES

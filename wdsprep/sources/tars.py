@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from wdsprep.dataset.names import is_index
+from wdsprep.dataset.file_names import is_index
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.samples import Sample

@@ -18,8 +18,8 @@ from tests.kit.fuzz.cases import TOY, Kind, Make, Run, command, library, serve
 from tests.kit.packs import packing_here, photos
 from tests.kit.sealed_files import mutate_file
 from wdsprep.cli import main
-from wdsprep.dataset.names import MANIFEST
-from wdsprep.dataset.removed import Removed, UnitRemoval, removed_from, write_removed
+from wdsprep.dataset.file_names import MANIFEST
+from wdsprep.dataset.removed_samples import Removed, UnitRemoval, removed_from, write_removed
 from wdsprep.store import open_store
 
 PACK = ("--buckets", "32,64", "--samples-per-shard", "4", "--workers", "1")

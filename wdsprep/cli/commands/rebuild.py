@@ -12,7 +12,7 @@ from wdsprep.text import plural
 @click.argument("dataset", type=PLACE)
 def rebuild_command(dataset: str) -> None:
     """Make the manifest of DATASET again from its receipts."""
-    from wdsprep.dataset.state import write_rebuilt
+    from wdsprep.dataset.stored_dataset import write_rebuilt
 
     line = ProgressLine()
     manifest = write_rebuilt(dataset, line.counting("receipt"))

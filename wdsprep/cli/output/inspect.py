@@ -4,10 +4,10 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from wdsprep.dataset.arrays import fields_of
+from wdsprep.dataset.npy_arrays import fields_of
 from wdsprep.dataset.receipts import Settings
 from wdsprep.dataset.rejects import Reject
-from wdsprep.dataset.scores import SCORES
+from wdsprep.dataset.score_columns import SCORES
 from wdsprep.errors import UsageError
 from wdsprep.reporting.inspect import FoundSample, inspect
 from wdsprep.reporting.overview import Overview

@@ -15,7 +15,7 @@ from wdsprep.cli.output.shared import (
 )
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.reject_codes import Code, by_stage
-from wdsprep.dataset.state import phases
+from wdsprep.dataset.stored_dataset import phases
 from wdsprep.options import remedies_of
 from wdsprep.packing.options import PackOptions
 from wdsprep.packing.retry_rejected import retryable

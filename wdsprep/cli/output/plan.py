@@ -8,7 +8,7 @@ from typing import Any
 
 from wdsprep.cli.commands.plan_options import PlanOptions, sizes
 from wdsprep.dataset.shapes import shape_name
-from wdsprep.dataset.state import open_dataset
+from wdsprep.dataset.stored_dataset import open_dataset
 from wdsprep.encoding.cost_estimate import (
     VAE_GFLOPS,
     Bucket,

@@ -7,7 +7,7 @@ from wdsprep.checks import Finding
 from wdsprep.checks.repair import Repair
 from wdsprep.cli.output.shared import CommandOutput, KeptLine, echo
 from wdsprep.cli.output.verify import VerifyOutput, finding_facts
-from wdsprep.dataset.names import MAKERS
+from wdsprep.dataset.file_names import MAKERS
 from wdsprep.runners.job import JobListener
 from wdsprep.text import EXAMPLES, command, examples, join_lines, plural
 

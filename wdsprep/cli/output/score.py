@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from wdsprep.cli.output.shared import CommandOutput, rejects_lines
-from wdsprep.dataset.scores import NUMBER, columns_of
+from wdsprep.dataset.score_columns import NUMBER, columns_of
 from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome
 from wdsprep.scoring.score import ScoreBegun

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from blake3 import blake3
 
 from wdsprep.dataset.damage import DELETE_STEP
-from wdsprep.dataset.records import Hex, Nbytes, Text
+from wdsprep.dataset.json_records import Hex, Nbytes, Text
 from wdsprep.errors import AccessError, DamageError, FormatError, FullError, NotFoundError
 from wdsprep.limits import MAX_TABLE_ROWS, MAX_TEXT_NBYTES
 from wdsprep.store import open_store

@@ -9,8 +9,8 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
-from wdsprep.dataset.names import lookup_name
-from wdsprep.dataset.records import Text, between, read_record
+from wdsprep.dataset.file_names import lookup_name
+from wdsprep.dataset.json_records import Text, between, read_record
 from wdsprep.dataset.samples import Sample, value_at_path
 from wdsprep.errors import FormatError
 from wdsprep.limits import MAX_TABLE_ROWS

@@ -14,12 +14,12 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.file_names import CAPTION_TABLE, lookup_name, taken_name
+from wdsprep.dataset.json_records import Nbytes, Text, read_record
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.names import CAPTION_TABLE, lookup_name, taken_name
-from wdsprep.dataset.read_ahead import read_each
-from wdsprep.dataset.records import Nbytes, Text, read_record
 from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.samples import Sample, facts_bytes
+from wdsprep.dataset.thread_map import read_each
 from wdsprep.encoding.captions.lookup import FORM, Lookup, LookupFile, digest_of_file, open_lookup
 from wdsprep.encoding.captions.options import BY, CaptionOptions
 from wdsprep.encoding.captions.sources import (

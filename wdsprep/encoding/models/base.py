@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from wdsprep.dataset.arrays import BFLOAT16, Field, is_of_text, text_fields
+from wdsprep.dataset.npy_arrays import BFLOAT16, Field, is_of_text, text_fields
 from wdsprep.encoding.models.batch_size import is_out_of_memory
 from wdsprep.errors import WorkError
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from wdsprep.dataset.arrays import EMB, TOKENS
+from wdsprep.dataset.npy_arrays import EMB, TOKENS
 from wdsprep.encoding.models.base import DTYPES, InTwoPrecisions, Rows, Tokens
 from wdsprep.encoding.models.compiled import CompiledNetwork
 from wdsprep.encoding.models.find_model import Model

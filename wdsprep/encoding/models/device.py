@@ -20,7 +20,7 @@ from math import prod
 
 import torch
 
-from wdsprep.dataset.arrays import is_of_text
+from wdsprep.dataset.npy_arrays import is_of_text
 from wdsprep.dataset.shapes import Size
 from wdsprep.encoding.models.base import Encoded, Encoder, NoRoomError, Tokens
 from wdsprep.encoding.models.batch_size import (

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wdsprep.dataset.arrays import BFLOAT16, MASK, OF_SIZES, Field
 from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.npy_arrays import BFLOAT16, MASK, OF_SIZES, Field
 from wdsprep.encoding import HALF
 from wdsprep.encoding.models.base import DTYPES, Tokens
 from wdsprep.encoding.models.families import is_mask, member_name

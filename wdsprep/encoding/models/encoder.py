@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wdsprep.dataset.arrays import LATENT, Field, is_of_text, text_fields
+from wdsprep.dataset.npy_arrays import LATENT, Field, is_of_text, text_fields
 from wdsprep.encoding.latent_arrays import fields
 from wdsprep.encoding.models.base import (
     DTYPES,

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wdsprep.dataset.arrays import Field
 from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.npy_arrays import Field
 from wdsprep.dataset.shapes import Size, shape_name
 from wdsprep.encoding.models.config_files import (
     MOST_WIDTH,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wdsprep.dataset.arrays import EMB
+from wdsprep.dataset.npy_arrays import EMB
 from wdsprep.encoding.models.base import DTYPES, InTwoPrecisions, Rows, Tokens
 from wdsprep.encoding.models.dry_run import DryRun
 from wdsprep.encoding.models.families import member_name

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from wdsprep.dataset.latents import normalise
+from wdsprep.dataset.latent_scaling import normalise
 from wdsprep.encoding.models.find_model import Model, rule_of
 from wdsprep.encoding.models.noise import normal
 from wdsprep.encoding.models.one_frame import flatten_frames

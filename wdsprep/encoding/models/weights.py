@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.read_ahead import read_each
+from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import WorkError
 
 BLOCK_NBYTES = 8 << 20

@@ -23,13 +23,13 @@ from typing import Any
 from wdsprep.dataset.damage import naming_next_step, verify_step
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft
-from wdsprep.dataset.edition import Edition
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.reading import HashedTape, ShardReader
 from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.shapes import fields_by_shape
-from wdsprep.dataset.state import find_receipt, refresh_manifest, write_manifest
+from wdsprep.dataset.shard_reader import HashedTape, ShardReader
+from wdsprep.dataset.stored_dataset import find_receipt, refresh_manifest, write_manifest
+from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.encoded_samples import Result
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
 from wdsprep.encoding.latent_arrays import fields

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wdsprep.dataset.arrays import FLIPPED, LATENT
+from wdsprep.dataset.npy_arrays import FLIPPED, LATENT
 from wdsprep.encoding.device_batches import DeviceBatches, Rows
 from wdsprep.encoding.encoded_samples import mirrored_noise_key
 from wdsprep.encoding.models.base import Encoder, Tokens

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from wdsprep.cpus import usable_cpus
-from wdsprep.dataset.arrays import FLIPPED, LATENT
+from wdsprep.dataset.npy_arrays import FLIPPED, LATENT
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.samples import Sample, facts_bytes

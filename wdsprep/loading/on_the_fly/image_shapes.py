@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.dataset.cached_file import KeptWriter, open_or_make
+from wdsprep.dataset.kept_file import KeptWriter, open_or_make
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.dataset.selection import SampleSelection, ShardSamples, keep_selection
+from wdsprep.dataset.sample_selection import SampleSelection, ShardSamples, keep_selection
 from wdsprep.dataset.shapes import Size, shape_name, shapes_of
 from wdsprep.errors import UsageError
 from wdsprep.images.shapes import Shapes, cut_of

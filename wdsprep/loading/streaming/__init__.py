@@ -27,7 +27,7 @@ from dataclasses import fields, replace
 
 import ray
 
-from wdsprep.dataset.arrays import fields_of
+from wdsprep.dataset.npy_arrays import fields_of
 from wdsprep.errors import UsageError
 from wdsprep.loading.loader import load
 from wdsprep.loading.open_datasets import Stream, as_streams, join_places

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from wdsprep.dataset.arrays import Field
+from wdsprep.dataset.npy_arrays import Field
 from wdsprep.encoding.on_the_fly.image_preparation import Encoding
 from wdsprep.loading.arguments import LoadPlan
 

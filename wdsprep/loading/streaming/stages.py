@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from wdsprep.dataset.arrays import FLIPPED, OF_SIZES, Field
+from wdsprep.dataset.npy_arrays import FLIPPED, OF_SIZES, Field
 from wdsprep.encoding.on_the_fly.step_batches import BatchEncoder
 from wdsprep.loading.memory import Batch
 from wdsprep.loading.on_the_fly.encoded_batches import EncodedRow, EncodingReader, reading_plan

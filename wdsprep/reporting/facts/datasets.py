@@ -8,8 +8,8 @@ from typing import Any
 from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt, Shard
-from wdsprep.dataset.scores import SCORES, columns_of
-from wdsprep.dataset.state import open_dataset, refresh_manifest
+from wdsprep.dataset.score_columns import SCORES, columns_of
+from wdsprep.dataset.stored_dataset import open_dataset, refresh_manifest
 from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.reporting.overview import overview
 from wdsprep.store import open_store, split_url

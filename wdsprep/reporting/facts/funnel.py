@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from wdsprep.dataset.names import RECEIPTS, receipt_name
+from wdsprep.dataset.file_names import RECEIPTS, receipt_name
 from wdsprep.dataset.reject_codes import Code, by_stage
 from wdsprep.reporting.facts.datasets import Datasets, ReportDataset
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from wdsprep.dataset.arrays import LATENT
 from wdsprep.dataset.coarse_histograms import bin_name, histogram
-from wdsprep.dataset.read_ahead import read_each
+from wdsprep.dataset.npy_arrays import LATENT
+from wdsprep.dataset.thread_map import read_each
 from wdsprep.reporting.facts.datasets import ReportDataset
 from wdsprep.reporting.sheet.picking import SheetSample, pick, read_sample
 from wdsprep.text import Counting

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from wdsprep.dataset.read_ahead import read_each
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.rejects import Reject, rejects_in
+from wdsprep.dataset.thread_map import read_each
 from wdsprep.reporting.facts.datasets import ReportDataset
 from wdsprep.reporting.sheet.picking import DAMAGE
 from wdsprep.text import Counting

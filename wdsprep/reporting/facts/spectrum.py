@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from wdsprep.dataset.arrays import LATENT, field_of, fields_of, values_of
-from wdsprep.dataset.latents import patchify
+from wdsprep.dataset.latent_scaling import patchify
+from wdsprep.dataset.npy_arrays import LATENT, field_of, fields_of, values_of
 from wdsprep.dataset.receipts import Settings
 from wdsprep.dataset.shapes import cut_size, fields_in_shape, shapes_of
 from wdsprep.errors import FormatError

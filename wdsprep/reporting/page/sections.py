@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
-from wdsprep.dataset.state import phases
+from wdsprep.dataset.stored_dataset import phases
 from wdsprep.errors import without_secrets
 from wdsprep.reporting.facts.datasets import ReportDataset
 from wdsprep.reporting.facts.funnel import RunPace, losses

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from wdsprep.dataset.read_ahead import read_each
+from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import FormatError, UsageError
 from wdsprep.reporting.facts.datasets import Datasets, ReportDataset
 from wdsprep.reporting.sheet.items import SheetItem, facts_of_image, open_picture, unread_item

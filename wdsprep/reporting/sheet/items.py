@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from wdsprep.dataset.read_ahead import read_each
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.shapes import shapes_of
+from wdsprep.dataset.thread_map import read_each
 from wdsprep.encoding.models.find_model import Model
 from wdsprep.errors import FormatError, WdsprepError, without_secrets
 from wdsprep.reporting.facts.datasets import Datasets, ReportDataset

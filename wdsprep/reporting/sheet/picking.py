@@ -4,7 +4,7 @@ The pick is a function of the seed and the sizes of the shards, and each sample 
 sample costs two or three small reads, which the index of its shard makes possible.
 
 The latent sample of an image sample is found without a search, by its position in the image shard
-(`wdsprep.dataset.rows`).
+(`wdsprep.dataset.image_positions`).
 """
 
 import random
@@ -15,12 +15,12 @@ from itertools import accumulate
 from threading import Lock
 from typing import Any
 
-from wdsprep.dataset.names import latent_unit
-from wdsprep.dataset.reading import ShardReader
+from wdsprep.dataset.file_names import latent_unit
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reindex import read_positions
 from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.samples import parse_object
+from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.errors import (
     FormatError,
     NotAFileError,

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from wdsprep.dataset.names import latent_unit
+from wdsprep.dataset.file_names import latent_unit
 from wdsprep.dataset.reindex import read_positions
-from wdsprep.dataset.scores import TEXT
+from wdsprep.dataset.score_columns import TEXT
 from wdsprep.reporting.facts.datasets import ReportDataset
 from wdsprep.reporting.sheet.items import SheetItem, open_picture, shown_value
 from wdsprep.reporting.sheet.picking import DAMAGE, SheetPlace, SheetSample, read_sample

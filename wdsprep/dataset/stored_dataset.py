@@ -16,9 +16,7 @@ from wdsprep.changed_settings import say_plainly
 from wdsprep.dataset.buckets import buckets_of_phase
 from wdsprep.dataset.damage import naming_next_step, naming_repair
 from wdsprep.dataset.digests import FORM, form_of
-from wdsprep.dataset.edition import Edition, wait_for_holders
-from wdsprep.dataset.manifest import Manifest, rebuild_hint
-from wdsprep.dataset.names import (
+from wdsprep.dataset.file_names import (
     BESIDE,
     HUB_FILES,
     LATENTS,
@@ -39,12 +37,14 @@ from wdsprep.dataset.names import (
     unit_of_receipt,
     without_index,
 )
-from wdsprep.dataset.read_ahead import read_each
+from wdsprep.dataset.manifest import Manifest, rebuild_hint
 from wdsprep.dataset.receipts import Receipt, Receipts, Settings, line_of, sort_by_unit
-from wdsprep.dataset.removed import check_no_removal, forget_removal
+from wdsprep.dataset.removed_samples import check_no_removal, forget_removal
 from wdsprep.dataset.schemas import check_storable
-from wdsprep.dataset.scores import SCORES, is_scored
+from wdsprep.dataset.score_columns import SCORES, is_scored
 from wdsprep.dataset.settings import changed_settings, is_same
+from wdsprep.dataset.thread_map import read_each
+from wdsprep.dataset.unit_locks import Edition, wait_for_holders
 from wdsprep.errors import (
     DamageError,
     FingerprintError,

@@ -10,17 +10,17 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from wdsprep.dataset import aio, reading
+from wdsprep.dataset import aio, shard_reader
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.names import index_name
-from wdsprep.dataset.reading import (
+from wdsprep.dataset.file_names import index_name
+from wdsprep.dataset.receipts import Shard
+from wdsprep.dataset.shard_reader import (
     HashedTape,
     NamedShard,
     ShardReader,
     parse_sample_end,
     read_shards,
 )
-from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.read import TarSample, file_tape, read_samples, scan
 from wdsprep.dataset.tar.write import TarWriter
@@ -127,7 +127,10 @@ def test_each_level_brings_the_same_from_a_disk_and_over_a_network(made: Made) -
 
 
 def test_blocks_follow_each_other(made: Made) -> None:
-    with patch.object(reading, "SAMPLES_AT_ONCE", 7), patch.object(reading, "PIECE_NBYTES", 50_000):
+    with (
+        patch.object(shard_reader, "SAMPLES_AT_ONCE", 7),
+        patch.object(shard_reader, "PIECE_NBYTES", 50_000),
+    ):
         for store in made.stores():
             with ShardReader(store, made.shard) as shard:
                 blocks = list(shard.json())

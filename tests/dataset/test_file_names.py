@@ -2,7 +2,7 @@
 
 import pytest
 
-from wdsprep.dataset.names import (
+from wdsprep.dataset.file_names import (
     FIRST_RETRY,
     OURS,
     RETRIES,

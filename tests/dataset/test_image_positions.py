@@ -2,7 +2,7 @@
 
 import pytest
 
-from wdsprep.dataset.rows import NOWHERE, ImagePositions
+from wdsprep.dataset.image_positions import NOWHERE, ImagePositions
 from wdsprep.errors import FormatError
 
 

@@ -18,9 +18,9 @@ from typing import Any, TypedDict
 from blake3 import blake3
 
 from wdsprep.dataset.damage import naming_next_step
-from wdsprep.dataset.names import REMOVED
+from wdsprep.dataset.file_names import REMOVED
+from wdsprep.dataset.json_records import Count, Hex, Name, Nbytes, read_record
 from wdsprep.dataset.receipts import Receipt
-from wdsprep.dataset.records import Count, Hex, Name, Nbytes, read_record
 from wdsprep.dataset.sealed_json import OTHER_DIGEST, canonical_json, check_format
 from wdsprep.errors import BusyError, DamageError, NotFoundError
 from wdsprep.store.base import Entry, Store, write_bytes

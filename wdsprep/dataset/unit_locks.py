@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from wdsprep.dataset.names import EDITION, MANIFEST_HOLD, RECEIPTS, held_name, hold_name
+from wdsprep.dataset.file_names import EDITION, MANIFEST_HOLD, RECEIPTS, held_name, hold_name
 from wdsprep.errors import FingerprintError, NotFoundError
 from wdsprep.store.base import FileSink, Store, write_bytes
 

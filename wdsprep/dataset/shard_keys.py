@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from wdsprep.dataset.read_ahead import read_each
-from wdsprep.dataset.reading import NamedShard, ShardReader, ShardSize
+from wdsprep.dataset.shard_reader import NamedShard, ShardReader, ShardSize
+from wdsprep.dataset.thread_map import read_each
 from wdsprep.store.base import Store
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import wdsprep.dataset.selection
-from wdsprep.dataset.cached_file import open_or_make
-from wdsprep.dataset.selection import (
+import wdsprep.dataset.sample_selection
+from wdsprep.dataset.kept_file import open_or_make
+from wdsprep.dataset.sample_selection import (
     SampleSelection,
     ShardSamples,
     digest_of_selected,
@@ -37,7 +37,7 @@ GOLDEN = {  # as wdsprep 0.2.0 has them in states
 
 @pytest.fixture(autouse=True, params=[1 << 20, 4], ids=["at once", "in blocks"])
 def _blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wdsprep.dataset.selection, "SAMPLES_AT_ONCE", request.param)
+    monkeypatch.setattr(wdsprep.dataset.sample_selection, "SAMPLES_AT_ONCE", request.param)
 
 
 def numbers_of(rate: float, seed: int) -> list[np.ndarray]:

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from wdsprep.dataset.spans import offsets_without, spans
+from wdsprep.dataset.byte_spans import offsets_without, spans
 
 OFFSETS = np.array([0, 10, 30, 60, 100, 150], np.int64)
 

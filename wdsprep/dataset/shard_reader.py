@@ -32,13 +32,13 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_place
 from wdsprep.dataset.digests import DigestKind
-from wdsprep.dataset.names import index_name
-from wdsprep.dataset.read_ahead import ahead
+from wdsprep.dataset.file_names import index_name
 from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.tar import BLOCK, END, padded
 from wdsprep.dataset.tar.index import decode_index
 from wdsprep.dataset.tar.members import BadSampleError, Tape, members, name_of, truncated
 from wdsprep.dataset.tar.read import ChunkTape, TarSample, Wants, file_tape, scan, split_member
+from wdsprep.dataset.thread_map import ahead
 from wdsprep.errors import DamageError, NotFoundError, ShortReadError
 from wdsprep.store.base import Chunks, Store, check_name
 from wdsprep.store.local import open_file

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from wdsprep.dataset import cached_file as kept_files
-from wdsprep.dataset.cached_file import KeptFile, KeptWriter, open_or_make
+from wdsprep.dataset import kept_file as kept_files
+from wdsprep.dataset.kept_file import KeptFile, KeptWriter, open_or_make
 
 MONTHS_S = 100 * 24 * 3600
 HOLDS = """
 import sys
 from pathlib import Path
-from wdsprep.dataset.cached_file import open_or_make
+from wdsprep.dataset.kept_file import open_or_make
 
 def refuse(*_):
     raise SystemExit("made anew")

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from wdsprep.dataset.read_ahead import IDLE, ahead, read_each
+from wdsprep.dataset.thread_map import IDLE, ahead, read_each
 
 
 def slow_first(number: int) -> int:

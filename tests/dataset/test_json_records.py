@@ -8,11 +8,11 @@ import pytest
 
 from tests.kit.sealed_files import resealed, sealed, unsealed
 from wdsprep.dataset.digests import FORM
+from wdsprep.dataset.json_records import Count, Name, Text, ValueRule, check_record, read_record
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt, Shard
-from wdsprep.dataset.records import Count, Name, Text, ValueRule, check_record, read_record
 from wdsprep.dataset.rejects import read_rejects
-from wdsprep.dataset.removed import Marks, Removed
+from wdsprep.dataset.removed_samples import Marks, Removed
 from wdsprep.dataset.schemas import checked_settings
 from wdsprep.errors import FormatError
 

@@ -27,7 +27,7 @@ Where captions come from a table, these lie there by the digest of what the tabl
 import re
 from collections.abc import Mapping
 
-from wdsprep.dataset.scores import SCORER, is_scored
+from wdsprep.dataset.score_columns import SCORER, is_scored
 from wdsprep.store.base import HELD
 
 MAKERS = {"images": "wdsprep pack", "latents": "wdsprep encode"}

@@ -22,7 +22,7 @@ from wdsprep.dataset.digests import DigestKind, Hash
 from wdsprep.dataset.random_numbers import Ints
 
 if TYPE_CHECKING:
-    from wdsprep.dataset.cached_file import KeptFile, KeptWriter
+    from wdsprep.dataset.kept_file import KeptFile, KeptWriter
 
 SAMPLES_AT_ONCE = 1 << 20  # so many are computed at a time
 Numbers = NDArray[np.uint32]

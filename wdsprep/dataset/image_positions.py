@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from wdsprep.dataset.names import LATENTS, latent_shard
+from wdsprep.dataset.file_names import LATENTS, latent_shard
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.shapes import shape_ranges, shapes_of

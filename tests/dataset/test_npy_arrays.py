@@ -7,7 +7,7 @@ import tarfile
 import numpy as np
 import pytest
 
-from wdsprep.dataset.arrays import Field, field_of, fields_of, layout, values_of
+from wdsprep.dataset.npy_arrays import Field, field_of, fields_of, layout, values_of
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.errors import FormatError
 
