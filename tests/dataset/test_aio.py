@@ -134,11 +134,11 @@ def test_an_interrupted_read_gives_its_room_back(
         submitted(self, count)
         raise KeyboardInterrupt
 
-    submitted = aio._Queue._submitted
+    submitted = aio._Queue._submit
     read_some(fd, data, 5, seed=0)
     (queue,) = aio._spare
     with monkeypatch.context() as patch:
-        patch.setattr(aio._Queue, "_submitted", interrupted)
+        patch.setattr(aio._Queue, "_submit", interrupted)
         with pytest.raises(KeyboardInterrupt):
             read_some(fd, data, 5, seed=1)
     assert not aio._spare

@@ -203,7 +203,7 @@ class _Source:
 
     @cached_property
     def _own_shard(self) -> Shard | None:
-        """Return the shard as the receipt states it; None if all its samples were rejected."""
+        """Return the shard as the receipt states it, or None if all its samples were rejected."""
         return next((one for one in self.receipt.shards if one.name == self.shard), None)
 
     @property

@@ -80,7 +80,7 @@ def _image_digests(manifest: Manifest) -> set[str]:
 
 
 def _digest(places: Sequence[Sequence[str]], condition: str) -> str:
-    """Return a digest of the content of joined columns; empty if nothing is joined."""
+    """Return a digest of the content of joined columns, or "" if nothing is joined."""
     texts = [str(name[0]) for name in Where(condition).names if len(name) == 1]
     each = dict.fromkeys(place for own in places for place in own)
     contents = [

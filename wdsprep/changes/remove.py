@@ -288,7 +288,7 @@ class _RemovalJob:
         return by_latent_unit(self._found[images].units.values()) if images else {}
 
     def _images_of(self, latents: DatasetPlace) -> str:
-        """Return the place of the images that latents were made of; empty if none of them was.
+        """Return the place of the images that latents were made of, or "" if none of them was.
 
         It is the place whose shards most of the latent shards state as their input.
         """

@@ -80,7 +80,7 @@ class UnitChange:
         self._removal, self._removed, self._image = removal, removed, image
 
     def rewrite(self) -> Receipt | None:
-        """Change the unit, and return its new receipt; None if nothing is left of it."""
+        """Change the unit, and return its new receipt, or None if nothing is left of it."""
         unit = self._removal.unit
         with self._edition.holding(unit), ExitStack() as naming:
             try:
@@ -275,7 +275,7 @@ class UnitChange:
         return replace(receipt, files=files)
 
     def _make_rows(self, shard: Shard, data: bytes) -> bytes:
-        """Return the positions of the remaining samples; empty if they are 0, 1, 2 and so on."""
+        """Return the positions of the remaining samples, or b"" if they are 0, 1, 2 and so on."""
         going = {each.name: each for each in self._removal.shards}.get(shard.name)
         count = going.samples if going else shard.samples
         rows = (
@@ -312,7 +312,7 @@ class UnitChange:
                 yield name, receipt.files[name], partial(self._make_rows, shard)
 
     def _new_content(self, kind: DigestKind, name: str, digest: str, make: Make) -> bytes | None:
-        """Return the new content of a file; None if it has the digest already.
+        """Return the new content of a file, or None if it has the digest already.
 
         Raise DamageError if the new content has another digest.
         """

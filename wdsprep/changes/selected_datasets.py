@@ -190,7 +190,7 @@ class SelectedDataset:
 
     @cached_property
     def _present(self) -> Manifest | None:
-        """Return the manifest in the place; None if there is none or it is overwritten."""
+        """Return the manifest in the place, or None if there is none or it is overwritten."""
         store = open_store(self.place)
         there = None if self.overwrite else dated_manifest(store)
         return refresh_manifest(store, there) if there else None
@@ -278,7 +278,7 @@ class SelectedDataset:
         return tuple(replace(piece, unit=latent_unit(piece.shard.name)) for piece in pieces)
 
     def _with_keys(self, keys: set[str], piece: SamplesToCopy) -> SamplesToCopy | None:
-        """Return the part of a piece of images that has some of the keys; None if it has none."""
+        """Return the part of a piece of images that has some of the keys, or None if none has."""
         images = self.group.follows or self.group
         store, number = images.origins[piece.origin].store, piece.origin
         prefix = key_prefixes(images, self.asked)[number]

@@ -39,7 +39,7 @@ def check_lookup(found: DatasetSurvey) -> None:
 
 
 def _stated_digest(store: Store, digest: str) -> str:
-    """Return the digest of the lookup's file that its table states; empty if it states none."""
+    """Return the digest of the lookup's file that its table states, or "" if it states none."""
     with suppress(NotFoundError, FormatError):
         lookup = read_record(_Table, store.read(CAPTION_TABLE), CAPTION_TABLE)["lookup"]
         if lookup["digest"] == digest:

@@ -49,7 +49,7 @@ View = Callable[[int, int], memoryview]
 class CheckRules(Protocol):
     """The rules for the samples of a shard.
 
-    Each check returns what is wrong, or an empty text.
+    Each check returns what is wrong, or "".
     """
 
     def begin(self, number: int) -> None:
@@ -200,7 +200,7 @@ class ShapedRules(LatentRules):
 
 
 def array_problem(field: Field, data: memoryview, nbytes: int) -> str:
-    """Return what is wrong with a member that must be the array of a field; empty if nothing is."""
+    """Return what is wrong with a member that must be the array of a field, or "" if nothing is."""
     header = field.header_of(nbytes)
     if not header or bytes(data[: len(header)]) != header:
         return f"{field.name} is not the array of {field} that it should be"
@@ -210,7 +210,7 @@ def array_problem(field: Field, data: memoryview, nbytes: int) -> str:
 
 
 def text_problem(key: str, json_data: bytes, txt: bytes, rules: CheckRules) -> str:
-    """Return what is wrong with the json and the caption of a sample; empty if nothing is."""
+    """Return what is wrong with the json and the caption of a sample, or "" if nothing is."""
     try:
         facts = json.loads(json_data.decode("utf-8", "surrogatepass"))
         caption = txt.decode()

@@ -23,7 +23,7 @@ def keys_digest(keys: Iterable[str]) -> str:
 
 
 def find_images(latents: DatasetSurvey, others: Sequence[DatasetSurvey]) -> DatasetSurvey | None:
-    """Return the image dataset that latents were made of; None if there is no image dataset.
+    """Return the image dataset that latents were made of, or None if there is no image dataset.
 
     It is the one whose shards most of the latents were made of.
     """

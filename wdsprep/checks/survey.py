@@ -157,7 +157,7 @@ def damage_text(error: DamageError) -> str:
 
 
 def _read_removed(store: Store) -> tuple[Removed, str]:
-    """Return the list of removed samples, and what is wrong with it; empty if nothing is."""
+    """Return the list of removed samples, and what is wrong with it, or "" if nothing is."""
     try:
         return removed_from(store), ""
     except DamageError as error:

@@ -191,7 +191,7 @@ class _Checker:
             self._index(index_name(shard.name), walked.index)
 
     def _find_keys_problem(self, shard: Shard, keys: list[str]) -> str:
-        """Return what is wrong with the keys of a sound shard; empty if nothing is."""
+        """Return what is wrong with the keys of a sound shard, or "" if nothing is."""
         if len(keys) != shard.samples:
             return f"it has {plural(len(keys), 'sample')} where its receipt says {shard.samples:,}"
         if self._receipt.dataset == "images" and not _rise(keys):
@@ -313,7 +313,7 @@ class _Checker:
         return is_rising and found.is_sound(samples, self._receipt.inputs)
 
     def _read_optional(self, name: str) -> bytes:
-        """Return the bytes of a file that may be missing; empty if it is."""
+        """Return the bytes of a file that may be missing, or b"" if it is."""
         try:
             return self._store.read(name)
         except NotFoundError:

@@ -86,7 +86,7 @@ def address_of(data: NDArray[Any]) -> int:
 
 
 class _Queue:
-    """The kernel's room for as many reads, for one thread at a time."""
+    """A queue of the kernel for many reads at once, used by one thread at a time."""
 
     def __init__(self) -> None:
         self._id = ctypes.c_ulong(0)
@@ -106,7 +106,7 @@ class _Queue:
             raise
 
     def end(self) -> None:
-        """Wait for what is being read, and give the room back."""
+        """Wait until all reads have ended, and give the queue back to the kernel."""
         _call("io_destroy", self._id)
 
     def read(self, fds: Sequence[int], starts: Sequence[int], vectors: Vectors) -> Ints:
@@ -114,7 +114,7 @@ class _Queue:
         reads["fd"], reads["start"], reads["count"] = fds, starts, vectors.shape[1]
         reads["vectors"] = address_of(vectors) + np.arange(len(fds)) * vectors.strides[0]
         came = np.zeros(len(fds), np.int64)
-        begun = self._submitted(len(fds))
+        begun = self._submit(len(fds))
         least = 0  # as a rule all is there by now
         while begun:
             found = self._found(least=least, most=begun)
@@ -123,7 +123,7 @@ class _Queue:
             least = 1
         return came
 
-    def _submitted(self, count: int) -> int:
+    def _submit(self, count: int) -> int:
         """Submit the reads, and return how many were begun.
 
         A call ends before a read that cannot begin.

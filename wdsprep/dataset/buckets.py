@@ -30,7 +30,10 @@ def parse_buckets(given: str | int | Iterable[int]) -> tuple[int, ...]:
 
 
 def bucket_of(width: int, height: int, buckets: Sequence[int]) -> int:
-    """Return the bucket of an image that is at least as large as the first."""
+    """Return the bucket of an image: the largest that its shorter side reaches.
+
+    Raise ValueError if the image is smaller than the smallest bucket.
+    """
     place = bisect_right(buckets, min(width, height))
     if not place:
         raise ValueError(f"{width}x{height} is smaller than bucket {buckets[0]}")

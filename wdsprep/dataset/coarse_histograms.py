@@ -32,7 +32,7 @@ def count_sample(
 
 @functools.lru_cache(1 << 13)
 def bin_name(what: str, number: int) -> str:
-    """Return the name of a number's bin, which ends below an edge and begins at the one before."""
+    """Return the name of the histogram bin that a number falls into, with the edge above it."""
     power = max(0, number.bit_length() - 2)
     edge = number + 1 if number < 3 else (number >> power) + 1 << power
     return f"{what}<{edge}"

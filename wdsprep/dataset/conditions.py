@@ -104,7 +104,10 @@ class Condition:
         return type(self), (self.text,)
 
     def holds(self, values: Sequence[Any]) -> bool:
-        """Return whether the condition is true for the values of its `names`; None is no value."""
+        """Return whether the condition is true for the values of its `names`.
+
+        A value of None stands for a missing one.
+        """
         return bool(self._evaluate(values))
 
     def _compile(self, node: ast.expr) -> Evaluate:

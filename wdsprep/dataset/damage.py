@@ -27,18 +27,18 @@ DELETE_STEP = "delete it, and run the same command again"
 
 
 def repair_step(url: str, again: str = "the same command") -> str:
-    """Return the next step where `repair` takes out a file, and `again` makes up for it."""
+    """Return the next step for a damaged file: `repair`, then the command `again`."""
     return f"run {command('repair', url)}, then {again} again"
 
 
 def verify_step(*urls: str) -> str:
-    """Return the next step where only a look at whole datasets tells what is wrong."""
+    """Return the next step for damage that only a check of whole datasets explains."""
     return f"run {command('verify', *urls)}"
 
 
 @contextmanager
 def naming_next_step(next_step: str) -> Iterator[None]:
-    """Let an error about a file of a dataset name this next step, unless it names one already."""
+    """Add this next step to an error about a file of a dataset, unless it names one already."""
     try:
         yield
     except NewerFormatError:
@@ -58,7 +58,7 @@ def naming_place(place: str) -> Iterator[None]:
 
 
 def naming_repair(store: Store) -> AbstractContextManager[None]:
-    """Let an error about a file of the dataset in a store name the commands that mend it."""
+    """Add the commands that mend a dataset to errors about its files."""
     return naming_next_step(repair_step(store.url))
 
 

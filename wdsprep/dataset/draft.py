@@ -112,7 +112,7 @@ class Draft:
 
 
 class _DroppedError(Exception):
-    """The error by which files that are being written learn that they get no name."""
+    """The error that makes files which are being written end without getting a name."""
 
 
 class DraftTar:

@@ -154,13 +154,13 @@ def inputs_name(unit: str) -> str:
 
 
 def unit_of_receipt(name: str) -> str:
-    """Return the unit that a receipt belongs to, by its name; empty for other files."""
+    """Return the unit that a receipt belongs to, by its name, or "" for other files."""
     is_one = name.startswith(RECEIPTS) and name.endswith(".json")
     return name[len(RECEIPTS) : -len(".json")] if is_one else ""
 
 
 def retry_of_inputs(name: str) -> str:
-    """Return the retry that a file of inputs belongs to, by its name; empty for other files."""
+    """Return the retry that a file of inputs belongs to, by its name, or "" for other files."""
     unit = name.removeprefix(INPUTS).removesuffix(".jsonl")
     return unit if name == inputs_name(unit) and is_retry(unit) else ""
 
@@ -170,7 +170,7 @@ def hold_name(unit: str) -> str:
 
 
 def held_name(name: str) -> str:
-    """Return the name that is locked by a lock file in a listing; empty for other files."""
+    """Return the name that is locked by a lock file in a listing, or "" for other files."""
     found = _HELD.fullmatch(name)
     return found[1] if found else ""
 
@@ -181,7 +181,7 @@ def empty_name(member: str) -> str:
 
 
 def bucket_of(name: str) -> str:
-    """Return the bucket in the path of a file; empty where there is none."""
+    """Return the bucket in the path of a file, or "" if there is none."""
     found = _BUCKET.match(name)
     return found[1] if found else ""
 

@@ -120,7 +120,7 @@ def keys_may_tell(receipt: Receipt) -> bool:
 def positions_from_keys(
     receipt: Receipt, keys: Sequence[str], rejected: Sequence[str]
 ) -> ImagePositions | None:
-    """Return the positions of samples with these keys, or None where keys do not tell them.
+    """Return the positions of samples with these keys, or None if keys do not tell them.
 
     Keys tell them if pack gave them: then they rise in the image shard, and here in each shape.
     """

@@ -129,7 +129,7 @@ Hex = Annotated[str, ValueRule("a digest", _are_hex)]
 def decode_json(data: bytes) -> Any:
     """Parse JSON that wdsprep has written.
 
-    Raise ValueError where the bytes are no JSON, or are nested too deeply.
+    Raise ValueError if the bytes are no JSON, or are nested too deeply.
     """
     try:
         return _DECODER.decode(data.decode("utf-8", "surrogatepass"))

@@ -103,7 +103,7 @@ def kept_folder(cache: Path | None) -> Path:
 def open_or_make(
     cache: Path | None, what: Iterable[str], make: Callable[[KeptWriter, Path], None]
 ) -> KeptFile:
-    """Return the cached file of what depends on `what`. Make it if it is missing or damaged.
+    """Return the cached file whose content depends on `what`. Make it if it is missing or damaged.
 
     `make` is told where the file will be.
     """
@@ -152,7 +152,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _is_there(file: BinaryIO, path: Path) -> bool:
-    """Return whether an open file is still the one of this name."""
+    """Return whether a path still leads to this open file."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
@@ -184,7 +184,7 @@ def _statuses(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 def _delete_unless_used(folder: Path, name: str) -> None:
     """Delete a cached file and its lock.
 
-    Raise BlockingIOError where a process makes or maps the file.
+    Raise BlockingIOError if a process makes or maps the file.
     """
     path = folder / f"{name}.arrays"
     with (folder / f"{name}.lock").open("ab") as lock:
@@ -228,7 +228,7 @@ def _make_file(path: Path, make: Callable[[KeptWriter, Path], None]) -> KeptFile
 
 
 def _open_whole(path: Path) -> KeptFile | None:
-    """Open a cached file; None where it is missing or not whole."""
+    """Open a cached file, or return None if it is missing or not whole."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         if os.fstat(file.fileno()).st_size <= TAIL_NBYTES or not _mark_used(file, path):
             return None
@@ -273,7 +273,7 @@ def _parse(path: Path, data: mmap.mmap) -> KeptFile:
 
 
 def _map_file(path: Path, digest: bytes) -> KeptFile | None:
-    """Map the cached file that has this digest; None where another file is there.
+    """Map the cached file that has this digest, or return None if another file is there.
 
     Its bytes are not checked.
     """

@@ -54,7 +54,7 @@ def denormalise(latents: Any, settings: Mapping[str, Any]) -> Any:
 
 
 def unpatchify(latents: Any, patch: int) -> Any:
-    """Undo `patchify` for arrays (C, h, w)."""
+    """Unfold patches of cells from the channels of arrays (C, h, w): the reverse of `patchify`."""
     if patch == 1:
         return latents
     channels, height, width = latents.shape

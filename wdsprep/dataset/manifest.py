@@ -62,7 +62,7 @@ class Manifest:
 
     @cached_property
     def shards(self) -> tuple[Shard, ...]:
-        with _uncollected():
+        with _pause_garbage_collector():
             by_name = sorted(self.ledger.shards())
             return tuple(sorted(by_name, key=lambda shard: shard.bucket))
 
@@ -171,7 +171,7 @@ def rebuild_hint(what: str) -> str:
 
 
 @contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
+def _pause_garbage_collector() -> Iterator[None]:
     """Pause the garbage collector while the block makes a great many objects.
 
     There is no garbage among them, and looking for it took a third of the time.

@@ -74,7 +74,7 @@ class Field:
         return _header(self.dtype, (length, *self.shape[1:]))
 
     def header_of(self, nbytes: int) -> bytes:
-        """Return the header of a member with so many bytes; empty where there is no such member."""
+        """Return the header of a member with so many bytes, or b"" if none can have these."""
         if not self.is_variable:
             return self.header if nbytes == self.nbytes else b""
         length, rest = divmod(nbytes - len(self.header), self.row_nbytes)
@@ -157,7 +157,7 @@ def layout(fields: Iterable[Field]) -> list[dict[str, Any]]:
 
 
 def fields_of(record: Iterable[Mapping[str, Any]]) -> tuple[Field, ...]:
-    """Return the fields of a layout record. Raise an error where we could not have written it."""
+    """Return the fields of a layout record. Raise an error if we could not have written it."""
     record = list(record)
     fields = tuple(
         Field(

@@ -337,7 +337,7 @@ def sort_by_unit(lines: Mapping[str, bytes]) -> list[bytes]:
 
 
 def _read_lines(lines: Sequence[bytes], name: str, kind: Any) -> list[Any]:
-    """Parse one field of each line, or all fields. Raise an error where a line is no receipt."""
+    """Parse one field of each line, or all fields. Raise an error if a line is no receipt."""
     begin, end = (b',"%s":' % each.encode() for each in _with_next(name)) if name else (b"", b"")
 
     def part(line: bytes) -> bytes:
@@ -376,7 +376,7 @@ GPU = "gpu:"
 def gpu_count(device: str, *, images: int, captions: int) -> str:
     """Return the name of the count for shards made on a GPU, in batches of these sizes.
 
-    A size is 0 where nothing of the kind was encoded.
+    A size is 0 if nothing of the kind was encoded.
     """
     sizes = [plural(images, "image")] if images else []
     sizes += [plural(captions, "caption")] if captions else []

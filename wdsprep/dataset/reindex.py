@@ -116,7 +116,7 @@ def _remake_step(store: Store, receipt: Receipt) -> str:
 
 
 def missing_rows(store: Store, unit: str) -> str:
-    """Return how a message about a unit's missing positions ends, with the next step."""
+    """Return the end of a message about a unit's missing positions, with the next step."""
     manifest = read_manifest(store)
     receipts = manifest.receipts if manifest else ()
     receipt = {receipt.unit: receipt for receipt in receipts}[unit]
@@ -128,8 +128,8 @@ def missing_rows(store: Store, unit: str) -> str:
 def write_rows(store: Store, receipt: Receipt) -> int | None:
     """Write the positions of a latent shard's samples in their image shard, if a file is needed.
 
-    Return how many samples they are of, or None where keys do not tell the positions. Of tars that
-    pack did not make, only a run over them knows.
+    Return the number of samples, or None if the keys do not tell the positions: those of tars that
+    pack did not make are known only while they are encoded.
     """
     (shard,) = receipt.shards
     name = rows_name(shard.name)
@@ -160,7 +160,7 @@ def read_positions(store: Store, receipt: Receipt, *, every_key: bool = True) ->
 
 
 def read_rows(store: Store, tar: str, samples: int, inputs: int) -> ImagePositions | None:
-    """Return the positions in the file beside a tar of latents; None where there is no file."""
+    """Return the positions in the file beside a tar of latents, or None if there is no file."""
     what = f"{store.url}/{rows_name(tar)}"
     try:
         found = ImagePositions.from_bytes(store.read(rows_name(tar)), what)
@@ -176,9 +176,9 @@ def positions_without_rows(
 ) -> ImagePositions:
     """Return the positions of samples whose file of positions is missing.
 
-    Nothing moved, or keys tell them; where nothing does, an error names the next step. A caller
-    that compares all keys anyway need not ask for `every_key`: if those at the ends show that
-    nothing moved, that is enough.
+    They are known if no sample moved, or from keys; otherwise an error names the next step. A
+    caller that compares all keys anyway need not ask for `every_key`: if those at the ends show
+    that nothing moved, that is enough.
     """
     (shard,) = receipt.shards
     if not may_have_rows(receipt):

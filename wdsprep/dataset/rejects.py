@@ -156,7 +156,7 @@ def rejects_in(store: Store, unit: str) -> list[Reject]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
-    """An input that is no sample, as its source found it."""
+    """An input that cannot become a sample, with the reason that its source found."""
 
     source: str
     code: Code

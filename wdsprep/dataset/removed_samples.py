@@ -115,10 +115,10 @@ class UnitRemoval:
         return self.samples + len(self.rejects)
 
     def is_ahead_of(self, receipt: Receipt) -> bool:
-        """Return whether no file of the unit has been changed yet, as its receipt shows.
+        """Return whether this removal has changed no file of the unit yet, by the unit's receipt.
 
-        The receipt is changed first. That of a unit of images that loses rejects alone shows
-        nothing: then this is False.
+        A removal changes the receipt first. If a unit of images loses rejects alone, its
+        receipt shows nothing, and the answer is False.
         """
         if self.shards:
             digests = {shard.name: shard.digest for shard in receipt.shards}
@@ -210,7 +210,7 @@ _last: dict[str, tuple[Entry, Removed]] = {}
 
 
 def removed_from(store: Store) -> Removed:
-    """Return the removed samples of a dataset. The file is read again only where it has changed."""
+    """Return the removed samples of a dataset. The file is read again only if it has changed."""
     entry = next((entry for entry in store.list(REMOVED) if entry.name == REMOVED), None)
     if entry is None:
         return NONE_REMOVED
@@ -247,7 +247,7 @@ def forget_removal(store: Store) -> None:
 
 
 def check_no_removal(store: Store) -> None:
-    """Refuse a dataset in which a removal of samples is not finished."""
+    """Raise an error if a removal of samples from the dataset is not finished."""
     if removed_from(store).units:
         raise BusyError(
             f"samples are being removed from {store.url}: wait for that to end, or, if it was "

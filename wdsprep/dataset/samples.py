@@ -11,7 +11,7 @@ from typing import Any
 def _parse_finite(text: str) -> float | None:
     """Parse a float.
 
-    Return None where it has too many digits, or too large an exponent, to be finite.
+    Return None if it has too many digits, or too large an exponent, to be finite.
     """
     value = float(text)
     return value if math.isfinite(value) else None
@@ -62,7 +62,7 @@ PathParts = tuple[str | int, ...]
 def value_at_path(facts: Any, path: str | PathParts) -> Any:
     """Return the value at a path in a json, such as `meta.long`, `captions.1` or `captions[1]`.
 
-    Return None where there is none. A path whose first name the json lacks is looked up in its
+    Return None if there is none. A path whose first name the json lacks is looked up in its
     `meta`, where pack keeps what an image came with.
     """
     parts = split_path(path) if isinstance(path, str) else path
@@ -84,7 +84,7 @@ def split_path(path: str) -> PathParts:
 
 
 def _list_index(part: str | int) -> int:
-    """Return the index into a list that a part of a path stands for; -1 where it is none."""
+    """Return the index into a list that a part of a path stands for, or -1 if it is none."""
     if isinstance(part, str):
         return int(part) if part.isdecimal() else -1
     return part

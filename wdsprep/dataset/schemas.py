@@ -34,7 +34,7 @@ from wdsprep.text import brief
 
 
 def _have_edges(names: Any) -> bool:
-    """Return whether each name of a bin has a number for its edge."""
+    """Return whether the names of histogram bins, such as `width<512`, end in a number."""
     edges = (name.partition("<") for name in names)
     return all(not sign or (edge.isdecimal() and len(edge) < 20) for _, sign, edge in edges)
 

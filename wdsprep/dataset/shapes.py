@@ -23,7 +23,7 @@ def shape_name(size: Size) -> str:
 
 
 def shapes_of(settings: Mapping[str, Any]) -> tuple[Size, ...]:
-    """Return the shapes in the settings of a dataset; empty where all samples are squares."""
+    """Return the shapes in the settings of a dataset, or none if all samples are squares."""
     return tuple((width, height) for width, height in settings.get("shapes", ()))
 
 

@@ -64,7 +64,7 @@ Found = TypeVar("Found")
 
 
 class ShardSize(Protocol):
-    """The name and the size of a shard; `nbytes` are 0 where nobody knows them."""
+    """The name and the size of a shard; `nbytes` are 0 if nobody knows them."""
 
     @property
     def name(self) -> str: ...
@@ -75,7 +75,7 @@ class ShardSize(Protocol):
 
 
 class NamedShard(NamedTuple):
-    """The name and the size of a shard of which no receipt is at hand."""
+    """The name and the size of a shard, for callers that have no receipt of it."""
 
     name: str
     samples: int
@@ -126,7 +126,7 @@ class ShardReader:
         return 1 if self.store.root else self.store.readers
 
     def _read(self, start: int, nbytes: int) -> bytes:
-        """Return so many bytes of the tar, or fewer where it ends."""
+        """Return so many bytes of the tar, or fewer if it ends."""
         return self.store.read(self.shard.name, start=start, nbytes=nbytes)
 
     # --- where they are
@@ -269,7 +269,7 @@ class ShardReader:
         return SampleBlock(first, keys, [one[1] if one else None for one in found])
 
     def _walk_sample(self, start: int, nbytes: int, tail: bytes) -> tuple[str, bytes] | None:
-        """Return the key and the json of a sample by its headers; None where it is damaged."""
+        """Return the key and the json of a sample by its headers, or None if it is damaged."""
         held = [(nbytes - len(tail), tail)]
         tape = _PartsTape(nbytes, held, lambda at, nbytes: self._read(start + at, nbytes))
         found = next(scan(tape.at, wants=lambda name, *_: name == "json"), None)
@@ -456,6 +456,6 @@ class HashedTape(ChunkTape):
         return self._hash.hexdigest()
 
     def check(self, digest: str) -> None:
-        """Refuse a shard that has another digest than its receipt says."""
+        """Raise an error if the shard has another digest than this one, which its receipt says."""
         if self.digest() != digest:
             raise DamageError(self._place, UNLIKE_RECEIPT)

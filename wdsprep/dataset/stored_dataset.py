@@ -86,7 +86,7 @@ def file_filter(manifest: Manifest) -> Callable[[str], bool]:
 
 
 def read_manifest(store: Store) -> Manifest | None:
-    """Read the manifest; None where there is none."""
+    """Return the manifest of the dataset in a store, or None if there is none."""
     try:
         data = store.read(MANIFEST)
     except NotFoundError:
@@ -152,9 +152,9 @@ class DatasetClaim:
 
 
 def find_claim(store: Store, dataset: str, settings: Settings, *, overwrite: bool) -> DatasetClaim:
-    """Return what lies where a run is going to write, or refuse what has other settings.
+    """Return the dataset at the place that a run is going to write to, and write nothing yet.
 
-    Nothing is written here.
+    Raise an error if that dataset has other settings.
     """
     check_storable(dataset, settings)
     edition = Edition.from_store(store)
@@ -239,7 +239,7 @@ def _check_claim(edition: Edition, dataset: str, settings: Settings) -> tuple[Ma
 
 
 def _check_free(store: Store) -> None:
-    """Refuse to begin a dataset among other files.
+    """Raise an error if there are other files where a dataset is to begin.
 
     A run that was killed before its manifest was written has left only the lock of that, and
     hidden files.
@@ -386,7 +386,7 @@ def _two_runs_error(store: Store, unit: str) -> FingerprintError:
 
 
 def rebuild(store: Store, heard: Counting = ignore_count) -> Manifest | None:
-    """Return a manifest made again from the receipts; None where there are none."""
+    """Return a manifest made again from the receipts, or None if there are none."""
     first = min(done_units(store), default=None)
     if first is None:
         return None
@@ -458,7 +458,7 @@ def tidy(edition: Edition, manifest: Manifest) -> None:
 
 
 def _maker_unit(manifest: Manifest, name: str) -> str:
-    """Return the unit that made a file, by its name; empty where another program may have made it.
+    """Return the unit that made a file, by its name, or "" if another program may have made it.
 
     It is empty for the inputs of a retry too, which are written before the retry begins.
     """
@@ -484,7 +484,7 @@ def _remove_strays(store: Store, unit: str, names: Iterable[str]) -> None:
 
 
 def _is_to_clear(store: Store, dataset: str) -> bool:
-    """Return whether there is a dataset of this kind to clear. Refuse one of another kind."""
+    """Return whether there is a dataset to clear. Raise an error if it is of another kind."""
     receipt, _rest = OURS[dataset]
     receipts = [e.name for e in store.list(RECEIPTS) if receipt.fullmatch(e.name)]
     with contextlib.suppress(FormatError):  # a damaged one can say nothing against it
@@ -522,7 +522,7 @@ def open_dataset(url: str) -> tuple[Store, Manifest]:
 
 
 def check_place(url: str, names: Collection[str]) -> None:
-    """Refuse a place that has no manifest but receipts, or datasets further down."""
+    """Raise an error if a place has receipts but no manifest, or datasets in its folders."""
     if any(name.startswith(RECEIPTS) for name in names):
         raise UsageError(f"{url} has lost its {MANIFEST}: run {command('rebuild', url)}")
     if inside := sorted(name for name in names if name.endswith(f"/{MANIFEST}")):

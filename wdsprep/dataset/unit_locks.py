@@ -27,7 +27,7 @@ from wdsprep.store.base import FileSink, Store, write_bytes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Edition:
-    """A dataset from its beginning, or from an --overwrite, up to the next."""
+    """A dataset in the time from its beginning, or an --overwrite, up to the next --overwrite."""
 
     store: Store
     mark: str = ""

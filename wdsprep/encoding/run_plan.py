@@ -106,7 +106,7 @@ def plan_lines(plan: EncodePlan) -> Iterator[str]:
 
 
 def area_warning(plan: EncodePlan) -> str:
-    """Return a warning if pack kept images that encode rejects as too large, or ""."""
+    """Return a warning if pack kept images that encode rejects as too large, or "" if none."""
     if plan.packed_area <= plan.recipe.max_area or plan.recipe.is_of_text:
         return ""
     return (

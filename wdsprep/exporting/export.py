@@ -281,7 +281,7 @@ class ExportMark:
 
     @classmethod
     def read(cls, store: Store, unit: str) -> "ExportMark | None":
-        """Read the mark of a shard; None if there is none, or none that can be read."""
+        """Read the mark of a shard, or None if there is none, or none that can be read."""
         with suppress(NotFoundError, FormatError):
             body = read_record(_Mark, store.read(mark_name(unit)), mark_name(unit))
             known = [field.name for field in fields(ExportedFile)]

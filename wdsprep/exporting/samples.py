@@ -229,7 +229,7 @@ def _positions(source: UnitSource) -> ImagePositions:
 
 
 def _read_joined(first: UnitSource, source: UnitSource) -> Iterator[_TarSample | None]:
-    """Yield the sample of a joined dataset for each sample of the first; None if it has none."""
+    """Yield the sample of a joined dataset for each sample of the first, or None if it has none."""
     positions = _positions(first).positions
     numbers = _positions(source).numbers(int(positions.max(initial=0)) + 1)[positions]
     wanted = _member_names(source)

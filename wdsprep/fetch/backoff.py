@@ -16,7 +16,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 
 
 def retry_after_s(headers: Headers, now: datetime.datetime) -> float:
-    """Return how long the server asks us to wait; 0 where it does not say, or we cannot read it."""
+    """Return how long the server asks us to wait, or 0 if it does not say, or we cannot read it."""
     value = next(iter(headers.get("retry-after", ())), "").strip()
     if value.isascii() and value.isdigit():
         return float(value[:9])

@@ -113,7 +113,7 @@ class Client:
         return True
 
     async def _ask_robots(self, target: Target) -> Robots:
-        """Read the robots.txt of an origin. Raise RejectedError where it cannot be had now."""
+        """Read the robots.txt of an origin. Raise RejectedError if it cannot be had now."""
         want = AnswerRule(judge=_judge_robots, max_nbytes=MAX_NBYTES, cut=True)
         try:
             answer = await self._get(
@@ -182,7 +182,7 @@ class Client:
 def _judge_robots(head: Head) -> bool:
     """Return whether there is a robots.txt, by the head of an answer.
 
-    Raise an error where it may be there, but cannot be had now. A file that is missing allows
+    Raise an error if it may be there, but cannot be had now. A file that is missing allows
     everything; one that cannot be had now forbids everything.
     """
     failure = rejection_for_status(head.status)

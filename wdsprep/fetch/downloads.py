@@ -47,7 +47,7 @@ Out = TypeVar("Out")
 
 
 class UrlSource(Protocol):
-    """The part of a Fetcher that downloads need."""
+    """The methods of a Fetcher that downloads call."""
 
     def submit(self, url: str, /) -> "Future[Fetched]": ...
 
@@ -160,7 +160,7 @@ class Downloads:
         yield from self._mind_outage(at_end=True)
 
     def _mind_outage(self, *, at_end: bool = False) -> Iterator[None]:
-        """Find out whether the network is down, where it seems so, and raise WorkError if it is.
+        """Find out whether the network is down, if it seems so, and raise WorkError if it is.
 
         Yield None from time to time until that is known.
         """

@@ -58,7 +58,7 @@ def rejection_for_curl(error: int, message: str, *, system: int, resolved: bool)
 
 
 def rejection_for_status(status: int) -> RejectedError | None:
-    """Return the rejection for an HTTP status; None where the body is to be read."""
+    """Return the rejection for an HTTP status, or None if the body is to be read."""
     detail = f"HTTP {status}"
     if status in (200, 201, 203):
         return None

@@ -7,7 +7,7 @@ USUAL_NBYTES = 100_000  # of a body, until some have come
 
 
 class CrowdedError(Exception):
-    """The error that a body was given up to save memory. It is to be asked for again later."""
+    """The error for a response body given up to save memory, and to be fetched again later."""
 
 
 @dataclass(slots=True)

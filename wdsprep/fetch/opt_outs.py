@@ -15,7 +15,7 @@ Headers = Mapping[str, Sequence[str]]
 
 
 def opt_out(headers: Headers) -> str:
-    """Return the header by which the owner reserves the image, or an empty text."""
+    """Return the header by which the owner reserves the image, or "" if there is none."""
     for value in headers.get("x-robots-tag", ()):
         for directive in _directives(value):
             if directive in OPT_OUTS:

@@ -132,7 +132,7 @@ def is_unknown_name(name: str) -> bool:
 
 
 def _exists(name: str) -> bool | None:
-    """Return whether a host name exists; None where the name service does not say."""
+    """Return whether a host name exists, or None if the name service does not say."""
     try:
         socket.getaddrinfo(name, None)
     except socket.gaierror as error:

@@ -201,7 +201,7 @@ class RobotsCache:
         self._nbytes = 0
 
     async def check(self, target: Target) -> None:
-        """Raise RejectedError where a robots.txt forbids a target, or may forbid it."""
+        """Raise RejectedError if a robots.txt forbids a target, or may forbid it."""
         origin = target.origin
         robots = self._known.get(origin) or await self._wait_for(target)
         if origin in self._known:  # others may have taken its place already

@@ -61,7 +61,7 @@ class Head:
 
     @property
     def nbytes(self) -> int:
-        """Return the length of the body by the headers; -1 where the server does not say."""
+        """Return the length of the body by the headers, or -1 if the server does not say."""
         length = self.first("content-length")
         if not (length.isascii() and length.isdigit()):
             return -1
@@ -229,7 +229,7 @@ class Handles:
     async def get(self, url: str, want: AnswerRule, *, timeout_s: float) -> tuple[Answer, float]:
         """Get a URL. Return the answer and the seconds it took.
 
-        Raise CrowdedError where memory is short.
+        Raise CrowdedError if memory is short.
         """
         line = self._free.pop() if self._free else Handle(self._rules, self.room)
         try:

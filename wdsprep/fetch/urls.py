@@ -51,7 +51,7 @@ class Target:
 
 
 def parse(url: str) -> Target:
-    """Parse a URL. Raise RejectedError where it is none, or cannot be fetched."""
+    """Parse a URL. Raise RejectedError if it is none, or cannot be fetched."""
     text = url.strip(_IGNORED).replace("\t", "").replace("\r", "").replace("\n", "")
     if len(text) > MAX_LENGTH:
         raise _bad_url(f"{len(text)} characters long")
@@ -74,7 +74,7 @@ def parse(url: str) -> Target:
 
 
 def scheme_of(url: str) -> str:
-    """Return the scheme of a URL in lower case, or an empty text."""
+    """Return the scheme of a URL in lower case, or "" if there is none."""
     found = _SCHEME.match(url.lstrip(_IGNORED))
     return found[1].lower() if found else ""
 

@@ -65,7 +65,7 @@ CropResult = Crop | RejectedError
 def crop(data: bytes, shapes: Shapes | int, *, max_area: int = MAX_AREA) -> Crop:
     """Decode an image, scale it to cover the nearest of the shapes, and cut out its middle.
 
-    A number stands for a square. Raise RejectedError where the image is damaged, too small or too
+    A number stands for a square. Raise RejectedError if the image is damaged, too small or too
     large.
     """
     shapes = Shapes.square(shapes) if isinstance(shapes, int) else shapes

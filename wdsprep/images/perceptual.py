@@ -51,7 +51,7 @@ class Look:
 
 
 def look(data: bytes) -> Look:
-    """Return the look of an upright image. Raise RejectedError where it is damaged."""
+    """Return the look of an upright image. Raise RejectedError if it is damaged."""
     kind = formats.identify(data)
     with formats.quiet:
         image = formats.open_image(data, kind)

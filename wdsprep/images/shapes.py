@@ -92,7 +92,7 @@ class Shapes:
     def fit(self, width: int, height: int) -> Fit:
         """Return where an upright image of this size is cut.
 
-        Raise RejectedError where it would have to be enlarged, or would lose too much.
+        Raise RejectedError if it would have to be enlarged, or would lose too much.
         """
         size = self.nearest(width, height)
         wide, high = covering_size(width, height, size)

@@ -129,7 +129,7 @@ class ChosenColumns:
     shift: float = 0.0
 
     def of(self, role: str) -> CachedColumn | None:
-        """Return the column with a role; None if there is none."""
+        """Return the column with a role, or None if there is none."""
         return next((column for column in self.columns if column.role == role), None)
 
     @property

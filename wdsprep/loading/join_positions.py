@@ -63,7 +63,7 @@ class DatasetPositions:
 
     @cached_property
     def _receipts(self) -> Mapping[str, Receipt]:
-        """The receipts by unit, which are needed only where rows are missing."""
+        """The receipts by unit, which are needed only if rows are missing."""
         manifest = read_manifest(self.store)
         return {receipt.unit: receipt for receipt in manifest.receipts} if manifest else {}
 

@@ -220,7 +220,7 @@ def _make_whole(numbered: tuple[int, dict[str, Any]]) -> tuple[int, WholeBatch]:
 def _read_numbers(
     state: Mapping[str, Any], name: str, count: int, *, least: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Return the numbers that a state has under a name; empty if it has none."""
+    """Return the numbers that a state has under a name, or () if it has none."""
     if name not in state:
         return ()
     found = state[name]

@@ -75,7 +75,7 @@ class Batch:
     each row, and `padded` the rows themselves. `choice` has the number of the caption of each
     row, where chance picks captions. `joined_places` has, for each joined dataset, the shard
     and the number of the sample of each row. `refused` has samples that others replaced, by
-    shard and index: what `encode` says of them, or None where the shard is damaged.
+    shard and index: what `encode` says of them, or None if the shard is damaged.
     """
 
     step: int

@@ -89,7 +89,7 @@ def select_shards(dataset: Dataset, shards: Iterable[int]) -> Dataset:
 
 
 def select(dataset: Dataset, keep: SampleSelection) -> Dataset | None:
-    """Return the samples of a dataset that `keep` selects; None if there are none.
+    """Return the samples of a dataset that `keep` selects, or None if there are none.
 
     `keep` counts samples as `dataset.whole` does.
     """

@@ -123,7 +123,7 @@ def _hub_place(url: str) -> tuple[str, str]:
 
 
 def _common_repo(given: Sequence[ReportDataset]) -> str:
-    """Return the one repository that all datasets are in; empty if there is none."""
+    """Return the one repository that all datasets are in, or "" if there is none."""
     found = {_hub_place(one.url)[0] for one in given}
     return found.pop() if len(found) == 1 else ""
 

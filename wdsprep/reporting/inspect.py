@@ -227,7 +227,7 @@ class _Finder:
     def _read_first(
         self, reader: ShardReader, key: str, numbers: Iterator[int]
     ) -> FoundSample | None:
-        """Return the sample with the first of these numbers; None if there is none."""
+        """Return the sample with the first of these numbers, or None if there is none."""
         number = next(numbers, None)
         if number is None:
             return None

@@ -66,7 +66,7 @@ def make_runner(
 
     `workers=0` means as many as there is room for. With `max_workers` a cluster begins with
     `workers`, and gets up to that many as machines join it. A worker does `units_per_worker` at
-    the same time, or fewer where its work asks for fewer. `gpus` are shared out among local
+    the same time, or fewer if its work asks for fewer. `gpus` are shared out among local
     workers, each of which sees one of them; Ray hands out its own. The parameters from `name`
     on are for Ray alone, whose metrics show `phase` and how many of the `units` are left.
     """

@@ -80,5 +80,5 @@ Event: TypeAlias = Step | Finished | Quarantined
 
 class Runner(Protocol):
     def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
-        """Do all units, and yield what becomes of them in the order in which that happens."""
+        """Do all units, and yield their events in the order in which they happen."""
         ...

@@ -68,7 +68,7 @@ def runner_for(
     name: str,
     is_safe: bool = False,
 ) -> Runner:
-    """Return a runner of no more workers than units, and of none where units have few bytes.
+    """Return a runner of no more workers than units, and of none if units have few bytes.
 
     Nor is there a worker process where it would be the only one and the work `is_safe`: it runs
     none of the libraries that may end a process over a damaged file. To verify 400 MB then takes

@@ -31,7 +31,7 @@ class JobStatus:
     share_done: float = 0.0
 
     def left_s(self, elapsed_s: float) -> float:
-        """Return the time that the rest is expected to take; 0 where nothing can be said."""
+        """Return the time that the rest is expected to take, or 0 if nothing can be said."""
         return elapsed_s / self.share_done - elapsed_s if 0 < self.share_done < 1 else 0.0
 
 
@@ -104,7 +104,7 @@ class Job(Generic[U, R]):
         self._events.close()
 
     def events(self) -> Iterator[Event]:
-        """Do the units, and yield what becomes of each."""
+        """Do the units, and yield the events of each as they happen."""
         for event in self._events:
             self._note(event)
             yield event

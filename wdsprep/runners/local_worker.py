@@ -137,7 +137,7 @@ class _Channel:
     def send(self, order: int, message: Message) -> bool:
         """Send a message to the driver.
 
-        Return False where it cannot be pickled: then a failure was sent instead.
+        Return False if it cannot be pickled: then a failure was sent instead.
         """
         is_sound = True
         try:

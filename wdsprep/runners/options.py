@@ -89,7 +89,7 @@ THIS_RAY = "the Ray of this process"
 
 
 def ray_in_use(address: str | None) -> str:
-    """Return the Ray cluster that is named or in use, in words; empty where there is none.
+    """Return the Ray cluster that is named or in use, in words, or "" if there is none.
 
     Ray is not imported to find out.
     """
@@ -198,12 +198,12 @@ class WorkerOptions(Options):
 
     @property
     def least(self) -> int:
-        """Return the number of workers, of a range the least; 0 where wdsprep may choose."""
+        """Return the number of workers, of a range the least, or 0 if wdsprep may choose."""
         return parse_workers(self.workers)[0]
 
     @property
     def most(self) -> int:
-        """Return the most workers that a cluster may grow to; 0 where it does not grow."""
+        """Return the most workers that a cluster may grow to, or 0 if it does not grow."""
         return parse_workers(self.workers)[1]
 
 

@@ -40,7 +40,7 @@ CHECKPOINT = 10_000  # receipts; reading so many from S3 takes a quarter of a mi
 
 
 def share_done(inputs: int, samples: float) -> float:
-    """Return which part of a unit is done after so many samples; 0 where nobody counted them."""
+    """Return which part of a unit is done after so many samples, or 0 if nobody counted them."""
     return min(1.0, inputs / samples) if samples else 0.0
 
 
@@ -48,7 +48,7 @@ def share_done(inputs: int, samples: float) -> float:
 class RunProgress:
     """The progress of a unit.
 
-    `share` is the part of its inputs that has been taken up, or 0 where nobody has counted
+    `share` is the part of its inputs that has been taken up, or 0 if nobody has counted
     them. `failed_hosts` are the hosts at which most downloads failed, each with its code.
     """
 
@@ -393,7 +393,7 @@ def joint_status(runs: Sequence[Run]) -> JobStatus:
 
 
 def _read_manifest_or_none(store: Store) -> Manifest | None:
-    """Return the manifest that is in the store; None where there is none, or a damaged one."""
+    """Return the manifest that is in the store, or None if there is none, or a damaged one."""
     try:
         return read_manifest(store)
     except FormatError:

@@ -128,7 +128,7 @@ class Workers(Protocol):
     def give(self, slot: int, order: int, unit: Unit) -> None: ...
 
     def hear(self) -> Iterable[SlotMessage]:
-        """Wait for the next messages.
+        """Wait for messages of the workers, and return them.
 
         After `Lost` the slot is empty, and nothing more is heard of the units that its
         worker held.
@@ -194,7 +194,7 @@ class _Suspects:
     def take(self, slot: int | None) -> _Ticket | None:
         """Return a suspect that is not barred from a slot; without a slot, any suspect.
 
-        Return None where there is none.
+        Return None if there is none.
         """
         bars = (bar for bar in self._barred if bar != slot)
         if self._free:
@@ -209,7 +209,7 @@ class _Suspects:
         return ticket
 
     def are_barred(self, slot: int) -> bool:
-        """Return whether all units of the queue are barred from the slot."""
+        """Return whether no unit of the queue may be given to the slot."""
         return len(self._barred.get(slot, ())) == self._count
 
 

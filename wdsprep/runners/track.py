@@ -38,7 +38,7 @@ class Tracker(Protocol):
 
     @property
     def shown(self) -> str:
-        """Return the address or the command to look at the figures."""
+        """Return how a user looks at the tracked figures: an address, or a command."""
 
     def log(self, at: int, figures: Figures) -> None: ...
     def close(self) -> None: ...

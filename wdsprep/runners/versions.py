@@ -36,7 +36,7 @@ def refusal(who: str, there: Installed, ours: str, remedy: str, *, because: str 
 
 
 def find_refusal(text: str) -> str:
-    """Return the refusal of a version in Ray's text of a worker's error, or an empty text."""
+    """Return the refusal of a version in Ray's text of a worker's error, or "" if there is none."""
     found = re.search(r"^RuntimeError: (.+ has .+, and its driver has .+)$", text, re.MULTILINE)
     return found[1] if found else ""
 

@@ -97,7 +97,7 @@ class Slice:
 
     @property
     def samples(self) -> int:
-        """Return how many samples the slice holds; 0 where the listing did not tell."""
+        """Return how many samples the slice holds, or 0 if the listing did not tell."""
         return sum(item.take or item.samples for item in self.items)
 
     @property

@@ -89,7 +89,7 @@ def caption_at(facts: Mapping[str, Any], path: str) -> str | None:
 
 
 def first_of(names: Sequence[str], there: Sequence[str]) -> str:
-    """Return the first of the names that is among those `there`, or an empty text."""
+    """Return the first of the names that is among those `there`, or "" if there is none."""
     return next((name for name in names if name in there), "")
 
 

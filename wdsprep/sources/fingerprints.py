@@ -25,9 +25,9 @@ _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 class Content:
-    """A digest of rows, from the mark of each, in their order.
+    """A digest of rows, made from the fingerprint of each row in their order.
 
-    If it is not kept, it costs nothing.
+    Unless it is kept, no fingerprint is computed.
     """
 
     def __init__(self, *, is_kept: bool = True) -> None:

@@ -253,7 +253,7 @@ def image_column(schema: pa.Schema) -> str:
 
 
 def likely_image(held: Sequence[str]) -> str:
-    """Return the column of bytes that most likely holds images, or an empty text."""
+    """Return the column of bytes that most likely holds images, or "" if there is none."""
     return first_of(IMAGE_NAMES, held) or next(iter(held), "")
 
 

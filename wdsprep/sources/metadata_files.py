@@ -28,7 +28,7 @@ class Metadata:
         self._rows = rows
 
     def take(self, name: str) -> str:
-        """Remove the row of an image, and return it as JSON; empty where there is none."""
+        """Remove the row of an image, and return it as JSON, or "" if there is none."""
         if self._rows is None:
             return ""
         key = shown(name)

@@ -64,7 +64,7 @@ def _unsound(what: str, fault: str, error: Exception, advice: str) -> SourceErro
 
 
 def _asked_nbytes(error: MemoryError) -> int:
-    """Return how much memory Arrow says that it did not get; 0 where nothing says it."""
+    """Return how much memory Arrow says that it did not get, or 0 if nothing says it."""
     asked = re.search(r"size (\d+)", str(error))
     return int(asked[1]) if asked else 0
 

@@ -40,7 +40,7 @@ class Pattern:
         return not is_hidden(name) and any(glob.match(name) for glob in self._globs)
 
     def check_met(self, url: str, noun: str) -> None:
-        """Raise an error where a file named without a wildcard was not found."""
+        """Raise an error if a file named without a wildcard was not found."""
         if self._missing:
             missing = f"{len(self._missing):,} of {plural(self._count, noun)} missing"
             raise SourceError(
@@ -73,7 +73,7 @@ def table_files(
 
 
 def table_kind(name: str) -> str:
-    """Return the kind of a table, by its name; empty where it is none.
+    """Return the kind of a table, by its name, or "" if it is none.
 
     The kind is `parquet`, `csv`, `tsv`, `jsonl` or `txt`; all but the first may be gzipped.
     """
@@ -90,7 +90,7 @@ def extension(name: str) -> str:
 
 
 def kind_of(name: str) -> str:
-    """Return the extension of a name, such as `.mov`; empty where it has none."""
+    """Return the extension of a name, such as `.mov`, or "" if it has none."""
     found = extension(name)
     return f".{found}" if found else ""
 

@@ -272,7 +272,7 @@ def _folder_source(url: str, columns: Columns, rows_per_item: int) -> Source:
 
 
 def saved_form(names: Iterable[str]) -> str:
-    """Return how a dataset was saved, by its files' names: `mds`, `arrow`, or an empty text."""
+    """Return how a dataset was saved, by its files' names: `mds`, `arrow`, or "" if none."""
     names = list(names)
     if any(name.endswith(MDS_ENDINGS) for name in names):
         return "mds"
@@ -306,7 +306,7 @@ def _refuse_ours(url: str, store: Store) -> None:
 def _table_kinds(url: str, names: Iterable[str]) -> frozenset[str]:
     """Return the kinds of tables that make up a folder without images.
 
-    Texts are lists of URLs only where the first of them looks like one. Otherwise they are
+    Texts are lists of URLs only if the first of them looks like one. Otherwise they are
     captions.
     """
     kinds = frozenset(map(table_kind, names)) - {""}

@@ -171,7 +171,7 @@ class TarsSource:
         return IMAGES.isdisjoint(there) and (kind in IMAGES or OTHER_IMAGES.isdisjoint(there))
 
     def _image(self, fields: Mapping[str, bytes]) -> str:
-        """Return the field that has the image, or an empty text."""
+        """Return the field that has the image, or "" if there is none."""
         if self.columns.image:
             return self.columns.image if self.columns.image in fields else ""
         for known in (IMAGES, OTHER_IMAGES):

@@ -147,6 +147,6 @@ def source_name(table: str, number: int) -> str:
 
 
 def url_column(names: Sequence[str]) -> str:
-    """Return the column that most likely holds URLs, or an empty text."""
+    """Return the column that most likely holds URLs, or "" if there is none."""
     by_name = {name.lower(): name for name in reversed(names)}
     return next((by_name[name] for name in URL_NAMES if name in by_name), "")

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def persist(act: Callable[[], T], is_transient: Callable[[Exception], bool], pause_s: float) -> T:
-    """Call `act`, and call it again after a pause where the network or the server is at fault."""
+    """Call `act`, and again after a pause if the network or the server has failed."""
     for attempt in range(ATTEMPTS - 1):
         try:
             return act()

@@ -43,7 +43,7 @@ class Entry:
     """One file in a store.
 
     `stamp` changes when the file does: it is an mtime in ns, or an ETag. `written_s` is the
-    time of writing, in seconds since 1970; 0 where nobody knows it.
+    time of writing, in seconds since 1970, or 0 if nobody knows it.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Store(Protocol):
 
     @property
     def root(self) -> Path | None:
-        """Return the local folder that holds the files; None where bytes come over a network."""
+        """Return the local folder that holds the files, or None if bytes come over a network."""
 
     @property
     def readers(self) -> int:
@@ -96,7 +96,7 @@ class Store(Protocol):
         """List the files whose names start with `prefix`, ordered by their names' UTF-8 bytes."""
 
     def read(self, name: str, /, *, start: int = 0, nbytes: int | None = None) -> bytes:
-        """Return the bytes of a file from `start` on: `nbytes`, or fewer where the file ends."""
+        """Return the bytes of a file from `start` on: `nbytes`, or fewer if the file ends."""
 
     def write(self, name: str, /, *, exclusive: bool = False) -> AbstractContextManager[FileSink]:
         """Write a file that appears when the block ends well, and never if it does not.
@@ -110,7 +110,7 @@ class Store(Protocol):
     def sweep(self, ours: Ours = none_of_ours) -> int:
         """Remove what killed writers left behind unseen, and return the number of things removed.
 
-        Files that do not show by themselves that they are wdsprep's are removed only where
+        Files that do not show by themselves that they are wdsprep's are removed only if
         their name is `ours`.
         """
 
@@ -153,7 +153,7 @@ class RemoteStore(Store, Protocol):
     def read_into(self, name: str, buffer: memoryview, /, *, start: int) -> int:
         """Fill a buffer with the bytes of a file from `start` on, and return how many came.
 
-        Fewer come only where the file ends before.
+        Fewer come only if the file ends before.
         """
 
     def stamp(self, name: str, /) -> str:
@@ -259,7 +259,7 @@ class Chunks:
         """Prepare to read a file in chunks.
 
         `chunk_nbytes` is what suits the store, unless it is given. `expected` is the length
-        of the file, where it is known: no chunk is read ahead beyond it.
+        of the file, if it is known: no chunk is read ahead beyond it.
         """
         is_local = store.root is not None
         self._store, self._name = store, name
@@ -281,7 +281,7 @@ class Chunks:
         return self._peeked
 
     def next(self) -> bytes:
-        """Return the next chunk. It is shorter, or empty, only where the file ends."""
+        """Return the next chunk. It is shorter, or empty, only if the file ends."""
         if self._peeked:
             chunk, self._peeked = self._peeked, b""
             return chunk

@@ -33,7 +33,7 @@ class Range:
     def check_answer(self, said: str, what: str) -> tuple[int, int | None]:
         """Return how many bytes an answer brings, and the length of the file where it is told.
 
-        `said` is the Content-Range of the answer. Raise an error where that is not this range, up
+        `said` is the Content-Range of the answer. Raise an error if that is not this range, up
         to its end or the file's.
         """
         match = CONTENT_RANGE.fullmatch(said.strip())
@@ -66,5 +66,5 @@ class Range:
 
 
 def length_of(said: str) -> int:
-    """Parse a Content-Length. Return -1 where it is none."""
+    """Parse a Content-Length. Return -1 if it is none."""
     return int(said) if re.fullmatch(r"\d{1,18}", said, re.ASCII) else -1

@@ -119,7 +119,7 @@ def _may_live(pid: int) -> bool:
 
 
 def _start(pid: int) -> str:
-    """Return when a process started, in ticks since the boot; empty if it has ended.
+    """Return when a process started, in ticks since the boot, or "" if it has ended.
 
     A zombie has ended too.
     """

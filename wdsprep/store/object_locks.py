@@ -61,7 +61,7 @@ class MarkedObjects(Protocol):
     def read(self, key: str, /) -> Mark: ...
 
     def make(self, key: str, data: bytes, /) -> str:
-        """Create an object and return its ETag. Raise ExistsError where there is one."""
+        """Create an object and return its ETag. Raise ExistsError if there is one."""
 
     def delete(self, key: str, /) -> None: ...
 
@@ -177,7 +177,7 @@ class _Hold:
         return {int(end[1:] or 0): tag for end, tag in ends.items() if re.fullmatch(r"|\.\d+", end)}
 
     def _living_holder(self, number: int) -> str:
-        """Return which process holds a lock, in words; empty if that process is dead.
+        """Return which process holds a lock, in words, or "" if that process is dead.
 
         `number` is that of the object that it wrote to take the lock.
         """
@@ -211,7 +211,7 @@ class _Hold:
         return False
 
     def _make(self, number: int) -> str:
-        """Create the mark of a lock, and return its ETag; empty where there is one already."""
+        """Create the mark of a lock, and return its ETag, or "" if there is one already."""
         me = this_process()
         try:
             return self._objects.make(self._name(number), me.to_bytes())
@@ -219,7 +219,7 @@ class _Hold:
             return self._made_before(number, me)
 
     def _made_before(self, number: int, me: Holder) -> str:
-        """Return the ETag of a mark if this process has made it; empty if another has.
+        """Return the ETag of a mark if this process has made it, or "" if another has.
 
         A request that is repeated may meet its own success.
         """
@@ -234,7 +234,7 @@ class _Hold:
 
 
 def _holder_of(mark: Mark) -> Holder | None:
-    """Return the process that made a mark; None where the mark cannot be read."""
+    """Return the process that made a mark, or None if the mark cannot be read."""
     with suppress(ValueError, TypeError):
         return Holder.from_bytes(mark.data)
     return None

@@ -159,7 +159,7 @@ def _check_sum(head: bytes, offset: int) -> None:
 def _odd_size(field: bytes) -> int:
     """Parse a size in base-256, behind the byte 0x80, or an octal one as old tars have it.
 
-    Return -1 where it is neither.
+    Return -1 if it is neither.
     """
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")

@@ -79,7 +79,7 @@ class ChunkTape:
         return self._start + len(self._chunk)
 
     def at(self, offset: int, nbytes: int) -> bytes:
-        """Return so many bytes of the file from an offset, or fewer where the file ends."""
+        """Return so many bytes of the file from an offset, or fewer if the file ends."""
         inside = offset - self._start
         if 0 <= inside <= len(self._chunk) - nbytes:
             return self._chunk[inside : inside + nbytes]
@@ -190,7 +190,7 @@ def file_tape(path: str | Path) -> Iterator[Tape]:
 def open_tape(store: Store, name: str, *, expected: int | None = None) -> Iterator[Tape]:
     """Open a tar of a store, and return a function that reads at an offset.
 
-    `expected` is the length of the tar, where that is known.
+    `expected` is the length of the tar, if that is known.
     """
     if store.root is None:
         with stream(store, name, expected=expected) as file:
@@ -217,7 +217,7 @@ def _gather(read: Callable[[int, int], bytes], offset: int, nbytes: int) -> byte
 def split_member(name: str) -> tuple[str, str] | None:
     """Split the name of a member into key and field, at the first dot of its base name.
 
-    webdataset does the same. Return None where there is no field.
+    webdataset does the same. Return None if there is no field.
     """
     folder, slash, base = name.rpartition("/")
     stem, _, field_name = base.partition(".")

@@ -73,7 +73,7 @@ def member_name(name: str, first: str) -> str:
 
 
 def _number(name: str) -> str:
-    """Return the number at the end of a name, such as `_2` of prompt_embeds_2, or ""."""
+    """Return the number at the end of a name, such as `_2` of prompt_embeds_2, or "" if none."""
     found = re.search(r"_\d+(?=_mask$|$)", name)
     return found[0] if found else ""
 

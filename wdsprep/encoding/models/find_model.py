@@ -161,7 +161,7 @@ def find_model(
 
 
 def _suggest_name(name: str) -> str:
-    """Return a question that suggests a model or a folder with a similar name, or ""."""
+    """Return a question that suggests a model or a folder with a similar name, or "" if none."""
     model = name.partition("@")[0]
     if model in PRESETS:
         return ""
@@ -170,7 +170,7 @@ def _suggest_name(name: str) -> str:
 
 
 def _nearest_folder(name: str) -> str:
-    """Return the path of a folder in the same place with a similar name, or ""."""
+    """Return the path of a folder in the same place with a similar name, or "" if there is none."""
     parent, slash, own = name.rstrip(os.sep).rpartition(os.sep)
     try:
         folders = [

@@ -340,7 +340,7 @@ def pipeline_error(name: str, error: BaseException) -> WorkError:
 
 
 def find_absent_part(error: BaseException) -> str:
-    """Return the name of the part that a pipeline's code needed and that is None, or ""."""
+    """Return the name of the part that a pipeline's code needed and that is None, or "" if none."""
     if not isinstance(error, AttributeError) or error.obj is not None:
         return ""
     for frame, number in traceback.walk_tb(error.__traceback__):

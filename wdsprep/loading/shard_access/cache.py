@@ -74,7 +74,7 @@ def cache_folder(cache: CacheDir | None) -> Path | None:
 
 
 def open_cache_dir(folder: "str | os.PathLike[str] | None", nbytes: int | None) -> CacheDir | None:
-    """Make a cache folder, and return it with its limit; None if no cache is asked for."""
+    """Make a cache folder, and return it with its limit, or None if no cache is asked for."""
     if folder is None and nbytes is None:
         return None
     nbytes = whole_number_or_none("cache_nbytes", nbytes)

@@ -89,7 +89,7 @@ def _choose_units(receipts: list[Receipt], seed: str) -> list[Receipt]:
 
 
 def _read_unit(given: ReportDataset, receipt: Receipt) -> list[Reject] | None:
-    """Return the rejects of a unit; None if their file is damaged or missing."""
+    """Return the rejects of a unit, or None if their file is damaged or missing."""
     try:
         return rejects_in(given.store, receipt.unit)
     except DAMAGE:
@@ -115,7 +115,7 @@ def _hosts(rejects: Iterable[Reject]) -> list[Host]:
 
 
 def host_of(url: str) -> str:
-    """Return the host of a URL; empty if it has none."""
+    """Return the host of a URL, or "" if it has none."""
     try:
         return urlsplit(url).hostname or ""
     except ValueError:

@@ -102,7 +102,7 @@ def _latent_shape(sample: SheetSample, settings: Settings) -> tuple[int, ...]:
 
 
 def spectrum_of(samples: Sequence[SheetSample], settings: Settings) -> Spectrum | None:
-    """Return the distribution of latents; None if no latent could be used."""
+    """Return the distribution of latents, or None if no latent could be used."""
     keys, latents = [], []
     for sample in samples:
         try:

@@ -201,7 +201,7 @@ def hosts_section(facts: ReportFacts) -> Html | None:
 
 
 def samples_section(facts: ReportFacts) -> Html | None:
-    """Return the section of sizes and captions; None if there is nothing to show.
+    """Return the section of sizes and captions, or None if there is nothing to show.
 
     With images it shows only these: latents made of them would repeat the same.
     """
@@ -218,7 +218,7 @@ def samples_section(facts: ReportFacts) -> Html | None:
 
 
 def unread_note(chapter: Chapter) -> Html | None:
-    """Return a note on picked samples that could not be read; None if all could."""
+    """Return a note on picked samples that could not be read, or None if all could."""
     surveyed = chapter.surveyed
     if not (lost := surveyed.picked - len(surveyed.samples)):
         return None

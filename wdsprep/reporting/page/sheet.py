@@ -16,7 +16,7 @@ SHORT = 220
 
 
 def sheet_section(facts: ReportFacts) -> Html | None:
-    """Return the section with the contact sheet; None if it has no samples."""
+    """Return the section with the contact sheet, or None if it has no samples."""
     if not facts.items:
         return None
     is_decoded = any(c.decoding and c.decoding.model for c in facts.chapters)

@@ -54,7 +54,7 @@ class SheetSample:
     problem: str = ""
 
     def member(self, name: str) -> bytes:
-        """Return the bytes of a member; empty if the sample has no such member."""
+        """Return the bytes of a member, or b"" if the sample has no such member."""
         return next((data for found, data in self.members if found == name), b"")
 
 

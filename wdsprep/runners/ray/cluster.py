@@ -60,7 +60,7 @@ def connect_to_ray(address: str | None, *, cpus: int, dashboard: bool) -> Iterat
 
 
 def cluster_resources(address: str | None) -> list[dict[str, float]] | None:
-    """Return the resources of each machine of the cluster; None where Ray would be started here."""
+    """Return the resources of each machine of the cluster, or None if Ray would be started here."""
     if not (ray.is_initialized() or address or os.environ.get("RAY_ADDRESS")) or address == "local":
         return None
     with connect_to_ray(address, cpus=0, dashboard=False):

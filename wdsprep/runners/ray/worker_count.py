@@ -115,7 +115,7 @@ class WaitWarning:
         self._next = self._since + SILENT_S
 
     def look(self, *, has_workers: bool) -> None:
-        """Warn where no worker has been there for long. This is to be called from time to time."""
+        """Warn if there has been no worker for a long time. Call this from time to time."""
         now = time.monotonic()
         if has_workers:
             self._since, self._next = now, now + SILENT_S

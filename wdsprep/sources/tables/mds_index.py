@@ -113,7 +113,7 @@ def _is_below(name: str, folder: str) -> bool:
 def shards_there(url: str) -> Iterator[tuple[MdsShard, Entry]]:
     """Yield each shard that an index names, with its file.
 
-    Raise an error where the file is missing, or has not the size that the index says.
+    Raise an error if the file is missing, or has not the size that the index says.
     """
     found = False
     for index, there in indexes_of(url):

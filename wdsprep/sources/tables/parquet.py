@@ -52,7 +52,7 @@ class ParquetTable:
         return list(self.schema.names)
 
     def kinds(self) -> dict[str, str]:
-        """Return the kind of each column: text, one of NUMBERS, or an empty text."""
+        """Return the kind of each column: text, one of NUMBERS, or "" if there is none."""
         return {field.name: _kind(field.type) for field in self.schema}
 
     def batches(self, columns: Sequence[str], rows: int) -> Iterator[dict[str, Any]]:

@@ -194,7 +194,7 @@ class HubStore(OverNetwork):
     def read_into(self, name: str, buffer: memoryview, /, *, start: int) -> int:
         """Fill a buffer with the bytes of a file from `start` on, and return how many came.
 
-        Fewer come only where the file ends before.
+        Fewer come only if the file ends before.
         """
         data = self.read(name, start=start, nbytes=len(buffer))
         buffer[: len(data)] = data
@@ -285,7 +285,7 @@ class HubStore(OverNetwork):
     ) -> Collection[str]:
         """Return the waiting files that the latest commit lacks, or has with other bytes.
 
-        Raise StoreError where somebody else has changed one of them since this run was begun.
+        Raise StoreError if somebody else has changed one of them since this run was begun.
         """
         trees = (self._stage.base or head, head)
         before, now = (self._files_below(self._prefix.rstrip("/"), commit) for commit in trees)
@@ -315,7 +315,7 @@ class HubStore(OverNetwork):
         return there.stamp in (blob.hexdigest(), large.hexdigest())
 
     def _make_commit(self, head: str, added: Collection[str], deleted: Sequence[str]) -> str:
-        """Make a commit and return its id; empty where somebody else has made one meanwhile."""
+        """Make a commit and return its id, or "" if somebody else has made one meanwhile."""
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
         known = self._files_below(self._prefix.rstrip("/"), head)

@@ -146,7 +146,7 @@ class ObjectStore(OverNetwork):
     def read_into(self, name: str, buffer: memoryview, /, *, start: int) -> int:
         """Fill a buffer with the bytes of an object from `start` on, and return how many came.
 
-        Fewer come only where the object ends before.
+        Fewer come only if the object ends before.
         """
         data = self._read(name, start, len(buffer))
         buffer[: len(data)] = data

@@ -180,7 +180,7 @@ class S3Store(OverNetwork):
     def read_into(self, name: str, buffer: memoryview, /, *, start: int) -> int:
         """Fill a buffer with the bytes of an object from `start` on, and return how many came.
 
-        Fewer come only where the object ends before.
+        Fewer come only if the object ends before.
         """
         ask = self._range(name, start, len(buffer))
         with self._store_errors(name):

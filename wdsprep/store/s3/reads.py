@@ -143,7 +143,7 @@ def _host(origin: str) -> str:
 
 
 def _idle_connection(pool: _Pool) -> Any:
-    """Return an open connection that nobody uses; None where there is none."""
+    """Return an open connection that nobody uses, or None if there is none."""
     from urllib3.exceptions import ClosedPoolError
 
     try:
@@ -240,7 +240,7 @@ class GetRequest:
     def answer_nbytes(self, status: int, said: str, length: int) -> int:
         """Return how many bytes an answer brings.
 
-        Raise an error where they are not those asked for.
+        Raise an error if they are not those asked for.
         """
         if self.is_all(status, length):
             return length

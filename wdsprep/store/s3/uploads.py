@@ -230,18 +230,18 @@ class Note:
     fd: int
 
     def remove(self) -> None:
-        """Remove the note of an upload that is finished or aborted."""
+        """Delete the note of an upload that is finished or aborted."""
         with contextlib.suppress(OSError):
             self.path.unlink()
         self.abandon()
 
     def abandon(self) -> None:
-        """Leave the note of an upload that is still there, and that nobody goes on with."""
+        """Keep the note of an upload that was left unfinished, and release its lock."""
         os.close(self.fd)
 
 
 def write_note(upload: str) -> Note | None:
-    """Write a note of an upload; None where no note can be written.
+    """Write a note of an upload, or return None if no note can be written.
 
     The note has its lock before it has its name, so nobody finds it without.
     """
