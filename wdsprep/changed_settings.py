@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Changes: TypeAlias = Mapping[str, tuple[Any, Any]]
 """The settings that have changed, each with its old and its new value."""
-Said: TypeAlias = str | Callable[[Any, Any], str]
+Description: TypeAlias = str | Callable[[Any, Any], str]
 """The description of a change: a text, or a function of the old and the new value."""
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -34,7 +34,7 @@ class SettingWords:
     has changed too, since that says more.
     """
 
-    say: Said
+    say: Description
     rank: int = 0
     unless: Collection[str] = ()
 
@@ -56,8 +56,8 @@ def words_of(options: Iterable["Option"]) -> dict[str, SettingWords]:
 
 
 @contextmanager
-def saying_changes(options: Iterable["Option"]) -> Iterator[None]:
-    """Describe changed settings by the options of a call, if a dataset is refused for them."""
+def describing_changes(options: Iterable["Option"]) -> Iterator[None]:
+    """Describe changed settings by the options of a call, in the error that refuses a dataset."""
     try:
         yield
     except OtherSettingsError as error:
@@ -71,14 +71,14 @@ def say_changes(changes: Changes, words: Mapping[str, SettingWords]) -> list[str
 
     A setting without words is described by its name and both values.
     """
-    known = {name: words.get(name) or SettingWords(say=_plainly(name)) for name in changes}
+    known = {name: words.get(name) or SettingWords(say=_describe_plainly(name)) for name in changes}
     rank = max((each.rank for each in known.values()), default=0)
     told = (name for name, each in known.items() if each.rank == rank)
     told = (name for name in told if not {*known[name].unless} & changes.keys())
-    return [_said(known[name].say, *changes[name]) for name in told]
+    return [_describe(known[name].say, *changes[name]) for name in told]
 
 
-def _said(say: Said, before: Any, now: Any) -> str:
+def _describe(say: Description, before: Any, now: Any) -> str:
     return say if isinstance(say, str) else say(before, now)
 
 
@@ -101,7 +101,7 @@ def say_both(changes: Changes) -> list[str]:
     return [*shown.values()] or [f"other {name}" for name in changes]
 
 
-def _plainly(name: str) -> Said:
+def _describe_plainly(name: str) -> Description:
     def said(before: Any, now: Any) -> str:
         if not (_is_plain(before) and _is_plain(now)):
             return f"other {name}"
@@ -118,7 +118,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def say_named(name: str, before: Any, now: Any) -> str:
-    """Say by its name what a setting is and what it was: `--resolution 512 (was 256)`."""
+    """Return a setting by name, with its new and its old value: `--resolution 512 (was 256)`."""
     if isinstance(now if now is not None else before, bool):
         return f"{name} (was not given)" if now else f"no {name} (was given)"
     value = say_value(now)

@@ -183,9 +183,9 @@ SHOWN_CHANGES = 8
 class OtherSettingsError(FingerprintError):
     """An error for a dataset, or a part of it, that was made with other settings.
 
-    `changes` has the settings that differ, each with what it was and what it is now. What is
-    said of them stands in the message between `before` and `after`; whoever knows better words
-    puts them there (`say`).
+    `changes` has the settings that differ, each with what it was and what it is now. Their
+    descriptions stand in the message between `before` and `after`; `say` replaces them by better
+    ones.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class OtherSettingsError(FingerprintError):
         self.say(said)
 
     def say(self, said: Sequence[str]) -> None:
-        """Say the changes in these words from now on, the first of many."""
+        """Put these descriptions of the changes into the message; of many, only the first."""
         more = len(said) - SHOWN_CHANGES
         some = [*said[:SHOWN_CHANGES], *([f"and {more} more"] if more > 0 else [])]
         self.args = (as_message(f"{self.before}{'; '.join(some)}{self.after}"),)

@@ -31,7 +31,7 @@ from functools import lru_cache, partial, wraps
 from math import isfinite
 from typing import Any, ClassVar, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
-from wdsprep.changed_settings import SettingWords, saying_changes
+from wdsprep.changed_settings import SettingWords, describing_changes
 from wdsprep.errors import UsageError
 from wdsprep.text import brief, one_line, plural, real_number, whole_number
 
@@ -147,7 +147,7 @@ class Option:
         if given is None and ("None" in self.annotation or self.default is None):
             return None
         if self.about.is_many:
-            return tuple(map(self._read, _listed(self.spelled, given)))
+            return tuple(map(self._read, _as_list(self.spelled, given)))
         return self._read(given)
 
     def _read(self, given: Any) -> Any:
@@ -200,7 +200,7 @@ class Option:
             return self._read(text)
 
 
-def _listed(name: str, given: Any) -> Sequence[Any]:
+def _as_list(name: str, given: Any) -> Sequence[Any]:
     if isinstance(given, str | os.PathLike):
         return [given]
     if not isinstance(given, Iterable):
@@ -413,17 +413,17 @@ def takes_options(options: Callable[P, T]) -> Callable[[Callable[[T], R]], Calla
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             check_call(function.__name__, signature, options_of(options), args, kwargs)
-            return _called(function, options(*args, **kwargs))
+            return _call_with(function, options(*args, **kwargs))
 
-        return cast("Callable[P, R]", _signed(call, function, signature))
+        return cast("Callable[P, R]", _set_signature(call, function, signature))
 
     return decorate
 
 
-def _called(function: Callable[[T], R], options: T) -> R:
+def _call_with(function: Callable[[T], R], options: T) -> R:
     if not isinstance(options, Options):
         return function(options)
-    with options.during_call() as given, saying_changes(options_of(type(options))):
+    with options.during_call() as given, describing_changes(options_of(type(options))):
         return function(cast("T", given))
 
 
@@ -431,7 +431,7 @@ Place: TypeAlias = str | os.PathLike[str]
 
 
 def as_places(given: Place | Sequence[Place]) -> tuple[Place, ...]:
-    """Return a tuple of places; a single place may be given without a list."""
+    """Return places as a tuple, also if a single place was given without a list."""
     return (given,) if isinstance(given, str | os.PathLike) else tuple(given)
 
 
@@ -490,14 +490,14 @@ def takes_datasets(
             check_call(function.__name__, signature, options_of(options), (), kwargs)
             given = [_place(DATASETS.name.upper(), each) for each in datasets]
             made = cast("Callable[..., T]", options)(**kwargs)
-            return _called(partial(function, given), made)
+            return _call_with(partial(function, given), made)
 
-        return cast("DatasetsFunction[P, R]", _signed(call, function, signature))
+        return cast("DatasetsFunction[P, R]", _set_signature(call, function, signature))
 
     return decorate
 
 
-def _signed(call: Any, function: Callable[..., Any], signature: inspect.Signature) -> Any:
+def _set_signature(call: Any, function: Callable[..., Any], signature: inspect.Signature) -> Any:
     result = inspect.signature(function).return_annotation
     call.__signature__ = signature.replace(return_annotation=result)
     return call

@@ -273,14 +273,14 @@ class ProgressLine:
             TERMINAL.write(one_line(text), out=self._out)
 
     def wait_for(self, what: str) -> None:
-        """Show what is waited for and for how long, until something else is shown."""
+        """Show `what` the command waits for, and for how long, until something else is shown."""
         began = time.monotonic()
         TERMINAL.start_ticking(
             lambda: self._draw(lambda: f"{what}, {human_time(time.monotonic() - began)}")
         )
 
     def counting(self, noun: str) -> Counting:
-        """Return a function that shows how many things are done."""
+        """Return a function that shows how many things, such as files, are done."""
         return lambda done, of: self.show(f"{done:,} of {plural(of, noun)} done")
 
     def say(self, text: str) -> None:

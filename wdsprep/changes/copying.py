@@ -406,7 +406,7 @@ class CopiedSamples:
 
 @dataclass(slots=True)
 class _NewShard:
-    """The shard that is written. Its tar is opened with its first sample, so no tar is empty."""
+    """A new shard that is being written. Its tar opens with its first sample, so none is empty."""
 
     draft: Draft
     name: str

@@ -102,14 +102,14 @@ class CopySearch:
         del self._hashes
         blank = int(numpy.searchsorted(hashes, 1))
         without, order, hashes = numpy.sort(order[:blank]), order[blank:], hashes[blank:]
-        starts = _starts(hashes)
-        things = hashes[starts]
+        starts = _run_starts(hashes)
+        distinct = hashes[starts]
         del hashes
-        stays = self._things_that_stay(things, order[starts], distance, heard)
-        rows, at = _others(order, starts, stays)
+        stays = self._choose_hashes(distinct, order[starts], distance, heard)
+        rows, at = _rows_to_go(order, starts, stays)
         stay = order[starts[stays[at]]]
-        bits = bits_set(things[at] ^ things[stays[at]]).astype(numpy.int8)
-        del order, starts, things, stays, at
+        bits = bits_set(distinct[at] ^ distinct[stays[at]]).astype(numpy.int8)
+        del order, starts, distinct, stays, at
         content = numpy.concatenate(
             [t["content"].to_numpy() for one in self._images for t in one.each("content")]
         )
@@ -121,18 +121,21 @@ class CopySearch:
         equal = content[rows] == content[stay]
         return Copies(rows=rows, stay=stay, bits=bits, equal=equal, stays=numpy.unique(stay))
 
-    def _things_that_stay(
-        self, things: NDArray[numpy.uint64], best: Rows, distance: int, heard: Counting
+    def _choose_hashes(
+        self, distinct: NDArray[numpy.uint64], best: Rows, distance: int, heard: Counting
     ) -> Rows:
-        """Return the thing that stays for each. A thing is all samples of a hash; `best` is one."""
-        one, other = find_near_pairs(things, distance, heard)
+        """Return for each hash the hash whose picture stays for it, itself or a near one.
+
+        `best` has the row of the best picture with each hash.
+        """
+        one, other = find_near_pairs(distinct, distance, heard)
         paired, places = numpy.unique(numpy.concatenate([one, other]), return_inverse=True)
         by_rank = numpy.lexsort((best[paired], *self._sort_keys(best[paired])))
         rank = numpy.empty(len(paired), numpy.int64)
         rank[by_rank] = numpy.arange(len(paired))
         first, second = rank[places[: len(one)]], rank[places[len(one) :]]
         kept = choose_kept(numpy.minimum(first, second), numpy.maximum(first, second), len(paired))
-        stays = numpy.arange(len(things))
+        stays = numpy.arange(len(distinct))
         stays[paired[by_rank]] = paired[by_rank[kept]]
         return stays
 
@@ -144,8 +147,8 @@ class CopySearch:
     def _of_same_bytes(self, rows: Rows, content: Rows) -> tuple[Rows, Rows]:
         """Return the rows with the bytes of a row that stays, and that row."""
         order = rows[numpy.lexsort((*self._sort_keys(rows), content[rows]))]
-        starts = _starts(content[order])
-        copies, at = _others(order, starts, numpy.arange(len(starts)))
+        starts = _run_starts(content[order])
+        copies, at = _rows_to_go(order, starts, numpy.arange(len(starts)))
         return copies, order[starts[at]]
 
 
@@ -155,15 +158,18 @@ def _pixels(table: pa.Table) -> NDArray[numpy.uint32]:
     return pixels
 
 
-def _starts(rising: NDArray[numpy.generic]) -> Rows:
-    """Return where each value begins."""
+def _run_starts(rising: NDArray[numpy.generic]) -> Rows:
+    """Return the place at which each run of equal values begins."""
     is_first = numpy.ones(len(rising), bool)
     is_first[1:] = rising[1:] != rising[:-1]
     return numpy.flatnonzero(is_first)
 
 
-def _others(order: Rows, starts: Rows, stays: Rows) -> tuple[Rows, Rows]:
-    """Return all rows but the first of each picture that stays, each with its picture."""
+def _rows_to_go(order: Rows, starts: Rows, stays: Rows) -> tuple[Rows, Rows]:
+    """Return the rows that may go, each with the number of its run of equal values.
+
+    Of a run that stays, the first row may not go.
+    """
     goes = numpy.ones(len(order), bool)
     goes[starts[stays == numpy.arange(len(stays))]] = False
     places = numpy.flatnonzero(goes)

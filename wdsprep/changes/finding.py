@@ -242,7 +242,7 @@ def _add_unit(
     rejects: tuple[str, ...],
     images: ShardRemoval | None = None,
 ) -> None:
-    """Add the samples and rejects that a unit loses to what was found.
+    """Add the samples and rejects that a unit of work loses to the found samples.
 
     `images` is its image shard, if that loses samples too.
     """

@@ -95,12 +95,12 @@ def _pairs_of_choice(
     hashes: Hashes, distance: int, blocks: Sequence[Block], choice: Sequence[int]
 ) -> tuple[Rows, Rows]:
     order = [*choice, *(number for number in range(len(blocks)) if number not in choice)]
-    front = _in_order(hashes, [blocks[number] for number in order])
+    front = _reorder_blocks(hashes, [blocks[number] for number in order])
     front.sort()
     key_nbits = sum(blocks[number].nbits for number in choice)
     earlier = [blocks[number] for number in range(choice[-1]) if number not in choice]
     firsts, seconds = [numpy.empty(0, numpy.int64)], [numpy.empty(0, numpy.int64)]
-    for one, other in _alike(front, key_nbits, distance):
+    for one, other in _find_alike(front, key_nbits, distance):
         a, b = (_back(some, [blocks[number] for number in order]) for some in (one, other))
         differ = a ^ b
         is_first = numpy.ones(len(a), bool)
@@ -111,7 +111,7 @@ def _pairs_of_choice(
     return numpy.concatenate(firsts), numpy.concatenate(seconds)
 
 
-def _in_order(hashes: Hashes, blocks: Sequence[Block]) -> Hashes:
+def _reorder_blocks(hashes: Hashes, blocks: Sequence[Block]) -> Hashes:
     """Return the hashes with their blocks in this order, from the highest bit on."""
     moved = numpy.zeros(len(hashes), numpy.uint64)
     for at in range(0, len(hashes), HASHES_AT_ONCE):
@@ -131,7 +131,7 @@ def _back(moved: Hashes, blocks: Sequence[Block]) -> Hashes:
     return found
 
 
-def _alike(front: Hashes, key_nbits: int, distance: int) -> Iterator[tuple[Hashes, Hashes]]:
+def _find_alike(front: Hashes, key_nbits: int, distance: int) -> Iterator[tuple[Hashes, Hashes]]:
     """Yield pairs of hashes that begin with the same bits and are near, piece by piece."""
     limit = numpy.uint64(1 << (NBITS - key_nbits))
     for start in range(0, len(front) - 1, HASHES_AT_ONCE):

@@ -175,7 +175,7 @@ class UnitChange:
     def _count_gone(
         self, receipt: Receipt, made: Sequence[RewrittenShard], emptied: set[str]
     ) -> Counter[str]:
-        """Return the counts of the samples that are removed."""
+        """Return what the receipt has counted of the removed samples, by the name of the count."""
         gone = {one.shard.name: one.gone for one in made}
         shapes = shape_ranges(receipt.settings, receipt.counts)
         counts: Counter[str] = Counter()

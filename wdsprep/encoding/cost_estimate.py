@@ -282,7 +282,7 @@ VAE_GFLOPS: Mapping[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
-    """The images a second of a GPU at 256 and 512, and its dollars an hour, 0 if not known."""
+    """A GPU with its images a second at 256 and at 512, and its dollars an hour (0: not known)."""
 
     at_256: float
     at_512: float

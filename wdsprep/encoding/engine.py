@@ -154,7 +154,7 @@ class Engine:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """Wait until a shard may feed its samples, and let no other shard feed in the context.
+        """Wait until the caller's shard may feed its samples, and keep others out for the block.
 
         Shards that wait have their first samples ready.
         """

@@ -36,7 +36,7 @@ class Idle(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Visit:
-    """A shard that waits for its turn in the pass over captions or images, or has it."""
+    """The visit of a shard to the pass over captions or images, waiting for its turn or in it."""
 
     part: Part
     texts: TextPass | None

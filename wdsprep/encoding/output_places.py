@@ -96,7 +96,7 @@ def _places_apart(
 def _check_place(
     place: str, resolutions: Sequence[int], latents: str, captions: CaptionOptions
 ) -> None:
-    """Check that a resolution and a name of captions are given if the place contains them."""
+    """Raise UsageError if nothing is given for a placeholder, such as {caption}, in a place."""
     if CAPTION in place and not (captions.caption_field or captions.paths or captions.caption_name):
         raise UsageError(
             f"{place} needs the name of captions: give --caption-field, --caption-fields or "

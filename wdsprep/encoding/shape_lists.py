@@ -44,15 +44,15 @@ NEAREST = re.compile(r"nearest:(\d{1,6}),(\d{1,6}(?:\.\d{1,6})?)")
 KINDS = "sdxl, nearest:STEP,MAX, or a file with lines such as 832x1216"
 
 
-def _listed(shapes: Sequence[Size] | None) -> str:
-    """Return a list of shapes in few words."""
+def _list_shapes(shapes: Sequence[Size] | None) -> str:
+    """Return the names of shapes in a short text."""
     names = [*map(shape_name, shapes or ())]
     some = names if len(names) <= SHOWN else [names[0], "...", names[-1]]
     return f"{len(names)} ({', '.join(some)})" if names else "not given"
 
 
 def _say_shapes(before: Sequence[Size] | None, now: Sequence[Size] | None) -> str:
-    return f"--shapes are {_listed(now)} (were {_listed(before)})"
+    return f"--shapes are {_list_shapes(now)} (were {_list_shapes(before)})"
 
 
 SHAPES_SETTING = SettingWords(say=_say_shapes)

@@ -21,7 +21,7 @@ _BRACES = re.compile(r"([\\{},])")
 
 
 def metadata_beside(dataset: Exportable, out: str) -> dict[str, bytes]:
-    """Return the metadata for a dataset whose tars stay where they are."""
+    """Return the files by which Energon reads the tars of a dataset where they are, by name."""
     way = path_between(out, dataset.url)
     return metadata_files({f"{way}{name}": samples for name, samples in dataset.shards}, {})
 

@@ -37,7 +37,7 @@ def layout(*, tower: str) -> "PrimusLayout":
 
 @dataclass(frozen=True, kw_only=True)
 class PrimusLayout:
-    """The layout of Primus."""
+    """The layout of tars for AMD's Primus: Energon tars of tensors in bfloat16."""
 
     has_moments: bool = False
     length: int = 0

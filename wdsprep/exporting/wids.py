@@ -33,7 +33,7 @@ def layout(*, tower: str) -> "WidsLayout":
 
 @dataclass(frozen=True, kw_only=True)
 class WidsLayout:
-    """The layout of tars for wids."""
+    """The layout of tars with an index for `wids`, webdataset's reader with random access."""
 
     is_of_latents: bool = False
     heads: bool = False

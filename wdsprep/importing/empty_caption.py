@@ -21,7 +21,7 @@ Empty = Mapping[str, bytes]
 
 
 def empty_of(given: str, fields: Sequence[Field]) -> Empty:
-    """Return the arrays of the empty caption; none if nothing is given.
+    """Return the arrays of the empty caption that the user gives, or none.
 
     They are given as `zeros`, or as files: `emb=t5_empty.npy,pooled=clip_empty.npy`.
     """

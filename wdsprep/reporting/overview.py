@@ -112,7 +112,7 @@ def patterns(url: str, manifest: Manifest) -> list[str]:
 
 
 def _braces(store_url: str, names: list[str]) -> list[str]:
-    """Return one pattern if it stands for exactly these names in order, otherwise the names."""
+    """Return the names as one pattern like `{000..123}.tar`, or as they are if they have gaps."""
     parts = [re.fullmatch(r"(.*?)(\d+)(\.tar)", name) for name in names]
     heads = {part[1] if part else None for part in parts}
     numbers = [part[2] if part else "" for part in parts]

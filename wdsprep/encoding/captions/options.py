@@ -19,7 +19,7 @@ CAPTIONS = "Captions"
 
 
 def _say_captions(before: str | None, now: str | None) -> str:
-    """Say how --captions has changed. Of a digest nobody knows what it is of."""
+    """Return a text on a change of --captions, without the digests, which nobody can read."""
     if not before or not now:
         return "--captions is given (was not)" if now else "no --captions (was given)"
     return "--captions says other captions than those it was made with"

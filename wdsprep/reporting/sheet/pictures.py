@@ -36,7 +36,7 @@ PROJECTION = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SheetPicture:
-    """One picture of a sample.
+    """A picture of a sample on the contact sheet.
 
     If it could not be made, `source` is empty and `note` says why.
     """
