@@ -339,7 +339,7 @@ def nearest_name(wrong: str, names: Iterable[str]) -> str:
 
 
 def _suggestion(function: str, wrong: str, names: Iterable[str]) -> str:
-    """Return a sentence with the name that may be meant, or where all names are listed."""
+    """Return a sentence with the name that may be meant, or the command that lists all names."""
     if near := nearest_name(wrong, names):
         return f"did you mean {near}?"
     if not wrong.startswith("-"):

@@ -115,7 +115,7 @@ Counting = Callable[[int, int], None]  # called with how many are done, and of h
 
 
 def ignore_count(_done: int, _of: int) -> None:
-    """Do nothing with a count. It stands in where a caller wants no progress."""
+    """Do nothing with a count. It stands in if a caller wants no progress."""
 
 
 def human_bytes(nbytes: float) -> str:

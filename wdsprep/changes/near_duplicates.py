@@ -74,7 +74,7 @@ def find_near_pairs(
 ) -> tuple[Rows, Rows]:
     """Return all pairs of hashes that differ in 1 to `distance` bits, as places in `hashes`.
 
-    The hashes rise, and each is there once. `heard` is told how many sorts are done, of how
+    The hashes rise, and each is there once. `heard` gets the number of sorts done, of how
     many.
     """
     if not distance or len(hashes) < 2:

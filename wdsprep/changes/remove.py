@@ -417,7 +417,7 @@ class _RemovalJob:
     def change(self, heard: Callable[[int, int], object]) -> None:
         """Rewrite the units, images first and then latents, and finish each dataset.
 
-        `heard` is told how many units are done, and of how many.
+        `heard` gets the number of units done, and of all units.
         """
         count = sum(len(found.units) for found in self._found.values())
         done = 0

@@ -247,7 +247,7 @@ def _is_ours(found: DatasetSurvey, name: str) -> bool:
 def do_repair(repair: Repair, heard: Callable[[int], None] = lambda _count: None) -> Repair:
     """Carry out a repair, and return it with what was done.
 
-    `heard` is told how many files were removed or written. Units that have changed since they were
+    `heard` gets the number of files removed or written. Units that have changed since they were
     found are left as they are.
     """
     repairer = _Repairer(repair, heard)

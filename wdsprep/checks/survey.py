@@ -98,7 +98,7 @@ def survey(store: Store, shown: str, heard: Callable[[int], None]) -> DatasetSur
     """Survey a dataset: read its receipts and manifest, and note whatever is wrong.
 
     Files that are missing, of another size or unexpected are noted too, as are removals under way.
-    `heard` is told how many receipts were read. Raise NotFoundError if there is neither a manifest
+    `heard` gets the number of receipts read. Raise NotFoundError if there is neither a manifest
     nor a sound receipt.
     """
     edition = Edition.from_store(store)

@@ -61,7 +61,7 @@ Vectors = NDArray[np.uint64]  # contiguous; of each read an address and a length
 def read_all(fds: Sequence[int], starts: Sequence[int], vectors: Vectors) -> Ints:
     """Read many parts of files, and return how many bytes came for each.
 
-    Where a part came short, the caller reads it again and learns why.
+    If a part came short, the caller reads it again and learns why.
     """
     came = np.zeros(len(fds), np.int64)
     queue = _taken()

@@ -36,7 +36,7 @@ def spans(
 ) -> Iterator[Span]:
     """Yield the byte ranges in a tar that hold the samples with these numbers, which rise.
 
-    Samples share a range where the gap between them has at most `gap_nbytes`. No range has more
+    Samples share a range if the gap between them has at most `gap_nbytes`. No range has more
     than `most_nbytes`, but for that of a single sample that has.
     """
     starts, ends = (offsets[which].tolist() for which in (numbers, numbers + 1))

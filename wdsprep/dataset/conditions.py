@@ -323,7 +323,7 @@ def _order_comparison(compare: Callable[[Any, Any], Any]) -> Compare:
 def _in_comparison(is_there: Compare, *, is_in: bool) -> Compare:
     """Return the comparison `in`, or `not in`.
 
-    Both are false where there is nothing to look for, or nowhere to look.
+    Both are false if there is nothing to look for, or nowhere to look.
     """
 
     def holds(one: Any, other: Any) -> bool:

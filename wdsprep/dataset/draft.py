@@ -69,7 +69,7 @@ class Draft:
         """Give the files their names, the receipt last, and return the receipt of the unit.
 
         `beside` are more files. If another run has finished the unit meanwhile, all files
-        are dropped. `check` raises where the unit may not be finished as it is.
+        are dropped. `check` raises an error if the unit may not be finished as it is.
         """
         for name, data in {**self._beside, **beside}.items():
             self._open(name).write(data)

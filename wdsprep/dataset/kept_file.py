@@ -105,7 +105,7 @@ def open_or_make(
 ) -> KeptFile:
     """Return the cached file whose content depends on `what`. Make it if it is missing or damaged.
 
-    `make` is told where the file will be.
+    `make` gets the path at which the file will be.
     """
     folder = kept_folder(cache)
     name = f"{key_of(VERSION, 'kept', *what):016x}"
@@ -241,7 +241,7 @@ def _open_whole(path: Path) -> KeptFile | None:
 def _mark_used(file: BinaryIO, path: Path) -> bool:
     """Mark a file as in use until nothing maps it, unless it was deleted just now.
 
-    A map holds the file open, and so the lock. Where a disk has no locks, as some of other
+    A map holds the file open, and so the lock. If a disk has no locks, as some of other
     machines, nothing is deleted either.
     """
     with suppress(OSError):
@@ -288,7 +288,7 @@ def _map_file(path: Path, digest: bytes) -> KeptFile | None:
 def _pickle_for_process(file: KeptFile) -> Any:
     """Pickle a cached file for a process that is started on this machine.
 
-    The process maps the file again. Where the file has been deleted or replaced, all bytes are
+    The process maps the file again. If the file has been deleted or replaced, all bytes are
     sent. So they are to the machine of a cluster, by plain pickle: whether it has the file cannot
     be known when it is sent.
     """

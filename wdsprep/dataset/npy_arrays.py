@@ -110,7 +110,7 @@ def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
 
 
 def text_fields(fields: Iterable[Field]) -> tuple[Field, ...]:
-    """Return the fields that are made of the caption, and change where it is empty."""
+    """Return the fields that are made of the caption, and change if that is empty."""
     return tuple(field for field in fields if not _is_of_image(field.name))
 
 

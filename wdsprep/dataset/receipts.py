@@ -311,7 +311,7 @@ def split_receipts(data: bytes, mark: bytes) -> tuple[bytes, list[bytes]]:
     """Split the JSON of an object that ends in a list of receipts.
 
     Return the object before the list, and the lines of the list. `mark` is how the list begins.
-    Where the receipts are not written as here, return all and no lines.
+    If the receipts are not written as here, return all and no lines.
     """
     start, end = data.find(mark + START), END + b"]}\n"
     if start >= 0 and data.endswith(end):

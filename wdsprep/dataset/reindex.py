@@ -47,8 +47,8 @@ def index(
     """Write the index of each tar below `folder` that has none, or a cut or an older one.
 
     In a dataset of latents, also write the rows of each tar that lacks them and needs them.
-    Return how many samples each of these has. `heard` is told how many are done, of how many,
-    and `told` a line about what cannot be made.
+    Return how many samples each of these has. `heard` gets the number of those done and
+    of all, and `told` a line about what cannot be made.
     """
     store = open_store(folder)
     there = {
@@ -110,7 +110,7 @@ def _write_rows(
 
 
 def _remake_step(store: Store, receipt: Receipt) -> str:
-    """Return the next step where positions are missing that keys do not tell."""
+    """Return the next step if positions are missing that keys do not tell."""
     is_stated = rows_name(receipt.shards[0].name) in receipt.files
     return encode_step(store.url) if is_stated else AGAIN
 

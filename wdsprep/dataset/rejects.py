@@ -135,7 +135,7 @@ class RejectsFile:
 
 
 def read_rejects(data: bytes, what: str) -> list[Reject]:
-    """Parse a file of rejects. Raise an error that names `what` where a line is none."""
+    """Parse a file of rejects. Raise an error that names `what` if a line is none."""
     return [
         Reject(
             key=found["key"],

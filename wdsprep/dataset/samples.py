@@ -103,7 +103,7 @@ def key_order(key: str) -> tuple[int, str]:
 class Sample:
     """An image as a source gives it, with its captions and its metadata.
 
-    The first caption is the one to train on. Where the image is to be fetched, `url` says from
+    The first caption is the one to train on. If the image is to be fetched, `url` says from
     where, and `image` is empty until then. `digests` are of the bytes that came, by the name of the
     hash.
     """

@@ -56,7 +56,7 @@ def fields_by_shape(settings: Mapping[str, Any]) -> dict[str, tuple[Field, ...]]
 
 
 def cut_size(facts: Mapping[str, Any]) -> Size:
-    """Return the size of the crop in a sample's json; (0, 0) where it has none."""
+    """Return the size of the crop in a sample's json; (0, 0) if it has none."""
     crop = facts.get("crop")
     if not isinstance(crop, list) or len(crop) != 4 or {*map(type, crop)} != {int}:
         return 0, 0

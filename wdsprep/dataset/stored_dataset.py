@@ -276,7 +276,7 @@ def refresh_manifest(
 
     `known` receipts need not be read again, unless the manifest that is `there` now has another
     one. If a receipt is gone, the dataset is no longer complete: a user may have deleted it to have
-    its unit done again. `heard` is told how many receipts have been read, of how many; `held` gets
+    its unit done again. `heard` gets the number of receipts read, and of all; `held` gets
     the names of locks.
     """
     stated = manifest.ledger

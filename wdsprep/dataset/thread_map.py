@@ -51,7 +51,7 @@ def read_each(
     threads: int,
     heard: Callable[[int], None] = lambda _count: None,
 ) -> list[Found]:
-    """Return what `look` returns for each item, in order. `heard` is told how many are done."""
+    """Return what `look` returns for each item, in order. `heard` gets the number of items done."""
     found: list[Found] = []
     for one in ahead(look, items, threads):
         found.append(one)

@@ -57,7 +57,7 @@ class DownloadTurns:
     """The state that slices of a worker share: whose turn it is to ask, and statistics of answers.
 
     Only a few URLs are asked for at first, because the size of the images decides how many may be
-    under way at a time. The number grows with the answers, and with time where answers take long.
+    under way at a time. The number grows with the answers, and with time if answers take long.
     """
 
     turn: threading.Lock = field(default_factory=threading.Lock)
@@ -134,7 +134,7 @@ class Downloads:
     ) -> Iterator[tuple[int, Sample | Refusal] | None]:
         """Yield the rows in their order, each with its image or with the reason why it has none.
 
-        Yield None where nothing has happened for a while.
+        Yield None if nothing has happened for a while.
         """
         begun = _in_thread(lambda: (self._count_repeated(), _start_reading(rows)))
         while wait([begun], WAIT_S).not_done:

@@ -38,7 +38,7 @@ _AFTER = re.compile(r" after \d+ (?:ms|milliseconds)(?:: Could not connect to se
 
 
 def rejection_for_curl(error: int, message: str, *, system: int, resolved: bool) -> RejectedError:
-    """Return the rejection for libcurl's error. Raise where it is this machine's fault.
+    """Return the rejection for libcurl's error. Raise an error if it is this machine's fault.
 
     `system` is the error number of the system, if there was one. `resolved` tells whether an
     address was known: time that ran out before that is the name service's, whatever libcurl was

@@ -41,7 +41,7 @@ class HostLimits:
     ) -> None:
         """Set the limits on requests.
 
-        `may_start` is asked before each turn. Where it says no, it is asked again when a
+        `may_start` is asked before each turn. If it says no, it is asked again when a
         request ends, so it must say yes when no request is under way.
         """
         self._free, self._per_host, self._may_start = in_flight, per_host, may_start
@@ -51,7 +51,7 @@ class HostLimits:
     async def take(self, host: str) -> None:
         """Wait for a turn to ask this host.
 
-        Raise the RejectedError of another request where the host has just failed again.
+        Raise the RejectedError of another request if the host has just failed again.
         """
         waiter = asyncio.get_running_loop().create_future()
         self._hosts.setdefault(host, _HostState()).waiting.append(waiter)

@@ -15,7 +15,7 @@ class BodyLimit:
     """A limit of the bytes of response bodies that are being received.
 
     No body is begun while those under way fill half of the limit, or will by the mean size of
-    those before. Where bodies turn out larger, one after another is given up until the rest
+    those before. If bodies turn out larger, one after another is given up until the rest
     fits. `max_nbytes` is at least twice the largest body, so some always end.
     """
 

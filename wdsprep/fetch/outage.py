@@ -159,7 +159,7 @@ def _host(url: str) -> str:
 
 
 def _site(url: str) -> str:
-    """Return the last two labels of the URL's host, or all of it where it is an address."""
+    """Return the last two labels of the URL's host, or all of it if it is an address."""
     name = _host(url)
     labels = name.split(".")
     return name if labels[-1].isdecimal() else ".".join(labels[-2:])

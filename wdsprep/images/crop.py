@@ -178,7 +178,7 @@ def _cut_out(pixels: torch.Tensor, picture: Picture, fit: Fit, reduction: int) -
 def _decode(picture: Picture, reduction: int = WHOLE) -> "Image.Image":
     """Decode an image. This finds the damage that `pack --check full` finds.
 
-    Where the image is reduced, a side that does not divide is rounded up.
+    If the image is reduced, a side that does not divide is rounded up.
     """
     kind = _KINDS[picture.extension]
     if kind == "PNG":

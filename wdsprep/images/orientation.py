@@ -29,7 +29,7 @@ def turn_upright(image: "Image.Image", orientation: int) -> "Image.Image":
 
 
 def orientation(exif: bytes) -> int:
-    """Return the orientation in EXIF, 1 (upright) where there is none that makes sense."""
+    """Return the orientation in EXIF, 1 (upright) if there is none that makes sense."""
     tiff = exif.removeprefix(b"Exif\0\0")
     order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
     if order is None:

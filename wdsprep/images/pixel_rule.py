@@ -50,7 +50,7 @@ class Picture:
 
 
 def prepare(data: bytes, *, limits: Limits, full: bool, recode: Recode | None = None) -> Picture:
-    """Check, measure and, where needed, convert an image; `full` also decodes what is kept."""
+    """Check, measure and, if needed, convert an image; `full` also decodes what is kept."""
     if not data:
         raise RejectedError(Code.EMPTY)
     kind = formats.identify(data)

@@ -59,9 +59,9 @@ class JoinedDataset(NamedTuple):
 class Dataset:
     """An opened dataset, or a selection of its samples.
 
-    `kind` is "latents", "images", or "tars" where there is no manifest. `names` and `contents`
+    `kind` is "latents", "images", or "tars" if there is no manifest. `names` and `contents`
     have an entry for each shard; an entry of `contents` changes when the bytes of the shard do.
-    Where something is joined, `made_of` has the digest of each shard's image shard, and
+    If something is joined, `made_of` has the digest of each shard's image shard, and
     `inputs` the number of samples in that image shard. `where` is the condition for samples,
     and `join` names the datasets to join.
     """
@@ -123,7 +123,7 @@ class Dataset:
         """Return which dataset gives each array of a batch, and which one gives the texts.
 
         Arrays are found by name, and datasets by their numbers in `with_joined`. An array of a
-        later dataset replaces one of the same name. Where captions are picked by chance,
+        later dataset replaces one of the same name. If captions are picked by chance,
         each choice has its own dataset for everything that is made of captions.
         """
         given: dict[str, int] = {}

@@ -35,7 +35,7 @@ Found = TypeVar("Found")
 class MetadataBlock:
     """The keys and the parsed json of neighbouring samples in a shard.
 
-    The json of a sample is None where it is damaged or missing; a damaged sample has no key
+    The json of a sample is None if it is damaged or missing; a damaged sample has no key
     either. `damaged` has the places of these samples in the lists.
     """
 
@@ -86,7 +86,7 @@ def _damaged_error(whole: Dataset, damaged: Sequence[tuple[int, int]]) -> Format
 class JoinedMetadata:
     """A reader of the json of a joined dataset, for any number of threads.
 
-    A shard is read as a whole: where samples have moved, neighbours of the one dataset may
+    A shard is read as a whole: if samples have moved, neighbours of the one dataset may
     stand anywhere in a shard of the other.
     """
 

@@ -51,7 +51,7 @@ class TableRows:
         raise NotImplementedError
 
     def values(self, batch: pa.RecordBatch) -> tuple[Columns, dict[str, pa.Array]]:
-        """Return the numbers of a batch, with NaN where there is none, and its texts."""
+        """Return the numbers of a batch, with NaN for missing ones, and its texts."""
         raise NotImplementedError
 
     def note_keys(self, keys: pa.Array) -> pa.Array:

@@ -55,7 +55,7 @@ def inspect(options: InspectOptions) -> "Overview | FoundSample | Reject":
         webdataset.WebDataset(wdsprep.inspect("shards/images").urls, shardshuffle=100)
 
     `out` is a folder, or a URL of a bucket or the hub, to write the members of the sample to.
-    `heard` is told how many shards were looked at, of how many.
+    `heard` gets the number of shards looked at, and of all.
     """
     dataset, out, key = os.fspath(options.dataset), os.fspath(options.out), options.key
     if out and not key:
@@ -158,7 +158,7 @@ def find_sample(
 ) -> FoundSample | Reject:
     """Return the sample with a key, or its reject. Raise NotFoundError if there is neither.
 
-    `heard` is told how many shards were searched.
+    `heard` gets the number of shards searched.
     """
     finder = _Finder(store, manifest, heard)
     with naming_repair(store):
@@ -219,7 +219,7 @@ class _Finder:
                 yield from rejects_in(self._store, receipt.unit)
 
     def _find_rising(self, shard: Shard, key: str) -> FoundSample | None:
-        """Find a sample in a shard where keys rise; about a dozen headers are read."""
+        """Find a sample in a shard whose keys rise; about a dozen headers are read."""
         with ShardReader(self._store, shard) as reader:
             found = reader.find_rising([key], self._runs(shard).values())
             return self._read_first(reader, key, iter(found))

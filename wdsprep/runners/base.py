@@ -43,7 +43,7 @@ class Work(Protocol):
         With several units per worker that function is called in several threads at once,
         and each of its generators has to yield at least every half second: a worker that is
         told to stop closes them there, so that their context managers clean up. If the
-        returned object has a `close()`, it is called after that, where the worker ends in
+        returned object has a `close()`, it is called after that, if the worker ends in
         order. If it has a number `units_at_once`, the worker takes no more units than that.
         A worker that does one unit at a time is interrupted on the spot when it is a local
         process; as a Ray actor it stops at the next yield too.

@@ -70,7 +70,7 @@ def runner_for(
 ) -> Runner:
     """Return a runner of no more workers than units, and of none if units have few bytes.
 
-    Nor is there a worker process where it would be the only one and the work `is_safe`: it runs
+    Nor is there a worker process if it would be the only one and the work `is_safe`: it runs
     none of the libraries that may end a process over a damaged file. To verify 400 MB then takes
     0.7 of the processor time.
     """

@@ -81,7 +81,7 @@ class Job(Generic[U, R]):
     """Units that a runner works through. Closing the job ends its workers.
 
     The job only collects the units that failed for good, in `quarantined`, and does not judge them.
-    `sizes` are the bytes of units, where known.
+    `sizes` are the bytes of units, if known.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ def job_largest_first(
 
 
 def check_all_done(quarantined: Sequence[Quarantined], noun: str, done: str, remedy: str) -> None:
-    """Raise an error if a unit failed, where a result without all units is of no use."""
+    """Raise an error if a unit failed, for commands whose result needs all units."""
     if quarantined:
         first = quarantined[0]
         raise WorkError(

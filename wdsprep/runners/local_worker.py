@@ -113,7 +113,7 @@ def _woken_by_signals() -> Iterator[socket.socket]:
 def _stopping(worker: Worker) -> Iterator[None]:
     """Stop the units of a worker however the block ends.
 
-    SIGTERM raises once at most, so where it comes while this cleans up, it hits the inner
+    SIGTERM raises once at most, so if it comes while this cleans up, it hits the inner
     `finally`.
     """
     try:

@@ -121,7 +121,7 @@ def ray_line(there: str, gpus: int = 0) -> str:
 def parse_workers(workers: Any) -> tuple[int, int]:
     """Parse the number of workers: a number, `auto` (which is 0), or MIN:MAX.
 
-    The most is 0 where there is one number alone.
+    The most is 0 if there is one number alone.
     """
     if isinstance(workers, tuple) and workers:
         workers = ":".join(map(str, workers)) if any(workers[1:]) else workers[0]
@@ -230,7 +230,7 @@ WorkerOptionsT = TypeVar("WorkerOptionsT", bound=WorkerOptions)
 def with_runner(
     options: WorkerOptionsT, told: Callable[[str], None], *, gpus: int = 0
 ) -> WorkerOptionsT:
-    """Return the options with the runner that is chosen for them. Tell why, where it is Ray."""
+    """Return the options with the runner that is chosen for them. Tell why, if it is Ray."""
     there = ray_in_use(options.ray_address)
     runner = choose_runner(options.runner, there=there, gpus=gpus)
     if runner == "ray":

@@ -22,7 +22,7 @@ IN_WORKER = "RAY_RAYLET_PID"
 
 
 class JobProgress:
-    """A progress line of jobs, in bytes, or in samples where these are `counted`."""
+    """A progress line of jobs, in bytes, or in samples if these are `counted`."""
 
     unit, done, touched = "shard", "done", "touched unit"
     """A unit of work, what becomes of it, and what is read again where dates alone have changed."""

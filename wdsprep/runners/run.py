@@ -162,7 +162,7 @@ class Run:
     def under_way(self) -> Iterator[None]:
         """Mark the manifest incomplete, run the block, and publish the manifest however it ends.
 
-        It is marked only if units are left to do. Where the block ends well,
+        It is marked only if units are left to do. If the block ends well,
         `Store.publish` then shows all files, in stores that do not show each when it is
         written.
         """
@@ -237,7 +237,7 @@ class Run:
 
         After a driver was killed, few receipts then have to be read one by one. This
         happens each time a quarter more is known than before, which writes about five times
-        as much as one manifest at the end. Where another run has written more meanwhile,
+        as much as one manifest at the end. If another run has written more meanwhile,
         its manifest stays.
         """
         known = chain(self._manifest.ledger.named_lines(), self._receipts.named_lines())

@@ -406,7 +406,7 @@ class Schedule:
     def _leave(self, slot: int, ticket: _Ticket, reason: str) -> None:
         """Note that a unit ended the worker of a slot.
 
-        Give the slot up where it is the slot's fault.
+        Give the slot up if it is the slot's fault.
         """
         here = self._deaths.setdefault(slot, _Deaths(self._finished))
         here.units.add(ticket)

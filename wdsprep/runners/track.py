@@ -47,7 +47,7 @@ class Tracker(Protocol):
 class WandbTracker:
     """A run of Weights & Biases.
 
-    wandb itself asks for a key where there is none, but nobody would see the question here.
+    wandb itself asks for a key if there is none, but nobody would see the question here.
     """
 
     def __init__(self, group: str, axis: str, settings: Mapping[str, Any]) -> None:

@@ -42,7 +42,7 @@ def find_refusal(text: str) -> str:
 
 
 def import_for_driver(module: str, ours: str, path: Iterable[str], then: str) -> Any:
-    """Import a module in a worker of Ray, where its version is the driver's.
+    """Import a module in a worker of Ray, if its version is the driver's.
 
     The module is then safe to unpickle for. From now on the modules of the driver's `path` are
     found. `then` says what to do once the nodes have the same version.

@@ -151,7 +151,7 @@ def _text(error: BaseException) -> str:
 
 
 def _make_picklable(error: WdsprepError) -> WdsprepError:
-    """Return an error, or its message alone as a WorkError where it cannot be pickled."""
+    """Return an error, or its message alone as a WorkError if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301  our own bytes
     except Exception:  # noqa: BLE001  whatever its own code raises

@@ -50,7 +50,7 @@ class Item:
 
     `parts` are its files, each with size and stamp, so two items are equal only if nothing
     about them has changed. `take` is the number of samples to take of it (0 means all), and
-    `samples` how many it holds where a listing tells (else 0).
+    `samples` how many it holds if a listing tells (else 0).
     """
 
     name: str
@@ -129,13 +129,13 @@ Told = Callable[[str], object]
 
 
 def ignore_left_out(_kind: str) -> None:
-    """Ignore a file that is left out, where nobody counts these."""
+    """Ignore a file that is left out, for callers that do not count these."""
 
 
 class LeftOut:
     """A count of files that are no input to `pack`, by kind.
 
-    The kind is an extension such as `.mov`, or empty where a name has none.
+    The kind is an extension such as `.mov`, or empty if a name has none.
     """
 
     NAMED = 20  # kinds at most: a hostile tar has any number
@@ -193,7 +193,7 @@ class Source(Protocol):
 class Columns:
     """The names of columns that the user gave.
 
-    Where a name is empty, wdsprep finds the column by itself. Columns must exist that a filter
+    If a name is empty, wdsprep finds the column by itself. Columns must exist that a filter
     names, that are to be kept, or that hold the digest of an image.
     """
 

@@ -80,7 +80,7 @@ def captions_of(facts: Mapping[str, Any], column: str = "") -> tuple[str, ...]:
 
 
 def caption_at(facts: Mapping[str, Any], path: str) -> str | None:
-    """Return the caption at a path in a sample's metadata, the first where there are several.
+    """Return the caption at a path in a sample's metadata, the first if there are several.
 
     White space around it is taken off, as in `captions_of`.
     """
@@ -96,7 +96,7 @@ def first_of(names: Sequence[str], there: Sequence[str]) -> str:
 def apply_caption_file(text: str, captions: tuple[str, ...]) -> tuple[str, ...]:
     """Return the captions of a sample whose caption file holds `text`.
 
-    They are the text alone, or the captions given where these begin with the text, or it is empty.
+    They are the text alone, or the captions given if these begin with the text, or it is empty.
     """
     return captions if not text or captions[:1] == (text,) else (text,)
 

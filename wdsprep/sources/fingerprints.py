@@ -48,7 +48,7 @@ class Content:
 
     @property
     def file(self) -> dict[str, str]:
-        """Return the digest as an entry of a receipt's files; nothing where it is not kept."""
+        """Return the digest as an entry of a receipt's files; nothing if it is not kept."""
         return {CONTENT: self.digest} if self._is_kept else {}
 
 
@@ -78,7 +78,7 @@ def find_changed_units(
 ) -> list[str]:
     """Return the units whose items no longer hold what they held.
 
-    `contents` has the digest of each unit. `heard` is told from time to time how many items were
+    `contents` has the digest of each unit. `heard` gets from time to time the number of items
     read.
     """
     heard(0)

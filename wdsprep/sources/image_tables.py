@@ -37,7 +37,7 @@ IMAGE_NAMES = ("image", "jpg", "jpeg", "png", "webp", "bytes", "image_bytes", "d
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableSource:
-    """The Parquet files with images below `url` that match `pattern`; all where it is empty."""
+    """The Parquet files with images below `url` that match `pattern`; all if it is empty."""
 
     url: str
     pattern: str
@@ -164,7 +164,7 @@ class MdsSource:
     def _image(self, shard: MdsShard) -> str:
         """Return the column of images.
 
-        Raise an error that names the columns where there is none.
+        Raise an error that names the columns if there is none.
         """
         there, what = shard.encodings, f"{self.url}/{shard.index}"
         self.columns.check([*there], shard.index)
@@ -232,7 +232,7 @@ def sample_of(row: TableRow, image: str, caption: str, source: str) -> Sample:
 
 
 def checked_column(asked: Columns, schema: pa.Schema, name: str, url: str) -> str:
-    """Return the column of images. Raise an error that names the columns where there is none."""
+    """Return the column of images. Raise an error that names the columns if there is none."""
     asked.check(schema.names, name)
     image = asked.image or image_column(schema)
     if image and holds_bytes(schema.field(image).type):

@@ -70,7 +70,7 @@ def _asked_nbytes(error: MemoryError) -> int:
 
 
 def reason(error: Exception) -> str:
-    """Return the first sentence of an exception, with its type where that says more."""
+    """Return the first sentence of an exception, with its type if that says more."""
     first = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
     is_plain = isinstance(error, ValueError | OSError | EOFError) and first
     text = first if is_plain else f"{type(error).__name__}: {first}"

@@ -89,7 +89,7 @@ class _Run:
     here: pa.RecordBatch | None = None
 
     def fill(self) -> bool:
-        """Read the next block where none is at hand. Return whether any rows are left."""
+        """Read the next block if none is at hand. Return whether any rows are left."""
         if not self.here and self.blocks:
             data = self.spool.get(self.blocks.popleft())
             self.here = pa.ipc.open_stream(data).read_next_batch()

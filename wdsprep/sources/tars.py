@@ -203,7 +203,7 @@ class TarsSource:
                 check_nbytes(name, int(nbytes), self.max_nbytes)
 
     def _follow_links(self, found: TarSample, tar: str) -> TarSample:
-        """Add the members that links stand for, where they are wanted."""
+        """Add the members that links stand for, if they are wanted."""
         fields, unread = dict(found.fields), dict(found.unread or {})
         for name, target in (found.unread or {}).items():
             if isinstance(target, int):

@@ -28,7 +28,7 @@ CHOSEN = "|"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UrlSource:
-    """The tables of URLs below `url` that match `pattern`, or all of `kinds` where it is empty."""
+    """The tables of URLs below `url` that match `pattern`, or all of `kinds` if it is empty."""
 
     url: str
     pattern: str
@@ -97,7 +97,7 @@ class UrlSource:
                 yield url.strip()
 
     def _url_column(self, table: Table, name: str) -> str:
-        """Return the column of URLs. Raise an error that names the columns where there is none."""
+        """Return the column of URLs. Raise an error that names the columns if there is none."""
         there = table.columns()
         if table.has_schema:
             self.columns.check(there, name)

@@ -31,7 +31,7 @@ class Range:
         return self.start == 0 <= length and (self.nbytes is None or length <= self.nbytes)
 
     def check_answer(self, said: str, what: str) -> tuple[int, int | None]:
-        """Return how many bytes an answer brings, and the length of the file where it is told.
+        """Return how many bytes an answer brings, and the length of the file if it is told.
 
         `said` is the Content-Range of the answer. Raise an error if that is not this range, up
         to its end or the file's.

@@ -293,7 +293,7 @@ def _read_fully(fd: int, start: int, nbytes: int) -> bytes:
 def _name_once(temporary: Path, path: Path) -> None:
     """Give a temporary file its name, unless the name is taken.
 
-    Where the file system has no hard links, another process may take the name between the check and
+    If the file system has no hard links, another process may take the name between the check and
     the renaming.
     """
     try:

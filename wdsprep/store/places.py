@@ -19,7 +19,7 @@ class StorePlace:
     """A kind of place that can be a store, such as a bucket of S3.
 
     `form` shows what its URLs look like. `needs` is the module of its library, and `extra` the
-    extra of wdsprep that installs it, where it is optional.
+    extra of wdsprep that installs it, if it is optional.
     """
 
     module: str

@@ -14,7 +14,7 @@ class Spool:
     """A temporary file for bytes that wait. It is emptied when none wait any more."""
 
     def __init__(self, why: str = "what arrives early waits there") -> None:
-        """Prepare a file. Where the disk is full, the error says `why` bytes wait."""
+        """Prepare a file. If the disk is full, the error says `why` bytes wait."""
         self._why = why
         self._file: IO[bytes] | None = None
         self._waiting = 0

@@ -104,7 +104,7 @@ class WebStore(OverNetwork):
         )
 
     def _get(self, asked: Range) -> tuple[bytes, Version]:
-        """Request a range, again where an answer breaks off.
+        """Request a range, again if an answer breaks off.
 
         Until an answer begins, urllib3 tries again itself.
         """
@@ -182,7 +182,7 @@ class WebStore(OverNetwork):
     def _open(self) -> "PoolManager":
         """Return the pool of connections.
 
-        They stay open, and try again where the server is busy or breaks off.
+        They stay open, and try again if the server is busy or breaks off.
         """
         from urllib3 import PoolManager, Retry
 

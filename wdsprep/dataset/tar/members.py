@@ -122,7 +122,7 @@ def _size(head: bytes, offset: int) -> int:
 def _skip_zeros(at: Tape, offset: int) -> tuple[int, bytes]:
     """Skip blocks of zeros. Return the place of the next other block, and the block.
 
-    The block is empty where the tar ends. More zeros than any padding are a hole in the file.
+    The block is empty if the tar ends. More zeros than any padding are a hole in the file.
     """
     for place in range(offset, offset + MAX_PADDING_NBYTES, BLOCK):
         head = at(place, BLOCK)

@@ -86,7 +86,7 @@ class ChunkTape:
         return self._across(offset, nbytes)
 
     def view(self, offset: int, nbytes: int) -> memoryview:
-        """Return bytes of the file from an offset, without a copy where one chunk has them all."""
+        """Return bytes of the file from an offset, without a copy if one chunk has them all."""
         while offset >= self.nbytes and self._advance():
             pass
         inside = offset - self._start
@@ -159,7 +159,7 @@ class _GzipStream(gzip.GzipFile):
 def file_tape(path: str | Path) -> Iterator[Tape]:
     """Open a local tar, and return a function that reads at an offset.
 
-    It uses positioned reads, of a few headers at once where members are small. A file that is cut
+    It uses positioned reads, of a few headers at once if members are small. A file that is cut
     meanwhile reads as truncated, where a memory map would end in SIGBUS.
     """
     with Path(path).open("rb", buffering=0) as file:

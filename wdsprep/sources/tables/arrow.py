@@ -26,7 +26,7 @@ from wdsprep.text import shortened
 def arrow_files(url: str, left_out: Told = ignore_left_out) -> Iterator[Entry]:
     """Yield the files of all splits below a place.
 
-    Where a `state.json` names some files of a folder, the others there are caches of
+    If a `state.json` names some files of a folder, the others there are caches of
     `datasets`, and no part of the dataset.
     """
     store = shared_store(url)

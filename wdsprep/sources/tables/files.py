@@ -30,7 +30,7 @@ class Table(Protocol):
     ) -> Iterator[tuple[int, dict[str, Any] | RejectedError]]:
         """Yield the rows of a part, with their numbers in the table.
 
-        `only` names the columns that are wanted, where reading these alone is cheaper.
+        `only` names the columns that are wanted, if reading these alone is cheaper.
         """
 
     def values(self, columns: Sequence[str], rows: int, /) -> Iterator[list[list[Any]]]:
@@ -51,7 +51,7 @@ def open_table(url: str, name: str) -> Table:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableFiles:
-    """The tables below `url` that match `pattern`, or all of `kinds` where that is empty."""
+    """The tables below `url` that match `pattern`, or all of `kinds` if that is empty."""
 
     url: str
     pattern: str

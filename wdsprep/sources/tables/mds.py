@@ -102,7 +102,7 @@ def read_samples(url: str, shard: MdsShard, name: str) -> Iterator[bytes]:
 
 
 def fields_in(shard: MdsShard, data: bytes, wanted: Collection[str] = ()) -> dict[str, bytes]:
-    """Return the encoded columns of a sample that are wanted, or all where none is named.
+    """Return the encoded columns of a sample that are wanted, or all if none is named.
 
     Refuse a sample whose lengths do not add up.
     """

@@ -130,9 +130,9 @@ def values_in(column: pa.Array) -> list[Any]:
 
 
 def _one_by_one(some: Any, convert: Callable[[Any], list[Any]], what: str = "the row") -> list[Any]:
-    """Convert Arrow data to Python, one value at a time where not all can be converted.
+    """Convert Arrow data to Python, one value at a time if not all can be converted.
 
-    Arrow reads out of bounds where its data is not valid, so the data is validated first.
+    Arrow reads out of bounds if its data is not valid, so the data is validated first.
     """
     try:
         with parsing_sample(what):

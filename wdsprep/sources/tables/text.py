@@ -112,8 +112,8 @@ class TextTable:
     def _csv_records(self, lines: "_Lines") -> Iterator[None]:
         """Step through the records of a CSV file.
 
-        A line without a quote is a record. Where other records end, only the csv module
-        knows.
+        A line without a quote is a record. Only the csv module knows where other
+        records end.
         """
         record = _OneRecord(lines)
         cells = csv.reader(_decode_lines(record), delimiter=DELIMITERS[self._kind])

@@ -107,7 +107,7 @@ class HubStore(OverNetwork):
     def _current_commit(self) -> str:
         """Return the commit that is read.
 
-        Where a run on this machine has published another one since, it is that.
+        If a run on this machine has published another one since, it is that.
         """
         published = self._stage.published
         if self._commit and published == self._seen:

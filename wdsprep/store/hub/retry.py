@@ -31,7 +31,7 @@ def is_transient(error: Exception) -> bool:
 
 
 def _no_answer_error() -> type[Exception]:
-    """Return the error class that the hub's library raises where no answer comes.
+    """Return the error class that the hub's library raises if no answer comes.
 
     It is that of the HTTP library under it, which differs between versions.
     """

@@ -109,7 +109,7 @@ class ObjectStore(OverNetwork):
         return retrying(attempt, pause_s=self._first_pause_s)
 
     def list(self, prefix: str = "", /) -> Iterator[Entry]:
-        """List the files by name. Azure sorts them otherwise where a container has real folders."""
+        """List the files by name. Azure sorts them otherwise if a container has real folders."""
         check_prefix(prefix)
         with self._store_errors(prefix):
             found = sorted(self.entries(self._prefix + prefix), key=lambda e: e.name.encode())
@@ -125,7 +125,7 @@ class ObjectStore(OverNetwork):
     def entries(self, prefix: str) -> Iterator[Entry]:
         """Yield the objects whose keys begin with `prefix`.
 
-        The library lists folders. In one, it can be asked to begin near what is wanted.
+        The library lists whole folders. In a folder, the listing begins near the prefix.
         """
         folder, _, rest = prefix.rpartition("/")
         begin = {"offset": prefix[:-1]} if len(rest) > 1 else {}

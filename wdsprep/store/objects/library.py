@@ -71,7 +71,7 @@ def _modules() -> Mapping[str, ModuleType]:
 
 
 def _from_bytes(data: bytes) -> ModuleType:
-    """Load a module from memory where the system can.
+    """Load a module from memory if the system can.
 
     Programs may be forbidden in the folder for temporary files.
     """

@@ -233,7 +233,7 @@ class S3Store(OverNetwork):
     def sweep(self, ours: Ours = none_of_ours) -> int:
         """Abort the unfinished uploads of dead writers, and return how many.
 
-        Where nobody knows of the writer, uploads under names that are `ours` are aborted after a
+        If nobody knows the writer, uploads under names that are `ours` are aborted after a
         day: no live writer takes that long over a file.
         """
         with self._store_errors(""):

@@ -61,7 +61,7 @@ class Stretch:
 class StretchFound:
     """The result of listing a stretch of names.
 
-    `rest` is the part that is not listed yet. Where all is listed, `beyond` is the name after the
+    `rest` is the part that is not listed yet. If all is listed, `beyond` is the name after the
     stretch, if there is one.
     """
 

@@ -266,7 +266,7 @@ class Reads:
         client.meta.events.register_first("choose-signer.s3.GetObject", _newest_signature)
 
     def get(self, ask: GetRequest) -> bytes:
-        """Return a range of an object, which is empty where it starts at the end or after."""
+        """Return a range of an object, which is empty if it starts at the end or after."""
         return self._take(ask, _read)
 
     def get_into(self, ask: GetRequest, buffer: memoryview) -> int:
