@@ -14,9 +14,9 @@ import pytest
 
 from tests.kit.paths import ROOT
 from wdsprep.store.base import Store
+from wdsprep.store.gcs_azure import ObjectStore
 from wdsprep.store.hub import HubStore
 from wdsprep.store.local import LocalStore
-from wdsprep.store.objects import ObjectStore
 from wdsprep.store.s3 import S3Store
 
 # Two threads of torch that want the same core wait for each other most of the time: where tests run

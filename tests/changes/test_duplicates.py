@@ -21,7 +21,7 @@ from tests.kit.packs import manifest_of, pack, run, samples_of, tree, upload, wr
 from wdsprep.changes.near_duplicates import bits_set, choose_kept, find_near_pairs, plan
 from wdsprep.changes.options import DISTANCE
 from wdsprep.errors import TarError, UsageError, WdsprepError
-from wdsprep.images.perceptual import NO_HASH, look
+from wdsprep.images.perceptual_hash import NO_HASH, look
 from wdsprep.runners.job import JobListener
 from wdsprep.store import open_store
 

@@ -18,7 +18,7 @@ from tests.kit.encodes import packed, pictures, positions_in
 from tests.kit.packs import SCRIPT, manifest_of, tars, tree
 from tests.kit.paired_latents import latents_of
 from wdsprep.changes import key_lists
-from wdsprep.changes.selection import WantedKeys
+from wdsprep.changes.selected_samples import WantedKeys
 from wdsprep.cli import main
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.stored_dataset import read_receipt

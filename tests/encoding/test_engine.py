@@ -29,7 +29,7 @@ from wdsprep.encoding.models.batch_size import (
 from wdsprep.encoding.models.device import Device, ImageBatch
 from wdsprep.errors import WorkError
 from wdsprep.images import crop as crops
-from wdsprep.images.shapes import Shapes
+from wdsprep.images.nearest_shape import Shapes
 
 
 def engine(

@@ -55,7 +55,7 @@ from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.encoding.shape_lists import SDXL_LACKS, check_shapes_option, sizes_of
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.images.crop import crop
-from wdsprep.images.shapes import Shapes
+from wdsprep.images.nearest_shape import Shapes
 from wdsprep.store.spool import Spool
 
 NEAREST = "nearest:8,3"

@@ -23,7 +23,7 @@ from wdsprep.cli import cli
 from wdsprep.dataset.latent_scaling import denormalise, patchify
 from wdsprep.dataset.npy_arrays import field_of, values_of
 from wdsprep.errors import FingerprintError, TarError, UsageError
-from wdsprep.exporting.arrays import bfloat16_bits
+from wdsprep.exporting.convert_arrays import bfloat16_bits
 from wdsprep.exporting.energon import metadata_files, path_between
 from wdsprep.store.base import Store
 

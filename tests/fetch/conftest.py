@@ -6,7 +6,7 @@ import pytest
 
 from tests.kit.fetches import ANSWERS, fetcher
 from tests.kit.webserver import Authority, WebServer
-from wdsprep.fetch.fetcher import Fetcher
+from wdsprep.fetch.client_thread import Fetcher
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ from tests.kit.webserver import (
 )
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import UsageError, WorkError
-from wdsprep.fetch.fetcher import Fetcher
+from wdsprep.fetch.client_thread import Fetcher
 from wdsprep.fetch.options import TRANSIENT, FetchRules
 from wdsprep.fetch.transfer import user_agent
 

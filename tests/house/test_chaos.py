@@ -34,7 +34,7 @@ from tests.kit.packs import tree, upload
 from tests.kit.paths import ROOT
 from tests.kit.s3 import S3Server
 from wdsprep.errors import AccessError
-from wdsprep.store.s3.retry import store_errors
+from wdsprep.store.s3.failures import store_errors
 
 pytestmark = pytest.mark.system
 

@@ -37,8 +37,8 @@ from wdsprep.runners.out_of_memory import FEWER
 from wdsprep.runners.ray import cluster
 from wdsprep.runners.ray.runner import _death_reason
 from wdsprep.store.base import write_bytes
-from wdsprep.store.objects import library
-from wdsprep.store.objects.retry import kind_of
+from wdsprep.store.gcs_azure import library
+from wdsprep.store.gcs_azure.failures import kind_of
 from wdsprep.store.s3 import S3Store
 
 PACKAGE = Path(wdsprep.__file__).parent
@@ -269,7 +269,7 @@ def test_ray_says_of_an_error_of_ours_which_it_is() -> None:
 
 
 def test_ray_says_that_a_node_has_died_in_these_words() -> None:
-    """Else units lost with a node count as failed: mend `_is_taken_away` in runners/ray.py."""
+    """Else units lost with a node count as failed: mend `_is_taken_away` of runners/ray."""
     server = Path(ray.__file__).parent / "core/src/ray/gcs/gcs_server"
     assert b"node has died" in server.read_bytes()
 
@@ -308,7 +308,7 @@ def test_ray_has_the_client_that_tells_of_a_token() -> None:
 def test_ray_has_the_switch_that_keeps_stdout_the_commands_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else a dead worker is reported on stdout too: mend `_quiet` in runners/cluster.py."""
+    """Else a dead worker is reported on stdout too: mend `_quiet` in runners/ray/cluster.py."""
     module = ray._private.worker
     monkeypatch.setattr(module, "_worker_logs_enabled", True)
     with cluster._quiet():
@@ -362,7 +362,7 @@ def test_pillow_says_what_it_does_not_support() -> None:
 
 @pytest.mark.parametrize("copy", [False, True])
 def test_obstore_has_what_the_store_takes_from_within_it(copy: bool) -> None:
-    """Else nothing on gs:// and az:// can be read: mend store/objects/library.py."""
+    """Else nothing on gs:// and az:// can be read: mend store/gcs_azure/library.py."""
     loaded = library._copy() if copy else importlib.import_module(library.NAME)
     assert {"GCSStore", "AzureStore"} <= set(dir(loaded._store))
     assert {"get", "put", "head", "list", "delete"} <= set(dir(loaded))

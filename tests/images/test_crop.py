@@ -22,8 +22,8 @@ from wdsprep.dataset.rejects import RejectedError
 from wdsprep.images import crop as cropping
 from wdsprep.images import pixel_rule as images
 from wdsprep.images.crop import Crop, crop, crops
+from wdsprep.images.nearest_shape import OVERSAMPLING, Shapes, covering_size
 from wdsprep.images.options import Limits
-from wdsprep.images.shapes import OVERSAMPLING, Shapes, covering_size
 
 R = 64
 ANY_SHAPE = Limits(min_side=R, max_area=100_000_000, max_aspect_ratio=0.0)

@@ -24,7 +24,7 @@ from tests.kit.mds import write_mds
 from tests.kit.packs import tar_bytes
 from tests.kit.paths import ROOT
 from wdsprep.errors import SourceError
-from wdsprep.importing.arrays import array_of
+from wdsprep.importing.column_arrays import array_of
 from wdsprep.importing.column_names import CachedColumn
 
 SHAPE = (4, 8, 8)
@@ -247,7 +247,7 @@ def test_columns_that_nobody_reads_are_not_parsed(tmp_path: Path) -> None:
 
 
 def test_a_member_that_is_too_large_says_so(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("wdsprep.importing.cache.MAX_NBYTES", 2000)
+    monkeypatch.setattr("wdsprep.importing.latent_caches.MAX_NBYTES", 2000)
     _, rejects = import_three(tmp_path, "latent.npy", npy(), npy(np.zeros(1000)))
     assert rejects[0]["code"] == "too_many_bytes"
     assert "latent.npy has 8,128 bytes, more than 2,000" in rejects[0]["detail"]

@@ -35,7 +35,7 @@ from wdsprep.sources import Columns, Source
 from wdsprep.sources.recognise import recognise
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
-from wdsprep.store.places import is_keyed
+from wdsprep.store.schemes import is_keyed
 
 SCRIPT = Path(sys.executable).with_name("wdsprep")
 BUCKETS = ("--buckets", "32,64")

@@ -20,7 +20,7 @@ from wdsprep.dataset.shapes import Size, fields_by_shape, shape_name
 from wdsprep.dataset.stored_dataset import read_manifest, write_manifest
 from wdsprep.dataset.tar.read import file_tape, read_samples
 from wdsprep.dataset.unit_locks import Edition
-from wdsprep.images.shapes import cut_of
+from wdsprep.images.nearest_shape import cut_of
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
 

@@ -36,7 +36,7 @@ from wdsprep.errors import NotFoundError, StoreError, UsageError
 from wdsprep.reporting import ReportListener, report
 from wdsprep.reporting.facts.datasets import open_all
 from wdsprep.reporting.facts.funnel import pace_of
-from wdsprep.reporting.facts.spectrum import latent_of, spectrum_of
+from wdsprep.reporting.facts.latent_statistics import latent_of, spectrum_of
 from wdsprep.reporting.page.markup import UNREADABLE, el
 from wdsprep.reporting.page.sections import _example
 from wdsprep.reporting.sheet.items import facts_of_image

@@ -12,7 +12,7 @@ from tests.kit.packs import jpeg, pack, rows_of, samples_of, source_of
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.errors import SourceError, UsageError
-from wdsprep.images.pixels import HEAD, png_of_pixels
+from wdsprep.images.raw_pixels import HEAD, png_of_pixels
 from wdsprep.sources.tables.mds import value_of
 
 COUNT = 12

@@ -23,8 +23,8 @@ from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.errors import StoreError
 from wdsprep.runners.run import sweep
 from wdsprep.store import open_store
-from wdsprep.store.attempts import ATTEMPTS
 from wdsprep.store.base import stream, write_bytes
+from wdsprep.store.retry import ATTEMPTS
 from wdsprep.store.s3 import S3Store
 from wdsprep.store.s3 import uploads as s3_uploads
 

@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.changes.hashes import ImagesLooked
+from wdsprep.changes.image_hashes import ImagesLooked
 from wdsprep.changes.joined_columns import match_places, select_samples
 from wdsprep.errors import UsageError
 from wdsprep.loading.table_keys import LACKING

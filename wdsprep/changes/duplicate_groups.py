@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from wdsprep.changes.compared_samples import ComparedSamples
-from wdsprep.changes.hashes import HashUnit, ImagesLooked
+from wdsprep.changes.image_hashes import HashUnit, ImagesLooked
 from wdsprep.changes.near_duplicates import bits_set, choose_kept, find_near_pairs
 from wdsprep.errors import UsageError
-from wdsprep.images.perceptual import NO_HASH
+from wdsprep.images.perceptual_hash import NO_HASH
 from wdsprep.store import split_url
 from wdsprep.store.base import Sink, Store, absolute
 from wdsprep.text import Counting

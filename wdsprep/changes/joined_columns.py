@@ -6,8 +6,8 @@ They are those of `--join`, and of scores that are selected together with images
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from wdsprep.changes.grouping import Group, open_origin
-from wdsprep.changes.selection import Origin
+from wdsprep.changes.merged_datasets import Group, open_origin
+from wdsprep.changes.selected_samples import Origin
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.errors import UsageError

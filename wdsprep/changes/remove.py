@@ -10,7 +10,7 @@
    under way makes again what it had not finished, without these samples (`Draft`). The removal
    waits for every unit that is held, and searches what was finished meanwhile like the rest.
 3. *Change*. Each unit is changed while it is held: images first, then latents, whose receipts get
-   the new digests of their image shards (`rewriting`). Nothing else is read or written.
+   the new digests of their image shards (`rewrite_units`). Nothing else is read or written.
 4. *Publish*. The lookup made of a table of captions is deleted, since it has those of the samples
    too: an encode that goes on makes it again. The hashes that `duplicates` keeps of these shards
    are deleted too. The manifest is written, and of the file `removed` only the marks stay.
@@ -34,10 +34,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from wdsprep.changes.finding import DatasetPlace, Finder, FoundSamples, by_latent_unit
-from wdsprep.changes.hashes import delete_hashes
+from wdsprep.changes.find_samples import DatasetPlace, Finder, FoundSamples, by_latent_unit
+from wdsprep.changes.image_hashes import delete_hashes
 from wdsprep.changes.options import RemoveOptions
-from wdsprep.changes.rewriting import UnitChange
+from wdsprep.changes.rewrite_units import UnitChange
 from wdsprep.changes.samples_to_remove import WantedSamples
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.file_names import CAPTION_TABLE, MANIFEST_HOLD, latent_unit, lookup_name

@@ -7,13 +7,13 @@
    encode, it tells the names of several outputs, and nothing depends on the number of words.
 2. *Who decides.* Given images, samples are selected from them, and latents and text follow: the
    samples that were made of the selected ones, so that all are pairs again. Otherwise samples are
-   selected from latents (`selection`).
+   selected from latents (`selected_samples`).
 3. *Units.* The selection is cut into shards (`shard_plan`), which are numbered over all buckets;
    each is a unit of work. The cut depends on the content of the datasets and on the options alone,
    so any number of workers gives the same bytes, and a run that was killed goes on.
-4. *Work.* A unit copies bytes (`copying`), and reads the receipts of its sources before and after:
-   if one has changed meanwhile, the unit is not finished. Images come first, then what was made of
-   them, since its receipts state the digest of the new image shard, as those of encode do.
+4. *Work.* A unit copies bytes (`copy_samples`), and reads the receipts of its sources before and
+   after: if one has changed meanwhile, the unit is not finished. Images come first, then what was
+   made of them, since its receipts state the digest of the new image shard, as those of encode do.
 5. *Settings.* Those of selected images say that they are a selection (`source`), of which datasets
    and by which options, so another selection in the same place is refused. Their keys are unique
    and rise in a shard, but are not slice and number. The inputs of their units are lists of shards
@@ -44,7 +44,7 @@ from wdsprep.text import NotebookTable, plural
 
 if TYPE_CHECKING:
     from wdsprep.changes.selected_datasets import SelectRequest
-    from wdsprep.changes.selection import Parts
+    from wdsprep.changes.selected_samples import Parts
     from wdsprep.runners.run import Outcome
 
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -84,7 +84,7 @@ def select(options: SelectOptions) -> Selected:
     interrupt or a kill, the same call goes on where it was.
     """
     from wdsprep.changes.selected_datasets import SelectRequest
-    from wdsprep.changes.selection import WantedKeys
+    from wdsprep.changes.selected_samples import WantedKeys
 
     keys = options.keys
     asked = SelectRequest(
@@ -139,8 +139,8 @@ def _select(
     *,
     join: Sequence[str],
 ) -> Selected:
-    from wdsprep.changes.grouping import SPLIT, group_datasets
     from wdsprep.changes.joined_columns import find_columns
+    from wdsprep.changes.merged_datasets import SPLIT, group_datasets
     from wdsprep.changes.selected_datasets import SelectedDataset, check_room, plan_shards
 
     if asked.parts and SPLIT not in out:

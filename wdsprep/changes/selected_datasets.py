@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from wdsprep.changes.copying import CopyUnit, CopyWork
-from wdsprep.changes.grouping import NAME, Group
+from wdsprep.changes.copy_samples import CopyUnit, CopyWork
 from wdsprep.changes.joined_columns import JoinedColumns, subsets_of
-from wdsprep.changes.selection import (
+from wdsprep.changes.merged_datasets import NAME, Group
+from wdsprep.changes.selected_samples import (
     OriginShards,
     Parts,
     WantedKeys,

@@ -13,7 +13,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.changes.selection import OriginShards
+from wdsprep.changes.selected_samples import OriginShards
 from wdsprep.dataset.file_names import image_shard, slice_name
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.sample_selection import Numbers, SampleSelection, ShardSamples, ranges

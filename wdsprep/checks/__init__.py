@@ -1,12 +1,12 @@
 """`verify` and `repair`: check that a dataset is what it says it is, every file and every byte.
 
-1. `survey` reads the manifest, all receipts and one listing: which files there should be, and which
-   there are.
+1. `dataset_check` reads the manifest, all receipts and one listing: which files there should be,
+   and which there are.
 2. `unit_check` checks one unit of work after another, on any number of processes. Each file of a
-   unit is read once (`dataset.reading`): a thread hashes it while `shard_check` compares the
+   unit is read once (`dataset.shard_reader`): a thread hashes it while `shard_check` compares the
    samples with the format (`member_rules`).
-3. `verify` puts both together; given images and their latents it also pairs them (`pairs`), and it
-   checks the captions that came from a table (`lookups`).
+3. `verify` puts both together; given images and their latents it also pairs them
+   (`matching_images`), and it checks the captions that came from a table (`caption_lookup`).
 4. `repair` removes what they find damaged, so that `pack` or `encode` makes that again.
 
 `options` has the options of the last two. What is wrong becomes a *finding*, which names one file
@@ -114,7 +114,7 @@ class UnitFindings:
     """The result of checking one unit of work.
 
     `keys` has a digest of the keys of each shard. It stands under the name by which a latent shard
-    states that shard as its input (see `pairs`).
+    states that shard as its input (see `matching_images`).
     """
 
     findings: tuple[Finding, ...] = ()

@@ -18,7 +18,7 @@ from wdsprep.dataset.shapes import (
     shape_ranges,
     shapes_of,
 )
-from wdsprep.images.shapes import cut_of
+from wdsprep.images.nearest_shape import cut_of
 
 IMAGES = {"jpg": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n", "webp": b"RIFF"}
 HEAD_NBYTES = 8

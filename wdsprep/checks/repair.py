@@ -17,8 +17,8 @@ from io import BytesIO
 from itertools import count, islice
 
 from wdsprep.checks import Finding, Kind
+from wdsprep.checks.dataset_check import DatasetSurvey
 from wdsprep.checks.options import RepairOptions
-from wdsprep.checks.survey import DatasetSurvey
 from wdsprep.checks.verify import check_datasets
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.file_names import (

@@ -7,12 +7,12 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from wdsprep.changes.rewriting import UnitChange
+from wdsprep.changes.rewrite_units import UnitChange
 from wdsprep.checks import CheckedDataset, Finding, Kind, UnitFindings
+from wdsprep.checks.dataset_check import DatasetSurvey, damage_text, smallest_unit
+from wdsprep.checks.matching_images import keys_digest
 from wdsprep.checks.member_rules import array_problem, rules_of
-from wdsprep.checks.pairs import keys_digest
 from wdsprep.checks.shard_check import CheckedShard, check_shard
-from wdsprep.checks.survey import DatasetSurvey, damage_text, smallest_unit
 from wdsprep.dataset.coarse_histograms import sum_counts
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.file_names import (

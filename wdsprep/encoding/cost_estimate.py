@@ -23,7 +23,7 @@ from wdsprep.dataset.tar import BLOCK, padded
 from wdsprep.encoding import TEXTS
 from wdsprep.encoding.models.presets import DC, FLUX2, KL, PRESETS, QWEN, TOKENS, Preset
 from wdsprep.errors import UsageError
-from wdsprep.images.shapes import FAST, OVERSAMPLING
+from wdsprep.images.nearest_shape import FAST, OVERSAMPLING
 from wdsprep.store.base import CHUNK_NBYTES
 from wdsprep.store.s3.uploads import PART_NBYTES
 

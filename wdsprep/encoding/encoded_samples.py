@@ -17,7 +17,7 @@ from wdsprep.dataset.rejects import RejectedError
 from wdsprep.encoding.models.base import Part, Tokens
 from wdsprep.encoding.models.device import Arrays
 from wdsprep.images.crop import NO_PIXELS, Crop, CropResult
-from wdsprep.images.shapes import Fit
+from wdsprep.images.nearest_shape import Fit
 
 CAPTION = -1
 """The number that stands for a caption, where crops have theirs."""

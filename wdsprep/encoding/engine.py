@@ -46,7 +46,7 @@ from wdsprep.encoding.models.base import Encoder, Part
 from wdsprep.encoding.models.device import Arrays, DeviceBatch, ImageBatch, Stats, TextBatch
 from wdsprep.images import formats
 from wdsprep.images.crop import NO_PIXELS, Crop, CropResult, crops
-from wdsprep.images.shapes import Shapes
+from wdsprep.images.nearest_shape import Shapes
 
 BATCHES_INSIDE = 4
 QUEUED_BATCHES = 2

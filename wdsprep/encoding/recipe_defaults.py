@@ -15,7 +15,7 @@ from wdsprep.encoding.models.find_model import Model, rule_of
 from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import UsageError
-from wdsprep.images.shapes import DECODE, FAST, FULL
+from wdsprep.images.nearest_shape import DECODE, FAST, FULL
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 
 RecipeT = TypeVar("RecipeT", bound=Recipe)

@@ -22,8 +22,8 @@ from wdsprep.encoding.shape_lists import (
     sizes_of,
 )
 from wdsprep.errors import UsageError
+from wdsprep.images.nearest_shape import FULL
 from wdsprep.images.options import AREA, NBYTES
-from wdsprep.images.shapes import FULL
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.options import Options, about, refuse_unknown_options
 from wdsprep.runners.options import WORKERS

@@ -15,7 +15,7 @@ from typing import Any
 from wdsprep.changed_settings import SettingWords
 from wdsprep.dataset.shapes import Size, shape_name
 from wdsprep.errors import UsageError
-from wdsprep.images.shapes import Shapes
+from wdsprep.images.nearest_shape import Shapes
 from wdsprep.text import brief, real_number, shortened
 
 ShapesGiven = str | os.PathLike[str] | Iterable[Size]

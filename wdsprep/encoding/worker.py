@@ -41,7 +41,7 @@ from wdsprep.encoding.network_swaps import Turns, Visit
 from wdsprep.encoding.progress import EncodeProgress
 from wdsprep.encoding.two_passes import ImagePass, TextPass, text_nbytes
 from wdsprep.encoding.worker_plan import SHARDS_IN_TURN, SHARDS_PER_WORKER
-from wdsprep.images.shapes import cut_of
+from wdsprep.images.nearest_shape import cut_of
 from wdsprep.runners.base import PROGRESS_S, BrokenWorkerError
 from wdsprep.runners.run import JointUnit, RunProgress, share_done
 from wdsprep.sources.fingerprints import Content

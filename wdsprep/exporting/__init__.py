@@ -3,8 +3,8 @@
 1. A *layout* is what one reader expects. Each has a module here, named as in `--to`. It says which
    datasets fit, what becomes of a shard, and what is written after all shards.
 2. `layout` has what all layouts share, and finds one by its name.
-3. `samples` reads a shard and what is joined to it, and checks digests. `tars` writes shards whose
-   members have other names.
+3. `read_samples` reads a shard and what is joined to it, and checks digests. `renamed_tars` writes
+   shards whose members have other names.
 4. `export` is the run, and `options` has its options: workers export the shards, and a shard that
    is exported is not exported again.
 

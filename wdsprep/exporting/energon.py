@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from wdsprep.errors import UsageError
 from wdsprep.exporting.layout import Exportable, to_json
 from wdsprep.store.base import local_path
-from wdsprep.store.places import root_and_name
+from wdsprep.store.schemes import root_and_name
 
 FOLDER = ".nv-meta"
 _BRACES = re.compile(r"([\\{},])")

@@ -28,7 +28,7 @@ from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageEr
 from wdsprep.exporting import WITH_IMAGES
 from wdsprep.exporting.layout import Exportable, ExportedFile, Layout, layout_of, to_json
 from wdsprep.exporting.options import ExportOptions
-from wdsprep.exporting.samples import ExportUnit, UnitReader, UnitSource
+from wdsprep.exporting.read_samples import ExportUnit, UnitReader, UnitSource
 from wdsprep.options import takes_options
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.in_process import runner_for
@@ -36,7 +36,7 @@ from wdsprep.runners.job import Job, JobListener, check_all_done, job_largest_fi
 from wdsprep.runners.options import WorkerOptions
 from wdsprep.store import open_store, shared_store
 from wdsprep.store.base import Store, absolute, check_apart, is_hidden, write_bytes
-from wdsprep.store.places import place_scheme
+from wdsprep.store.schemes import place_scheme
 from wdsprep.text import EXAMPLES, NotebookTable, examples, plural, shown
 
 MARKS = ".wdsprep/"

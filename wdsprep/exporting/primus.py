@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.npy_arrays import EMB, LATENT, POOLED, field_of
 from wdsprep.errors import UsageError
-from wdsprep.exporting.arrays import bfloat16_bits, pad_to
+from wdsprep.exporting.convert_arrays import bfloat16_bits, pad_to
 from wdsprep.exporting.energon import metadata_files
 from wdsprep.exporting.layout import (
     Exportable,
@@ -21,7 +21,7 @@ from wdsprep.exporting.layout import (
     Layout,
     Writing,
 )
-from wdsprep.exporting.tars import Members, write_tar
+from wdsprep.exporting.renamed_tars import Members, write_tar
 from wdsprep.store.base import Store
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from wdsprep.exporting.layout import (
     Writing,
     to_json,
 )
-from wdsprep.exporting.tars import Members, write_tar
+from wdsprep.exporting.renamed_tars import Members, write_tar
 from wdsprep.store.base import Store
 
 META = "wids-meta.json"

@@ -21,7 +21,7 @@ from wdsprep.fetch.options import TRANSIENT, Fetched, FetchRules
 from wdsprep.fetch.robots import ALL_ALLOWED, MAX_NBYTES, Robots, RobotsCache, read_robots
 from wdsprep.fetch.transfer import Answer, AnswerRule, Handles, Head, too_many_bytes
 from wdsprep.fetch.urls import Target, follow, parse
-from wdsprep.store.places import is_keyed, root_and_name
+from wdsprep.store.schemes import is_keyed, root_and_name
 
 MOVED = frozenset({301, 302, 303, 307, 308})
 SHORT_ROBOTS = 1 << 14  # bytes; a longer one takes its time, and is read in a thread

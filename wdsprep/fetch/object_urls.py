@@ -17,7 +17,7 @@ from wdsprep.errors import AccessError, NotFoundError, ShortReadError, StoreErro
 from wdsprep.fetch.options import Fetched
 from wdsprep.store import open_store
 from wdsprep.store.base import Store
-from wdsprep.store.places import root_and_name
+from wdsprep.store.schemes import root_and_name
 
 THREADS = 16
 BUCKETS = 16  # whose clients are kept

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import WorkError
 from wdsprep.fetch.options import Fetched
-from wdsprep.store.places import is_keyed
+from wdsprep.store.schemes import is_keyed
 from wdsprep.text import human_counts, plural
 
 NO_ANSWER = frozenset({Code.DNS, Code.UNREACHABLE, Code.TIMEOUT})

@@ -1,8 +1,8 @@
 """The crop of an image that the VAE sees: from bytes to uint8 pixels.
 
 The pixel rule comes first, so an image of a foreign tar ends as `pack` would have stored it. Then
-it is scaled to cover its shape, and the centre is cut out: `shapes` says which. Pillow decodes and
-torch scales, for these reasons:
+it is scaled to cover its shape, and the centre is cut out: `nearest_shape` says which. Pillow
+decodes and torch scales, for these reasons:
 
 - Pillow is as fast as torchvision once its pixels are taken where they lie, as four bytes each
   (through Arrow, without a copy); torch scales four channels as fast as three. Its own scaling is
@@ -31,9 +31,9 @@ from torch.utils.dlpack import from_dlpack
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.images import formats, headers
+from wdsprep.images.nearest_shape import Fit, Shapes
 from wdsprep.images.options import Limits
 from wdsprep.images.pixel_rule import Picture, prepare
-from wdsprep.images.shapes import Fit, Shapes
 from wdsprep.limits import MAX_AREA
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.npy_arrays import Field, is_finite, text_fields
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.errors import SourceError, UsageError
-from wdsprep.importing.arrays import array_of, npy_of, to_stored, zeros
+from wdsprep.importing.column_arrays import array_of, npy_of, to_stored, zeros
 from wdsprep.importing.column_names import CachedColumn
-from wdsprep.importing.layout import MEMBERS, SIDES
+from wdsprep.importing.import_plan import MEMBERS, SIDES
 from wdsprep.store import split_url
 
 ZEROS = "zeros"

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from wdsprep.dataset.shapes import Size
     from wdsprep.dataset.unit_locks import Edition
     from wdsprep.encoding.image_shards import ImageShard
-    from wdsprep.importing.cache import LatentCache
     from wdsprep.importing.column_names import CachedColumn
-    from wdsprep.importing.layout import ImportPlan
+    from wdsprep.importing.import_plan import ImportPlan
+    from wdsprep.importing.latent_caches import LatentCache
     from wdsprep.runners.base import Runner
     from wdsprep.runners.run import Outcome
     from wdsprep.sources import Item
@@ -54,10 +54,10 @@ def import_(options: ImportOptions) -> "Outcome":
     from wdsprep.dataset.digests import DigestKind
     from wdsprep.dataset.stored_dataset import read_format
     from wdsprep.encoding.shape_lists import sizes_of
-    from wdsprep.importing.cache import find_cache
     from wdsprep.importing.column_names import parse_columns
     from wdsprep.importing.empty_caption import empty_of, empty_setting
-    from wdsprep.importing.layout import resolution_of, settings_of
+    from wdsprep.importing.import_plan import resolution_of, settings_of
+    from wdsprep.importing.latent_caches import find_cache
     from wdsprep.importing.work import ImportWork
     from wdsprep.runners.run import Run, do_runs, open_dataset_to_write
     from wdsprep.runners.track import track_run
@@ -128,9 +128,9 @@ def _plan(
     text_length: int,
 ) -> "ImportPlan":
     """Plan the import from the first rows of the first files."""
-    from wdsprep.importing.cache import rows_of
     from wdsprep.importing.column_names import choose_columns
-    from wdsprep.importing.layout import settle_plan
+    from wdsprep.importing.import_plan import settle_plan
+    from wdsprep.importing.latent_caches import rows_of
 
     what = f"{cache.url}/{shown(items[0].name)}"
     chosen = choose_columns(cache.columns(items[0]), asked, resolution=resolution, what=what)
@@ -145,7 +145,7 @@ def _shards(
 ) -> "tuple[ImageShard, ...]":
     """Return the files of the cache as units of work, whose names begin with the resolution."""
     from wdsprep.encoding.image_shards import ImageShard
-    from wdsprep.importing.cache import stem_of
+    from wdsprep.importing.latent_caches import stem_of
 
     found: dict[str, ImageShard] = {}
     keys: set[str] = set()

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from wdsprep.dataset.receipts import Settings
-from wdsprep.importing.cache import LatentCache
-from wdsprep.importing.layout import ImportPlan
+from wdsprep.importing.import_plan import ImportPlan
+from wdsprep.importing.latent_caches import LatentCache
 
 if TYPE_CHECKING:
     from wdsprep.importing.worker import ImportWorker

@@ -18,8 +18,8 @@ from wdsprep.dataset.stored_dataset import find_receipt
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.encoding.latent_shard import LatentShard, put_empty
-from wdsprep.importing.cache import Row
-from wdsprep.importing.layout import arrays_in, members_of, size_of
+from wdsprep.importing.import_plan import arrays_in, members_of, size_of
+from wdsprep.importing.latent_caches import Row
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import RunProgress, share_done
 from wdsprep.sources import make_or_refuse

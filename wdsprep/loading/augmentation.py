@@ -22,7 +22,7 @@ from wdsprep.dataset.tar.read import TarSample
 from wdsprep.encoding.models.base import TENSORS
 from wdsprep.encoding.models.noise import noise_keys, normal
 from wdsprep.errors import FormatError, NotFoundError, UsageError
-from wdsprep.images.shapes import Shapes
+from wdsprep.images.nearest_shape import Shapes
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.loading.datasets import Dataset
 from wdsprep.loading.memory import Batch

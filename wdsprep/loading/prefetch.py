@@ -28,7 +28,7 @@ from wdsprep.loading.shard_access.local import LocalShelf, Shelf, WantedRows
 from wdsprep.loading.shard_access.remote import RemoteShelf
 from wdsprep.loading.shared_memory import SharedBatch
 from wdsprep.store.base import RemoteStore
-from wdsprep.store.places import ANY_PLACE
+from wdsprep.store.schemes import ANY_PLACE
 
 if TYPE_CHECKING:
     from wdsprep.encoding.on_the_fly.image_preparation import Encoding

@@ -24,7 +24,7 @@ from wdsprep.dataset.thread_map import ahead
 from wdsprep.errors import FormatError, UsageError
 from wdsprep.loading.datasets import Dataset, JoinedDataset
 from wdsprep.store.base import RemoteStore
-from wdsprep.store.places import ANY_PLACE
+from wdsprep.store.schemes import ANY_PLACE
 from wdsprep.text import command, plural
 
 FETCHERS = 16  # shards of S3 that are read at a time

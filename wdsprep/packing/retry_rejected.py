@@ -58,7 +58,7 @@ from wdsprep.fetch.options import ROBOTS, TRANSIENT, FetchRules
 from wdsprep.packing.changed_sources import packed_items
 from wdsprep.sources import Item, Slice
 from wdsprep.store.base import Store, write_bytes
-from wdsprep.store.places import is_keyed
+from wdsprep.store.schemes import is_keyed
 
 Moved = Mapping[str, frozenset[str]]
 """The sources of the rows that other slices have taken over, by slice."""

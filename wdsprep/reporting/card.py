@@ -30,7 +30,7 @@ from wdsprep.reporting.options import REPO, CardOptions
 from wdsprep.reporting.sheet.picking import SheetSample, pick, read_sample
 from wdsprep.store import split_url
 from wdsprep.store.base import local_path, write_bytes
-from wdsprep.store.places import place_scheme, root_and_name
+from wdsprep.store.schemes import place_scheme, root_and_name
 from wdsprep.text import human_bytes, one_line, plural
 
 LONGEST = 300

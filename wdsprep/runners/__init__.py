@@ -16,7 +16,7 @@
    `BrokenWorkerError`, that its worker is as good as dead; a `WdsprepError`, that the whole
    run cannot go on: everything stops, and the driver raises it.
 8. A worker that finds another version of wdsprep than its driver's unpickles nothing: the run ends,
-   and says what is where (`versions`).
+   and says what is where (`worker_versions`).
 
 `job` is the units of one command, where they stand and who hears of it; `run` makes a dataset of
 its events. `schedule` decides who gets which unit, and what a failure costs; `local` and `ray`

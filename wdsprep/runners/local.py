@@ -30,8 +30,8 @@ from wdsprep.runners.base import Event, Unit, Work
 from wdsprep.runners.out_of_memory import ONE_BLAS_THREAD, KillsCounted, reason_of_end
 from wdsprep.runners.schedule import Fatal, Lost, SlotMessage, drive
 from wdsprep.runners.stuck_workers import LOOK_S, PATIENCE_S, Watch
-from wdsprep.runners.versions import Installed, installed, refusal
 from wdsprep.runners.worker import GRACE_S, place_of
+from wdsprep.runners.worker_versions import Installed, installed, refusal
 from wdsprep.version import __version__
 
 _log = logging.getLogger("wdsprep")

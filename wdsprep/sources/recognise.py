@@ -36,7 +36,7 @@ from wdsprep.sources.tables.files import TableFiles
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store import open_store, shared_store, split_url
 from wdsprep.store.base import Store, is_hidden, is_web, stream
-from wdsprep.store.places import ANY_PLACE, KEYED
+from wdsprep.store.schemes import ANY_PLACE, KEYED
 from wdsprep.text import check_one_of, command, examples
 
 LOOKED_AT = 2_000  # files of a folder: enough to see what it is full of

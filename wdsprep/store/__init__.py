@@ -5,9 +5,9 @@ They are used through calls that cannot leave half a file.
 A name in a store is relative, with `/` between its parts. A write becomes visible under its name
 only when it is complete; a read that brings fewer bytes than the store holds is an error.
 
-`base` says what every store does, and `places` which scheme is which store: `local`, `s3`,
-`objects` (GCS and Azure), `hub` and `web`. `byte_range` checks which part of a file a server sends,
-and `attempts` is how often one is asked again. Runs take turns by locks (`Store.hold`):
+`base` says what every store does, and `schemes` which scheme is which store: `local`, `s3`,
+`gcs_azure`, `hub` and `web`. `byte_range` checks which part of a file a server sends,
+and `retry` is how often one is asked again. Runs take turns by locks (`Store.hold`):
 `lock_holder` is the process that has one, and `object_locks` makes them of objects where a store
 has no locks of its own. `part_upload` cuts a file into the parts of an upload. `spool` is a local
 file without a name, for bytes that wait.
@@ -21,7 +21,7 @@ import threading
 
 from wdsprep.errors import UsageError
 from wdsprep.store.base import Store, is_web, local_path
-from wdsprep.store.places import (
+from wdsprep.store.schemes import (
     ANY_PLACE,
     PLACES,
     check_no_password,
@@ -34,7 +34,7 @@ from wdsprep.store.places import (
 def open_store(url: str) -> Store:
     """Open the store behind a local path or a URL.
 
-    `places` lists the kinds of URL. A file on a web server is a store that holds this file
+    `schemes` lists the kinds of URL. A file on a web server is a store that holds this file
     alone, and can only be read.
     """
     path = local_path(url)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from wdsprep.errors import UsageError
-from wdsprep.store.places import SCHEMES
+from wdsprep.store.schemes import SCHEMES
 
 CHUNK_NBYTES = 8 << 20
 LOCAL_CHUNK_NBYTES = 1 << 20  # what the processor's cache holds until it is hashed

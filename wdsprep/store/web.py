@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 from wdsprep.errors import AccessError, NotFoundError, ShortReadError, StoreError, UsageError
 from wdsprep.store.base import Entry, FileSink, Ours, OverNetwork, none_of_ours
 from wdsprep.store.byte_range import Range
-from wdsprep.store.places import ANY_PLACE
+from wdsprep.store.schemes import ANY_PLACE
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse, PoolManager

@@ -10,7 +10,7 @@ from wdsprep.encoding import LATENTS, MODELS, TEXTS
 from wdsprep.encoding.models.presets import TOKENS
 from wdsprep.encoding.shape_lists import ShapesGiven
 from wdsprep.errors import UsageError
-from wdsprep.images.shapes import FAST, FULL
+from wdsprep.images.nearest_shape import FAST, FULL
 from wdsprep.options import Options, about
 from wdsprep.scoring.options import PRESETS
 

@@ -23,7 +23,7 @@ from wdsprep.packing.slices import SourceSurvey
 from wdsprep.runners.job import JobListener, JobStatus
 from wdsprep.runners.run import Outcome
 from wdsprep.sources import LeftOut
-from wdsprep.store.places import is_keyed, root_and_name
+from wdsprep.store.schemes import is_keyed, root_and_name
 from wdsprep.text import human_bytes, human_counts, plural
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 from wdsprep.changes.remove import Removal, RemovalPlace
 from wdsprep.cli.output.shared import CommandOutput, KeptLine, echo
 from wdsprep.runners.job import JobListener
-from wdsprep.store.places import place_scheme
+from wdsprep.store.schemes import place_scheme
 from wdsprep.text import examples, human_bytes, join_lines, plural
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from wdsprep.checks import Finding
-from wdsprep.checks.survey import DatasetSurvey
+from wdsprep.checks.dataset_check import DatasetSurvey
 from wdsprep.checks.verify import Verified
 from wdsprep.cli.output.shared import CommandOutput, KeptLine
 from wdsprep.runners.job import JobListener, JobStatus

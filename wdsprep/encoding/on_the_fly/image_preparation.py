@@ -24,7 +24,7 @@ from wdsprep.encoding.models.find_model import (
 from wdsprep.encoding.recipe_defaults import format_at, new_format, settings_of, settle_recipe
 from wdsprep.encoding.recipe_options import Encode, Recipe, check_makes_latents
 from wdsprep.images.crop import NO_PIXELS, Crop, crop
-from wdsprep.images.shapes import Shapes
+from wdsprep.images.nearest_shape import Shapes
 from wdsprep.sources import Columns
 from wdsprep.sources.folder import check_nbytes
 from wdsprep.sources.tars import TarsSource

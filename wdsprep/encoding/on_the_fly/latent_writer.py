@@ -38,7 +38,7 @@ from wdsprep.encoding.on_the_fly.image_preparation import Encoding, prepare_imag
 from wdsprep.encoding.pending_shards import pending_shards, remove_stale_units
 from wdsprep.encoding.sample_spool import SampleSpool, SpooledSample
 from wdsprep.errors import DamageError
-from wdsprep.images.shapes import cut_of
+from wdsprep.images.nearest_shape import cut_of
 from wdsprep.runners.run import open_dataset_to_write
 from wdsprep.store import open_store
 from wdsprep.store.base import absolute, check_apart

@@ -31,7 +31,7 @@ from wdsprep.encoding.on_the_fly.image_preparation import Encoding
 from wdsprep.encoding.on_the_fly.latent_writer import LatentWriter
 from wdsprep.encoding.on_the_fly.step_batches import BatchEncoder, StepBegun
 from wdsprep.errors import FormatError
-from wdsprep.images.shapes import cut_of
+from wdsprep.images.nearest_shape import cut_of
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.loading.arguments import LoadPlan
 from wdsprep.loading.damaged_samples import ATTEMPTS

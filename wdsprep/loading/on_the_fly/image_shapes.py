@@ -22,7 +22,7 @@ from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.sample_selection import SampleSelection, ShardSamples, keep_selection
 from wdsprep.dataset.shapes import Size, shape_name, shapes_of
 from wdsprep.errors import UsageError
-from wdsprep.images.shapes import Shapes, cut_of
+from wdsprep.images.nearest_shape import Shapes, cut_of
 from wdsprep.loading.datasets import Dataset
 from wdsprep.loading.open_datasets import latents_of_images
 from wdsprep.loading.sample_metadata import MetadataBlock, scan_metadata

@@ -25,9 +25,9 @@ from wdsprep.loading.streaming.workers import (
     encode_empty_caption,
     send_to_workers,
 )
-from wdsprep.runners import versions
+from wdsprep.runners import worker_versions
 
-for _by_value in (versions, workers, source):
+for _by_value in (worker_versions, workers, source):
     cloudpickle.register_pickle_by_value(_by_value)
 
 PER_WORKER = 4  # pieces that wait for a worker, are worked on, or wait behind it
@@ -109,7 +109,7 @@ class Pipeline:
                 ray.remote(**options)(encode_empty_caption).remote(send_to_workers(self._pieces))
             )
         except RayTaskError as error:
-            if refusal := versions.find_refusal(str(error)):
+            if refusal := worker_versions.find_refusal(str(error)):
                 raise WorkError(refusal) from error
             raise
         return found

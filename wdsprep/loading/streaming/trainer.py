@@ -32,7 +32,7 @@ from wdsprep.loading.on_the_fly.encoded_batches import (
 from wdsprep.loading.streaming.pieces import Pieces
 from wdsprep.loading.streaming.stages import PackedPiece, PieceMetadata, WorkerStats, unpack_piece
 from wdsprep.loading.streaming.workers import THEN, new_trainer
-from wdsprep.runners.versions import find_refusal
+from wdsprep.runners.worker_versions import find_refusal
 from wdsprep.version import __version__
 
 READY = 2  # batches that are fetched before they are wanted, if there is room for them

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray import cloudpickle
 
-from wdsprep.runners.versions import import_for_driver
+from wdsprep.runners.worker_versions import import_for_driver
 from wdsprep.version import __version__
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.reporting.overview import overview
 from wdsprep.store import open_store, split_url
 from wdsprep.store.base import Store, absolute, is_web
-from wdsprep.store.places import ANY_PLACE
+from wdsprep.store.schemes import ANY_PLACE
 
 NAME = "wdsprep report"
 MARK = f" · {NAME}</title>".encode()

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from wdsprep.reporting.facts.datasets import Datasets, ReportDataset
 from wdsprep.reporting.facts.funnel import FunnelRow, RunPace, funnel, pace_of
 from wdsprep.reporting.facts.histograms import SampleSurvey, histograms_of
+from wdsprep.reporting.facts.latent_statistics import Spectrum, spectrum_of
 from wdsprep.reporting.facts.rejects import RejectSummary, look_at_rejects
-from wdsprep.reporting.facts.spectrum import Spectrum, spectrum_of
 from wdsprep.reporting.sheet.decoding import Decoders, Decoding, find_decoding, model_name
 from wdsprep.reporting.sheet.items import Sheet, SheetItem, count_items
 from wdsprep.reporting.sheet.score_extremes import ColumnEnds, find_column_ends

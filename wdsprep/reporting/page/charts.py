@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from math import exp, pi, sqrt
 
 from wdsprep.reporting.facts.histograms import Histogram
-from wdsprep.reporting.facts.spectrum import SIDES, Channel
+from wdsprep.reporting.facts.latent_statistics import SIDES, Channel
 from wdsprep.reporting.page.markup import DASH, Child, Html, el
 from wdsprep.text import plural
 

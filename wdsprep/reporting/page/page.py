@@ -14,8 +14,9 @@ from wdsprep.dataset.shapes import shape_name, shapes_of
 from wdsprep.reporting.facts.datasets import NAME, ReportDataset
 from wdsprep.reporting.facts.gather import ReportFacts, join_names
 from wdsprep.reporting.page.charts import note, share, table
+from wdsprep.reporting.page.contact_sheet import copies_section, sheet_section
 from wdsprep.reporting.page.markup import DASH, Child, Html, el, format_sides
-from wdsprep.reporting.page.scores import scores_section
+from wdsprep.reporting.page.scores_section import scores_section
 from wdsprep.reporting.page.sections import (
     buckets_section,
     funnel_section,
@@ -26,7 +27,6 @@ from wdsprep.reporting.page.sections import (
     samples_section,
     section,
 )
-from wdsprep.reporting.page.sheet import copies_section, sheet_section
 from wdsprep.text import human_bytes, plural
 from wdsprep.version import __version__
 

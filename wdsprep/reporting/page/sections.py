@@ -13,8 +13,8 @@ from wdsprep.errors import without_secrets
 from wdsprep.reporting.facts.datasets import ReportDataset
 from wdsprep.reporting.facts.funnel import RunPace, losses
 from wdsprep.reporting.facts.gather import Chapter, ReportFacts
+from wdsprep.reporting.facts.latent_statistics import FAR, VERY_FAR, Channel, Spectrum, usual_share
 from wdsprep.reporting.facts.rejects import EXAMPLES, RejectSummary
-from wdsprep.reporting.facts.spectrum import FAR, VERY_FAR, Channel, Spectrum, usual_share
 from wdsprep.reporting.page.charts import (
     bar,
     columns,

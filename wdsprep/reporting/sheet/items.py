@@ -15,7 +15,7 @@ from wdsprep.dataset.thread_map import read_each
 from wdsprep.encoding.models.find_model import Model
 from wdsprep.errors import FormatError, WdsprepError, without_secrets
 from wdsprep.reporting.facts.datasets import Datasets, ReportDataset
-from wdsprep.reporting.facts.spectrum import latent_of
+from wdsprep.reporting.facts.latent_statistics import latent_of
 from wdsprep.reporting.page.markup import format_sides
 from wdsprep.reporting.sheet.decoding import Decoders, Decoding
 from wdsprep.reporting.sheet.picking import JoinedSample, Joiner, SheetSample, pick, read_sample

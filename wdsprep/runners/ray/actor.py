@@ -7,7 +7,7 @@ with another version as well, and says so.
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from wdsprep.runners.versions import import_for_driver
+from wdsprep.runners.worker_versions import import_for_driver
 
 THEN = "run again: it goes on from there"
 

@@ -38,7 +38,7 @@ from ray.exceptions import (
 )
 
 from wdsprep.errors import WorkError
-from wdsprep.runners import versions
+from wdsprep.runners import worker_versions
 from wdsprep.runners.base import Event, Unit, Work
 from wdsprep.runners.out_of_memory import FEWER, OUT_OF_MEMORY
 from wdsprep.runners.ray import actor
@@ -60,7 +60,7 @@ from wdsprep.runners.stuck_workers import LOOK_S, PATIENCE_S, Watch
 from wdsprep.runners.worker import GRACE_S
 from wdsprep.version import __version__
 
-for _by_value in (versions, actor):
+for _by_value in (worker_versions, actor):
     cloudpickle.register_pickle_by_value(_by_value)
 
 VERDICT_S = 2.0
@@ -242,7 +242,7 @@ class _Actors:
 
     def _read_failure(self, slot: int, error: Exception, *, is_stream: bool) -> Message | None:
         actor = self._actors[slot]
-        if not is_stream and (line := versions.find_refusal(str(error))):
+        if not is_stream and (line := worker_versions.find_refusal(str(error))):
             return Fatal(error=WorkError(line), trace="")
         if isinstance(error, RayTaskError) and is_stream:  # a value that cannot be pickled
             return Failed(reason=_death_reason(error), trace=str(error))

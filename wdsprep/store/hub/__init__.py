@@ -22,7 +22,6 @@ from functools import partial
 from typing import Any
 
 from wdsprep.errors import ExistsError, NotFoundError, StoreError, UsageError
-from wdsprep.store.attempts import FIRST_PAUSE_S
 from wdsprep.store.base import (
     HELD,
     Entry,
@@ -34,10 +33,11 @@ from wdsprep.store.base import (
     none_of_ours,
 )
 from wdsprep.store.byte_range import Range
+from wdsprep.store.hub.failures import retrying, status_of, store_errors
 from wdsprep.store.hub.fork_safety import spare_sessions
 from wdsprep.store.hub.reads import HubReads
-from wdsprep.store.hub.retry import retrying, status_of, store_errors
 from wdsprep.store.hub.stage import TURN, HubStage
+from wdsprep.store.retry import FIRST_PAUSE_S
 
 URL = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?(?:/(.*))?", re.IGNORECASE)
 COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -12,7 +12,7 @@ from urllib.parse import quote, urljoin, urlsplit
 
 from wdsprep.errors import ShortReadError
 from wdsprep.store.byte_range import Range, length_of
-from wdsprep.store.hub.retry import AnswerError
+from wdsprep.store.hub.failures import AnswerError
 
 TIMEOUT_S = 60.0
 KEPT_S = 300.0  # an address is valid for an hour

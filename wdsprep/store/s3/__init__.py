@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any
 
 from wdsprep.errors import ShortReadError, UsageError
-from wdsprep.store.attempts import FIRST_PAUSE_S
 from wdsprep.store.base import (
     Entry,
     FileSink,
@@ -29,10 +28,11 @@ from wdsprep.store.base import (
 )
 from wdsprep.store.byte_range import Range
 from wdsprep.store.object_locks import Holds
+from wdsprep.store.retry import FIRST_PAUSE_S
+from wdsprep.store.s3.failures import retrying, settings_error, store_errors
 from wdsprep.store.s3.listing import Page, Stretch, listing, page_of, quicken_listings
 from wdsprep.store.s3.locks import S3Objects
 from wdsprep.store.s3.reads import BROKE_OFF, GetRequest, Reads
-from wdsprep.store.s3.retry import retrying, settings_error, store_errors
 from wdsprep.store.s3.uploads import (
     PART_NBYTES,
     BodyChecks,

@@ -6,7 +6,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from wdsprep.store.object_locks import Mark
-from wdsprep.store.s3.retry import retrying
+from wdsprep.store.s3.failures import retrying
 
 
 class S3Objects:

@@ -48,7 +48,7 @@ from typing import Any, TypeVar
 
 from wdsprep.errors import ShortReadError
 from wdsprep.store.byte_range import Range, length_of
-from wdsprep.store.s3.retry import status_of
+from wdsprep.store.s3.failures import status_of
 
 LONGEST_LINE = 1 << 16
 MOST_LINES = 200

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TypedDict
 
 from wdsprep.checks import Kind
-from wdsprep.checks.survey import DatasetSurvey, smallest_unit
+from wdsprep.checks.dataset_check import DatasetSurvey, smallest_unit
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.file_names import CAPTION_TABLE, lookup_name
 from wdsprep.dataset.json_records import Hex, read_record

@@ -10,8 +10,8 @@ from tests.kit.faultproxy import Delay, DelayBody, Drop, DropAfter, Fault, Statu
 from tests.kit.s3 import S3Server
 from tests.kit.stores import BIG, one_line, through, uploads
 from wdsprep.errors import ExistsError, ShortReadError, StoreError
-from wdsprep.store.attempts import ATTEMPTS
 from wdsprep.store.base import stream, write_bytes
+from wdsprep.store.retry import ATTEMPTS
 from wdsprep.store.s3 import S3Store
 
 FAULTS: list[Fault] = [

@@ -7,7 +7,7 @@ import pytest
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.images.shapes import Fit, Shapes, shape_name
+from wdsprep.images.nearest_shape import Fit, Shapes, shape_name
 
 LIST = [(64, 64), (48, 80), (80, 48), (32, 128), (128, 32), (56, 72), (72, 56)]
 

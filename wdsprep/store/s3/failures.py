@@ -18,7 +18,7 @@ from wdsprep.errors import (
     StoreError,
     UsageError,
 )
-from wdsprep.store.attempts import FIRST_PAUSE_S, persist
+from wdsprep.store.retry import FIRST_PAUSE_S, persist
 
 BUSY = {"SlowDown", "RequestTimeout", "ConditionalRequestConflict", "OperationAborted"}
 FULL = {"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage"}

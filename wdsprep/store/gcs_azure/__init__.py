@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from wdsprep.errors import ShortReadError, UsageError
-from wdsprep.store.attempts import ATTEMPTS, FIRST_PAUSE_S, LONGEST_PAUSE_S
 from wdsprep.store.base import (
     Entry,
     FileSink,
@@ -27,10 +26,11 @@ from wdsprep.store.base import (
     check_prefix,
     none_of_ours,
 )
+from wdsprep.store.gcs_azure.failures import is_beyond, retrying, store_errors
+from wdsprep.store.gcs_azure.library import own_library
+from wdsprep.store.gcs_azure.uploads import PART_NBYTES, PARTS_IN_FLIGHT, WRITER, ObjectSink
 from wdsprep.store.object_locks import Holds, Mark
-from wdsprep.store.objects.library import own_library
-from wdsprep.store.objects.retry import is_beyond, retrying, store_errors
-from wdsprep.store.objects.uploads import PART_NBYTES, PARTS_IN_FLIGHT, WRITER, ObjectSink
+from wdsprep.store.retry import ATTEMPTS, FIRST_PAUSE_S, LONGEST_PAUSE_S
 
 STORES = {"gs": "GCSStore", "az": "AzureStore"}
 HTTP = {"allow_http": True, "connect_timeout": "10s", "timeout": "300s", "read_timeout": "60s"}

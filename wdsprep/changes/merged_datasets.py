@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from wdsprep.changed_settings import say_both
-from wdsprep.changes.selection import Origin
+from wdsprep.changes.selected_samples import Origin
 from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.file_names import latent_unit, maker_of
 from wdsprep.dataset.receipts import Settings

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.changes.finding import image_digests
+from wdsprep.changes.find_samples import image_digests
 from wdsprep.changes.shard_plan import SamplesToCopy
 from wdsprep.dataset.byte_spans import Span, spans
 from wdsprep.dataset.coarse_histograms import count_sample

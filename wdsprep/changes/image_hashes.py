@@ -36,8 +36,8 @@ from wdsprep.dataset.stored_dataset import (
 from wdsprep.dataset.tar.read import read_samples
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import AccessError, NotFoundError, UsageError
-from wdsprep.images import perceptual
-from wdsprep.images.perceptual import NO_HASH
+from wdsprep.images import perceptual_hash
+from wdsprep.images.perceptual_hash import NO_HASH
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.store import open_store, shared_store
 from wdsprep.store.base import Store, is_hidden, write_bytes
@@ -54,7 +54,7 @@ _SCHEMA = pa.schema(
     ]
 )
 _OURS = re.compile(r"\d+/\d{6,}(_\d+)?\.[0-9a-f]{16}\.v\d+\.parquet")
-_ENDING = f".v{perceptual.VERSION}.parquet"
+_ENDING = f".v{perceptual_hash.VERSION}.parquet"
 
 
 def hashes_folder(images: str) -> str:
@@ -136,7 +136,7 @@ def _looks(image: bytes) -> tuple[int, int, int, int]:
     """Return the hash, width, height and content digest of an image."""
     content = int.from_bytes(blake3(image).digest(8), "little", signed=True)
     try:
-        seen = perceptual.look(image)
+        seen = perceptual_hash.look(image)
     except RejectedError:
         return NO_HASH, 0, 0, content
     return _signed(seen.hash), seen.width, seen.height, content

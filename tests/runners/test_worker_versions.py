@@ -11,7 +11,7 @@ from PIL import Image
 
 import wdsprep
 from wdsprep.dataset.stored_dataset import read_manifest
-from wdsprep.runners.versions import find_refusal
+from wdsprep.runners.worker_versions import find_refusal
 from wdsprep.store import open_store
 from wdsprep.version import __version__
 
@@ -96,7 +96,7 @@ def site(folder: Path, kind: str) -> Path:
         Path(package, "__init__.py").write_text('__version__ = "0.1.0"\n')
         shutil.rmtree(package / "loading")
         shutil.rmtree(package / "runners/ray")
-        for name in ("versions", "worker", "local_worker"):
+        for name in ("worker_versions", "worker", "local_worker"):
             Path(package, f"runners/{name}.py").unlink()
         Path(package, "runners/ray.py").touch()
     elif kind == "partial":

@@ -2,9 +2,9 @@
 
 from wdsprep.reporting.facts.gather import Chapter, ReportFacts
 from wdsprep.reporting.page.charts import histogram_figure, note
+from wdsprep.reporting.page.contact_sheet import card
 from wdsprep.reporting.page.markup import Child, Html, el
 from wdsprep.reporting.page.sections import section, unread_note
-from wdsprep.reporting.page.sheet import card
 from wdsprep.reporting.sheet.items import SheetItem
 from wdsprep.text import plural
 

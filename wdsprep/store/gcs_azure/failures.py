@@ -19,7 +19,7 @@ from wdsprep.errors import (
     StoreError,
     UsageError,
 )
-from wdsprep.store.attempts import FIRST_PAUSE_S, persist
+from wdsprep.store.retry import FIRST_PAUSE_S, persist
 
 BEYOND = 416
 PAST_ITS_END = "Wanted range starting at"

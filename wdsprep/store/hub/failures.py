@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from wdsprep.errors import AccessError, NotFoundError, ShortReadError, StoreError, UsageError
-from wdsprep.store.attempts import FIRST_PAUSE_S, persist
+from wdsprep.store.retry import FIRST_PAUSE_S, persist
 
 BUSY = (408, 429, 500, 502, 503, 504)
 T = TypeVar("T")

@@ -42,14 +42,14 @@ _WEB = StorePlace(module="wdsprep.store.web", store="WebStore", form="https://")
 PLACES = {
     "s3": StorePlace(module="wdsprep.store.s3", store="S3Store", form="s3://BUCKET/PREFIX"),
     "gs": StorePlace(
-        module="wdsprep.store.objects",
+        module="wdsprep.store.gcs_azure",
         store="ObjectStore",
         form="gs://BUCKET/PREFIX",
         needs="obstore",
         extra="gcs",
     ),
     "az": StorePlace(
-        module="wdsprep.store.objects",
+        module="wdsprep.store.gcs_azure",
         store="ObjectStore",
         form="az://CONTAINER/PREFIX",
         needs="obstore",

@@ -25,7 +25,7 @@ from tests.kit.webserver import (
 )
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import UsageError
-from wdsprep.fetch.fetcher import Fetcher
+from wdsprep.fetch.client_thread import Fetcher
 from wdsprep.fetch.options import Fetched, FetchRules
 
 # ---------------------------------------------------------------------------- many at the same time

@@ -21,8 +21,14 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.shapes import Size
 from wdsprep.errors import FormatError, SourceError, UsageError
-from wdsprep.importing.arrays import BITS, array_of, join_moments, npy_of, std_to_logvar, to_stored
-from wdsprep.importing.cache import Row
+from wdsprep.importing.column_arrays import (
+    BITS,
+    array_of,
+    join_moments,
+    npy_of,
+    std_to_logvar,
+    to_stored,
+)
 from wdsprep.importing.column_names import (
     CELL,
     EMB,
@@ -34,6 +40,7 @@ from wdsprep.importing.column_names import (
     POOLED,
     ChosenColumns,
 )
+from wdsprep.importing.latent_caches import Row
 from wdsprep.sources import make_or_refuse
 from wdsprep.sources.tables import RawArray
 
