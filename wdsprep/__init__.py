@@ -26,7 +26,7 @@ The way of an image through the package, in the order in which a newcomer should
 17. `encoding.models.encoder:LatentEncoder` runs the VAE and the text encoder.
 18. `encoding.latent_shard:LatentShard` writes what comes back, in the order of the image shard.
 19. `loading.loader:load` opens the latents; `loading.order:Order` says which sample comes when.
-20. `loading.reading:Reader` reads samples into the batch that a trainer gets.
+20. `loading.batch_reader:Reader` reads samples into the batch that a trainer gets.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from wdsprep.exporting.export import export
     from wdsprep.importing.import_latents import import_
     from wdsprep.loading.loader import load
-    from wdsprep.loading.open_datasets import Stream
+    from wdsprep.loading.options import Stream
     from wdsprep.loading.streaming import stream
     from wdsprep.packing.pack import pack
     from wdsprep.reporting import report
@@ -73,7 +73,7 @@ __all__ = [
 
 _PLACES = {
     "Encode": "wdsprep.encoding.recipe_options",
-    "Stream": "wdsprep.loading.open_datasets",
+    "Stream": "wdsprep.loading.options",
     "card": "wdsprep.reporting.card",
     "duplicates": "wdsprep.changes.duplicates",
     "encode": "wdsprep.encoding.encode",

@@ -44,7 +44,7 @@ from wdsprep.store.s3 import S3Store
 PACKAGE = Path(wdsprep.__file__).parent
 TAKEN = {
     "encoding.models.compiled": {"_dynamo"},
-    "loading.memory": {"_version"},
+    "loading.batch_memory": {"_version"},
     "loading.streaming.pipeline": {"ray.data._internal.execution.backpressure_policy"},
     "loading.streaming.trainer": {"_coord_actor"},
     "loading.whole_batch": {"_pytree", "torch.utils.data._utils.collate"},
@@ -97,8 +97,8 @@ def test_every_private_name_is_known_here() -> None:
 
 
 def test_torch_counts_what_is_written_to_a_tensor_and_its_views() -> None:
-    """Without, padding that a trainer wrote to would come again: mend loading/memory.py, where a
-    tensor without memory is to have that count, and to hold none."""
+    """Without, padding that a trainer wrote to would come again: mend loading/batch_memory.py, in
+    which a tensor without memory is to have that count, and to hold none."""
     memory = np.zeros(64, np.uint8)
     alive = weakref.ref(memory)
     whole = torch.from_numpy(memory)

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 
-from wdsprep.loading.shard_access import cache
-from wdsprep.loading.shard_access.cache import Cache, CacheDir
+from wdsprep.loading.shard_access import sample_cache
+from wdsprep.loading.shard_access.sample_cache import Cache, CacheDir
 
 SHARDS, SAMPLES = 6, 40
 
@@ -101,7 +101,7 @@ def kills(folder: Path, count: int) -> None:
 
 def crowd(folder: Path, limit: int) -> None:
     """Two datasets that together do not fit, while files age, vanish and are damaged."""
-    cache.FULL_S = 0
+    sample_cache.FULL_S = 0
     where, chance = CacheDir(folder=folder, nbytes=limit), random.Random(1)
     folder.mkdir()
     sets = [Data("a"), Data("b")]

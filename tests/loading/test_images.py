@@ -11,7 +11,7 @@ from tests.kit.packs import jpeg, pack, photos, samples_of, tar_bytes, write_fil
 from wdsprep.dataset.reindex import index
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.images.crop import crop
-from wdsprep.loading.open_datasets import Stream
+from wdsprep.loading.options import Stream
 
 COUNT = 48  # the 32 bucket gets half of them, the 64 bucket the others
 

@@ -25,7 +25,7 @@ from tests.kit.packs import upload
 from wdsprep.encoding.on_the_fly.step_batches import StepBegun
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, TarError, UsageError
 from wdsprep.loading.join_positions import DatasetPositions
-from wdsprep.loading.open_datasets import Stream
+from wdsprep.loading.options import Stream
 from wdsprep.loading.shard_access import local
 
 BATCH = 8

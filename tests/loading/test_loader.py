@@ -27,7 +27,7 @@ from wdsprep.dataset import aio
 from wdsprep.dataset.reindex import index
 from wdsprep.encoding.models.noise import noise_keys, normal
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, StoreError, UsageError
-from wdsprep.loading.open_datasets import Stream
+from wdsprep.loading.options import Stream
 from wdsprep.loading.shard_access import local as shelf
 
 BATCH = 32

@@ -21,8 +21,8 @@ from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.shapes import Size
 from wdsprep.encoding.models.noise import noise_keys, normal
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
-from wdsprep.loading.datasets import ImageShape
-from wdsprep.loading.open_datasets import Stream
+from wdsprep.loading.options import Stream
+from wdsprep.loading.served_datasets import ImageShape
 
 BATCH = 8
 SQUARE = (RESOLUTION, RESOLUTION)

@@ -19,7 +19,7 @@ from tests.kit.packs import upload
 from tests.kit.shape_sets import write_shapes
 from wdsprep.errors import FingerprintError, NotFoundError, UsageError
 from wdsprep.loading import sorted_table, table_rows
-from wdsprep.loading.shard_access.cache import CacheDir
+from wdsprep.loading.shard_access.sample_cache import CacheDir
 from wdsprep.loading.table_keys import LACKING
 from wdsprep.loading.tables import open_keyed_table
 from wdsprep.sources import sorted_rows

@@ -31,7 +31,7 @@ from wdsprep.encoding.models.noise import noise_keys, normal
 from wdsprep.errors import UsageError
 from wdsprep.images.crop import NO_PIXELS, Crop
 from wdsprep.images.nearest_shape import Fit
-from wdsprep.loading.memory import Batch
+from wdsprep.loading.batch_memory import Batch
 from wdsprep.loading.on_the_fly.encoded_batches import BatchLayout, EncodedRow
 from wdsprep.loading.padding import PaddedRows
 from wdsprep.loading.shard_access import local as shelf

@@ -19,7 +19,7 @@ from wdsprep.cli import main
 from wdsprep.dataset.rejects import Refusal
 from wdsprep.encoding.captions.table import CaptionTable
 from wdsprep.errors import SourceError, WdsprepError
-from wdsprep.loading.shard_access.cache import CacheDir
+from wdsprep.loading.shard_access.sample_cache import CacheDir
 from wdsprep.loading.tables import open_keyed_table
 from wdsprep.sources.parsing import parsing_file
 

@@ -12,7 +12,8 @@ from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.errors import UsageError
 from wdsprep.loading.join import join_datasets
-from wdsprep.loading.open_datasets import Stream, open_stream
+from wdsprep.loading.open_datasets import open_stream
+from wdsprep.loading.options import Stream
 from wdsprep.loading.tables import is_table, open_keyed_table
 from wdsprep.loading.where import Subset, Where, find_subset
 

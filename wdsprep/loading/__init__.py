@@ -2,14 +2,14 @@
 
 `order` computes which sample comes when, by arithmetic alone. `loader` serves that order:
 
-- `options` declares what `load` and `stream` are given, and `arguments` checks it;
-- `open_datasets` opens datasets, and `datasets` says what is served of each;
+- `options` declares what `load` and `stream` are given, and `load_plan` checks it;
+- `open_datasets` opens datasets, and `served_datasets` says what is served of each;
 - `shard_access` reads samples from a disk, from S3, or from a cache of it;
-- `reading` makes batches of them with their `sample_texts`, and `damaged_samples` replaces those
-  that cannot be served;
+- `batch_reader` makes batches of them with their `sample_texts`, and `damaged_samples` replaces
+  those that cannot be served;
 - `prefetch` has threads do that ahead of the trainer;
-- `sample_layout` says where each part of a sample lies in its bytes, `memory` holds the batch,
-  `padding` fills it up with zeros, and `augmentation` adds what chance decides;
+- `sample_layout` says where each part of a sample lies in its bytes, `batch_memory` holds the
+  batch, `padding` fills it up with zeros, and `augmentation` adds what chance decides;
 - `copy_to_device` copies batches to a GPU, and `shared_memory` brings them out of a DataLoader's
   worker.
 

@@ -13,7 +13,7 @@ import numpy as np
 from wdsprep.dataset.damage import verify_step
 from wdsprep.dataset.random_numbers import key_of
 from wdsprep.errors import FormatError, NotFoundError
-from wdsprep.loading.datasets import Dataset
+from wdsprep.loading.served_datasets import Dataset
 
 ATTEMPTS = 16  # substitutes tried for a damaged sample before the dataset is taken for lost
 MISSING = "the shard is missing"

@@ -21,10 +21,10 @@ from wdsprep.dataset.shapes import Size, shape_name, shapes_of
 from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.dataset.thread_map import ahead
 from wdsprep.errors import UsageError
-from wdsprep.loading.datasets import Dataset, JoinedDataset
 from wdsprep.loading.join_positions import DatasetPositions, JoinPositions
 from wdsprep.loading.open_datasets import counts_by_shape, dataset_from_manifest
 from wdsprep.loading.order.mixing import StreamAmount
+from wdsprep.loading.served_datasets import Dataset, JoinedDataset
 from wdsprep.loading.subsets import select, split_by_shape
 from wdsprep.loading.tables import is_table
 from wdsprep.store import open_store

@@ -35,7 +35,11 @@ from wdsprep.dataset.npy_arrays import FLIPPED
 from wdsprep.dataset.removed_samples import removed_from
 from wdsprep.errors import FingerprintError, FormatError, UsageError
 from wdsprep.limits import MAX_AREA
-from wdsprep.loading.arguments import (
+from wdsprep.loading.augmentation import make_effects
+from wdsprep.loading.check_batch_size import check_batch_size
+from wdsprep.loading.copy_to_device import copy_batches
+from wdsprep.loading.join import join_datasets
+from wdsprep.loading.load_plan import (
     LoadPlan,
     check_tee,
     choose_fields,
@@ -43,18 +47,14 @@ from wdsprep.loading.arguments import (
     find_rank,
     make_encoding,
 )
-from wdsprep.loading.augmentation import make_effects
-from wdsprep.loading.batch_size import check_batch_size
-from wdsprep.loading.copy_to_device import copy_batches
-from wdsprep.loading.datasets import Dataset, order_streams
-from wdsprep.loading.join import join_datasets
 from wdsprep.loading.on_the_fly.image_shapes import find_latent_shapes
 from wdsprep.loading.open_datasets import open_datasets, select_large_enough
 from wdsprep.loading.options import FULL, LoadOptions
 from wdsprep.loading.order import MAX_STEP, Order
 from wdsprep.loading.prefetch import prefetch_depth, serve, serve_raw
 from wdsprep.loading.sample_layout import batch_name
-from wdsprep.loading.shard_access.cache import CacheDir, open_cache_dir
+from wdsprep.loading.served_datasets import Dataset, order_streams
+from wdsprep.loading.shard_access.sample_cache import CacheDir, open_cache_dir
 from wdsprep.loading.where import select_where
 from wdsprep.loading.whole_batch import WholeBatch
 from wdsprep.options import takes_options

@@ -6,9 +6,9 @@ of each shape a shard holds.
 
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,63 +23,15 @@ from wdsprep.dataset.sample_selection import SampleSelection, digest_of_shards
 from wdsprep.dataset.shapes import shape_name, shapes_of
 from wdsprep.dataset.stored_dataset import check_place, read_manifest
 from wdsprep.errors import FormatError, NotFoundError, UsageError
-from wdsprep.loading.datasets import Dataset
+from wdsprep.loading.options import Places, Stream, Streams
 from wdsprep.loading.order.mixing import StreamAmount
+from wdsprep.loading.served_datasets import Dataset
 from wdsprep.loading.subsets import select_shards, split_by_shape
-from wdsprep.options import Options, about, refuse_unknown_options
 from wdsprep.store import open_store
 from wdsprep.store.base import Entry, Store
 from wdsprep.text import command, plural
 
 _log = logging.getLogger("wdsprep")
-
-
-Place = str | os.PathLike[str]
-Places = Place | Sequence[Place] | None
-
-
-@refuse_unknown_options
-@dataclass(frozen=True)
-class Stream(Options):
-    """One of the datasets that a loader mixes.
-
-        large = wdsprep.Stream("s3://bucket/latents-256", weight=3)
-        small = wdsprep.Stream("shards/latents-256", weight=1)
-        loader = wdsprep.load([large, small], global_batch=1024)
-
-    At most one of `weight` (its proportion to the other streams), `repeat` (how often each
-    sample comes in an epoch) and `count` (its samples in an epoch) says how much of it an
-    epoch has. By default each sample comes once. `buckets` lists the folders to take, by
-    default all. `where` is a condition: samples that do not meet it are left out. `join` names
-    datasets of the same images; batches then have their arrays too.
-    """
-
-    is_command: ClassVar[bool] = False
-
-    url: "str | os.PathLike[str]" = field(metadata=about("The dataset.", is_place=True))
-    weight: float | None = field(
-        default=None, metadata=about("Its proportion to the other streams.")
-    )
-    repeat: float | None = field(
-        default=None, metadata=about("How often each sample comes in an epoch.")
-    )
-    count: int | None = field(default=None, metadata=about("The samples of an epoch."))
-    buckets: Sequence[str | int] | str | int | None = field(
-        default=None, metadata=about("The folders to take.")
-    )
-    where: str | None = field(default=None, metadata=about("The condition on samples."))
-    join: "Places" = field(
-        default=(), metadata=about("Datasets of the same images, beside this one.")
-    )
-
-    def __repr__(self) -> str:
-        """Return the call that makes this stream."""
-        named = ((one.name, getattr(self, one.name)) for one in fields(self)[1:])
-        parts = [f"{name}={value!r}" for name, value in named if value not in (None, ())]
-        return f"Stream({', '.join([repr(os.fspath(self.url)), *parts])})"
-
-
-Streams = str | os.PathLike[str] | Stream | Iterable[str | os.PathLike[str] | Stream]
 
 
 def open_datasets(streams: Streams, join: Places = ()) -> tuple[Dataset, ...]:

@@ -5,26 +5,72 @@ in the other. This module does not import torch.
 """
 
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from wdsprep.errors import UsageError
 from wdsprep.limits import MAX_AREA
 from wdsprep.loading.order import RUN
-from wdsprep.options import Options, about
+from wdsprep.options import Options, about, refuse_unknown_options
 from wdsprep.text import brief, check_texts, real_number, whole_number
 
 if TYPE_CHECKING:
     import torch
 
     from wdsprep.encoding.recipe_options import Encode
-    from wdsprep.loading.open_datasets import Places, Stream, Streams
 
 FULL, LONGEST = PADS = ("full", "longest")
 """The lengths that arrays are padded to: the full one, or the longest of their batch."""
 Pool = tuple[int, int]
 """The least and the most workers of a stage."""
+
+Place = str | os.PathLike[str]
+Places = Place | Sequence[Place] | None
+
+
+@refuse_unknown_options
+@dataclass(frozen=True)
+class Stream(Options):
+    """One of the datasets that a loader mixes.
+
+        large = wdsprep.Stream("s3://bucket/latents-256", weight=3)
+        small = wdsprep.Stream("shards/latents-256", weight=1)
+        loader = wdsprep.load([large, small], global_batch=1024)
+
+    At most one of `weight` (its proportion to the other streams), `repeat` (how often each
+    sample comes in an epoch) and `count` (its samples in an epoch) says how much of it an
+    epoch has. By default each sample comes once. `buckets` lists the folders to take, by
+    default all. `where` is a condition: samples that do not meet it are left out. `join` names
+    datasets of the same images; batches then have their arrays too.
+    """
+
+    is_command: ClassVar[bool] = False
+
+    url: "str | os.PathLike[str]" = field(metadata=about("The dataset.", is_place=True))
+    weight: float | None = field(
+        default=None, metadata=about("Its proportion to the other streams.")
+    )
+    repeat: float | None = field(
+        default=None, metadata=about("How often each sample comes in an epoch.")
+    )
+    count: int | None = field(default=None, metadata=about("The samples of an epoch."))
+    buckets: Sequence[str | int] | str | int | None = field(
+        default=None, metadata=about("The folders to take.")
+    )
+    where: str | None = field(default=None, metadata=about("The condition on samples."))
+    join: "Places" = field(
+        default=(), metadata=about("Datasets of the same images, beside this one.")
+    )
+
+    def __repr__(self) -> str:
+        """Return the call that makes this stream."""
+        named = ((one.name, getattr(self, one.name)) for one in fields(self)[1:])
+        parts = [f"{name}={value!r}" for name, value in named if value not in (None, ())]
+        return f"Stream({', '.join([repr(os.fspath(self.url)), *parts])})"
+
+
+Streams = str | os.PathLike[str] | Stream | Iterable[str | os.PathLike[str] | Stream]
 
 
 def _read_fields(given: Any) -> Iterable[str]:

@@ -17,15 +17,15 @@ from torch.utils.data import get_worker_info
 
 from wdsprep.dataset.random_numbers import Ints
 from wdsprep.errors import UsageError
-from wdsprep.loading.arguments import LoadPlan
-from wdsprep.loading.datasets import Dataset
-from wdsprep.loading.memory import Batch, Memory
+from wdsprep.loading.batch_memory import Batch, Memory
+from wdsprep.loading.batch_reader import Reader
+from wdsprep.loading.load_plan import LoadPlan
 from wdsprep.loading.options import LONGEST
 from wdsprep.loading.order import Samples
-from wdsprep.loading.reading import Reader
-from wdsprep.loading.shard_access.cache import CacheDir
+from wdsprep.loading.served_datasets import Dataset
 from wdsprep.loading.shard_access.local import LocalShelf, Shelf, WantedRows
 from wdsprep.loading.shard_access.remote import RemoteShelf
+from wdsprep.loading.shard_access.sample_cache import CacheDir
 from wdsprep.loading.shared_memory import SharedBatch
 from wdsprep.store.base import RemoteStore
 from wdsprep.store.schemes import ANY_PLACE

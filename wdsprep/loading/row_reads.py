@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from wdsprep.dataset.aio import Bytes
-from wdsprep.loading.memory import Batch
+from wdsprep.loading.batch_memory import Batch
 from wdsprep.loading.padding import PaddedRows
 from wdsprep.loading.sample_layout import SampleLayout
 from wdsprep.loading.shard_access.local import (

@@ -22,7 +22,7 @@ from wdsprep.dataset.samples import FROM_OUTSIDE, parse_object
 from wdsprep.dataset.shard_reader import NamedShard, ShardReader
 from wdsprep.dataset.thread_map import ahead
 from wdsprep.errors import FormatError, UsageError
-from wdsprep.loading.datasets import Dataset, JoinedDataset
+from wdsprep.loading.served_datasets import Dataset, JoinedDataset
 from wdsprep.store.base import RemoteStore
 from wdsprep.store.schemes import ANY_PLACE
 from wdsprep.text import command, plural

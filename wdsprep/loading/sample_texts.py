@@ -8,8 +8,8 @@ from wdsprep.dataset.samples import parse_json
 from wdsprep.dataset.tar import END
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import TarSample, scan
-from wdsprep.loading.datasets import Dataset
-from wdsprep.loading.memory import Batch
+from wdsprep.loading.batch_memory import Batch
+from wdsprep.loading.served_datasets import Dataset
 from wdsprep.loading.wanted_arrays import TEXTS, WantedArrays
 from wdsprep.sources.captions import caption_at
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wdsprep.dataset.score_columns import NUMBER, TEXT, WHOLE, columns_of
-from wdsprep.loading.datasets import Dataset
 from wdsprep.loading.sample_metadata import MetadataBlock, scan_metadata
+from wdsprep.loading.served_datasets import Dataset
 from wdsprep.loading.table_keys import KEY, encode_keys
 from wdsprep.loading.table_rows import BYTES, Columns, TableRows
 

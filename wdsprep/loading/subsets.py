@@ -19,7 +19,7 @@ from wdsprep.dataset.sample_selection import (
     digest_of_shards,
 )
 from wdsprep.dataset.shapes import Size, shape_name
-from wdsprep.loading.datasets import Dataset
+from wdsprep.loading.served_datasets import Dataset
 
 
 def split_by_shape(

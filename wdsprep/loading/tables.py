@@ -22,7 +22,7 @@ from wdsprep.dataset.kept_file import KeptFile, KeptWriter, open_or_make
 from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.score_columns import columns_of
 from wdsprep.errors import NotFoundError, UsageError
-from wdsprep.loading.shard_access.cache import CacheDir, cache_folder
+from wdsprep.loading.shard_access.sample_cache import CacheDir, cache_folder
 from wdsprep.loading.table_keys import KEY, LACKING, encode_keys, keys_to_numbers
 from wdsprep.sources.patterns import table_kind
 from wdsprep.sources.tables.files import open_table
@@ -30,7 +30,7 @@ from wdsprep.store import split_url
 from wdsprep.text import examples
 
 if TYPE_CHECKING:
-    from wdsprep.loading.datasets import Dataset
+    from wdsprep.loading.served_datasets import Dataset
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

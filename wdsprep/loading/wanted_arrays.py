@@ -12,8 +12,8 @@ from typing import Any
 
 from wdsprep.dataset.npy_arrays import FLIPPED, LATENT, MASK, Field, text_fields
 from wdsprep.errors import UsageError
-from wdsprep.loading.datasets import Dataset, caption_name
 from wdsprep.loading.sample_layout import batch_name
+from wdsprep.loading.served_datasets import Dataset, caption_name
 from wdsprep.text import examples
 
 TEXTS = ("txt", "caption")

@@ -26,9 +26,9 @@ from wdsprep.dataset.random_numbers import Ints, key_of
 from wdsprep.dataset.sample_selection import Numbers, SampleSelection, ShardSamples, keep_selection
 from wdsprep.dataset.samples import PathParts, value_at_path
 from wdsprep.errors import UsageError
-from wdsprep.loading.datasets import Dataset, JoinedDataset
 from wdsprep.loading.sample_metadata import JoinedMetadata, MetadataBlock, scan_metadata
-from wdsprep.loading.shard_access.cache import CacheDir, cache_folder
+from wdsprep.loading.served_datasets import Dataset, JoinedDataset
+from wdsprep.loading.shard_access.sample_cache import CacheDir, cache_folder
 from wdsprep.loading.subsets import select
 from wdsprep.loading.table_keys import LACKING
 from wdsprep.loading.tables import KeyedTable, is_table, open_keyed_table, open_scores_table

@@ -33,9 +33,10 @@ from wdsprep.encoding.on_the_fly.step_batches import BatchEncoder, StepBegun
 from wdsprep.errors import FormatError
 from wdsprep.images.nearest_shape import cut_of
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
-from wdsprep.loading.arguments import LoadPlan
+from wdsprep.loading.batch_memory import Arrays, Batch, Memory
+from wdsprep.loading.batch_reader import PutSubstitute, Reader
 from wdsprep.loading.damaged_samples import ATTEMPTS
-from wdsprep.loading.memory import Arrays, Batch, Memory
+from wdsprep.loading.load_plan import LoadPlan
 from wdsprep.loading.options import LONGEST
 from wdsprep.loading.order import Samples
 from wdsprep.loading.prefetch import (
@@ -46,7 +47,6 @@ from wdsprep.loading.prefetch import (
     open_shelves,
     wanted_by_shelf,
 )
-from wdsprep.loading.reading import PutSubstitute, Reader
 from wdsprep.loading.sample_layout import batch_name
 from wdsprep.loading.wanted_arrays import TEXTS
 

@@ -40,7 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsprep.dataset.random_numbers import Ints, Words, draw, key_of
-from wdsprep.loading.order.chance import permute_rows, shuffle_range
+from wdsprep.loading.order.permutations import permute_rows, shuffle_range
 
 RUNS = 16  # the least number in a window, if it has as many samples
 CHUNK = 1 << 13  # shards laid on the axis at once

@@ -24,7 +24,7 @@ from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.errors import NotFoundError
-from wdsprep.loading.datasets import Dataset, missing_shard_advice
+from wdsprep.loading.served_datasets import Dataset, missing_shard_advice
 from wdsprep.store.local import open_file
 
 NONE = memoryview(b"")

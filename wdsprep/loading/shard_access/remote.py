@@ -16,9 +16,8 @@ from wdsprep.dataset.aio import Bytes
 from wdsprep.dataset.open_shards import OPEN_SHARDS, OpenShards, sample_range, too_short
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.errors import NotFoundError
-from wdsprep.loading.datasets import Dataset, missing_shard_advice
-from wdsprep.loading.memory import BlockPool
-from wdsprep.loading.shard_access.cache import Cache, CacheDir
+from wdsprep.loading.batch_memory import BlockPool
+from wdsprep.loading.served_datasets import Dataset, missing_shard_advice
 from wdsprep.loading.shard_access.local import (
     NONE,
     ReadError,
@@ -26,6 +25,7 @@ from wdsprep.loading.shard_access.local import (
     WantedRows,
     WantedSamples,
 )
+from wdsprep.loading.shard_access.sample_cache import Cache, CacheDir
 from wdsprep.store.base import RemoteStore
 
 PIECE_NBYTES = 4 << 20  # at most this, or one sample, in one request

@@ -9,7 +9,7 @@
         state = trainer.state_dict()
 
 1. Numbers of pieces go in, in the order of training, as far ahead as the trainers' pace and the
-   object store allow (`source`, `pieces`).
+   object store allow (`piece_source`, `pieces`).
 2. Decoders read and crop on CPUs, encoders make latents on GPUs; Ray Data runs both as pools that
    grow and shrink (`stages`, `pipeline`).
 3. `streaming_split` deals the pieces out, one trainer after the other. With `preserve_order` that
@@ -30,8 +30,8 @@ import ray
 from wdsprep.dataset.npy_arrays import fields_of
 from wdsprep.errors import UsageError
 from wdsprep.loading.loader import load
-from wdsprep.loading.open_datasets import Stream, as_streams, join_places
-from wdsprep.loading.options import ServingOptions, StreamOptions
+from wdsprep.loading.open_datasets import as_streams, join_places
+from wdsprep.loading.options import ServingOptions, Stream, StreamOptions
 from wdsprep.loading.streaming.pieces import Pieces, StreamRoom
 from wdsprep.loading.streaming.pipeline import Pipeline, least_ahead, pieces_ahead
 from wdsprep.loading.streaming.trainer import Trainer

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from wdsprep.dataset.npy_arrays import Field
 from wdsprep.encoding.on_the_fly.image_preparation import Encoding
-from wdsprep.loading.arguments import LoadPlan
+from wdsprep.loading.load_plan import LoadPlan
 
 PIECE = 64  # samples at most: 12 MB of pixels at 256, 10 MB of embeddings
 FILL = 0.5  # the share used of Ray's object store, which spills to disk above 0.8

@@ -15,9 +15,9 @@ from ray.exceptions import RayTaskError
 
 from wdsprep.errors import WorkError
 from wdsprep.loading.options import Pool
-from wdsprep.loading.streaming import source, workers
+from wdsprep.loading.streaming import piece_source, workers
+from wdsprep.loading.streaming.piece_source import Numbers, new_pace
 from wdsprep.loading.streaming.pieces import Pieces, StreamRoom
-from wdsprep.loading.streaming.source import Numbers, new_pace
 from wdsprep.loading.streaming.trainer import READY, Trainer
 from wdsprep.loading.streaming.workers import (
     DecodeWorker,
@@ -27,7 +27,7 @@ from wdsprep.loading.streaming.workers import (
 )
 from wdsprep.runners import worker_versions
 
-for _by_value in (worker_versions, workers, source):
+for _by_value in (worker_versions, workers, piece_source):
     cloudpickle.register_pickle_by_value(_by_value)
 
 PER_WORKER = 4  # pieces that wait for a worker, are worked on, or wait behind it

@@ -21,8 +21,8 @@ from ray.exceptions import RayError
 from wdsprep import errors
 from wdsprep.encoding.on_the_fly.latent_writer import LatentWriter
 from wdsprep.errors import WdsprepError, WorkError
-from wdsprep.loading.arguments import LoadPlan
-from wdsprep.loading.memory import Arrays, Batch
+from wdsprep.loading.batch_memory import Arrays, Batch
+from wdsprep.loading.load_plan import LoadPlan
 from wdsprep.loading.on_the_fly.encoded_batches import (
     BatchLayout,
     EncodedRow,

@@ -1,6 +1,6 @@
 """Blocks of memory: used again when nothing refers to them, and never before."""
 
-from wdsprep.loading.memory import BlockPool
+from wdsprep.loading.batch_memory import BlockPool
 
 
 def address(blocks: BlockPool, nbytes: int) -> tuple[memoryview, int]:

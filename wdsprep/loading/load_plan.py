@@ -15,11 +15,11 @@ from wdsprep.dataset.npy_arrays import FLIPPED, MASK, text_fields
 from wdsprep.encoding.models.families import BY_ZEROS
 from wdsprep.errors import UsageError
 from wdsprep.loading.augmentation import Effects
-from wdsprep.loading.datasets import SHAPE, Dataset
 from wdsprep.loading.options import LONGEST
 from wdsprep.loading.order import Order
 from wdsprep.loading.sample_layout import batch_name
-from wdsprep.loading.shard_access.cache import CacheDir, check_cache_size
+from wdsprep.loading.served_datasets import SHAPE, Dataset
+from wdsprep.loading.shard_access.sample_cache import CacheDir, check_cache_size
 from wdsprep.loading.wanted_arrays import TEXTS, check_choices, tensor_shapes, variable_fields
 from wdsprep.text import examples, plural
 

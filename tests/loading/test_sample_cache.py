@@ -21,7 +21,7 @@ from tests.kit.packs import tar_bytes, upload
 from tests.kit.paths import ROOT
 from wdsprep.dataset.reindex import index
 from wdsprep.errors import NotFoundError, StoreError, UsageError
-from wdsprep.loading.shard_access.cache import CLAIM_S, STALE_S, Cache, CacheDir
+from wdsprep.loading.shard_access.sample_cache import CLAIM_S, STALE_S, Cache, CacheDir
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
 
@@ -205,8 +205,8 @@ def age(folder: Path, seconds: float) -> None:
 def test_what_nobody_claims_gives_way_and_what_is_claimed_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wdsprep.loading.shard_access.cache.FULL_S", 0)
-    monkeypatch.setattr("wdsprep.loading.shard_access.cache.SHARERS", 4)
+    monkeypatch.setattr("wdsprep.loading.shard_access.sample_cache.FULL_S", 0)
+    monkeypatch.setattr("wdsprep.loading.shard_access.sample_cache.SHARERS", 4)
     old, new = Data("old"), Data("new")
     where = CacheDir(folder=tmp_path, nbytes=old.nbytes)
     (tmp_path / "of the user").write_bytes(b"0" * 100_000)

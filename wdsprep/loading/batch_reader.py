@@ -35,12 +35,12 @@ from wdsprep.dataset.tar.read import TarSample
 from wdsprep.encoding.models.base import TENSORS
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.loading.augmentation import Effects
+from wdsprep.loading.batch_memory import Batch, BlockPool, Memory
 from wdsprep.loading.damaged_samples import ATTEMPTS, MISSING, Fault, Substitutes
-from wdsprep.loading.datasets import SHAPE, Dataset
-from wdsprep.loading.memory import Batch, BlockPool, Memory
 from wdsprep.loading.row_reads import ArrayMemory, RowRead, as_index, read_rows, select_rows
 from wdsprep.loading.sample_layout import batch_name, layout_for
 from wdsprep.loading.sample_texts import DAMAGED_JSON, SampleTexts, parse_sample, parse_tail
+from wdsprep.loading.served_datasets import SHAPE, Dataset
 from wdsprep.loading.shard_access.local import Shelf
 from wdsprep.loading.wanted_arrays import (
     TEXTS,

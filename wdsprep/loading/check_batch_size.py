@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from wdsprep.errors import UsageError
-from wdsprep.loading.arguments import LoadPlan
+from wdsprep.loading.load_plan import LoadPlan
 from wdsprep.loading.order import OrderStream
 from wdsprep.loading.order.mixing import StreamAmount
 from wdsprep.text import plural
