@@ -226,11 +226,11 @@ def test_models_needs_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["pack", "nowhere"], 1, "nowhere is empty or not there"),
+        (["pack", "nowhere"], 1, "nowhere is empty or does not exist"),
         (["pack", "urls.csv"], 1, "has no column of URLs: it has link_to, caption"),
         (["pack", "downloads", "downloads/out"], 2, "lies in the source"),
         (["pack", "https://a.b/c.tar"], 2, "only tables are read from the web"),
-        (["pack", "pipe:cat x.tar"], 2, "az:// or hf://datasets/, and tables by https://"),
+        (["pack", "pipe:cat x.tar"], 2, "az:// or hf://datasets/, or a table by https://"),
         (["pack", "--retry-rejected"], 2, "is not a table of URLs"),
         (["pack", "--retry-rejected", "--overwrite"], 2, "give one"),
         (["pack", "--verify-hash", "crc"], 2, "write COLUMN:HASH"),

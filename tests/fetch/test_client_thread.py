@@ -227,7 +227,7 @@ def test_open_files_are_few_when_it_ends() -> None:
 
 
 def test_wrong_settings_are_told_at_once() -> None:
-    with pytest.raises(UsageError, match="not a contact"):
+    with pytest.raises(UsageError, match="is not a contact"):
         Fetcher(FetchRules(contact="two\nlines"))
 
 

@@ -351,5 +351,5 @@ def test_the_user_agent_names_us_and_whom_to_ask() -> None:
 
 @pytest.mark.parametrize("contact", ["a\r\nX-Evil: b", "mé"])
 def test_a_contact_that_no_header_can_hold_is_refused(contact: str) -> None:
-    with pytest.raises(UsageError, match="not a contact"):
+    with pytest.raises(UsageError, match="is not a contact"):
         user_agent(contact)

@@ -131,7 +131,7 @@ def test_a_repair_is_told_before_it_is_done(tmp_path: Path) -> None:
         ({"max_area": 0}, "1 or more"),
         ({"timeout": 0}, "or more"),
         ({"per_host": 0}, "1 or more"),
-        ({"contact": "two\nlines"}, "not a contact"),
+        ({"contact": "two\nlines"}, "is not a contact"),
         ({"buckets": 2.5}, "rising sizes"),
         ({"save_additional_columns": 5}, "not a list of names"),
         ({"runner": "rey"}, "local, ray"),

@@ -280,7 +280,7 @@ def test_damage_within_a_table_names_the_file(
         (place / name).write_bytes(changed)
         with suppress(SourceError), noting(said):
             wdsprep.import_(place, tmp_path / f"out-{number}", resolution=64)
-    assert any(f"{name} is no sound" in line for line in said)
+    assert any(f"{name} is not a valid" in line for line in said)
     assert all(name in line for line in said)
 
 

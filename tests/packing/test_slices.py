@@ -310,7 +310,7 @@ def test_no_dataset_begins_among_other_things(
     out, source = write_files(tmp_path / "out", others), photos(tmp_path / "in", 5)
     before = tree(out)
     some = ", ".join([*sorted(others)[:3], *(["..."] if len(others) > 3 else [])])
-    told = f"{out} holds other things ({some}): name an empty or new folder for the dataset"
+    told = f"{out} holds other things ({some}): give an empty or new folder for the dataset"
     for options in ((), ("--overwrite",), ("--append",)):
         with pytest.raises(UsageError, match=re.escape(told)):
             pack(source, out, *options)

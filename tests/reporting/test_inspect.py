@@ -169,7 +169,7 @@ def test_a_place_that_members_cannot_be_written_to_is_named(
     for place, why in (
         (tmp_path / "file", "is not a folder"),
         (tmp_path / "file/more", "is not a folder"),
-        (Path("/proc/none"), "no folder can be made there"),
+        (Path("/proc/none"), "no folder can be made at"),
     ):
         assert main(["inspect", str(images), key, "-o", str(place)]) == 1
         said = capfd.readouterr().err
@@ -178,7 +178,7 @@ def test_a_place_that_members_cannot_be_written_to_is_named(
 
 
 def test_a_place_without_a_manifest_says_what_to_do(images: Path, tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="name the folder or URL that pack or encode wrote"):
+    with pytest.raises(NotFoundError, match="give the folder or URL that pack or encode wrote"):
         inspect(tmp_path)
     with pytest.raises(UsageError, match=rf"holds some: give one of them \({images}\)"):
         inspect(images.parent)

@@ -58,7 +58,7 @@ def test_a_run_on_ray_says_so_and_one_without_says_nothing() -> None:
 
 
 def test_a_span_of_workers_is_for_a_cluster_whoever_chose_that() -> None:
-    with pytest.raises(UsageError, match="name it with --ray-address"):
+    with pytest.raises(UsageError, match="give it with --ray-address"):
         WorkerRangeOptions(workers="2:4")
     wide = WorkerRangeOptions(ray_address="head:6379", workers="2:4")
     assert (wide.least, wide.most) == (2, 4)

@@ -44,10 +44,10 @@ def test_a_file_that_the_state_names_has_to_be_there_and_sound(place: Path) -> N
     file = place / "train/data-00001-of-00002.arrow"
     data = file.read_bytes()
     file.write_bytes(data[: len(data) // 2])
-    with pytest.raises(SourceError, match=r"data-00001-of-00002.arrow is no sound Arrow stream"):
+    with pytest.raises(SourceError, match=r"data-00001-of-00002.arrow is not a valid Arrow stream"):
         rows_of(place)
     file.write_bytes(b"not Arrow")
-    with pytest.raises(SourceError, match=r"data-00001-of-00002.arrow is no sound Arrow stream"):
+    with pytest.raises(SourceError, match=r"data-00001-of-00002.arrow is not a valid Arrow stream"):
         list(source_of(place).items())
     file.unlink()
     with pytest.raises(SourceError, match=r"train/state.json names train/data-00001.* not there"):

@@ -162,8 +162,8 @@ def test_metadata_tables_speak_of_their_own_folder(tmp_path: Path, kind: str) ->
     [
         ("metadata.jsonl", '{"file_name": "a.jpg"}\n{oops\n', "line 2"),
         ("metadata.jsonl", "[1]\n", "line 1"),
-        ("metadata.jsonl", '{"name": "a.jpg"}\n', "no file_name: it has name"),
-        ("metadata.csv", "name,caption\na.jpg,x,extra\n", "no file_name: it has name"),
+        ("metadata.jsonl", '{"name": "a.jpg"}\n', "file_name (it has name)"),
+        ("metadata.csv", "name,caption\na.jpg,x,extra\n", "file_name (it has name)"),
         ("metadata.csv", b"file_name\n\xff\xfe\n", "metadata.csv cannot be read"),
     ],
 )
@@ -332,7 +332,7 @@ def test_an_empty_or_missing_source_is_an_error_and_writes_nothing(
 ) -> None:
     if make:
         (tmp_path / "in/sub").mkdir(parents=True)
-    with pytest.raises(SourceError, match="in is empty or not there"):
+    with pytest.raises(SourceError, match="in is empty or does not exist"):
         pack(tmp_path / "in", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

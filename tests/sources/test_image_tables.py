@@ -70,7 +70,7 @@ def test_a_column_that_a_filter_names_must_be_in_the_table(tmp_path: Path) -> No
 
 def test_a_damaged_table_is_an_error_that_names_it(tmp_path: Path) -> None:
     write_files(tmp_path, {"t.parquet": b"PAR1 and nothing else"})
-    with pytest.raises(SourceError, match=r"t.parquet is no sound Parquet file"):
+    with pytest.raises(SourceError, match=r"t.parquet is not a valid Parquet file"):
         rows_of(tmp_path)
 
 

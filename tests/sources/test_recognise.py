@@ -39,7 +39,7 @@ def test_of_a_folder_with_images_and_tars_the_user_says_which_are_meant(mixed: P
 
 def test_a_format_holds_for_patterns_too_and_images_are_in_a_folder(mixed: Path) -> None:
     assert names(f"{mixed}/*", "parquet") == names(f"{mixed}/t.parquet", "parquet")
-    with pytest.raises(UsageError, match="is no folder, and --input-format images is for one"):
+    with pytest.raises(UsageError, match="is not a folder, as --input-format images needs"):
         names(f"{mixed}/*.tar", "images")
 
 
@@ -69,7 +69,7 @@ def test_what_is_packed_already_is_refused_unless_its_tars_are_meant(
 @pytest.mark.parametrize("text", ["a photo of a cat\n", ""])
 def test_a_caption_is_no_list_of_urls(tmp_path: Path, text: str) -> None:
     write_files(tmp_path, {"a.jpg": jpeg(1), "a.txt": text, "u.txt": "http://e.org/1.jpg\n"})
-    with pytest.raises(SourceError, match=r"a\.txt is no list of URLs, .* the folder"):
+    with pytest.raises(SourceError, match=r"a\.txt is not a list of URLs, .* the folder"):
         names(tmp_path / "a.txt", "auto")
     assert names(tmp_path / "u.txt", "auto") == ["u.txt[0:1]"]
 
@@ -78,7 +78,7 @@ def test_an_image_that_is_not_there_is_told_from_one_that_is(tmp_path: Path) -> 
     write_files(tmp_path, {"a.jpg": jpeg(1)})
     with pytest.raises(SourceError, match="is one image: give the folder"):
         names(tmp_path / "a.jpg", "auto")
-    with pytest.raises(SourceError, match="is not there: look at the path"):
+    with pytest.raises(SourceError, match="does not exist: check the path"):
         names(tmp_path / "b.jpg", "auto")
     with pytest.raises(SourceError, match="is a pattern of images: give the folder"):
         names(f"{tmp_path}/*.jpg", "auto")

@@ -138,7 +138,7 @@ def test_a_shard_that_unpacks_to_more_than_its_index_says_takes_no_memory(
     zip_shard(place, kind, PACKED[kind](ZEROS), 1000)
     before = pa.total_allocated_bytes()
     tracemalloc.start()
-    with pytest.raises(SourceError, match=rf"shard.00000.mds.{kind} is (damaged|no sound MDS)"):
+    with pytest.raises(SourceError, match=rf"shard.00000.mds.{kind} is (damaged|not a valid MDS)"):
         rows_of(place)
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -168,7 +168,7 @@ def test_cut_data_names_its_shard(tmp_path: Path, kind: str) -> None:
     data = (place / "shard.00000.mds").read_bytes()
     packed = PACKED[kind](data)
     zip_shard(place, kind, packed[: len(packed) // 2], len(data))
-    with pytest.raises(SourceError, match=rf"shard.00000.mds.{kind} is (damaged|no sound MDS)"):
+    with pytest.raises(SourceError, match=rf"shard.00000.mds.{kind} is (damaged|not a valid MDS)"):
         rows_of(place)
 
 
@@ -324,7 +324,7 @@ def test_damaged_pages_name_their_file(tmp_path: Path) -> None:
     (tmp_path / "tables").mkdir()
     path = tmp_path / "tables/t.parquet"
     damaged_within(path)
-    with pytest.raises(SourceError, match=r"t.parquet is no sound Parquet file \("):
+    with pytest.raises(SourceError, match=r"t.parquet is not a valid Parquet file \("):
         rows_of(path)
 
 
@@ -366,7 +366,7 @@ def test_a_missing_file_of_an_endless_name_is_named_in_few_words(tmp_path: Path)
     (place / "data.arrow").write_bytes(b"")
     said = {"_data_files": [{"filename": "x" * 100_000}]}
     (place / "state.json").write_text(json.dumps(said))
-    with pytest.raises(SourceError, match="which is not there: bring it back") as refused:
+    with pytest.raises(SourceError, match="which does not exist: bring it back") as refused:
         rows_of(place)
     assert len(str(refused.value)) < 1000
 
@@ -374,11 +374,11 @@ def test_a_missing_file_of_an_endless_name_is_named_in_few_words(tmp_path: Path)
 def test_a_lack_of_memory_is_not_a_files_fault() -> None:
     """Unless the file asks for far more than any sound one does."""
     for error in (MemoryError(), pa.ArrowMemoryError("malloc of size 65536 failed")):
-        with pytest.raises(MemoryError), parsing_file("t", "is no table", "mend it"):
+        with pytest.raises(MemoryError), parsing_file("t", "is not a table", "mend it"):
             raise error
     with (
-        pytest.raises(SourceError, match="t is no table"),
-        parsing_file("t", "is no table", "mend"),
+        pytest.raises(SourceError, match="t is not a table"),
+        parsing_file("t", "is not a table", "mend"),
     ):
         raise pa.ArrowMemoryError("malloc of size 68719476736 failed")
 
@@ -391,7 +391,7 @@ def test_import_says_which_table_is_damaged(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[10:40] = b"\xff" * 30
     path.write_bytes(data)
-    with pytest.raises(SourceError, match=r"t.parquet is no sound Parquet file"):
+    with pytest.raises(SourceError, match=r"t.parquet is not a valid Parquet file"):
         wdsprep.import_(
             path, tmp_path / "out", resolution=64, columns="latent=latent:float32:4x8x8"
         )

@@ -132,7 +132,7 @@ def test_the_columns_are_recognised_or_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no column 'wo' \(--url-col\): it has jpg, where, alt"):
         named(path, url="wo")
     write_files(tmp_path, {"v.csv": "http://x/a.jpg,a\nhttp://x/b.jpg,b\n", "w.csv": "a,b\n1,2\n"})
-    with pytest.raises(SourceError, match="its first line is no header"):
+    with pytest.raises(SourceError, match="its first line is not a header"):
         rows_of(tmp_path / "v.csv")
     with pytest.raises(SourceError, match="it has a, b: give --url-col"):
         rows_of(tmp_path / "w.csv")
@@ -290,7 +290,7 @@ def test_a_damaged_gzip_file_is_an_error_that_names_it(tables: Path) -> None:
     whole = (tables / "t.csv.gz").read_bytes()
     for data in (whole[:-20], b"no gzip at all"):
         (tables / "bad.csv.gz").write_bytes(data)
-        with pytest.raises(SourceError, match=r"bad.csv.gz is no sound gzip file"):
+        with pytest.raises(SourceError, match=r"bad.csv.gz is not a valid gzip file"):
             rows_of(tables / "bad.csv.gz")
 
 
@@ -360,5 +360,5 @@ def test_a_table_without_urls_is_told_in_a_line_however_wide_or_odd_it_is(tmp_pa
     ) as told:
         list(source_of(tmp_path / "wide.csv").items())
     assert len(str(told.value)) < 1_000
-    with pytest.raises(SourceError, match="what it begins with is no text: name another source"):
+    with pytest.raises(SourceError, match="it does not begin with text: give another source"):
         list(source_of(tmp_path / "odd.csv").items())

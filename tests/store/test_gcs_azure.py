@@ -121,7 +121,7 @@ def test_wrong_names_and_keys_are_said_in_one_line(
     with pytest.raises(NotFoundError) as missing:
         open_store("az://no-such-container/x").read("f")
     assert one_line(missing.value, "az://no-such-container: no such bucket or container")
-    with pytest.raises(UsageError, match="names no bucket"):
+    with pytest.raises(UsageError, match="has no bucket"):
         open_store("az:///x")
     with pytest.raises(UsageError, match="such a name cannot be used"):
         open_store(f"az://{container}").read("a\nb")

@@ -184,7 +184,7 @@ def test_a_range_that_is_not_the_one_asked_for_is_an_error(
     hub.before = lambda _method, path: (
         (206, {"Content-Range": "bytes 0-2/9999"}, b"abc") if "far" in path else None
     )
-    with pytest.raises(StoreError, match="does not keep to the range"):
+    with pytest.raises(StoreError, match="does not keep to ranges"):
         hf_store.read("a.tar", start=5, nbytes=3)
 
 

@@ -46,7 +46,7 @@ def _check_distance(given: Any) -> int:
     if not 0 <= whole_number("", given) <= MOST_DISTANCE:
         raise UsageError(
             f"{brief(given)}: give 0 to {MOST_DISTANCE}, as pictures that differ in more of 64 "
-            "bits are no copies"
+            "bits are not copies"
         )
     return whole_number("", given)
 

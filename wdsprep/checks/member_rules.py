@@ -49,7 +49,7 @@ View = Callable[[int, int], memoryview]
 class CheckRules(Protocol):
     """The rules for the samples of a shard.
 
-    Each check returns what is wrong, or "".
+    Each check returns what is wrong, or "" if nothing is.
     """
 
     def begin(self, number: int) -> None:

@@ -134,8 +134,8 @@ def _store_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(
-            f"{error.filename or path}: {error.strerror}: what is read of all samples "
-            "is cached there: give cache= another folder, or set XDG_CACHE_HOME"
+            f"what is read of all samples cannot be cached in {error.filename or path} "
+            f"({error.strerror}): give cache= another folder, or set XDG_CACHE_HOME"
         ) from error
 
 

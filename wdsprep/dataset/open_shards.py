@@ -90,8 +90,8 @@ class OpenShards:
             offsets = _offsets(data.store.read(index_name(name)))
             if len(offsets) != data.sizes[shard] + 1:  # before a file is open that nobody gets
                 raise FormatError(
-                    f"{index_name(what)} has {plural(max(0, len(offsets) - 1), 'sample')} where "
-                    f"{data.sizes[shard]:,} should be: delete it and run "
+                    f"{index_name(what)} has {plural(max(0, len(offsets) - 1), 'sample')}, not "
+                    f"{data.sizes[shard]:,}: delete it and run "
                     f"{command('index', data.store.url)}"
                 )
             return OpenShard(self._open_tar(name), offsets, self._stamp_of(name))

@@ -348,7 +348,7 @@ def _read_lines(lines: Sequence[bytes], name: str, kind: Any) -> list[Any]:
 
     found: list[Any] = decode_json(b"[" + b",".join(map(part, lines)) + b"]")
     if len(found) != len(lines):
-        raise ValueError("it is no receipt")
+        raise ValueError("it is not a receipt")
     check_values(kind, found)
     return found
 

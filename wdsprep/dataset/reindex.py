@@ -58,7 +58,7 @@ def index(
     }
     tars = sorted(name for name in there if name.endswith(".tar"))
     if not tars:
-        raise SourceError(f"{folder} holds no .tar to index: name the folder that the tars are in")
+        raise SourceError(f"{folder} holds no .tar to index: give the folder that the tars are in")
     indexes = {name: there.get(index_name(name)) for name in tars}
     missing = [n for n in tars if not is_whole(indexes[n]) or is_older(indexes[n], there[n])]
     done: dict[str, int] = {}

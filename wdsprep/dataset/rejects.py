@@ -50,7 +50,7 @@ def as_rejected(error: Exception, unforeseen: Code) -> RejectedError:
     bug = f"a bug: {type(error).__name__} at {place}"
     if bug not in _told:
         _told.add(bug)
-        _log.warning("%s: what met it is a reject (%s): please report it", bug, unforeseen)
+        _log.warning("%s; its sample is a reject (%s): please report it", bug, unforeseen)
     return RejectedError(unforeseen, f"{bug}: {error}"[:200])
 
 

@@ -268,11 +268,11 @@ def _check_latents(field: Field, settings: Mapping[str, Any]) -> None:
     if not (lists or is_moments or patch > 1 or "shapes" in settings):
         return
     if field.is_variable or len(field.shape) != 3:
-        raise FormatError(f"{field.name} of {field}, which are no latents")
+        raise FormatError(f"{field.name} of {field}, which are not latents")
     channels, high, wide = field.shape
     if is_moments:
         if channels % 2 or high % patch or wide % patch:
-            raise FormatError(f"{field.name} of {field}, which are no mean and log-variance")
+            raise FormatError(f"{field.name} of {field}, which are not a mean and a log-variance")
         channels = channels // 2 * patch**2
     elif channels % patch**2:
         raise FormatError(f"{field.name} of {field}, which have no patches of {patch}")

@@ -232,7 +232,7 @@ def _check_claim(edition: Edition, dataset: str, settings: Settings) -> tuple[Ma
             f"{store.url} was made with other settings: ",
             changes,
             say_plainly(changes),
-            f": run with those that it was made with, name another place for {new}, or let "
+            f": run with those that it was made with, give another place for {new}, or let "
             f'"{again} ... --overwrite" start over',
         )
     return found, there is not None
@@ -249,14 +249,14 @@ def _check_free(store: Store) -> None:
     others = (n for n in names if not is_hidden(n) and (held_name(n) or n) not in free)
     if some := [shown(name) for name in islice(others, EXAMPLES + 1)]:
         raise UsageError(
-            f"{store.url} holds other things ({examples(some)}): name an empty or new folder for "
+            f"{store.url} holds other things ({examples(some)}): give an empty or new folder for "
             "the dataset"
         )
 
 
 def check_kind(store: Store, found: str, wanted: str) -> None:
     if found != wanted:
-        raise UsageError(f"{store.url} is a dataset of {found}: name another place for {wanted}")
+        raise UsageError(f"{store.url} is a dataset of {found}: give another place for {wanted}")
 
 
 def done_units(store: Store) -> Iterator[str]:
@@ -401,7 +401,7 @@ def write_rebuilt(url: str, heard: Counting = ignore_count) -> Manifest:
     store = open_store(url)
     if not any(done_units(store)):
         raise NotFoundError(
-            f"{url} has no receipts, so it holds no dataset: name the folder or URL that pack or "
+            f"{url} has no receipts, so it holds no dataset: give the folder or URL that pack or "
             "encode wrote"
         )
     with Edition.from_store(store).holding_manifest():
@@ -515,7 +515,7 @@ def open_dataset(url: str) -> tuple[Store, Manifest]:
         names = (entry.name for prefix in (RECEIPTS, "") for entry in store.list(prefix))
         check_place(url, list(islice(names, LOOKED_AT)))
         raise NotFoundError(
-            f"{url} holds no dataset: no {MANIFEST} is there: name the folder or URL that pack or "
+            f"{url} holds no dataset, as it has no {MANIFEST}: give the folder or URL that pack or "
             "encode wrote"
         )
     return store, manifest
@@ -528,4 +528,4 @@ def check_place(url: str, names: Collection[str]) -> None:
     if inside := sorted(name for name in names if name.endswith(f"/{MANIFEST}")):
         place = url.rstrip("/")
         there = examples([f"{place}/{name.removesuffix(f'/{MANIFEST}')}" for name in inside])
-        raise UsageError(f"{url} is no dataset, but holds some: give one of them ({there})")
+        raise UsageError(f"{url} is not a dataset, but holds some: give one of them ({there})")

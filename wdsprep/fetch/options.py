@@ -27,7 +27,7 @@ DOWNLOADING = "Downloading"
 def check_contact(contact: str) -> str:
     """Check that a header can hold the contact, and return it."""
     if not isinstance(contact, str) or not (contact.isascii() and contact.isprintable()):
-        raise UsageError(f"{contact!r}: not a contact to show: give a URL or a mail address")
+        raise UsageError(f"{contact!r} is not a contact for a header: give a URL or a mail address")
     return contact
 
 

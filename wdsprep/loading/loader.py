@@ -121,7 +121,7 @@ def load(options: LoadOptions) -> "Loader":
         options.encode, options.device, raw=options.raw, pixels=pixels, tee=tee
     )
     if options.max_area != MAX_AREA and not pixels:
-        raise UsageError("max_area= is for pixels=: with encode= it is Encode(max_area=)")
+        raise UsageError("max_area= is for pixels=; with encode=, give Encode(max_area=)")
     if encoding is not None and tee:
         check_tee(datasets, options.where)
         encoding = encoding.in_format_at(tee)

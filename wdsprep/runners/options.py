@@ -242,5 +242,5 @@ def check_span(runner: str, least: int, most: int) -> None:
     if runner == "local" and most:
         raise UsageError(
             f"{least}:{most} workers are for a Ray cluster, whose machines come and go: "
-            "name it with --ray-address, or give one number"
+            "give it with --ray-address, or give one number"
         )

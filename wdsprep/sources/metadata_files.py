@@ -69,7 +69,7 @@ def _read(store: Store, table: str) -> Iterator[tuple[str, str]]:
                 if not isinstance(name, str):
                     there = list_columns([name for name in row if name])
                     raise SourceError(
-                        f"{what}: a row has no file_name: it has {there}: rename the column "
+                        f"{what} has a row without file_name (it has {there}): rename the column "
                         "of the files, or move the table away"
                     )
                 yield shown(posixpath.normpath(posixpath.join(folder, name))), as_json

@@ -45,7 +45,7 @@ def parsing_sample(what: str, code: Code = Code.UNREADABLE) -> Iterator[None]:
 def parsing_file(what: str, fault: str, advice: str) -> Iterator[None]:
     """Turn exceptions of a parser into a SourceError about the file that it parses.
 
-    The error says that the file "is no sound Parquet file", or another `fault`.
+    The error says that the file "is not a valid Parquet file", or another `fault`.
     """
     try:
         yield

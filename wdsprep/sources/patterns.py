@@ -44,7 +44,7 @@ class Pattern:
         if self._missing:
             missing = f"{len(self._missing):,} of {plural(self._count, noun)} missing"
             raise SourceError(
-                f"{url}/{min(self._missing)} is not there ({missing}): look at the path, or bring "
+                f"{url}/{min(self._missing)} does not exist ({missing}): check the path, or bring "
                 "it back"
             )
 
@@ -69,7 +69,7 @@ def table_files(
         wanted.check_met(url, "table")
     if not found:
         named = f"matches {url}/{pattern}" if pattern else f"of {' or '.join(kinds)} is in {url}"
-        raise SourceError(f"no table {named}: name another source")
+        raise SourceError(f"no table {named}: give another source")
 
 
 def table_kind(name: str) -> str:
@@ -116,7 +116,7 @@ def expand_braces(pattern: str) -> list[str]:
         for rest in expand_braces(pattern[: match.start()] + part + pattern[match.end() :])
     ]
     if len(names) > MAX_BRACES:
-        raise SourceError(f"{pattern} stands for over {MAX_BRACES:,} files: name fewer")
+        raise SourceError(f"{pattern} stands for over {MAX_BRACES:,} files: give fewer")
     return names
 
 
@@ -126,7 +126,7 @@ def _choices(text: str) -> list[str]:
         return text.split(",")
     first, last = numbers[1], numbers[2]
     if int(last) - int(first) >= MAX_BRACES:
-        raise SourceError(f"{{{text}}} stands for over {MAX_BRACES:,} files: name fewer")
+        raise SourceError(f"{{{text}}} stands for over {MAX_BRACES:,} files: give fewer")
     return [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
 
 

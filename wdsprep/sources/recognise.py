@@ -95,7 +95,7 @@ def recognise(
     `max_nbytes` are not read.
     """
     if re.match(r"pipe:", url):
-        raise UsageError(f"{url}: pack reads {ANY_PLACE}, and tables by https://")
+        raise UsageError(f"pack cannot read {url}: give {ANY_PLACE}, or a table by https://")
     if input_format == "auto":
         found = _find_source(url, columns, rows_per_item)
     else:
@@ -112,11 +112,11 @@ def recognise_tables(url: str) -> TableFiles:
         return TableFiles(url=url, pattern="", kinds=frozenset({kind}))
     if kind in TABLES and not _is_folder(url):
         if not GLOB.search(url) and not _is_file(url):
-            raise SourceError(f"{url} is not there: look at the path")
+            raise SourceError(f"{url} does not exist: check the path")
         folder, pattern = _split_pattern(url)
         return TableFiles(url=folder, pattern=pattern, kinds=frozenset({kind}))
     if kind or is_web(url) or (not _is_folder(url) and _is_file(url)):
-        raise SourceError(f"{url} is no table: give .parquet, .csv, .tsv or .jsonl")
+        raise SourceError(f"{url} is not a table: give .parquet, .csv, .tsv or .jsonl")
     folder, pattern = url, ""
     if GLOB.search(url) and not _is_folder(url):
         folder, pattern = _split_pattern(url)
@@ -126,12 +126,12 @@ def recognise_tables(url: str) -> TableFiles:
     )
     names = list(islice(there, LOOKED_AT))
     if not (kinds := frozenset(map(table_kind, names)) & TABLES):
-        holds = "holds no table" if names else "is empty or not there"
+        holds = "holds no table" if names else "is empty or does not exist"
         raise SourceError(f"{url} {holds}: give .parquet, .csv, .tsv or .jsonl, or their folder")
     if kinds > PARQUET:
         some = (next(name for name in names if table_kind(name) == kind) for kind in sorted(kinds))
         raise UsageError(
-            f"{url} holds Parquet and other tables ({', '.join(some)}): name those that are meant, "
+            f"{url} holds Parquet and other tables ({', '.join(some)}): give those that are meant, "
             "as in FOLDER/*.parquet"
         )
     return TableFiles(url=shared_store(folder).url, pattern=pattern, kinds=kinds)
@@ -155,7 +155,7 @@ def _named_source(url: str, wanted: str, columns: Columns, rows_per_item: int) -
     named = not is_folder and (is_tar(url) or table_kind(url) or GLOB.search(url))
     if wanted in ("images", *SAVED):
         if named:
-            raise UsageError(f"{url} is no folder, and --input-format {wanted} is for one")
+            raise UsageError(f"{url} is not a folder, as --input-format {wanted} needs: give one")
         folder = shared_store(url).url
         is_of_images = wanted == "images"
         return (
@@ -177,7 +177,7 @@ def _find_source(url: str, columns: Columns, rows_per_item: int) -> Source:
     kind = table_kind(url)
     if extension(url) in IMAGES:
         if not GLOB.search(url) and not _is_file(url):
-            raise SourceError(f"{url} is not there: look at the path, and give the images' folder")
+            raise SourceError(f"{url} does not exist: check the path, and give the images' folder")
         what = "a pattern of images" if GLOB.search(url) else "one image"
         raise SourceError(f"{url} is {what}: give the folder that it is in")
     if not kind and (is_tar(url) or GLOB.search(url)):
@@ -190,7 +190,7 @@ def _find_source(url: str, columns: Columns, rows_per_item: int) -> Source:
         store, name = split_url(url)
         if kind in LISTS and not _begins_with_a_url(store.url, name):
             raise SourceError(
-                f"{url} is no list of URLs, as its first line shows: give one, or for a caption "
+                f"{url} is not a list of URLs, as its first line shows: give one, or for a caption "
                 "the folder that its image is in"
             )
         return _table_source(store.url, name, frozenset({kind}), columns, rows_per_item)
@@ -263,7 +263,7 @@ def _folder_source(url: str, columns: Columns, rows_per_item: int) -> Source:
         )
     if not kinds:
         raise UnclearSourceError(
-            f"{url} is empty or not there", "put images in it, or name another source"
+            f"{url} is empty or does not exist", "put images in it, or give another source"
         )
     tables = frozenset() if images else _table_kinds(store.url, names)
     if tables:
@@ -296,7 +296,7 @@ def _refuse_ours(url: str, store: Store) -> None:
     if any(entry.name == MANIFEST for entry in store.list(MANIFEST)):
         manifest = read_manifest(store)
         if manifest and manifest.dataset == "latents":
-            raise UsageError(f"{url} holds latents, not images to pack: name another source")
+            raise UsageError(f"{url} holds latents, not images to pack: give another source")
         raise UsageError(
             f"{url} is packed already: {command('encode', url, '--resolution', 'N')} is next; "
             "to pack its shards into other ones, add --input-format tars"

@@ -76,7 +76,7 @@ class TarsSource:
         if not found:
             is_folder = self.pattern == ALL_TARS
             where = f"is in {self.url}" if is_folder else f"matches {self.url}/{self.pattern}"
-            raise SourceError(f"no tar {where}: name another source")
+            raise SourceError(f"no tar {where}: give another source")
 
     def count(self, item: Item, /) -> int:
         """Count the samples by reading the tar. Only a limit asks for it."""

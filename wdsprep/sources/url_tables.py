@@ -105,9 +105,9 @@ class UrlSource:
         if column:
             return column
         if any("://" in title for title in there):
-            hint = "its first line is no header: write the columns' names above it"
+            hint = "its first line is not a header: write the columns' names above it"
         elif not all(title.isprintable() for title in there):
-            hint = "what it begins with is no text: name another source"
+            hint = "it does not begin with text: give another source"
         else:
             hint = f"it has {list_columns(there)}: give --url-col"
         raise SourceError(f"{self.url}/{name} has no column of URLs: {hint}")

@@ -171,7 +171,7 @@ def local_path(url: str) -> str | None:
     webdataset's `pipe:`.
     """
     if "\0" in url:
-        raise UsageError(f"{url!r} is no place: no path or URL has a NUL in it")
+        raise UsageError(f"{url!r} is not a path or URL, as it has a NUL in it: leave that out")
     scheme = re.match(rf"({SCHEMES}):(//)?|[a-z][a-z0-9+.-]*://", url, re.IGNORECASE)
     if scheme is None:
         return url

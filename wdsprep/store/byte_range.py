@@ -60,8 +60,8 @@ class Range:
     def range_error(self, said: str, what: str) -> StoreError:
         gave = repr(said[:MOST_SHOWN]) if said else "no range"
         return StoreError(
-            f"{what}: asked for {self.header}, the server gave {gave}: it, or a proxy before it, "
-            "does not keep to the range asked for: avoid the proxy, or copy the file"
+            f"{what}: the server gave {gave} when asked for {self.header}, so it or a proxy before "
+            "it does not keep to ranges: avoid the proxy, or copy the file"
         )
 
 

@@ -434,9 +434,9 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(exist_ok=True)
     except FileExistsError as error:  # not ExistsError: that speaks of the name itself
-        raise StoreError(f"{folder}: is not a folder: choose another place") from error
+        raise StoreError(f"{folder} is not a folder: choose another place") from error
     except FileNotFoundError as error:  # under /proc
-        raise StoreError(f"{folder}: no folder can be made there: choose another place") from error
+        raise StoreError(f"no folder can be made at {folder}: choose another place") from error
     _sync_folder(folder.parent)
 
 

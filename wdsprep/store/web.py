@@ -160,7 +160,7 @@ class WebStore(OverNetwork):
 
     def _check(self, status: int) -> None:
         if status in (404, 410):
-            raise NotFoundError(f"{self._shown} is not there (HTTP {status}): check the URL")
+            raise NotFoundError(f"{self._shown} does not exist (HTTP {status}): check the URL")
         if status in (401, 403):
             raise AccessError(
                 f"{self._shown}: the server refuses it (HTTP {status}): download the file and name "
@@ -176,7 +176,7 @@ class WebStore(OverNetwork):
     def _no_ranges_error(self) -> AccessError:
         return AccessError(
             f"{self._shown}: the server does not serve ranges of bytes: download the file and "
-            "name it here"
+            "give its path"
         )
 
     def _open(self) -> "PoolManager":

@@ -92,12 +92,12 @@ def worker_count(share: Share, *, least: int, most: int, is_own: bool) -> tuple[
     if (is_own or not least) and not (room := share.room()):
         raise WorkError(
             f"no node of the Ray cluster has {share}: ask for less a worker, or add nodes (where "
-            "they start on demand, name the number of workers)"
+            "they start on demand, give the number of workers)"
         )
     if most and is_own:
         raise UsageError(
             f"{least}:{most} workers are for a cluster that grows, and Ray would be started on "
-            "this machine alone: name the cluster with --ray-address, or give one number"
+            "this machine alone: give the cluster with --ray-address, or give one number"
         )
     if most > least:
         return most, AheadOfOpen(least)

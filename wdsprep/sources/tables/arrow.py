@@ -40,7 +40,7 @@ def arrow_files(url: str, left_out: Told = ignore_left_out) -> Iterator[Entry]:
     for state, wanted in named.items():
         if gone := sorted(wanted - there.keys()):
             name = shortened(gone[0])
-            raise SourceError(f"{url}/{state} names {name}, which is not there: bring it back")
+            raise SourceError(f"{url}/{state} lists {name}, which does not exist: bring it back")
     found = False
     for name, entry in there.items():
         folder = posixpath.dirname(name)
@@ -50,7 +50,7 @@ def arrow_files(url: str, left_out: Told = ignore_left_out) -> Iterator[Entry]:
         elif posixpath.basename(name) not in ABOUT_ARROW and folder not in folders:
             left_out(kind_of(name))
     if not found:
-        raise SourceError(f"no Arrow file is in {url}: name another source")
+        raise SourceError(f"no Arrow file is in {url}: give another source")
 
 
 def _saved_files(store: Store, state: str) -> Iterator[str]:
@@ -106,7 +106,7 @@ class _OpenArrow:
 
     def _parsing(self) -> AbstractContextManager[None]:
         advice = "save the dataset again, or move it away"
-        return parsing_file(self._what, "is no sound Arrow stream", advice)
+        return parsing_file(self._what, "is not a valid Arrow stream", advice)
 
 
 class _ReadInChunks(io.RawIOBase):

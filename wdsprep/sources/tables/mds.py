@@ -140,7 +140,7 @@ def _read(store: Store, shard: MdsShard, name: str) -> bytes:
 
 def _parsing(url: str, name: str) -> AbstractContextManager[None]:
     advice = "fetch it again, or make it again"
-    return parsing_file(f"{url}/{name}", "is no sound MDS shard", advice)
+    return parsing_file(f"{url}/{name}", "is not a valid MDS shard", advice)
 
 
 def _unpack(kind: str, data: bytes, nbytes: int) -> bytes:

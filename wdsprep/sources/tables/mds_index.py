@@ -122,7 +122,7 @@ def shards_there(url: str) -> Iterator[tuple[MdsShard, Entry]]:
             if file is None:
                 name = (shard.zipped or shard.raw).name
                 raise SourceError(
-                    f"{url}/{index} names {name}, which is not there: bring it back, or make the "
+                    f"{url}/{index} lists {name}, which does not exist: bring it back, or make the "
                     "index of those that are there"
                 )
             entry = there[file.name]
@@ -134,7 +134,7 @@ def shards_there(url: str) -> Iterator[tuple[MdsShard, Entry]]:
             found = True
             yield shard, entry
     if not found:
-        raise SourceError(f"no MDS shard is in {url}: name another source")
+        raise SourceError(f"no MDS shard is in {url}: give another source")
 
 
 def damaged_shard(url: str, name: str, why: str) -> SourceError:
@@ -146,7 +146,7 @@ def read_index(url: str, index: str) -> dict[str, MdsShard]:
     """Return the shards that an index names, by the names of their uncompressed files."""
     data = shared_store(url).read(index)
     what = f"{url}/{index}"
-    with parsing_file(what, "is no index of MDS shards", "bring back the one that was written"):
+    with parsing_file(what, "is not an index of MDS shards", "bring back the one that was written"):
         said = parse_json(data)
         if said["version"] != VERSION:
             raise SourceError(f"{what} is of version {said['version']!r:.20}, not {VERSION}")

@@ -221,7 +221,7 @@ class OpenParquet:
 
     def _parsing(self) -> AbstractContextManager[None]:
         advice = "fetch it again, or move it away"
-        return parsing_file(self.what, "is no sound Parquet file", advice)
+        return parsing_file(self.what, "is not a valid Parquet file", advice)
 
 
 class StoreFile(io.RawIOBase):

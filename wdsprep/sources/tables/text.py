@@ -98,7 +98,8 @@ class TextTable:
             found = next(csv.reader(_decode_lines(lines), delimiter=DELIMITERS[self._kind]), [])
         except csv.Error as error:
             raise SourceError(
-                f"{what} begins with no names of columns ({error}): mend its first line"
+                f"{what} does not begin with the names of its columns ({error}): mend its first "
+                "line"
             ) from error
         check_columns(what, found)
         return found
@@ -158,7 +159,7 @@ class TextTable:
                     yield _Lines(plain, start, end)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise SourceError(
-                f"{what} is no sound gzip file ({error}): fetch it again, or move it away"
+                f"{what} is not a valid gzip file ({error}): fetch it again, or move it away"
             ) from error
 
 

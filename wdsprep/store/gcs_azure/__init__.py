@@ -61,7 +61,7 @@ class ObjectStore(OverNetwork):
         self._scheme = scheme.lower()
         self._bucket, _, prefix = place.partition("/")
         if not self._bucket:
-            raise UsageError(f"{url}: names no bucket: give {self._scheme}://BUCKET/PREFIX")
+            raise UsageError(f"{url} has no bucket: give {self._scheme}://BUCKET/PREFIX")
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._part_nbytes, self._first_pause_s = part_nbytes, first_pause_s
         self._owns: dict[int, _Clients] = {}  # a parent's too: nothing of it is freed in a child

@@ -85,7 +85,7 @@ class S3Store(OverNetwork):
     ) -> None:
         self._bucket, _, prefix = url[len("s3://") :].partition("/")
         if not self._bucket:
-            raise UsageError(f"{url}: names no bucket: give s3://BUCKET/PREFIX")
+            raise UsageError(f"{url} has no bucket: give s3://BUCKET/PREFIX")
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._part_nbytes, self._first_pause_s = part_nbytes, first_pause_s
         self._clients: dict[int, _Client] = {}
