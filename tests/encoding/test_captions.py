@@ -380,7 +380,7 @@ def test_what_the_first_samples_lack_is_told_and_others_may_have_it(
         ({"captions": "t/text.parquet"}, SourceError, "is not a valid Parquet file"),
         ({"captions": "t/a.jpg"}, SourceError, "a.jpg is not a table: give .parquet, .csv"),
         ({"captions": "t/pictures"}, SourceError, "pictures holds no table"),
-        ({"captions": "t/mixed"}, UsageError, r"Parquet and other tables \(b.csv, a.parquet\): n"),
+        ({"captions": "t/mixed"}, UsageError, r"Parquet and other tables \(b.csv, a.parquet\): g"),
         ({"captions": "t/mixed/*"}, UsageError, "holds Parquet and other tables"),
         ({"captions": "t/mixed/x*"}, SourceError, "is empty or does not exist: give .parquet"),
         ({"captions": "t/head*"}, SourceError, "has no row: give the path"),

@@ -169,7 +169,7 @@ def test_a_place_that_members_cannot_be_written_to_is_named(
     for place, why in (
         (tmp_path / "file", "is not a folder"),
         (tmp_path / "file/more", "is not a folder"),
-        (Path("/proc/none"), "no folder can be made at"),
+        (Path("/proc/none"), "no folder can be made at /proc/none"),
     ):
         assert main(["inspect", str(images), key, "-o", str(place)]) == 1
         said = capfd.readouterr().err

@@ -50,7 +50,9 @@ def test_a_file_that_the_state_names_has_to_be_there_and_sound(place: Path) -> N
     with pytest.raises(SourceError, match=r"data-00001-of-00002.arrow is not a valid Arrow stream"):
         list(source_of(place).items())
     file.unlink()
-    with pytest.raises(SourceError, match=r"train/state.json names train/data-00001.* not there"):
+    with pytest.raises(
+        SourceError, match=r"train/state.json lists train/data-00001.* does not exist"
+    ):
         list(source_of(place).items())
     (place / "train/state.json").write_text("{}")
     with pytest.raises(SourceError, match="does not name its Arrow files"):

@@ -162,8 +162,8 @@ def test_metadata_tables_speak_of_their_own_folder(tmp_path: Path, kind: str) ->
     [
         ("metadata.jsonl", '{"file_name": "a.jpg"}\n{oops\n', "line 2"),
         ("metadata.jsonl", "[1]\n", "line 1"),
-        ("metadata.jsonl", '{"name": "a.jpg"}\n', "file_name (it has name)"),
-        ("metadata.csv", "name,caption\na.jpg,x,extra\n", "file_name (it has name)"),
+        ("metadata.jsonl", '{"name": "a.jpg"}\n', "without file_name"),
+        ("metadata.csv", "name,caption\na.jpg,x,extra\n", "without file_name"),
         ("metadata.csv", b"file_name\n\xff\xfe\n", "metadata.csv cannot be read"),
     ],
 )
@@ -343,7 +343,7 @@ def test_a_source_with_nothing_of_use_is_an_error_and_writes_nothing(tmp_path: P
         pack(tmp_path / "in", tmp_path / "out")
     with pytest.raises(SourceError, match=r"no tar matches .*/in/\*\.tar"):
         pack(f"{tmp_path}/in/*.tar", tmp_path / "out")
-    with pytest.raises(SourceError, match=r"none\.tar is not there"):
+    with pytest.raises(SourceError, match=r"none\.tar does not exist"):
         pack(tmp_path / "in/none.tar", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -68,7 +68,9 @@ def test_a_shard_that_an_index_names_has_to_be_there_and_whole(
     with pytest.raises(SourceError, match=r"shard.00001.mds is damaged \(its sha256 is not what"):
         rows_of(place)
     shard.unlink()
-    with pytest.raises(SourceError, match=r"index.json names shard.00001.mds, which is not there"):
+    with pytest.raises(
+        SourceError, match=r"index.json lists shard.00001.mds, which does not exist"
+    ):
         list(source_of(place).items())
 
 

@@ -103,7 +103,7 @@ def test_tars_are_found_by_folder_glob_braces_and_name(tmp_path: Path) -> None:
     assert names("x/{003,other}.tar") == ["003.tar", "other.tar"]
     assert names("x/0*.tar") == ["003.tar"]
     assert names("001.tar") == ["001.tar"]
-    with pytest.raises(SourceError, match=r"003.tar is not there \(3 of 6 tars missing\)"):
+    with pytest.raises(SourceError, match=r"003.tar does not exist \(3 of 6 tars missing\)"):
         names("{000..005}.tar")
     with pytest.raises(SourceError, match="stands for over"):
         names("{0..99999999}.tar")

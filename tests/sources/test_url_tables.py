@@ -110,7 +110,7 @@ def test_tables_are_found_by_folder_glob_and_braces(tables: Path) -> None:
     }.items():
         found = {item.parts[0][0] for item in source_of(f"{tables}/{pattern}").items()}
         assert found == names
-    with pytest.raises(SourceError, match=r"c9.csv is not there \(1 of 2 tables missing\)"):
+    with pytest.raises(SourceError, match=r"c9.csv does not exist \(1 of 2 tables missing\)"):
         rows_of(f"{tables}/{{t,c9}}.csv")
 
 
@@ -324,7 +324,7 @@ def test_a_table_on_a_web_server_is_read_by_ranges(tmp_path: Path) -> None:
         ]
         with pytest.raises(StoreError, match="does not serve ranges of bytes: download the file"):
             rows_of(f"{server.url}/whole.parquet")
-        with pytest.raises(StoreError, match="is not there"):
+        with pytest.raises(StoreError, match="does not exist"):
             rows_of(f"{server.url}/nothing.parquet")
         with pytest.raises(UsageError, match="cannot be written to a web server"):
             open_store(f"{server.url}/t.parquet").delete("t.parquet")
