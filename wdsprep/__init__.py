@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from wdsprep.importing.import_latents import import_
     from wdsprep.loading.loader import load
     from wdsprep.loading.options import Stream
-    from wdsprep.loading.streaming import stream
+    from wdsprep.loading.streaming.stream import stream
     from wdsprep.packing.pack import pack
-    from wdsprep.reporting import report
     from wdsprep.reporting.card import card
     from wdsprep.reporting.inspect import inspect
+    from wdsprep.reporting.report import report
     from wdsprep.scoring.score import score
 
 
@@ -84,10 +84,10 @@ _PLACES = {
     "pack": "wdsprep.packing.pack",
     "remove": "wdsprep.changes.remove",
     "repair": "wdsprep.checks.repair",
-    "report": "wdsprep.reporting",
+    "report": "wdsprep.reporting.report",
     "score": "wdsprep.scoring.score",
     "select": "wdsprep.changes.select",
-    "stream": "wdsprep.loading.streaming",
+    "stream": "wdsprep.loading.streaming.stream",
     "verify": "wdsprep.checks.verify",
 }
 

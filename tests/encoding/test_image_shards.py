@@ -47,7 +47,7 @@ from wdsprep.dataset.stored_dataset import read_receipt, write_rebuilt
 from wdsprep.encoding.encode import EncodeListener
 from wdsprep.encoding.image_shards import find_image_shards
 from wdsprep.errors import FingerprintError, FormatError, SourceError, UsageError
-from wdsprep.reporting import report
+from wdsprep.reporting.report import report
 from wdsprep.store import open_store
 
 # --- tars that something else packed

@@ -31,12 +31,12 @@ from tests.kit.packs import tree
 from wdsprep.checks.verify import verify
 from wdsprep.dataset.npy_arrays import OF_SIZES, text_fields
 from wdsprep.encoding.models.base import Tokens
+from wdsprep.encoding.models.encode_prompt import explain_pipeline_errors
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.families import BY_MASK, BY_ZEROS, member_name
 from wdsprep.encoding.models.find_model import find_model
 from wdsprep.encoding.models.gpu_memory import is_split
 from wdsprep.encoding.models.noise import noise_keys, normal
-from wdsprep.encoding.models.prompt_call import explain_pipeline_errors
 from wdsprep.encoding.recipe_defaults import settle_recipe
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import UsageError, WdsprepError

@@ -13,7 +13,7 @@ from wdsprep.dataset.file_names import MANIFEST, receipt_name
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.tar.read import file_tape, read_samples
-from wdsprep.reporting import WrittenReport, report
+from wdsprep.reporting.report import WrittenReport, report
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
 

@@ -299,7 +299,7 @@ def test_a_cluster_that_is_too_small_is_refused(images: Path) -> None:
     with pytest.raises(UsageError, match=r"needs 0\.5 GPUs, and the Ray cluster has 0"):
         stream(images, device="cuda", gpus_per_encoder=0.5)
     with (
-        patch("wdsprep.loading.streaming._total", lambda kind: float(kind == "CPU")),
+        patch("wdsprep.loading.streaming.stream._total", lambda kind: float(kind == "CPU")),
         pytest.raises(UsageError, match=r"needs 2 CPUs or more, .* cluster has 1"),
     ):
         stream(images)

@@ -33,12 +33,12 @@ from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
 from wdsprep.errors import NotFoundError, StoreError, UsageError
-from wdsprep.reporting import ReportListener, report
 from wdsprep.reporting.facts.datasets import open_all
 from wdsprep.reporting.facts.funnel import pace_of
 from wdsprep.reporting.facts.latent_statistics import latent_of, spectrum_of
 from wdsprep.reporting.page.markup import UNREADABLE, el
 from wdsprep.reporting.page.sections import _example
+from wdsprep.reporting.report import ReportListener, report
 from wdsprep.reporting.sheet.items import facts_of_image
 from wdsprep.reporting.sheet.picking import Joiner, SheetPlace, SheetSample, pick, read_sample
 from wdsprep.store import open_store
@@ -302,7 +302,7 @@ def test_images_are_reported_on_where_torch_is_not_installed(made: Made) -> None
         "import sys\n"
         "for name in ('torch', 'torchvision', 'diffusers', 'transformers'):\n"
         "    sys.modules[name] = None\n"
-        "from wdsprep.reporting import report\n"
+        "from wdsprep.reporting.report import report\n"
         f"print(report({str(made.images)!r}, output={str(made.root / 'bare.html')!r}).samples)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

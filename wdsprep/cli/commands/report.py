@@ -14,7 +14,7 @@ from wdsprep.cli.output.shared import tell
     "report",
     cls=DeclaredCommand,
     resumes=False,
-    function="wdsprep.reporting:report",
+    function="wdsprep.reporting.report:report",
     declared="wdsprep.reporting.options:ReportOptions",
     headings=("Samples", "Output"),
     examples=(

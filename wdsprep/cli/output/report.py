@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from wdsprep.cli.output.shared import CommandOutput
-from wdsprep.reporting import ReportListener, WrittenReport
+from wdsprep.reporting.report import ReportListener, WrittenReport
 from wdsprep.text import human_bytes, one_line, plural
 
 

@@ -5,7 +5,7 @@ folder), what its VAE's rule is (`vae_rules`) and by which digest it is known (`
 are those with a name. None of these imports torch.
 
 `encoder` is a loaded model (`base` has its inputs and outputs): a VAE (`vae`), and for text
-`clip_text`, or `pipeline_text`, which calls the pipeline's own code (`prompt_call`) after a
+`clip_text`, or `pipeline_text`, which calls the pipeline's own code (`encode_prompt`) after a
 `dry_run` without networks; `families` has what no signature tells. `device` keeps one device busy,
 with batches of a size that fits (`batch_size`); `gpu_memory` says whether both kinds of network fit
 together. `decoder` turns latents back into pictures.

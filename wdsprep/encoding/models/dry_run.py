@@ -28,11 +28,7 @@ from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.npy_arrays import BFLOAT16, MASK, OF_SIZES, Field
 from wdsprep.encoding import HALF
 from wdsprep.encoding.models.base import DTYPES, Tokens
-from wdsprep.encoding.models.families import is_mask, member_name
-from wdsprep.encoding.models.find_model import Model
-from wdsprep.encoding.models.load_networks import load_config, load_tokenizer, silence_libraries
-from wdsprep.encoding.models.pipeline_parts import Component
-from wdsprep.encoding.models.prompt_call import (
+from wdsprep.encoding.models.encode_prompt import (
     ALONE,
     PromptCall,
     Row,
@@ -42,6 +38,10 @@ from wdsprep.encoding.models.prompt_call import (
     pipeline_class,
     pipeline_error,
 )
+from wdsprep.encoding.models.families import is_mask, member_name
+from wdsprep.encoding.models.find_model import Model
+from wdsprep.encoding.models.load_networks import load_config, load_tokenizer, silence_libraries
+from wdsprep.encoding.models.pipeline_parts import Component
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import UsageError, WorkError
 

@@ -7,8 +7,8 @@ import torch
 from wdsprep.encoding import HALF
 from wdsprep.encoding.models.base import DTYPES
 from wdsprep.encoding.models.batch_size import TEXT_NBYTES, free_nbytes, peak_nbytes
+from wdsprep.encoding.models.encode_prompt import dtype_of_tower
 from wdsprep.encoding.models.find_model import Model
-from wdsprep.encoding.models.prompt_call import dtype_of_tower
 from wdsprep.encoding.models.weights import tensors_in
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import WorkError

@@ -11,11 +11,7 @@ from torch import Tensor
 from wdsprep.dataset.npy_arrays import EMB
 from wdsprep.encoding.models.base import DTYPES, InTwoPrecisions, Rows, Tokens
 from wdsprep.encoding.models.dry_run import DryRun
-from wdsprep.encoding.models.families import member_name
-from wdsprep.encoding.models.find_model import Model
-from wdsprep.encoding.models.load_networks import load_tokenizer, load_tower
-from wdsprep.encoding.models.pipeline_parts import Component
-from wdsprep.encoding.models.prompt_call import (
+from wdsprep.encoding.models.encode_prompt import (
     ALONE,
     PromptCall,
     Row,
@@ -25,6 +21,10 @@ from wdsprep.encoding.models.prompt_call import (
     pipeline_class,
     pipeline_of,
 )
+from wdsprep.encoding.models.families import member_name
+from wdsprep.encoding.models.find_model import Model
+from wdsprep.encoding.models.load_networks import load_tokenizer, load_tower
+from wdsprep.encoding.models.pipeline_parts import Component
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import WorkError
 

@@ -1,0 +1,65 @@
+"""`report`: write a page about datasets that needs no network, for people to look at."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from wdsprep.options import Place, takes_datasets
+from wdsprep.reporting.options import ReportOptions
+from wdsprep.runners.job import JobListener
+from wdsprep.store import split_url
+from wdsprep.text import NotebookTable
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenReport(NotebookTable):
+    """A report that was written: its path or URL, its size, and the number of its samples."""
+
+    output: str
+    nbytes: int
+    samples: int
+
+
+ReportListener = JobListener
+
+
+@takes_datasets(ReportOptions)
+def report(datasets: Sequence[Place], options: ReportOptions) -> WrittenReport:
+    """Write a report on `datasets` as one HTML file.
+
+    `datasets` are at most one dataset of images, and any latents made of them. `output` is a
+    path, or a URL of a bucket or the hub.
+
+        written = wdsprep.report("shards/images", "shards/latents-256", output="report.html")
+
+    The report shows `samples` of each bucket, picked by `seed`. Latents are decoded with
+    `model`, by default the model that made them if it is on this machine; `none` decodes
+    nothing, and nothing is ever fetched. Images of more than `max_area` pixels are not shown.
+    `duplicates` is a table of copies among the images that `wdsprep.duplicates` has written:
+    some groups are shown side by side. An earlier report is replaced; `yes` replaces any other
+    file too. The same datasets, table, seed and model give the same bytes.
+    """
+    from wdsprep.reporting.facts.datasets import check_output, open_all
+    from wdsprep.reporting.facts.gather import gather, plan_of
+    from wdsprep.reporting.page.page import page_of
+
+    output, listener = os.fspath(options.output), options.heard_by
+    opened = open_all([os.fspath(dataset) for dataset in datasets])
+    check_output(output, opened, replaces=lambda: options.yes or listener.asked(output))
+    store, name = split_url(output)
+    with store.write(name) as sink:  # fails before the work if the place cannot be written to
+        listener.told(plan_of(opened, options.samples, options.model))
+        facts = gather(
+            opened,
+            samples=options.samples,
+            seed=options.seed,
+            model=options.model,
+            max_area=options.max_area,
+            duplicates=os.fspath(options.duplicates),
+            told=listener.told,
+            heard=listener.heard,
+        )
+        data = page_of(facts).encode()
+        sink.write(data)
+    store.publish([name])
+    return WrittenReport(output=output, nbytes=len(data), samples=len(facts.items))
