@@ -4,7 +4,8 @@
 are left to do, `changed_sources` says whether files with another date have changed, `worker_plan`
 how many workers there are, and `work` what they are given. `worker` packs one slice, and
 `sample_checks` keeps or rejects each of its samples; `filters` reads the conditions on their facts.
-`retry_rejected` fetches rows again that failed for a reason that may pass.
+`sample_json` is what is written of a sample. `retry_rejected` fetches rows again that failed for a
+reason that may pass.
 
 In: A source and the rules for what is kept.
 Out: An image dataset: shards by bucket, rejects, receipts.

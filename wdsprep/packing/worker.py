@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from wdsprep import fetch
 from wdsprep.dataset.buckets import bucket_of
@@ -23,7 +23,7 @@ from wdsprep.dataset.file_names import image_shard, inputs_name, rejects_name, s
 from wdsprep.dataset.receipts import RETRIED, Receipt, Shard
 from wdsprep.dataset.rejects import Refusal, RejectsFile
 from wdsprep.dataset.removed_samples import Removed
-from wdsprep.dataset.samples import Sample, facts_bytes
+from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.settings import allowed_more
 from wdsprep.dataset.stored_dataset import find_receipt
 from wdsprep.dataset.unit_locks import Edition
@@ -31,6 +31,7 @@ from wdsprep.fetch.downloads import Downloads, DownloadTurns
 from wdsprep.images.pixel_rule import Picture
 from wdsprep.packing.options import PackRules
 from wdsprep.packing.sample_checks import CheckedSample, check_samples, repeated_urls
+from wdsprep.packing.sample_json import sample_members
 from wdsprep.packing.slices import check_rows
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import RunProgress, share_done
@@ -177,7 +178,7 @@ class _Shards:
 
     def add(self, key: str, sample: Sample, picture: Picture) -> None:
         bucket = bucket_of(picture.width, picture.height, self.rules.sides)
-        fields = _fields(key, sample, picture, bucket, self.rules.kept)
+        fields = sample_members(key, sample, picture, bucket, self.rules.kept)
         nbytes = sum([len(data) for _, data in fields])
         current = self._open.get(bucket)
         if current is not None and self._is_full(current, nbytes):
@@ -205,34 +206,3 @@ class _Shards:
         self._rolled[bucket] += 1
         self._open[bucket] = self.draft.tar(image_shard(bucket, self.draft.unit, roll))
         return self._open[bucket]
-
-
-def _fields(
-    key: str, sample: Sample, picture: Picture, bucket: int, kept: tuple[str, ...] | None
-) -> list[tuple[str, bytes]]:
-    """Return the members of an image sample in their order: the image, the json, the caption."""
-    meta = sample.facts
-    if kept is not None:
-        meta = {name: value for name, value in meta.items() if name in kept}
-    facts: dict[str, Any] = {
-        "bucket": bucket,
-        "caption": sample.caption,
-        "changes": picture.changes,
-        "height": picture.height,
-        "key": key,
-        "meta": meta,
-        "source": sample.source,
-        "source_height": picture.source_height,
-        "source_width": picture.source_width,
-        "width": picture.width,
-    }
-    if len(sample.captions) > 1:
-        facts["captions"] = sample.captions
-    if sample.url:
-        facts["url"] = sample.url
-    facts |= sample.digests
-    return [
-        (picture.extension, picture.data),
-        ("json", facts_bytes(facts)),
-        ("txt", sample.caption.encode("utf-8", "replace")),
-    ]
