@@ -116,7 +116,7 @@ class Option:
 
     @property
     def spelled(self) -> str:
-        """Return its name in messages: as on a command line, or as in Python for `load`."""
+        """The name of the option in messages: as on a command line, or as in Python for `load`."""
         if not self.is_command:
             return self.name
         return self.name.upper() if self.is_argument else self.about.spelling or self.dashed

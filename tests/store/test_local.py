@@ -148,7 +148,7 @@ def test_file_in_the_way_of_a_folder_is_named(local: LocalStore, exclusive: bool
     with pytest.raises(StoreError) as caught:
         write_bytes(local, "a/b/f", b"y", exclusive=exclusive)
     assert not isinstance(caught.value, ExistsError)
-    assert one_line(caught.value, f"{local.url}/a: is not a folder")
+    assert one_line(caught.value, f"{local.url}/a is not a folder")
     assert files_of(local.root) == ["a"]
 
 

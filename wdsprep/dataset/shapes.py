@@ -30,7 +30,7 @@ def shapes_of(settings: Mapping[str, Any]) -> tuple[Size, ...]:
 def fields_in_shape(settings: Mapping[str, Any], size: Size) -> tuple[Field, ...]:
     """Return the arrays of a sample of this shape.
 
-    The sides of its latent are to the square's as its pixels are to the resolution.
+    The sides of its latent are in the proportion of its pixels to those of the square.
     """
     resolution = settings["resolution"]
 

@@ -143,7 +143,7 @@ def _convert_other(data: bytes, kind: str, limits: Limits, recode: Recode | None
 
 
 def _check_tiles(image: ImageFile, limits: Limits) -> None:
-    """Check the size of the tiles of a TIFF.
+    """Raise RejectedError if the tiles of a TIFF are too large.
 
     They may be larger than the image, and libtiff allocates one in full.
     """

@@ -66,7 +66,7 @@ def open_image(members: Mapping[str, bytes], max_area: int) -> Image.Image:
 
 
 def thumbnail(image: Image.Image, title: str, alt: str) -> SheetPicture:
-    """Return the image scaled to at most 256 pixels high and 384 wide."""
+    """Return a picture of the image for the sheet, at most 256 pixels high and 384 wide."""
     scale = min(1.0, SIDE / image.height, LONGEST / image.width)
     width, height = (max(1, round(side * scale)) for side in image.size)
     small = image.resize((width, height), Image.Resampling.LANCZOS, reducing_gap=3.0)
