@@ -111,7 +111,7 @@ class Outcome(NotebookTable):
 
     @property
     def is_damaged(self) -> bool:
-        """Return whether units failed, tars of the source are broken, or all samples are rejects."""
+        """Return whether units failed, source tars are broken, or all samples are rejects."""
         return bool(self.quarantined or self.broken_tars or self.is_void)
 
     @property
