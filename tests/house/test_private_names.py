@@ -229,7 +229,7 @@ def test_boto3_lets_us_read_its_listings(
 
 @pytest.fixture(scope="module")
 def connected_ray() -> Iterator[None]:
-    with cluster.connect_to_ray("local", cpus=1, dashboard=False):
+    with cluster.connect_to_ray("local", cpus=1):
         yield
 
 

@@ -363,11 +363,12 @@ class Multiplies:
 
 def endless_driver(kind: str, folder: str, units_per_worker: str) -> None:
     """A whole driver process, to be interrupted or killed."""
-    from wdsprep.runners import make_runner
     from wdsprep.runners.base import Step
+    from wdsprep.runners.make_runner import make_runner
+    from wdsprep.runners.runner_settings import RunnerSettings
 
     count = int(units_per_worker)
-    runner = make_runner(kind, workers=2, units_per_worker=count)
+    runner = make_runner(kind, RunnerSettings(workers=2, units_per_worker=count))
     try:
         for event in runner.run(Endless(folder), map(Number, range(2 * count))):
             if isinstance(event, Step):

@@ -11,8 +11,9 @@ import psutil
 
 from tests.kit.paths import FIND_TESTS
 from tests.kit.runner_work import Number
-from wdsprep.runners import make_runner
 from wdsprep.runners.base import Finished, Quarantined, Step
+from wdsprep.runners.make_runner import make_runner
+from wdsprep.runners.runner_settings import RunnerSettings
 
 
 def numbers(count: int) -> Iterator[Number]:
@@ -20,7 +21,7 @@ def numbers(count: int) -> Iterator[Number]:
 
 
 def run(kind: str, work: Any, units: Any, *, workers: int = 2, **options: Any) -> tuple[Any, ...]:
-    runner = make_runner(kind, workers=workers, name="test", **options)
+    runner = make_runner(kind, RunnerSettings(workers=workers, name="test", **options))
     events = list(runner.run(work, units))
     return tuple([e for e in events if isinstance(e, k)] for k in (Step, Finished, Quarantined))
 

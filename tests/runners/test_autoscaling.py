@@ -14,8 +14,9 @@ import pytest
 from tests.kit.clusters import ray_cluster
 from tests.kit.runner_work import Number, Shared, Slow
 from wdsprep.errors import UsageError
-from wdsprep.runners import make_runner
 from wdsprep.runners.base import Finished, Quarantined, Step
+from wdsprep.runners.make_runner import make_runner
+from wdsprep.runners.runner_settings import RunnerSettings
 from wdsprep.runners.schedule import Lost, Ready, Schedule
 
 
@@ -30,7 +31,7 @@ def test_a_node_that_joins_is_used_and_one_that_leaves_costs_no_unit_an_attempt(
     cluster: Any, workers: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wdsprep.runners.ray.worker_count.LOOK_S", 0.2)
-    runner = make_runner("ray", **workers, max_attempts=1)
+    runner = make_runner("ray", RunnerSettings(**workers, max_attempts=1))
     joined = None
     finished = []
     for event in runner.run(Slow(str(tmp_path)), map(Number, range(6))):
@@ -47,7 +48,7 @@ def test_a_node_that_joins_is_used_and_one_that_leaves_costs_no_unit_an_attempt(
 
 
 def test_a_worker_on_a_gpu_that_comes_later_sees_the_cores_of_its_own_node(cluster: Any) -> None:
-    runner = make_runner("ray", workers=1, gpus_per_worker=1)
+    runner = make_runner("ray", RunnerSettings(workers=1, gpus_per_worker=1))
     events: list[Any] = []
     run = runner.run(Shared(), [Number(0)])
     thread = threading.Thread(target=lambda: events.extend(run), daemon=True)
@@ -72,7 +73,7 @@ def test_a_run_whose_nodes_have_all_left_says_again_and_again_what_it_waits_for(
         "runner.LOOK_S",
     ):
         monkeypatch.setattr(f"wdsprep.runners.ray.{name}", 0.3)
-    runner = make_runner("ray", gpus_per_worker=1, max_attempts=1)
+    runner = make_runner("ray", RunnerSettings(gpus_per_worker=1, max_attempts=1))
     node = cluster.add_node(num_cpus=1, num_gpus=1)
     events: list[Any] = []
 
@@ -101,9 +102,9 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 60) -> None:
 
 def test_without_a_cluster_a_range_of_workers_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="2:8 workers are for a Ray cluster"):
-        make_runner("local", workers=2, max_workers=8)
+        make_runner("local", RunnerSettings(workers=2, max_workers=8))
     with pytest.raises(UsageError, match="the least comes first"):
-        make_runner("ray", workers=8, max_workers=2)
+        make_runner("ray", RunnerSettings(workers=8, max_workers=2))
 
 
 class Started:

@@ -27,12 +27,13 @@ from tests.kit.runner_work import (
 )
 from tests.kit.runs import closed, is_running, numbers, pids, run
 from wdsprep.errors import UsageError, WorkError
-from wdsprep.runners import make_runner
+from wdsprep.runners.make_runner import make_runner
+from wdsprep.runners.runner_settings import RunnerSettings
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_worker_that_gets_sigterm_leaves_no_temporary_file(count: int, tmp_path: Path) -> None:
-    runner = make_runner("local", workers=1, max_attempts=9, units_per_worker=count)
+    runner = make_runner("local", RunnerSettings(workers=1, max_attempts=9, units_per_worker=count))
     with closing(runner.run(Endless(str(tmp_path)), numbers(count))) as events:
         while len(list(tmp_path.glob("*.tmp.*"))) < count:
             next(events)
@@ -73,7 +74,9 @@ def test_without_gpus_the_environment_is_left_alone(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_step_that_takes_long_is_interrupted(tmp_path: Path) -> None:
-    events = make_runner("local", workers=1).run(Endless(str(tmp_path), step_s=60.0), numbers(1))
+    events = make_runner("local", RunnerSettings(workers=1)).run(
+        Endless(str(tmp_path), step_s=60.0), numbers(1)
+    )
     next(events)
     time.sleep(0.2)
     started = time.monotonic()
@@ -107,11 +110,12 @@ import resource
 from wdsprep.errors import WorkError
 from tests.kit.runner_work import Square
 from tests.kit.runs import numbers
-from wdsprep.runners import make_runner
+from wdsprep.runners.make_runner import make_runner
+from wdsprep.runners.runner_settings import RunnerSettings
 resource.setrlimit(resource.RLIMIT_STACK, (1 << 40, -1))  # of each thread: there is not so much
 resource.setrlimit(resource.RLIMIT_AS, (8 << 30, -1))
 try:
-    print(list(make_runner("local", workers=2).run(Square(), numbers(4))))
+    print(list(make_runner("local", RunnerSettings(workers=2)).run(Square(), numbers(4))))
 except WorkError as error:
     print(error)
 """
@@ -172,7 +176,9 @@ def test_numpy_takes_no_threads_in_a_worker_or_a_command() -> None:
 
 def test_the_local_runner_does_not_import_ray() -> None:
     code = (
-        "import sys; from wdsprep.runners import make_runner; make_runner('local');"
+        "import sys; from wdsprep.runners.make_runner import make_runner\n"
+        "from wdsprep.runners.runner_settings import RunnerSettings\n"
+        "make_runner('local', RunnerSettings());"
         "assert 'ray' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -180,12 +186,12 @@ def test_the_local_runner_does_not_import_ray() -> None:
 
 def test_a_runner_that_is_not_there_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="choose local or ray"):
-        make_runner("slurm")
+        make_runner("slurm", RunnerSettings())
 
 
 def test_a_worker_that_holds_nothing_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="0 units at a time for a worker: give 1"):
-        make_runner("local", units_per_worker=0)
+        make_runner("local", RunnerSettings(units_per_worker=0))
 
 
 def test_a_worker_leaves_as_soon_as_its_work_is_closed(tmp_path: Path) -> None:

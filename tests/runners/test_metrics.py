@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from tests.kit.runner_work import Number
-from wdsprep.runners import make_runner
 from wdsprep.runners.base import Finished
+from wdsprep.runners.make_runner import make_runner
+from wdsprep.runners.runner_settings import RunnerSettings
 from wdsprep.runners.schedule import Done, Message, UnitProgress
 
 
@@ -88,7 +89,7 @@ def scraped(endpoint: str) -> dict[str, float]:
 
 
 def test_prometheus_sees_images_rejects_attempts_and_what_is_left(endpoint: str) -> None:
-    runner = make_runner("ray", workers=1, name="encode", phase="256", units=3)
+    runner = make_runner("ray", RunnerSettings(workers=1, name="encode", phase="256", units=3))
     events = runner.run(Counts(), map(Number, range(3)))
     assert sum(isinstance(event, Finished) for event in events) == 3
     wanted = {

@@ -17,8 +17,9 @@ import pytest
 
 from tests.kit.runner_work import Slow
 from tests.kit.runs import numbers, wait_until
-from wdsprep.runners import make_runner
 from wdsprep.runners.base import Finished, Quarantined
+from wdsprep.runners.make_runner import make_runner
+from wdsprep.runners.runner_settings import RunnerSettings
 
 pytestmark = pytest.mark.system
 
@@ -29,7 +30,7 @@ def test_a_removed_node_costs_no_attempt(
 ) -> None:
     nodes = [cluster.add_node(num_cpus=1, num_gpus=1) for _ in range(2)]
     runner = make_runner(
-        "ray", workers=2, gpus_per_worker=1, max_attempts=1, units_per_worker=count
+        "ray", RunnerSettings(workers=2, gpus_per_worker=1, max_attempts=1, units_per_worker=count)
     )
     lost: set[str] = set()
     finished = []
@@ -58,9 +59,10 @@ def test_a_removed_node_costs_no_attempt(
 def test_an_address_where_no_ray_is_gives_one_clear_line(address: str, message: str) -> None:
     code = f"""
 from wdsprep.errors import WorkError
-from wdsprep.runners import make_runner
+from wdsprep.runners.make_runner import make_runner
+from wdsprep.runners.runner_settings import RunnerSettings
 try:
-    list(make_runner("ray", address={address!r}).run(object(), []))
+    list(make_runner("ray", RunnerSettings(address={address!r})).run(object(), []))
 except WorkError as error:
     print(error)
 """
@@ -160,7 +162,7 @@ class Mend(logging.Handler):
 logging.getLogger("wdsprep").addHandler(Mend())
 os.environ["RAY_TMPDIR"] = sys.argv[1]
 try:
-    with connect_to_ray("local", cpus=1, dashboard=False):
+    with connect_to_ray("local", cpus=1):
         print("it runs")
 except WorkError as error:
     print(error)

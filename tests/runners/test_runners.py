@@ -27,8 +27,9 @@ from tests.kit.runner_work import (
 )
 from tests.kit.runs import DRIVER, closed, is_running, numbers, pids, run, wait_until
 from wdsprep.errors import FullError, UsageError, WorkError
-from wdsprep.runners import make_runner
 from wdsprep.runners.base import Finished, Quarantined
+from wdsprep.runners.make_runner import make_runner
+from wdsprep.runners.runner_settings import RunnerSettings
 
 # --- both runners
 
@@ -134,7 +135,7 @@ def test_units_are_read_as_workers_need_them(kind: str) -> None:
             drawn.append(number)
             yield number
 
-    runner = make_runner(kind, workers=2)
+    runner = make_runner(kind, RunnerSettings(workers=2))
     finished = 0
     with closing(runner.run(Square(), units())) as events:
         for event in events:
@@ -157,7 +158,7 @@ def test_an_error_of_the_source_comes_out(kind: str) -> None:
 def test_closing_early_ends_all_workers_and_leaves_no_temporary_file(
     kind: str, count: int, tmp_path: Path
 ) -> None:
-    runner = make_runner(kind, workers=2, units_per_worker=count)
+    runner = make_runner(kind, RunnerSettings(workers=2, units_per_worker=count))
     with closing(runner.run(Endless(str(tmp_path)), numbers(9))) as events:
         running: set[str] = set()
         while len(running) < 2 * count:
@@ -269,7 +270,9 @@ def test_units_side_by_side_fail_and_end_the_run_as_one_by_one(kind: str) -> Non
     quarantined = []
 
     def listen() -> None:
-        for event in make_runner(kind, workers=2, units_per_worker=3).run(work, numbers(1_000)):
+        for event in make_runner(kind, RunnerSettings(workers=2, units_per_worker=3)).run(
+            work, numbers(1_000)
+        ):
             if isinstance(event, Quarantined):
                 quarantined.append((event.unit.value, event.attempts))
 

@@ -51,10 +51,12 @@ import os, signal, sys
 from pathlib import Path
 from job import Job, Number
 from wdsprep.errors import WorkError
-from wdsprep.runners import make_runner
+from wdsprep.runners.make_runner import make_runner
+from wdsprep.runners.runner_settings import RunnerSettings
 done = 0
 try:
-    for event in make_runner("local", workers=1).run(Job(), map(Number, range(1_000))):
+    runner = make_runner("local", RunnerSettings(workers=1))
+    for event in runner.run(Job(), map(Number, range(1_000))):
         done += 1
         if done == 3:
             Path(sys.argv[1], "version.py").write_text('__version__ = "10.20.30"')

@@ -20,9 +20,10 @@ from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.pending_shards import PackedShards, largest_first, pending_shards
-from wdsprep.runners import make_runner
 from wdsprep.runners.base import Finished
+from wdsprep.runners.make_runner import make_runner
 from wdsprep.runners.run import Run, do_runs, open_dataset_to_write
+from wdsprep.runners.runner_settings import RunnerSettings
 from wdsprep.store import open_store
 
 SHARDS, OPENED = 1_000_000, 200_000
@@ -160,7 +161,7 @@ def serve(manifest: str, count: str, pause_s: str) -> None:
 def sleep(kind: str, workers: str) -> None:
     """So many units of a crew that is complete: each of it has finished one."""
     size, ready = int(workers), set()
-    runner = make_runner(kind, workers=size, cpus_per_worker=1, address="local")
+    runner = make_runner(kind, RunnerSettings(workers=size, cpus_per_worker=1, address="local"))
     with closing(runner.run(Asleep(ASLEEP_S), map(Number, itertools.count()))) as events:
         done = (event.result for event in events if isinstance(event, Finished))
         while len(ready) < size:

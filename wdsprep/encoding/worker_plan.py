@@ -11,9 +11,10 @@ from wdsprep.cpus import usable_cpus
 from wdsprep.encoding.gpus import visible_gpus
 from wdsprep.encoding.options import EncodeWorkerOptions
 from wdsprep.errors import UsageError
-from wdsprep.runners import make_runner
 from wdsprep.runners.base import Runner
+from wdsprep.runners.make_runner import make_runner
 from wdsprep.runners.options import ray_in_use, with_runner
+from wdsprep.runners.runner_settings import RunnerSettings
 
 SHARDS_PER_WORKER = 3  # one comes back from the device, one goes in, one has its tar open
 SHARDS_IN_TURN = 8
@@ -164,8 +165,7 @@ def runner_of(
     name: str = "encode",
 ) -> Runner:
     """Return a runner for the planned workers, with no more of them than units of work."""
-    return make_runner(
-        options.runner,
+    settings = RunnerSettings(
         workers=min(worker_plan.workers, units),
         max_workers=min(options.most, units),
         units_per_worker=SHARDS_IN_TURN,
@@ -179,3 +179,4 @@ def runner_of(
         accelerator_type=options.accelerator_type,
         gpus=worker_plan.gpus,
     )
+    return make_runner(options.runner, settings)

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 
 from wdsprep.cpus import usable_cpus
 from wdsprep.fetch.options import FetchRules
-from wdsprep.runners import make_runner
 from wdsprep.runners.base import Runner
+from wdsprep.runners.make_runner import make_runner
 from wdsprep.runners.options import WorkerOptions
+from wdsprep.runners.runner_settings import RunnerSettings
 
 SLICES_OF_URLS = 3  # under way in a worker: the last rows of one hold up nobody
 
@@ -99,8 +100,7 @@ def plan_for_machines(
 def runner_of(options: WorkerOptions, worker_plan: PackWorkerPlan) -> Runner:
     """Return a runner that starts the planned workers."""
     grows = bool(options.most)
-    return make_runner(
-        options.runner,
+    settings = RunnerSettings(
         workers=min(options.least, worker_plan.workers) if grows else worker_plan.workers,
         max_workers=worker_plan.workers if grows else 0,
         units_per_worker=worker_plan.slices,
@@ -109,3 +109,4 @@ def runner_of(options: WorkerOptions, worker_plan: PackWorkerPlan) -> Runner:
         cpus_per_worker=worker_plan.cpus,
         name="pack",
     )
+    return make_runner(options.runner, settings)

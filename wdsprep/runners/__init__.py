@@ -22,11 +22,11 @@
 its events. `schedule` decides who gets which unit, and what a failure costs; `local` and `ray`
 carry its messages to workers and back, `stuck_workers` ends what hangs; `in_process` does without
 workers, and judges failures alike. `worker` is the side of a worker that both kinds share,
-`local_worker` the rest of a local one. `base` has what all of these tell each other, `options` the
-options that several commands have. `track` tells Weights & Biases or TensorBoard how far a run
-is.
+`local_worker` the rest of a local one. `make_runner` makes a runner of `runner_settings`. `base`
+has what all of these tell each other, `options` the options that several commands have. `track`
+tells Weights & Biases or TensorBoard how far a run is.
 
-    job = Job(make_runner("local", workers=8), work, units)
+    job = Job(make_runner("local", RunnerSettings(workers=8)), work, units)
     with contextlib.closing(job):  # which ends the workers, also after an exception
         for unit, result in job.results(): ...
     job.quarantined  # what failed for good
@@ -34,73 +34,3 @@ is.
 In: Work, and the units to do it on.
 Out: Events: progress, results, what was set aside. Of a whole run, the published manifest.
 """
-
-from __future__ import annotations
-
-from collections.abc import Sequence
-
-from wdsprep.errors import UsageError
-from wdsprep.runners.base import Runner
-from wdsprep.runners.options import check_span
-from wdsprep.text import brief
-
-
-def make_runner(
-    kind: str,
-    *,
-    workers: int = 0,
-    max_workers: int = 0,
-    max_attempts: int = 3,
-    units_per_worker: int = 1,
-    gpus: Sequence[str] = (),
-    name: str = "work",
-    phase: str = "",
-    units: int = 0,
-    address: str | None = None,
-    cpus_per_worker: float = 1,
-    gpus_per_worker: float = 0,
-    accelerator_type: str | None = None,
-    dashboard: bool = False,
-) -> Runner:
-    """Return the runner of a kind: `local` or `ray`.
-
-    `workers=0` means as many as there is room for. With `max_workers` a cluster begins with
-    `workers`, and gets up to that many as machines join it. A worker does `units_per_worker` at
-    the same time, or fewer if its work asks for fewer. `gpus` are shared out among local
-    workers, each of which sees one of them; Ray hands out its own. The parameters from `name`
-    on are for Ray alone, whose metrics show `phase` and how many of the `units` are left.
-    """
-    if workers < 0 or max_attempts < 1:
-        raise UsageError(f"{workers} workers, {max_attempts} attempts: give 0 and 1 or more")
-    if units_per_worker < 1:
-        raise UsageError(f"{units_per_worker} units at a time for a worker: give 1 or more")
-    if max_workers and max_workers < workers:
-        raise UsageError(f"{workers}:{max_workers} workers: the least comes first")
-    check_span(kind, workers, max_workers)
-    if kind == "local":
-        from wdsprep.runners.local import LocalRunner
-
-        return LocalRunner(
-            workers=workers,
-            max_attempts=max_attempts,
-            units_per_worker=units_per_worker,
-            gpus=tuple(gpus),
-        )
-    if kind == "ray":
-        from wdsprep.runners.ray.runner import RayRunner
-
-        return RayRunner(
-            workers=workers,
-            max_workers=max_workers,
-            max_attempts=max_attempts,
-            units_per_worker=units_per_worker,
-            name=name,
-            phase=phase,
-            units=units,
-            address=address,
-            cpus_per_worker=cpus_per_worker,
-            gpus_per_worker=gpus_per_worker,
-            accelerator_type=accelerator_type,
-            dashboard=dashboard,
-        )
-    raise UsageError(f"there is no runner {brief(kind)}: choose local or ray")

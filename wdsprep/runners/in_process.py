@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from itertools import islice
 
 from wdsprep.cpus import usable_cpus
-from wdsprep.runners import make_runner
 from wdsprep.runners.base import Event, Runner, Unit, Work
+from wdsprep.runners.make_runner import make_runner
 from wdsprep.runners.options import WorkerOptions, with_runner
+from wdsprep.runners.runner_settings import RunnerSettings
 from wdsprep.runners.schedule import SlotMessage, drive
 from wdsprep.runners.worker import Worker, open_worker
 
@@ -81,11 +82,11 @@ def runner_for(
     workers = min(most, units)
     if is_safe and runner == "local" and workers == 1:
         return InProcessRunner(max_attempts=options.max_attempts)
-    return make_runner(
-        runner,
+    settings = RunnerSettings(
         workers=workers,
         max_workers=options.most,
         max_attempts=options.max_attempts,
         address=options.ray_address,
         name=name,
     )
+    return make_runner(runner, settings)

@@ -28,6 +28,7 @@ from wdsprep.cpus import usable_cpus
 from wdsprep.errors import WorkError
 from wdsprep.runners.base import Event, Unit, Work
 from wdsprep.runners.out_of_memory import ONE_BLAS_THREAD, KillsCounted, reason_of_end
+from wdsprep.runners.runner_settings import RunnerSettings
 from wdsprep.runners.schedule import Fatal, Lost, SlotMessage, drive
 from wdsprep.runners.stuck_workers import LOOK_S, PATIENCE_S, Watch
 from wdsprep.runners.worker import GRACE_S, place_of
@@ -54,22 +55,18 @@ from wdsprep.runners.local_worker import main; main(int(fd), int(units_at_once))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalRunner:
-    workers: int = 0
-    """0: one for each of `gpus`, or else one per core that this process may use."""
-    max_attempts: int = 3
-    units_per_worker: int = 1
-    gpus: tuple[str, ...] = ()
-    """The values of CUDA_VISIBLE_DEVICES, one a worker in turn. Without them it is left as it
-    is."""
+    """A runner of processes: one for each of `gpus`, or else one for each core, by default."""
+
+    settings: RunnerSettings
     patience_s: float = PATIENCE_S
 
     def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
         return drive(
             _Processes(self, work),
             units,
-            workers=self.workers or len(self.gpus) or usable_cpus(),
-            max_attempts=self.max_attempts,
-            units_per_worker=self.units_per_worker,
+            workers=self.settings.workers or len(self.settings.gpus) or usable_cpus(),
+            max_attempts=self.settings.max_attempts,
+            units_per_worker=self.settings.units_per_worker,
         )
 
 
@@ -81,7 +78,7 @@ class _Worker:
 
 class _Processes:
     def __init__(self, runner: LocalRunner, work: Work) -> None:
-        self._runner = runner
+        self._settings = runner.settings
         self._work = pickle.dumps(work)
         self._workers: dict[int, _Worker] = {}
         self._slots: dict[Connection, int] = {}
@@ -95,7 +92,7 @@ class _Processes:
         # can it hit us between the start of a worker and the note of it.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            worker = _spawn(self._runner.units_per_worker, self._environment(slot))
+            worker = _spawn(self._settings.units_per_worker, self._environment(slot))
             self._workers[slot] = worker
             self._slots[worker.pipe] = slot
         except (OSError, MemoryError) as error:
@@ -108,7 +105,7 @@ class _Processes:
         _send(worker.pipe, self._work)
 
     def _environment(self, slot: int) -> dict[str, str]:
-        gpus = self._runner.gpus
+        gpus = self._settings.gpus
         visible = {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {}
         return {**ONE_BLAS_THREAD, **os.environ, **visible}
 

@@ -46,7 +46,7 @@ def stream(options: StreamOptions) -> "Feed":
     streams = [_with_absolute_paths(each) for each in as_streams(options.images)]
     stack = ExitStack()
     with stack:
-        stack.enter_context(connect_to_ray(options.ray_address, cpus=LEAST, dashboard=False))
+        stack.enter_context(connect_to_ray(options.ray_address, cpus=LEAST))
         device = encode.device if encode.device != "auto" else "cuda" if _total("GPU") else "cpu"
         gpus = options.gpus_per_encoder if device.startswith("cuda") else 0.0
         _check_room(gpus)

@@ -35,7 +35,7 @@ _log = logging.getLogger("wdsprep")
 
 
 @contextmanager
-def connect_to_ray(address: str | None, *, cpus: int, dashboard: bool) -> Iterator[bool]:
+def connect_to_ray(address: str | None, *, cpus: int) -> Iterator[bool]:
     """Connect to Ray while the block lasts, and yield whether Ray was started here for it.
 
     Ray that is started here has room for `cpus`, and is ended with the block.
@@ -52,7 +52,7 @@ def connect_to_ray(address: str | None, *, cpus: int, dashboard: bool) -> Iterat
             _init(
                 address,
                 num_cpus=max(cpus, usable_cpus()) if is_own and cpus else None,
-                include_dashboard=dashboard if is_own else None,
+                include_dashboard=False if is_own else None,
             )
             yield is_own
         finally:
@@ -63,7 +63,7 @@ def cluster_resources(address: str | None) -> list[dict[str, float]] | None:
     """Return the resources of each machine of the cluster, or None if Ray would be started here."""
     if not (ray.is_initialized() or address or os.environ.get("RAY_ADDRESS")) or address == "local":
         return None
-    with connect_to_ray(address, cpus=0, dashboard=False):
+    with connect_to_ray(address, cpus=0):
         return [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
 
 

@@ -46,6 +46,7 @@ from wdsprep.runners.ray.actor import WdsprepWorker
 from wdsprep.runners.ray.cluster import connect_to_ray
 from wdsprep.runners.ray.metrics import DriversMetrics
 from wdsprep.runners.ray.worker_count import Share, WaitWarning, worker_count
+from wdsprep.runners.runner_settings import RunnerSettings
 from wdsprep.runners.schedule import (
     Done,
     Failed,
@@ -70,52 +71,39 @@ FACT = re.compile(r"\t\w+: ")  # as Ray lists them of a dead actor: its class, i
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RayRunner:
-    workers: int = 0
-    """0: one for each share of CPUs and GPUs that the cluster has."""
-    max_workers: int = 0
-    """The most workers, where that is more than `workers`: they start as machines join."""
-    max_attempts: int = 3
-    units_per_worker: int = 1
-    name: str = "work"
-    phase: str = ""
-    units: int = 0
-    """Name, phase and the number of units are what metrics say."""
-    address: str | None = None
-    """The address of Ray. None: the Ray of this process, or of RAY_ADDRESS, or one started for the
-    run."""
-    cpus_per_worker: float = 1
-    gpus_per_worker: float = 0
-    accelerator_type: str | None = None
-    dashboard: bool = False
+    """A runner of actors on a Ray cluster: one for each share of its CPUs and GPUs, by default."""
+
+    settings: RunnerSettings
     patience_s: float = PATIENCE_S
 
     def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
-        cpus = ceil(self.workers * self.cpus_per_worker)
-        with connect_to_ray(self.address, cpus=cpus, dashboard=self.dashboard) as is_own:
+        settings = self.settings
+        cpus = ceil(settings.workers * settings.cpus_per_worker)
+        with connect_to_ray(settings.address, cpus=cpus) as is_own:
             workers, allowed = worker_count(
-                self.share, least=self.workers, most=self.max_workers, is_own=is_own
+                self.share, least=settings.workers, most=settings.max_workers, is_own=is_own
             )
-            metrics = DriversMetrics(self.tags, self.units)
+            metrics = DriversMetrics(self.tags, settings.units)
             events = drive(
                 _Actors(self, work, metrics),
                 units,
                 workers=workers,
-                max_attempts=self.max_attempts,
-                units_per_worker=self.units_per_worker,
+                max_attempts=settings.max_attempts,
+                units_per_worker=settings.units_per_worker,
                 allowed=allowed,
             )
             yield from metrics.noting(events)
 
     @property
     def tags(self) -> dict[str, str]:
-        return {"command": self.name, "phase": self.phase}
+        return {"command": self.settings.name, "phase": self.settings.phase}
 
     @property
     def share(self) -> Share:
         return Share(
-            cpus=self.cpus_per_worker,
-            gpus=self.gpus_per_worker,
-            accelerator_type=self.accelerator_type,
+            cpus=self.settings.cpus_per_worker,
+            gpus=self.settings.gpus_per_worker,
+            accelerator_type=self.settings.accelerator_type,
         )
 
 
@@ -132,22 +120,23 @@ class _Actor:
 
 class _Actors:
     def __init__(self, runner: RayRunner, work: Work, metrics: DriversMetrics) -> None:
+        settings = runner.settings
         options: dict[str, Any] = {
-            "num_cpus": runner.cpus_per_worker,
-            "num_gpus": runner.gpus_per_worker,
+            "num_cpus": settings.cpus_per_worker,
+            "num_gpus": settings.gpus_per_worker,
             "max_restarts": 0,
-            "max_concurrency": runner.units_per_worker + 1,
+            "max_concurrency": settings.units_per_worker + 1,
             "namespace": f"wdsprep-{uuid.uuid4().hex[:8]}",  # names are unique within a run
         }
-        if runner.accelerator_type:
-            options["accelerator_type"] = runner.accelerator_type
+        if settings.accelerator_type:
+            options["accelerator_type"] = settings.accelerator_type
         self._class = ray.remote(**options)(WdsprepWorker)
-        self._name = f"wdsprep-{runner.name}"
+        self._name = f"wdsprep-{settings.name}"
         self._waiting = WaitWarning(runner.share)
         data, path = ray.put(cloudpickle.dumps(work)), ray.put(sys.path)
         self._arguments = __version__, data, path, runner.tags
-        self._planned = max(runner.workers, runner.max_workers)
-        self._units_per_worker = runner.units_per_worker
+        self._planned = max(settings.workers, settings.max_workers)
+        self._units_per_worker = settings.units_per_worker
         self._metrics = metrics
         self._births: dict[int, int] = {}
         self._actors: dict[int, _Actor] = {}
