@@ -324,8 +324,13 @@ class Meeting:
                 if reject.source and reject.code is not Code.REMOVED:
                     rows[self._row(reject.source)] += 1
         lost = manifest.rejects.get("record_lost", 0) + manifest.rejects.get("removed", 0)
-        if any(count > 1 for count in rows.values()) or len(rows) + lost != self._rows:
-            done.findings.append(f"of {self._rows} rows, {len(rows)} are there: {rows}")
+        twice = sorted(row for row, count in rows.items() if count > 1)
+        missing = sorted(set(range(self._rows)) - set(rows))
+        if twice or len(missing) != lost:
+            done.findings.append(
+                f"rows {missing} are missing where {lost} may be, and {twice} are there twice; "
+                f"{sorted(self._removed)} were removed"
+            )
         if self._removed & packed:
             done.findings.append(f"removed, and there again: {sorted(self._removed & packed)}")
         if self._kept - packed:
