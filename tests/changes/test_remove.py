@@ -616,6 +616,36 @@ def test_what_is_damaged_while_it_goes_on_is_repaired_and_it_ends(
     assert all("wdsprep repair" in line for line in said)
 
 
+@pytest.mark.parametrize(
+    ("paths", "cut", "left"),
+    [
+        (["missing/3"], 1, ["record_lost"]),
+        (["missing/3"], 2, ["record_lost"]),
+        (["ok/0", "missing/3"], 1, ["removed", "record_lost"]),
+    ],
+)
+def test_a_reject_whose_record_is_lost_while_it_is_removed_stays_one_reject(
+    tmp_path: Path, paths: list[str], cut: int, left: list[str]
+) -> None:
+    """The images beside it stay, and another row of their slice has been tried again by then."""
+    with open_site() as (site, server):
+        table = table_of(tmp_path, server, ["ok", "busy", "ok", "missing"])
+        out = packed(table, tmp_path / "out", *WEB)
+        site.is_mended = True
+        packed(table, out, *WEB, "--retry-rejected")
+        (tmp_path / "urls.txt").write_text("".join(f"{server.url}/{path}\n" for path in paths))
+        with Cut(cut), pytest.raises(CutError):
+            remove(out, urls=tmp_path / "urls.txt")
+        (out / "rejects/000000.jsonl").unlink()
+        with pytest.raises(DamageError, match="wdsprep repair"):
+            remove(out)
+        do_repair(plan_repair(check(out).surveys[0]))
+        remove(out)
+        assert findings(out) == []
+        assert [reject["code"] for reject in rejects_of(out)] == left
+        assert manifest_of(out).samples + len(left) == 4
+
+
 def harm(path: Path, number: int) -> None:
     """Flip a bit of a file, cut it, or delete it."""
     data = path.read_bytes()

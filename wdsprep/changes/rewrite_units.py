@@ -219,16 +219,16 @@ class UnitChange:
     def _make_rejects(self, data: bytes, kind: DigestKind) -> tuple[bytes, RejectsFile]:
         """Return the rejects without what identifies removed samples.
 
-        Latents lose these rejects if their images no longer have them.
+        Latents lose these rejects if their images no longer have them. A reject whose record a
+        repair could not read has another key by now, and nothing that identifies it.
         """
         gone = dict.fromkeys((key for shard in self._removal.shards for key in shard.keys), "")
-        gone |= dict.fromkeys(self._removal.rejects, "")
-        kept = []
+        wanted, kept = frozenset(self._removal.rejects), []
         for reject in read_rejects(data, rejects_name(self._removal.unit)):
-            if reject.key not in gone:
+            if reject.key not in gone and reject.key not in wanted:
                 kept.append(reject)
-            elif reject.source:  # by it a slice that tries the row again finds the reject
-                gone[reject.key] = hide_source(reject.source)
+            else:  # by its source a slice that tries the row again finds the reject
+                gone[reject.key] = hide_source(reject.source) if reject.source else ""
         if not self._removal.made_of:
             kept += [Reject(key=key, source=of, code=Code.REMOVED) for key, of in gone.items()]
             kept.sort(key=lambda reject: key_order(reject.key))

@@ -187,9 +187,9 @@ def _can_stay(found: DatasetSurvey, unit: str, units: Mapping[str, Iterable[Find
     """Return whether a repair leaves the shards of a unit as they are.
 
     It does if they are sound and their images are from the web, where some may have gone. A unit
-    that a removal has changed in part cannot stay: its files are of two moments.
+    cannot stay if a removal has begun to change its shards: its files are of two moments.
     """
-    if unit in found.begun:
+    if unit in found.begun and found.removing[unit].shards:
         return False
     is_of_web = any(
         r.unit == unit and r.settings.get("source") == "urls" and r.inputs <= MOST_MENDED
