@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from wdsprep.checks.repair import repair
     from wdsprep.checks.verify import verify
     from wdsprep.encoding.encode import encode
-    from wdsprep.encoding.recipe_options import Encode
+    from wdsprep.encoding.options import Encode
     from wdsprep.exporting.export import export
     from wdsprep.importing.import_latents import import_
     from wdsprep.loading.loader import load
@@ -72,7 +72,7 @@ __all__ = [
 ]
 
 _PLACES = {
-    "Encode": "wdsprep.encoding.recipe_options",
+    "Encode": "wdsprep.encoding.options",
     "Stream": "wdsprep.loading.options",
     "card": "wdsprep.reporting.card",
     "duplicates": "wdsprep.changes.duplicates",

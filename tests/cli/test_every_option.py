@@ -22,7 +22,7 @@ from wdsprep.options import Option, options_of
 IN_PYTHON = {
     "load": "wdsprep.loading.options:LoadOptions",
     "stream": "wdsprep.loading.options:StreamOptions",
-    "Encode": "wdsprep.encoding.recipe_options:Encode",
+    "Encode": "wdsprep.encoding.options:Encode",
     "Stream": "wdsprep.loading.open_datasets:Stream",
 }
 NEEDED: dict[str, dict[str, Any]] = {

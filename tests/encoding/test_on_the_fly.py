@@ -17,7 +17,7 @@ from tests.kit.encodes import COUNT, encode_here, packed, pictures, rejected
 from tests.kit.packs import jpeg, manifest_of, tree, upload, write_files
 from tests.kit.paths import LOADING_PAGE, blocks
 from wdsprep.dataset.draft import Draft
-from wdsprep.encoding.recipe_options import Encode
+from wdsprep.encoding.options import Encode
 from wdsprep.errors import FingerprintError, FullError, UsageError
 
 BATCH = 8

@@ -44,8 +44,8 @@ from wdsprep.encoding import shard_texts
 from wdsprep.encoding.captions.options import CaptionOptions
 from wdsprep.encoding.image_shards import find_image_shards, tars_of
 from wdsprep.encoding.models.find_model import TINY, find_model
+from wdsprep.encoding.options import Encode
 from wdsprep.encoding.output_places import TEXT_PLACE, places_of
-from wdsprep.encoding.recipe_options import Encode
 from wdsprep.encoding.shard_texts import read_texts
 from wdsprep.errors import UsageError
 from wdsprep.store import open_store

@@ -11,10 +11,9 @@ from wdsprep.changes.options import SelectOptions
 from wdsprep.dataset.digests import FORM
 from wdsprep.dataset.settings import changed_settings
 from wdsprep.encoding.models.find_model import find_model
-from wdsprep.encoding.options import EncodeOptions
+from wdsprep.encoding.options import Encode, EncodeOptions
 from wdsprep.encoding.recipe_defaults import settings_of as encode_settings
 from wdsprep.encoding.recipe_defaults import settle_recipe
-from wdsprep.encoding.recipe_options import Encode
 from wdsprep.errors import FingerprintError, OtherSettingsError
 from wdsprep.importing.options import ImportOptions
 from wdsprep.options import options_of, takes_options

@@ -30,7 +30,8 @@ from tests.kit.packs import tars, tree, write_files
 from wdsprep import errors
 from wdsprep.encoding.latent_arrays import fields
 from wdsprep.encoding.models.find_model import find_model
-from wdsprep.encoding.recipe_options import Encode, Recipe
+from wdsprep.encoding.options import Encode
+from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.loading.streaming.pieces import FILL, PIECE, Pieces, StreamRoom
 from wdsprep.loading.streaming.stages import WorkerStats

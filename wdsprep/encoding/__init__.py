@@ -11,11 +11,12 @@ the `engine`, which keeps a device busy (in `two_passes` where it cannot hold al
 `memory_limit` bounds what is inside, `batching` says which of the `encoded_samples` share a batch,
 and `device_batches` computes several at once. `latent_shard` writes what comes back, and
 `sample_spool` keeps what has to wait for its turn. `models` find and run a model family. `work` is
-what a worker is given, `progress` how fast it goes, and `cost_estimate` reckons what it takes.
+what a worker is given, `progress` how fast it goes, and `cost_estimate` reckons what it takes, by
+`measured_speeds` or a table.
 
 Trainers may also encode on the fly, and get the latents that `encode` would store:
 
-1. `recipe_options.Encode` says how: the settings of `wdsprep encode`, and with them its
+1. `options.Encode` says how: the settings of `wdsprep encode`, and with them its
    fingerprint. `on_the_fly.image_preparation` finds its model and makes images ready for it.
 2. `on_the_fly.step_batches` computes: a step's pixels in device batches of one size, as a worker of
    `encode` does. Noise is that of the key, so no step, rank or device batch shows in what comes

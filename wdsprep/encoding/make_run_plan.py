@@ -30,10 +30,10 @@ from wdsprep.encoding.models.find_model import (
     find_model,
     rehash_weights,
 )
-from wdsprep.encoding.options import EncodeOptions, EncodeWorkerOptions
+from wdsprep.encoding.options import Encode, EncodeOptions, EncodeWorkerOptions
 from wdsprep.encoding.pending_shards import PackedShards, pending_shards
 from wdsprep.encoding.recipe_defaults import choices_for, format_at, settings_of, settle_recipe
-from wdsprep.encoding.recipe_options import Encode, Recipe
+from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.encoding.run_plan import DatasetPlan, EncodePlan, units_of
 from wdsprep.encoding.worker_plan import EncodeWorkerPlan, plan_for_machines, settle_runner
 from wdsprep.errors import DamageError, NotFoundError, UsageError

@@ -2,24 +2,21 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import cached_property, partial
+from typing import Any
 
-from wdsprep.changed_settings import ABOVE, SettingWords
+from wdsprep.changed_settings import ABOVE, SettingWords, follows
+from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.score_columns import SCORES
-from wdsprep.encoding import DTYPES
+from wdsprep.encoding import DECODES, DTYPES, MODELS
 from wdsprep.encoding.captions.options import CaptionOptions, OneCaption
+from wdsprep.encoding.models.presets import describe_training_sizes
 from wdsprep.encoding.output_places import check_apart_text, places_of
-from wdsprep.encoding.recipe_options import (
-    IMAGES,
-    RESOLUTION,
-    Encode,
-    EncodingOptions,
-    recipes_for,
-    resolutions_of,
-)
+from wdsprep.encoding.recipe_options import IMAGES, MODEL, OF_TEXT, Recipe, RecipeOptions
 from wdsprep.encoding.shape_lists import check_one_resolution
-from wdsprep.options import about
+from wdsprep.errors import UsageError
+from wdsprep.options import about, refuse_unknown_options
 from wdsprep.runners.options import (
     OUTPUT,
     TRACK,
@@ -31,9 +28,124 @@ from wdsprep.runners.options import (
     parse_workers,
 )
 from wdsprep.store.base import absolute
-from wdsprep.text import check_one_of
+from wdsprep.text import brief, check_one_of, parse_auto, whole_number
 
 DEVICES = ("auto", "cuda", "cpu")
+OTHER_WEIGHTS = "--model has other weights than those it was made with"
+
+
+def resolutions_of(given: int | Sequence[int]) -> tuple[int, ...]:
+    """Return the resolutions that one run encodes, each into a separate dataset."""
+    if isinstance(given, str):
+        raise UsageError(
+            f"--resolution {brief(given)}: give whole numbers of pixels, such as 256 or 256,512"
+        )
+    is_one = not isinstance(given, Sequence)
+    numbers = [given] if is_one else list(given)  # type: ignore[arg-type]
+    found = tuple(whole_number("--resolution", number) for number in numbers)
+    if not found:
+        raise UsageError("no --resolution is given: give one, such as 256")
+    if twice := [number for number in found if found.count(number) > 1]:
+        raise UsageError(f"--resolution {twice[0]} is given twice: give each once")
+    return found
+
+
+def check_resolutions(given: int | Sequence[int]) -> int | tuple[int, ...]:
+    """Check a value of --resolution, and return it as a number or a tuple of numbers."""
+    found = resolutions_of(given)
+    return found if isinstance(given, Sequence) else found[0]
+
+
+def parse_resolutions(text: str) -> tuple[int, ...]:
+    """Return the resolutions in a text such as "256,512", or raise ValueError if there are none."""
+    return tuple(int(part) for part in text.split(","))
+
+
+def _say_pipeline(before: str | None, now: str | None) -> str:
+    names = (f"a {name}" if name else "none whose code is run" for name in (now, before))
+    return "--model is {} (was {})".format(*names)
+
+
+RESOLUTION = about(
+    "Encode centre squares with this number of pixels a side, such as 256, from all images that "
+    "are large enough, in any bucket. Several, such as 256,512, are encoded in one pass, each into "
+    f"a separate dataset. {describe_training_sizes()} With --latents none this chooses the images "
+    "whose captions are encoded: all of them by default.",
+    MODEL,
+    read=check_resolutions,
+    code=Code.TOO_SMALL,
+    remedy="a smaller --resolution takes smaller images",
+    parse=parse_resolutions,
+    metavar="N,...",
+    order=-2,
+    example="256",
+    page="the side of the square in pixels, which also says which images are encoded: 256 takes "
+    "the buckets from 256 on, 512 those from 512 on, 1024 the images of the bucket 512 that are "
+    "large enough. Several, as `256,512`, are [encoded in one pass](#several-resolutions). "
+    f"{describe_training_sizes()} `--latents none` does not need it: by default it takes the "
+    "lowest bucket, and so all images",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodingOptions(RecipeOptions):
+    """The options of encoding at any resolution: the recipe, the model and the batch size."""
+
+    model: str = field(
+        default="sd2",
+        metadata=about(
+            "Encode with a model that `wdsprep models` lists (tiny is a toy for trials), with the "
+            "REPO[@REV] of a diffusers pipeline on the hub, or with the folder of one.",
+            MODEL,
+            known=MODELS,
+            usual=True,
+            order=-1,
+            example="NAME|REPO[@REV]|FOLDER",
+            page="a name that `wdsprep models` lists, a pipeline of the Hugging Face hub, or its "
+            "folder; safetensors only, in one file or several with their index",
+            settings={
+                "pipeline": SettingWords(say=_say_pipeline),
+                "weights": SettingWords(say=OTHER_WEIGHTS, unless=OF_TEXT),
+                **{name: follows(name) for name in ("layers", "layout", "patch", "scale", "shift")},
+            },
+        ),
+    )
+    batch_size: int | str = field(
+        default="auto",
+        metadata=about(
+            "Encode this number of images at once; auto chooses it by the memory of the GPU.",
+            WORKERS,
+            read=parse_auto,
+            metavar="AUTO|N",
+            usual=True,
+            order=-2,
+            example="auto|N",
+            page="images at once; auto is what fits into the GPU's free memory, fewer of a shape "
+            "that is larger than the square. Too large a batch is halved",
+        ),
+    )
+
+    @property
+    def of_encoding(self) -> Mapping[str, Any]:
+        """Return the values of the options of `EncodingOptions` by name, without subclasses'."""
+        return {each.name: getattr(self, each.name) for each in fields(EncodingOptions)}
+
+
+@refuse_unknown_options
+@dataclass(frozen=True, kw_only=True)
+class Encode(EncodingOptions, Recipe):
+    """The settings with which images are encoded into latents while a trainer waits for them.
+
+        how = wdsprep.Encode(resolution=256, model="sd2")
+        loader = wdsprep.load("shards/images", encode=how, global_batch=1024)
+
+    They are the options of `wdsprep encode` that decide the bytes of latents, the `batch_size`, and
+    the `device`, which is the trainer's by default.
+    """
+
+    device: str = field(
+        default="auto", metadata=about("The device to compute on; auto is the trainer's.")
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,3 +301,33 @@ class EncodeOptions(EncodeCall, CaptionOptions):
         how: Callable[..., Encode] = partial(Encode, device=self.device, **self.of_encoding)
         texts = len(self.of_captions.sources)
         return recipes_for(how, self.resolutions, texts, is_apart=bool(self.text_out))
+
+
+def recipes_for(
+    how: Callable[..., Encode], resolutions: Sequence[int], texts: int, *, is_apart: bool
+) -> list[Encode]:
+    """Return the recipe of each dataset of a run, first of the latents, then of the text.
+
+    `how` makes a recipe. `texts` is the number of captions of a sample, each with its dataset.
+    `is_apart` is true if text is stored apart from latents.
+    """
+    if not is_apart:
+        return [how(resolution=number) for number in resolutions] * texts
+    latents = [how(resolution=number, text="none", text_length=0) for number in resolutions]
+    alone: dict[str, Any] = {
+        "latents": "none",
+        "shapes": (),
+        "max_crop": 1.0,
+        "flip": False,
+        "decode": DECODES[0],
+    }
+    return latents + [how(resolution=min(resolutions), **alone)] * texts
+
+
+def check_makes_latents(encode: Encode) -> None:
+    """Raise UsageError if a recipe makes no latents, but text alone."""
+    if encode.is_of_text:
+        raise UsageError(
+            'encode= makes latents of images: leave latents="none" out, or make text first, with '
+            'wdsprep.encode(latents="none")'
+        )

@@ -4,15 +4,13 @@ They are declared here alone: `encode`, `load` and `stream` take them from here,
 a whole.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, cast
 
-from wdsprep.changed_settings import SettingWords, follows, say_named
+from wdsprep.changed_settings import SettingWords, say_named
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import Size
-from wdsprep.encoding import DECODES, DTYPES, HALF, LATENTS, MODELS, TEXTS
-from wdsprep.encoding.models.presets import describe_training_sizes
+from wdsprep.encoding import DECODES, DTYPES, HALF, LATENTS, TEXTS
 from wdsprep.encoding.shape_lists import (
     SDXL_RESOLUTION,
     SHAPES_SETTING,
@@ -25,15 +23,13 @@ from wdsprep.errors import UsageError
 from wdsprep.images.nearest_shape import FULL
 from wdsprep.images.options import AREA, NBYTES
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
-from wdsprep.options import Options, about, refuse_unknown_options
+from wdsprep.options import Options, about
 from wdsprep.runners.options import WORKERS
-from wdsprep.text import brief, parse_auto, whole_number
 
 MODEL, IMAGES = "Model", "Images"
 OF_TEXT = ("pipeline", "text")
 """Settings from which others of text follow, and which weights are read."""
 OTHER_TEMPLATE = "the diffusers here puts other words around a caption, or cleans it otherwise"
-OTHER_WEIGHTS = "--model has other weights than those it was made with"
 
 
 def _say_arguments(before: Any, now: Any) -> str:
@@ -42,38 +38,6 @@ def _say_arguments(before: Any, now: Any) -> str:
 
 def _say_decode(before: str | None, now: str | None) -> str:
     return say_named("--decode", before or FULL, now or FULL)
-
-
-def _say_pipeline(before: str | None, now: str | None) -> str:
-    names = (f"a {name}" if name else "none whose code is run" for name in (now, before))
-    return "--model is {} (was {})".format(*names)
-
-
-def resolutions_of(given: int | Sequence[int]) -> tuple[int, ...]:
-    """Return the resolutions that one run encodes, each into a separate dataset."""
-    if isinstance(given, str):
-        raise UsageError(
-            f"--resolution {brief(given)}: give whole numbers of pixels, such as 256 or 256,512"
-        )
-    is_one = not isinstance(given, Sequence)
-    numbers = [given] if is_one else list(given)  # type: ignore[arg-type]
-    found = tuple(whole_number("--resolution", number) for number in numbers)
-    if not found:
-        raise UsageError("no --resolution is given: give one, such as 256")
-    if twice := [number for number in found if found.count(number) > 1]:
-        raise UsageError(f"--resolution {twice[0]} is given twice: give each once")
-    return found
-
-
-def check_resolutions(given: int | Sequence[int]) -> int | tuple[int, ...]:
-    """Check a value of --resolution, and return it as a number or a tuple of numbers."""
-    found = resolutions_of(given)
-    return found if isinstance(given, Sequence) else found[0]
-
-
-def parse_resolutions(text: str) -> tuple[int, ...]:
-    """Return the resolutions in a text such as "256,512", or raise ValueError if there are none."""
-    return tuple(int(part) for part in text.split(","))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,27 +183,6 @@ class RecipeOptions(Options):
         return self.latents == "none"
 
 
-RESOLUTION = about(
-    "Encode centre squares with this number of pixels a side, such as 256, from all images that "
-    "are large enough, in any bucket. Several, such as 256,512, are encoded in one pass, each into "
-    f"a separate dataset. {describe_training_sizes()} With --latents none this chooses the images "
-    "whose captions are encoded: all of them by default.",
-    MODEL,
-    read=check_resolutions,
-    code=Code.TOO_SMALL,
-    remedy="a smaller --resolution takes smaller images",
-    parse=parse_resolutions,
-    metavar="N,...",
-    order=-2,
-    example="256",
-    page="the side of the square in pixels, which also says which images are encoded: 256 takes "
-    "the buckets from 256 on, 512 those from 512 on, 1024 the images of the bucket 512 that are "
-    "large enough. Several, as `256,512`, are [encoded in one pass](#several-resolutions). "
-    f"{describe_training_sizes()} `--latents none` does not need it: by default it takes the "
-    "lowest bucket, and so all images",
-)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Recipe(RecipeOptions):
     """The recipe of a latent sample, which decides its bytes together with the model."""
@@ -277,94 +220,3 @@ class Recipe(RecipeOptions):
     def sizes(self) -> tuple[Size, ...]:
         """Return the shapes to cut images to, as widths and heights."""
         return cast("tuple[Size, ...]", self.shapes)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncodingOptions(RecipeOptions):
-    """The options of encoding at any resolution: the recipe, the model and the batch size."""
-
-    model: str = field(
-        default="sd2",
-        metadata=about(
-            "Encode with a model that `wdsprep models` lists (tiny is a toy for trials), with the "
-            "REPO[@REV] of a diffusers pipeline on the hub, or with the folder of one.",
-            MODEL,
-            known=MODELS,
-            usual=True,
-            order=-1,
-            example="NAME|REPO[@REV]|FOLDER",
-            page="a name that `wdsprep models` lists, a pipeline of the Hugging Face hub, or its "
-            "folder; safetensors only, in one file or several with their index",
-            settings={
-                "pipeline": SettingWords(say=_say_pipeline),
-                "weights": SettingWords(say=OTHER_WEIGHTS, unless=OF_TEXT),
-                **{name: follows(name) for name in ("layers", "layout", "patch", "scale", "shift")},
-            },
-        ),
-    )
-    batch_size: int | str = field(
-        default="auto",
-        metadata=about(
-            "Encode this number of images at once; auto chooses it by the memory of the GPU.",
-            WORKERS,
-            read=parse_auto,
-            metavar="AUTO|N",
-            usual=True,
-            order=-2,
-            example="auto|N",
-            page="images at once; auto is what fits into the GPU's free memory, fewer of a shape "
-            "that is larger than the square. Too large a batch is halved",
-        ),
-    )
-
-    @property
-    def of_encoding(self) -> Mapping[str, Any]:
-        """Return the values of the options of `EncodingOptions` by name, without subclasses'."""
-        return {each.name: getattr(self, each.name) for each in fields(EncodingOptions)}
-
-
-@refuse_unknown_options
-@dataclass(frozen=True, kw_only=True)
-class Encode(EncodingOptions, Recipe):
-    """The settings with which images are encoded into latents while a trainer waits for them.
-
-        how = wdsprep.Encode(resolution=256, model="sd2")
-        loader = wdsprep.load("shards/images", encode=how, global_batch=1024)
-
-    They are the options of `wdsprep encode` that decide the bytes of latents, the `batch_size`, and
-    the `device`, which is the trainer's by default.
-    """
-
-    device: str = field(
-        default="auto", metadata=about("The device to compute on; auto is the trainer's.")
-    )
-
-
-def recipes_for(
-    how: Callable[..., Encode], resolutions: Sequence[int], texts: int, *, is_apart: bool
-) -> list[Encode]:
-    """Return the recipe of each dataset of a run, first of the latents, then of the text.
-
-    `how` makes a recipe. `texts` is the number of captions of a sample, each with its dataset.
-    `is_apart` is true if text is stored apart from latents.
-    """
-    if not is_apart:
-        return [how(resolution=number) for number in resolutions] * texts
-    latents = [how(resolution=number, text="none", text_length=0) for number in resolutions]
-    alone: dict[str, Any] = {
-        "latents": "none",
-        "shapes": (),
-        "max_crop": 1.0,
-        "flip": False,
-        "decode": DECODES[0],
-    }
-    return latents + [how(resolution=min(resolutions), **alone)] * texts
-
-
-def check_makes_latents(encode: Encode) -> None:
-    """Raise UsageError if a recipe makes no latents, but text alone."""
-    if encode.is_of_text:
-        raise UsageError(
-            'encode= makes latents of images: leave latents="none" out, or make text first, with '
-            'wdsprep.encode(latents="none")'
-        )

@@ -14,9 +14,8 @@ from wdsprep.encoding import HALF
 from wdsprep.encoding.captions.sources import CaptionSource
 from wdsprep.encoding.captions.table import PreparedCaptions
 from wdsprep.encoding.models.find_model import Model
-from wdsprep.encoding.options import EncodeWorkerOptions
+from wdsprep.encoding.options import Encode, EncodeWorkerOptions
 from wdsprep.encoding.pending_shards import PackedShards, count_units
-from wdsprep.encoding.recipe_options import Encode
 from wdsprep.encoding.worker_plan import EncodeWorkerPlan
 from wdsprep.text import plural
 

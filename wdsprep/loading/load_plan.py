@@ -25,7 +25,7 @@ from wdsprep.text import examples, plural
 
 if TYPE_CHECKING:
     from wdsprep.encoding.on_the_fly.image_preparation import Encoding
-    from wdsprep.encoding.recipe_options import Encode
+    from wdsprep.encoding.options import Encode
 
 
 THREADS = 3

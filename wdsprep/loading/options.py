@@ -18,7 +18,7 @@ from wdsprep.text import brief, check_texts, real_number, whole_number
 if TYPE_CHECKING:
     import torch
 
-    from wdsprep.encoding.recipe_options import Encode
+    from wdsprep.encoding.options import Encode
 
 FULL, LONGEST = PADS = ("full", "longest")
 """The lengths that arrays are padded to: the full one, or the longest of their batch."""
@@ -92,7 +92,7 @@ def _read_side(given: Any) -> int:
 
 
 def _read_encode(given: Any) -> "Encode":
-    from wdsprep.encoding.recipe_options import Encode
+    from wdsprep.encoding.options import Encode
 
     if not isinstance(given, Encode):
         raise UsageError(f"{brief(given)}: give wdsprep.Encode(resolution=...)")

@@ -10,7 +10,6 @@ from wdsprep.cli.commands.plan_options import PlanOptions, sizes
 from wdsprep.dataset.shapes import shape_name
 from wdsprep.dataset.stored_dataset import open_dataset
 from wdsprep.encoding.cost_estimate import (
-    VAE_GFLOPS,
     Bucket,
     Choice,
     Fleet,
@@ -21,11 +20,11 @@ from wdsprep.encoding.cost_estimate import (
     estimate,
     estimate_one_run,
     find_gpu,
-    gflops,
     sample_nbytes,
     stored_by_choice,
 )
-from wdsprep.encoding.models.presets import DC, PRESETS
+from wdsprep.encoding.measured_speeds import nearest_speed, read_trial
+from wdsprep.encoding.models.presets import DC
 from wdsprep.encoding.shape_lists import ShapesGiven, sizes_of
 from wdsprep.encoding.worker_plan import SHARDS_PER_WORKER
 from wdsprep.errors import UsageError
@@ -165,12 +164,12 @@ def _speeds(
 ) -> dict[int, Speed]:
     """Return the speed for each resolution: given, measured in a trial, or from the GPU table."""
     found = {}
-    tried = dict(map(_trial, trials))
+    tried = dict(map(read_trial, trials))
     for resolution in resolutions:
         if resolution in rates:
             found[resolution] = Speed(each=rates[resolution], source="given")
         elif tried:
-            found[resolution] = _nearest_speed(tried, resolution, choice)
+            found[resolution] = nearest_speed(tried, resolution, choice)
         elif gpu:
             each = derived_rate(find_gpu(gpu), resolution, choice)
             found[resolution] = Speed(each=each, source=f"derived for {gpu.upper()}, not measured")
@@ -180,56 +179,6 @@ def _speeds(
             '--limit"'
         )
     return found
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trial:
-    """A speed that was measured, with the model and the options that it was measured with."""
-
-    speed: Speed
-    model: str
-    latents: str
-    flip: bool
-    text: str
-
-    def choice_like(self, choice: Choice) -> Choice:
-        """Return a choice with the model and the options of this trial.
-
-        A model of unknown cost is taken for the planned one.
-        """
-        known = self.model in PRESETS and PRESETS[self.model].vae in VAE_GFLOPS
-        model = self.model if known else choice.model
-        return replace(choice, text=self.text, latents=self.latents, flip=self.flip, model=model)
-
-
-def _trial(url: str) -> tuple[int, Trial]:
-    """Return the resolution and the speed that an `encode --limit` left in its manifest."""
-    _, manifest = open_dataset(url)
-    trial = manifest.extra.get("trial")
-    if manifest.dataset != "latents" or trial is None:
-        raise UsageError(f'{url} is not a trial: make one with "wdsprep encode --limit N"')
-    resolution, model = manifest.settings["resolution"], manifest.extra["model"]
-    what = f"{model} on {trial['device']} at {resolution}"
-    launching = f", launching {trial['launching']:.0%}" if "launching" in trial else ""
-    source = f"measured with {what}, busy {trial['busy']:.0%}{launching}"
-    speed = Speed(each=trial["each"], source=source)
-    latents, text = (manifest.settings[name] for name in ("latents", "text"))
-    flip = manifest.settings.get("flip", False)
-    return resolution, Trial(speed=speed, model=model, latents=latents, flip=flip, text=text)
-
-
-def _nearest_speed(tried: Mapping[int, Trial], resolution: int, choice: Choice) -> Speed:
-    """Return the speed of the trial with the nearest resolution.
-
-    If it had another resolution or other options, the speed is scaled by the operations.
-    """
-    at = min(tried, key=lambda other: abs(other - resolution))
-    trial = tried[at]
-    share = gflops(at, trial.choice_like(choice)) / gflops(resolution, choice)
-    if share == 1:
-        return trial.speed
-    source = f"{trial.speed.source}, scaled by the operations"
-    return Speed(each=trial.speed.each * share, source=source)
 
 
 def _lines(

@@ -21,8 +21,9 @@ from wdsprep.encoding.models.find_model import (
     find_model,
     rehash_weights,
 )
+from wdsprep.encoding.options import Encode, check_makes_latents
 from wdsprep.encoding.recipe_defaults import format_at, new_format, settings_of, settle_recipe
-from wdsprep.encoding.recipe_options import Encode, Recipe, check_makes_latents
+from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.images.crop import NO_PIXELS, Crop, crop
 from wdsprep.images.nearest_shape import Shapes
 from wdsprep.sources import Columns
