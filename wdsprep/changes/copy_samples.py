@@ -38,7 +38,7 @@ from wdsprep.dataset.stored_dataset import find_receipt, read_receipt
 from wdsprep.dataset.tar import BLOCK, padded
 from wdsprep.dataset.tar.members import name_of
 from wdsprep.dataset.tar.read import split_member
-from wdsprep.dataset.thread_map import ahead
+from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import DamageError, FingerprintError, NotFoundError
 from wdsprep.runners.run import RunProgress
@@ -322,7 +322,7 @@ def read_part(store: Store, part: PlacedPart) -> Iterator["CopiedSamples"]:
 
     gap_nbytes = GAP_NBYTES if store.root else GAP_NBYTES_S3
     near = spans(part.offsets, part.numbers, gap_nbytes=gap_nbytes, most_nbytes=READ_NBYTES)
-    return ahead(bring, near, most, most=most)
+    return map_ahead(bring, near, most, most=most)
 
 
 class Member(NamedTuple):

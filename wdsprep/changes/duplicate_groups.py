@@ -113,7 +113,7 @@ class CopySearch:
         content = numpy.concatenate(
             [t["content"].to_numpy() for one in self._images for t in one.each("content")]
         )
-        same, same_stay = self._of_same_bytes(without, content)
+        same, same_stay = self._find_same_bytes(without, content)
         rows, stay = numpy.concatenate([rows, same]), numpy.concatenate([stay, same_stay])
         bits = numpy.concatenate([bits, numpy.zeros(len(same), numpy.int8)])
         by_row = numpy.argsort(rows)
@@ -144,8 +144,8 @@ class CopySearch:
         pixels, values = self._pixels[rows], self._compared.values
         return (~pixels,) if values is None else (~pixels, -values[rows])
 
-    def _of_same_bytes(self, rows: Rows, content: Rows) -> tuple[Rows, Rows]:
-        """Return the rows with the bytes of a row that stays, and that row."""
+    def _find_same_bytes(self, rows: Rows, content: Rows) -> tuple[Rows, Rows]:
+        """Return the rows whose pictures have the same bytes as one that stays, each with that one."""
         order = rows[numpy.lexsort((*self._sort_keys(rows), content[rows]))]
         starts = _run_starts(content[order])
         copies, at = _rows_to_go(order, starts, numpy.arange(len(starts)))

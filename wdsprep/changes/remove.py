@@ -57,7 +57,7 @@ from wdsprep.dataset.stored_dataset import (
     refresh_manifest,
     write_manifest,
 )
-from wdsprep.dataset.thread_map import ahead
+from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.dataset.unit_locks import Edition, wait_for_holders
 from wdsprep.errors import BusyError, FingerprintError, NotFoundError, UsageError
 from wdsprep.options import Place, takes_datasets
@@ -435,7 +435,7 @@ class _RemovalJob:
                 with naming_repair(place.store):
                     return change.rewrite()
 
-            for unit, receipt in zip(units, ahead(rewrite, units, UNITS_AT_ONCE), strict=True):
+            for unit, receipt in zip(units, map_ahead(rewrite, units, UNITS_AT_ONCE), strict=True):
                 done += 1
                 heard(done, count)
                 if receipt is None and unit.made_of:

@@ -23,7 +23,7 @@ from wdsprep.dataset.random_numbers import draw, key_of
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.sample_selection import Numbers, SampleSelection, ShardSamples
 from wdsprep.dataset.shard_keys import keys_at, offsets_of
-from wdsprep.dataset.thread_map import ahead
+from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import UsageError
 from wdsprep.loading.where import Subset
 from wdsprep.store import shared_store
@@ -179,7 +179,7 @@ def select_keys(
     """Return the samples with the wanted keys. Raise UsageError if a key is missing."""
     seen, masks = np.zeros(len(wanted.keys), np.bool_), [np.empty(0, np.bool_)]
     look = partial(wanted.find_in_shard, shards, rise)
-    for mask, places in ahead(look, selection.per_shard(), shards.readers):
+    for mask, places in map_ahead(look, selection.per_shard(), shards.readers):
         seen[places] = True
         masks.append(mask)
     if not seen.all():

@@ -19,7 +19,7 @@ from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.sample_selection import Numbers, SampleSelection, ShardSamples, ranges
 from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.sealed_json import canonical_json
-from wdsprep.dataset.thread_map import ahead
+from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import UsageError
 
 Order = tuple[int, str]
@@ -115,7 +115,7 @@ def cut_into_shards(
     look = partial(_look_at_shard, shards)
     cutter = _Cutter(shards=shards, limits=limits, prefixes=prefixes, rise=rise)
     seen = []
-    for looked in ahead(look, selection.per_shard(), shards.readers):
+    for looked in map_ahead(look, selection.per_shard(), shards.readers):
         seen.append(replace(looked, sizes=_NONE))
         cutter.add(looked)
     cutter.end()
@@ -224,7 +224,7 @@ def _order(key: bytes) -> Order:
 def _check_apart(some: Iterable[_SelectedShard], shards: OriginShards) -> None:
     """Raise UsageError if two datasets have the same key."""
     found: dict[bytes, int] = {}
-    for origin, keys in ahead(partial(_keys, shards), some, shards.readers):
+    for origin, keys in map_ahead(partial(_keys, shards), some, shards.readers):
         for key in keys:
             if (other := found.setdefault(key, origin)) != origin:
                 both = " and ".join(shards.origins[each].shown for each in (other, origin))

@@ -38,7 +38,7 @@ from wdsprep.dataset.tar import BLOCK, END, padded
 from wdsprep.dataset.tar.index import decode_index
 from wdsprep.dataset.tar.members import BadSampleError, Tape, members, name_of, truncated
 from wdsprep.dataset.tar.read import ChunkTape, TarSample, Wants, file_tape, scan, split_member
-from wdsprep.dataset.thread_map import ahead
+from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import DamageError, NotFoundError, ShortReadError
 from wdsprep.store.base import Chunks, Store, check_name
 from wdsprep.store.local import open_file
@@ -170,7 +170,7 @@ class ShardReader:
         Over a network many are read at a time, unless `one_by_one`.
         """
         starts = self.offsets[:-1] if numbers is None else map(self.offsets.__getitem__, numbers)
-        return ahead(self.key_at, starts, 1 if one_by_one else self._threads)
+        return map_ahead(self.key_at, starts, 1 if one_by_one else self._threads)
 
     def key_at(self, start: int = 0) -> str:
         """Return the key of the sample that begins at this byte. It takes no index."""
@@ -232,7 +232,7 @@ class ShardReader:
         """Yield samples whole, by their numbers, in order; over a network many are read at once."""
         if numbers:
             _ = self.offsets  # one request before all others
-        return ahead(self.sample, numbers, self._threads, most=self.store.readers)
+        return map_ahead(self.sample, numbers, self._threads, most=self.store.readers)
 
     # --- all of them, without what is large
     def json(self) -> Iterator[SampleBlock]:
@@ -339,7 +339,9 @@ class ShardReader:
             start, end = part
             return start, self._read(start, end - start)
 
-        parts = ahead(bring, chain([(0, BLOCK)], ends, [last]), self._threads, most=self._threads)
+        parts = map_ahead(
+            bring, chain([(0, BLOCK)], ends, [last]), self._threads, most=self._threads
+        )
         with closing(parts):
             yield _PartsTape(last[1], parts, self._read).at
 
@@ -357,7 +359,7 @@ def read_shards(
         with ShardReader(store, shard) as reader:
             return look(reader)
 
-    return ahead(read, shards, threads or store.readers)
+    return map_ahead(read, shards, threads or store.readers)
 
 
 def parse_sample_end(data: bytes) -> tuple[str, bytes] | None:

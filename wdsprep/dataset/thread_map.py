@@ -13,17 +13,17 @@ from typing import Any, TypeVar
 Item = TypeVar("Item")
 Found = TypeVar("Found")
 IDLE: Any = object()
-"""An item that says: nothing more to do for now, give out what is ahead."""
+"""An item that stands for a pause of the source: the results before it are yielded first."""
 
 
-def ahead(
+def map_ahead(
     look: Callable[[Item], Found], items: Iterable[Item], threads: int, *, most: int = 0
 ) -> Generator[Found, None, None]:
-    """Yield what `look` returns for each item, in order, looking ahead in threads.
+    """Call `look` on each item, ahead of the caller in threads, and yield the results in order.
 
-    At most `most` results wait to be asked for: two a thread, unless it is said. An item that is
-    `IDLE` comes out as it is, after all that is ahead. Who leaves before the end waits only for
-    those that are being looked at.
+    At most `most` results wait for the caller, by default two for each thread. An item that is
+    `IDLE` is yielded as it is, after the results before it. A caller that stops early waits only
+    for the calls under way.
     """
     idle: Found = IDLE
     if threads <= 1:
@@ -53,7 +53,7 @@ def read_each(
 ) -> list[Found]:
     """Return what `look` returns for each item, in order. `heard` gets the number of items done."""
     found: list[Found] = []
-    for one in ahead(look, items, threads):
+    for one in map_ahead(look, items, threads):
         found.append(one)
         heard(len(found))
     return found

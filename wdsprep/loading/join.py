@@ -19,7 +19,7 @@ from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.sample_selection import SampleSelection, digest_of_shape, digest_of_shards
 from wdsprep.dataset.shapes import Size, shape_name, shapes_of
 from wdsprep.dataset.stored_dataset import read_manifest
-from wdsprep.dataset.thread_map import ahead
+from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import UsageError
 from wdsprep.loading.join_positions import DatasetPositions, JoinPositions
 from wdsprep.loading.open_datasets import counts_by_shape, dataset_from_manifest
@@ -225,7 +225,7 @@ def _find_common(beside: list[JoinPositions]) -> dict[int, NDArray[np.bool_]]:
     keep: dict[int, NDArray[np.bool_]] = {}
     lacks = [each.find_incomplete() for each in beside]
     for each, shards in zip(beside, lacks, strict=True):
-        found = ahead(each.find_present, shards.tolist(), each.other.store.readers)
+        found = map_ahead(each.find_present, shards.tolist(), each.other.store.readers)
         for shard, has in zip(shards.tolist(), found, strict=True):
             keep[shard] = keep[shard] & has if shard in keep else has
     read = [shards[each.shards[shards] >= 0] for each, shards in zip(beside, lacks, strict=True)]

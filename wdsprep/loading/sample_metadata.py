@@ -20,7 +20,7 @@ from wdsprep.dataset.file_names import index_name
 from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.samples import FROM_OUTSIDE, parse_object
 from wdsprep.dataset.shard_reader import NamedShard, ShardReader
-from wdsprep.dataset.thread_map import ahead
+from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import FormatError, UsageError
 from wdsprep.loading.served_datasets import Dataset, JoinedDataset
 from wdsprep.store.base import RemoteStore
@@ -65,7 +65,7 @@ def scan_metadata(
             damaged.extend((shard, some.first + number) for number in some.damaged)
         return shard, made
 
-    yield from ahead(look, range(len(whole.names)), threads)
+    yield from map_ahead(look, range(len(whole.names)), threads)
     if damaged and whole.kind != "tars":
         raise _damaged_error(whole, damaged)
 

@@ -15,7 +15,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, RejectedError, as_rejected
 from wdsprep.dataset.removed_samples import NONE_REMOVED, Removed
 from wdsprep.dataset.samples import Sample
-from wdsprep.dataset.thread_map import IDLE, ahead
+from wdsprep.dataset.thread_map import IDLE, map_ahead
 from wdsprep.fetch.downloads import Downloads
 from wdsprep.images.pixel_rule import Picture, prepare
 from wdsprep.packing.options import PackRules
@@ -57,13 +57,13 @@ def check_samples(
             rows = source.read(item)
             return [(content.mark(row), judge(check(row))) for row in rows]
 
-        found = ahead(read_and_judge, part.items, threads, most=threads + SPARE)
+        found = map_ahead(read_and_judge, part.items, threads, most=threads + SPARE)
         return enumerate(_add_marks(content, chain.from_iterable(found)))
     rows_of_part = _rows(source, part, left_out, content)
     checked = ((number, check(row)) for number, row in rows_of_part)
     rows = checked if downloads is None else downloads.take(checked)
     some = (IDLE if row is None else row for row in rows)
-    given = ahead(partial(_check_numbered, judge), some, threads, most=threads + SPARE)
+    given = map_ahead(partial(_check_numbered, judge), some, threads, most=threads + SPARE)
     return (None if one is IDLE else one for one in given)
 
 

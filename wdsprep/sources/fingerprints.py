@@ -16,7 +16,7 @@ from wdsprep.cpus import usable_cpus
 from wdsprep.dataset.receipts import CONTENT
 from wdsprep.dataset.rejects import Refusal
 from wdsprep.dataset.samples import Sample
-from wdsprep.dataset.thread_map import ahead
+from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.sources import Item, Source
 
 MARK_NBYTES = 16
@@ -88,7 +88,7 @@ def find_changed_units(
         items = items_of(unit)
         return unit, len(items), content_of(source, items) == contents[unit]
 
-    for unit, count, is_same in ahead(compare, contents, min(MOST_THREADS, usable_cpus())):
+    for unit, count, is_same in map_ahead(compare, contents, min(MOST_THREADS, usable_cpus())):
         done += count
         heard(done)
         if not is_same:

@@ -362,7 +362,7 @@ class Order:
         for number, (first, more) in counts.items():
             spots = np.flatnonzero(np.diff(more))
             stream[spots] = number
-            numbers[spots] = self._by_slot(first, len(spots))
+            numbers[spots] = self._sort_by_slot(first, len(spots))
         return stream, numbers
 
     def _deal_groups(self, steps: range, groups: range) -> tuple[Ints, Ints]:
@@ -373,7 +373,7 @@ class Order:
         a_step = self.global_batch // self.group
         own = np.add.outer(np.arange(len(steps)) * a_step, groups).ravel()
         before_and_after = np.stack([own, own + 1])
-        in_round = self._by_slot(0, self.slots)
+        in_round = self._sort_by_slot(0, self.slots)
         stream = np.empty((len(own), self.slots), np.int64)
         numbers = np.empty_like(stream)
         for number, (first, more) in split(
@@ -384,7 +384,7 @@ class Order:
             numbers[here] = (first + more[0, here])[:, None] * self.slots + in_round
         return stream, numbers
 
-    def _by_slot(self, first: int, count: int) -> Ints:
+    def _sort_by_slot(self, first: int, count: int) -> Ints:
         """Return the numbers of a stream's next blocks, sorted by a key of their slots.
 
         Multiples of the golden ratio spread any run of slots evenly over the step. So a

@@ -96,13 +96,13 @@ class Passes:
 
     def _find(self, places: Ints, number: int) -> tuple[Ints, Ints]:
         axis = self._axis(number)
-        spots = self._on_axis(places, number, axis) + axis.turn
+        spots = self._place_on_axis(places, number, axis) + axis.turn
         spots -= self.samples * (spots >= self.samples)
         rank = np.searchsorted(axis.ends, spots, side="right")
         shards = axis.shards[rank].astype(np.int64)
         return shards, spots - (axis.ends[rank] - self.sizes[shards])
 
-    def _on_axis(self, places: Ints, number: int, axis: Axis) -> Ints:
+    def _place_on_axis(self, places: Ints, number: int, axis: Axis) -> Ints:
         blocks = places // self.block
         rows = blocks // self.slots
         slots = blocks - rows * self.slots
@@ -113,9 +113,9 @@ class Passes:
         )
         sizes = np.minimum(self.window, axis.starts[slots[firsts] + 1] - starts)
         keys = draw(key_of(*self.name, "window", number), starts)
-        return starts[windows] + self._in_window(local - heads, windows, sizes, keys)
+        return starts[windows] + self._shuffle_in_windows(local - heads, windows, sizes, keys)
 
-    def _in_window(self, places: Ints, windows: Ints, sizes: Ints, keys: Words) -> Ints:
+    def _shuffle_in_windows(self, places: Ints, windows: Ints, sizes: Ints, keys: Words) -> Ints:
         """Return where each place of a shuffle window goes, for windows of these sizes and keys."""
         lengths = np.clip(sizes // RUNS, 1, self.run)
         counts = sizes // lengths
