@@ -145,7 +145,7 @@ class CopySearch:
         return (~pixels,) if values is None else (~pixels, -values[rows])
 
     def _find_same_bytes(self, rows: Rows, content: Rows) -> tuple[Rows, Rows]:
-        """Return the rows whose pictures have the same bytes as one that stays, each with that one."""
+        """Return the rows with the same bytes as a row that stays, each with that row."""
         order = rows[numpy.lexsort((*self._sort_keys(rows), content[rows]))]
         starts = _run_starts(content[order])
         copies, at = _rows_to_go(order, starts, numpy.arange(len(starts)))
