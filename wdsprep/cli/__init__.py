@@ -6,8 +6,8 @@ which `img2dataset` translates.
 `commands` has a file for each command, with its help and its call of the library, and `output` a
 file for each of what it prints. Options are declared beside the functions of the library
 (`wdsprep.options`); `declared_options` makes click options of them. `base_command` has the options
-that all commands have, and what their help looks like. `demo` has the pictures and the steps of the
-command `demo`.
+that all commands have, and what their help looks like; `exit_codes` has their exit codes. `demo`
+has the pictures and the steps of the command `demo`.
 
 In: The words of a command line.
 Out: Calls of the library, text on the terminal, an exit code.
@@ -38,12 +38,12 @@ from wdsprep.cli.commands.report import report_command
 from wdsprep.cli.commands.score import score_command
 from wdsprep.cli.commands.select import select_command
 from wdsprep.cli.commands.verify import verify_command
+from wdsprep.cli.exit_codes import INTERRUPTED
 from wdsprep.cli.output.shared import complain, echo
 from wdsprep.errors import UsageError, WdsprepError
 from wdsprep.terminal import TERMINAL
 from wdsprep.version import __version__
 
-INTERRUPTED = 130
 IN_PYTHON = ("load", "stream")
 """The functions without a command, which a trainer calls."""
 OVERWRITES = re.compile(r"--(incremental[-_]mode[ =])?overwrite\b")

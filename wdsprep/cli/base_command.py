@@ -17,8 +17,6 @@ from wdsprep.options import unknown_option_message
 from wdsprep.terminal import TERMINAL
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-DONE_WITH_DAMAGE = 3
-"""The exit code of a command that has to be run again, or whose result has to be looked at."""
 
 
 def import_function(function: str) -> Callable[..., Any]:

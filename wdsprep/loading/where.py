@@ -1,8 +1,8 @@
 """Filter samples by a condition: `where="aesthetic >= 6 and width >= 768"`.
 
-Conditions are those of `wdsprep.dataset.conditions`. They apply to the json of samples and to the
-columns of joined tables. What the json of a sample lacks is taken from the json of the samples that
-are joined to it, in the order of `join=`.
+Conditions are those of `wdsprep.dataset.condition_syntax`. They apply to the json of samples and to
+the columns of joined tables. What the json of a sample lacks is taken from the json of the samples
+that are joined to it, in the order of `join=`.
 
 For a condition, all json of the dataset is read once (`sample_metadata`). The samples that meet it
 are kept (`cached_file`), by the contents of the dataset and the condition, so the next run finds
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.dataset.conditions import EVALUATOR, Condition, format_path
+from wdsprep.dataset.condition_syntax import EVALUATOR, Condition, format_path
 from wdsprep.dataset.kept_file import KeptWriter, open_or_make
 from wdsprep.dataset.random_numbers import Ints, key_of
 from wdsprep.dataset.sample_selection import Numbers, SampleSelection, ShardSamples, keep_selection

@@ -1,12 +1,12 @@
 """`--filter "aesthetic >= 4.5 and pwatermark < 0.8"`: a condition on the facts of a sample.
 
-`wdsprep.dataset.conditions` says what a condition may be.
+`wdsprep.dataset.condition_syntax` says what a condition may be.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from wdsprep.dataset.conditions import Condition, format_path
+from wdsprep.dataset.condition_syntax import Condition, format_path
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import value_at_path

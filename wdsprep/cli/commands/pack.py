@@ -5,7 +5,8 @@ from typing import Any
 import click
 
 import wdsprep
-from wdsprep.cli.base_command import DONE_WITH_DAMAGE, OUTPUT
+from wdsprep.cli.base_command import OUTPUT
+from wdsprep.cli.exit_codes import DONE_WITH_DAMAGE
 from wdsprep.cli.img2dataset import PackCommand
 from wdsprep.cli.output.shared import tell
 

@@ -5,8 +5,9 @@ from typing import Any
 import click
 
 import wdsprep
-from wdsprep.cli.base_command import DATASETS, DONE_WITH_DAMAGE, OUTPUT
+from wdsprep.cli.base_command import DATASETS, OUTPUT
 from wdsprep.cli.declared_options import DeclaredCommand
+from wdsprep.cli.exit_codes import DONE_WITH_DAMAGE
 from wdsprep.cli.output.shared import tell
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wdsprep.dataset.conditions import DEEPEST, LONGEST, Condition
+from wdsprep.dataset.condition_syntax import DEEPEST, LONGEST, Condition
 from wdsprep.dataset.samples import value_at_path
 from wdsprep.errors import UsageError
 from wdsprep.loading.where import Where
