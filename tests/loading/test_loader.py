@@ -571,7 +571,7 @@ def test_an_index_of_another_length_is_an_error_that_leaves_no_file_open(tmp_pat
     url = write_latents(str(tmp_path))
     os.truncate(tmp_path / "256/000002.tar.idx", 59 * 8)
     for _ in range(3):
-        with pytest.raises(FormatError, match=r"000002.tar.idx has 58 samples where 60"):
+        with pytest.raises(FormatError, match=r"000002.tar.idx has 58 samples, not 60"):
             keys(load(url))
     gc.collect()
     files = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]

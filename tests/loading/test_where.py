@@ -235,7 +235,7 @@ def test_whose_error_it_is(data: str, cache_home: Path) -> None:
     full = OSError(28, "No space left on device")
     with (
         patch("wdsprep.dataset.kept_file.os.fsync", side_effect=full),
-        pytest.raises(StoreError, match=f"{cache_home}.*: No space left on device: what is read"),
+        pytest.raises(StoreError, match=rf"cached in {cache_home}.* \(No space left on device\)"),
     ):
         load(data, where=FINE)
     assert not [*cache_home.glob("*.arrays"), *cache_home.glob("*.begun")]

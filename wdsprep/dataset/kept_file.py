@@ -87,7 +87,7 @@ class KeptWriter:
 
 
 def kept_folder(cache: Path | None) -> Path:
-    """Return the folder of cached files: in `cache`, or in the cache of all programs."""
+    """Return the folder of cached files: below `cache`, or else in the user's cache folder."""
     if cache is not None:
         return cache / "kept"
     try:

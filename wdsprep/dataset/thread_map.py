@@ -51,7 +51,10 @@ def read_each(
     threads: int,
     heard: Callable[[int], None] = lambda _count: None,
 ) -> list[Found]:
-    """Return what `look` returns for each item, in order. `heard` gets the number of items done."""
+    """Call `look` on each item in threads, and return the results in order.
+
+    `heard` gets the number of items done.
+    """
     found: list[Found] = []
     for one in map_ahead(look, items, threads):
         found.append(one)

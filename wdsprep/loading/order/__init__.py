@@ -158,7 +158,7 @@ class Order:
 
     @property
     def group(self) -> int:
-        """The number of samples that are dealt together: a step, or a group of it."""
+        """The number of samples in a group: `shape_batch` of them, or else a whole step."""
         return self.shape_batch or self.global_batch
 
     @cached_property

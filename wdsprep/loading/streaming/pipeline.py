@@ -40,7 +40,7 @@ def least_ahead(decoders: Pool, encoders: Pool, trainers: int) -> int:
 
 
 def pieces_ahead(pieces: Pieces, room: StreamRoom, least: int) -> int:
-    """Return how many pieces may be under way: `least`, and if there is room some steps more."""
+    """Return how many pieces may be under way at once: `least`, or more if there is room."""
     wanted = least + PER_TRAINER * (pieces.per_step - pieces.plan.world)
     return max(least, min(wanted, room.samples // pieces.size))
 
