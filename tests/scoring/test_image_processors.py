@@ -26,9 +26,9 @@ def prepare_and_compare(folder: Path) -> list[DecodedImage]:
     random = np.random.default_rng(1)
     noises = [random.integers(0, 256, (*size, 3), np.uint8) for size in SIZES]
     images = [DecodedImage(Image.fromarray(noise)) for noise in noises]
-    for image in images:
+    for image, found in zip(images, processor.prepare(images), strict=True):
         (wanted,) = own(images=[image.image], return_tensors="pt")["pixel_values"]
-        assert torch.equal(processor.prepare(image)["pixel_values"], wanted)
+        assert torch.equal(found["pixel_values"], wanted)
     return images
 
 

@@ -45,6 +45,24 @@ class BatchScores:
         return all(bool(each.isfinite().all()) for each in every)
 
 
+class InputMemory(threading.local):
+    """The memory in which a thread stacks the inputs of a batch, kept for its next batches.
+
+    New memory for each batch would cost up to 0.2 ms an image, as the system clears it first.
+    """
+
+    def __init__(self) -> None:
+        self._stacks: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
+
+    def stack(self, inputs: Sequence[Tensor]) -> Tensor:
+        """Stack inputs of one shape. The next call overwrites what this one returns."""
+        kind = inputs[0].shape, inputs[0].dtype
+        stack = self._stacks.get(kind)
+        if stack is None or len(stack) < len(inputs):
+            stack = self._stacks[kind] = torch.empty((len(inputs), *kind[0]), dtype=kind[1])
+        return torch.stack(list(inputs), out=stack[: len(inputs)])
+
+
 class ScoringNetwork:
     """A model that is loaded onto a device and scores batches of images and captions."""
 
@@ -71,7 +89,7 @@ class ScoringNetwork:
         self._network = network.to(device, DTYPES[dtype]).eval().requires_grad_(False)
         self._dtype = DTYPES[dtype]
         self._heads = [LinearHead(head) for head in model.heads]
-        self._lock = threading.Lock()
+        self._lock, self._memory = threading.Lock(), InputMemory()
         self._tokenizer: Any = self._load_tokenizer() if model.role is Role.DUAL else None
 
     def _load_tokenizer(self) -> Any:
@@ -140,7 +158,7 @@ class ScoringNetwork:
             return BatchScores({name: own.cpu() for name, own in columns.items()}, kept)
 
     def _stacked(self, images: Sequence[Prepared], name: str) -> Tensor:
-        made = torch.stack([image[name] for image in images]).to(self._device)
+        made = self._memory.stack([image[name] for image in images]).to(self._device)
         return made.to(self._dtype) if made.is_floating_point() else made
 
     def _tokens(self, captions: Sequence[str]) -> dict[str, Tensor]:
@@ -175,7 +193,7 @@ class ScoringNetwork:
         Raise UsageError if the outputs for an image depend on the other images in its batch.
         """
         with explain_load_errors(Path(self.model.folder), type(self._network)):
-            one, two, three = map(self.processor.prepare, images)
+            one, two, three = self.processor.prepare(images)
             shapes = [{name: own.shape for name, own in each.items()} for each in (one, two, three)]
             if shapes[0] != shapes[1] or shapes[0] != shapes[2]:
                 raise UsageError(

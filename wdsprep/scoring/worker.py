@@ -1,10 +1,10 @@
 """The work of `score`: one image shard becomes a shard of scores, rejects, and last a receipt.
 
-Images are decoded once, and prepared by each processor, in a pool of threads; batches of one size
-go to each network in turn. Batches never span shards, so the scores of a shard are the same after
-a kill. A CPU computes several batches at once, each on one core: a sum that is split between cores
-depends on their number. A worker has two shards under way, so that one is read while the other is
-computed.
+Images are decoded once, and prepared by each processor, in a pool of threads that take blocks of a
+few samples; batches of one size go to each network in turn. Batches never span shards, so the
+scores of a shard are the same after a kill. A CPU computes several batches at once, each on one
+core: a sum that is split between cores depends on their number. A worker has two shards under way,
+so that one is read while the other is computed.
 """
 
 import time
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,13 +29,15 @@ from wdsprep.dataset.tar.read import leads_out
 from wdsprep.dataset.tar.write import Data
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.captions.sources import replace_surrogates
+from wdsprep.encoding.feeder import BLOCK_NBYTES
 from wdsprep.encoding.image_shards import ImageShard, tars_of
 from wdsprep.encoding.latent_shard import LatentShard, npy_of
 from wdsprep.encoding.shard_rows import ShardRows
+from wdsprep.images import formats
 from wdsprep.images.crop import decode_image
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import RunProgress, share_done
-from wdsprep.scoring.image_processors import DecodedImage, Prepared
+from wdsprep.scoring.image_processors import DecodedImage
 from wdsprep.scoring.languages import RepeatedCaptions, caption_columns
 from wdsprep.scoring.models import check_here
 from wdsprep.scoring.networks import BatchScores, load_networks
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from wdsprep.scoring.work import ScoreWork
 
 UNITS_AT_ONCE = 2
+MOST_IN_BLOCK = 8
 WAITING_NBYTES = 256 << 20
 """The bytes of images that may wait to be decoded."""
 
@@ -57,8 +60,8 @@ class PreparedSample:
 
     key: str
     sample: Sample
-    images: Sequence[Prepared]
-    """The prepared images, by the number of the processor."""
+    images: Sequence[Any]
+    """The prepared images, or what a processor makes them of, by the number of the processor."""
     columns: dict[str, Any]
 
 
@@ -73,6 +76,10 @@ class ScoredSample:
 
 
 Found = PreparedSample | Reject
+
+
+Block = list[tuple[str, Sample | Refusal]]
+"""Consecutive samples of a shard, with their keys, which are prepared together."""
 
 
 class ScoreWorker:
@@ -178,38 +185,52 @@ class ScoreWorker:
 
     def _prepared(self, rows: ShardRows) -> Iterator[Found | None]:
         """Yield each sample with its prepared images in order, while the next ones are decoded."""
-        waiting: deque[tuple[Future[Found], int]] = deque()
-        nbytes = 0
+        waiting: deque[tuple[Future[list[Found]], int, int]] = deque()
+        samples = nbytes = 0
         try:
-            for key, row in rows.read():
-                size = 0 if isinstance(row, Refusal) else len(row.image)
-                while waiting and (len(waiting) > self._ahead or nbytes + size > WAITING_NBYTES):
+            for block, size in _blocks(rows):
+                while waiting and (samples > self._ahead or nbytes + size > WAITING_NBYTES):
                     yield from _waited(waiting[0][0])
-                    nbytes -= waiting.popleft()[1]
-                waiting.append((self._pool.submit(self._prepare, key, row), size))
-                nbytes += size
+                    _, done, freed = waiting.popleft()
+                    samples, nbytes = samples - done, nbytes - freed
+                waiting.append((self._pool.submit(self._prepare, block), len(block), size))
+                samples, nbytes = samples + len(block), nbytes + size
             while waiting:
                 yield from _waited(waiting[0][0])
                 waiting.popleft()
         finally:
-            for future, _ in waiting:
+            for future, *_ in waiting:
                 future.cancel()
 
-    def _prepare(self, key: str, row: Sample | Refusal) -> Found:
-        """Return a sample with its prepared images, or its reject."""
+    def _prepare(self, block: Block) -> list[Found]:
+        """Return the samples of a block with their prepared images, or their rejects."""
+        with formats.quiet:  # once for all of them
+            found = [self._scale(key, row) for key, row in block]
+        samples = [each for each in found if isinstance(each, PreparedSample)]
+        images = [
+            processor.finish([each.images[number] for each in samples])
+            for number, processor in enumerate(self._processors)
+        ]
+        finished = (
+            replace(each, images=[own[row] for own in images]) for row, each in enumerate(samples)
+        )
+        return [each if isinstance(each, Reject) else next(finished) for each in found]
+
+    def _scale(self, key: str, row: Sample | Refusal) -> Found:
+        """Return a sample with its images scaled for each processor, or its reject."""
         if isinstance(row, Refusal):
             return row.to_reject(key)
         if leads_out(key):
             return Reject(key=key, source=row.source, code=Code.BAD_KEY)
-        made = make_or_refuse(row.source, lambda: self._ready(key, row))
+        made = make_or_refuse(row.source, lambda: self._scaled(key, row))
         return made.to_reject(key) if isinstance(made, Refusal) else made
 
-    def _ready(self, key: str, row: Sample) -> PreparedSample:
+    def _scaled(self, key: str, row: Sample) -> PreparedSample:
         caption = replace_surrogates(row.caption)
-        images: list[Prepared] = []
+        images: list[Any] = []
         if self._processors:
             image = DecodedImage(decode_image(row.image, max_area=self._work.max_area))
-            images = [each.prepare(image) for each in self._processors]
+            images = [each.scale(image) for each in self._processors]
         columns = caption_columns(caption) if self._work.has_captions else {}
         sample = Sample(source=row.source, image=b"", captions=(caption,), facts=row.facts)
         return PreparedSample(key, sample, images, columns)
@@ -262,10 +283,24 @@ def _is_finite(value: float) -> bool:
     return value - value == 0
 
 
-def _waited(future: "Future[Found]") -> Iterator[Found | None]:
+def _blocks(rows: ShardRows) -> Iterator[tuple[Block, int]]:
+    """Yield the samples of a shard in blocks, each with the bytes of its images."""
+    block: Block = []
+    nbytes = 0
+    for key, row in rows.read():
+        block.append((key, row))
+        nbytes += 0 if isinstance(row, Refusal) else len(row.image)
+        if len(block) == MOST_IN_BLOCK or nbytes > BLOCK_NBYTES:
+            yield block, nbytes
+            block, nbytes = [], 0
+    if block:
+        yield block, nbytes
+
+
+def _waited(future: "Future[list[Found]]") -> Iterator[Found | None]:
     while not wait([future], PROGRESS_S).done:
         yield None
-    yield future.result()
+    yield from future.result()
 
 
 def _scored_sample(prepared: PreparedSample, made: Sequence[BatchScores], row: int) -> ScoredSample:
