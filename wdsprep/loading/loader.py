@@ -80,23 +80,23 @@ def load(options: LoadOptions) -> "Loader":
     torch.distributed or the environment unless given. `epochs` is the length of an iteration,
     None for an endless one, and `step` is where to begin.
 
-    `fields` names what a batch holds: the arrays, `key`, `txt` (or `caption`), `json`; of
-    images `image` or, with `pixels=256`, `pixels`. An image of more than `max_area` pixels is
-    damage. `raw` gives samples one by one, as webdataset has them. Arrays as long as their
-    captions come with `mask` and zeros up to the length that is the same for all, or to the
-    batch's longest with `pad="longest"`.
+    `fields` lists what a batch holds: the arrays, `key`, `txt` (or `caption`) and `json`; for
+    images, `image` or, with `pixels=256`, `pixels`. An image of more than `max_area` pixels
+    counts as damaged. `raw` gives samples one by one, as webdataset gives them. Arrays that are
+    as long as their captions come with a `mask`, and are filled with zeros: to a length that is
+    the same for all batches, or with `pad="longest"` to the longest of each batch.
 
-    `where` is a condition on the json of samples, as "aesthetic >= 6 and width >= 768": other
-    samples are left out. `join` names datasets of the same images, whose arrays batches have
-    too. `captions` has weights by which chance picks one of several captions for a sample:
-    those of text datasets by their names, or texts in the json. `drop_text` is the rate at
-    which the empty caption replaces a caption, and `flip` the rate at which latents of mirror
-    images replace latents.
+    `where` is a condition on the json of samples, such as "aesthetic >= 6 and width >= 768":
+    samples that do not meet it are left out. `join` lists datasets of the same images, whose
+    arrays batches have too. `captions` has weights by which one of several captions is picked at
+    random for each sample: those of text datasets by their names, or texts in the json by their
+    paths. `drop_text` is the share of captions that the empty caption replaces, and `flip` the
+    share of images whose latents are those of the mirror image.
 
-    `homogeneous` takes all samples of a step from one stream, and from one shape where a stream
-    has several. `shape_batch` does that only for groups of so many neighbours in a step, a
-    multiple of what a rank gets. `window` is how far the order shuffles inside a shard, and
-    `run` how many neighbours stay together there, as one request to S3.
+    `homogeneous` takes all samples of a step from one stream, and from one shape if a stream has
+    several. `shape_batch` does that only for groups of so many neighbours in a step, a multiple
+    of what a rank gets. `window` is how far the order shuffles inside a shard, and `run` how
+    many neighbours stay together there, as one request to S3.
 
     `skip_missing` serves other samples in place of those of a missing shard. `cache` is a local
     folder for at most `cache_nbytes` of what comes from S3; all processes of a machine may
