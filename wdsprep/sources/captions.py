@@ -2,23 +2,20 @@
 
 import datetime
 import math
-import re
 from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
-from types import NoneType
 from typing import Any
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.dataset.samples import parse_json, value_at_path
+from wdsprep.dataset.samples import MAPPING, parse_json, value_at_path
 from wdsprep.text import shown
 
 MAX_DEPTH = 64
 """The most objects and lists within each other: more is an attack, on us or on who reads the
 shards."""
-_MAY_SAY_NOTHING = re.compile(rb"null|NaN|Infinity|\d[eE]|\d{309}")  # 1.8e308 is the last float
-_SIMPLE = frozenset({str, int, float, bool, NoneType})
-"""The types of values that hold no others."""
+_AS_THEY_ARE = frozenset({str, int, bool})
+"""The types of values that any JSON can hold, which nearly all are."""
 NAMES = ("caption", "text", "captions", "prompt", "TEXT", "CAPTION", "title", "description", "alt")
 
 
@@ -37,28 +34,10 @@ def decode_facts(data: bytes, what: str) -> dict[str, Any]:
     try:
         found = parse_json(data)
         if isinstance(found, dict):
-            return _plain_object(found, data)
+            return plain_facts(found)
     except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, absurdly deep
         raise RejectedError(Code.BAD_JSON, f"{shown(what)}: {error}") from None
     raise RejectedError(Code.BAD_JSON, f"{shown(what)}: {type(found).__name__}, not an object")
-
-
-def _plain_object(found: dict[str, Any], data: bytes) -> dict[str, Any]:
-    """Return `plain_facts` of an object that `parse_json` made of some JSON.
-
-    Most objects are seen to be plain by the types of their values, or by the bytes of their JSON,
-    which costs less than a walk through them. `parse_json` leaves no infinities, and the pattern
-    finds all that it turned into None, unless a zero byte shows that the JSON is not UTF-8.
-    """
-    kinds = set(map(type, found.values()))
-    if kinds <= _SIMPLE:
-        if NoneType not in kinds:
-            return found
-        return {name: value for name, value in found.items() if value is not None}
-    may_be_deep = data.count(b"{") + data.count(b"[") > MAX_DEPTH
-    if may_be_deep or _MAY_SAY_NOTHING.search(data) or b"\0" in data:
-        return plain_facts(found)
-    return found
 
 
 def captions_of(facts: Mapping[str, Any], column: str = "") -> tuple[str, ...]:
@@ -105,8 +84,11 @@ def plain_facts(facts: Mapping[str, Any], depth: int = 1) -> dict[str, Any]:
     """Return facts as JSON can hold them, without those that are null, NaN or bytes."""
     if depth > MAX_DEPTH:
         raise _too_deep()
-    plain = {str(name): _plain(value, depth) for name, value in facts.items()}
-    return {name: value for name, value in plain.items() if value is not None}
+    return {
+        str(name): plain
+        for name, value in facts.items()
+        if (plain := value if type(value) in _AS_THEY_ARE else _plain(value, depth)) is not None
+    }
 
 
 def _plain(value: object, depth: int) -> Any:
@@ -114,13 +96,12 @@ def _plain(value: object, depth: int) -> Any:
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, str | int):
         return value
-    if isinstance(value, Mapping):
-        return plain_facts(value, depth + 1)
     if isinstance(value, list | tuple):
         if depth == MAX_DEPTH:
             raise _too_deep()
-        plain = (_plain(item, depth + 1) for item in value)
-        return [item for item in plain if item is not None]
+        return [plain for item in value if (plain := _plain(item, depth + 1)) is not None]
+    if isinstance(value, MAPPING):
+        return plain_facts(value, depth + 1)
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     return None if isinstance(value, bytes | bytearray) else str(value)
