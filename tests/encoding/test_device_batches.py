@@ -75,7 +75,7 @@ def test_what_fails_is_raised_where_its_rows_are_awaited(monkeypatch: pytest.Mon
     rows[1].result(60)
     with pytest.raises(ValueError, match="a kernel of 3"):
         rows[2].result(60)
-    monkeypatch.setattr(Device, "_copy_row", lambda *_: 1 / 0)
+    monkeypatch.setattr(Device, "_split_rows", lambda *_: 1 / 0)
     other = DeviceBatches(Means(), 2)
     for level in range(2 * MOST_LAUNCHED):  # it goes on after each
         with pytest.raises(ZeroDivisionError):

@@ -171,7 +171,8 @@ class Engine:
         `check` from time to time, as they may never come.
         """
         block = PendingBlock(self._leave)
-        block.samples = [self._begin_sample(sample, part, block) for sample in samples]
+        parts = [part & self._part & own for own in self._parts]
+        block.samples = [self._begin_sample(sample, parts, block) for sample in samples]
         block.missing = len(samples)
         has_images = any(Part.IMAGE in each for one in block.samples for each in one.parts)
         nbytes = sum(len(sample.image) for sample in samples) if has_images else 0
@@ -183,10 +184,12 @@ class Engine:
         self._fed.put(block)
         return block
 
-    def _begin_sample(self, sample: SampleInput, part: Part, block: PendingBlock) -> SampleUnderWay:
-        parts = [part & self._part & self._parts[number] for number in self._cut_numbers(sample)]
-        cuts: list[CropResult] = [NO_CROP] * len(parts)
-        return SampleUnderWay(sample.key, sample.caption, parts, block, cuts)
+    def _begin_sample(
+        self, sample: SampleInput, parts: Sequence[Part], block: PendingBlock
+    ) -> SampleUnderWay:
+        own = [parts[number] for number in self._cut_numbers(sample)]
+        cuts: list[CropResult] = [NO_CROP] * len(own)
+        return SampleUnderWay(sample.key, sample.caption, own, block, cuts)
 
     def _cut_numbers(self, sample: SampleInput) -> Sequence[int]:
         return range(len(self._cuts)) if sample.cuts is None else sample.cuts

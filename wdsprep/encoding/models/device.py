@@ -323,7 +323,7 @@ class Device:
         stats.text_s += worked if is_text else 0.0
         stats.wall_s = time.monotonic() - self._first_launch
         stats.batches += 1
-        rows: list[Arrays | None] = [self._copy_row(one, row) for row in range(one.batch.count)]
+        rows: list[Arrays | None] = [*self._split_rows(one)]
         failed = (~one.ok[: one.batch.count]).nonzero().flatten().tolist()
         again = self._compute_exact(one.batch, failed) if failed and may_retry else []
         for row, made in zip(failed, again or [None] * len(failed), strict=True):
@@ -332,17 +332,19 @@ class Device:
         stats.samples += one.batch.count if is_counted else 0
         return rows
 
-    def _copy_row(self, one: Launched, row: int) -> Arrays:
-        """Return the arrays of one row of a batch.
+    def _split_rows(self, one: Launched) -> list[Arrays]:
+        """Return the arrays of each row of a batch, without padding.
 
         An array that is cut to the caption's length is copied, as it would otherwise keep the
         memory of the whole batch.
         """
-        found = {name: made[row] for name, made in one.arrays.items()}
+        each = [made[: one.batch.count].unbind() for made in one.arrays.values()]
+        rows = [dict(zip(one.arrays, row, strict=True)) for row in zip(*each, strict=True)]
         if one.lengths is not None:
-            for name in self._variable & found.keys():
-                found[name] = found[name][: int(one.lengths[row])].clone()
-        return found
+            names = self._variable & one.arrays.keys()
+            for row, length in zip(rows, one.lengths.tolist(), strict=False):  # padding has one too
+                row.update({name: row[name][:length].clone() for name in names})
+        return rows
 
     def _busy_seconds(self, one: Launched) -> float:
         """Return the seconds in which the device was busy with a batch; on a CPU, all its time."""
