@@ -85,7 +85,7 @@ class LatentShard:
             raise RejectedError(Code.BAD_KEY, str(error)) from error
         self._rows[shape].append(self._inputs)
         self.samples += 1
-        self.nbytes += sum(nbytes_of(data) for _, data in members)
+        self.nbytes += sum([nbytes_of(data) for _, data in members])
         if cut is not None:
             told = {"cut": cut, "caption": members[-1][1]}
             count_sample(self.counts, "latents", told, shape)
@@ -198,7 +198,7 @@ def _size_array(name: str, facts: Mapping[str, Any]) -> Tensor:
         "target_size.npy": target,
         "crop_coords.npy": crop,
     }
-    return torch.tensor(numbers[name], dtype=torch.int32)
+    return torch.frombuffer(array("i", numbers[name]), dtype=torch.int32)
 
 
 def npy_of(field: Field, array: Tensor) -> tuple[bytes, memoryview]:
