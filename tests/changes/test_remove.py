@@ -33,7 +33,7 @@ from tests.kit.packs import (
 from tests.kit.sites import FAST, open_site, table_of, write_parquet
 from wdsprep.changes.remove import Removal
 from wdsprep.changes.samples_to_remove import KeysBySlice
-from wdsprep.checks import Kind
+from wdsprep.checks.findings import Kind
 from wdsprep.checks.repair import do_repair, plan_repair
 from wdsprep.cli import main
 from wdsprep.dataset.draft import Draft

@@ -21,7 +21,7 @@ from tests.kit.damaged import (
 )
 from tests.kit.encodes import in_this_process
 from tests.kit.packs import BUCKETS, SCRIPT, manifest_of, packing_here, photos, tree
-from wdsprep.checks import Kind
+from wdsprep.checks.findings import Kind
 from wdsprep.checks.repair import Repair, do_repair, plan_repair
 from wdsprep.cli import main
 from wdsprep.dataset.file_names import MANIFEST

@@ -23,7 +23,7 @@ from tests.kit.encodes import (
     run_encode,
 )
 from tests.kit.packs import manifest_of, pack, tree, upload, write_files
-from wdsprep.checks import Kind
+from wdsprep.checks.findings import Kind
 from wdsprep.checks.repair import repair
 from wdsprep.checks.verify import verify
 from wdsprep.cli.output.encode import captions_lines

@@ -30,7 +30,7 @@ from tests.kit.encodes import (
 )
 from tests.kit.packs import jpeg, manifest_of, tar_bytes, tree, write_files
 from tests.kit.paths import format_recipe
-from wdsprep.checks import Kind
+from wdsprep.checks.findings import Kind
 from wdsprep.dataset import reindex
 from wdsprep.dataset.file_names import receipt_name
 from wdsprep.dataset.reindex import UNTOLD, index, missing_rows

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.kit.packs import Loud, pack, photos, tree
-from wdsprep.checks import Finding
+from wdsprep.checks.findings import Finding
 from wdsprep.checks.verify import Verified, check_datasets
 
 SLICES = ("--samples-per-shard", "4")

@@ -6,8 +6,8 @@ A damaged lookup may give other captions than the table, and no other check woul
 from contextlib import suppress
 from typing import TypedDict
 
-from wdsprep.checks import Kind
 from wdsprep.checks.dataset_check import DatasetSurvey, smallest_unit
+from wdsprep.checks.findings import Kind
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.file_names import CAPTION_TABLE, lookup_name
 from wdsprep.dataset.json_records import Hex, read_record

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from wdsprep.checks import CheckedDataset, Finding, Kind
+from wdsprep.checks.findings import CheckedDataset, Finding, Kind
 from wdsprep.dataset.file_names import (
     CAPTION_TABLE,
     EDITION,

@@ -9,8 +9,8 @@ the image shard, and a digest of them is enough.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from wdsprep.checks import Kind
 from wdsprep.checks.dataset_check import DatasetSurvey
+from wdsprep.checks.findings import Kind
 from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.file_names import latent_shard, latent_unit

@@ -16,8 +16,8 @@ from functools import partial
 from io import BytesIO
 from itertools import count, islice
 
-from wdsprep.checks import Finding, Kind
 from wdsprep.checks.dataset_check import DatasetSurvey
+from wdsprep.checks.findings import Finding, Kind
 from wdsprep.checks.options import RepairOptions
 from wdsprep.checks.verify import check_datasets
 from wdsprep.dataset.digests import DigestKind

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from wdsprep.changes.rewrite_units import UnitChange
-from wdsprep.checks import CheckedDataset, Finding, Kind, UnitFindings
 from wdsprep.checks.dataset_check import DatasetSurvey, damage_text, smallest_unit
+from wdsprep.checks.findings import CheckedDataset, Finding, Kind, UnitFindings
 from wdsprep.checks.matching_images import keys_digest
 from wdsprep.checks.member_rules import array_problem, rules_of
 from wdsprep.checks.shard_check import CheckedShard, check_shard

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
-from wdsprep.checks import Finding, Kind, UnitFindings
 from wdsprep.checks.caption_lookup import check_lookup
 from wdsprep.checks.dataset_check import DatasetSurvey, expected_files, survey
+from wdsprep.checks.findings import Finding, Kind, UnitFindings
 from wdsprep.checks.matching_images import check_keys, check_pairs, find_images, find_limited_shards
 from wdsprep.checks.options import VerifyOptions
 from wdsprep.checks.unit_check import Checking, CheckUnit, check_empty

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from wdsprep.checks import Finding
+from wdsprep.checks.findings import Finding
 from wdsprep.checks.repair import Repair
 from wdsprep.cli.output.shared import CommandOutput, KeptLine, echo
 from wdsprep.cli.output.verify import VerifyOutput, finding_facts

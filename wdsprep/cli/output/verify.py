@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from wdsprep.checks import Finding
 from wdsprep.checks.dataset_check import DatasetSurvey
+from wdsprep.checks.findings import Finding
 from wdsprep.checks.verify import Verified
 from wdsprep.cli.output.shared import CommandOutput, KeptLine
 from wdsprep.runners.job import JobListener, JobStatus

@@ -1,0 +1,105 @@
+"""Findings: the faults of files that checks find, of which each has a kind and a next step."""
+
+import shlex
+from dataclasses import dataclass, field
+from enum import Enum
+
+from wdsprep.dataset.damage import repair_step
+from wdsprep.dataset.reindex import AGAIN
+
+
+class Kind(Enum):
+    """The kind of a finding, which decides what can be done about it."""
+
+    MANIFEST = "manifest"  # damaged, or unlike the receipts, from which it can be made
+    INDEX = "index"  # can be made from its tar
+    MISSING = "missing"
+    DAMAGED = "damaged"
+    WRONG = "wrong"  # what was written breaks the format
+    CHANGED = "changed"  # latents of images that have gone or changed since
+    UNMATCHED = "unmatched"  # latents that do not fit their images
+    UNREADABLE = "unreadable"
+    UNCHECKED = "unchecked"
+    REMOVING = "removing"  # a removal has not removed all of its samples
+    REMOVED = "removed"  # the list of removed samples is damaged, so they might come back
+    FOREIGN = "foreign"
+    UNFINISHED = "unfinished"  # notes from here on
+    ROWLESS = "rowless"  # latents of an old version, without the rows that a join needs
+    UNTOLD = "untold"  # the same, of tars that pack did not make: only encode can tell their rows
+    UNSETTLED = "unsettled"  # a step that the next run does again
+    LEFTOVER = "leftover"
+
+    @property
+    def is_note(self) -> bool:
+        return self in NOTES
+
+
+NOTES = (Kind.UNFINISHED, Kind.ROWLESS, Kind.UNTOLD, Kind.UNSETTLED, Kind.LEFTOVER)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckedDataset:
+    """A dataset to check: its URL, its path as the user wrote it, its kind, and its command."""
+
+    url: str
+    shown: str
+    dataset: str
+    maker: str
+    """The command that makes the dataset, and continues it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """A fault of one file.
+
+    `unit` is the unit of work that has to be done again to repair it. It is empty if the file
+    belongs to no unit, or can be made from other files.
+    """
+
+    place: CheckedDataset
+    name: str
+    kind: Kind
+    what: str
+    unit: str = ""
+
+    @property
+    def next_step(self) -> str:
+        shown, maker = self.place.shown, self.place.maker
+        if self.kind in _REDONE:
+            return repair_step(shown, f'the same "{maker}"')
+        return _NEXT[self.kind].format(url=shlex.quote(shown), maker=maker, unit=self.unit)
+
+    def __str__(self) -> str:
+        file = f"{self.place.shown}/{self.name}" if self.name else self.place.shown
+        return f"{file}: {self.what}: {self.next_step}"
+
+
+_REDONE = (Kind.MISSING, Kind.DAMAGED, Kind.WRONG)
+_NEXT = {
+    Kind.MANIFEST: 'run "wdsprep repair {url}"',
+    Kind.INDEX: 'run "wdsprep repair {url}"',
+    Kind.CHANGED: 'run the same "{maker}" again with --redo-changed',
+    Kind.UNMATCHED: 'delete {url}/receipts/{unit}.json and run the same "{maker}" again',
+    Kind.UNREADABLE: "check the disk and the permissions, then verify again",
+    Kind.UNCHECKED: "verify again, with fewer --workers where memory is short",
+    Kind.REMOVING: 'run the same "wdsprep remove" again, or "wdsprep remove {url}", to finish it',
+    Kind.REMOVED: "put it back from a copy, or delete it and remove again what must stay away",
+    Kind.FOREIGN: "move it out of the dataset",
+    Kind.UNFINISHED: 'run the same "{maker}" again to go on',
+    Kind.ROWLESS: 'run "wdsprep index {url}" before it is joined with another',
+    Kind.UNTOLD: AGAIN,
+    Kind.UNSETTLED: 'run the same "{maker}" again, or "wdsprep repair {url}"',
+    Kind.LEFTOVER: "nothing to do",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitFindings:
+    """The result of checking one unit of work.
+
+    `keys` has a digest of the keys of each shard. It stands under the name by which a latent shard
+    states that shard as its input (see `matching_images`).
+    """
+
+    findings: tuple[Finding, ...] = ()
+    keys: dict[str, str] = field(default_factory=dict)
