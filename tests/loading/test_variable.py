@@ -32,7 +32,7 @@ from wdsprep.errors import UsageError
 from wdsprep.images.crop import NO_PIXELS, Crop
 from wdsprep.images.nearest_shape import Fit
 from wdsprep.loading.batch_memory import Batch
-from wdsprep.loading.on_the_fly.encoded_batches import BatchLayout, EncodedRow
+from wdsprep.loading.on_the_fly.encoded_batches import BatchBuilder, EncodedRow
 from wdsprep.loading.padding import PaddedRows
 from wdsprep.loading.shard_access import local as shelf
 from wdsprep.loading.streaming.stages import PieceMetadata, join_rows, pack_piece
@@ -410,7 +410,7 @@ def test_rows_that_are_encoded_make_the_batches_of_stored_ones(data: str, pad: s
     made_by_models = (FIELDS[0], *FIELDS[2:])
     options = {"fields": names, "pad": pad, "drop_text": 0.3, "global_batch": 10}
     plan = load(data, **options).plan
-    layout, collate = BatchLayout(plan), _Collate(SimpleNamespace(plan=plan))  # type: ignore[arg-type]
+    builder, collate = BatchBuilder(plan), _Collate(SimpleNamespace(plan=plan))  # type: ignore[arg-type]
     for step, batch in enumerate(load(data, **options)):
         read = Batch(step, 0, [0] * 10, [0] * 10, [0] * 10)
         rows = [encoded(key, made_by_models) for key in batch["key"]]
@@ -423,5 +423,5 @@ def test_rows_that_are_encoded_make_the_batches_of_stored_ones(data: str, pad: s
         for row in bare:
             row.result.arrays = {}  # type: ignore[misc]
         wanted = {**batch, "time_ids": torch.tensor([[80, 90, 0, 4, 64, 64]] * 10).int()}
-        assert_same([layout.batch(read, rows).out], [wanted])
-        assert_same([layout.batch(read, bare, pieces).out], [wanted])
+        assert_same([builder.build(read, rows).out], [wanted])
+        assert_same([builder.build(read, bare, pieces).out], [wanted])

@@ -185,7 +185,7 @@ def _match_shards(
 
 
 def _image_shard(source: str) -> str:
-    """Return the image shard that a source stands for, also one of its first samples alone."""
+    """Return the digest of an image shard from a receipt's input, without a limit on samples."""
     return source.partition(":")[0]
 
 

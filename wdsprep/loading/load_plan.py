@@ -255,7 +255,7 @@ def _check_captions(
 
 
 def _check_kind(first: Dataset, dataset: Dataset, *, pixels: int) -> None:
-    """Raise UsageError if a dataset cannot share batches with the first: latents with images."""
+    """Raise UsageError if two datasets cannot share a batch, as latents and images."""
     if dataset.kind == "tars" and not pixels:
         raise UsageError(
             f"{dataset.store.url} holds tars without a manifest: load with raw=True or pixels="

@@ -93,7 +93,7 @@ class EncodingReader:
             yield self._finish(*begun.popleft())
 
     def begin(self, batch: Batch) -> StepBegun:
-        """Begin to encode the images of a batch, mirrored where chance says so.
+        """Begin to encode the images of a batch, some of them mirrored at random.
 
         If everything is kept, each image is encoded both ways. A mirrored image has noise
         of its own.
@@ -175,7 +175,7 @@ def reading_plan(plan: LoadPlan, device: torch.device) -> LoadPlan:
     return replace(plan, datasets=images, effects=effects, names=READ, pin=pin, device=None)
 
 
-class BatchLayout:
+class BatchBuilder:
     """A builder of batches from encoded rows, equal to batches of stored latents."""
 
     def __init__(self, plan: LoadPlan) -> None:
@@ -195,7 +195,7 @@ class BatchLayout:
         self._own = {name for each in own for name in each.names}
         weakref.finalize(self, close_shelves, shelves)
 
-    def batch(
+    def build(
         self,
         read: Batch,
         rows: Sequence[EncodedRow],
@@ -284,7 +284,7 @@ class BatchLayout:
 
 
 class Session:
-    """The models of one trainer, loaded once for all epochs, and the store of their latents."""
+    """The models of one trainer, loaded once, and the writer that keeps its latents."""
 
     def __init__(self, plan: LoadPlan, encoding: Encoding, tee_url: str = "") -> None:
         self._encoder = BatchEncoder(
@@ -321,13 +321,13 @@ class Session:
 
     def _batches(self, steps: range) -> Iterator[tuple[int, dict[str, Any]]]:
         reader = EncodingReader(self._plan, self._encoder, kept=self._tee is not None)
-        layout = BatchLayout(self._plan)
+        builder = BatchBuilder(self._plan)
         for batch, rows in reader.batches(steps):
             if self._tee is not None:
                 for row in rows:
                     self._tee.add(row.shard, row.index, row.key, row.sample, row.result)
                 self._tee.refuse(batch.refused)
-            yield batch.step, layout.batch(batch, rows, encoded=reader.encode_row).out
+            yield batch.step, builder.build(batch, rows, encoded=reader.encode_row).out
 
 
 def open_tee(

@@ -163,13 +163,13 @@ class Order:
 
     @cached_property
     def slots(self) -> int:
-        """The number of slots of a pass, and of blocks in a group (C in the text above)."""
+        """The number of slots of a pass, and of blocks in a group (C in the module's docstring)."""
         least = min(SLOTS, self.group)
         return next(c for c in range(least, self.group + 1) if not self.group % c)
 
     @property
     def block(self) -> int:
-        """The number of samples in a block (q in the text above)."""
+        """The number of samples in a block (q in the module's docstring)."""
         return self.group // self.slots
 
     @property

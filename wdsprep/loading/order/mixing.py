@@ -106,7 +106,7 @@ def _reduce(shares: list[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """A node of the tree: one stream (a leaf), or two nodes that split the blocks."""
+    """A node of a Huffman tree: one stream (a leaf), or two nodes that split the blocks."""
 
     weight: int
     stream: int = -1

@@ -24,7 +24,7 @@ from wdsprep.errors import WdsprepError, WorkError
 from wdsprep.loading.batch_memory import Arrays, Batch
 from wdsprep.loading.load_plan import LoadPlan
 from wdsprep.loading.on_the_fly.encoded_batches import (
-    BatchLayout,
+    BatchBuilder,
     EncodedRow,
     open_tee,
     with_empty_caption,
@@ -179,7 +179,7 @@ class Trainer:
     def _next(self) -> dict[str, Any]:
         rank = self._pieces.plan.rank
         pieces = [self._piece(number) for number in self._pieces.numbers(self.step, rank)]
-        batch = self._layout.batch(*_join_pieces(pieces), [piece.arrays for piece in pieces])
+        batch = self._builder.build(*_join_pieces(pieces), [piece.arrays for piece in pieces])
         if self._tee is not None:
             self._keep(self._tee, pieces)
         return batch.out
@@ -235,8 +235,8 @@ class Trainer:
         return pieces
 
     @cached_property
-    def _layout(self) -> BatchLayout:
-        return BatchLayout(with_empty_caption(self._pieces.plan, self._empty))
+    def _builder(self) -> BatchBuilder:
+        return BatchBuilder(with_empty_caption(self._pieces.plan, self._empty))
 
     @cached_property
     def _tee(self) -> LatentWriter | None:
@@ -248,7 +248,7 @@ class Trainer:
         return new_trainer, (__version__,), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
-        made = ("_made", "_at_exit", "_layout", "_tee")
+        made = ("_made", "_at_exit", "_builder", "_tee")
         return {name: value for name, value in vars(self).items() if name not in made}
 
 
