@@ -113,7 +113,7 @@ class Condition:
     def _compile(self, node: ast.expr) -> Evaluate:
         """Return a function that computes a node of the syntax tree.
 
-        Refuse all that the docstring of this module does not name.
+        Raise UsageError for syntax that the docstring of this module does not name.
         """
         if isinstance(node, ast.BoolOp):
             join = _and_function if isinstance(node.op, ast.And) else _or_function

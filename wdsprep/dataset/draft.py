@@ -151,7 +151,7 @@ class DraftTar:
         self._writer.add_tarred(keys, names, sizes, blocks)
 
     def reserve(self, key: str, names: Sequence[str]) -> None:
-        """Reserve the key of a sample. Refuse now what `add` would refuse later."""
+        """Reserve the key of a sample. Raise now the error that `add` would raise later."""
         self._writer.reserve(key, names)
 
     def finish(self, *, waits: bool = False) -> Shard:

@@ -218,7 +218,7 @@ def check_storable(dataset: str, settings: Mapping[str, Any]) -> None:
 def checked_settings(dataset: str, found: Mapping[str, Any], what: str) -> Stated:
     """Check the settings that a file has, and return them.
 
-    Refuse those that no dataset can have.
+    Raise DamageError for settings that no dataset can have.
     """
     check_record(_SETTINGS[dataset], {"settings": found}, what)
     settings = Stated(found, what)

@@ -210,7 +210,7 @@ def _start_over(store: Store, manifest: Manifest) -> Edition:
 def _check_claim(edition: Edition, dataset: str, settings: Settings) -> tuple[Manifest, bool]:
     """Return the manifest to continue with, and whether it lies in the store.
 
-    Refuse a dataset of another kind or with other settings.
+    Raise an error if the dataset is of another kind or has other settings.
     """
     store = edition.store
     there = dated_manifest(store)

@@ -428,7 +428,7 @@ def write_generations(
 def open_dataset_to_write(
     url: str, dataset: str, settings: Settings, *, overwrite: bool
 ) -> tuple[Edition, Manifest]:
-    """Open a dataset to write, or begin it. Refuse one that was made with other settings."""
+    """Open or begin a dataset to write. Raise an error if it was made with other settings."""
     store = open_store(url)
     edition, manifest = open_edition(store, dataset, settings, overwrite=overwrite)
     sweep(store, manifest)

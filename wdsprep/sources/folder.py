@@ -136,7 +136,7 @@ def is_image(name: str) -> bool:
 
 
 def check_nbytes(name: str, nbytes: int, most: int) -> None:
-    """Refuse a file with more bytes than `most`, before it takes up memory."""
+    """Raise RejectedError for a file with more bytes than `most`, before it takes up memory."""
     if nbytes > most:
         raise RejectedError(
             Code.TOO_MANY_BYTES, f"{shown(name)} has {nbytes:,} bytes, more than {most:,}"

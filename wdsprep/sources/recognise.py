@@ -292,7 +292,7 @@ def _saved_source(url: str, form: str, columns: Columns) -> Source:
 
 
 def _refuse_ours(url: str, store: Store) -> None:
-    """Refuse a dataset of wdsprep. It is made of tars, but hardly meant to be packed once more."""
+    """Raise UsageError for a dataset of wdsprep, whose tars are hardly meant to be packed again."""
     if any(entry.name == MANIFEST for entry in store.list(MANIFEST)):
         manifest = read_manifest(store)
         if manifest and manifest.dataset == "latents":

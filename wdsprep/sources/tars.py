@@ -195,7 +195,7 @@ class TarsSource:
         return Sample(source=source, image=fields[image], captions=captions, facts=facts)
 
     def _check_unread(self, unread: Mapping[str, int | str], image: str) -> None:
-        """Refuse a sample if one of its members was too large to be read."""
+        """Raise RejectedError if one of the members of a sample was too large to be read."""
         for name, nbytes in unread.items():
             if name in TEXTS:
                 check_nbytes(name, int(nbytes), MAX_TEXT_NBYTES)

@@ -80,7 +80,7 @@ def is_keyed(url: str) -> bool:
 
 
 def check_no_password(url: str) -> None:
-    """Refuse a URL that has a password in the name of its bucket or repository.
+    """Raise UsageError for a URL with a password in the name of its bucket or repository.
 
     Its library would take the password for a part of the name, and show it. The name of an access
     point (arn:) has colons too.

@@ -169,7 +169,7 @@ class TarWriter:
     def reserve(self, key: str, names: Sequence[str]) -> None:
         """Reserve the key of a sample that is added later, with these fields.
 
-        Refuse now what `add` would refuse then.
+        Raise now the error that `add` would raise then.
         """
         for name in names:
             header(f"{key}.{name}", 0)
@@ -178,7 +178,7 @@ class TarWriter:
         self._reserved.add(key)
 
     def _check(self, key: str, names: Sequence[str]) -> None:
-        """Refuse a key and field names that a reader would not give back as this one sample."""
+        """Raise TarError if a reader would not find this key with these fields as one sample."""
         base = key.rpartition("/")[2]
         if not base or "." in base or leads_out(key):
             raise TarError(f"{key!r} cannot be the key of a sample")

@@ -104,7 +104,7 @@ def read_samples(url: str, shard: MdsShard, name: str) -> Iterator[bytes]:
 def fields_in(shard: MdsShard, data: bytes, wanted: Collection[str] = ()) -> dict[str, bytes]:
     """Return the encoded columns of a sample that are wanted, or all if none is named.
 
-    Refuse a sample whose lengths do not add up.
+    Raise RejectedError for a sample whose lengths do not add up.
     """
     with parsing_sample("the sample"):
         return dict(_fields(shard.columns, data, wanted))

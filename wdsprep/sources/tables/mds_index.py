@@ -76,7 +76,7 @@ class MdsShard:
         return next((form for form in forms if form.name in there), None)
 
     def check_unpacked(self, url: str, nbytes: int) -> None:
-        """Refuse a shard whose file of so many bytes unpacks to far more."""
+        """Raise SourceError if a file of `nbytes` bytes would unpack to a far larger shard."""
         if self.raw.nbytes > max(UNPACKED_NBYTES, UNPACKED_RATIO * nbytes):
             name = self.zipped.name if self.zipped else self.raw.name
             raise SourceError(
