@@ -616,6 +616,35 @@ def test_what_is_damaged_while_it_goes_on_is_repaired_and_it_ends(
     assert all("wdsprep repair" in line for line in said)
 
 
+@pytest.mark.system
+def test_latents_whose_images_are_packed_over_meanwhile_are_not_said_to_be_of_the_new_ones(
+    pair: Pair, once: Any, tmp_path: Path
+) -> None:
+    root, images, latents = pair
+    keys = [*GONE, *members(images / "128/000001.tar")]
+    with Cut(10_000) as whole:
+        remove(images, latents, keys=keys)
+    changed = 0
+    for step in range(2, whole.before - whole.left - 1, 3):
+        for place, files in once[1].items():
+            restore(place, files)
+        with Cut(step), pytest.raises(CutError):
+            remove(images, latents, keys=keys)
+        for number in range(3):
+            (root / f"photo-{number:04d}.jpg").write_bytes(photo(number + 30))
+        packed(root, images, "--overwrite")
+        remove(images, latents, keys=keys)
+        changed += kinds(images, latents) == {Kind.CHANGED}
+        encode_here(images, latents, redo_changed=True)
+        encode_here(images, tmp_path / "fresh", overwrite=True)
+        assert kinds(images, latents) == set(), step
+        found, fresh = samples(latents), samples(tmp_path / "fresh")
+        assert {key: found[key]["latent.npy"] for key in found} == {
+            key: fresh[key]["latent.npy"] for key in fresh
+        }
+    assert changed > 5
+
+
 @pytest.mark.parametrize(
     ("paths", "cut", "left"),
     [

@@ -422,16 +422,17 @@ class _RemovalJob:
         count = sum(len(found.units) for found in self._found.values())
         done = 0
         gone: dict[str, set[str]] = {url: set() for url in self._places}
+        digests: dict[str, dict[str, str]] = {url: {} for url in self._places}
         for url in (*(p.url for p in self._images), *(p.url for p in self._latents)):
             place = self._places[url]
-            images = self._digests(self._made_of.get(url, "")) if not place.has_images else {}
+            images = digests.get(self._made_of.get(url, ""), {})
             units = list(self._found[url].units.values())
 
             def rewrite(
                 unit: UnitRemoval, place: DatasetPlace = place, images: Mapping[str, str] = images
             ) -> Receipt | None:
                 removed = self._removed[place.url]
-                change = UnitChange(place.edition, unit, removed, images.get(unit.unit, ""))
+                change = UnitChange(place.edition, unit, removed, images.get(unit.unit))
                 with naming_repair(place.store):
                     return change.rewrite()
 
@@ -440,6 +441,8 @@ class _RemovalJob:
                 heard(done, count)
                 if receipt is None and unit.made_of:
                     gone[url].add(unit.unit)
+                elif receipt is not None and place.has_images:
+                    digests[url] |= _digests_after(unit, receipt)
         for place in (*self._latents, *self._images):
             self._finish_dataset(place, gone[place.url])
         self._publish()
@@ -481,6 +484,15 @@ class _RemovalJob:
             write_manifest(place.store, _without_units(there, gone, place))
             now = removed_from(place.store)
             write_removed(place.store, replace(now, units=(), images=""))
+
+
+def _digests_after(removal: UnitRemoval, receipt: Receipt) -> dict[str, str]:
+    """Return the digests of the changed shards of an image unit, by the latent units made of them.
+
+    The digest of a shard that is gone is "".
+    """
+    digests = {shard.name: shard.digest for shard in receipt.shards}
+    return {latent_unit(shard.name): digests.get(shard.name, "") for shard in removal.shards}
 
 
 def _without_units(there: Manifest, gone: set[str], place: DatasetPlace) -> Manifest:

@@ -70,11 +70,13 @@ class RewrittenShard:
 class UnitChange:
     """The removal of samples from one unit of work.
 
-    `image` is the digest that the image shard of a unit of latents has now, if it has one.
+    `image` is the digest that the removal has given the image shard of a unit of latents, or "" if
+    that shard has lost all samples. It is None if the removal has not changed that shard, because
+    its images have been packed over or are not there: then the unit stays one of the old shard.
     """
 
     def __init__(
-        self, edition: Edition, removal: UnitRemoval, removed: Removed, image: str = ""
+        self, edition: Edition, removal: UnitRemoval, removed: Removed, image: str | None = None
     ) -> None:
         self._edition, self._store = edition, edition.store
         self._removal, self._removed, self._image = removal, removed, image
@@ -88,6 +90,8 @@ class UnitChange:
             except NotFoundError:  # a repair has removed it, or an earlier run
                 self._delete_all()
                 return None
+            if self._image is None and self._removal.is_ahead_of(receipt):
+                self._removal = replace(self._removal, made_of="", lost_rows=())
             made = [
                 self._rewrite_shard(shard, receipt, naming)
                 for shard in self._removal.shards
