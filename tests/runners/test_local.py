@@ -190,7 +190,7 @@ def test_a_runner_that_is_not_there_is_a_usage_error() -> None:
 
 
 def test_a_worker_that_holds_nothing_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="0 units at a time for a worker: give 1"):
+    with pytest.raises(UsageError, match="0 units at a time for each worker are too few: give 1"):
         make_runner("local", RunnerSettings(units_per_worker=0))
 
 

@@ -64,7 +64,7 @@ from wdsprep.options import Place, takes_datasets
 from wdsprep.runners.job import JobListener
 from wdsprep.store import open_store
 from wdsprep.store.base import absolute
-from wdsprep.text import EXAMPLES, NotebookTable, plural
+from wdsprep.text import EXAMPLES, NotebookTable, command, plural
 
 UNITS_AT_ONCE = 4
 """The number of units that are changed at a time: one waits for the disk while another hashes."""
@@ -375,8 +375,9 @@ class _RemovalJob:
             there = removed_from(place.store)
             if there.units and not is_more:
                 raise BusyError(
-                    f"another removal from {place.shown} has begun: let it finish, then run the "
-                    "same command again"
+                    f"another removal from {place.shown} has begun: wait for it to end, or, "
+                    f"if it was killed, run {command('remove', place.url)}, then the same command "
+                    "again"
                 )
             new = Removed(
                 marks=there.marks | Marks.sort(self._marks(place)),

@@ -197,7 +197,8 @@ class UnitChange:
     def _with_new_image(self, receipt: Receipt) -> Receipt:
         """Return a receipt whose input is the new image shard, so that encode finds it up to date.
 
-        If --limit has cut that shard, the count of its samples falls by those removed.
+        After `encode --limit` the input also states how many samples of the image shard were
+        encoded: those removed are taken off that number.
         """
         whole, _, first = receipt.input.partition(":")
         if not self._removal.made_of or whole != self._removal.made_of or not self._image:

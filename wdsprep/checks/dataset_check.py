@@ -49,7 +49,7 @@ from wdsprep.text import human_bytes, plural
 class DatasetSurvey:
     """A dataset as its receipts describe it, with what is wrong.
 
-    `files` has the entry of each file by name. `manifest` is None if it cannot be read.
+    `files` is the listing of the store, by name. `manifest` is None if it cannot be read.
     """
 
     place: CheckedDataset

@@ -136,9 +136,10 @@ def positions_from_keys(
 
 
 def none_moved(ends: Sequence[str], rejected: Sequence[str]) -> bool:
-    """Return whether samples seem to stand as in the image shard, before all rejected ones.
+    """Return whether samples seem to have the same numbers as in the image shard.
 
-    `ends` are the keys at the ends of each shape, or of all.
+    They have if keys rise, and every rejected key comes after the last one. `ends` are the first
+    and the last key of each shape, or of the whole shard.
     """
     orders = [key_order(key) for key in ends]
     rises = all(a <= b for a, b in pairwise(orders))

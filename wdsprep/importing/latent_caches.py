@@ -72,7 +72,7 @@ class LatentCache:
     pattern: str = ""
 
     def items(self) -> Iterator[Item]:
-        """Yield the files of the cache, in the order of their names or of an index."""
+        """Yield the files of the cache by name, or as the index of an MDS folder lists them."""
         if self.kind == "mds":
             for shard, entry in shards_there(self.url):
                 yield _item(entry, name=shard.raw.name, extra=shard.index, samples=shard.samples)

@@ -97,7 +97,7 @@ class Effects:
 
     @cached_property
     def choices(self) -> tuple[str, ...]:
-        """The names of captions that have text datasets of their own, or one empty name."""
+        """The names of captions that have text datasets of their own, or ("",) if none has."""
         names = tuple(name for name, _ in self.captions)
         return names if names and _have_arrays(self.datasets) else ("",)
 

@@ -311,7 +311,7 @@ class Reader:
         return one
 
     def _stream_choice(self, batch: Batch, row: int) -> tuple[int, int]:
-        """Return the stream of a row, and the number of the captions picked for it."""
+        """Return the stream of a row, and which of the choices of captions was drawn for it."""
         return batch.stream[row], batch.choice[row] if len(self.effects.choices) > 1 else 0
 
     def _relocate_joined(self, batch: Batch, row: int) -> None:

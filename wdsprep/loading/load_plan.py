@@ -158,7 +158,7 @@ def check_tee(datasets: tuple[Dataset, ...], where: str | None) -> None:
     if len({dataset.whole for dataset in datasets}) > 1:
         raise UsageError("tee= is for one dataset: encode a mixture without it")
     if where or datasets[0].where:
-        raise UsageError("tee= keeps whole shards: leave out where=, or encode without tee=")
+        raise UsageError("tee= keeps whole shards: leave out where=, or tee=")
 
 
 def find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:

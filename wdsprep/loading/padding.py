@@ -45,7 +45,7 @@ class PaddedRows:
         self._used[rows] = ends
 
     def put(self, row: int, array: torch.Tensor) -> None:
-        """Put an array into a row, and close the row."""
+        """Put an array into a row, and fill the rest of the row with padding."""
         data = array.contiguous().view(torch.uint8).numpy().reshape(-1)
         self.open(range(row, row + 1))
         self.rows[row, : len(data)] = data

@@ -91,7 +91,7 @@ class RowRead:
         )
 
     def put(self, found: Sequence[tuple[Sequence[int], ReadSamples]]) -> None:
-        """Keep the samples that were read of each stream, with the numbers of their rows."""
+        """Keep the samples that were read of each stream, each at its row of the batch."""
         if len(found) == 1:
             self.result = found[0][1]
             return

@@ -87,7 +87,10 @@ class _SortedColumns:
             self._put(f"texts {name}", np.frombuffer(_data(lines), np.uint8))
 
     def _find_first(self, keys: pa.Array, numbers: Columns) -> NDArray[np.bool_]:
-        """Return a mask of the rows that have all numbers, and a key that no earlier row has."""
+        """Return a mask of the rows that have all numbers and a new key.
+
+        A key is new if no earlier row that has all numbers has it.
+        """
         good = np.ones(len(keys), np.bool_)
         for values in numbers.values():
             if values.dtype.kind == "f":

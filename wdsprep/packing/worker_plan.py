@@ -82,7 +82,7 @@ def plan_for_machines(
 ) -> PackWorkerPlan:
     """Return the plan of the workers on this machine, or on the machines of a Ray cluster.
 
-    A Ray that is started for the run has this machine alone.
+    If no cluster is there, the run starts a Ray that has this machine alone.
     """
     workers, node_cpus = options.most or options.least, 0
     if options.runner == "ray":

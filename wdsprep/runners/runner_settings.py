@@ -37,7 +37,8 @@ class RunnerSettings:
             )
         if self.units_per_worker < 1:
             raise UsageError(
-                f"{self.units_per_worker} units at a time for a worker: give 1 or more"
+                f"{self.units_per_worker} units at a time for each worker are too few: "
+                "give 1 or more"
             )
         if self.max_workers and self.max_workers < self.workers:
             raise UsageError(f"{self.workers}:{self.max_workers} workers: the least comes first")

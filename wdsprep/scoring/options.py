@@ -65,7 +65,7 @@ def named_model(given: Any) -> NamedModel:
 
 
 def wanted_label(given: Any) -> WantedLabel:
-    """Return the label and the column in LABEL=COLUMN, or in LABEL alone."""
+    """Return a label of a model and its column, given LABEL=COLUMN, or LABEL for both."""
     if isinstance(given, tuple):
         return WantedLabel(*given)
     label, equals, column = str(given).rpartition("=")

@@ -218,7 +218,7 @@ def _is_fact(encoding: str) -> bool:
 
 
 def sample_of(row: TableRow, image: str, caption: str, source: str) -> Sample:
-    """Make a sample of a row whose column `image` holds the image."""
+    """Make a sample of a row whose column `image` holds the image, and whose name is `source`."""
     if isinstance(row, RejectedError):
         raise row
     value = row.pop(image)

@@ -85,7 +85,7 @@ class UrlSource:
                 yield make_or_refuse(source, partial(self._sample, row, column, source))
 
     def urls(self, item: Item, /) -> Iterator[str]:
-        """Yield the URLs that will be fetched for an item, and perhaps a few more."""
+        """Yield the URL of each row of an item, of which some may not be fetched."""
         name = item.parts[0][0]
         table = open_table(self.url, name)
         column = self._url_column(table, name)

@@ -284,8 +284,8 @@ def scan(
     """Yield every sample of a tar in order, or the error in its place.
 
     After a truncation or a bad header nothing follows: that error has the key of the sample that it
-    cut. What `wants` refuses is not read. `stray` is called with the path of each file that belongs
-    to no sample. Links are skipped, as webdataset does, unless they are asked for.
+    cut. Members that `wants` refuses are not read. `stray` is called with the path of each file
+    that belongs to no sample. Links are skipped, as webdataset does, unless they are asked for.
     """
     seen: dict[str, tuple[str, ...]] = {}
     group: _Group | None = None

@@ -56,7 +56,7 @@ class StreamAmount:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shares:
-    """The shares of the blocks that streams get, in whole numbers, and the samples of an epoch."""
+    """The number of blocks of an epoch that each stream gets, and the samples of an epoch."""
 
     shares: tuple[int, ...]
     epoch: int

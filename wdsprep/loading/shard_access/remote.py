@@ -46,7 +46,7 @@ class _Piece:
     data: memoryview
 
     def part(self, start: int, end: int) -> memoryview:
-        """Return the bytes from start to end, as far as the piece has them."""
+        """Return the bytes of the file from start to end, as far as this piece of it has them."""
         return self.data[start - self.start : end - self.start] if start >= self.start else NONE
 
 

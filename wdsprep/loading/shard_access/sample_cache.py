@@ -186,7 +186,10 @@ class _CachedShard:
         return (end - start) % (1 << 32) << 32 | zlib.crc32(data[start:end], self._seed)
 
     def write(self, first: int, stop: int, data: memoryview, room: "_CacheLimit") -> None:
-        """Write those samples that are complete into the file, as far as there is room."""
+        """Write the samples `first` to `stop` that `data` has whole, as far as there is room.
+
+        `data` begins with the first of them, and may end within one.
+        """
         begin = self._offsets[first]
         stop = bisect_right(self._offsets, begin + len(data), first, stop + 1) - 1
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

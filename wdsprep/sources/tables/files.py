@@ -23,7 +23,10 @@ class Table(Protocol):
         """Return the columns that may hold URLs."""
 
     def parts(self, rows: int, /) -> Iterator[tuple[str, int]]:
-        """Yield where each part of the table is, of up to `rows` rows, and how many rows it has."""
+        """Yield for each part of the table its place within the file, and how many rows it has.
+
+        No part has more than `rows` rows.
+        """
 
     def rows(
         self, where: str, /, only: Collection[str] = ()

@@ -40,7 +40,7 @@ T = TypeVar("T", int, str, "list[Any]", "dict[str, Any]")
 
 
 class MdsColumn(NamedTuple):
-    """A column of a shard. `nbytes` is 0 if its length differs from sample to sample."""
+    """A column of an MDS shard: `nbytes` is the length of each value, or 0 if lengths differ."""
 
     name: str
     encoding: str
