@@ -101,6 +101,25 @@ def test_scores_of_other_images_are_refused(scores: Path, tmp_path: Path) -> Non
     assert not (tmp_path / "o").exists()
 
 
+def test_scores_of_fewer_other_images_are_refused_as_those_of_other_images(
+    images: Path, models: Path, tmp_path: Path
+) -> None:
+    few = packed(pictures(tmp_path / "in", range(30, 34)), tmp_path / "few")
+    score_here(few, tmp_path / "scores", model=str(models / "vit"))
+    with pytest.raises(UsageError, match="were made from different images"):
+        wdsprep.load(str(images), join=str(tmp_path / "scores"), pixels=64, global_batch=1)
+
+
+def test_scores_without_the_images_of_an_append_are_to_be_scored_again(
+    models: Path, tmp_path: Path
+) -> None:
+    grown = packed(pictures(tmp_path / "in", range(6)), tmp_path / "images")
+    score_here(grown, tmp_path / "scores", model=str(models / "vit"))
+    packed(pictures(tmp_path / "in", range(12)), grown, "--append")
+    with pytest.raises(UsageError, match=r'packed later: run the same "wdsprep score" again$'):
+        wdsprep.load(str(grown), join=str(tmp_path / "scores"), pixels=64, global_batch=1)
+
+
 def test_unfinished_scores_are_refused_by_the_command_that_ends_them(
     images: Path, models: Path, tmp_path: Path
 ) -> None:
@@ -110,6 +129,10 @@ def test_unfinished_scores_are_refused_by_the_command_that_ends_them(
     with pytest.raises(UsageError, match='run the same "wdsprep score" again'):
         wdsprep.select(
             str(images), str(tmp_path / "o"), join=str(tmp_path / "scores"), where="nsfw > 0"
+        )
+    with pytest.raises(UsageError, match=r'run the same "wdsprep score" again.* and then export'):
+        wdsprep.export(
+            str(images), str(tmp_path / "o"), to="parquet", join=[str(tmp_path / "scores")]
         )
 
 
@@ -208,6 +231,8 @@ def test_a_report_shows_each_column_and_both_ends(
     wdsprep.report(str(images), str(scores), output=str(tmp_path / "r.html"), samples=2)
     page = (tmp_path / "r.html").read_text()
     assert 'id="scores"' in page
+    assert f"{scores}, aesthetic" in page
+    assert f"{scores}, Caption length" not in page
     assert "The lowest and the highest of 15 samples" in page
     by_score = sorted(columns_in(scores).items(), key=lambda pair: pair[1]["aesthetic"])
     part = page.partition('aria-label="lowest aesthetic"')[2].partition("</section>")[0]

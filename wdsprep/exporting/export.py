@@ -132,6 +132,11 @@ def _exportable(places: Sequence[str], manifests: Sequence[Manifest], to: str) -
     for place, manifest in zip(places[1:], joined, strict=True):
         if not (has_images and manifest.dataset == "images"):
             check_kind(open_store(place), manifest.dataset, "latents")
+        if manifest.is_scored and not manifest.complete:
+            raise UsageError(
+                f'{place} is not complete: run the same "wdsprep score" again, to its end, and '
+                "then export"
+            )
     if first.dataset != "latents" and not all(manifest.is_scored for manifest in joined):
         raise UsageError(
             f"{places[0]} is a dataset of images, to which scores alone can be joined: export "

@@ -157,19 +157,20 @@ def _match_shards(
     ledger = manifest.ledger
     known = dict(zip(ledger.units(), ledger.column("inputs"), strict=True))
     source = dict(zip(map(latent_shard, known), ledger.column("input"), strict=True))
+    made_of = dict(zip(whole.names, whole.made_of, strict=True))
     lacking = [name for name in whole.names if name not in source]
-    if lacking:
-        raise UsageError(_explain_lacking(whole, url, lacking, manifest))
     others = [
         name
-        for name, made_of in zip(whole.names, whole.made_of, strict=True)
-        if _image_shard(source[name]) != _image_shard(made_of)
+        for name, made in made_of.items()
+        if name in source and _image_shard(source[name]) != _image_shard(made)
     ]
-    if len(others) == len(whole.names):
+    if others and len(others) + len(lacking) == len(whole.names):
         raise UsageError(
             f"{url} and {whole.store.url} were made from different images: join datasets made "
             "from the same image shards"
         )
+    if lacking:
+        raise UsageError(_explain_lacking(whole, url, lacking, manifest))
     if others:
         raise UsageError(
             f"{url} and {whole.store.url} were made from different images in "
@@ -191,10 +192,12 @@ def _image_shard(source: str) -> str:
 
 def _explain_lacking(whole: Dataset, url: str, lacking: Sequence[str], manifest: Manifest) -> str:
     what = f"{url} has nothing of {_name_shards(lacking)}, which {whole.store.url} has"
-    if manifest.complete:
-        return f"{what}: make it with --resolution as small, or load without them (buckets=)"
     maker = maker_of(manifest.dataset, manifest.settings)
-    return f'{what}, as it is not complete: run the same "{maker}" again, to its end'
+    if not manifest.complete:
+        return f'{what}, as it is not complete: run the same "{maker}" again, to its end'
+    if manifest.is_scored:
+        return f'{what}, as they were packed later: run the same "{maker}" again'
+    return f"{what}: make it with --resolution as small, or load without them (buckets=)"
 
 
 def _name_shards(shards: Sequence[str]) -> str:

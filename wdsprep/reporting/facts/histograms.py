@@ -90,7 +90,11 @@ def _histograms(given: ReportDataset, samples: Sequence[SheetSample]) -> list[Hi
     counts = given.manifest.counts
     sizes = [size for sample in samples if (size := _size(sample))]
     some = _count_bins("side", [min(size) for size in sizes])
-    captions = [len(str(sample.facts.get("caption", ""))) for sample in samples]
+    captions = (
+        []  # scores have none; how long the images' captions are is one of their columns
+        if given.manifest.is_scored
+        else [len(str(sample.facts.get("caption", ""))) for sample in samples]
+    )
     is_counted = bool(histogram(counts, "side"))
     is_every = len(samples) == given.samples
     found = [
