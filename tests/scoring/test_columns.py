@@ -136,6 +136,16 @@ def test_unfinished_scores_are_refused_by_the_command_that_ends_them(
         )
 
 
+def test_scores_of_images_that_changed_are_not_selected_along(
+    images: Path, models: Path, tmp_path: Path
+) -> None:
+    changed = Path(shutil.copytree(images, tmp_path / "images"))
+    score_here(changed, tmp_path / "scores", model=str(models / "vit"))
+    wdsprep.remove(str(changed), keys=[next(iter(columns_in(tmp_path / "scores")))], yes=True)
+    with pytest.raises(UsageError, match='run the same "wdsprep score" with --redo-changed'):
+        wdsprep.select([str(changed), str(tmp_path / "scores")], str(tmp_path / "{name}-half"))
+
+
 def test_a_column_that_there_is_not_is_refused(scores: Path, images: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no sample has beauty"):
         wdsprep.select(str(images), str(tmp_path / "o"), join=str(scores), where="beauty > 0")

@@ -138,7 +138,8 @@ def _images_of(latents: Origin, images: Group) -> int:
         if wanted == made:
             return at
     shown = " or ".join(origin.shown for origin in images.origins)
+    maker = maker_of(latents.manifest.dataset, latents.manifest.settings)
     raise UsageError(
-        f"{latents.shown} was not made of {shown} as it is now: encode with --redo-changed, or "
-        "select from one of them alone"
+        f'{latents.shown} was not made of {shown} as it is now: run the same "{maker}" with '
+        "--redo-changed, or select from one of them alone"
     )

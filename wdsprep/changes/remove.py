@@ -40,7 +40,13 @@ from wdsprep.changes.options import RemoveOptions
 from wdsprep.changes.rewrite_units import UnitChange
 from wdsprep.changes.samples_to_remove import WantedSamples
 from wdsprep.dataset.damage import naming_repair
-from wdsprep.dataset.file_names import CAPTION_TABLE, MANIFEST_HOLD, latent_unit, lookup_name
+from wdsprep.dataset.file_names import (
+    CAPTION_TABLE,
+    MANIFEST_HOLD,
+    latent_unit,
+    lookup_name,
+    maker_of,
+)
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.removed_samples import (
@@ -312,9 +318,10 @@ class _RemovalJob:
         for receipt in receipts:
             shard = lost.get(receipt.unit)
             if shard and receipt.input.partition(":")[0] != shard.digest:
+                maker = maker_of(place.manifest.dataset, place.manifest.settings)
                 raise FingerprintError(
-                    f"{place.shown} was encoded from another {shard.name} than there is now: run "
-                    "the same wdsprep encode with --redo-changed, then the same command again"
+                    f"{place.shown} was made of another {shard.name} than there is now: run the "
+                    f'same "{maker}" with --redo-changed, then the same command again'
                 )
 
     # --- the result
