@@ -19,6 +19,7 @@ from tests.kit.runner_work import Slow
 from tests.kit.runs import numbers, wait_until
 from wdsprep.runners.base import Finished, Quarantined
 from wdsprep.runners.make_runner import make_runner
+from wdsprep.runners.ray.cluster import cluster_resources
 from wdsprep.runners.runner_settings import RunnerSettings
 
 pytestmark = pytest.mark.system
@@ -70,6 +71,18 @@ except WorkError as error:
     assert message in done.stdout
     assert len(done.stdout.splitlines()) == 1
     assert done.stderr == ""
+
+
+def test_ray_is_not_started_to_ask_what_this_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise AssertionError("Ray was started")
+
+    monkeypatch.setattr("ray.init", refuse)
+    monkeypatch.delitem(sys.modules, "ray")  # which this process may use already
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert cluster_resources("local") is cluster_resources(None) is None
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    assert cluster_resources(None) is None
 
 
 TOKEN = """

@@ -26,7 +26,10 @@ from ray.exceptions import AuthenticationError, RayError
 
 from wdsprep.cpus import usable_cpus
 from wdsprep.errors import WorkError, without_secrets
+from wdsprep.runners.options import ray_in_use
 
+LOCAL = "local"
+"""The address for which Ray is started on this machine."""
 CONNECT_S = 5.0
 STARTS = 2
 """Attempts to start Ray: on a busy machine its processes may come too late for each other."""
@@ -43,8 +46,8 @@ def connect_to_ray(address: str | None, *, cpus: int) -> Iterator[bool]:
     if ray.is_initialized():
         yield False
         return
-    address = address or os.environ.get("RAY_ADDRESS") or "local"
-    is_own = address == "local"
+    address = ray_in_use(address) or LOCAL
+    is_own = address == LOCAL
     _check_reachable(address)
     _check_token(address)
     with _quiet(), _entrypoint_without_secrets():
@@ -61,14 +64,14 @@ def connect_to_ray(address: str | None, *, cpus: int) -> Iterator[bool]:
 
 def cluster_resources(address: str | None) -> list[dict[str, float]] | None:
     """Return the resources of each machine of the cluster, or None if Ray would be started here."""
-    if not (ray.is_initialized() or address or os.environ.get("RAY_ADDRESS")) or address == "local":
+    if ray_in_use(address) in ("", LOCAL):
         return None
     with connect_to_ray(address, cpus=0):
         return [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
 
 
 def _init(address: str, **options: Any) -> None:
-    for left in reversed(range(STARTS if address == "local" else 1)):
+    for left in reversed(range(STARTS if address == LOCAL else 1)):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # tips of Ray before 2.60
@@ -83,7 +86,7 @@ def _init(address: str, **options: Any) -> None:
 
 
 def _failure(address: str, error: Exception) -> str:
-    if address != "local":
+    if address != LOCAL:
         return f"Ray at {address!r} cannot be used: {_line(error)}"
     return (
         f"Ray does not start on this machine ({_line(error)}): run the same again when the machine "
@@ -93,7 +96,7 @@ def _failure(address: str, error: Exception) -> str:
 
 def _check_token(address: str) -> None:
     """Check that a cluster asks for no token, or for the one that this process has."""
-    if address in ("local", "auto"):  # for which Ray itself sees to the token
+    if address in (LOCAL, "auto"):  # for which Ray itself sees to the token
         return
     from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
 
@@ -184,7 +187,7 @@ def _check_reachable(address: str) -> None:
 
     Ray itself tries for minutes, and floods stderr on the way.
     """
-    if address in ("local", "auto"):
+    if address in (LOCAL, "auto"):
         return
     host, _, port = address.rpartition(":")
     if "/" in address or not port.isdigit():
