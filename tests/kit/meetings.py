@@ -173,7 +173,8 @@ class Meeting:
         """One round."""
         self._log.write_bytes(b"")
         done = Round()
-        if self._chance.random() < 0.1:
+        left = self._rows - len(self._site.vanished | self._removed)
+        if self._chance.random() < 0.1 or left < ROWS // 2:
             self._grow()
         spoiled = self._spoil() if self._chance.random() < 0.3 else set()
         drawn = [self._draw() for _ in range(self._chance.choice((2, 2, 3)))]

@@ -191,6 +191,17 @@ def test_latents_of_other_images_are_not_joined(made: Made, tmp_path: Path) -> N
     assert any(reason in card.text for card in page.cards.values())
 
 
+def test_a_report_is_not_made_of_images_and_latents_of_which_no_shard_fits(
+    made: Made, tmp_path: Path
+) -> None:
+    other = pack(
+        write_files(tmp_path / "photos", {"a.jpg": jpeg(77, (96, 80))}), tmp_path / "images"
+    )
+    with pytest.raises(UsageError, match=r"was not made of .* as it is now: give it the"):
+        open_all([str(other), str(made.latents)])
+    assert open_all([str(made.images), str(made.latents)]).images
+
+
 def test_the_same_data_and_seed_give_the_same_page(made: Made) -> None:
     few = {"samples": 3, "model": "none"}
     first, again, other = (made.report(name="few", seed=seed, **few) for seed in (5, 5, 6))

@@ -58,10 +58,10 @@ def match_places(
     scores = [open_origin(place) for place in join if not is_table(place)]
     if len(datasets) == 1:
         return [(*(each.url for each in scores), *tables)]
-    made_of = [_image_digests(manifest) for _, manifest in datasets]
+    made_of = [manifest.image_digests() for _, manifest in datasets]
     found: list[list[str]] = [[] for _ in datasets]
     for each in scores:
-        own = _image_digests(each.manifest)
+        own = each.manifest.image_digests()
         fits = [at for at, digests in enumerate(made_of) if not own.isdisjoint(digests)]
         if not fits:
             raise UsageError(
@@ -71,13 +71,6 @@ def match_places(
         for at in fits:
             found[at].append(each.url)
     return [(*own, *tables) for own in found]
-
-
-def _image_digests(manifest: Manifest) -> set[str]:
-    """Return the digests of the image shards that a dataset has, or was made of."""
-    if manifest.dataset == "images":
-        return {shard.digest for shard in manifest.shards}
-    return {str(source).partition(":")[0] for source in manifest.ledger.column("input")}
 
 
 def _digest(places: Sequence[Sequence[str]], condition: str) -> str:

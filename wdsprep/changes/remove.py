@@ -298,7 +298,7 @@ class _RemovalJob:
 
         It is the place whose shards most of the latent shards state as their input.
         """
-        inputs = {of.partition(":")[0] for of in latents.manifest.ledger.column("input")}
+        inputs = latents.manifest.image_digests()
 
         def shared(images: DatasetPlace) -> int:
             return sum(shard.digest in inputs for shard in images.manifest.shards)

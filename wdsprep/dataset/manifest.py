@@ -102,6 +102,12 @@ class Manifest:
         files = self.ledger.column("files")
         return not self.receipts or any(CONTENT in names for names in files)
 
+    def image_digests(self) -> set[str]:
+        """Return the digests of the image shards that the dataset has, or was made of."""
+        if self.dataset == "images":
+            return {shard.digest for shard in self.shards}
+        return {str(made_of).partition(":")[0] for made_of in self.ledger.column("input")}
+
     @cached_property
     def inputs(self) -> int:
         return sum(self.ledger.column("inputs"))

@@ -126,7 +126,22 @@ def open_all(urls: Sequence[str]) -> Datasets:
         names = " and ".join(given.shown for given in images)
         raise UsageError(f"{names} are both datasets of images: give a report one of them")
     latents = tuple(given for given in every if given.manifest.dataset != "images")
+    for each in latents if images else ():
+        _check_images(each, images[0])
     return Datasets(images=images[0] if images else None, latents=latents)
+
+
+def _check_images(latents: ReportDataset, images: ReportDataset) -> None:
+    """Raise UsageError if no shard of latents, text or scores was made of these images.
+
+    Keys may be the same in other images, so the report would show the wrong pictures.
+    """
+    made_of = latents.manifest.image_digests()
+    if made_of and made_of.isdisjoint(images.manifest.image_digests()):
+        raise UsageError(
+            f"{latents.shown} was not made of {images.shown} as it is now: give it the images that "
+            "it was made of, or a report of its own"
+        )
 
 
 def open_each(urls: Sequence[str]) -> tuple[ReportDataset, ...]:
