@@ -5,7 +5,7 @@ the columns of joined tables. What the json of a sample lacks is taken from the 
 that are joined to it, in the order of `join=`.
 
 For a condition, all json of the dataset is read once (`sample_metadata`). The samples that meet it
-are kept (`cached_file`), by the contents of the dataset and the condition, so the next run finds
+are kept (`kept_file`), by the contents of the dataset and the condition, so the next run finds
 them there.
 """
 
