@@ -43,8 +43,8 @@ class Making:
 
     def __call__(self, model: Model, recipe: Recipe, device: str) -> "Plain":
         if self.chunk_nbytes:
-            assert store.stream.__kwdefaults__
-            store.stream.__kwdefaults__["chunk_nbytes"] = self.chunk_nbytes
+            assert store.Chunks.__init__.__kwdefaults__
+            store.Chunks.__init__.__kwdefaults__["chunk_nbytes"] = self.chunk_nbytes
         if self.log:
             Path(self.log, str(os.getpid())).touch()
         if self.fails_at == 0 and self.is_bad:
