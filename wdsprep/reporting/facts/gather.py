@@ -105,7 +105,7 @@ def _chapter(
     given: ReportDataset, decoding: Decoding | None, seed: int, heard: Callable[[str], None]
 ) -> Chapter:
     def counts(noun: str, many: str = "") -> Counting:
-        return lambda done, of: heard(f"{given.shown}: {done:,} of {plural(of, noun, many)} read")
+        return lambda done, of: heard(f"{done:,} of {plural(of, noun, many)} read: {given.shown}")
 
     surveyed = histograms_of(given, f"survey {seed}", counts("sample"))
     is_latents = given.manifest.kind == "latents"
