@@ -446,7 +446,7 @@ def test_a_report_says_first_what_it_will_do_and_then_its_steps(made: Made, tmp_
         f"{shown}: 6 samples to show, up to 6 latents to decode with tiny: without a GPU this can "
         "take minutes (--model none leaves it out)"
     )
-    assert f"{made.images}: 14 of 14 samples read" in heard
+    assert f"14 of 14 samples read: {made.images}" in heard
     steps = [line for line in heard if line.endswith(" of 6 samples drawn")]
     assert [int(line[0]) for line in steps] == [1, 2, 3, 4, 5, 6]
     assert heard.index("loading the decoder of tiny") < heard.index(steps[0])
