@@ -16,7 +16,7 @@ from wdsprep.changes.samples_to_remove import SortedKeys, WantedSamples
 from wdsprep.dataset.damage import naming_place
 from wdsprep.dataset.file_names import LATENTS, SELECTION, latent_unit
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.receipts import CONTENT, Receipt, Shard
+from wdsprep.dataset.receipts import CONTENT, Receipt, Shard, image_shard_digest
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import rejects_in
 from wdsprep.dataset.removed_samples import ShardRemoval, UnitRemoval, mark_of
@@ -155,7 +155,7 @@ class Finder:
             slice_name = receipt.unit.rpartition("/")[2].partition("_")[0]
             keys = every or self.wanted.keys.of_slice(slice_name)
             keys |= set(lost.keys) if lost else set()
-            is_current = lost is not None and receipt.input.partition(":")[0] == lost.digest
+            is_current = lost is not None and image_shard_digest(receipt.input) == lost.digest
             shards = {}
             for shard in receipt.shards if keys else ():
                 with ShardReader(place.store, shard) as reader, naming_place(reader.place):

@@ -48,7 +48,7 @@ from wdsprep.dataset.file_names import (
     maker_of,
 )
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.receipts import Receipt
+from wdsprep.dataset.receipts import Receipt, image_shard_digest
 from wdsprep.dataset.removed_samples import (
     Marks,
     Removed,
@@ -231,7 +231,7 @@ def _moved_images(latents: Removed, urls: Sequence[str]) -> str:
         if manifest.dataset != "images":
             continue
         before = {one.digest for unit in removed_from(store).units for one in unit.shards}
-        if not wanted.isdisjoint(before.union(shard.digest for shard in manifest.shards)):
+        if not wanted.isdisjoint(before | manifest.image_digests()):
             return url
     return ""
 
@@ -317,7 +317,7 @@ class _RemovalJob:
             return
         for receipt in receipts:
             shard = lost.get(receipt.unit)
-            if shard and receipt.input.partition(":")[0] != shard.digest:
+            if shard and image_shard_digest(receipt.input) != shard.digest:
                 maker = maker_of(place.manifest.dataset, place.manifest.settings)
                 raise FingerprintError(
                     f"{place.shown} was made of another {shard.name} than there is now: run the "
@@ -417,8 +417,8 @@ class _RemovalJob:
             self._made_of[url] = removed.images
             units = {unit.unit: unit for unit in removed.units}
             if removed.images in self._places and not self._removed[removed.images].units:
-                now = self._digests(removed.images)
-                if any(now.get(u.unit) == u.made_of for u in units.values() if u.made_of):
+                now = self._places[removed.images].manifest.image_digests()
+                if any(unit.made_of in now for unit in units.values()):
                     units = {}
             self._found[url].units = units
 
@@ -467,14 +467,6 @@ class _RemovalJob:
     def _publish(self) -> None:
         for place in self._places.values():
             place.store.publish()
-
-    def _digests(self, images: str) -> dict[str, str]:
-        """Return the digests of image shards as they are now, by the units made of them."""
-        if images not in self._places:
-            return {}
-        place = self._places[images]
-        manifest = refresh_manifest(place.store, place.manifest)
-        return {latent_unit(shard.name): shard.digest for shard in manifest.shards}
 
     def _finish_dataset(self, place: DatasetPlace, gone: set[str]) -> None:
         """Delete lookups and hashes of removed samples, write the manifest, and keep the marks."""

@@ -35,7 +35,7 @@ from wdsprep.dataset.file_names import (
 from wdsprep.dataset.image_positions import ImagePositions, may_have_rows
 from wdsprep.dataset.json_records import read_lines
 from wdsprep.dataset.receipts import Receipt, Shard
-from wdsprep.dataset.reindex import write_index, write_rows
+from wdsprep.dataset.reindex import make_index, write_index, write_rows
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectsFile, hide_source, read_rejects
 from wdsprep.dataset.removed_samples import Removed, ShardRemoval, UnitRemoval
@@ -45,7 +45,7 @@ from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.dataset.shard_keys import offsets_of
 from wdsprep.dataset.stored_dataset import read_receipt
 from wdsprep.dataset.tar.index import decode_index, encode_index
-from wdsprep.dataset.tar.read import index_tar, members_of, open_tape
+from wdsprep.dataset.tar.read import members_of
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import DamageError, FormatError, NotFoundError
 from wdsprep.packing.changed_sources import without_facts
@@ -92,11 +92,8 @@ class UnitChange:
                 return None
             if self._image is None and self._removal.is_ahead_of(receipt):
                 self._removal = replace(self._removal, made_of="", lost_rows=())
-            made = [
-                self._rewrite_shard(shard, receipt, naming)
-                for shard in self._removal.shards
-                if not shard.is_all and self._is_as_before(shard, receipt)
-            ]
+            shards = self._unchanged_shards(receipt)
+            made = [self._rewrite_shard(shard, receipt, naming) for shard in shards]
             after = self._new_receipt(receipt, made)
             if not after.inputs and self._removal.made_of:
                 self._store.delete(receipt_name(unit))
@@ -118,16 +115,19 @@ class UnitChange:
         """
         receipt = read_receipt(self._store, self._removal.unit)
         kind = DigestKind.from_settings(receipt.settings)
-        made = [
-            self._copy_rest(shard, kind, lambda _piece: None)
-            for shard in self._removal.shards
-            if not shard.is_all and self._is_as_before(shard, receipt)
-        ]
+        shards = self._unchanged_shards(receipt)
+        made = [self._copy_rest(shard, kind, lambda _piece: None) for shard in shards]
         after = self._new_receipt(receipt, made)
         for name, digest, make in self._small_files(after):
             self._new_content(kind, name, digest, make)
 
     # --- the receipt
+    def _unchanged_shards(self, receipt: Receipt) -> Iterator[ShardRemoval]:
+        """Yield the shards that keep some samples, and still have those to remove."""
+        for shard in self._removal.shards:
+            if not shard.is_all and self._is_as_before(shard, receipt):
+                yield shard
+
     def _is_as_before(self, shard: ShardRemoval, receipt: Receipt) -> bool:
         """Return whether the tar still has the samples to remove.
 
@@ -408,8 +408,8 @@ class UnitChange:
             return offsets_of(self._store, removal)
         except FormatError:
             place = f"{self._store.url}/{removal.name}"
-            with naming_place(place), open_tape(self._store, removal.name) as tape:
-                return decode_index(index_tar(tape, place), place)
+            with naming_place(place):
+                return decode_index(make_index(self._store, removal.name), place)
 
     def _read_gone(self, removal: ShardRemoval) -> tuple[Fields, ...]:
         """Read the samples of a shard that loses all of them."""

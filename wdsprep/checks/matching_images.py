@@ -14,7 +14,7 @@ from wdsprep.checks.findings import Kind
 from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.file_names import latent_shard, latent_unit
-from wdsprep.dataset.receipts import Receipt, Shard
+from wdsprep.dataset.receipts import Shard, image_shard_digest
 from wdsprep.text import plural
 
 
@@ -27,17 +27,12 @@ def find_images(latents: DatasetSurvey, others: Sequence[DatasetSurvey]) -> Data
 
     It is the one whose shards most of the latents were made of.
     """
-    inputs = {image_shard_digest(receipt) for receipt in latents.receipts}
+    inputs = {image_shard_digest(receipt.input) for receipt in latents.receipts}
 
     def shared(images: DatasetSurvey) -> int:
         return sum(s.digest in inputs for r in images.receipts for s in r.shards)
 
     return max((o for o in others if o.place.dataset == "images"), key=shared, default=None)
-
-
-def image_shard_digest(receipt: Receipt) -> str:
-    """Return the digest of the image shard that a receipt of latents states as its input."""
-    return receipt.input.partition(":")[0]
 
 
 def find_limited_shards(latents: DatasetSurvey) -> dict[str, int]:
@@ -58,7 +53,7 @@ def check_pairs(latents: DatasetSurvey, images: DatasetSurvey) -> None:
         shard, shown = there.get(name), images.place.shown
         if shard is None:
             _find(latents, receipt.unit, Kind.CHANGED, f"{shown} has no shard {name}")
-        elif image_shard_digest(receipt) != shard.digest:
+        elif image_shard_digest(receipt.input) != shard.digest:
             what = f"it was not made of the {name} that {shown} has now"
             _find(latents, receipt.unit, Kind.CHANGED, what)
         elif inputs != (samples := int(receipt.input.partition(":")[2] or shard.samples)):

@@ -26,6 +26,7 @@ from wdsprep.dataset.receipts import (
     Settings,
     Shard,
     fingerprint,
+    image_shard_digest,
     kind_of_bodies,
     line_of,
     split_receipts,
@@ -106,7 +107,7 @@ class Manifest:
         """Return the digests of the image shards that the dataset has, or was made of."""
         if self.dataset == "images":
             return {shard.digest for shard in self.shards}
-        return {str(made_of).partition(":")[0] for made_of in self.ledger.column("input")}
+        return set(map(image_shard_digest, self.ledger.column("input")))
 
     @cached_property
     def inputs(self) -> int:

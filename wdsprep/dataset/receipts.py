@@ -297,6 +297,14 @@ class Receipts(Sequence[Receipt]):
         return DamageError(self._what or "a receipt", why).with_next_step(self._next_step)
 
 
+def image_shard_digest(made_of: str) -> str:
+    """Return the digest of the image shard in the input that a receipt of latents states.
+
+    After `encode --limit` it is followed by a colon and a number of samples.
+    """
+    return made_of.partition(":")[0]
+
+
 def fingerprint(settings: Settings) -> str:
     """Return the digest of the settings, which decide the bytes of a dataset."""
     return DigestKind.from_settings(settings).hex(canonical_json(dict(settings)))

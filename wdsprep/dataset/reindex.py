@@ -234,9 +234,14 @@ def is_older(idx: Entry | None, tar: Entry) -> bool:
     return idx is not None and idx.written_s < tar.written_s
 
 
+def make_index(store: Store, tar: str) -> bytes:
+    """Make the index of a tar from its headers."""
+    with open_tape(store, tar) as tape:
+        return index_tar(tape, f"{store.url}/{tar}")
+
+
 def write_index(store: Store, tar: str) -> int:
     """Write the index of a tar, whether it has one or not. Return how many samples it has."""
-    with open_tape(store, tar) as tape:
-        offsets = index_tar(tape, f"{store.url}/{tar}")
+    offsets = make_index(store, tar)
     write_bytes(store, index_name(tar), offsets)
     return len(offsets) // 8 - 1

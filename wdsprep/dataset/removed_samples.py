@@ -20,7 +20,7 @@ from blake3 import blake3
 from wdsprep.dataset.damage import naming_next_step
 from wdsprep.dataset.file_names import REMOVED
 from wdsprep.dataset.json_records import Count, Hex, Name, Nbytes, read_record
-from wdsprep.dataset.receipts import Receipt
+from wdsprep.dataset.receipts import Receipt, image_shard_digest
 from wdsprep.dataset.sealed_json import OTHER_DIGEST, canonical_json, check_format
 from wdsprep.errors import BusyError, DamageError, NotFoundError
 from wdsprep.store.base import Entry, Store, write_bytes
@@ -123,7 +123,7 @@ class UnitRemoval:
         if self.shards:
             digests = {shard.name: shard.digest for shard in receipt.shards}
             return all(digests.get(each.name) == each.digest for each in self.shards)
-        return bool(self.made_of) and receipt.input.partition(":")[0] == self.made_of
+        return bool(self.made_of) and image_shard_digest(receipt.input) == self.made_of
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> "UnitRemoval":

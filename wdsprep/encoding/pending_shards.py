@@ -12,6 +12,7 @@ from heapq import merge
 from itertools import groupby, repeat
 
 from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.receipts import image_shard_digest
 from wdsprep.dataset.score_columns import SCORER
 from wdsprep.dataset.stored_dataset import retract
 from wdsprep.dataset.unit_locks import Edition
@@ -104,7 +105,7 @@ def pending_shards(
     ledger = manifest.ledger
     done = dict(zip(ledger.units(), ledger.column("input"), strict=True))
     made_of = {shard.name: shard.whole_input for shard in known}
-    stale = {name for name, of in done.items() if made_of.get(name) != of.partition(":")[0]}
+    stale = {name for name, of in done.items() if made_of.get(name) != image_shard_digest(of)}
     is_foreign = any(shard.is_foreign for shard in known)
     same = {}
     if stale and is_foreign and tars:

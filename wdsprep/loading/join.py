@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from wdsprep.dataset.file_names import latent_shard, latent_unit, maker_of
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.random_numbers import Ints
+from wdsprep.dataset.receipts import image_shard_digest
 from wdsprep.dataset.sample_selection import SampleSelection, digest_of_shape, digest_of_shards
 from wdsprep.dataset.shapes import Size, shape_name, shapes_of
 from wdsprep.dataset.stored_dataset import read_manifest
@@ -162,7 +163,7 @@ def _match_shards(
     others = [
         name
         for name, made in made_of.items()
-        if name in source and _image_shard(source[name]) != _image_shard(made)
+        if name in source and image_shard_digest(source[name]) != image_shard_digest(made)
     ]
     if others and len(others) + len(lacking) == len(whole.names):
         raise UsageError(
@@ -183,11 +184,6 @@ def _match_shards(
     inputs = np.array([known[latent_unit(name)] for name in dataset.names], np.int64)
     other = _make_positions(dataset, inputs, shapes)
     return JoinedDataset(dataset, JoinPositions(shards=shards, first=first, other=other))
-
-
-def _image_shard(source: str) -> str:
-    """Return the digest of an image shard from a receipt's input, without a limit on samples."""
-    return source.partition(":")[0]
 
 
 def _explain_lacking(whole: Dataset, url: str, lacking: Sequence[str], manifest: Manifest) -> str:
