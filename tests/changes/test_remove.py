@@ -695,19 +695,21 @@ def test_killed_at_many_moments_the_same_command_ends_it(
     _, images, latents = pair
     places = [f"{out_url}/images", f"{out_url}/latents"]
     keys = [*GONE, *members(images / "128/000001.tar")]
-    words = [sys.executable, "-c", WAITING, *places]
-    began = 0
-    for attempt in range(8 if place == "local" else 2):
+    words = [sys.executable, "-c", WAITING, *places, ",".join(keys)]
+    began, took_s, attempts = 0, 0.0, 8 if place == "local" else 2
+    for attempt in range(attempts + 1):  # the first one shows how long it takes
         for dataset, there in zip((images, latents), places, strict=True):
             for entry in list(open_store(there).list()):
                 open_store(there).delete(entry.name)
             upload(dataset, there)
-        process = subprocess.Popen(
-            [*words, ",".join(keys), str(attempt)], stdout=subprocess.PIPE, text=True
-        )
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
-        process.stdout.readline()
-        time.sleep((0.03 if place == "local" else 0.5) * attempt)
+        assert process.stdout.readline() == "planned\n"
+        if not attempt:
+            start = time.monotonic()
+            assert process.stdout.readline() == "done\n"
+            took_s = time.monotonic() - start
+        time.sleep(took_s * max(0, attempt - 1) / attempts)
         process.kill()
         process.communicate()
         began += any(removed_from(open_store(there)).units for there in places)
@@ -730,6 +732,7 @@ from wdsprep.runners.job import JobListener
 def planned(_removal):
     print("planned", flush=True)
 wdsprep.remove(*sys.argv[1:3], keys=sys.argv[3], yes=True, listener=JobListener(begun=planned))
+print("done", flush=True)
 """
 
 
