@@ -14,10 +14,10 @@ import pytest
 
 from tests.kit.paths import ROOT
 from wdsprep.store.base import Store
-from wdsprep.store.gcs_azure import ObjectStore
-from wdsprep.store.hub import HubStore
+from wdsprep.store.gcs_azure.object_store import ObjectStore
+from wdsprep.store.hub.hub_store import HubStore
 from wdsprep.store.local import LocalStore
-from wdsprep.store.s3 import S3Store
+from wdsprep.store.s3.s3_store import S3Store
 
 # Two threads of torch that want the same core wait for each other most of the time: where tests run
 # beside each other, those of small models take ten times as long with two as with one.

@@ -25,7 +25,8 @@ The way of an image through the package, in the order in which a newcomer should
 16. `encoding.engine:Engine` puts images and captions into batches for the device.
 17. `encoding.models.encoder:LatentEncoder` runs the VAE and the text encoder.
 18. `encoding.latent_shard:LatentShard` writes what comes back, in the order of the image shard.
-19. `loading.loader:load` opens the latents; `loading.order:Order` says which sample comes when.
+19. `loading.loader:load` opens the latents; `loading.order.global_order:Order` says which sample
+    comes when.
 20. `loading.batch_reader:Reader` reads samples into the batch that a trainer gets.
 """
 

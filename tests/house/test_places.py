@@ -19,7 +19,7 @@ from wdsprep.dataset.reindex import index
 from wdsprep.dataset.stored_dataset import write_rebuilt
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
-from wdsprep.store.hub import HubStore
+from wdsprep.store.hub.hub_store import HubStore
 
 PACKING = {"buckets": "64,128", "samples_per_shard": 6, "min_size": 0, "workers": 1}
 

@@ -39,7 +39,7 @@ from wdsprep.runners.ray.runner import _death_reason
 from wdsprep.store.base import write_bytes
 from wdsprep.store.gcs_azure import library
 from wdsprep.store.gcs_azure.failures import kind_of
-from wdsprep.store.s3 import S3Store
+from wdsprep.store.s3.s3_store import S3Store
 
 PACKAGE = Path(wdsprep.__file__).parent
 TAKEN = {

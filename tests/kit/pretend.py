@@ -23,7 +23,7 @@ from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.errors import NotFoundError
 from wdsprep.runners.base import Event
 from wdsprep.runners.schedule import Done, Ready, SlotMessage, drive
-from wdsprep.sources import Item
+from wdsprep.sources.base import Item
 from wdsprep.store.base import HELD, Entry, OverNetwork
 
 FIELDS = (

@@ -10,7 +10,7 @@ import pytest
 from tests.kit.faultproxy import FaultProxy, Rule
 from tests.kit.s3 import S3Server, s3_client
 from wdsprep.store.base import Store
-from wdsprep.store.s3 import S3Store
+from wdsprep.store.s3.s3_store import S3Store
 
 
 def break_off(store: Store, error: BaseException, *, exclusive: bool = False) -> None:

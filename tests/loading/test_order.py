@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from wdsprep.dataset.random_numbers import draw, key_of
 from wdsprep.errors import FingerprintError, FormatError, NewerFormatError, UsageError
-from wdsprep.loading.order import VERSION, Order, OrderStream, Samples
+from wdsprep.loading.order.global_order import VERSION, Order, OrderStream, Samples
 from wdsprep.loading.order.mixing import StreamAmount, compute_shares, huffman_tree, split
 from wdsprep.loading.order.permutations import permute_rows, shuffle_range
 from wdsprep.loading.order.shuffle import Passes

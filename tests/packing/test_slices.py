@@ -31,7 +31,7 @@ from tests.kit.packs import (
 )
 from wdsprep.dataset.receipts import CONTENT, Receipt
 from wdsprep.errors import FingerprintError, UsageError
-from wdsprep.sources import Item, slices
+from wdsprep.sources.base import Item, slices
 
 
 def refused(source: Path, out: Path, *options: str) -> str:

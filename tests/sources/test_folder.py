@@ -27,7 +27,7 @@ from tests.kit.packs import (
 )
 from wdsprep.dataset.rejects import Refusal
 from wdsprep.errors import SourceError, UsageError
-from wdsprep.sources import Item
+from wdsprep.sources.base import Item
 
 
 def test_caption_comes_from_txt_then_json_then_metadata(tmp_path: Path) -> None:

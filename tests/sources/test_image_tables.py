@@ -76,7 +76,7 @@ def test_a_damaged_table_is_an_error_that_names_it(tmp_path: Path) -> None:
 
 PEAK = """
 import resource, sys
-from wdsprep.sources import Columns
+from wdsprep.sources.base import Columns
 from wdsprep.sources.recognise import recognise
 from pathlib import Path
 import pyarrow.parquet

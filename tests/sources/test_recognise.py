@@ -7,7 +7,7 @@ import pytest
 from tests.kit.packs import jpeg, tar_bytes, write_files, write_table
 from wdsprep.cli import main
 from wdsprep.errors import SourceError, UsageError
-from wdsprep.sources import Columns
+from wdsprep.sources.base import Columns
 from wdsprep.sources.recognise import format_of, recognise
 
 

@@ -33,7 +33,7 @@ from wdsprep.dataset.rejects import Refusal
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.write import header
 from wdsprep.errors import SourceError
-from wdsprep.sources import LeftOut
+from wdsprep.sources.base import LeftOut
 
 HOSTILE = ("../../x", "/etc/y", "a/./b", "..", "c//d", "~/e", "f\\g")
 
@@ -247,7 +247,7 @@ def test_gzipped_tars_are_read_as_they_are_whatever_their_names(
 SPARSE_PEAK = """
 import re, sys
 from pathlib import Path
-from wdsprep.sources import Columns
+from wdsprep.sources.base import Columns
 from wdsprep.sources.recognise import recognise
 source = recognise(sys.argv[1], columns=Columns(), rows_per_item=10_000)
 rows = [row for item in source.items() for row in source.read(item)]

@@ -31,7 +31,7 @@ from wdsprep.dataset.samples import Sample
 from wdsprep.errors import SourceError, StoreError, UsageError
 from wdsprep.packing.options import PackRules
 from wdsprep.packing.sample_checks import check_samples
-from wdsprep.sources import Columns, slices
+from wdsprep.sources.base import Columns, slices
 from wdsprep.sources.recognise import recognise
 from wdsprep.store import open_store
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from tests.kit.stores import opened
-from wdsprep.store.s3 import S3Store
+from wdsprep.store.s3.s3_store import S3Store
 
 
 @pytest.fixture
@@ -18,4 +18,4 @@ def parted(bucket: str) -> Iterator[S3Store]:
 @pytest.fixture
 def aged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever was begun, it was over a day ago."""
-    monkeypatch.setattr("wdsprep.store.s3.ABANDONED_UPLOAD", timedelta(hours=-1))
+    monkeypatch.setattr("wdsprep.store.s3.s3_store.ABANDONED_UPLOAD", timedelta(hours=-1))

@@ -12,7 +12,7 @@ from tests.kit.stores import names, one_line
 from wdsprep.errors import AccessError, NotFoundError, StoreError, UsageError
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
-from wdsprep.store.hub import HubStore
+from wdsprep.store.hub.hub_store import HubStore
 
 DATA = bytes(range(256)) * 40
 Elsewhere = Callable[..., HubStore]

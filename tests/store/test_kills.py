@@ -25,7 +25,7 @@ from tests.kit.s3 import s3_client
 from wdsprep.errors import ExistsError
 from wdsprep.store.base import Store, write_bytes
 from wdsprep.store.local import LocalStore
-from wdsprep.store.s3 import S3Store
+from wdsprep.store.s3.s3_store import S3Store
 
 pytestmark = pytest.mark.system
 

@@ -15,7 +15,7 @@ from wdsprep.errors import BusyError
 from wdsprep.store.base import Store, write_bytes
 from wdsprep.store.lock_holder import Holder, this_process
 from wdsprep.store.object_locks import FRESH_S
-from wdsprep.store.s3 import S3Store
+from wdsprep.store.s3.s3_store import S3Store
 
 NAME = "receipts/000001.hold"
 CHILD = """

@@ -16,8 +16,8 @@ from tests.kit.stores import BIG, MIB, one_line, opened, through
 from wdsprep.errors import AccessError, NotFoundError, StoreError, UsageError
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
-from wdsprep.store.s3 import S3Store
 from wdsprep.store.s3.reads import MOST_REFUSALS
+from wdsprep.store.s3.s3_store import S3Store
 from wdsprep.store.s3.uploads import WRITER
 
 # Reads by signed URLs

@@ -25,8 +25,8 @@ from wdsprep.runners.run import sweep
 from wdsprep.store import open_store
 from wdsprep.store.base import stream, write_bytes
 from wdsprep.store.retry import ATTEMPTS
-from wdsprep.store.s3 import S3Store
 from wdsprep.store.s3 import uploads as s3_uploads
+from wdsprep.store.s3.s3_store import S3Store
 
 FORKING = multiprocessing.get_context("forkserver")
 FORKING.set_forkserver_preload(["boto3", "tests.store.test_s3_uploads"])
@@ -100,7 +100,7 @@ def test_uploads_of_nobody_knows_whom_are_aborted_when_old_and_under_names_of_ou
     begin_uploads(bucket, "data/256/000000.tar", "data/x/000000.tar", *theirs)
     ours = re.compile(r"\w+/\d+\.tar").fullmatch
     assert parted.sweep(ours) == 0
-    monkeypatch.setattr("wdsprep.store.s3.ABANDONED_UPLOAD", timedelta(hours=-1))
+    monkeypatch.setattr("wdsprep.store.s3.s3_store.ABANDONED_UPLOAD", timedelta(hours=-1))
     assert parted.sweep() == 0
     assert parted.sweep(ours) == 2
     assert uploads(bucket) == theirs

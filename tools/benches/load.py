@@ -458,7 +458,7 @@ def read_s3(url: str, cache: str) -> None:
     import boto3  # noqa: F401
 
     import wdsprep.loading.loader  # noqa: F401  torch, which says nothing of reading
-    from wdsprep.store.s3 import S3Store
+    from wdsprep.store.s3.s3_store import S3Store
 
     asked, plain = [0], S3Store.read_into
 

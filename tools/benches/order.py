@@ -61,7 +61,7 @@ def groups(_home: Path, scale: float) -> Iterator[Group]:
 
 def seek(samples: int, shards: int) -> None:
     """A small order is asked first, so that code is loaded and compiled."""
-    from wdsprep.loading.order import Order, OrderStream
+    from wdsprep.loading.order.global_order import Order, OrderStream
 
     Order(streams=(OrderStream(digest="x", sizes=[5] * 300),), global_batch=BATCH).step(1)
     sizes = np.full(shards, samples // shards)
@@ -79,7 +79,7 @@ def peak_kb() -> int:
 
 
 def of_wdsprep(options: dict[str, int], seeds: int) -> None:
-    from wdsprep.loading.order import Order, OrderStream
+    from wdsprep.loading.order.global_order import Order, OrderStream
 
     def sequence(seed: int) -> np.ndarray:
         streams = (OrderStream(digest="x", sizes=[SIZE] * SHARDS),)

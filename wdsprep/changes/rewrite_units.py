@@ -49,7 +49,7 @@ from wdsprep.dataset.tar.read import members_of
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import DamageError, FormatError, NotFoundError
 from wdsprep.packing.changed_sources import without_facts
-from wdsprep.sources import Item, ItemLine
+from wdsprep.sources.base import Item, ItemLine
 from wdsprep.store.base import Chunks, Store, write_bytes
 
 Fields = dict[str, bytes]

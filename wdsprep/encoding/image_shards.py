@@ -14,7 +14,7 @@ from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.shapes import Size
 from wdsprep.dataset.stored_dataset import check_kind, check_place, dated_manifest, refresh_manifest
 from wdsprep.errors import SourceError, UsageError
-from wdsprep.sources import Columns, Item
+from wdsprep.sources.base import Columns, Item
 from wdsprep.sources.patterns import tar_stem
 from wdsprep.sources.recognise import UnclearSourceError, recognise
 from wdsprep.sources.tars import TarsSource

@@ -16,7 +16,7 @@ from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.encoding.shard_texts import is_read_in_parts, read_texts
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.runners.base import HopelessError
-from wdsprep.sources import LeftOut
+from wdsprep.sources.base import LeftOut
 from wdsprep.sources.fingerprints import Content
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store import shared_store

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from wdsprep.importing.latent_caches import LatentCache
     from wdsprep.runners.base import Runner
     from wdsprep.runners.run import Outcome
-    from wdsprep.sources import Item
+    from wdsprep.sources.base import Item
 
 PROBED_FILES = 4
 

@@ -41,7 +41,7 @@ from wdsprep.importing.column_names import (
     ChosenColumns,
 )
 from wdsprep.importing.latent_caches import Row
-from wdsprep.sources import make_or_refuse
+from wdsprep.sources.base import make_or_refuse
 from wdsprep.sources.tables import RawArray
 
 LOOKED_AT = 64

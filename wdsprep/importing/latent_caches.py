@@ -20,7 +20,7 @@ from wdsprep.dataset.tar.read import TarSample, open_unpacked_tape, scan
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.importing.column_arrays import nested_arrays
 from wdsprep.limits import MAX_NBYTES, MAX_TEXT_NBYTES
-from wdsprep.sources import Columns, Item, make_or_refuse
+from wdsprep.sources.base import Columns, Item, make_or_refuse
 from wdsprep.sources.captions import decode_facts, decode_text
 from wdsprep.sources.folder import check_nbytes
 from wdsprep.sources.image_tables import ArrowSource, MdsSource, TableSource

@@ -22,7 +22,7 @@ from wdsprep.importing.import_plan import arrays_in, members_of, size_of
 from wdsprep.importing.latent_caches import Row
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import RunProgress, share_done
-from wdsprep.sources import make_or_refuse
+from wdsprep.sources.base import make_or_refuse
 from wdsprep.sources.captions import captions_of, plain_facts
 from wdsprep.store import open_store
 

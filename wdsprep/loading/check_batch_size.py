@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from wdsprep.errors import UsageError
 from wdsprep.loading.load_plan import LoadPlan
-from wdsprep.loading.order import OrderStream
+from wdsprep.loading.order.global_order import OrderStream
 from wdsprep.loading.order.mixing import StreamAmount
 from wdsprep.text import plural
 

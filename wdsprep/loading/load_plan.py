@@ -16,7 +16,7 @@ from wdsprep.encoding.models.families import BY_ZEROS
 from wdsprep.errors import UsageError
 from wdsprep.loading.augmentation import Effects
 from wdsprep.loading.options import LONGEST
-from wdsprep.loading.order import Order
+from wdsprep.loading.order.global_order import Order
 from wdsprep.loading.sample_layout import batch_name
 from wdsprep.loading.served_datasets import SHAPE, Dataset
 from wdsprep.loading.shard_access.sample_cache import CacheDir, check_cache_size

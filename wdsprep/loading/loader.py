@@ -6,11 +6,11 @@
             train(batch)
             state = loader.state_dict()          # the same on every rank
 
-`wdsprep.loading.order` gives the order: a function of seed and step in which each sample comes
-exactly once a pass (the proof is in `wdsprep.loading.order.shuffle`). So the whole state is the
-number of steps served. A state may be resumed on any number of ranks, threads and workers, with
-nothing lost or repeated. A state of other data, another seed or another batch is refused. The state
-counts what was *yielded*, never what was read ahead.
+`wdsprep.loading.order.global_order` gives the order: a function of seed and step in which each
+sample comes exactly once a pass (the proof is in `wdsprep.loading.order.shuffle`). So the whole
+state is the number of steps served. A state may be resumed on any number of ranks, threads and
+workers, with nothing lost or repeated. A state of other data, another seed or another batch is
+refused. The state counts what was *yielded*, never what was read ahead.
 
 Threads read ahead by default. Inside `torch.utils.data.DataLoader(loader, batch_size=None,
 num_workers=V)` each of the V workers takes every V-th step (in raw mode every V-th sample), and the
@@ -50,7 +50,7 @@ from wdsprep.loading.load_plan import (
 from wdsprep.loading.on_the_fly.image_shapes import find_latent_shapes
 from wdsprep.loading.open_datasets import open_datasets, select_large_enough
 from wdsprep.loading.options import FULL, LoadOptions
-from wdsprep.loading.order import MAX_STEP, Order
+from wdsprep.loading.order.global_order import MAX_STEP, Order
 from wdsprep.loading.prefetch import prefetch_depth, serve, serve_raw
 from wdsprep.loading.sample_layout import batch_name
 from wdsprep.loading.served_datasets import Dataset, order_streams

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from wdsprep.errors import UsageError
 from wdsprep.limits import MAX_AREA
-from wdsprep.loading.order import RUN
+from wdsprep.loading.order.global_order import RUN
 from wdsprep.options import Options, about, refuse_unknown_options
 from wdsprep.text import brief, check_texts, real_number, whole_number
 

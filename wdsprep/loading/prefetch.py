@@ -21,7 +21,7 @@ from wdsprep.loading.batch_memory import Batch, Memory
 from wdsprep.loading.batch_reader import Reader
 from wdsprep.loading.load_plan import LoadPlan
 from wdsprep.loading.options import LONGEST
-from wdsprep.loading.order import Samples
+from wdsprep.loading.order.global_order import Samples
 from wdsprep.loading.served_datasets import Dataset
 from wdsprep.loading.shard_access.local import LocalShelf, Shelf, WantedRows
 from wdsprep.loading.shard_access.remote import RemoteShelf

@@ -27,8 +27,8 @@ from wdsprep.dataset.sample_selection import SampleSelection
 from wdsprep.dataset.score_columns import columns_of
 from wdsprep.dataset.shapes import Size, fields_in_shape, shape_name
 from wdsprep.encoding.captions.sources import OWN
-from wdsprep.loading import order
 from wdsprep.loading.join_positions import JoinPositions
+from wdsprep.loading.order.global_order import OrderStream
 from wdsprep.loading.order.mixing import StreamAmount
 from wdsprep.loading.sample_layout import batch_name
 from wdsprep.store.base import Store
@@ -244,14 +244,14 @@ def caption_name(settings: Mapping[str, object]) -> str:
     return str(settings.get("caption_name", OWN))
 
 
-def order_streams(datasets: Sequence[Dataset]) -> tuple[order.OrderStream, ...]:
+def order_streams(datasets: Sequence[Dataset]) -> tuple[OrderStream, ...]:
     """Return the streams of the order: for each dataset its digest, its sizes and its amount.
 
     The amount of a dataset counts for all of its shapes together.
     """
     numbers = {whole: n for n, whole in enumerate(dict.fromkeys(d.whole for d in datasets))}
     return tuple(
-        order.OrderStream(
+        OrderStream(
             digest=dataset.digest,
             sizes=dataset.sizes,
             amount=dataset.amount,

@@ -32,7 +32,7 @@ from wdsprep.text import brief, parse_names, parse_size
 
 if TYPE_CHECKING:
     from wdsprep.packing.filters import Filter
-    from wdsprep.sources import Columns
+    from wdsprep.sources.base import Columns
 
 IMAGES, COLUMNS, SOURCE = HEADING, "Captions and columns", "Source"
 
@@ -324,7 +324,7 @@ class PackRules(ShardSizes, ImageOptions):
     @property
     def columns(self) -> "Columns":
         """Return the columns that a source must have."""
-        from wdsprep.sources import Columns
+        from wdsprep.sources.base import Columns
 
         condition, digest = self.condition, self.verify
         return Columns(

@@ -38,7 +38,7 @@ def pack(options: PackOptions) -> "Outcome":
     from wdsprep.packing.work import PackWork
     from wdsprep.packing.worker_plan import plan_for_machines, runner_of
     from wdsprep.runners.run import Run, do_runs, open_dataset_to_write, write_generations
-    from wdsprep.sources import check_slices
+    from wdsprep.sources.base import check_slices
     from wdsprep.sources.patterns import is_glob
     from wdsprep.sources.recognise import recognise
     from wdsprep.store.base import absolute, check_apart

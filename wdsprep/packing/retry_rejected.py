@@ -56,7 +56,7 @@ from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import DamageError, NotFoundError
 from wdsprep.fetch.options import ROBOTS, TRANSIENT, FetchRules
 from wdsprep.packing.changed_sources import packed_items
-from wdsprep.sources import Item, Slice
+from wdsprep.sources.base import Item, Slice
 from wdsprep.store.base import Store, write_bytes
 from wdsprep.store.schemes import is_keyed
 

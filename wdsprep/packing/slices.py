@@ -40,7 +40,7 @@ from wdsprep.packing.changed_sources import (
     units_with,
 )
 from wdsprep.runners.base import HopelessError
-from wdsprep.sources import Item, LeftOut, Slice, Source, Told, ignore_left_out, slices
+from wdsprep.sources.base import Item, LeftOut, Slice, Source, Told, ignore_left_out, slices
 from wdsprep.sources.folder import MetadataFound
 from wdsprep.store.base import Store, write_bytes
 from wdsprep.text import EXAMPLES, examples, shown

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from wdsprep.dataset.receipts import Settings
 from wdsprep.fetch.options import FetchRules
 from wdsprep.packing.options import PackRules
-from wdsprep.sources import Source
+from wdsprep.sources.base import Source
 
 if TYPE_CHECKING:
     from wdsprep.packing.worker import PackWorker

@@ -35,7 +35,7 @@ from wdsprep.packing.sample_json import sample_members
 from wdsprep.packing.slices import check_rows
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import RunProgress, share_done
-from wdsprep.sources import LeftOut, Slice
+from wdsprep.sources.base import LeftOut, Slice
 from wdsprep.sources.fingerprints import Content
 from wdsprep.store import open_store
 

@@ -41,7 +41,7 @@ from wdsprep.scoring.image_processors import DecodedImage
 from wdsprep.scoring.languages import RepeatedCaptions, caption_columns
 from wdsprep.scoring.models import check_here
 from wdsprep.scoring.networks import BatchScores, load_networks
-from wdsprep.sources import make_or_refuse
+from wdsprep.sources.base import make_or_refuse
 from wdsprep.sources.fingerprints import Content
 from wdsprep.store import open_store
 

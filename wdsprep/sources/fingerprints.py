@@ -17,7 +17,7 @@ from wdsprep.dataset.receipts import CONTENT
 from wdsprep.dataset.rejects import Refusal
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.thread_map import map_ahead
-from wdsprep.sources import Item, Source
+from wdsprep.sources.base import Item, Source
 
 MARK_NBYTES = 16
 MOST_THREADS = 8

@@ -15,7 +15,7 @@ from wdsprep.dataset.samples import Sample
 from wdsprep.errors import AccessError, NotFoundError, ShortReadError, SourceError, UsageError
 from wdsprep.images.extensions import IMAGES, OTHER_IMAGES
 from wdsprep.limits import MAX_NBYTES, MAX_TEXT_NBYTES
-from wdsprep.sources import Columns, Item, Told, ignore_left_out, make_or_refuse
+from wdsprep.sources.base import Columns, Item, Told, ignore_left_out, make_or_refuse
 from wdsprep.sources.captions import apply_caption_file, captions_of, decode_facts, decode_text
 from wdsprep.sources.metadata_files import is_metadata, open_metadata
 from wdsprep.sources.patterns import extension, kind_of

@@ -17,7 +17,7 @@ from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.images.raw_pixels import png_of_pixels
-from wdsprep.sources import Columns, Item, Told, ignore_left_out, make_or_refuse
+from wdsprep.sources.base import Columns, Item, Told, ignore_left_out, make_or_refuse
 from wdsprep.sources.captions import NAMES, captions_of, first_of, plain_facts
 from wdsprep.sources.patterns import table_files
 from wdsprep.sources.tables import TableRow

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from wdsprep.errors import SourceError
-from wdsprep.sources import Told, ignore_left_out
+from wdsprep.sources.base import Told, ignore_left_out
 from wdsprep.store import shared_store
 from wdsprep.store.base import Entry, is_hidden
 from wdsprep.text import plural

@@ -16,7 +16,7 @@ from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.images.extensions import IMAGES
 from wdsprep.limits import MAX_NBYTES
-from wdsprep.sources import Columns, Source
+from wdsprep.sources.base import Columns, Source
 from wdsprep.sources.folder import FolderSource
 from wdsprep.sources.patterns import (
     ABOUT_ARROW,

@@ -25,7 +25,7 @@ from wdsprep.dataset.tar.read import TarSample, open_unpacked_tape, scan, stream
 from wdsprep.errors import NotFoundError, SourceError
 from wdsprep.images.extensions import IMAGES, OTHER_IMAGES
 from wdsprep.limits import MAX_NBYTES, MAX_TEXT_NBYTES
-from wdsprep.sources import Columns, Item, Told, ignore_left_out, make_or_refuse
+from wdsprep.sources.base import Columns, Item, Told, ignore_left_out, make_or_refuse
 from wdsprep.sources.captions import (
     apply_caption_file,
     captions_of,

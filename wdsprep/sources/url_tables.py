@@ -15,7 +15,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.errors import SourceError
-from wdsprep.sources import Columns, Item, Told, ignore_left_out, make_or_refuse
+from wdsprep.sources.base import Columns, Item, Told, ignore_left_out, make_or_refuse
 from wdsprep.sources.captions import NAMES, captions_of, first_of, plain_facts
 from wdsprep.sources.patterns import TEXT_TABLES, table_files
 from wdsprep.sources.tables.files import Table, open_table

@@ -40,23 +40,27 @@ class StorePlace:
 
 _WEB = StorePlace(module="wdsprep.store.web", store="WebStore", form="https://")
 PLACES = {
-    "s3": StorePlace(module="wdsprep.store.s3", store="S3Store", form="s3://BUCKET/PREFIX"),
+    "s3": StorePlace(
+        module="wdsprep.store.s3.s3_store", store="S3Store", form="s3://BUCKET/PREFIX"
+    ),
     "gs": StorePlace(
-        module="wdsprep.store.gcs_azure",
+        module="wdsprep.store.gcs_azure.object_store",
         store="ObjectStore",
         form="gs://BUCKET/PREFIX",
         needs="obstore",
         extra="gcs",
     ),
     "az": StorePlace(
-        module="wdsprep.store.gcs_azure",
+        module="wdsprep.store.gcs_azure.object_store",
         store="ObjectStore",
         form="az://CONTAINER/PREFIX",
         needs="obstore",
         extra="azure",
     ),
     "hf": StorePlace(
-        module="wdsprep.store.hub", store="HubStore", form="hf://datasets/OWNER/NAME[@REVISION]"
+        module="wdsprep.store.hub.hub_store",
+        store="HubStore",
+        form="hf://datasets/OWNER/NAME[@REVISION]",
     ),
     "http": _WEB,
     "https": _WEB,

@@ -26,7 +26,7 @@ from wdsprep.encoding.run_plan import EncodePlan, headlines
 from wdsprep.options import remedies_of
 from wdsprep.runners.job import JobStatus
 from wdsprep.runners.run import Outcome
-from wdsprep.sources import LeftOut
+from wdsprep.sources.base import LeftOut
 from wdsprep.text import EXAMPLES, human_bytes, plural
 
 CAPTIONLESS = (

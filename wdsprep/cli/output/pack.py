@@ -22,7 +22,7 @@ from wdsprep.packing.retry_rejected import retryable
 from wdsprep.packing.slices import SourceSurvey
 from wdsprep.runners.job import JobListener, JobStatus
 from wdsprep.runners.run import Outcome
-from wdsprep.sources import LeftOut
+from wdsprep.sources.base import LeftOut
 from wdsprep.store.schemes import is_keyed, root_and_name
 from wdsprep.text import human_bytes, human_counts, plural
 

@@ -30,7 +30,7 @@ from wdsprep.encoding.worker_plan import SHARDS_PER_WORKER
 from wdsprep.errors import UsageError
 from wdsprep.options import takes_options
 from wdsprep.reporting.overview import overview
-from wdsprep.scoring.estimate import ScoreEstimate, estimate_scores
+from wdsprep.scoring.cost_estimate import ScoreEstimate, estimate_scores
 from wdsprep.text import human_bytes, join_lines, plural
 
 SHARD_SIZES = (1_000, 10_000, 100_000)

@@ -26,7 +26,7 @@ from wdsprep.encoding.recipe_defaults import format_at, new_format, settings_of,
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.images.crop import NO_PIXELS, Crop, crop
 from wdsprep.images.nearest_shape import Shapes
-from wdsprep.sources import Columns
+from wdsprep.sources.base import Columns
 from wdsprep.sources.folder import check_nbytes
 from wdsprep.sources.tars import TarsSource
 from wdsprep.text import shown

@@ -38,7 +38,7 @@ from wdsprep.loading.batch_reader import PutSubstitute, Reader
 from wdsprep.loading.damaged_samples import ATTEMPTS
 from wdsprep.loading.load_plan import LoadPlan
 from wdsprep.loading.options import LONGEST
-from wdsprep.loading.order import Samples
+from wdsprep.loading.order.global_order import Samples
 from wdsprep.loading.prefetch import (
     NOTHING,
     close_shelves,

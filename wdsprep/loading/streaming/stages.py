@@ -24,7 +24,7 @@ from wdsprep.dataset.npy_arrays import FLIPPED, OF_SIZES, Field
 from wdsprep.encoding.on_the_fly.step_batches import BatchEncoder
 from wdsprep.loading.batch_memory import Batch
 from wdsprep.loading.on_the_fly.encoded_batches import EncodedRow, EncodingReader, reading_plan
-from wdsprep.loading.order import Samples
+from wdsprep.loading.order.global_order import Samples
 from wdsprep.loading.prefetch import NOTHING, locate_in_tars, open_reader
 from wdsprep.loading.streaming.pieces import PIECE, PiecePlace, Pieces
 

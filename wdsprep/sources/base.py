@@ -1,0 +1,220 @@
+"""What a source is: items in a fixed order, the samples of each, and slices of items."""
+
+import itertools
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.file_names import is_retry, slice_name
+from wdsprep.dataset.json_records import Nbytes
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import Refusal, as_rejected
+from wdsprep.dataset.samples import Sample
+from wdsprep.errors import UsageError
+from wdsprep.text import list_columns, shown
+
+MOST_SLICES = 1_000_000
+"""A key is the slice's number and the input's in it. While all slices have as many digits, no two
+inputs share a key, however many a slice holds."""
+
+
+_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+
+
+ItemLine = tuple[str, list[tuple[str, Nbytes, str]], str, Nbytes]
+"""The values of a line of an inputs file."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Item:
+    """The part of a source that is read at once, such as a file or some rows of a table.
+
+    `parts` are its files, each with size and stamp, so two items are equal only if nothing
+    about them has changed. `take` is the number of samples to take of it (0 means all), and
+    `samples` how many it holds if a listing tells (else 0).
+    """
+
+    name: str
+    parts: tuple[tuple[str, int, str], ...]
+    extra: str = ""
+    take: int = 0
+    samples: int = 1
+
+    def to_json(self) -> str:
+        """Return the item as a line of a slice's inputs file."""
+        line = [self.name, self.parts, self.extra, self.take]
+        return _encode(line) + "\n"
+
+    @classmethod
+    def from_line(cls, line: Sequence[Any]) -> "Item":
+        """Return the item that an `ItemLine` describes."""
+        name, parts, extra, take = line
+        found = tuple((part, nbytes, stamp) for part, nbytes, stamp in parts)
+        return cls(name=name, parts=found, extra=extra, take=take)
+
+    @property
+    def nbytes(self) -> int:
+        return sum([nbytes for _, nbytes, _ in self.parts])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slice:
+    """A run of items: a unit of work of `pack`.
+
+    `elsewhere` names the samples in it that another slice has taken over.
+    """
+
+    number: int
+    items: tuple[Item, ...]
+    elsewhere: frozenset[str] = frozenset()
+
+    @property
+    def name(self) -> str:
+        return slice_name(self.number)
+
+    @property
+    def is_retry(self) -> bool:
+        return is_retry(self.name)
+
+    @property
+    def samples(self) -> int:
+        """Return how many samples the slice holds, or 0 if the listing did not tell."""
+        return sum(item.take or item.samples for item in self.items)
+
+    @property
+    def inputs(self) -> bytes:
+        """Return the content of the inputs file: all that the slice is made from."""
+        return "".join(item.to_json() for item in self.items).encode()
+
+    def digest(self, kind: DigestKind) -> str:
+        """Return the digest of the inputs, as the receipt has it."""
+        return kind.hex(self.inputs)
+
+
+Made = TypeVar("Made")
+
+
+def make_or_refuse(source: str, make: Callable[[], Made]) -> Made | Refusal:
+    """Make something of one input, or return the refusal of this input.
+
+    Whatever exception `make` meets costs no other input.
+    """
+    try:
+        return make()
+    except Exception as error:  # noqa: BLE001 (told apart by as_rejected)
+        refused = as_rejected(error, Code.UNREADABLE)
+        return Refusal(source=source, code=refused.code, detail=shown(refused.detail))
+
+
+Told = Callable[[str], object]
+
+
+def ignore_left_out(_kind: str) -> None:
+    """Ignore a file that is left out, for callers that do not count these."""
+
+
+class LeftOut:
+    """A count of files that are no input to `pack`, by kind.
+
+    The kind is an extension such as `.mov`, or empty if a name has none.
+    """
+
+    NAMED = 20  # kinds at most: a hostile tar has any number
+    PREFIX = "left_out:"
+
+    def __init__(self) -> None:
+        self.kinds: Counter[str] = Counter()
+
+    def note(self, kind: str) -> None:
+        kind = kind.lower() or "no extension"
+        is_plain = re.fullmatch(r"\.[\w.-]{1,20}", kind, re.ASCII) or kind == "no extension"
+        is_named = kind in self.kinds or len(self.kinds) < self.NAMED
+        self.kinds[kind if is_plain and is_named else "others"] += 1
+
+    def counts(self) -> Counter[str]:
+        """Return the counts under the names that receipts keep them by."""
+        return Counter({f"{self.PREFIX}{kind}": count for kind, count in self.kinds.items()})
+
+    @classmethod
+    def among(cls, counts: Mapping[str, int]) -> Counter[str]:
+        """Return the counts of left-out files among the counts of receipts, by kind."""
+        own = {name: count for name, count in counts.items() if name.startswith(cls.PREFIX)}
+        return Counter({name.removeprefix(cls.PREFIX): count for name, count in own.items()})
+
+
+class Source(Protocol):
+    """A place that samples are read from: a folder, tars or tables.
+
+    It can be pickled: the driver lists the items, and workers read them. Both tell the kinds of
+    files that are left out.
+    """
+
+    @property
+    def kind(self) -> str:
+        """Return the kind of the source: `folder`, `tars`, `table` or `urls`."""
+
+    @property
+    def url(self) -> str:
+        """Return the URL of the source."""
+
+    def items(self, left_out: Told = ignore_left_out) -> Iterator[Item]:
+        """Yield all items, in the same order each time."""
+
+    def count(self, item: Item, /) -> int:
+        """Count the samples of an item."""
+
+    def read(self, item: Item, /, left_out: Told = ignore_left_out) -> Iterator[Sample | Refusal]:
+        """Yield the samples of an item, in order. Each input is a Sample or a Refusal.
+
+        Samples of a table of URLs have no image yet.
+        """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Columns:
+    """The names of columns that the user gave.
+
+    If a name is empty, wdsprep finds the column by itself. Columns must exist that a filter
+    names, that are to be kept, or that hold the digest of an image.
+    """
+
+    image: str = ""
+    caption: str = ""
+    url: str = ""
+    digest: str = ""
+    filtered: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+
+    def check(self, there: Sequence[str], what: str) -> None:
+        """Check that each named column is among those of a table."""
+        asked = [("image-col", self.image), ("url-col", self.url), ("caption-col", self.caption)]
+        asked += [("verify-hash", self.digest), *(("filter", name) for name in self.filtered)]
+        asked += [("save-additional-columns", name) for name in self.kept]
+        for option, name in asked:
+            if name and name not in there:
+                raise UsageError(
+                    f"{what} has no column {name!r} (--{option}): it has {list_columns(there)}"
+                )
+
+
+def slices(items: Iterable[Item], *, size: int, first: int = 0) -> Iterator[Slice]:
+    """Cut items into slices of `size`, numbered from `first`."""
+    iterator = iter(items)
+    for number in itertools.count(first):
+        taken = tuple(itertools.islice(iterator, size))
+        if not taken:
+            return
+        check_slices(number + 1)
+        yield Slice(number=number, items=taken)
+
+
+def check_slices(count: int) -> None:
+    if count > MOST_SLICES:
+        raise UsageError(
+            f"the source makes more than {MOST_SLICES:,} slices: raise --samples-per-shard, or "
+            "pack its parts into datasets of their own, which a loader mixes"
+        )

@@ -1,0 +1,323 @@
+"""Google Cloud Storage and Azure Blob Storage, through the obstore library.
+
+Credentials and endpoints are the library's own.
+
+A file becomes visible by one request, or by the end of an upload in parts that go out while the
+next ones are still being written. Exclusive is a request on condition that there is no such object.
+A failure aborts the upload. What a killed writer leaves of an upload nobody sees: Azure drops it
+after a week, and GCS where the bucket has a rule for that.
+"""
+
+import contextlib
+import datetime
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from wdsprep.errors import ShortReadError, UsageError
+from wdsprep.store.base import (
+    Entry,
+    FileSink,
+    Ours,
+    OverNetwork,
+    check_name,
+    check_prefix,
+    none_of_ours,
+)
+from wdsprep.store.gcs_azure.failures import is_beyond, retrying, store_errors
+from wdsprep.store.gcs_azure.library import own_library
+from wdsprep.store.gcs_azure.uploads import PART_NBYTES, PARTS_IN_FLIGHT, WRITER, ObjectSink
+from wdsprep.store.object_locks import Holds, Mark
+from wdsprep.store.retry import ATTEMPTS, FIRST_PAUSE_S, LONGEST_PAUSE_S
+
+STORES = {"gs": "GCSStore", "az": "AzureStore"}
+HTTP = {"allow_http": True, "connect_timeout": "10s", "timeout": "300s", "read_timeout": "60s"}
+"""Settings of the HTTP client. An endpoint without TLS is one that the user has set."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Clients:
+    """The library and the clients that one process uses.
+
+    `patient` leaves attempts to the library, which alone can repeat a part of an upload or a page
+    of a listing.
+    """
+
+    library: Any
+    client: Any
+    patient: Any
+
+
+class ObjectStore(OverNetwork):
+    """A store in a bucket of GCS or a container of Azure, below a prefix."""
+
+    def __init__(
+        self, url: str, *, part_nbytes: int = PART_NBYTES, first_pause_s: float = FIRST_PAUSE_S
+    ) -> None:
+        scheme, _, place = url.partition("://")
+        self._scheme = scheme.lower()
+        self._bucket, _, prefix = place.partition("/")
+        if not self._bucket:
+            raise UsageError(f"{url} has no bucket: give {self._scheme}://BUCKET/PREFIX")
+        self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        self._part_nbytes, self._first_pause_s = part_nbytes, first_pause_s
+        self._owns: dict[int, _Clients] = {}  # a parent's too: nothing of it is freed in a child
+        self._holds = Holds(_Objects(self))
+
+    @property
+    def url(self) -> str:
+        return f"{self._scheme}://{self._bucket}/{self._prefix}".rstrip("/")
+
+    def __reduce__(self) -> tuple[Callable[..., "ObjectStore"], tuple[str]]:
+        options = {"part_nbytes": self._part_nbytes, "first_pause_s": self._first_pause_s}
+        return partial(ObjectStore, **options), (self.url,)  # type: ignore[arg-type]
+
+    @property
+    def _process_clients(self) -> _Clients:
+        process = os.getpid()
+        if process not in self._owns:
+            self._owns[process] = self._new_own()
+        return self._owns[process]
+
+    def _new_own(self) -> _Clients:
+        loaded = own_library()
+        make = partial(getattr(loaded._store, STORES[self._scheme]), self._bucket)
+        pause, most = (
+            datetime.timedelta(seconds=s) for s in (self._first_pause_s, LONGEST_PAUSE_S)
+        )
+        backoff = {"init_backoff": pause, "max_backoff": most, "base": 2}
+        patience = {"max_retries": ATTEMPTS - 1, "backoff": backoff}
+        with self._store_errors(""):
+            return _Clients(
+                library=loaded,
+                client=make(client_options=HTTP, retry_config={"max_retries": 0}),
+                patient=make(client_options=HTTP, retry_config=patience),
+            )
+
+    def ask(self, act: Callable[[Any, Any], T]) -> T:
+        """Call `act` with the library and a client, as often as it takes."""
+        own = self._process_clients
+
+        def attempt() -> T:
+            self._holds.refresh()
+            self._holds.check()
+            return act(own.library, own.client)
+
+        return retrying(attempt, pause_s=self._first_pause_s)
+
+    def list(self, prefix: str = "", /) -> Iterator[Entry]:
+        """List the files by name. Azure sorts them otherwise if a container has real folders."""
+        check_prefix(prefix)
+        with self._store_errors(prefix):
+            found = sorted(self.entries(self._prefix + prefix), key=lambda e: e.name.encode())
+        start = len(self._prefix)
+        for entry in found:
+            yield Entry(
+                name=entry.name[start:],
+                nbytes=entry.nbytes,
+                stamp=entry.stamp,
+                written_s=entry.written_s,
+            )
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        """Yield the objects whose keys begin with `prefix`.
+
+        The library lists whole folders. In a folder, the listing begins near the prefix.
+        """
+        folder, _, rest = prefix.rpartition("/")
+        begin = {"offset": prefix[:-1]} if len(rest) > 1 else {}
+        own, is_found = self._process_clients, False
+        for some in own.library.list(own.patient, folder or None, chunk_size=1_000, **begin):
+            for meta in some:
+                key = meta["path"]
+                if key.startswith(prefix):
+                    is_found = True
+                    if not key.endswith("/"):
+                        yield _entry(meta)
+                elif is_found or (not folder and key > prefix):
+                    return
+
+    def read(self, name: str, /, *, start: int = 0, nbytes: int | None = None) -> bytes:
+        return bytes(self._read(name, start, nbytes))
+
+    def read_into(self, name: str, buffer: memoryview, /, *, start: int) -> int:
+        """Fill a buffer with the bytes of an object from `start` on, and return how many came.
+
+        Fewer come only if the object ends before.
+        """
+        data = self._read(name, start, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _read(self, name: str, start: int, nbytes: int | None) -> memoryview:
+        key = self._key(name)
+
+        def act(loaded: Any, client: Any) -> memoryview:
+            if nbytes == 0:
+                loaded.head(client, key)
+                return memoryview(b"")
+            try:
+                return _read_range(loaded, client, key, start, nbytes, f"{self.url}/{name}")
+            except Exception as error:
+                if not is_beyond(error) or loaded.head(client, key)["size"] > start:
+                    raise
+                return memoryview(b"")
+
+        with self._store_errors(name):
+            return self.ask(act)
+
+    def stamp(self, name: str, /) -> str:
+        """Return a text that changes whenever the object is written."""
+        key = self._key(name)
+        with self._store_errors(name):
+            found = self.ask(lambda loaded, client: loaded.head(client, key))
+        return f"{found['e_tag']} {found['version']} {found['last_modified'].isoformat()}"
+
+    @contextlib.contextmanager
+    def write(self, name: str, /, *, exclusive: bool = False) -> Iterator[ObjectSink]:
+        with self._store_errors(name):
+            key = self._key(name)
+
+            def put(data: Any, facts: Mapping[str, str], *, is_whole: bool) -> None:
+                with self._store_errors(name):
+                    self._put(key, data, facts, is_whole=is_whole, exclusive=exclusive)
+
+            # The library has no condition for an upload in parts.
+            part_nbytes = 1 << 62 if exclusive else self._part_nbytes
+            sink = ObjectSink(name, put, partial(self._writer, name), part_nbytes)
+            try:
+                yield sink
+                sink.finish()
+            except BaseException:
+                sink.abort()
+                raise
+
+    def _put(
+        self, key: str, data: Any, facts: Mapping[str, str], *, is_whole: bool, exclusive: bool
+    ) -> None:
+        if is_whole:
+            mode = "create" if exclusive else "overwrite"
+            self.ask(
+                lambda loaded, client: loaded.put(
+                    client, key, data, attributes=facts, mode=mode, use_multipart=False
+                )
+            )
+            return
+        own = self._process_clients
+        own.library.put(
+            own.patient,
+            key,
+            data,
+            attributes=facts,
+            use_multipart=True,
+            chunk_size=self._part_nbytes,
+            max_concurrency=PARTS_IN_FLIGHT,
+        )
+
+    def _writer(self, name: str) -> str:
+        """Return the id that the last writer of an object has left on it."""
+        key = self._key(name)
+        with self._store_errors(name):
+            found = self.ask(lambda loaded, client: loaded.get(client, key, options={"head": True}))
+            return str(found.attributes.get(WRITER, ""))
+
+    def delete(self, name: str, /) -> None:
+        key = self._key(name)
+        with self._store_errors(name):
+            self.remove(key)
+
+    def remove(self, key: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self.ask(lambda loaded, client: loaded.delete(client, key))
+
+    @contextlib.contextmanager
+    def hold(self, name: str, /, *, giving: Sequence[FileSink] = ()) -> Iterator[None]:
+        del giving  # what is stopped in the middle of it is waited for until it counts as dead
+        with self._holds.hold(self._key(name), f"{self.url}/{name}"):
+            yield
+
+    def let_go(self, name: str, /) -> None:
+        self._holds.let_go(self._key(name), f"{self.url}/{name}")
+
+    def sweep(self, ours: Ours = none_of_ours) -> int:
+        """Remove nothing: the library does not tell of unfinished uploads."""
+        del ours
+        return 0
+
+    def publish(self, names: Collection[str] | None = None) -> None:
+        """Do nothing: each file is there for all once it is written."""
+
+    def _key(self, name: str) -> str:
+        return self._prefix + check_name(name)
+
+    def _store_errors(self, name: str) -> contextlib.AbstractContextManager[None]:
+        return store_errors(
+            f"{self.url}/{name}" if name else self.url, f"{self._scheme}://{self._bucket}"
+        )
+
+
+class _Objects:
+    """The requests of locks to GCS or Azure (`wdsprep.store.object_locks.MarkedObjects`)."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def tags(self, prefix: str, /) -> Mapping[str, str]:
+        with self._store_errors(prefix):
+            return {entry.name: entry.stamp for entry in self._store.entries(prefix)}
+
+    def read(self, key: str, /) -> Mark:
+        def act(loaded: Any, client: Any) -> Mark:
+            found = loaded.get(client, key)
+            data, written = bytes(found.bytes()), found.meta["last_modified"]
+            age = datetime.datetime.now(datetime.timezone.utc) - written
+            return Mark(data=data, tag=_tag(found.meta), age_s=age.total_seconds())
+
+        with self._store_errors(key):
+            return self._store.ask(act)
+
+    def make(self, key: str, data: bytes, /) -> str:
+        with self._store_errors(key):
+            put = partial(_create, key=key, data=data)
+            return self._store.ask(put)
+
+    def delete(self, key: str, /) -> None:
+        with self._store_errors(key):
+            self._store.remove(key)
+
+    def _store_errors(self, key: str) -> contextlib.AbstractContextManager[None]:
+        scheme, _, rest = self._store.url.partition("://")
+        place = f"{scheme}://{rest.partition('/')[0]}"
+        return store_errors(f"{place}/{key}", place)
+
+
+def _create(loaded: Any, client: Any, *, key: str, data: bytes) -> str:
+    return _tag(loaded.put(client, key, data, mode="create", use_multipart=False))
+
+
+def _read_range(
+    loaded: Any, client: Any, key: str, start: int, nbytes: int | None, what: str
+) -> memoryview:
+    """Read a range of an object, and check that it is as long as it should be."""
+    wanted = {"offset": start} if nbytes is None else (start, start + nbytes)
+    options = {"range": wanted} if start or nbytes is not None else None
+    answer = loaded.get(client, key, options=options)
+    first, stop = answer.range
+    size = answer.meta["size"]
+    data = memoryview(answer.bytes())
+    expected = size if nbytes is None else min(size, start + nbytes)
+    if (first, stop, len(data)) != (start, expected, expected - start):
+        raise ShortReadError(f"{what}: {len(data):,} of {expected - start:,} bytes read")
+    return data
+
+
+def _entry(meta: Mapping[str, Any]) -> Entry:
+    written_s = meta["last_modified"].timestamp()
+    return Entry(name=meta["path"], nbytes=meta["size"], stamp=_tag(meta), written_s=written_s)
+
+
+def _tag(meta: Mapping[str, Any]) -> str:
+    return str(meta["e_tag"]).strip('"')

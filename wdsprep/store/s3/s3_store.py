@@ -1,0 +1,267 @@
+"""S3 and what speaks like it. Credentials, profile, region and `AWS_ENDPOINT_URL` are boto3's own.
+
+A file becomes visible by one PUT, or by the completion of a multipart upload whose parts go out
+while the next ones are still being written. Each body carries a checksum, so the server refuses
+what the network bent. A failure aborts the upload. A killed writer leaves at most an upload that
+nobody sees; `sweep` aborts it where that writer is known to be dead, or else after a day.
+"""
+
+import contextlib
+import datetime
+import os
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from wdsprep.errors import ShortReadError, UsageError
+from wdsprep.store.base import (
+    Entry,
+    FileSink,
+    Ours,
+    OverNetwork,
+    check_name,
+    check_prefix,
+    none_of_ours,
+)
+from wdsprep.store.byte_range import Range
+from wdsprep.store.object_locks import Holds
+from wdsprep.store.retry import FIRST_PAUSE_S
+from wdsprep.store.s3.failures import retrying, settings_error, store_errors
+from wdsprep.store.s3.listing import Page, Stretch, listing, page_of, quicken_listings
+from wdsprep.store.s3.locks import S3Objects
+from wdsprep.store.s3.reads import BROKE_OFF, GetRequest, Reads
+from wdsprep.store.s3.uploads import (
+    PART_NBYTES,
+    BodyChecks,
+    S3Sink,
+    Writer,
+    abort_upload,
+    remove_old_notes,
+    writer_of,
+)
+
+ABANDONED_UPLOAD = datetime.timedelta(days=1)
+ANSWERS = {  # boto3 takes a body that never came for an empty answer
+    "list_objects_v2": "IsTruncated",
+    "list_multipart_uploads": "IsTruncated",
+    "create_multipart_upload": "UploadId",
+    "complete_multipart_upload": "ETag",
+}
+
+
+_CLIENT_LOCK = threading.Lock()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Client:
+    """The client that one process uses, and its state."""
+
+    client: Any
+    reads: Reads
+    checks: BodyChecks
+
+
+def _checks_of(client: Any) -> BodyChecks:
+    """Return how the bodies that a client sends are checked.
+
+    Over TLS they go unsigned, unless the user's settings have them signed: botocore by itself signs
+    those without an MD5.
+    """
+    config = client.meta.config
+    given = (config.s3 or {}).get("payload_signing_enabled", False)
+    is_signing = client.meta.endpoint_url.startswith("http:") or given
+    config.s3 = {**(config.s3 or {}), "payload_signing_enabled": is_signing}
+    return BodyChecks(is_signed=is_signing and config.signature_version == "s3v4")
+
+
+class S3Store(OverNetwork):
+    """A store in a bucket of S3, or of a server that speaks like it, below a prefix."""
+
+    def __init__(
+        self, url: str, *, part_nbytes: int = PART_NBYTES, first_pause_s: float = FIRST_PAUSE_S
+    ) -> None:
+        self._bucket, _, prefix = url[len("s3://") :].partition("/")
+        if not self._bucket:
+            raise UsageError(f"{url} has no bucket: give s3://BUCKET/PREFIX")
+        self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        self._part_nbytes, self._first_pause_s = part_nbytes, first_pause_s
+        self._clients: dict[int, _Client] = {}
+        self._holds = Holds(S3Objects(self._ask_checked, lambda: self._store_errors("")))
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
+
+    def __reduce__(self) -> tuple[Callable[..., "S3Store"], tuple[str]]:
+        make = partial(S3Store, part_nbytes=self._part_nbytes, first_pause_s=self._first_pause_s)
+        return make, (self.url,)
+
+    @property
+    def client(self) -> Any:
+        return self._process_client.client
+
+    @property
+    def _process_client(self) -> "_Client":
+        """Return the client of this process: a forked one must not share its connections."""
+        process = os.getpid()
+        with _CLIENT_LOCK:  # making one takes a while: many threads at the start want the same
+            if process not in self._clients:
+                client = self._new_client()
+                checks = _checks_of(client)
+                self._clients[process] = _Client(client=client, reads=Reads(client), checks=checks)
+            return self._clients[process]
+
+    def _new_client(self) -> Any:
+        import boto3
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError
+
+        config = Config(
+            retries={"mode": "standard", "total_max_attempts": 1},  # see retry.py
+            request_checksum_calculation="when_required",  # BodyChecks says what bodies carry
+            response_checksum_validation="when_required",
+            connect_timeout=10,
+            max_pool_connections=64,
+            tcp_keepalive=True,
+        )
+        try:
+            client = boto3.session.Session().client("s3", config=config)
+        except (BotoCoreError, ValueError) as error:
+            raise settings_error(error, self.url) from error
+        quicken_listings(client)
+        client.meta.events.register("before-send.s3", self._holds.check)
+        return client
+
+    def close(self) -> None:
+        """Close the connections to the server. The next call opens new ones."""
+        if own := self._clients.pop(os.getpid(), None):
+            own.client.close()
+
+    def _ask_checked(self, operation: str, **what: Any) -> Any:
+        sums = self._process_client.checks.headers_for(what["Body"]) if "Body" in what else {}
+        return self._ask(operation, **what, **sums)
+
+    def _ask(self, operation: str, **what: Any) -> Any:
+        call = getattr(self.client, operation)
+
+        def act() -> Any:
+            self._holds.refresh()
+            answer = call(Bucket=self._bucket, **what)
+            if ANSWERS.get(operation, "ResponseMetadata") not in answer:
+                raise ShortReadError(f"{self.url}: {BROKE_OFF}")
+            return answer
+
+        return retrying(act, pause_s=self._first_pause_s)
+
+    def list(self, prefix: str = "", /) -> Iterator[Entry]:
+        check_prefix(prefix)
+        return listing(partial(self._page, prefix), prefix)
+
+    def _page(self, prefix: str, stretch: Stretch) -> Page:
+        ask = {"Prefix": self._prefix + prefix}
+        if stretch.token:
+            ask["ContinuationToken"] = stretch.token
+        elif stretch.after:
+            ask["StartAfter"] = self._prefix + stretch.after
+        with self._store_errors(prefix):
+            answer = self._ask("list_objects_v2", **ask)
+        return page_of(answer, len(self._prefix), stretch, self.url)
+
+    def read(self, name: str, /, *, start: int = 0, nbytes: int | None = None) -> bytes:
+        ask = self._range(name, start, nbytes)
+        with self._store_errors(name):
+            self._holds.refresh()
+            reads = self._process_client.reads
+            return retrying(lambda: reads.get(ask), pause_s=self._first_pause_s)[:nbytes]
+
+    def read_into(self, name: str, buffer: memoryview, /, *, start: int) -> int:
+        """Fill a buffer with the bytes of an object from `start` on, and return how many came.
+
+        Fewer come only if the object ends before.
+        """
+        ask = self._range(name, start, len(buffer))
+        with self._store_errors(name):
+            self._holds.refresh()
+            reads = self._process_client.reads
+            return retrying(lambda: reads.get_into(ask, buffer), pause_s=self._first_pause_s)
+
+    def _range(self, name: str, start: int, nbytes: int | None) -> GetRequest:
+        wanted = Range(start=start, nbytes=nbytes)
+        return GetRequest(bucket=self._bucket, key=self._key(name), range=wanted)
+
+    def stamp(self, name: str, /) -> str:
+        """Return a text that changes whenever the object is written."""
+        with self._store_errors(name):
+            found = self._ask("head_object", Key=self._key(name))
+        return f"{found['ETag']} {found['LastModified'].isoformat()}"
+
+    @contextlib.contextmanager
+    def write(self, name: str, /, *, exclusive: bool = False) -> Iterator["S3Sink"]:
+        # Not every server checks the condition when it completes a multipart upload.
+        part_nbytes = sys.maxsize if exclusive else self._part_nbytes
+        with self._store_errors(name):
+            key = self._key(name)
+            ask, place = partial(self._ask, Key=key), f"{self._bucket}/{key}"
+            sink = S3Sink(ask, place, part_nbytes, self._process_client.checks)
+            try:
+                yield sink
+                sink.finish({"IfNoneMatch": "*"} if exclusive else {})
+            except BaseException:
+                sink.abort()
+                raise
+
+    def delete(self, name: str, /) -> None:
+        with self._store_errors(name):
+            self._ask("delete_object", Key=self._key(name))
+
+    @contextlib.contextmanager
+    def hold(self, name: str, /, *, giving: Sequence[FileSink] = ()) -> Iterator[None]:
+        del giving  # what is stopped in the middle of it is waited for until it counts as dead
+        with self._store_errors(name), self._holds.hold(self._key(name), f"{self.url}/{name}"):
+            yield
+
+    def let_go(self, name: str, /) -> None:
+        with self._store_errors(name):
+            self._holds.let_go(self._key(name), f"{self.url}/{name}")
+
+    def publish(self, names: Collection[str] | None = None) -> None:
+        """Do nothing: each file is there for all once it is written."""
+
+    def sweep(self, ours: Ours = none_of_ours) -> int:
+        """Abort the unfinished uploads of dead writers, and return how many.
+
+        If nobody knows the writer, uploads under names that are `ours` are aborted after a
+        day: no live writer takes that long over a file.
+        """
+        with self._store_errors(""):
+            lost = [upload for upload in self._uploads() if self._has_lost_its_writer(upload, ours)]
+            for upload in lost:
+                abort_upload(self._ask, {"Key": upload["Key"], "UploadId": upload["UploadId"]})
+        remove_old_notes()
+        return len(lost)
+
+    def _has_lost_its_writer(self, upload: dict[str, Any], ours: Ours) -> bool:
+        key, age = upload["Key"], datetime.datetime.now(datetime.timezone.utc) - upload["Initiated"]
+        writer = writer_of(f"{self._bucket}/{key}/{upload['UploadId']}")
+        if writer is Writer.UNKNOWN:
+            return age > ABANDONED_UPLOAD and bool(ours(key[len(self._prefix) :]))
+        return writer is Writer.DEAD
+
+    def _uploads(self) -> Iterator[dict[str, Any]]:
+        ask = {"Prefix": self._prefix}
+        while True:
+            page = self._ask("list_multipart_uploads", **ask)
+            yield from page.get("Uploads", ())
+            if not page["IsTruncated"]:
+                return
+            ask["KeyMarker"] = page["NextKeyMarker"]
+            ask["UploadIdMarker"] = page["NextUploadIdMarker"]
+
+    def _key(self, name: str) -> str:
+        return self._prefix + check_name(name)
+
+    def _store_errors(self, name: str) -> contextlib.AbstractContextManager[None]:
+        return store_errors(f"{self.url}/{name}" if name else self.url, f"s3://{self._bucket}")
