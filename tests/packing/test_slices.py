@@ -288,7 +288,7 @@ def test_more_slices_than_keys_have_digits_for_are_refused_before_any_work(
     source = photos(tmp_path / "in", 40)
     out = pack(source, tmp_path / "out", *TWENTY)
     whole = tree(out)
-    monkeypatch.setattr("wdsprep.sources.MOST_SLICES", 2)
+    monkeypatch.setattr("wdsprep.sources.base.MOST_SLICES", 2)
     photos(source, 1, first=99)
     for option in ("--append", "--overwrite"):
         with pytest.raises(UsageError, match="raise --samples-per-shard"):
