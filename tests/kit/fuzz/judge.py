@@ -48,7 +48,7 @@ class Watch:
     """Hears of each file that this process opens to write, or changes, outside of one folder.
 
     Hooks of Python cannot be taken off, so there is one watch to a process. Libraries that are not
-    Python are not heard: `seen` shows what they left.
+    Python are not heard: `seen` shows what they left. Python keeps no compiled modules meanwhile.
     """
 
     def __init__(self, root: Path) -> None:
@@ -60,11 +60,12 @@ class Watch:
     @contextlib.contextmanager
     def listening(self) -> Iterator[list[str]]:
         self._found = found = []
-        self._is_on = True
+        self._is_on, keeps_none = True, sys.dont_write_bytecode
+        sys.dont_write_bytecode = True
         try:
             yield found
         finally:
-            self._is_on = False
+            self._is_on, sys.dont_write_bytecode = False, keeps_none
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self._is_on or not arguments:
