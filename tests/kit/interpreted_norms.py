@@ -5,13 +5,14 @@
 prints a JSON. It wants a process of its own, with TRITON_INTERPRET=1 from the beginning.
 """
 
+import copy
 import json
+import sys
 from collections.abc import Iterator
 
+import diffusers
 import torch
-from diffusers import AutoencoderKL
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 from tests.kit.families.vaes import KL
 from tests.kit.families.weights import randomised
@@ -21,13 +22,13 @@ from wdsprep.encoding.models.group_norm_kernel import CHUNK, group_norm
 from wdsprep.encoding.models.vae import Moments
 
 SHAPES = {
-    "channels of a power of two": ((1, 128, 41, 37), 32),
+    "a power of two of channels": ((1, 128, 29, 23), 32),
     "three channels in a group": ((2, 24, 7, 5), 8),
     "one channel in a group": ((1, 32, 9, 33), 32),
     "one group": ((2, 5, 2, 3), 1),
     "one position": ((3, 12, 1, 1), 4),
     "positions in a row": ((2, 48, 70), 16),
-    "more channels than a tile": ((1, 5000, 2, 2), 4),
+    "more channels than a tile": ((1, 5000, 2, 1), 4),
 }
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 EPSILON = 1e-6
@@ -35,7 +36,8 @@ EPSILON = 1e-6
 
 def draw(shape: tuple[int, ...], mean: float = 1.0, deviation: float = 2.0) -> Tensor:
     """Random numbers in channels_last."""
-    drawn = torch.randn((shape[0], *shape[2:], shape[1]), generator=torch.Generator().manual_seed(1))
+    sizes = (shape[0], *shape[2:], shape[1])
+    drawn = torch.randn(sizes, generator=torch.Generator().manual_seed(1))
     return (drawn * deviation + mean).movedim(-1, 1)
 
 
@@ -65,14 +67,12 @@ def apart(images: Tensor, groups: int, *, silu: bool = True) -> dict[str, float]
 def errors() -> Iterator[tuple[str, dict[str, float]]]:
     for name, (shape, groups) in SHAPES.items():
         for dtype in DTYPES:
-            for silu in (True, False):
-                ending = "" if silu else ", without SiLU"
-                made = apart(draw(shape).to(dtype), groups, silu=silu)
-                yield f"{name}, {dtype}{ending}", made
+            yield f"{name}, {dtype}", apart(draw(shape).to(dtype), groups)
+    yield "without SiLU", apart(draw((1, 24, 7, 5)).half(), 8, silu=False)
     yield "a large mean", apart(draw((1, 16, 70, 67), 1000, 0.01), 4, silu=False)
-    edge = draw((1, 16, 70, 67), 0, 0.01)
-    edge[:, :, 0, 0] = 300.0
-    yield "a corner apart", apart(edge, 4, silu=False)
+    corner = draw((1, 16, 70, 67), 0, 0.01)
+    corner[:, :, 0, 0] = 300.0
+    yield "a corner unlike all else", apart(corner, 4, silu=False)
 
 
 def facts() -> Iterator[tuple[str, bool]]:
@@ -82,8 +82,9 @@ def facts() -> Iterator[tuple[str, bool]]:
         return group_norm(images, weight, bias, 4, EPSILON, silu=False)
 
     same = torch.full((1, 16, 90, 91), 1000.3)
-    yield "equal values give the bias", torch.equal(
-        norm(same), bias.view(1, -1, 1, 1).expand_as(same)
+    yield (
+        "equal values give the bias",
+        torch.equal(norm(same), bias.view(1, -1, 1, 1).expand_as(same)),
     )
     many = draw((3, 16, 70, 67))
     made = norm(many)
@@ -94,39 +95,34 @@ def facts() -> Iterator[tuple[str, bool]]:
     yield "a contiguous image", torch.equal(norm(many.contiguous()), made)
     many[1, 5, 3, 3] = torch.nan
     broken = norm(many)
-    yield "one image is not finite", bool(broken[1, 4:8].isnan().all()) and torch.equal(
-        broken[::2], made[::2]
+    yield (
+        "one image is not finite",
+        bool(broken[1, 4:8].isnan().all()) and torch.equal(broken[::2], made[::2]),
     )
 
 
-def vae() -> dict[str, float]:
-    """How far a whole encoder is from the same in fp32, by the kernel and by torch."""
-    pixels = torch.randint(0, 256, (2, 3, 48, 32), generator=torch.Generator().manual_seed(3))
+def vae() -> dict[str, dict[str, float]]:
+    """How far a whole encoder is from the same in double precision, and its norms by the kernel."""
+    diffusers.utils.logging.set_verbosity_error()
+    pixels = torch.randint(0, 256, (1, 3, 32, 16), generator=torch.Generator().manual_seed(3))
     pixels = pixels.to(torch.uint8)
-    with torch.random.fork_rng(devices=[]):
-        whole = randomised(AutoencoderKL(**KL), "norms")
+    whole = randomised(diffusers.AutoencoderKL(**KL), "norms")
+    exact = Moments(copy.deepcopy(whole).double(), torch.contiguous_format)(pixels)
     found = {}
-    with torch.inference_mode():
-        exact = Moments(whole, torch.contiguous_format).double()
-        exact.dtype = torch.double
-        wanted = exact(pixels)
-        for dtype in DTYPES:
-            network = Moments(whole.to(dtype), torch.channels_last)
-            network = network.to(memory_format=torch.channels_last)
-            found[f"torch, {dtype}"] = float((network(pixels) - wanted).abs().max())
-            leave_out_divisions(network)
-            join_norms(network, pixels[:1, :, :16, :16])
-            found[f"norms, {dtype}"] = sum(_take_kernel(one) for one in network.modules())
-            found[f"ours, {dtype}"] = float((network(pixels) - wanted).abs().max())
+    for dtype in DTYPES:
+        network = Moments(copy.deepcopy(whole).to(dtype), torch.channels_last)
+        network = network.to(memory_format=torch.channels_last)
+        by_torch = float((network(pixels) - exact).abs().max())
+        leave_out_divisions(network)
+        join_norms(network, pixels[:, :, :16])
+        norms = [module for module in network.modules() if isinstance(module, JoinedNorm)]
+        for norm in norms:
+            norm.kernel = group_norm
+        ours = float((network(pixels) - exact).abs().max())
+        found[str(dtype)] = {"torch": by_torch, "ours": ours, "norms": len(norms)}
     return found
 
 
-def _take_kernel(module: nn.Module) -> bool:
-    is_norm = isinstance(module, JoinedNorm)
-    if is_norm:
-        module.kernel = group_norm
-    return is_norm
-
-
 if __name__ == "__main__":
-    print(json.dumps({"errors": dict(errors()), "facts": dict(facts()), "vae": vae()}))
+    found = {"errors": dict(errors()), "facts": dict(facts()), "vae": vae()}
+    sys.stdout.write(json.dumps(found))

@@ -256,11 +256,13 @@ def _compute_as_torch(norm: JoinedNorm, images: Tensor) -> Tensor:
 def _check(norm: JoinedNorm, kernel: Kernel, images: Tensor) -> None:
     """Raise KernelError if a kernel's result is not that of torch in fp32, but for rounding."""
     found, own = norm.compute(images, kernel), norm.norm
+    if found.dtype != images.dtype:
+        raise KernelError(f"it returns {found.dtype} for {images.dtype}")
     weights = own.weight.float(), own.bias.float()
     wanted = compute_by_torch(images.float(), *weights, own.num_groups, own.eps, silu=norm.silu)
     apart = (found.float() - wanted).abs()
     most = torch.finfo(images.dtype).eps * wanted.abs() + TOLERANCE * wanted.abs().max()
-    if found.dtype != images.dtype or not bool((apart <= most).all()):
+    if not bool((apart <= most).all()):
         raise KernelError(
             f"with {images.shape[1]} channels in {own.num_groups} groups, its result is up to "
             f"{float(apart.max()):.1e} away from that of torch"

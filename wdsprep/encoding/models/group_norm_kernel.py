@@ -2,10 +2,10 @@
 
 It reads an image twice and writes it once. The moments are made in two steps, and nothing is added
 up in an order that may change: first of each channel in each chunk of positions, then of a group.
-Each step adds up differences from the mean of its first tile, so that neither a mean which is large
-beside the deviation nor a corner unlike all else costs digits; equal values become exactly zero. Chunks depend on the
-shape of an image alone, so its result does not depend on the batch. All is computed in fp32, and
-the result is rounded once.
+Each step adds up differences from the mean of its first tile. So neither a mean that is large
+beside the deviation nor a corner unlike all else costs digits, and equal values become exactly
+zero. Chunks depend on the shape of an image alone, so its result does not depend on the batch. All
+is computed in fp32, and the result is rounded once.
 
 Triton comes with torch where that is built for CUDA. With TRITON_INTERPRET=1 in the environment,
 its interpreter runs the kernels on the CPU.
