@@ -184,10 +184,10 @@ def _load_moments(
     What is compiled stays as it is, since torch.compile leaves out passes by itself.
     """
     # On a CPU channels_last is a little faster, but over 1e-5 away from what diffusers computes. On
-    # CUDA torch 2.15 keeps it in group norms too. Counted from shapes, an image at 256 moves 1.5 GB
-    # through SD2's VAE in half precision. Older group norms turn 0.48 GB more to and fro, and cuDNN
-    # up to 0.64 GB where all is contiguous. No GPU has measured this: on one,
-    # `tools/bench encode --only encode-layouts` does.
+    # CUDA torch 2.15 keeps it in group norms too. Counted from shapes, an image at 256 moves 1.1 GB
+    # through SD2's VAE in half precision with the kernel of group norms, and 1.4 GB with those of
+    # torch. Older ones turn 0.48 GB more to and fro, and cuDNN up to 0.64 GB where all is
+    # contiguous. No GPU has measured this: on one, `tools/bench gpu` does.
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     moments = Moments(load_vae(model, dtype), layout).eval().requires_grad_(False)
     side = 2 * model.factor
