@@ -118,7 +118,7 @@ def _loop(who: str, model: str, side: int) -> Callable[[int], Callable[[], "list
     network = encoder._moments.get(exact=False)
     if who == FUSED:
         note(f"the trial of a worker chooses {FUSED if encoder.has_fused_norms else UNFUSED}")
-    if who in (FUSED, UNFUSED):
+    if who in (FUSED, UNFUSED, CONTIGUOUS):
         _set_norms(network, is_fused=who == FUSED)
     if who == CONTIGUOUS:
         network.layout = torch.contiguous_format
