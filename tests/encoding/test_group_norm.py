@@ -1,8 +1,10 @@
 """Each group norm is joined with the SiLU after it, and computed by what a trial has chosen."""
 
 import logging
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ from wdsprep.encoding.models.vae import Moments
 from wdsprep.encoding.recipe_options import Recipe
 
 SIDE = 64
+KERNEL = "wdsprep.encoding.models.group_norm_kernel"
 
 
 def image(side: int = SIDE) -> Tensor:
@@ -82,6 +85,12 @@ def test_what_is_used_otherwise_too_is_not_joined(kind: type[Twice]) -> None:
     assert torch.equal(network(images), wanted)
     assert isinstance(network.silu, nn.SiLU)
     assert not any(norm.silu for norm in joined_in(network))
+
+
+def test_a_network_whose_result_is_not_finite_is_joined_all_the_same() -> None:
+    network = nn.Sequential(nn.GroupNorm(2, 4), nn.SiLU())
+    join_norms(network, torch.full((1, 4, 8, 8), torch.inf))
+    assert [norm.silu for norm in joined_in(network)] == [True]
 
 
 def test_a_norm_without_weights_stays() -> None:
@@ -207,13 +216,62 @@ def test_else_torch_is_and_a_line_says_why(
 def test_where_triton_is_not_installed_torch_is(
     network: nn.Module, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def load_kernel() -> Kernel:
-        raise ModuleNotFoundError("No module named 'triton'", name="triton")
-
-    monkeypatch.setattr(group_norm, "load_kernel", load_kernel)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, KERNEL, raising=False)
     with caplog.at_level(logging.INFO, "wdsprep"):
         NormChoice(32)(network)
     assert caplog.messages == ["group norms are computed by torch, as triton is not installed"]
+
+
+def test_where_triton_cannot_be_loaded_torch_is(
+    network: nn.Module, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton", ModuleType("triton"))  # with nothing in it
+    monkeypatch.delitem(sys.modules, KERNEL, raising=False)
+    monkeypatch.setitem(sys.modules, "triton.language", ModuleType("triton.language"))
+    with caplog.at_level(logging.WARNING, "wdsprep"):
+        NormChoice(32)(network)
+    (line,) = caplog.messages
+    assert line.startswith("group norms are computed by torch, as the kernel of wdsprep fails here")
+
+
+def test_norms_of_large_images_count_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here one of 16 x 16 is three times as fast, and one of 4 x 4 takes twice as long."""
+    large, small = (
+        JoinedNorm(nn.GroupNorm(4, 16), (1, 16, side, side), 16, silu=True) for side in (16, 4)
+    )
+
+    def seconds_of(call: Any) -> float:
+        images = next(each for each in call.args if isinstance(each, Tensor))
+        is_ours = call.args[-1] is kernel
+        share = (1 / 3 if images.shape[2] == 32 else 2.0) if is_ours else 1.0
+        return share * images.numel()
+
+    monkeypatch.setattr(group_norm, "seconds_of", seconds_of)
+    monkeypatch.setattr(group_norm, "TRIED", 1 << 15)
+    gain = group_norm.measure_gain([large, large, small], kernel, 32)
+    assert gain == pytest.approx((2 * 256 + 16) / (2 * 256 / 3 + 2 * 16))
+
+
+def test_the_time_of_a_computation_is_the_least_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, takes = [0.0], iter([50.0, *[3.0] * 4, *[2.0] * 4, *[4.0] * 4])
+
+    class Event:
+        def record(self) -> None:
+            self.at = clock[0]
+
+        def synchronize(self) -> None:
+            """All is done at once."""
+
+        def elapsed_time(self, other: "Event") -> float:
+            return 1000 * (other.at - self.at)
+
+    def call() -> Tensor:
+        clock[0] += next(takes)  # the first time is that of the compiler
+        return torch.empty(0)
+
+    monkeypatch.setattr(group_norm, "_make_event", Event)
+    assert group_norm.seconds_of(call) == 2.0
 
 
 def test_the_choice_is_made_once_for_a_network_that_is_loaded_again(

@@ -12,11 +12,13 @@ On a CPU all stays as it is, and so does what is compiled: torch.compile joins t
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import prod
 from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.hooks import RemovableHandle
 
 from wdsprep.encoding.models.batch_size import MAX_BATCH, free_nbytes
 from wdsprep.encoding.models.load_networks import cause_of
@@ -28,7 +30,9 @@ TRIED = 1 << 27
 TRIED_SHARE = 16
 """The tensors of that size for which there has to be room."""
 CHECKED = 1 << 24
-REPEATS = 5
+"""The most values of which the result is compared."""
+ROUNDS, REPEATS = 3, 4
+"""How often a computation is timed, and how many make one time."""
 TOLERANCE = 1e-5
 """The largest difference beside the rounding of a dtype, relative to the largest value."""
 BY_TORCH = "group norms are computed by torch"
@@ -71,6 +75,11 @@ class JoinedNorm(nn.Module):
     def compute(self, images: Tensor, kernel: Kernel) -> Tensor:
         norm = self.norm
         return kernel(images, norm.weight, norm.bias, norm.num_groups, norm.eps, silu=self.silu)
+
+    @property
+    def values(self) -> int:
+        """Return how many values it is given if an image has the side that it was found with."""
+        return prod(self._shape)
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -118,7 +127,7 @@ def join_norms(network: nn.Module, image: Tensor) -> None:
         before = network(image)
     joined = followed.joined(image.shape[-1])
     _replace(network, joined)
-    if not torch.equal(network(image), before):
+    if not torch.equal(network(image).nan_to_num(), before.nan_to_num()):
         _replace(network, {new: old for old, new in joined.items()})
 
 
@@ -127,12 +136,12 @@ class _Followed:
 
     def __init__(self, network: nn.Module) -> None:
         self._network = network
+        self._hooks: list[RemovableHandle] = []
         self._outputs: list[tuple[nn.GroupNorm, Tensor]] = []
         self._shapes: dict[nn.GroupNorm, Sequence[int]] = {}
         self._sources: dict[nn.SiLU, list[nn.GroupNorm | None]] = {}
 
     def __enter__(self) -> "_Followed":
-        self._hooks = []
         for module in self._network.modules():
             if isinstance(module, nn.GroupNorm) and module.affine:
                 self._hooks.append(module.register_forward_hook(self._note_norm))
@@ -217,8 +226,13 @@ def find_kernel(norms: Sequence[JoinedNorm], side: int) -> Kernel | None:
 
 
 def load_kernel() -> Kernel:
-    from wdsprep.encoding.models.group_norm_kernel import group_norm
-
+    """Return the kernel, or raise ModuleNotFoundError where Triton is not installed."""
+    try:
+        from wdsprep.encoding.models.group_norm_kernel import group_norm
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:
+        raise KernelError(cause_of(error)) from error
     return group_norm
 
 
@@ -236,8 +250,9 @@ def measure_gain(norms: Sequence[JoinedNorm], kernel: Kernel, side: int) -> floa
             for same in kinds.values():
                 norm, images = same[0], same[0].draw_input(side)
                 _check(norm, kernel, images[: max(1, CHECKED // images[0].numel())])
-                theirs += len(same) * seconds_of(partial(_compute_as_torch, norm, images))
-                ours += len(same) * seconds_of(partial(norm.compute, images, kernel))
+                share = len(same) * norm.values / images.numel()
+                theirs += share * seconds_of(partial(_compute_as_torch, norm, images))
+                ours += share * seconds_of(partial(norm.compute, images, kernel))
     except KernelError:
         raise
     except Exception as error:
@@ -273,13 +288,14 @@ def seconds_of(call: Callable[[], Tensor]) -> float:
     """Return the seconds that a GPU takes for a call, once its kernels have been compiled."""
     call()
     taken = []
-    for _ in range(REPEATS):
+    for _ in range(ROUNDS):
         began, ended = _make_event(), _make_event()
         began.record()
-        call()
+        for _ in range(REPEATS):
+            call()
         ended.record()
         ended.synchronize()
-        taken.append(float(began.elapsed_time(ended)) / 1000)
+        taken.append(float(began.elapsed_time(ended)) / 1000 / REPEATS)
     return min(taken)
 
 
