@@ -15,6 +15,7 @@ from tests.kit.interpreted_norms import DTYPES, SHAPES
 from tests.kit.paths import ROOT
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.system  # the interpreter takes many seconds
 BF16 = DTYPES[-1]
 CAPABILITIES = ("75", "80", "90")
 """Of a T4, an A100 and an H100."""
