@@ -173,7 +173,7 @@ class EncodeWorker:
             raise BrokenWorkerError(str(error)) from error
 
     def _note_gpu(self, output: LatentShard, part: Part) -> None:
-        """Note the GPU and its batch sizes in the counts of a shard, as they decide its bytes.
+        """Note the GPU, its batches and its norms in the counts of a shard: they decide its bytes.
 
         Nothing is noted for a CPU, since all CPUs make the same bytes.
         """
@@ -182,7 +182,13 @@ class EncodeWorker:
             return
         images = stats.batch_size if Part.IMAGE in part else 0
         captions = stats.text_size if Part.TEXT in part else 0
-        output.counts[gpu_count(device_name(device), images=images, captions=captions)] = 1
+        made_on = gpu_count(
+            device_name(device),
+            images=images,
+            captions=captions,
+            fused_norms=self._encoder.has_fused_norms,
+        )
+        output.counts[made_on] = 1
 
     def _encode(self, making: Mapping[int, ShardInProgress], content: Content) -> Iterator[None]:
         """Encode a shard in one pass, or in two if the device holds one network at a time."""

@@ -32,9 +32,11 @@ from wdsprep.encoding.models.base import (
 )
 from wdsprep.encoding.models.clip_text import ClipText, ClipTokens
 from wdsprep.encoding.models.compiled import CompiledNetwork
+from wdsprep.encoding.models.division_by_one import leave_out_divisions
 from wdsprep.encoding.models.dry_run import token_source
 from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.models.gpu_memory import dtype_of_vae, is_split
+from wdsprep.encoding.models.group_norm import NormChoice, join_norms
 from wdsprep.encoding.models.load_networks import load_vae, silence_libraries
 from wdsprep.encoding.models.pipeline_text import PipelineText
 from wdsprep.encoding.models.precision import whole_fp32
@@ -64,10 +66,11 @@ class LatentEncoder:
         dtype = dtype_of_vae(model, recipe.dtype)
         self.itemsize = DTYPES[dtype].itemsize
         shapes = len({*recipe.sizes, (recipe.resolution, recipe.resolution)})
+        self._norms = NormChoice(recipe.resolution)
         self._moments: InTwoPrecisions[Any] = InTwoPrecisions(
-            lambda wanted: _load_moments(model, DTYPES[wanted], device),
+            lambda wanted: _load_moments(model, DTYPES[wanted], device, is_compiled=recipe.compile),
             dtype,
-            partial(CompiledNetwork, shapes=shapes) if recipe.compile else None,
+            partial(CompiledNetwork, shapes=shapes) if recipe.compile else self._norms,
         )
         self.is_split = is_split(model, recipe, device, self.itemsize)
         self._text = _load_text_encoder(model, recipe, device) if self.has_text else None
@@ -78,6 +81,10 @@ class LatentEncoder:
         for network in (of_images, of_text):
             if network is not None and not self.is_split:
                 network.get()
+
+    @property
+    def has_fused_norms(self) -> bool:
+        return self._norms.is_fused
 
     def bring(self, part: Part) -> None:
         text = self._text.network if self._text else None
@@ -169,28 +176,38 @@ def _load_text_encoder(model: Model, recipe: Recipe, device: torch.device) -> Te
     return PipelineText(model, recipe, device)
 
 
-def _load_moments(model: Model, dtype: torch.dtype, device: torch.device) -> Moments:
+def _load_moments(
+    model: Model, dtype: torch.dtype, device: torch.device, *, is_compiled: bool
+) -> Moments:
+    """Load the encoder of a VAE onto a device.
+
+    What is compiled stays as it is, since torch.compile leaves out passes by itself.
+    """
     # On a CPU channels_last is a little faster, but over 1e-5 away from what diffusers computes. On
-    # CUDA torch 2.15 keeps it in group norms too. Counted from shapes, an image at 256 moves 1.5 GB
-    # through SD2's VAE in half precision. Older group norms turn 0.48 GB more to and fro, and cuDNN
-    # up to 0.64 GB where all is contiguous. No GPU has measured this: on one,
-    # `tools/bench encode --only encode-layouts` does.
+    # CUDA torch 2.15 keeps it in group norms too. Counted from shapes, an image at 256 moves 1.1 GB
+    # through SD2's VAE in half precision with the kernel of group norms, and 1.4 GB with those of
+    # torch. Older ones turn 0.48 GB more to and fro, and cuDNN up to 0.64 GB where all is
+    # contiguous. No GPU has measured this: on one, `tools/bench gpu` does.
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     moments = Moments(load_vae(model, dtype), layout).eval().requires_grad_(False)
-    _check_shape(model, moments)
+    side = 2 * model.factor
+    image = torch.zeros((1, 3, side, side), dtype=torch.uint8)
+    with torch.inference_mode():
+        _check_shape(model, moments(image))
+        if not is_compiled:
+            leave_out_divisions(moments)
+            if device.type == "cuda":
+                join_norms(moments, image)
     return moments.to(memory_format=moments.layout).to(device)
 
 
-def _check_shape(model: Model, moments: Moments) -> None:
-    """Raise WorkError if a VAE makes a latent of another shape than its config says.
+def _check_shape(model: Model, made: Tensor) -> None:
+    """Raise WorkError if what a VAE makes of a small image has not the shape that its config says.
 
-    The shapes of all latents were derived from the config. The check encodes a small image on the
-    CPU.
+    The shapes of all latents were derived from the config.
     """
     side, places = 2 * model.factor, 2 * model.patch
     channels = model.channels // model.patch**2 * (2 if model.is_sampled else 1)
-    with torch.inference_mode():
-        made = moments(torch.zeros((1, 3, side, side), dtype=torch.uint8))
     if (found := tuple(made.shape[1:])) != (wanted := (channels, places, places)):
         raise WorkError(
             f"the VAE of {model.name} makes {found} of an image of {side} x {side}, where its "
