@@ -25,6 +25,7 @@ from unittest.mock import patch
 import psutil
 
 from tests.kit.chaos_work import GO, Traced
+from tests.kit.clusters import LEAN_HEAD
 from tests.kit.damaged import check
 from tests.kit.encode_work import Making
 from tests.kit.encodes import in_this_process
@@ -60,7 +61,7 @@ class Stage:
         self._usual: dict[str, Any] = {"object_store_memory": STORE_NBYTES}
         if ip:
             self._usual["node_ip_address"] = ip
-        head = {"num_cpus": 0, "include_dashboard": False, "_system_config": HEALTH}
+        head = {**LEAN_HEAD, "num_cpus": 0, "_system_config": HEALTH}
         self.cluster = Cluster(initialize_head=True, head_node_args={**head, **self._usual})
         self.nodes: list[Any] = []
         self._ending = contextlib.ExitStack()

@@ -4,6 +4,15 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+LEAN: dict[str, Any] = {
+    "include_dashboard": False,
+    "_system_config": {"prestart_worker_first_driver": False},
+}
+"""What keeps a Ray from starting processes that no test uses: a dashboard, and a worker for each
+core before anybody asks for one."""
+LEAN_HEAD: dict[str, Any] = {**LEAN, "no_monitor": True, "include_log_monitor": False}
+"""The same of the head of a cluster, which has no need of an autoscaler or of logs either."""
+
 
 @contextlib.contextmanager
 def ray_cluster(*, cpus: int) -> Iterator[Any]:
@@ -11,9 +20,7 @@ def ray_cluster(*, cpus: int) -> Iterator[Any]:
     import ray
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": cpus, "include_dashboard": False}
-    )
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus, **LEAN_HEAD})
     ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
     yield cluster
     ray.shutdown()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -375,6 +377,27 @@ def endless_driver(kind: str, folder: str, units_per_worker: str) -> None:
                 Path(folder, f"running-{event.unit.name}").touch()
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The result says how many full garbage collections there were while the work was opened, and
+    at how many collections of the next generation there is one now."""
+
+    def open(self) -> Call:
+        before = gc.get_stats()[2]["collections"]
+        self.keep(300_000)
+        during = gc.get_stats()[2]["collections"] - before
+        return partial(self.call, during)
+
+    @staticmethod
+    def keep(count: int) -> list[list[int]]:
+        """Make objects that stay, as imports do."""
+        return [[number] for number in range(count)]
+
+    def call(self, during: int, _unit: Number) -> Generator[int, None, tuple[int, int]]:
+        yield 1
+        return during, gc.get_threshold()[2]
 
 
 @dataclass(frozen=True)

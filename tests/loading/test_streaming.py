@@ -23,7 +23,7 @@ import torch
 from PIL import Image
 
 import wdsprep
-from tests.kit.clusters import object_store
+from tests.kit.clusters import LEAN, object_store
 from tests.kit.encode_work import Making
 from tests.kit.encodes import COUNT, encode_here, packed, pictures
 from tests.kit.packs import tars, tree, write_files
@@ -66,6 +66,7 @@ def cluster() -> Iterator[None]:
         object_store_memory=STORE,
         log_to_driver=False,
         logging_level="ERROR",
+        **LEAN,
     )
     with patch("wdsprep.encoding.encode.make_encoder", Making()):
         yield

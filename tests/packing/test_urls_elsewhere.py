@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.clusters import LEAN_HEAD
 from tests.kit.packs import command, jpeg, pack, tree
 from tests.kit.sites import FAST, KINDS, Site, kill_when_asked, open_site
 from tests.kit.webserver import Connection, Request, WebServer, ok, status
@@ -51,7 +52,7 @@ def ray_address() -> Iterator[str]:
     from ray.cluster_utils import Cluster
 
     machine = {"num_cpus": 1, "object_store_memory": 100 << 20}
-    cluster = Cluster(initialize_head=True, head_node_args=machine | {"include_dashboard": False})
+    cluster = Cluster(initialize_head=True, head_node_args=machine | LEAN_HEAD)
     cluster.add_node(**machine)
     yield cluster.address
     cluster.shutdown()

@@ -163,6 +163,31 @@ def test_a_cluster_that_asks_for_a_token_gets_it_or_that_is_said(
     assert (len(done.stdout.splitlines()), done.stderr) == (1, "")
 
 
+OWN = """
+import psutil, ray
+from wdsprep.runners.ray.cluster import connect_to_ray
+def print_commands():
+    children = psutil.Process().children(recursive=True)
+    print("; ".join(" ".join(child.cmdline()[:3]) for child in children))
+def shut_down():
+    print_commands()
+    shutdown()
+shutdown, ray.shutdown = ray.shutdown, shut_down
+with connect_to_ray("local", cpus=2):
+    print_commands()
+"""
+
+
+def test_a_ray_of_our_own_has_no_idle_worker_and_its_autoscaler_ends_first() -> None:
+    done = subprocess.run([sys.executable, "-c", OWN], capture_output=True, text=True, timeout=100)
+    begun, at_the_end = done.stdout.splitlines()
+    assert "raylet" in begun
+    assert not re.search(r"default_worker\.py|ray::IDLE", begun)
+    assert "/autoscaler/" in begun
+    assert "/autoscaler/" not in at_the_end
+    assert done.stderr == ""
+
+
 MENDED = """
 import logging, os, sys
 from wdsprep.errors import WorkError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 from tests.kit.runner_work import (
     BreakOnce,
     Claimed,
+    Collected,
     Cursed,
     Endless,
     KillOnce,
@@ -40,6 +42,11 @@ def test_every_unit_is_done_once_with_its_result_and_its_progress(kind: str) -> 
     assert 1 <= len({e.result[1] for e in finished}) <= 2
     assert [s.value for s in steps if s.unit.value == 7] == [0, 1, 2]
     assert quarantined == []
+
+
+def test_a_worker_opens_its_work_without_a_full_garbage_collection(kind: str) -> None:
+    _, finished, _ = run(kind, Collected(), numbers(1), workers=1)
+    assert [e.result for e in finished] == [(0, gc.get_threshold()[2])]
 
 
 def test_no_units_need_no_worker(kind: str) -> None:

@@ -40,7 +40,7 @@ def told(call):
         print("told:", error)
     except ray.exceptions.RayTaskError as error:
         print("told:", str(error).splitlines()[-1])
-ray.init("local", num_cpus=3, log_to_driver=False, logging_level="ERROR")
+ray.init("local", num_cpus=3, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 with stream() as feed:
     told(lambda: ray.get(ray.remote(num_cpus=0)(lambda got: got).remote(feed.trainers)))
     told(lambda: feed.trainers[0])

@@ -7,13 +7,14 @@ one of them finds the worker broken, all are put down before the worker reports 
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import socket
 import time
 import traceback
-from collections.abc import Callable, Generator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
 from typing import Any, TypeAlias
 
 from wdsprep.errors import (
@@ -40,12 +41,16 @@ OF_THE_REQUEST = (FingerprintError, FormatError, SourceError, UsageError)
 """Errors that no other place can change. Any other reason not to open may be that of this place
 alone: its GPU has too little memory left, its node has no weights or reaches no hub."""
 
+NEVER = 1_000_000
+"""A threshold of the garbage collector that is never reached."""
+
 Call: TypeAlias = Callable[[Any], Generator[Any, None, Any]]
 
 
 def open_worker(load: Callable[[], Work]) -> tuple[Worker | None, Message]:
     try:
-        call = load().open()
+        with without_full_collections():
+            call = load().open()
         return Worker(call), Ready(units=getattr(call, "units_at_once", 0))
     except OF_THE_REQUEST as error:
         return None, Fatal(error=_make_picklable(error), trace=traceback.format_exc())
@@ -53,6 +58,21 @@ def open_worker(load: Callable[[], Work]) -> tuple[Worker | None, Message]:
         return None, _lost_at_start(_text(error), _make_picklable(error))
     except Exception as error:  # noqa: BLE001  whatever it is, the driver must hear of it
         return None, _lost_at_start(error_line(error))
+
+
+@contextmanager
+def without_full_collections() -> Iterator[None]:
+    """Keep the garbage collector from going through all objects while the block lasts.
+
+    Imports of `encode` make half a million objects that all stay. Going through them again and
+    again while they become more is a fifth of the processor time of these imports.
+    """
+    young, middle, full = gc.get_threshold()
+    gc.set_threshold(young, middle, NEVER)
+    try:
+        yield
+    finally:
+        gc.set_threshold(young, middle, full)
 
 
 def _lost_at_start(reason: str, error: WdsprepError | None = None) -> Lost:

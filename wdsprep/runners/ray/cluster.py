@@ -52,14 +52,25 @@ def connect_to_ray(address: str | None, *, cpus: int) -> Iterator[bool]:
     _check_token(address)
     with _quiet(), _entrypoint_without_secrets():
         try:
-            _init(
-                address,
-                num_cpus=max(cpus, usable_cpus()) if is_own and cpus else None,
-                include_dashboard=False if is_own else None,
-            )
+            _init(address, **(_own_options(cpus) if is_own else {}))
             yield is_own
         finally:
+            if is_own:
+                _end_autoscaler()
             ray.shutdown()
+
+
+def _own_options(cpus: int) -> dict[str, Any]:
+    """Return the options of a Ray that is started here.
+
+    Without the setting, Ray starts a worker process for each core before it connects, and waits for
+    all of them. Those that no actor needs have then been started for nothing.
+    """
+    return {
+        "num_cpus": max(cpus, usable_cpus()) if cpus else None,
+        "include_dashboard": False,
+        "_system_config": {"prestart_worker_first_driver": False},
+    }
 
 
 def cluster_resources(address: str | None) -> list[dict[str, float]] | None:
@@ -145,13 +156,29 @@ def _line(error: Exception) -> str:
     return " ".join(str(error).split())[:300].rstrip(".")
 
 
+def _module_of_ray(name: str) -> Any:
+    """Return a module from within Ray, or None if this version has it elsewhere."""
+    return getattr(getattr(ray, "_private", None), name, None)
+
+
+def _end_autoscaler() -> None:
+    """End the autoscaler of a Ray that was started here.
+
+    Ray itself ends it after the server to which it reports its end, and then waits a second for it
+    in vain (2.60).
+    """
+    node = getattr(_module_of_ray("worker"), "_global_node", None)
+    if end := getattr(node, "kill_monitor", None):
+        end(check_alive=False)
+
+
 @contextmanager
 def _entrypoint_without_secrets() -> Iterator[None]:
     """Take secrets out of the command line of a driver, while the block lasts.
 
     Ray keeps the command line, and shows it in its list of jobs (2.60).
     """
-    module = getattr(getattr(ray, "_private", None), "utils", None)
+    module = _module_of_ray("utils")
     own = getattr(module, "get_entrypoint_name", None)
     if module is None or own is None:  # a Ray that has it elsewhere
         yield
@@ -170,7 +197,7 @@ def _quiet() -> Iterator[None]:
     Ray 2.60 prints it to stdout, with `log_to_driver` or without, and looks at this one switch.
     Deaths are the driver's business, and stdout is the command's.
     """
-    module = getattr(getattr(ray, "_private", None), "worker", None)
+    module = _module_of_ray("worker")
     before = getattr(module, "_worker_logs_enabled", None)
     if module is None or before is None:  # a Ray that has it elsewhere: then it prints
         yield
