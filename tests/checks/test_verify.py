@@ -45,6 +45,15 @@ def test_what_pack_made_is_sound(images: Path) -> None:
     assert findings(images, quick=True) == []
 
 
+def test_images_are_verified_without_numpy(images: Path) -> None:
+    """To import it takes as long as to verify 150 MB."""
+    script = "import sys; from wdsprep.cli import main; main(sys.argv[1:]); print(*sys.modules)"
+    command = [sys.executable, "-c", script, "verify", str(images), "--workers", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert f"{images}: sound" in done.stderr + done.stdout
+    assert "numpy" not in done.stdout.split()
+
+
 def test_one_flipped_bit_anywhere_is_found_in_the_right_file(
     images: Path, packed: tuple[Path, dict[str, bytes]]
 ) -> None:

@@ -1,5 +1,6 @@
 """The benchmarks' own machinery, and that the figures shown are those that were measured."""
 
+import importlib.util
 import json
 import os
 import shutil
@@ -51,6 +52,15 @@ def test_a_name_that_no_group_has_is_told_with_those_that_there_are() -> None:
     assert done.stderr == (
         "bench: no group has 'x\\n' in its name: --only takes a part of one of these: cli\n"
     )
+
+
+def test_what_is_measured_starts_from_compiled_modules_as_an_installed_package_does() -> None:
+    compiled = Path(importlib.util.cache_from_source(str(ROOT / "wdsprep/version.py")))
+    compiled.unlink(missing_ok=True)
+    command = [sys.executable, str(ROOT / "tools/bench"), "cli", "--only", "no such group"]
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    subprocess.run(command, env=env, capture_output=True, timeout=60, check=False)
+    assert compiled.is_file()
 
 
 @pytest.mark.system

@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from wdsprep.changes.rewrite_units import UnitChange
 from wdsprep.checks.dataset_check import DatasetSurvey, damage_text, smallest_unit
 from wdsprep.checks.findings import CheckedDataset, Finding, Kind, UnitFindings
 from wdsprep.checks.matching_images import keys_digest
@@ -106,6 +105,8 @@ def check_unit(unit: CheckUnit) -> Generator[int, None, UnitFindings]:
 
 def _check_begun(unit: CheckUnit, removal: UnitRemoval) -> tuple[Finding, ...]:
     """Return what keeps a removal from finishing its change of a unit."""
+    from wdsprep.changes.rewrite_units import UnitChange  # needs numpy, which images do not
+
     store = shared_store(unit.place.url)
     try:
         UnitChange(Edition.from_store(store), removal, removed_from(store)).check_begun()

@@ -35,6 +35,7 @@ LARGE_NBYTES = 1 << 20
 MAX_LARGE_REQUESTS = (
     8  # larger requests than that at a time; more would only wait for the processor
 )
+SMALL_NBYTES = 16 << 10
 GAP = 1  # unwanted samples between two wanted ones that are fetched with them
 
 
@@ -145,10 +146,16 @@ class RemoteShelf:
 
 
 def _scatter(data: Bytes, buffers: Sequence[Bytes]) -> Bytes:
-    """Copy data to the buffers in turn, and return what is left."""
-    for buffer in buffers:  # NumPy lets other threads go on meanwhile
+    """Copy data to the buffers in turn, and return what is left.
+
+    NumPy lets other threads go on meanwhile. For a few bytes that costs more than the copy.
+    """
+    for buffer in buffers:
         part, data = data[: len(buffer)], data[len(buffer) :]
-        np.copyto(buffer[: len(part)], part)
+        if len(part) < SMALL_NBYTES:
+            buffer.data[: len(part)] = part.data
+        else:
+            np.copyto(buffer[: len(part)], part)
     return data
 
 
