@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,8 +23,8 @@ UNKNOWN = {
 @pytest.fixture(params=UNKNOWN)
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The second with a kernel that knows none of the calls, the third as in a sandbox."""
-    monkeypatch.setattr(aio, "_spare", [])
-    for own in aio._NUMBERS.values():
+    monkeypatch.setattr(aio, "spare_queues", [])
+    for own in aio.SYSCALLS.values():
         for name in UNKNOWN[request.param]:
             monkeypatch.setitem(own, name, 9999)
     return str(request.param)
@@ -40,6 +41,11 @@ def fd(tmp_path: Path, data: np.ndarray) -> Iterator[int]:
     fd = os.open(tmp_path / "data", os.O_RDONLY | os.O_CLOEXEC)
     yield fd
     os.close(fd)
+
+
+def kernel_queues() -> int:
+    """Count the queues that the kernel keeps for this process."""
+    return Path("/proc/self/maps").read_text().count("[aio]")
 
 
 def vectors_of(rows: list[list[np.ndarray]]) -> np.ndarray:
@@ -66,8 +72,9 @@ def test_every_read_brings_its_bytes_to_its_places(fd: int, data: np.ndarray, co
 
 def test_the_kind_is_what_it_is_said_to_be(kind: str, fd: int, data: np.ndarray) -> None:
     """Or the other tests would show the same thing twice."""
+    before = kernel_queues()
     read_some(fd, data, 1, seed=0)
-    assert len(aio._spare) == (kind == "at once")
+    assert kernel_queues() - before == (kind == "at once")
 
 
 @pytest.mark.usefixtures("kind")
@@ -125,23 +132,20 @@ def test_a_fork_reads_with_what_is_its_own(fd: int, data: np.ndarray) -> None:
     read_some(fd, data, 3, seed=2)
 
 
-@pytest.mark.parametrize("kind", ["at once"], indirect=True)
-@pytest.mark.usefixtures("kind")
-def test_an_interrupted_read_gives_its_room_back(
-    fd: int, data: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(self: aio._Queue, count: int) -> int:
-        submitted(self, count)
+class Interrupted(list[int]):
+    """File descriptors at which a reader is interrupted."""
+
+    def __getitem__(self, _at: Any) -> Any:
         raise KeyboardInterrupt
 
-    submitted = aio._Queue._submit
-    read_some(fd, data, 5, seed=0)
-    (queue,) = aio._spare
-    with monkeypatch.context() as patch:
-        patch.setattr(aio._Queue, "_submit", interrupted)
+
+@pytest.mark.parametrize("kind", ["at once"], indirect=True)
+@pytest.mark.usefixtures("kind")
+def test_an_interrupted_read_gives_its_queue_back(fd: int, data: np.ndarray) -> None:
+    before = kernel_queues()
+    for seed in range(3):
+        read_some(fd, data, 5, seed=seed)
+        assert kernel_queues() == before + 1
         with pytest.raises(KeyboardInterrupt):
-            read_some(fd, data, 5, seed=1)
-    assert not aio._spare
-    with pytest.raises(OSError, match="Invalid argument"):  # the kernel has it no more
-        queue._found(least=0, most=1)
-    read_some(fd, data, 5, seed=2)
+            read_all(Interrupted([fd]), [0], vectors_of([[np.zeros(9, np.uint8)]]))
+        assert kernel_queues() == before

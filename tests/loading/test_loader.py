@@ -23,7 +23,7 @@ from PIL import Image
 
 import wdsprep
 from tests.kit.latent_sets import EMB, LATENT, array_of, field, flat, keys, write_latents
-from wdsprep.dataset import aio
+from tests.kit.slow_reads import WAYS, read_in_way
 from wdsprep.dataset.reindex import index
 from wdsprep.encoding.models.noise import noise_keys, normal
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, StoreError, UsageError
@@ -52,27 +52,11 @@ def damage(path: Path, at: int, data: bytes = b"\xff" * 16) -> None:
 # What a batch holds
 
 
-@pytest.mark.parametrize("reads", ["at once", "one by one", "slowly", "in pieces"])
+@pytest.mark.parametrize("way", WAYS)
 def test_values_are_those_numpy_reads_from_the_tar(
-    data: str, monkeypatch: pytest.MonkeyPatch, reads: str
+    data: str, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    monkeypatch.setattr(aio, "_spare", [])
-    if reads == "one by one":
-        monkeypatch.setattr(aio, "_NUMBERS", {})
-    if reads in ("slowly", "in pieces"):  # as a network file system may
-
-        def read_little(fds: list[int], *_: object) -> np.ndarray:
-            return np.zeros(len(fds), np.int64)
-
-        def read_pieces(fd: int, buffers: list[memoryview], start: int) -> int:
-            return preadv(fd, [buffers[0][:1000]], start)
-
-        preadv = os.preadv
-        monkeypatch.setattr(shelf, "read_all", read_little)
-        if reads == "in pieces":
-            monkeypatch.setattr(os, "preadv", read_pieces)
-    else:
-        monkeypatch.delattr(shelf, "_read_slowly")
+    read_in_way(way, monkeypatch)
     stored = {}
     for path in Path(data).glob("*/*.tar"):
         with tarfile.open(path) as tar:

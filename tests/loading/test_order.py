@@ -83,9 +83,17 @@ def test_every_pass_serves_every_sample_once(
 def test_every_pass_is_whole_at_all_sizes(samples: int, shard: int) -> None:
     sizes = np.diff(np.append(np.arange(0, samples, shard), samples))
     order = Order(streams=(OrderStream(digest="d", sizes=sizes),), global_batch=1024)
+    passes = Passes(
+        sizes=sizes,
+        slots=order.slots,
+        block=order.block,
+        window=order.window,
+        run=order.run,
+        name=(VERSION, "d"),
+    )
     for number in (0, 3):
         places = np.arange(number * samples, (number + 1) * samples)
-        shards, indices = order._passes[0].find(places)
+        shards, indices = passes.find(places)
         assert (np.bincount(shards * shard + indices) == 1).all()
         assert len(shards) == samples
 
@@ -183,11 +191,12 @@ def test_epochs_are_runs_of_steps_and_drop_nothing() -> None:
 @given(orders(), st.integers(0, 10**12 // 200))
 def test_mixture_is_within_two_blocks_at_any_prefix(order: Order, first: int) -> None:
     """Up to a first step, which may be far off, in closed form; from there sample by sample."""
-    shares = order._shares.shares
+    streams = order.streams
+    shares = compute_shares([s.samples for s in streams], [s.amount for s in streams]).shares
     total, block = sum(shares), order.global_batch if order.homogeneous else order.block
     found = order.steps(first, 5).stream.ravel()
     blocks_before = first if order.homogeneous else first * order.slots
-    before = split(order._tree, blocks_before, np.zeros(1, np.int64))
+    before = split(huffman_tree(shares), blocks_before, np.zeros(1, np.int64))
     for number, share in enumerate(shares):
         off = (before[number][0] * total - blocks_before * share) / total
         mine = np.cumsum(found == number) / block
@@ -224,7 +233,6 @@ def test_weights_are_proportions_whatever_the_sizes() -> None:
     order = Order(
         streams=(stream("a", 10, weight=0.1), stream("b", 90, weight=0.3)), global_batch=4
     )
-    assert order._shares.shares == (1, 3)
     assert order.steps_per_epoch == 25
     assert np.bincount(order.steps(0, 100).stream.ravel()).tolist() == [100, 300]
 

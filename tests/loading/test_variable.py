@@ -3,7 +3,6 @@
 import io
 import itertools
 import logging
-import os
 import tarfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +19,7 @@ from torch.utils.data import DataLoader
 import wdsprep
 from tests.kit.latent_sets import array_of, field, npy, write_latents
 from tests.kit.packs import upload
-from wdsprep.dataset import aio
+from tests.kit.slow_reads import WAYS, read_in_way
 from wdsprep.dataset.latent_scaling import normalise, patchify
 from wdsprep.dataset.npy_arrays import Field, layout
 from wdsprep.dataset.samples import Sample
@@ -34,7 +33,6 @@ from wdsprep.images.nearest_shape import Fit
 from wdsprep.loading.batch_memory import Batch
 from wdsprep.loading.on_the_fly.encoded_batches import BatchBuilder, EncodedRow
 from wdsprep.loading.padding import PaddedRows
-from wdsprep.loading.shard_access import local as shelf
 from wdsprep.loading.streaming.stages import PieceMetadata, join_rows, pack_piece
 from wdsprep.loading.streaming.trainer import _Collate
 
@@ -91,18 +89,11 @@ def longest(batch: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("names", [None, ALL])
-@pytest.mark.parametrize("reads", ["at once", "one by one", "slowly", "in pieces"])
+@pytest.mark.parametrize("way", WAYS)
 def test_batches_hold_what_numpy_reads_from_the_tar(
-    data: str, monkeypatch: pytest.MonkeyPatch, reads: str, names: tuple[str, ...] | None
+    data: str, monkeypatch: pytest.MonkeyPatch, way: str, names: tuple[str, ...] | None
 ) -> None:
-    monkeypatch.setattr(aio, "_spare", [])
-    if reads == "one by one":
-        monkeypatch.setattr(aio, "_NUMBERS", {})
-    if reads in ("slowly", "in pieces"):
-        preadv = os.preadv
-        monkeypatch.setattr(shelf, "read_all", lambda fds, *_: np.zeros(len(fds), np.int64))
-    if reads == "in pieces":
-        monkeypatch.setattr(os, "preadv", lambda fd, b, start: preadv(fd, [b[0][:1000]], start))
+    read_in_way(way, monkeypatch)
     stored = {}
     for path in Path(data).glob("*/*.tar"):
         with tarfile.open(path) as tar:

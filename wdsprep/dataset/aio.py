@@ -39,8 +39,8 @@ _EVENT = np.dtype(
 )
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc_at_once = ctypes.PyDLL(None, use_errno=True)  # for calls that never wait: keeps the lock
-# Calls for which the C library has no functions.
-_NUMBERS = {
+# Numbers of calls for which the C library has no functions.
+SYSCALLS = {
     ("linux", "x86_64"): {
         "io_setup": 206,
         "io_destroy": 207,
@@ -75,7 +75,7 @@ def read_all(fds: Sequence[int], starts: Sequence[int], vectors: Vectors) -> Int
             queue.end()
         raise
     if queue is not None:
-        _spare.append(queue)
+        spare_queues.append(queue)
     return came
 
 
@@ -152,7 +152,7 @@ class _Queue:
 
 
 def _call(name: str, *words: Any, waits: bool = True) -> int:
-    numbers = _NUMBERS.get((sys.platform, platform.machine()))
+    numbers = SYSCALLS.get((sys.platform, platform.machine()))
     if numbers is None or sys.maxsize < 2**32:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     library = _libc if waits else _libc_at_once
@@ -162,13 +162,13 @@ def _call(name: str, *words: Any, waits: bool = True) -> int:
     return result
 
 
-_spare: list[_Queue] = []  # a thread's after another's: making one and ending it takes long
-os.register_at_fork(after_in_child=lambda: _spare.clear())  # they are the parent's
+spare_queues: list[_Queue] = []  # a thread's after another's: making one and ending it takes long
+os.register_at_fork(after_in_child=lambda: spare_queues.clear())  # they are the parent's
 
 
 def _taken() -> _Queue | None:
     with suppress(IndexError):
-        return _spare.pop()
+        return spare_queues.pop()
     with suppress(OSError):
         return _Queue()
     return None
