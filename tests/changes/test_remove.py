@@ -483,25 +483,24 @@ class Cut:
 
     def __init__(self, left: int) -> None:
         self.left = self.before = left
-        self._write, self._delete = LocalStore.write, LocalStore.delete
 
-    def _count(self) -> None:
+    def count(self) -> None:
         if self.left <= 0:
             raise CutError
         self.left -= 1
 
     def __enter__(self) -> "Cut":
-        cut = self
+        cut, write_file, delete_file = self, LocalStore.write, LocalStore.delete
 
         @contextlib.contextmanager
         def write(store: LocalStore, name: str, /, *, exclusive: bool = False) -> Iterator[Any]:
-            with cut._write(store, name, exclusive=exclusive) as sink:
+            with write_file(store, name, exclusive=exclusive) as sink:
                 yield sink
-                cut._count()
+                cut.count()
 
         def delete(store: LocalStore, name: str, /) -> None:
-            cut._count()
-            cut._delete(store, name)
+            cut.count()
+            delete_file(store, name)
 
         self._patches = [patch.object(LocalStore, "write", write)]
         self._patches.append(patch.object(LocalStore, "delete", delete))

@@ -67,8 +67,16 @@ def rows(made: LatentEncoder, texts: Sequence[Tokens]) -> list[dict[str, Tensor]
     """What is stored of each, as long as it is."""
     found = made.encode_texts(texts)
     assert found.ok.all()
+    lengths = {
+        field.name: found.lengths
+        for field in text_fields(made.fields)
+        if field.is_variable and found.lengths is not None
+    }
     return [
-        {field.name: made._cut_to_length(field, found, row) for field in text_fields(made.fields)}
+        {
+            name: array[row][: int(lengths[name][row])] if name in lengths else array[row]
+            for name, array in found.arrays.items()
+        }
         for row in range(len(texts))
     ]
 

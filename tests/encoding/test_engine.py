@@ -5,8 +5,8 @@ import io
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,7 +28,7 @@ from wdsprep.encoding.models.batch_size import (
 )
 from wdsprep.encoding.models.device import Device, ImageBatch
 from wdsprep.errors import WorkError
-from wdsprep.images import crop as crops
+from wdsprep.images import formats
 from wdsprep.images.nearest_shape import Shapes
 
 
@@ -327,26 +327,33 @@ class Launching(Means):
         return super().encode_images(*arguments, **options)
 
 
-@dataclass
-class Mark:
-    """A mark on the stream of a GPU, as far as it is used."""
+class Event:
+    """An event on the stream of a GPU, as far as it is used."""
 
-    at_s: float
+    times: Iterator[float]
+
+    def __init__(self, **options: bool) -> None:
+        assert options == {"enable_timing": True, "blocking": True}  # waiting takes no core
+
+    def record(self) -> None:
+        self.at_s = next(Event.times)
 
     def synchronize(self) -> None:
         pass
 
-    def elapsed_time(self, end: "Mark") -> float:
+    def elapsed_time(self, end: "Event") -> float:
         return (end.at_s - self.at_s) * 1000
 
 
 def gpu(monkeypatch: pytest.MonkeyPatch, encoder: Means, seconds: list[float]) -> Device:
-    """A device whose marks say that batches took so long, and otherwise does what a CPU does."""
+    """A GPU whose events say that batches took so long, and whose work a CPU does."""
+    encoder.device = torch.device("cuda")
     made = Device(encoder, 4)
-    made._is_cuda = True
-    marks = iter([at for each in seconds for at in (0.0, each)])
-    monkeypatch.setattr(Device, "_record_event", lambda _: Mark(next(marks)))
-    monkeypatch.setattr(Device, "_to_host", lambda _, array: array)
+    encoder.device = torch.device("cpu")
+    Event.times = iter([at for each in seconds for at in (0.0, each)])
+    empty = torch.empty
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch, "empty", lambda shape, **how: empty(shape, dtype=how["dtype"]))
     return made
 
 
@@ -377,24 +384,6 @@ def test_a_card_that_gets_slower_is_as_busy_as_before(monkeypatch: pytest.Monkey
     for _ in range(9):
         made.finish(made.launch(some(4)))
     assert made.stats.busy_s == pytest.approx(3 * 0.010 + 2 * 0.010 + 4 * 0.020)
-
-
-def test_waiting_for_a_gpu_takes_no_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An event that blocks gives the core away until it has come."""
-    asked: list[dict[str, bool]] = []
-
-    class Event:
-        def __init__(self, **options: bool) -> None:
-            asked.append(options)
-
-        def record(self) -> None:
-            pass
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    made = Device(Means(), 4)
-    made._is_cuda = True
-    made._record_event()
-    assert asked == [{"enable_timing": True, "blocking": True}]
 
 
 class Counting(Means):
@@ -564,7 +553,7 @@ def test_nothing_is_kept_of_a_block_whose_results_were_taken() -> None:
         assert time.monotonic() < end_s
         gc.collect()
         time.sleep(0.05)
-    assert (made._limit._samples, made._limit._nbytes) == (0, 0)
+    assert (made.limit.samples, made.limit.nbytes) == (0, 0)
     made.close()
 
 
@@ -660,13 +649,13 @@ def test_several_cuts_of_an_image_cost_one_decoding_and_one_caption(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     decoded: list[int] = []
-    decode = crops._decode
+    load = formats.load
 
     def counted(*given: Any) -> Any:
         decoded.append(1)
-        return decode(*given)
+        return load(*given)
 
-    monkeypatch.setattr(crops, "_decode", counted)
+    monkeypatch.setattr(formats, "load", counted)
     encoder = Shaped()
     made = engine(encoder, cuts=[Shapes.square(16), Shapes.square(8)])
     sizes = {10: (16, 16), 20: (20, 30), 30: (9, 9), 40: (16, 8), 50: (7, 50)}

@@ -135,14 +135,17 @@ def test_a_turn_begins_when_all_that_was_fed_before_is_computed() -> None:
 
 
 def test_a_network_that_cannot_be_brought_costs_one_shard() -> None:
-    def bring(_part: Part) -> None:
-        raise RuntimeError("no memory")
+    failures = [RuntimeError("no memory")]
+
+    def bring(part: Part) -> None:
+        if failures:
+            raise failures.pop()
+        device.bring(part)
 
     device = Device()
     turns = Turns(bring, device, at_once=3, most=8)
     with pytest.raises(RuntimeError, match="no memory"), turns.visit(Part.TEXT) as visit:
         turns.enter(visit, 0)
-    turns._bring = device.bring
     with turns.visit(Part.TEXT) as visit:
         assert turns.enter(visit, 0)
 
@@ -187,14 +190,14 @@ def test_the_toy_in_turns_makes_the_same_bytes_with_few_loads(
     images: Path, latents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads = []
-    load = encoders._load_moments
+    load = encoders.load_vae
 
     def counted(*arguments: Any, **options: Any) -> Any:
         loads.append(arguments)
         return load(*arguments, **options)
 
     monkeypatch.setattr(encoders, "is_split", lambda *_: True)
-    monkeypatch.setattr(encoders, "_load_moments", counted)
+    monkeypatch.setattr(encoders, "load_vae", counted)
     monkeypatch.setattr("wdsprep.encoding.encode.runner_of", lambda *_args, **_how: Together())
     outcome = encode(str(images), str(tmp_path / "out"), model="tiny", resolution=64, device="cpu")
     assert len(outcome.manifest.shards) == 14

@@ -7,6 +7,7 @@ much memory there is, pinned memory and streams (`Device`), torch.compile, the c
 when a pipeline is opened, and `empty`, which looks at numbers that were computed.
 """
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,16 +45,6 @@ def assert_stored(made: LatentEncoder, found: Encoded, rows: int) -> None:
     assert (found.ok.device, found.ok.shape) == (CUDA, (rows,))
 
 
-def networks_of(made: LatentEncoder, *, exact: bool) -> list[nn.Module]:
-    text = made._text
-    parts = text.network.get(exact=exact) if text and text.network else None
-    if parts is None or isinstance(parts, nn.Module):
-        whole = [parts] if parts is not None else []
-    else:
-        whole = [one for one in parts.own().components.values() if isinstance(one, nn.Module)]
-    return [made._moments.get(exact=exact), *whole]
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_images_and_captions_are_encoded_on_the_gpu(name: str, family: Family) -> None:
     """In half precision, and once more in fp32."""
@@ -62,6 +53,7 @@ def test_images_and_captions_are_encoded_on_the_gpu(name: str, family: Family) -
         made = gpu.load(model, Recipe(resolution=SIDE))
         texts = made.tokens(CAPTIONS)
         some = [text for text in texts if text.shape == texts[0].shape]
+        before: set[nn.Module] = set()
         for exact in (False, True):
             with gpu.mode:
                 pixels, noise = gpu.images((ROWS, 3, SIDE, 2 * SIDE))
@@ -72,12 +64,16 @@ def test_images_and_captions_are_encoded_on_the_gpu(name: str, family: Family) -
                 encoded = made.encode_texts(some, exact=exact)
                 assert encoded.arrays.keys() == {field.name for field in text_fields(made.fields)}
                 assert_stored(made, encoded, len(some))
-            for network in networks_of(made, exact=exact):
+            networks = {*gpu.networks} - before
+            for network in networks:
                 assert all(weight.device == CUDA for weight in network.parameters())
                 dtypes = {weight.dtype for weight in network.parameters()}
                 assert dtypes <= ({torch.float32} if exact else {*HALVES})
-            assert_is_for_a_gpu(made._moments.get(exact=exact))
-            assert_has_kernel(made._moments.get(exact=exact), exact=exact)
+            (moments,) = (each for each in networks if isinstance(each, Moments))
+            assert_is_for_a_gpu(moments)
+            assert_has_kernel(moments, exact=exact)
+            assert len(networks) > 1
+            before |= networks
 
 
 def assert_has_kernel(network: Moments, *, exact: bool) -> None:
@@ -142,7 +138,9 @@ def test_a_gpu_that_is_split_holds_what_it_works_with_alone(name: str, family: F
                     assert_stored(made, made.encode_texts(made.tokens(["a cat"])), 1)
                 else:
                     assert_stored(made, made.encode_images(*gpu.images((1, 3, 256, 256))), 1)
-            assert bool(made._moments._loaded) == (part is Part.IMAGE)
+            gc.collect()
+            is_there = any(isinstance(each, Moments) for each in gpu.networks)
+            assert is_there == (part is Part.IMAGE)
 
 
 class _Wrong(nn.Module):

@@ -33,7 +33,7 @@ from wdsprep.encoding.image_shards import find_image_shards
 from wdsprep.encoding.latent_shard import LatentShard
 from wdsprep.encoding.pending_shards import PackedShards, count_units, joint_units, largest_first
 from wdsprep.errors import FingerprintError, FormatError, UsageError
-from wdsprep.images import crop as cropping
+from wdsprep.images import formats
 from wdsprep.runners.base import HopelessError
 from wdsprep.runners.run import Outcome, RunProgress
 
@@ -70,11 +70,11 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often an image is decoded, and how many rows the encoder is given: with a batch of one
     none is padding."""
     counted: Counter[str] = Counter()
-    decoded, make = cropping._decode, encoding.make_encoder
+    load, make = formats.load, encoding.make_encoder
 
-    def decode(*arguments: Any) -> Any:
+    def load_counted(*arguments: Any) -> Any:
         counted["decoded"] += 1
-        return decoded(*arguments)
+        return load(*arguments)
 
     def make_counted(*arguments: Any) -> Any:
         encoder = make(*arguments)
@@ -91,7 +91,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         encoder.encode_images, encoder.encode_texts = encode_images, encode_texts  # type: ignore[method-assign]
         return encoder
 
-    monkeypatch.setattr(cropping, "_decode", decode)
+    monkeypatch.setattr(formats, "load", load_counted)
     monkeypatch.setattr(encoding, "make_encoder", make_counted)
     return counted
 

@@ -19,7 +19,7 @@ from tests.kit.packs import SCRIPT, jpeg, manifest_of, tree, write_files
 from wdsprep.encoding import encode as encoding
 from wdsprep.encoding.output_places import places_of
 from wdsprep.errors import FingerprintError, UsageError
-from wdsprep.images import crop as cropping
+from wdsprep.images import formats
 from wdsprep.runners.run import Outcome
 
 BOTH = (64, 128)
@@ -64,11 +64,11 @@ def alone(images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, b
 def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often an image is decoded, and how many captions the encoder is given."""
     counted: Counter[str] = Counter()
-    decoded, make = cropping._decode, encoding.make_encoder
+    load, make = formats.load, encoding.make_encoder
 
-    def decode(*arguments: Any) -> Any:
+    def load_counted(*arguments: Any) -> Any:
         counted["decoded"] += 1
-        return decoded(*arguments)
+        return load(*arguments)
 
     def make_counted(*arguments: Any) -> Any:
         encoder = make(*arguments)
@@ -81,7 +81,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         encoder.encode_texts = encode_texts  # type: ignore[method-assign]
         return encoder
 
-    monkeypatch.setattr(cropping, "_decode", decode)
+    monkeypatch.setattr(formats, "load", load_counted)
     monkeypatch.setattr(encoding, "make_encoder", make_counted)
     return counted
 

@@ -17,6 +17,8 @@ from wdsprep.cli import main
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.npy_arrays import layout
 from wdsprep.dataset.receipts import Receipt
+from wdsprep.encoding.encode import make_encoder
+from wdsprep.encoding.engine import Engine
 from wdsprep.encoding.image_shards import ImageShard, find_image_shards
 from wdsprep.encoding.latent_shard import LatentShard
 from wdsprep.encoding.models.base import Encoded, Part
@@ -28,7 +30,7 @@ from wdsprep.runners.run import JointUnit
 
 
 def worker(
-    images: Path, out: Path, encoder: Means, also: Mapping[Path, int] | None = None, **changes: Any
+    images: Path, out: Path, encoder: Any, also: Mapping[Path, int] | None = None, **changes: Any
 ) -> EncodeWorker:
     """`also` are further datasets, with the resolution of each."""
     options: dict[str, Any] = {"batch_size": 8, "decoders": 2, "threads": 1, **changes}
@@ -47,7 +49,7 @@ def worker(
     return EncodeWorker(workshop)
 
 
-def _same(encoder: Means) -> Means:
+def _same(encoder: Any) -> Any:
     return encoder
 
 
@@ -154,14 +156,19 @@ def test_two_passes_bring_the_text_to_each_of_several_datasets(
 
 
 class Late(InTurn):
-    """Begins with captions when it may."""
+    """Begins with its first captions when it may."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.may_begin = threading.Event()
+        self.may_begin, self.is_late = threading.Event(), threading.Event()
+        self.later = 0
 
     def encode_texts(self, *arguments: Any, **options: Any) -> Encoded:
-        self.may_begin.wait(60)
+        if not self.is_late.is_set():
+            self.is_late.set()
+            self.may_begin.wait(60)
+        else:
+            self.later += 1
         return super().encode_texts(*arguments, **options)
 
 
@@ -170,14 +177,22 @@ def test_a_shard_that_fails_leaves_no_caption_for_the_turn_of_images(
 ) -> None:
     shards = find_image_shards(str(images), 64).shards[:3]
     encoder = Late()
-    call = worker(images, tmp_path / "out", encoder)
-    steps = call(alone(shards[0]))
-    next(steps)
+    call = worker(images, tmp_path / "out", encoder, threads=2)
+    steps, other = (call(alone(shard)) for shard in shards[:2])
+    while not encoder.is_late.is_set():
+        next(steps)
+    while not encoder.later:
+        next(other)
+    next(other)  # it waits for the turn of images
     steps.close()  # its captions are in the engine
-    with call._turns.visit(Part.IMAGE) as visit:
-        assert not call._turns.enter(visit, 0.3)
-        encoder.may_begin.set()
-        assert call._turns.enter(visit, 60)
+    brought = [*encoder.brought]
+    for _ in range(2):
+        next(other)
+    assert encoder.brought == brought
+    encoder.may_begin.set()
+    for _ in other:
+        pass
+    assert encoder.brought == [*brought, Part.IMAGE]
     assert not do_all(call, shards)
     call.close()
     plain = worker(images, tmp_path / "plain", Means())
@@ -213,23 +228,22 @@ class OnGpu:
 
     device = torch.device("cuda")
 
-    def __init__(self, encoder: Any) -> None:
-        self._encoder = encoder
+    def __init__(self, own: Any) -> None:
+        self.own = own
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._encoder, name)
+        return getattr(self.own, name)
 
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers take their CPU for this one."""
-    made = EncodeWorker.__init__
-
-    def make(call: EncodeWorker, work: EncodeWork) -> None:
-        made(call, work)
-        call._encoder = OnGpu(call._encoder)  # type: ignore[assignment]
-
-    monkeypatch.setattr(EncodeWorker, "__init__", make)
+    """A CPU computes what is computed on this one, for encoders that are `OnGpu`."""
+    monkeypatch.setattr(
+        "wdsprep.encoding.worker.Engine", lambda encoder, **how: Engine(encoder.own, **how)
+    )
+    monkeypatch.setattr(
+        "wdsprep.encoding.encode.make_encoder", lambda *given: OnGpu(make_encoder(*given))
+    )
     monkeypatch.setattr("torch.cuda.get_device_name", lambda _device: "NVIDIA A10G")
 
 
@@ -260,7 +274,7 @@ class Fused(Means):
 def test_a_receipt_says_on_which_gpu_and_how_its_shard_was_made(
     images: Path, tmp_path: Path, encoder: Means, size: int, norms: str
 ) -> None:
-    call = worker(images, tmp_path / "out", encoder)
+    call = worker(images, tmp_path / "out", OnGpu(encoder))
     shard = find_image_shards(str(images), 64).shards[0]
     (receipt,) = returned(call(alone(shard))).values()
     call.close()
@@ -330,7 +344,10 @@ def test_of_two_attempts_that_make_other_bytes_one_is_whole_with_its_own_receipt
 ) -> None:
     out = tmp_path / "out"
     shards = find_image_shards(str(images), 64).shards
-    calls = [worker(images, out, Means()), worker(images, out, OtherCard(), batch_size=2)]
+    encoders = OnGpu(Means()), OnGpu(OtherCard())
+    calls = [
+        worker(images, out, own, batch_size=n) for own, n in zip(encoders, (8, 2), strict=True)
+    ]
     got: list[dict[int, Receipt]] = []
     for shard in shards:
         began = threading.Barrier(len(calls))

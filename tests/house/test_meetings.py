@@ -392,13 +392,13 @@ def test_a_retry_that_was_killed_at_any_step_reads_as_no_damage_and_costs_nothin
         write(store, name, data)
 
     write = retries.write_bytes
-    settle = retries._settle_receipt
+    settle = retries.Retries.settle
 
     def settled(*what: Any) -> Any:
-        with patch("wdsprep.packing.retry_rejected.write_bytes", cut):
+        with patch.object(retries, "write_bytes", cut):
             return settle(*what)
 
-    with patch("wdsprep.packing.retry_rejected._settle_receipt", settled), pytest.raises(CutError):
+    with patch.object(retries.Retries, "settle", settled), pytest.raises(CutError):
         pack_here(table, out, *RETRY, "--retry-rejected")
     tars = {name: data for name, data in tree(out).items() if name.endswith(".tar")}
     assert findings(out) == []

@@ -32,10 +32,10 @@ from wdsprep.dataset.rejects import RejectedError
 from wdsprep.encoding.models.compiled import NAMES
 from wdsprep.errors import NotFoundError
 from wdsprep.images import formats
-from wdsprep.loading.streaming.trainer import _worker_error
+from wdsprep.loading.streaming.trainer import worker_error
 from wdsprep.runners.out_of_memory import FEWER
 from wdsprep.runners.ray import cluster
-from wdsprep.runners.ray.runner import _death_reason
+from wdsprep.runners.ray.runner import death_reason
 from wdsprep.store.base import write_bytes
 from wdsprep.store.gcs_azure import library
 from wdsprep.store.gcs_azure.failures import kind_of
@@ -255,16 +255,16 @@ def error_of(call: Any) -> Any:
 
 @pytest.mark.usefixtures("connected_ray")
 def test_ray_says_of_a_dead_worker_what_is_cut_out_of_it() -> None:
-    """Else reasons of a quarantine are long, or say nothing: mend `_death_reason`."""
-    why = _death_reason(error_of(failing().die))
+    """Else reasons of a quarantine are long, or say nothing: mend `death_reason`."""
+    why = death_reason(error_of(failing().die))
     ended = "worker died: Worker unexpectedly exits with a connection error code 2. End of file"
     assert why == f"{ended}: it may have lacked memory: {FEWER}"
 
 
 @pytest.mark.usefixtures("connected_ray")
 def test_ray_says_of_an_error_of_ours_which_it_is() -> None:
-    """Else each ends a stream as a WorkError: mend `_worker_error` in streaming/trainer.py."""
-    reason = _worker_error(error_of(failing().refuse))
+    """Else each ends a stream as a WorkError: mend `worker_error` in streaming/trainer.py."""
+    reason = worker_error(error_of(failing().refuse))
     assert (type(reason), str(reason)) == (NotFoundError, "s3://b/k: no such object")
 
 
@@ -315,10 +315,11 @@ def test_ray_has_the_autoscaler_that_is_ended_before_it() -> None:
 def test_ray_has_the_switch_that_keeps_stdout_the_commands_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else a dead worker is reported on stdout too: mend `_quiet` in runners/ray/cluster.py."""
+    """Else a dead worker is reported on stdout too: mend `without_death_notices` in
+    runners/ray/cluster.py."""
     module = ray._private.worker
     monkeypatch.setattr(module, "_worker_logs_enabled", True)
-    with cluster._quiet():
+    with cluster.without_death_notices():
         assert module._worker_logs_enabled is False
     assert module._worker_logs_enabled is True
 
@@ -330,7 +331,7 @@ def test_a_ray_without_these_names_runs_all_the_same(
     gone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(f"ray.{gone}")
-    with cluster._quiet():
+    with cluster.without_death_notices():
         cluster._end_autoscaler()
 
 

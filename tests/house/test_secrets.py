@@ -236,7 +236,7 @@ def test_a_ray_job_is_entrypoint_without_secrets(monkeypatch: pytest.MonkeyPatch
     name = f"wdsprep pack https://me:{SECRET}@h/t.csv?sig={SECRET} out"
     monkeypatch.setattr(utils, "get_entrypoint_name", lambda: name)
     assert "ray._private.utils.get_entrypoint_name()" in inspect.getsource(worker.init)
-    with cluster._entrypoint_without_secrets():
+    with cluster.entrypoint_without_secrets():
         assert utils.get_entrypoint_name() == "wdsprep pack https://h/t.csv out"
     assert utils.get_entrypoint_name() == name
 

@@ -19,9 +19,8 @@ from tests.kit import corpus
 from tests.kit.corpus import CASES, DEEP
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.images import crop as cropping
 from wdsprep.images import pixel_rule as images
-from wdsprep.images.crop import Crop, crop, crops
+from wdsprep.images.crop import Crop, crop, crops, reduction_factor
 from wdsprep.images.nearest_shape import OVERSAMPLING, Shapes, covering_size
 from wdsprep.images.options import Limits
 
@@ -341,11 +340,11 @@ def test_what_is_decoded_leaves_about_twice_the_pixels(
     )  # fmt: skip
     shapes = Shapes.square(side, OVERSAMPLING)
     if min(size) < side * 2:
-        assert cropping._reduction(picture, shapes.fit(*size), shapes) == 1
-    assert cropping._reduction(picture, shapes.fit(*size), shapes) == reduction
-    assert cropping._reduction(picture, shapes.fit(*size), Shapes.square(side)) == 1
+        assert reduction_factor(picture, shapes.fit(*size), shapes) == 1
+    assert reduction_factor(picture, shapes.fit(*size), shapes) == reduction
+    assert reduction_factor(picture, shapes.fit(*size), Shapes.square(side)) == 1
     png = replace(picture, extension="png")
-    assert cropping._reduction(png, shapes.fit(*size), shapes) == 1
+    assert reduction_factor(png, shapes.fit(*size), shapes) == 1
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])

@@ -34,7 +34,7 @@ from wdsprep.cli import main
 from wdsprep.encoding import encode as encoding
 from wdsprep.packing import worker_plan
 from wdsprep.runners.base import Event, Finished, Runner, Unit, Work
-from wdsprep.runners.ray.cluster import _quiet
+from wdsprep.runners.ray.cluster import without_death_notices
 
 HEALTH = {  # a node that is silent for six seconds is dead; Ray's own patience is half a minute
     "health_check_initial_delay_ms": 1000,
@@ -65,7 +65,7 @@ class Stage:
         self.cluster = Cluster(initialize_head=True, head_node_args={**head, **self._usual})
         self.nodes: list[Any] = []
         self._ending = contextlib.ExitStack()
-        self._ending.enter_context(_quiet())
+        self._ending.enter_context(without_death_notices())
         where = {"_node_ip_address": ip} if ip else {}
         ray.init(self.cluster.address, log_to_driver=False, logging_level="ERROR", **where)
 

@@ -15,6 +15,7 @@ import contextlib
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -121,6 +122,8 @@ class FakeCuda:
         self._is_inside = False
         self.free = 10**12
         """bytes"""
+        self.networks: WeakSet[nn.Module] = WeakSet()
+        """the networks on the GPU that something still refers to"""
 
     @property
     def mode(self) -> contextlib.AbstractContextManager[Any]:
@@ -195,6 +198,7 @@ class FakeCuda:
             return pixels, torch.empty(shape[0], dtype=torch.int64, device=CUDA)
 
     def _move(self, network: nn.Module) -> None:
+        self.networks.add(network)
         for module in network.modules():
             for name, weight in module._parameters.items():
                 if weight is not None:

@@ -38,8 +38,8 @@ from wdsprep.loading.streaming.stages import WorkerStats
 from wdsprep.loading.streaming.trainer import (
     RECENT_S,
     WorkerProgress,
-    _describe_stage,
-    _worker_error,
+    describe_stage,
+    worker_error,
 )
 
 # What Ray Data says to itself when it makes its own context, and its threads when they end:
@@ -283,7 +283,7 @@ def test_an_epoch_of_four_times_the_object_store_passes_through_it(tmp_path: Pat
     with stream(images, resolution=side, **order, **pools) as feed:
         (trainer,) = feed.trainers
         assert trainer.steps_per_epoch == steps
-        assert trainer._pieces.per_step > 2 * trainer._ready
+        assert trainer.pieces.per_step > 2 * trainer.ready
         for found, known in itertools.islice(zip(trainer, wanted, strict=False), steps):
             assert_same([found], [known])
     passed = object_store()
@@ -301,7 +301,7 @@ def test_a_cluster_that_is_too_small_is_refused(images: Path) -> None:
     with pytest.raises(UsageError, match=r"needs 0\.5 GPUs, and the Ray cluster has 0"):
         stream(images, device="cuda", gpus_per_encoder=0.5)
     with (
-        patch("wdsprep.loading.streaming.stream._total", lambda kind: float(kind == "CPU")),
+        patch("ray.cluster_resources", lambda: {"CPU": 1.0}),
         pytest.raises(UsageError, match=r"needs 2 CPUs or more, .* cluster has 1"),
     ):
         stream(images)
@@ -342,7 +342,7 @@ def test_a_worker_that_is_gone_does_not_count_for_ever() -> None:
     gone, here = (WorkerStats(stage="encode", worker=f"host:{n}") for n in range(2))
     for worked in (gone, here):
         worked.samples, worked.busy_s, worked.wall_s = 100, 5.0, 10.0
-    stage = _describe_stage(
+    stage = describe_stage(
         "encode", [WorkerProgress(gone, 10.0), WorkerProgress(here, 11.0 + RECENT_S)]
     )
     assert (len(stage.workers), stage.rate, stage.busy) == (2, 10.0, 0.5)
@@ -354,7 +354,7 @@ def test_what_a_worker_has_to_say_is_said_by_the_trainer() -> None:
 
     with pytest.raises(ray.exceptions.RayError) as caught:
         ray.get(ray.remote(fail).remote())
-    reason = _worker_error(caught.value)
+    reason = worker_error(caught.value)
     assert type(reason) is errors.NotFoundError
     assert str(reason) == "shard 7 is gone: bring it back"
 

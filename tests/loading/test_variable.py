@@ -34,7 +34,7 @@ from wdsprep.loading.batch_memory import Batch
 from wdsprep.loading.on_the_fly.encoded_batches import BatchBuilder, EncodedRow
 from wdsprep.loading.padding import PaddedRows
 from wdsprep.loading.streaming.stages import PieceMetadata, join_rows, pack_piece
-from wdsprep.loading.streaming.trainer import _Collate
+from wdsprep.loading.streaming.trainer import PieceCollate
 
 BATCH, LENGTH = 32, 40
 EMB = field("emb", (LENGTH, 24), "bfloat16", is_variable=True)
@@ -401,7 +401,7 @@ def test_rows_that_are_encoded_make_the_batches_of_stored_ones(data: str, pad: s
     made_by_models = (FIELDS[0], *FIELDS[2:])
     options = {"fields": names, "pad": pad, "drop_text": 0.3, "global_batch": 10}
     plan = load(data, **options).plan
-    builder, collate = BatchBuilder(plan), _Collate(SimpleNamespace(plan=plan))  # type: ignore[arg-type]
+    builder, collate = BatchBuilder(plan), PieceCollate(SimpleNamespace(plan=plan))  # type: ignore[arg-type]
     for step, batch in enumerate(load(data, **options)):
         read = Batch(step, 0, [0] * 10, [0] * 10, [0] * 10)
         rows = [encoded(key, made_by_models) for key in batch["key"]]

@@ -13,7 +13,7 @@ from tests.kit.damaged import check, pack_here, source_of_photos
 from tests.kit.latent_sets import field, layout, npy, write_shard
 from tests.kit.packs import manifest_of, tree, upload
 from wdsprep.cli import main
-from wdsprep.cli.output.inspect import _settings
+from wdsprep.cli.output.inspect import settings_lines
 from wdsprep.dataset.coarse_histograms import bin_name, quantile
 from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.manifest import Manifest
@@ -103,7 +103,7 @@ def test_keys_that_follow_no_rule_are_found_too(tmp_path: Path) -> None:
 
 def test_members_are_called_as_they_lie_there() -> None:
     fields = [Field(name="time_ids.npy", dtype="<i4", shape=(6,))]
-    lines = _settings({"text_length": 20, "layout": layout(fields)}, {})
+    lines = settings_lines({"text_length": 20, "layout": layout(fields)}, {})
     assert "; ".join(lines) == "text-length 20; time_ids.npy <i4 (6,)"
 
 

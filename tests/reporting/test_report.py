@@ -37,7 +37,7 @@ from wdsprep.reporting.facts.datasets import open_all
 from wdsprep.reporting.facts.funnel import pace_of
 from wdsprep.reporting.facts.latent_statistics import latent_of, spectrum_of
 from wdsprep.reporting.page.markup import UNREADABLE, el
-from wdsprep.reporting.page.sections import _example
+from wdsprep.reporting.page.sections import reject_example
 from wdsprep.reporting.report import ReportListener, report
 from wdsprep.reporting.sheet.items import facts_of_image
 from wdsprep.reporting.sheet.picking import Joiner, SheetPlace, SheetSample, pick, read_sample
@@ -565,6 +565,6 @@ def test_signed_urls_end_at_their_paths_on_the_page() -> None:
     signed = "https://host/a.jpg?sig=SECRET"
     facts = {"url": signed, "meta": {"from": f"{signed}&more"}, "width": 1, "height": 1}
     reject = Reject(key="0", source="t#0", code=Code.HTTP_4XX, detail="HTTP 404", url=signed)
-    page = repr(facts_of_image(facts)) + "".join(map(str, _example(reject)))
+    page = repr(facts_of_image(facts)) + "".join(map(str, reject_example(reject)))
     assert page.count("https://host/a.jpg") == 3
     assert "SECRET" not in page

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 import wdsprep
 from tests.kit.packs import jpeg, manifest_of, write_files
+from tests.kit.runs import wait_until
 from tests.kit.trackers import curves_of, runs_in
 from wdsprep.errors import UsageError
 from wdsprep.runners import track
@@ -176,15 +178,21 @@ def test_a_run_is_done_whatever_becomes_of_its_tracker(
     assert packed.manifest.complete
 
 
-def test_figures_are_asked_for_at_a_steady_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([100.0, 100.5, 109.0, 110.5])
-    monkeypatch.setattr(track.time, "monotonic", lambda: next(clock))
-    tracking = Tracking("", "a", "samples", {})
-    assert not tracking.is_due
-    tracking._thread = threading.current_thread()
-    assert tracking.is_due
-    tracking.log(1, {})
-    assert [tracking.is_due, tracking.is_due] == [False, True]
+def test_figures_are_asked_for_at_a_steady_pace(
+    broken: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken("nothing")
+    monkeypatch.setattr(track, "PACE_S", 0.5)
+    assert not Tracking("", "a", "samples", {}).is_due
+    tracking = Tracking("tensorboard", "a", "samples", {})
+    for at in range(2):
+        assert tracking.is_due
+        tracking.log(at, {})
+        began = time.monotonic()
+        assert not tracking.is_due
+        wait_until(lambda: tracking.is_due, within_s=60)
+        assert time.monotonic() - began > 0.4
+    tracking.close()
 
 
 def test_what_is_missing_is_said_before_anything_is_done(

@@ -135,7 +135,7 @@ def test_on_s3_who_takes_long_makes_further_marks(
     s3_store: S3Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr("wdsprep.store.object_locks._now", lambda: (clock[0], clock[0]))
+    monkeypatch.setattr("wdsprep.store.object_locks.read_clocks", lambda: (clock[0], clock[0]))
     seen = set()
     with s3_store.hold(NAME):
         for number in range(6):

@@ -104,7 +104,7 @@ class Engine:
             text_window=MOST_WAITING if encoder.groups_texts and self._batches.text_size > 1 else 0,
         )
         window = max(self._batcher.image_window, self._batcher.text_window)
-        self._limit = EngineLimit(self._samples_inside + decoders + window, WAITING_NBYTES)
+        self.limit = EngineLimit(self._samples_inside + decoders + window, WAITING_NBYTES)
         self._launchable = threading.Semaphore(QUEUED_BATCHES + MOST_LAUNCHED * self._batches.lanes)
         self._finishing = threading.Lock()
         self._unfinished: deque[PendingBlock] = deque()
@@ -196,7 +196,7 @@ class Engine:
         return range(len(self._cuts)) if sample.cuts is None else sample.cuts
 
     def _enter(self, samples: int, nbytes: int) -> bool:
-        if self._limit.enter(samples, nbytes, POLL_S):
+        if self.limit.enter(samples, nbytes, POLL_S):
             return True
         self._fed.put(None)  # perhaps the oldest one waits for others that cannot come
         return False
@@ -204,7 +204,7 @@ class Engine:
     def _leave(self, block: PendingBlock) -> None:
         with self._finishing:
             block.has_left = True
-        self._limit.leave(len(block.samples), block.nbytes)
+        self.limit.leave(len(block.samples), block.nbytes)
 
     def empty(self) -> dict[str, torch.Tensor]:
         """Return the arrays of the empty caption, computed on one core as all arrays are."""
@@ -248,7 +248,7 @@ class Engine:
                 for sample, made in zip(samples, block.samples, strict=True):
                     self._cut(sample, made)
         finally:
-            self._limit.hold(block.pixels_nbytes - nbytes)
+            self.limit.hold(block.pixels_nbytes - nbytes)
 
     def _cut(self, sample: SampleInput, made: SampleUnderWay) -> None:
         numbers = self._cut_numbers(sample)
@@ -306,7 +306,7 @@ class Engine:
     def _next_batch(self, *, all_of_it: bool) -> tuple[list[Row], DeviceBatch] | None:
         """Return the rows of a batch that is ready, and the batch, or None if none is ready."""
         batches, now = self._batches, all_of_it
-        head = self._oldest_block() if self._limit.is_full else None
+        head = self._oldest_block() if self.limit.is_full else None
         text = self._batcher.next_texts(batches.text_size, now=now, head=head)
         if text is not None:
             _, rows, size = text
@@ -351,7 +351,7 @@ class Engine:
             row.sample.cuts[row.cut] = Crop(
                 pixels=NO_PIXELS, width=crop.width, height=crop.height, fit=crop.fit
             )
-        self._limit.hold(-nbytes)
+        self.limit.hold(-nbytes)
 
     def _hand_out(self, rows: Sequence[Row], batch: DeviceBatch, made: "Future[Rows]") -> None:
         """Hand out the results of a batch that the device has finished."""
@@ -377,7 +377,7 @@ class Engine:
                 sample.missing -= 1
                 if not sample.missing:
                     done.append(sample)
-        self._limit.hold(nbytes)
+        self.limit.hold(nbytes)
         self._finish(done)
 
     def _finish(self, samples: Sequence[SampleUnderWay]) -> None:
@@ -391,7 +391,7 @@ class Engine:
             block.set_result([sample.results() for sample in block.samples])
         if blocks:
             self._oldest_block()  # forgets the blocks that are done
-            if self._limit.is_full:
+            if self.limit.is_full:
                 self._fed.put(None)  # another block is the oldest now
 
     def _oldest_block(self) -> PendingBlock | None:

@@ -12,7 +12,7 @@ class EngineLimit:
 
     def __init__(self, samples: int, nbytes: int) -> None:
         self._most, self._most_nbytes = samples, nbytes
-        self._samples = self._nbytes = 0
+        self.samples = self.nbytes = 0
         self._changed = threading.Condition()
         self.is_full = False
         """True if a sample waits because of the bytes of those that are inside."""
@@ -28,25 +28,25 @@ class EngineLimit:
             if not self._has_room(samples, nbytes):
                 return False
             self.is_full = False
-            self._samples += samples
-            self._nbytes += nbytes
+            self.samples += samples
+            self.nbytes += nbytes
             return True
 
     def _has_room(self, samples: int, nbytes: int) -> bool:
-        if not self._samples:
+        if not self.samples:
             return True
-        self.is_full = self._nbytes + nbytes > self._most_nbytes
-        return self._samples + samples <= self._most and not self.is_full
+        self.is_full = self.nbytes + nbytes > self._most_nbytes
+        return self.samples + samples <= self._most and not self.is_full
 
     def hold(self, nbytes: int) -> None:
         """Count more bytes, or fewer, for samples that are inside."""
         with self._changed:
-            self._nbytes += nbytes
+            self.nbytes += nbytes
             if nbytes < 0:
                 self._changed.notify_all()
 
     def leave(self, samples: int, nbytes: int) -> None:
         with self._changed:
-            self._samples -= samples
-            self._nbytes -= nbytes
+            self.samples -= samples
+            self.nbytes -= nbytes
             self._changed.notify_all()

@@ -71,7 +71,7 @@ def crop(data: bytes, shapes: Shapes | int, *, max_area: int = MAX_AREA) -> Crop
     shapes = Shapes.square(shapes) if isinstance(shapes, int) else shapes
     picture = _prepare(data, shapes.least_side, max_area)
     fit = shapes.fit(picture.width, picture.height)
-    reduction = _reduction(picture, fit, shapes)
+    reduction = reduction_factor(picture, fit, shapes)
     return _cut_out(view_pixels(_decode(picture, reduction)), picture, fit, reduction)
 
 
@@ -100,7 +100,7 @@ def crops(data: bytes, several: Sequence[Shapes], *, max_area: int = MAX_AREA) -
             fit = shapes.fit(picture.width, picture.height)
         except RejectedError:  # alone, it would perhaps not have come so far
             return alone(shapes)
-        reduction = _reduction(picture, fit, shapes)
+        reduction = reduction_factor(picture, fit, shapes)
         pixels = decoded(reduction)
         if isinstance(pixels, RejectedError):
             return pixels
@@ -159,7 +159,7 @@ def _prepare(data: bytes, least_side: int, max_area: int) -> Picture:
     return prepare(data, limits=limits, full=False)
 
 
-def _reduction(picture: Picture, fit: Fit, shapes: Shapes) -> int:
+def reduction_factor(picture: Picture, fit: Fit, shapes: Shapes) -> int:
     """Return the factor by which a JPEG may be decoded smaller, and still be large enough."""
     if not shapes.oversampling or picture.extension != "jpg":
         return WHOLE

@@ -17,7 +17,7 @@ import errno
 import re
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from wdsprep.text import human_bytes
@@ -38,16 +38,31 @@ OF_THE_MACHINE = Path("/proc/vmstat")
 class KillsCounted:
     """A count of the processes that the kernel has killed for lack of memory."""
 
-    def __init__(self) -> None:
-        self._before = _count()
+    def __init__(self, counters: Sequence[Path] | None = None) -> None:
+        """Begin to count. `counters` are files with counts of kills; the first that exists counts.
+
+        By default they are those of this process.
+        """
+        self._counters = find_counters() if counters is None else counters
+        self._before = self._count()
 
     def reason(self) -> str:
         """Return the likely reason why a worker was ended by SIGKILL.
 
         That is a lack of memory if the kernel has counted more kills for it since the last call.
         """
-        before, self._before = self._before, _count()
+        before, self._before = self._before, self._count()
         return OUT_OF_MEMORY if self._before > before else PERHAPS
+
+    def _count(self) -> int:
+        for path in self._counters:
+            try:
+                found = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
+            except OSError:
+                continue
+            if found:
+                return int(found[1])
+        return 0
 
 
 def is_of_memory(error: BaseException) -> bool:
@@ -79,16 +94,9 @@ def _address_space_hint() -> str:
     return f": it may have lacked memory, which is limited to {human_bytes(min(limits))} (ulimit)"
 
 
-def _count() -> int:
-    """Count the out-of-memory kills of this control group, or else of the machine."""
-    for path in (*_own_groups(), OF_THE_MACHINE):
-        try:
-            found = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
-        except OSError:
-            continue
-        if found:
-            return int(found[1])
-    return 0
+def find_counters() -> list[Path]:
+    """Return the files that may count the kills in this control group, and that of the machine."""
+    return [*_own_groups(), OF_THE_MACHINE]
 
 
 def _own_groups() -> Iterator[Path]:

@@ -118,7 +118,7 @@ class _Hold:
     def __init__(self, objects: MarkedObjects, key: str, shown: str) -> None:
         self._objects, self._key, self._shown = objects, key, shown
         self._marks: Marks = {}  # while it is held, the last one is ours
-        self._made_at = _now()
+        self._made_at = read_clocks()
         self._is_checked = self._is_renewed = False
         self._first_seen_dead: dict[str, float] = {}
 
@@ -196,7 +196,7 @@ class _Hold:
     def _add(self, marks: Marks) -> bool:
         """Create a further mark. Return whether there are then no marks but it and those given."""
         self._is_checked = False  # nothing that exists can be harmed by it, however late
-        number, began = max(marks, default=-1) + 1, _now()
+        number, began = max(marks, default=-1) + 1, read_clocks()
         made = self._make(number)
         self._made_at, self._is_checked = began, True
         if not made:
@@ -243,7 +243,7 @@ def _holder_of(mark: Mark) -> Holder | None:
 Moment = tuple[float, float]
 
 
-def _now() -> Moment:
+def read_clocks() -> Moment:
     """Return the time by two clocks.
 
     One clock goes on while the machine sleeps; the other is the wall clock.
@@ -252,4 +252,4 @@ def _now() -> Moment:
 
 
 def _since(then: Moment) -> float:
-    return max(now - before for now, before in zip(_now(), then, strict=True))
+    return max(now - before for now, before in zip(read_clocks(), then, strict=True))

@@ -45,7 +45,7 @@ def _screen(url: str, facts: Mapping[str, Any]) -> Iterator[str]:
     what = f"{plural(facts['samples'], 'sample')} in {plural(facts['shards'], 'shard')}"
     yield f"{url}: {facts['kind']}, {state}: {what}, {human_bytes(facts['nbytes'])}"
     yield ""
-    yield from _settings(facts["settings"], facts["extra"])
+    yield from settings_lines(facts["settings"], facts["extra"])
     yield ""
     yield f"{'bucket':>8} {'samples':>14} {'shards':>8} {'size':>10}"
     for bucket, row in facts["buckets"].items():
@@ -74,7 +74,7 @@ def _range(least: int, most: int) -> str:
 MOST_LISTED = 8
 
 
-def _settings(settings: Settings, extra: Mapping[str, Any]) -> Iterator[str]:
+def settings_lines(settings: Settings, extra: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines about settings, without those that are off or empty."""
     shown = {**extra, **{name: value for name, value in settings.items() if name != "layout"}}
     parts = []

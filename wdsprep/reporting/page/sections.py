@@ -149,7 +149,7 @@ def _examples(refused: RejectSummary, codes: Sequence[str]) -> Iterator[Child]:
             el(
                 "details",
                 el("summary", "examples of ", el("code", code)),
-                el("ul", *(el("li", _example(reject)) for reject in refused.examples[code])),
+                el("ul", *(el("li", reject_example(reject)) for reject in refused.examples[code])),
             )
             for code in codes
             if code in refused.examples
@@ -169,7 +169,7 @@ def _read(refused: RejectSummary) -> str:
     return f"all {files}" if refused.units > 1 else "the file of rejects"
 
 
-def _example(reject: Reject) -> Iterator[Child]:
+def reject_example(reject: Reject) -> Iterator[Child]:
     yield el("span", reject.source, class_="path", dir="auto")
     if reject.detail:
         yield el("span", " ", reject.detail, class_="detail", dir="auto")

@@ -50,7 +50,7 @@ def connect_to_ray(address: str | None, *, cpus: int) -> Iterator[bool]:
     is_own = address == LOCAL
     _check_reachable(address)
     _check_token(address)
-    with _quiet(), _entrypoint_without_secrets():
+    with without_death_notices(), entrypoint_without_secrets():
         try:
             _init(address, **(_own_options(cpus) if is_own else {}))
             yield is_own
@@ -173,7 +173,7 @@ def _end_autoscaler() -> None:
 
 
 @contextmanager
-def _entrypoint_without_secrets() -> Iterator[None]:
+def entrypoint_without_secrets() -> Iterator[None]:
     """Take secrets out of the command line of a driver, while the block lasts.
 
     Ray keeps the command line, and shows it in its list of jobs (2.60).
@@ -191,7 +191,7 @@ def _entrypoint_without_secrets() -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def without_death_notices() -> Iterator[None]:
     """Keep Ray from printing the death of workers.
 
     Ray 2.60 prints it to stdout, with `log_to_driver` or without, and looks at this one switch.

@@ -234,7 +234,7 @@ class _Actors:
         if not is_stream and (line := worker_versions.find_refusal(str(error))):
             return Fatal(error=WorkError(line), trace="")
         if isinstance(error, RayTaskError) and is_stream:  # a value that cannot be pickled
-            return Failed(reason=_death_reason(error), trace=str(error))
+            return Failed(reason=death_reason(error), trace=str(error))
         if is_stream and actor.is_doubted:
             return None
         if isinstance(error, ActorUnavailableError):
@@ -261,7 +261,7 @@ class _Actors:
     def _bury(self, slot: int, error: RayError | None) -> Lost:
         costs = error is not None and not self._is_taken_away(slot, error)
         self._dismiss(slot)
-        reason = _death_reason(error) if error else "the connection to the worker broke"
+        reason = death_reason(error) if error else "the connection to the worker broke"
         return Lost(reason=reason, trace=str(error or ""), costs=costs)
 
     def _dismiss(self, slot: int) -> None:
@@ -297,7 +297,7 @@ def _with_returned(slot: int, order: int, actor: _Actor, message: Message) -> It
     yield slot, order, message
 
 
-def _death_reason(error: Exception) -> str:
+def death_reason(error: Exception) -> str:
     if isinstance(error, RayActorError) and error.preempted:
         return "worker died: its machine was taken back"
     if isinstance(error, OutOfMemoryError) or LOW.search(str(error)):
