@@ -17,7 +17,7 @@ from tests.kit.damaged import findings, flip
 from tests.kit.encodes import packed, pictures, positions_in
 from tests.kit.packs import SCRIPT, manifest_of, tars, tree
 from tests.kit.paired_latents import latents_of
-from wdsprep.changes import key_lists
+from wdsprep.changes.key_lists import PIECE_NBYTES, read_words
 from wdsprep.changes.selected_samples import WantedKeys
 from wdsprep.cli import main
 from wdsprep.dataset.digests import DigestKind
@@ -395,17 +395,21 @@ def _digest(files: dict[str, bytes]) -> dict[str, str]:
     return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
 
 
-def test_a_list_of_keys_is_read_in_pieces_and_is_the_same_list(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keys = [f"{number:0{6 + number % 7}d}" for number in range(3_000, 0, -1)]
-    text = " \n".join(keys[:1_500]) + "\r\n\n" + "\t".join(keys[1_000:])
-    (tmp_path / "keys").write_text(text)
-    wanted = b"\n".join(sorted(key.encode() for key in keys))
-    for nbytes, names in ((4 << 20, 1 << 18), (11, 100), (1, 1)):
-        monkeypatch.setattr(key_lists, "PIECE_NBYTES", nbytes)
-        monkeypatch.setattr(key_lists, "PIECE_NAMES", names)
-        for given in (tmp_path / "keys", keys):
-            found = WantedKeys.of(given)
-            assert found.keys.tolist() == wanted.split(b"\n")
-            assert found.digest == DigestKind.BLAKE3.hex(wanted)
+@pytest.mark.parametrize(("nbytes", "names"), [(4 << 20, 1 << 18), (11, 100), (1, 1)])
+def test_a_list_of_keys_is_read_in_pieces(tmp_path: Path, nbytes: int, names: int) -> None:
+    keys = [f"{number:0{6 + number % 7}d}" for number in range(3_000)]
+    (tmp_path / "keys").write_text(" \n".join(keys[:1_500]) + "\r\n\n" + "\t".join(keys[1_500:]))
+    for given, least in ((tmp_path / "keys", 20_000 // nbytes), (keys, 2_999 // names)):
+        found = list(read_words(given, piece_nbytes=nbytes, piece_names=names))
+        assert [word.decode() for some in found for word in some] == keys
+        assert len(found) > least
+
+
+def test_keys_of_several_pieces_are_one_list_without_those_that_come_twice(tmp_path: Path) -> None:
+    keys = [f"{number:012d}" for number in range(PIECE_NBYTES // 10, 0, -1)]
+    (tmp_path / "keys").write_text("\n".join(keys[:200_000] + keys[100_000:]))
+    wanted = "\n".join(keys[::-1]).encode()
+    for given in (tmp_path / "keys", keys):
+        found = WantedKeys.of(given)
+        assert found.keys.tolist() == wanted.split(b"\n")
+        assert found.digest == DigestKind.BLAKE3.hex(wanted)

@@ -2,6 +2,7 @@
 
 import hashlib
 import shlex
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,19 +10,17 @@ from PIL import Image
 
 from tests.kit.packs import outcome
 from wdsprep.cli import cli, main
-from wdsprep.cli.demo import pictures, steps
+from wdsprep.cli.demo import steps
 from wdsprep.cli.demo.drawings import OUTLINES, TEXTURES, draw
+from wdsprep.cli.demo.pictures import KINDS, write_pictures
 
-KINDS = pictures.KINDS
 LOCAL = ["--runner", "local", "--device", "cpu"]
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a demo of few pictures runs: two of each kind."""
+    """Where a demo runs."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pictures, "PICTURES", 2 * len(KINDS))
-    monkeypatch.setattr(pictures, "SIDES", (256, 300, 520))
     return tmp_path / "demo"
 
 
@@ -41,7 +40,7 @@ def test_captions_name_what_was_drawn_and_are_many() -> None:
 
 def test_every_kind_of_picture_is_packed_and_every_broken_one_is_a_reject(home: Path) -> None:
     home.mkdir()
-    good, broken = pictures.write_pictures(home)
+    good, broken = write_pictures(home, 2 * len(KINDS), (256, 300, 520))
     assert main(["pack", "demo", "images", "--workers", "1"]) == 0
     found = outcome(Path("images"))
     packed = [source for source, code in found.items() if code == "packed"]
@@ -67,11 +66,10 @@ def digest(folder: Path) -> dict[str, str]:
 
 @pytest.mark.system
 def test_the_demo_runs_what_it_shows_and_a_second_time_changes_nothing(
-    home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    home: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """With few pictures, and one worker for them."""
-    monkeypatch.setattr(pictures, "PICTURES", 12)
-    monkeypatch.setattr(pictures, "SIDES", (256, 256, 256, 512))
+    few = partial(write_pictures, count=12, sides=(256, 256, 256, 512))
     ran: list[list[str]] = []
 
     def run(arguments: list[str]) -> int:
@@ -80,7 +78,7 @@ def test_the_demo_runs_what_it_shows_and_a_second_time_changes_nothing(
         return int(cli.main([*arguments, *more], "wdsprep", standalone_mode=False) or 0)
 
     said: list[str] = []
-    assert steps.demo("demo", run=run, say=said.append) == 0
+    assert steps.demo("demo", run=run, say=said.append, draw=few) == 0
     shown = [line for text in said for line in text.splitlines() if line.startswith("$ wdsprep ")]
     assert shown == ["$ wdsprep " + shlex.join(arguments) for arguments in ran]
     assert {arguments[0] for arguments in ran} >= {"pack", "encode", "verify"}
@@ -89,8 +87,7 @@ def test_the_demo_runs_what_it_shows_and_a_second_time_changes_nothing(
     assert "webdataset (4, 32, 32)" in out
     assert (home / "report.html").stat().st_size > 10_000
     before = digest(home)
-    monkeypatch.setattr(steps, "_run_python", lambda _arguments: 0)
-    assert steps.demo("demo", run=run, say=said.append) == 0
+    assert steps.demo("demo", run=run, say=said.append, draw=few) == 0
     assert "drawn before" in said[-len(shown) - 3]
     assert capfd.readouterr().out.count("nothing left to do") == 2
     assert digest(home) == before
@@ -107,21 +104,21 @@ def test_a_folder_with_other_things_is_left_alone(
 
 
 def test_overwrite_makes_all_of_a_demo_again_and_keeps_what_is_not_its_own(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    home: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(pictures, "PICTURES", 12)
+    few = partial(write_pictures, count=12)
     ran: list[list[str]] = []
 
     def run(arguments: list[str]) -> int:
         ran.append(arguments)
         return 1 if arguments[0] == "encode" else main(arguments)
 
-    assert steps.demo("demo", run=run, say=lambda _text: None) == 1
+    assert steps.demo("demo", run=run, say=lambda _text: None, draw=few) == 1
     drawn = digest(home / "downloads")
     picture = home / "downloads/web/0002-jpg.jpg"
     picture.write_bytes(b"spoilt")
     (home / "downloads/mine.txt").write_text("a photo without its picture")
-    assert steps.demo("demo", overwrite=True, run=run, say=lambda _text: None) == 1
+    assert steps.demo("demo", overwrite=True, run=run, say=lambda _text: None, draw=few) == 1
     assert digest(home / "downloads").items() > drawn.items()
     assert ["--overwrite" in words for words in ran] == [False, False, True, True]
     assert outcome(home / "images")["mine.txt"] == "no_image"

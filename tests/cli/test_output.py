@@ -22,6 +22,7 @@ import pytest
 from tests.kit.damaged import pack_here
 from tests.kit.packs import BUCKETS, photos
 from tests.kit.runs import wait_until
+from tests.kit.terminals import draw_at_once
 from wdsprep import terminal
 from wdsprep.cli import main
 from wdsprep.cli.output.duplicates import DuplicatesOutput
@@ -180,8 +181,7 @@ class Window:
 
 @pytest.fixture
 def window(monkeypatch: pytest.MonkeyPatch) -> Iterator[Window]:
-    for name in ("FIRST_S", "TERMINAL_S"):
-        monkeypatch.setattr(terminal, name, 0)
+    draw_at_once(monkeypatch)
     window = Window(130)
     yield window
     TERMINAL.stop_ticking()
@@ -240,10 +240,7 @@ def test_after_a_resize_one_row_is_left(window: Window, widths: tuple[int, ...])
         assert row.startswith("12,345 images"[: width - 2])
 
 
-def test_whatever_else_is_said_takes_the_line_away_first(
-    window: Window, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stderr", window.out)
+def test_whatever_else_is_said_takes_the_line_away_first(window: Window) -> None:
     line = ProgressLine(window.out)
     said = ["a note", "a log record", "a result", "wdsprep: an error"]
     record = logging.LogRecord("x", logging.WARNING, "", 0, said[1], (), None)
@@ -254,7 +251,8 @@ def test_whatever_else_is_said_takes_the_line_away_first(
         lambda: complain("an error", traced=False),
     ):
         line.show(PARTS)
-        say()
+        with contextlib.redirect_stderr(window.out):
+            say()
     assert window.rows() == [*said, ""]
 
 
@@ -266,9 +264,9 @@ def test_an_interrupt_takes_the_line_away_with_what_the_terminal_echoes(
         window.out.write("^C")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys, "stderr", window.out)
     monkeypatch.setattr("wdsprep.dataset.reindex.index", interrupted)
-    assert main(["index", "somewhere"]) == 130
+    with contextlib.redirect_stderr(window.out):
+        assert main(["index", "somewhere"]) == 130
     assert window.rows() == ["wdsprep: interrupted: run the same command to go on from here", ""]
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from wdsprep.dataset import kept_file as kept_files
 from wdsprep.dataset.kept_file import KeptFile, KeptWriter, open_or_make
 
 MONTHS_S = 100 * 24 * 3600
@@ -36,8 +35,8 @@ def numbers(count: int) -> Callable[[KeptWriter, Path], None]:
     return make
 
 
-def keep(cache: Path, what: str, *, count: int = 1000) -> KeptFile:
-    return open_or_make(cache, [what], numbers(count))
+def keep(cache: Path, what: str, *, count: int = 1000, **options: int) -> KeptFile:
+    return open_or_make(cache, [what], numbers(count), **options)
 
 
 def age(file: Path) -> None:
@@ -66,24 +65,18 @@ def test_what_a_killed_process_began_months_ago_is_deleted(tmp_path: Path) -> No
     assert not begun.exists()
 
 
-def test_the_files_opened_longest_ago_give_way_where_all_take_too_much(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_files_opened_longest_ago_give_way_where_all_take_too_much(tmp_path: Path) -> None:
     paths = [keep(tmp_path, str(number)).path for number in range(4)]
     for days, path in enumerate(paths):
         os.utime(path, (time.time() - 3600 * days,) * 2)
-    monkeypatch.setattr(kept_files, "MOST_NBYTES", 3 * paths[0].stat().st_size + 100)
-    made = keep(tmp_path, "new").path
+    made = keep(tmp_path, "new", most_nbytes=3 * paths[0].stat().st_size + 100).path
     assert [path.exists() for path in [made, *paths]] == [True, True, True, False, False]
 
 
-def test_one_file_larger_than_the_limit_is_kept_until_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kept_files, "MOST_NBYTES", 100)
-    first = keep(tmp_path, "first").path
+def test_one_file_larger_than_the_limit_is_kept_until_the_next(tmp_path: Path) -> None:
+    first = keep(tmp_path, "first", most_nbytes=100).path
     assert first.exists()
-    second = keep(tmp_path, "second").path
+    second = keep(tmp_path, "second", most_nbytes=100).path
     assert (first.exists(), second.exists()) == (False, True)
 
 

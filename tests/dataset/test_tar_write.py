@@ -15,7 +15,6 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wdsprep.dataset.tar import write
 from wdsprep.dataset.tar.index import decode_index
 from wdsprep.dataset.tar.read import read_samples, stream_tape
 from wdsprep.dataset.tar.write import MAX_MEMBER_NBYTES, TarWriter, WrittenTar, header, pieces_of
@@ -31,9 +30,9 @@ GOLDEN: Samples = [
 GOLDEN_SHA256 = "1ca746dc59a3af950d8543eb2ca703c06c959dc1ff7b3e39d0585f894b1c8e3e"
 
 
-def write_tar(samples: Samples) -> tuple[bytes, WrittenTar]:
+def write_tar(samples: Samples, **options: int) -> tuple[bytes, WrittenTar]:
     sink = io.BytesIO()
-    with TarWriter(sink) as tar:
+    with TarWriter(sink, **options) as tar:
         for key, fields in samples:
             tar.add(key, fields.items())
         written = tar.finish()
@@ -76,11 +75,8 @@ def test_large_members_are_written_and_hashed_where_they_lie() -> None:
 
 
 @pytest.mark.parametrize("flush_nbytes", [1, 512, 1000, 5000, 1 << 30])
-def test_bytes_do_not_depend_on_block_boundaries(
-    flush_nbytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(write, "FLUSH_NBYTES", flush_nbytes)
-    data, written = write_tar(GOLDEN)
+def test_bytes_do_not_depend_on_block_boundaries(flush_nbytes: int) -> None:
+    data, written = write_tar(GOLDEN, flush_nbytes=flush_nbytes)
     assert hashlib.sha256(data).hexdigest() == GOLDEN_SHA256
     assert written.digest == blake3(data).hexdigest()
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from wdsprep.encoding.models import compiled
 from wdsprep.encoding.models.compiled import NAMES, PER_SHAPE, CompiledNetwork
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.find_model import find_model
@@ -54,17 +53,18 @@ def test_every_shape_is_compiled_in_batches_of_several_sizes(
 
 
 def test_further_shapes_are_computed_all_the_same_and_that_is_said_once(
-    graphs: list[Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    graphs: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(compiled, "PER_SHAPE", 10)
     network = CompiledNetwork(Doubling(), shapes=1)
     with caplog.at_level(logging.WARNING, "wdsprep"), torch.inference_mode():
-        for side in [*range(2, 22), *range(2, 22)]:
+        for side in 2 * [*range(2, PER_SHAPE + 12)]:
             batch = torch.ones(1, side)
             assert torch.equal(network(batch), 2 * batch)
-    assert len(graphs) == 10
+    assert len(graphs) == PER_SHAPE
     (told,) = [each.getMessage() for each in caplog.records if each.name == "wdsprep"]
-    assert told.startswith("--compile: 10 variants are compiled, so batches of further shapes")
+    assert told.startswith(
+        f"--compile: {PER_SHAPE} variants are compiled, so batches of further shapes"
+    )
 
 
 def test_limits_of_a_trainer_are_left_alone(graphs: list[Any]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.kit.gpus import pretend_cuda
 from wdsprep.encoding.encode import make_encoder
 from wdsprep.encoding.gpus import ALLOCATOR, prepare_allocator
 from wdsprep.encoding.models.device import check_age
@@ -22,10 +23,13 @@ from wdsprep.encoding.recipe_options import Recipe
 
 def gpu(monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, int]) -> None:
     wheel = ["sm_75", "sm_80", "sm_90a", "sm_100", "compute_120"]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: wheel)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: name)
+    pretend_cuda(
+        monkeypatch,
+        is_available=True,
+        get_arch_list=wheel,
+        get_device_capability=capability,
+        get_device_name=name,
+    )
 
 
 def test_a_gpu_that_torch_has_no_code_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,11 +97,10 @@ def test_emulated_bf16_is_not_chosen(
     is_native: bool, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wdsprep.encoding.gpus.has_driver", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(
-        torch.cuda,
-        "is_bf16_supported",
-        lambda including_emulation: is_native or including_emulation,
+    pretend_cuda(
+        monkeypatch,
+        is_available=True,
+        is_bf16_supported=lambda including_emulation: is_native or including_emulation,
     )
     overflowing = replace(find_model("tiny", text="none"), upcast=True)
     assert dtype_of("auto", "cuda", overflowing) == dtype

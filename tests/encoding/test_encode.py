@@ -26,6 +26,7 @@ from tests.kit.encodes import (
     run_encode,
     stacked,
 )
+from tests.kit.hub import set_constants
 from tests.kit.packs import manifest_of, tree, write_files
 from wdsprep.cli import cli, main
 from wdsprep.encoding.encode import EncodeListener
@@ -151,10 +152,7 @@ def test_a_model_that_cannot_be_had_is_named_before_anything_begins(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    set_constants(monkeypatch, ENDPOINT="http://127.0.0.1:9", HF_HUB_CACHE=str(tmp_path / "cache"))
     options = ("--resolution", "64", *LOCAL)
     code, line = refused(capsys, images, tmp_path / "out", *options, "--model", "some/model")
     assert code == 1

@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from tests.kit.encodes import Broken, Means
+from tests.kit.gpus import pretend_cuda
 from wdsprep.dataset.npy_arrays import FLIPPED
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
@@ -33,7 +34,12 @@ from wdsprep.images.nearest_shape import Shapes
 
 
 def engine(
-    encoder: Any, *, batch_size: int = 4, threads: int = 1, cuts: Sequence[Shapes] = ()
+    encoder: Any,
+    *,
+    batch_size: int = 4,
+    threads: int = 1,
+    cuts: Sequence[Shapes] = (),
+    **limits: int,
 ) -> Engine:
     return Engine(
         encoder,
@@ -43,6 +49,7 @@ def engine(
         decoders=2,
         threads=threads,
         cuts=cuts,
+        **limits,
     )
 
 
@@ -172,14 +179,14 @@ def test_a_batch_that_does_not_fit_is_halved_with_the_same_result() -> None:
 def test_what_may_be_lack_of_memory_halves_a_batch_only_where_little_is_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    free = "wdsprep.encoding.models.device.free_nbytes"
-    monkeypatch.setattr(free, lambda _device: 0)
+    free = [0]
+    monkeypatch.setattr("wdsprep.encoding.models.device.free_nbytes", lambda _device: free[0])
     made = engine(Library(), batch_size=8)
     results = fed(made, range(8))
     assert [level_of(found) for found in results.values()] == [(n, n) for n in range(8)]
     assert made.stats.batch_size == 2
     made.close()
-    monkeypatch.setattr(free, lambda _device: 10**12)
+    free[0] = 10**12
     made = engine(Library(), batch_size=8)
     with pytest.raises(EngineError, match="unable to find an engine"):
         fed(made, range(100))
@@ -219,7 +226,7 @@ def test_fewer_images_of_a_shape_larger_than_the_square_fit(
     """Where memory says how many; on a CPU the size of a batch shows in what is stored."""
     encoder = Means()
     encoder.device = torch.device("cuda")
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (10**9, 10**9))
+    pretend_cuda(monkeypatch, mem_get_info=(10**9, 10**9))
     device = Device(encoder, 0)
     sizes = [device.size_of(shape) for shape in [(16, 16), (8, 16), (24, 16), (256, 256)]]
     assert sizes == [128, 128, 85, 1]
@@ -352,7 +359,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, encoder: Means, seconds: list[float]) -
     encoder.device = torch.device("cpu")
     Event.times = iter([at for each in seconds for at in (0.0, each)])
     empty = torch.empty
-    monkeypatch.setattr(torch.cuda, "Event", Event)
+    pretend_cuda(monkeypatch, Event=Event)
     monkeypatch.setattr(torch, "empty", lambda shape, **how: empty(shape, dtype=how["dtype"]))
     return made
 
@@ -474,13 +481,10 @@ def test_captions_of_one_length_share_a_batch_and_none_waits_for_ever(threads: i
     made.close()
 
 
-def test_an_endless_feeder_gets_back_what_it_fed_long_ago(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_endless_feeder_gets_back_what_it_fed_long_ago() -> None:
     """Captions of lengths that seldom come wait for others of theirs, but not for ever, whether
     images or captions come after them."""
-    monkeypatch.setattr("wdsprep.encoding.engine.MOST_WAITING", 24)
-    made = engine(ByLength())
+    made = engine(ByLength(), most_waiting=24)
     results: dict[int, PendingBlock] = {}
     with made.feeding(), made.turn():
         for level in range(101):
@@ -493,13 +497,10 @@ def test_an_endless_feeder_gets_back_what_it_fed_long_ago(
     made.close()
 
 
-def test_a_full_memory_brings_the_oldest_caption_on_its_way(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_full_memory_brings_the_oldest_caption_on_its_way() -> None:
     """Room for bytes is free again in the order in which samples came, and the oldest waits for
     others of its length, which cannot come for want of room."""
-    monkeypatch.setattr("wdsprep.encoding.engine.WAITING_NBYTES", 20 * len(grey(7)))
-    made = engine(ByLength())
+    made = engine(ByLength(), waiting_nbytes=20 * len(grey(7)))
     results: dict[int, PendingBlock] = {}
     taken = 0
 
@@ -692,12 +693,11 @@ def fed_damaged(made: Engine) -> PendingBlock:
 
 @pytest.mark.parametrize("waiting", [0, 16])
 def test_batches_have_one_shape_and_one_that_seldom_comes_waits_but_not_for_ever(
-    monkeypatch: pytest.MonkeyPatch, waiting: int
+    waiting: int,
 ) -> None:
-    monkeypatch.setattr("wdsprep.encoding.engine.MOST_WAITING", waiting)
     encoder = Shaped()
     shapes = Shapes.from_sizes([(16, 16), (8, 32), (32, 8)])
-    made = engine(encoder, cuts=[shapes])
+    made = engine(encoder, cuts=[shapes], most_waiting=waiting)
     results: dict[int, PendingBlock] = {}
     behind = waiting + 8
     with made.feeding(), made.turn():

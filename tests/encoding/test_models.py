@@ -18,6 +18,7 @@ import huggingface_hub.constants
 import pytest
 from blake3 import blake3
 
+from tests.kit.hub import set_constants
 from tests.kit.serving import serving
 from wdsprep.dataset.npy_arrays import Field
 from wdsprep.encoding.latent_arrays import fields
@@ -781,8 +782,7 @@ class _Answers(BaseHTTPRequestHandler):
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, and no network."""
     cache = tmp_path / "hub"
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    set_constants(monkeypatch, HF_HUB_CACHE=str(cache), ENDPOINT="http://127.0.0.1:9")
     return cache
 
 
@@ -791,8 +791,7 @@ def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:  # noqa:
     constants = huggingface_hub.constants
     with serving(Hub()) as hub:
         template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace("https://huggingface.co", hub.url)
-        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        set_constants(monkeypatch, ENDPOINT=hub.url, HUGGINGFACE_CO_URL_TEMPLATE=template)
         yield hub
 
 
@@ -928,7 +927,7 @@ def test_a_node_that_may_not_read_a_repository_is_given_up_and_not_the_run(
     put_in_cache(cache, sd_files())
     elsewhere = replace(find_model(REPO, text="emb"), folder="/on/the/driver")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "empty"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
+    set_constants(monkeypatch, HF_HUB_CACHE=str(tmp_path / "empty"))
     hub.error = "RepoNotFound 404"
     with pytest.raises(WorkError, match=r"cannot be found on this node: .*HF_TOKEN"):
         check_weights(elsewhere)

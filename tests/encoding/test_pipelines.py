@@ -27,6 +27,7 @@ from tests.kit.encodes import (
     rejected,
 )
 from tests.kit.families import NAMES, latent_of, negative_of, prompt_of
+from tests.kit.gpus import pretend_cuda
 from tests.kit.packs import tree
 from wdsprep.checks.verify import verify
 from wdsprep.dataset.npy_arrays import OF_SIZES, text_fields
@@ -433,7 +434,7 @@ def test_captions_beyond_the_length_are_cut_and_counted(family: Family) -> None:
 def test_a_gpu_holds_both_kinds_of_network_or_one_or_says_what_it_lacks(
     free: int, comes_to: str, family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wdsprep.encoding.models.gpu_memory.free_nbytes", lambda _device: free)
+    pretend_cuda(monkeypatch, mem_get_info=(free, free))
     model = find_model(str(family("QwenImage")), text="emb")
     recipe = Recipe(resolution=SIDE, dtype="half")
     if comes_to == "neither":

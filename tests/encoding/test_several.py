@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.counted_work import count_work
 from tests.kit.encodes import (
     COUNT,
     SHARDS,
@@ -27,13 +28,11 @@ from tests.kit.encodes import (
 )
 from tests.kit.packs import SCRIPT, jpeg, manifest_of, once, tree, write_files
 from wdsprep.dataset.receipts import Receipt, Settings
-from wdsprep.encoding import encode as encoding
 from wdsprep.encoding.encode import EncodeListener
 from wdsprep.encoding.image_shards import find_image_shards
 from wdsprep.encoding.latent_shard import LatentShard
 from wdsprep.encoding.pending_shards import PackedShards, count_units, joint_units, largest_first
 from wdsprep.errors import FingerprintError, FormatError, UsageError
-from wdsprep.images import formats
 from wdsprep.runners.base import HopelessError
 from wdsprep.runners.run import Outcome, RunProgress
 
@@ -67,33 +66,7 @@ def trees(folder: Path) -> dict[int, dict[str, bytes]]:
 
 @pytest.fixture
 def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often an image is decoded, and how many rows the encoder is given: with a batch of one
-    none is padding."""
-    counted: Counter[str] = Counter()
-    load, make = formats.load, encoding.make_encoder
-
-    def load_counted(*arguments: Any) -> Any:
-        counted["decoded"] += 1
-        return load(*arguments)
-
-    def make_counted(*arguments: Any) -> Any:
-        encoder = make(*arguments)
-        images, texts = encoder.encode_images, encoder.encode_texts
-
-        def encode_images(pixels: Any, *rest: Any, **how: Any) -> Any:
-            counted[f"at {pixels.shape[-1]}"] += len(pixels)
-            return images(pixels, *rest, **how)
-
-        def encode_texts(captions: Any, **how: Any) -> Any:
-            counted["texts"] += len(captions)
-            return texts(captions, **how)
-
-        encoder.encode_images, encoder.encode_texts = encode_images, encode_texts  # type: ignore[method-assign]
-        return encoder
-
-    monkeypatch.setattr(formats, "load", load_counted)
-    monkeypatch.setattr(encoding, "make_encoder", make_counted)
-    return counted
+    return count_work(monkeypatch)
 
 
 # --- the bytes of a run for each

@@ -5,8 +5,8 @@ import random
 import pytest
 from blake3 import blake3
 
+from tests.kit.small_runs import sort_in_runs
 from wdsprep.encoding.captions.sorted_pairs import Pairs, SortedPairs
-from wdsprep.sources import sorted_rows
 from wdsprep.text import EXAMPLES
 
 LETTERS = ["a", "b", "\0", "é", "\uffff", "😀"]
@@ -29,8 +29,7 @@ def parts(pairs: list[tuple[str, str]], size: int) -> list[Pairs]:
 def test_the_first_caption_of_each_name_comes_in_order(
     names: int, run: int, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sorted_rows, "RUN_NBYTES", run)
-    monkeypatch.setattr(sorted_rows, "BLOCK_NBYTES", block)
+    sort_in_runs(monkeypatch, run, block)
     pairs = some_pairs(run + names, names)
     found = SortedPairs(pairs=[([], []), *parts(pairs, 7)], digest=blake3())
     came = [pair for some in found for pair in zip(*some, strict=True)]

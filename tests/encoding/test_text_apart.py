@@ -14,12 +14,11 @@ import pytest
 
 import wdsprep
 from tests.kit import encodes
+from tests.kit.counted_work import count_work
 from tests.kit.encodes import TOY, one_error, packed, pictures, rejected, run
 from tests.kit.packs import SCRIPT, jpeg, manifest_of, tree, write_files
-from wdsprep.encoding import encode as encoding
 from wdsprep.encoding.output_places import places_of
 from wdsprep.errors import FingerprintError, UsageError
-from wdsprep.images import formats
 from wdsprep.runners.run import Outcome
 
 BOTH = (64, 128)
@@ -62,28 +61,7 @@ def alone(images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, b
 
 @pytest.fixture
 def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often an image is decoded, and how many captions the encoder is given."""
-    counted: Counter[str] = Counter()
-    load, make = formats.load, encoding.make_encoder
-
-    def load_counted(*arguments: Any) -> Any:
-        counted["decoded"] += 1
-        return load(*arguments)
-
-    def make_counted(*arguments: Any) -> Any:
-        encoder = make(*arguments)
-        texts = encoder.encode_texts
-
-        def encode_texts(captions: Any, **how: Any) -> Any:
-            counted["texts"] += len(captions)
-            return texts(captions, **how)
-
-        encoder.encode_texts = encode_texts  # type: ignore[method-assign]
-        return encoder
-
-    monkeypatch.setattr(formats, "load", load_counted)
-    monkeypatch.setattr(encoding, "make_encoder", make_counted)
-    return counted
+    return count_work(monkeypatch)
 
 
 def test_one_pass_makes_what_three_runs_make_each_image_and_caption_once(
@@ -91,7 +69,7 @@ def test_one_pass_makes_what_three_runs_make_each_image_and_caption_once(
 ) -> None:
     low, high, text = apart(images, tmp_path)
     assert (low.samples, high.samples, text.samples) == (COUNT, LARGE, COUNT)
-    assert work == {"decoded": COUNT, "texts": COUNT}
+    assert work == {"decoded": COUNT, "texts": COUNT, "at 64": COUNT, "at 128": LARGE}
     assert tree(tmp_path) == alone
 
 
@@ -172,7 +150,7 @@ def test_several_captions_have_a_text_each_in_the_same_pass(
         caption_fields="caption,source",
     )
     assert [each.samples for each in (*latents, own, source)] == [COUNT] * 3
-    assert work == {"decoded": COUNT, "texts": 2 * COUNT}
+    assert work == {"decoded": COUNT, "texts": 2 * COUNT, "at 64": COUNT}
     encode_here(images, tmp_path / "alone", latents="none", caption_field="source")
     assert tree(tmp_path / "text-source") == tree(tmp_path / "alone")
 
@@ -188,7 +166,7 @@ def test_only_what_is_lacking_is_made(
     assert work == {"texts": COUNT}
     low, high, text = apart(images, tmp_path)
     assert (low.samples, high.samples, text.samples) == (COUNT, LARGE, 0)
-    assert work == {"texts": COUNT, "decoded": COUNT}
+    assert work == {"texts": COUNT, "decoded": COUNT, "at 64": COUNT, "at 128": LARGE}
     assert tree(tmp_path) == alone
     shutil.rmtree(tmp_path / "text")
     encode_here(images, tmp_path / "text", latents="none", limit=7)

@@ -107,10 +107,10 @@ def test_a_damaged_record_costs_the_time_alone(damage: bytes, cache: Path, folde
     assert set(json.loads(kept.read_bytes())) == set(FILES)
 
 
+@pytest.mark.usefixtures("cache")
 def test_a_cache_that_cannot_be_written_costs_the_time_alone(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weights, "LARGE_NBYTES", 1)
     (tmp_path / "file").write_bytes(b"")
     for home in (tmp_path / "file", tmp_path / "file/in/it"):
         monkeypatch.setenv("XDG_CACHE_HOME", str(home))

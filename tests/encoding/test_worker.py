@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.kit.encodes import Broken, Means, encode_here, members
+from tests.kit.gpus import pretend_cuda
 from tests.kit.packs import manifest_of, temporaries, tree
 from wdsprep.cli import main
 from wdsprep.dataset.digests import DigestKind
@@ -244,7 +245,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "wdsprep.encoding.encode.make_encoder", lambda *given: OnGpu(make_encoder(*given))
     )
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda _device: "NVIDIA A10G")
+    pretend_cuda(monkeypatch, get_device_name="NVIDIA A10G")
 
 
 class Small(Means):
@@ -286,7 +287,7 @@ def test_a_receipt_says_on_which_gpu_and_how_its_shard_was_made(
 def test_a_receipt_can_be_read_whatever_a_gpu_is_called(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda _device: "a<b\x1b\n\udc80" + "c" * 999)
+    pretend_cuda(monkeypatch, get_device_name="a<b\x1b\n\udc80" + "c" * 999)
     encode_here(images, tmp_path / "out", limit=6)
     (tmp_path / "out/wdsprep.json").unlink()
     assert main(["rebuild", str(tmp_path / "out")]) == 0

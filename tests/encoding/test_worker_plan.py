@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.gpus import pretend_cuda
 from wdsprep.encoding import gpus, worker_plan
 from wdsprep.encoding.options import EncodeWorkerOptions
 from wdsprep.encoding.worker_plan import Machine, plan_workers, settle_runner
@@ -42,19 +43,18 @@ def test_each_gpu_has_a_worker_with_its_share_of_cores() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("nvidia", "amd", "is_asked"),
+    [("libnone.so.1", "none", False), ("libnone.so.1", "/", True), ("libc.so.6", "none", True)],
+)
 def test_without_the_driver_of_a_gpu_torch_is_not_asked(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    nvidia: str, amd: str, is_asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("torch.cuda.is_available", lambda: bool(asked.append("torch")))
-    monkeypatch.setattr(gpus, "NVIDIA", "libnone.so.1")
-    monkeypatch.setattr(gpus, "AMD", tmp_path / "kfd")
-    assert (gpus.visible_gpus(), asked) == ((), [])
-    (tmp_path / "kfd").touch()
-    assert (gpus.visible_gpus(), asked) == ((), ["torch"])
-    monkeypatch.setattr(gpus, "AMD", tmp_path / "none")
-    monkeypatch.setattr(gpus, "NVIDIA", "libc.so.6")
-    assert (gpus.visible_gpus(), asked) == ((), ["torch", "torch"])
+    pretend_cuda(monkeypatch, is_available=lambda: bool(asked.append("torch")))
+    monkeypatch.setattr(gpus, "NVIDIA", nvidia)
+    monkeypatch.setattr(gpus, "AMD", Path(amd))
+    assert (gpus.visible_gpus(), asked) == ((), ["torch"] * is_asked)
 
 
 def test_a_gpu_can_be_shared_and_left_alone() -> None:

@@ -42,7 +42,7 @@ from wdsprep.__main__ import main
 from wdsprep.cli.demo import pictures
 from wdsprep.runners import options
 
-pictures.PICTURES, pictures.SIDES = 12, (256, 256, 256, 512)
+pictures.write_pictures.__defaults__ = 12, (256, 256, 256, 512)
 options.choose_runner = lambda *_wanted, **_there: "local"
 sys.exit(main())
 """

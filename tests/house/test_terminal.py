@@ -13,7 +13,7 @@ import pytest
 import wdsprep
 from tests.kit.packs import BUCKETS, jpeg, manifest_of, tar_bytes, write_files
 from tests.kit.sites import FAST
-from wdsprep import terminal
+from tests.kit.terminals import draw_at_once
 from wdsprep.cli import main
 from wdsprep.errors import UsageError, WdsprepError
 from wdsprep.text import LogFormatter, escape_controls, one_line
@@ -42,8 +42,7 @@ class Said:
 
 @pytest.fixture
 def said(capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> Said:
-    for name in ("FIRST_S", "TERMINAL_S", "PIPE_S"):
-        monkeypatch.setattr(terminal, name, 0)
+    draw_at_once(monkeypatch, on_pipes=True)
     return Said(capfdbinary)
 
 

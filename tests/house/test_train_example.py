@@ -13,6 +13,7 @@ from PIL import Image
 
 from tests.kit.encodes import in_this_process, packed, pictures
 from tests.kit.example_trainer import Interrupt, Trainer, running, world_of
+from tests.kit.gpus import pretend_cuda
 from tests.kit.latent_sets import field, write_latents
 from tests.kit.paths import EXAMPLES
 from tests.kit.trackers import curves_of
@@ -179,8 +180,7 @@ def place(
     monkeypatch: pytest.MonkeyPatch, gpus: int, ranks: int, rank: int
 ) -> tuple[torch.device, str]:
     """What the trainer decides where torch says that there are so many GPUs."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    pretend_cuda(monkeypatch, is_available=gpus > 0, device_count=gpus)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
     monkeypatch.setenv("LOCAL_RANK", str(rank))
     monkeypatch.syspath_prepend(EXAMPLES)

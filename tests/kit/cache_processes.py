@@ -13,7 +13,6 @@ from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 
-from wdsprep.loading.shard_access import sample_cache
 from wdsprep.loading.shard_access.sample_cache import Cache, CacheDir
 
 SHARDS, SAMPLES = 6, 40
@@ -101,7 +100,6 @@ def kills(folder: Path, count: int) -> None:
 
 def crowd(folder: Path, limit: int) -> None:
     """Two datasets that together do not fit, while files age, vanish and are damaged."""
-    sample_cache.FULL_S = 0
     where, chance = CacheDir(folder=folder, nbytes=limit), random.Random(1)
     folder.mkdir()
     sets = [Data("a"), Data("b")]
@@ -109,7 +107,7 @@ def crowd(folder: Path, limit: int) -> None:
     def use(number: int) -> None:
         data, own = sets[number % 2], random.Random(number)
         for _ in range(4):
-            mine = Cache(where, data.contents)
+            mine = Cache(where, data.contents, full_s=0)
             for _ in range(200):
                 data.read_some(mine, own)
 

@@ -26,7 +26,6 @@ from urllib.parse import urlsplit
 
 CHUNK = 64 * 1024
 CRC = "x-amz-checksum-crc32"
-GIVEN_BACK = ("x-amz-checksum-algorithm", CRC)  # by a server that knows what they ask for
 HOP_BY_HOP = {"connection", "keep-alive", "expect", "transfer-encoding", "te", "trailer", "upgrade"}
 ERROR_CODES = {429: "TooManyRequests", 500: "InternalError", 503: "SlowDown"}
 
@@ -111,6 +110,8 @@ def first(count: int, fault: Fault, method: str = "", part: str = "") -> Rule:
 class Handler(http.server.BaseHTTPRequestHandler):
     """One client connection. The base class answers Expect: 100-continue before do_PUT runs."""
 
+    given_back: tuple[str, ...] = ("x-amz-checksum-algorithm", CRC)
+    """headers that a server gives back if it knows what they ask for"""
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server: "Server"
@@ -182,7 +183,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if isinstance(fault, DropAfter):
             self.close_connection = True
         else:
-            given = [(name, self.headers[name]) for name in GIVEN_BACK if name in self.headers]
+            given = [(name, self.headers[name]) for name in self.given_back if name in self.headers]
             told = given if self.server.knows_crc and response.status == 200 else []
             self.answer(response.status, response.getheaders() + told, data, fault)
 

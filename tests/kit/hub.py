@@ -232,6 +232,12 @@ def hub_server() -> Iterator[Hub]:
     hub.server_close()
 
 
+def set_constants(monkeypatch: pytest.MonkeyPatch, **values: str | bool) -> None:
+    """Set what the hub's library has read from the environment when it was imported."""
+    for name, value in values.items():
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+
+
 @pytest.fixture
 def hub(hub_server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     """The hub that the environment names, of this process and of those that it starts."""
@@ -245,8 +251,7 @@ def hub(hub_server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub
     }
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_PROGRESS_BARS", True)
+    set_constants(monkeypatch, HF_HUB_DISABLE_XET=True, HF_HUB_DISABLE_PROGRESS_BARS=True)
     hub_server.before = hub_server.after = _as_ever
     hub_server.requests.clear()
     return hub_server

@@ -202,29 +202,28 @@ def age(folder: Path, seconds: float) -> None:
         os.utime(path, (then, then))
 
 
-def test_what_nobody_claims_gives_way_and_what_is_claimed_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("wdsprep.loading.shard_access.sample_cache.FULL_S", 0)
-    monkeypatch.setattr("wdsprep.loading.shard_access.sample_cache.SHARERS", 4)
+def test_what_nobody_claims_gives_way_and_what_is_claimed_stays(tmp_path: Path) -> None:
     old, new = Data("old"), Data("new")
     where = CacheDir(folder=tmp_path, nbytes=old.nbytes)
     (tmp_path / "of the user").write_bytes(b"0" * 100_000)
 
+    def opened(data: Data) -> Cache:
+        return Cache(where, data.contents, sharers=4, full_s=0)
+
     def fill(data: Data) -> int:
         """What still has to be fetched when there is no room left."""
-        cache = Cache(where, data.contents)
+        cache = opened(data)
         for _ in range(50):
             data.read_all(cache)
-        return data.read_all(Cache(where, data.contents))
+        return data.read_all(opened(data))
 
     lacking = fill(old)
     assert lacking < old.nbytes / 2
     age(tmp_path, CLAIM_S + 1)
-    old.read_all(Cache(where, old.contents))  # which claims its files
+    old.read_all(opened(old))  # which claims its files
     age(tmp_path, STALE_S - CLAIM_S)
     fill(new)
-    assert old.read_all(Cache(where, old.contents)) <= lacking
+    assert old.read_all(opened(old)) <= lacking
     age(tmp_path, STALE_S + 1)
     assert fill(new) < new.nbytes / 2
     assert (tmp_path / "of the user").exists()

@@ -17,12 +17,12 @@ import wdsprep
 from tests.kit.latent_sets import flat, keys, write_latents
 from tests.kit.packs import upload
 from tests.kit.shape_sets import write_shapes
+from tests.kit.small_runs import sort_in_runs
 from wdsprep.errors import FingerprintError, NotFoundError, UsageError
 from wdsprep.loading import sorted_table, table_rows
 from wdsprep.loading.shard_access.sample_cache import CacheDir
 from wdsprep.loading.table_keys import LACKING
 from wdsprep.loading.tables import open_keyed_table
-from wdsprep.sources import sorted_rows
 
 COUNT = 90
 
@@ -255,13 +255,9 @@ def test_a_table_sorted_in_small_runs_is_the_one_sorted_at_once(
     rows["score"][30] = None
     table = write_table(tmp_path / f"t.{kind}", rows)
     open_keyed_table(table, CacheDir(folder=tmp_path / "whole", nbytes=1 << 30), ["license"])
-    for module, name, value in [
-        (table_rows, "ROWS_AT_ONCE", at_once),
-        (sorted_rows, "RUN_NBYTES", run),
-        (sorted_rows, "BLOCK_NBYTES", block),
-        (sorted_table, "WIDE_NBYTES", 10 * run),
-    ]:
-        monkeypatch.setattr(module, name, value)
+    sort_in_runs(monkeypatch, run, block)
+    monkeypatch.setattr(table_rows, "ROWS_AT_ONCE", at_once)
+    monkeypatch.setattr(sorted_table, "WIDE_NBYTES", 10 * run)
     found = open_keyed_table(table, CacheDir(folder=tmp_path / "runs", nbytes=1 << 30), ["license"])
     (whole,), (runs,) = (tmp_path.glob(f"{at}/**/*.arrays") for at in ("whole", "runs"))
     assert runs.read_bytes() == whole.read_bytes()
@@ -287,8 +283,7 @@ def test_sorting_a_table_takes_less_memory_than_its_columns_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table_rows, "ROWS_AT_ONCE", 1000)
-    monkeypatch.setattr(sorted_rows, "RUN_NBYTES", 100_000)
-    monkeypatch.setattr(sorted_rows, "BLOCK_NBYTES", 2_000)
+    sort_in_runs(monkeypatch, 100_000, 2_000)
     count, row_nbytes = 40_000, 12 + 8 + 10
     table = {
         "key": [f"{number:012d}" for number in np.random.default_rng(0).permutation(count)],

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.kit.clusters import ray_cluster
+from tests.kit.gpus import pretend_cuda
 from tests.kit.runner_work import Number, Shared, Slow
 from wdsprep.errors import UsageError
 from wdsprep.runners.base import Finished, Quarantined, Step
@@ -141,27 +142,23 @@ def test_beyond_the_least_few_workers_wait_for_a_place_at_a_time() -> None:
     assert len(crew.slots) == most
 
 
-def test_without_a_number_workers_follow_the_room_of_the_cluster(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from wdsprep.runners.ray import worker_count as room
+def test_without_a_number_workers_follow_the_room_of_the_cluster() -> None:
+    from wdsprep.runners.ray.worker_count import LOOK_S, MOST, RoomNow
 
     rooms = {"now": 2}
-    monkeypatch.setattr(room.Share, "room", lambda _share: rooms["now"])
-    monkeypatch.setattr(room, "LOOK_S", -1.0)
-    share = room.Share(cpus=1, gpus=0, accelerator_type=None)
-    crew = Started()
-    schedule = Schedule(
-        range(1_000), workers=room.MOST, max_attempts=1, allowed=room.RoomNow(share, 2)
-    )
+    share: Any = SimpleNamespace(room=lambda: rooms["now"])
+    crew, room = Started(), RoomNow(share, 2)
+    schedule = Schedule(range(1_000), workers=MOST, max_attempts=1, allowed=room)
     schedule.dispatch(crew)
     assert crew.slots == [0, 1]
     for slot in crew.slots:
         schedule.heard(slot, 0, Ready())
     rooms["now"] = 4
+    room.looked -= LOOK_S + 1
     schedule.dispatch(crew)
     assert crew.slots == [0, 1, 2, 3]
     rooms["now"] = 1
+    room.looked -= LOOK_S + 1
     schedule.heard(0, 0, Lost(reason="its node left", costs=False))
     schedule.dispatch(crew)
     assert crew.slots == [0, 1, 2, 3]
@@ -174,7 +171,7 @@ def test_each_kind_of_gpu_gets_a_batch_of_its_own_size(monkeypatch: pytest.Monke
 
     def size(gigabytes: int, resolution: int) -> int:
         free = gigabytes << 30
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (free, free))
+        pretend_cuda(monkeypatch, mem_get_info=(free, free))
         encoder: Any = SimpleNamespace(
             device=torch.device("cuda"), itemsize=2, resolution=resolution
         )

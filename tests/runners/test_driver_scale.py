@@ -35,11 +35,13 @@ from wdsprep.store import open_store
 from wdsprep.store.s3.listing import quicken_listings
 
 
-def whole_run(count: int, workers: int, theirs: bytes = b"") -> tuple[Outcome, Shelf]:
+def whole_run(
+    count: int, workers: int, theirs: bytes = b"", **options: int
+) -> tuple[Outcome, Shelf]:
     """`encode` with nobody at work."""
     pending, store = largest_first(units(count)), Shelf(count, theirs=theirs)
     manifest = replace(manifest_of(1), receipts=())
-    run = Run(Edition(store=store), manifest, count=count)
+    run = Run(Edition(store=store), manifest, count=count, **options)
     (outcome,) = do_runs(
         [run], PretendRunner(workers), None, PackedShards.take_from(pending).hand_out()
     )
@@ -54,22 +56,16 @@ def test_a_run_of_many_shards_publishes_all_of_them() -> None:
     assert store.listed == 2_500  # once
 
 
-def test_a_driver_that_is_killed_leaves_few_receipts_that_its_manifest_does_not_have(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("wdsprep.runners.run.CHECKPOINT", 100)
-    outcome, store = whole_run(2_000, 10)
+def test_a_driver_that_is_killed_leaves_few_receipts_that_its_manifest_does_not_have() -> None:
+    outcome, store = whole_run(2_000, 10, checkpoint=100)
     written = store.units_written
     assert written[-1] == len(outcome.manifest.receipts) == 2_000
     assert all(later - sooner <= max(100, sooner // 4) for sooner, later in pairwise(written))
     assert sum(written) < 6 * 2_000
 
 
-def test_what_another_driver_has_written_meanwhile_stays_until_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("wdsprep.runners.run.CHECKPOINT", 100)
-    store = whole_run(500, 10, theirs=manifest_of(300).to_bytes())[1]
+def test_what_another_driver_has_written_meanwhile_stays_until_the_end() -> None:
+    store = whole_run(500, 10, theirs=manifest_of(300).to_bytes(), checkpoint=100)[1]
     assert store.units_written == [500]
 
 
@@ -148,7 +144,7 @@ def test_a_resume_reads_a_page_of_receipts_at_a_time_and_none_that_the_manifest_
 def test_a_listing_says_what_boto3_would_say(s3: PretendS3) -> None:
     with patch("wdsprep.store.s3.listing.ALONE", 1):
         ours = list(open_store("s3://bucket/latents").list("receipts/"))
-    with patch("wdsprep.store.s3.quicken_listings"):
+    with patch("wdsprep.store.s3.s3_store.quicken_listings"):
         theirs = list(open_store("s3://bucket/latents").list("receipts/"))
     assert ours == theirs
     assert len(ours) == s3.count

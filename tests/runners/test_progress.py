@@ -14,7 +14,7 @@ import pytest
 
 import wdsprep
 from tests.kit.packs import photos
-from wdsprep import terminal
+from tests.kit.terminals import draw_at_once
 from wdsprep.errors import UsageError
 from wdsprep.runners.job import JobListener, JobStatus
 from wdsprep.runners.options import ListenedOptions
@@ -33,8 +33,7 @@ class Screen(io.StringIO):
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Everything is drawn as soon as it is known."""
-    for name in ("FIRST_S", "TERMINAL_S"):
-        monkeypatch.setattr(terminal, name, 0)
+    draw_at_once(monkeypatch)
     monkeypatch.setenv("TERM", "xterm")
     for name in ("JPY_PARENT_PID", "RANK"):
         monkeypatch.delenv(name, raising=False)

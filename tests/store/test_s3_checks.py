@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.faultproxy import CRC, Bend, Fault, Status
+from tests.kit.faultproxy import CRC, Bend, Fault, Handler, Status
 from tests.kit.s3 import S3Server
 from tests.kit.stores import BIG, one_line, through, uploads
 from tests.kit.webserver import Authority
@@ -123,11 +123,8 @@ def test_a_server_that_refuses_crc_32_is_asked_for_it_once(
     assert ["Content-MD5" in head for head in heads.parts] == [True] * 6
 
 
-def test_a_part_whose_crc_32_does_not_come_back_any_more_goes_again_with_its_md5(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_part_whose_crc_32_does_not_come_back_any_more_goes_again_with_its_md5() -> None:
     """As behind a balancer, or where a server was rolled back."""
-    monkeypatch.setattr("wdsprep.store.s3.uploads.PARTS_IN_FLIGHT", 1)
     sent: list[tuple[int, bool]] = []
 
     def ask(operation: str, **what: Any) -> dict[str, Any]:
@@ -139,11 +136,17 @@ def test_a_part_whose_crc_32_does_not_come_back_any_more_goes_again_with_its_md5
         knows = what["PartNumber"] < 3
         return {"ETag": "e", **({"ChecksumCRC32": what["ChecksumCRC32"]} if knows else {})}
 
-    sink = S3Sink(ask, "bucket/key", 10, BodyChecks(is_signed=False))
+    sink = S3Sink(ask, "bucket/key", 10, BodyChecks(is_signed=False), parts_in_flight=1)
     for _ in range(4):
         sink.write(b"0123456789")
     sink.finish({})
     assert sent == [(1, True), (2, False), (3, False), (3, True), (4, True)]
+
+
+class Forgetful(Handler):
+    """Gives no CRC-32 back."""
+
+    given_back = ("x-amz-checksum-algorithm",)
 
 
 @pytest.mark.parametrize("kind", ["https"], indirect=True)
@@ -151,8 +154,7 @@ def test_a_server_that_does_not_give_crc_32_back_gets_md5_for_ever(
     s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any]
 ) -> None:
     heads = Heads()
-    monkeypatch.setattr("tests.kit.faultproxy.GIVEN_BACK", ("x-amz-checksum-algorithm",))
-    options = {**kind, "knows_crc": True}
+    options = {**kind, "knows_crc": True, "handler": Forgetful}
     with through(s3_server, bucket, heads, monkeypatch, **options) as (_, store):
         for _ in range(2):
             write_bytes(store, "big", BIG)

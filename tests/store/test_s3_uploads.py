@@ -8,7 +8,6 @@ import signal
 import tempfile
 import threading
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -94,13 +93,13 @@ def test_failed_part_is_fatal_even_to_a_caller_that_goes_on(
 
 
 def test_uploads_of_nobody_knows_whom_are_aborted_when_old_and_under_names_of_ours(
-    parted: S3Store, bucket: str, monkeypatch: pytest.MonkeyPatch
+    parted: S3Store, bucket: str, request: pytest.FixtureRequest
 ) -> None:
     theirs = ["256/000000.tar", "data/theirs", "data/x/theirs", "database", "other"]
     begin_uploads(bucket, "data/256/000000.tar", "data/x/000000.tar", *theirs)
     ours = re.compile(r"\w+/\d+\.tar").fullmatch
     assert parted.sweep(ours) == 0
-    monkeypatch.setattr("wdsprep.store.s3.s3_store.ABANDONED_UPLOAD", timedelta(hours=-1))
+    request.getfixturevalue("aged")
     assert parted.sweep() == 0
     assert parted.sweep(ours) == 2
     assert uploads(bucket) == theirs

@@ -29,7 +29,7 @@ def part(body: bytes, span: str | None, **headers: object) -> Behaviour:
 
 
 def store_of(server: WebServer, query: str = "") -> WebStore:
-    return WebStore(f"{server.url}/f.bin{query}")
+    return WebStore(f"{server.url}/f.bin{query}", first_pause_s=0.001)
 
 
 def test_any_range_is_read_and_none_beyond_the_end() -> None:
@@ -95,10 +95,7 @@ def test_a_whole_file_that_nobody_asked_for_is_not_waited_for() -> None:
     assert time.monotonic() - began < 5
 
 
-def test_a_body_that_breaks_off_is_asked_for_again_and_not_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("wdsprep.store.web.FIRST_PAUSE_S", 0.001)
+def test_a_body_that_breaks_off_is_asked_for_again_and_not_for_ever() -> None:
     cut = raw(response(206, b"01", Content_Range="bytes 0-9/10", Content_Length=10))
     with WebServer(in_turn(cut, cut, ranges_of(TEN))) as server:
         assert store_of(server).read("f.bin") == TEN

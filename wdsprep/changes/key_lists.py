@@ -39,17 +39,19 @@ def read_lines(what: str, given: NameList) -> Iterator[str]:
                 yield text
 
 
-def read_words(given: NameList) -> Iterator[list[bytes]]:
+def read_words(
+    given: NameList, *, piece_nbytes: int = PIECE_NBYTES, piece_names: int = PIECE_NAMES
+) -> Iterator[list[bytes]]:
     """Yield the words of a file, or the items of a list, several at a time."""
     if not isinstance(given, str | os.PathLike):
         names = (name.encode("utf-8", "surrogateescape") for name in given)
-        while some := list(islice(names, PIECE_NAMES)):
+        while some := list(islice(names, piece_names)):
             yield some
         return
     store, name = split_url(os.fspath(given))
     cut = b""
     with closing(stream(store, name)) as file:
-        while piece := file.read(PIECE_NBYTES):
+        while piece := file.read(piece_nbytes):
             words = (cut + piece).split()
             cut = b"" if piece[-1:].isspace() else words.pop()
             yield words

@@ -101,11 +101,16 @@ def kept_folder(cache: Path | None) -> Path:
 
 
 def open_or_make(
-    cache: Path | None, what: Iterable[str], make: Callable[[KeptWriter, Path], None]
+    cache: Path | None,
+    what: Iterable[str],
+    make: Callable[[KeptWriter, Path], None],
+    *,
+    most_nbytes: int = MOST_NBYTES,
 ) -> KeptFile:
     """Return the cached file whose content depends on `what`. Make it if it is missing or damaged.
 
-    `make` gets the path at which the file will be.
+    `make` gets the path at which the file will be. After it is made, the files of the folder take
+    `most_nbytes` at most.
     """
     folder = kept_folder(cache)
     name = f"{key_of(VERSION, 'kept', *what):016x}"
@@ -120,7 +125,7 @@ def open_or_make(
         if found is None:
             found = _make_file(path, make)
             with _store_errors(folder):
-                _delete_unused(folder, name)
+                _delete_unused(folder, name, most_nbytes)
         return found
 
 
@@ -159,7 +164,7 @@ def _is_there(file: BinaryIO, path: Path) -> bool:
         return False
 
 
-def _delete_unused(folder: Path, made: str) -> None:
+def _delete_unused(folder: Path, made: str, most_nbytes: int) -> None:
     """Delete files that are too old, or too many, except the one that was made just now.
 
     What cannot be deleted, as that of another user, costs room and no run.
@@ -168,7 +173,7 @@ def _delete_unused(folder: Path, made: str) -> None:
     files = [(path.stem, status) for path, status in _statuses(folder) if path.stem != made]
     left = sum(status.st_size for _, status in _statuses(folder))
     for name, status in sorted(files, key=lambda file: file[1].st_mtime):
-        if status.st_mtime < oldest or left > MOST_NBYTES:
+        if status.st_mtime < oldest or left > most_nbytes:
             with suppress(OSError):
                 _delete_unless_used(folder, name)
                 left -= status.st_size

@@ -79,6 +79,8 @@ class Engine:
         gpu_share: float = 1.0,
         cuts: Sequence[Shapes] = (),
         parts: Sequence[Part] = (),
+        most_waiting: int = MOST_WAITING,
+        waiting_nbytes: int = WAITING_NBYTES,
     ) -> None:
         """Load the networks and start the threads.
 
@@ -100,11 +102,11 @@ class Engine:
             encoder,
             lambda row, code: self._store_results([row], [code]),
             flips=any(field.name == FLIPPED for field in encoder.fields),
-            image_window=MOST_WAITING if self._has_shapes else 0,
-            text_window=MOST_WAITING if encoder.groups_texts and self._batches.text_size > 1 else 0,
+            image_window=most_waiting if self._has_shapes else 0,
+            text_window=most_waiting if encoder.groups_texts and self._batches.text_size > 1 else 0,
         )
         window = max(self._batcher.image_window, self._batcher.text_window)
-        self.limit = EngineLimit(self._samples_inside + decoders + window, WAITING_NBYTES)
+        self.limit = EngineLimit(self._samples_inside + decoders + window, waiting_nbytes)
         self._launchable = threading.Semaphore(QUEUED_BATCHES + MOST_LAUNCHED * self._batches.lanes)
         self._finishing = threading.Lock()
         self._unfinished: deque[PendingBlock] = deque()

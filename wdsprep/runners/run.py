@@ -132,7 +132,8 @@ class Run:
 
     `count` units are left to do; the manifest has those that were done before. `whole` says that
     these are all units there will ever be, unless a `limit` cuts them short. `settle` sees the
-    receipts before they are published, and `extra` returns what else the manifest says.
+    receipts before they are published, and `extra` returns what else the manifest says. The
+    manifest is first written after `checkpoint` receipts, and then less and less often.
     """
 
     def __init__(
@@ -145,6 +146,7 @@ class Run:
         whole: bool = True,
         extra: Callable[[], Mapping[str, Any]] = dict,
         settle: Callable[[Manifest], Manifest] = lambda manifest: manifest,
+        checkpoint: int = CHECKPOINT,
     ) -> None:
         self._edition, self._store = edition, edition.store
         self._manifest, self.count = manifest, count
@@ -152,7 +154,7 @@ class Run:
         self._extra, self._settle = extra, settle
         self._failed_hosts: Counter[str] = Counter()
         self._lines: list[bytes] = []  # receipts as lines: a million objects take 1.5 GB
-        self._next_checkpoint = CHECKPOINT
+        self._checkpoint_after = self._next_checkpoint = checkpoint
         self._going: dict[str, RunProgress] = {}
         self._quarantined: list[Quarantined] = []
         self._written = before = len(manifest.receipts)
@@ -249,7 +251,7 @@ class Run:
                 manifest = replace(self._manifest, receipts=receipts, complete=False)
                 write_manifest(self._store, _with_appends(manifest, there))
                 self._written = len(lines)
-        self._next_checkpoint = len(self._lines) + max(CHECKPOINT, len(lines) // 4)
+        self._next_checkpoint = len(self._lines) + max(self._checkpoint_after, len(lines) // 4)
 
     def status(self) -> JobStatus:
         """Return the state of this run: its finished units, and the progress of those under way."""

@@ -43,8 +43,8 @@ class WebStore(OverNetwork):
     All reads are of the version that was listed last, or else read first.
     """
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, url: str, *, first_pause_s: float = FIRST_PAUSE_S) -> None:
+        self._url, self._first_pause_s = url, first_pause_s
         self.name = unquote(urlsplit(url).path.rpartition("/")[2])
         self._shown = url.partition("?")[0]  # what follows may be a secret
         self._lock = threading.Lock()
@@ -110,7 +110,7 @@ class WebStore(OverNetwork):
         """
         from urllib3.exceptions import HTTPError, MaxRetryError
 
-        for pause_s in (*(FIRST_PAUSE_S * 2**n for n in range(ATTEMPTS - 1)), 0):
+        for pause_s in (*(self._first_pause_s * 2**n for n in range(ATTEMPTS - 1)), 0):
             try:
                 with closing(self._answer(asked)) as answer:
                     return self._read_answer(asked, answer)
@@ -190,7 +190,7 @@ class WebStore(OverNetwork):
             if self._pool is None:
                 retry = Retry(
                     ATTEMPTS - 1,
-                    backoff_factor=FIRST_PAUSE_S,
+                    backoff_factor=self._first_pause_s,
                     status_forcelist=BUSY,
                     raise_on_status=False,
                 )

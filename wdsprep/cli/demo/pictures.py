@@ -1,7 +1,7 @@
 """Write a folder of downloads: many sizes and formats, captions, and broken files."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
 from random import Random
@@ -18,7 +18,9 @@ SMALL: PictureSize = (160, 120)
 LONG: PictureSize = (1600, 90)
 
 
-def write_pictures(folder: Path) -> tuple[int, int]:
+def write_pictures(
+    folder: Path, count: int = PICTURES, sides: Sequence[int] = SIDES
+) -> tuple[int, int]:
     """Write the pictures of the demo with captions; return how many are good, how many broken.
 
     They go into new subfolders. Pictures that are too small or too long, and those whose caption
@@ -27,18 +29,18 @@ def write_pictures(folder: Path) -> tuple[int, int]:
     random = Random("demo")  # noqa: S311 (pictures, no secret)
     for name in FOLDERS:
         (folder / name).mkdir()
-    for number in range(PICTURES):
-        drawing = draw(f"demo {number}", _size(random))
+    for number in range(count):
+        drawing = draw(f"demo {number}", _size(random, sides))
         kind = list(KINDS)[number % len(KINDS)] if number % 2 else "jpg"
         stem = folder / FOLDERS[number % len(FOLDERS)] / f"{number:04}-{kind}"
         path = stem.with_suffix(SUFFIXES.get(kind, ".jpg"))
         path.write_bytes(KINDS[kind](drawing.image))
         _write_caption(stem, number, drawing.caption)
-    return PICTURES, _write_broken(folder / "web")
+    return count, _write_broken(folder / "web")
 
 
-def _size(random: Random) -> PictureSize:
-    side, shape = random.choice(SIDES), random.choice(SHAPES)
+def _size(random: Random, sides: Sequence[int]) -> PictureSize:
+    side, shape = random.choice(sides), random.choice(SHAPES)
     return (round(side * shape), side) if shape >= 1 else (side, round(side / shape))
 
 

@@ -68,14 +68,16 @@ def demo(
     overwrite: bool = False,
     run: Callable[[list[str]], int],
     say: Callable[[str], None],
+    draw: Callable[[Path], tuple[int, int]] = write_pictures,
 ) -> int:
     """Run the demo in `folder`, and return its exit code.
 
-    `run` runs a command of wdsprep and returns its exit code; `say` prints a text.
+    `run` runs a command of wdsprep and returns its exit code; `say` prints a text; `draw` writes
+    the pictures, and returns how many are good and how many broken.
     """
     home = Path(folder)
     try:
-        _draw(home, say, overwrite=overwrite)
+        _draw(home, say, draw, overwrite=overwrite)
     except OSError as error:
         raise WorkError(
             f"{home} cannot hold the pictures ({error}): give another folder"
@@ -121,7 +123,13 @@ def steps(folder: str, *, overwrite: bool = False) -> Iterator[DemoStep]:
     )
 
 
-def _draw(home: Path, say: Callable[[str], None], *, overwrite: bool) -> None:
+def _draw(
+    home: Path,
+    say: Callable[[str], None],
+    draw: Callable[[Path], tuple[int, int]],
+    *,
+    overwrite: bool,
+) -> None:
     """Draw the pictures, unless that was done before.
 
     They are drawn in a folder with another name first, so a folder called `downloads` is complete.
@@ -139,7 +147,7 @@ def _draw(home: Path, say: Callable[[str], None], *, overwrite: bool) -> None:
     shutil.rmtree(begun, ignore_errors=True)
     begun.mkdir(parents=True)
     script.write_text(LOAD)
-    good, broken = write_pictures(begun)
+    good, broken = draw(begun)
     _move(begun, downloads)
     say(f"{downloads}: {good} pictures drawn, and {broken} broken ones put among them")
 

@@ -97,9 +97,18 @@ class TarWriter:
     Leaving the block without `finish` leaves the tar without end.
     """
 
-    def __init__(self, sink: Sink, digest: DigestKind | None = DigestKind.BLAKE3) -> None:
-        """Write the tar to this sink. Without a `digest` nothing is hashed."""
-        self._sink = sink
+    def __init__(
+        self,
+        sink: Sink,
+        digest: DigestKind | None = DigestKind.BLAKE3,
+        *,
+        flush_nbytes: int = FLUSH_NBYTES,
+    ) -> None:
+        """Write the tar to this sink, so many bytes at a time.
+
+        Without a `digest` nothing is hashed.
+        """
+        self._sink, self._flush_nbytes = sink, flush_nbytes
         self._hash = digest.new() if digest else None
         self._blocks: list[Buffer] = []
         self._offsets = array("Q", [0])
@@ -143,7 +152,7 @@ class TarWriter:
         self._blocks += blocks
         self._offsets.append(nbytes)
         self.nbytes = nbytes
-        if nbytes - self._flushed_at >= FLUSH_NBYTES:
+        if nbytes - self._flushed_at >= self._flush_nbytes:
             self._flush()
 
     def add_tarred(
@@ -163,7 +172,7 @@ class TarWriter:
             self.nbytes += size
             self._offsets.append(self.nbytes)
         self._blocks += blocks
-        if self.nbytes - self._flushed_at >= FLUSH_NBYTES:
+        if self.nbytes - self._flushed_at >= self._flush_nbytes:
             self._flush()
 
     def reserve(self, key: str, names: Sequence[str]) -> None:

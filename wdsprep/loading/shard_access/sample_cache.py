@@ -104,12 +104,21 @@ def check_cache_size(cache: CacheDir, sample_nbytes: int) -> None:
 class Cache:
     """The cached samples of one dataset, for any number of threads.
 
-    `contents` identifies what each shard holds.
+    `contents` identifies what each shard holds. Up to `sharers` processes may fill the cache at a
+    time; when it is full, it is looked at again after `full_s`.
     """
 
-    def __init__(self, where: CacheDir, contents: Sequence[str]) -> None:
+    def __init__(
+        self,
+        where: CacheDir,
+        contents: Sequence[str],
+        *,
+        sharers: int = SHARERS,
+        full_s: float = FULL_S,
+    ) -> None:
         self._paths = [where.folder / _name(content) for content in contents]
-        self._room = _CacheLimit(where, frozenset(path.name for path in self._paths))
+        own = frozenset(path.name for path in self._paths)
+        self._room = _CacheLimit(where, own, sharers, full_s)
         self._complained = False
 
     def read(
@@ -220,8 +229,9 @@ class _CachedShard:
 class _CacheLimit:
     """The limit of the cache: it measures the folder now and then, and grants bytes to add."""
 
-    def __init__(self, where: CacheDir, own: frozenset[str]) -> None:
+    def __init__(self, where: CacheDir, own: frozenset[str], sharers: int, full_s: float) -> None:
         self._where, self._own = where, own
+        self._sharers, self._full_s = sharers, full_s
         self._lock = threading.Lock()
         self._granted = 0  # and not yet used
         self._claimed = self._full = float("-inf")  # when that was last
@@ -239,7 +249,7 @@ class _CacheLimit:
         """
         with self._lock:
             now = time.monotonic()
-            if self._granted < nbytes and now - self._full > FULL_S:
+            if self._granted < nbytes and now - self._full > self._full_s:
                 self._measure()
                 if self._granted < least:
                     self._full = now
@@ -272,7 +282,7 @@ class _CacheLimit:
                 if used > most:
                     path.unlink(missing_ok=True)
                     used -= nbytes
-        self._granted = max(0, limit - used) // SHARERS
+        self._granted = max(0, limit - used) // self._sharers
 
 
 def _name(content: str) -> str:

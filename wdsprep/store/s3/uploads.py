@@ -78,9 +78,16 @@ class S3Sink(PartSink):
     """A file that is uploaded to S3. Full parts go out in the background, a few at a time."""
 
     def __init__(
-        self, ask: Callable[..., Any], place: str, part_nbytes: int, checks: BodyChecks
+        self,
+        ask: Callable[..., Any],
+        place: str,
+        part_nbytes: int,
+        checks: BodyChecks,
+        *,
+        parts_in_flight: int = PARTS_IN_FLIGHT,
     ) -> None:
         super().__init__(place)
+        self._parts_in_flight = parts_in_flight
         self._ask, self._place, self._first_part_nbytes = ask, place, part_nbytes
         self._checks, self._has_crc = checks, False
         self._note: Note | None = None
@@ -102,9 +109,9 @@ class S3Sink(PartSink):
             self._upload = {"UploadId": answer["UploadId"]}
             self._note = write_note(f"{self._place}/{answer['UploadId']}")
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(PARTS_IN_FLIGHT)
-        if len(self._parts) >= PARTS_IN_FLIGHT:
-            self._parts[-PARTS_IN_FLIGHT].result()
+            self._pool = ThreadPoolExecutor(self._parts_in_flight)
+        if len(self._parts) >= self._parts_in_flight:
+            self._parts[-self._parts_in_flight].result()
         number = len(self._parts) + 1
         self._parts.append(self._pool.submit(self._put_part, number, self.take_pending()))
 
