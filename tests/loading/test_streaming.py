@@ -283,7 +283,7 @@ def test_an_epoch_of_four_times_the_object_store_passes_through_it(tmp_path: Pat
     with stream(images, resolution=side, **order, **pools) as feed:
         (trainer,) = feed.trainers
         assert trainer.steps_per_epoch == steps
-        assert trainer.pieces.per_step > 2 * trainer.ready
+        assert trainer._pieces.per_step > 2 * trainer._ready
         for found, known in itertools.islice(zip(trainer, wanted, strict=False), steps):
             assert_same([found], [known])
     passed = object_store()

@@ -87,7 +87,8 @@ class Engine:
         With `batch_size` 0 the engine chooses the size; `threads` is the number of batches that a
         CPU computes at once. `cuts` are the shapes for each cut of an image, by default one square
         of the encoder's resolution; `parts` are the parts of a sample that each cut is for, by
-        default all parts that the encoder encodes.
+        default all parts that the encoder encodes. `most_waiting` is the most samples that are fed
+        while one waits for others of its shape, and `waiting_nbytes` the most bytes that may wait.
         """
         self._encoder, self._seed = encoder, seed
         self._cuts = tuple(cuts) or (Shapes.square(encoder.resolution),)

@@ -111,8 +111,8 @@ class Trainer:
         tee: str = "",
     ) -> None:
         """Make a trainer that fetches up to `ready` pieces before they are asked for."""
-        self.pieces, self._source, self._pace = pieces, source, pace
-        self.ready = ready
+        self._pieces, self._source, self._pace = pieces, source, pace
+        self._ready = ready
         self._empty, self._tee_url = empty, tee
         self._end = end
         self.step = step
@@ -125,16 +125,16 @@ class Trainer:
     @property
     def epoch(self) -> int:
         """The epoch of the next batch."""
-        return self.pieces.plan.order.epoch(self.step)
+        return self._pieces.plan.order.epoch(self.step)
 
     @property
     def steps_per_epoch(self) -> int:
-        return self.pieces.plan.order.steps_per_epoch
+        return self._pieces.plan.order.steps_per_epoch
 
     @property
     def plan(self) -> LoadPlan:
         """The plan of the stream, with this trainer's rank."""
-        return self.pieces.plan
+        return self._pieces.plan
 
     def __repr__(self) -> str:
         return f"<Trainer {self.plan.describe(self.step)}>"
@@ -144,7 +144,7 @@ class Trainer:
 
         A loader of the stored latents would have the same state.
         """
-        return self.pieces.plan.order.state(self.step)
+        return self._pieces.plan.order.state(self.step)
 
     def stages(self) -> list[Stage]:
         """Return the state of both stages, as known from the batches so far."""
@@ -177,8 +177,8 @@ class Trainer:
         return self._source._coord_actor, self._pace
 
     def _next(self) -> dict[str, Any]:
-        rank = self.pieces.plan.rank
-        pieces = [self._piece(number) for number in self.pieces.numbers(self.step, rank)]
+        rank = self._pieces.plan.rank
+        pieces = [self._piece(number) for number in self._pieces.numbers(self.step, rank)]
         batch = self._builder.build(*_join_pieces(pieces), [piece.arrays for piece in pieces])
         if self._tee is not None:
             self._keep(self._tee, pieces)
@@ -194,7 +194,7 @@ class Trainer:
         except RayError as error:
             raise worker_error(error) from error
         self._check(piece, wanted)
-        self._pace.note_done.remote(self.pieces.plan.rank, wanted + self.pieces.plan.world)
+        self._pace.note_done.remote(self._pieces.plan.rank, wanted + self._pieces.plan.world)
         self._note(piece)
         return piece
 
@@ -226,8 +226,8 @@ class Trainer:
         pieces: Generator[Piece, None, None] = iter(
             self._source.iter_torch_batches(
                 batch_size=1,
-                collate_fn=PieceCollate(self.pieces),
-                prefetch_batches=self.ready,
+                collate_fn=PieceCollate(self._pieces),
+                prefetch_batches=self._ready,
             )
         )
         self._at_exit = partial(_close_on_ray, pieces)
@@ -236,11 +236,13 @@ class Trainer:
 
     @cached_property
     def _builder(self) -> BatchBuilder:
-        return BatchBuilder(with_empty_caption(self.pieces.plan, self._empty))
+        return BatchBuilder(with_empty_caption(self._pieces.plan, self._empty))
 
     @cached_property
     def _tee(self) -> LatentWriter | None:
-        return open_tee(self._tee_url, self.pieces.plan, self.pieces.encoding, lambda: self._empty)
+        return open_tee(
+            self._tee_url, self._pieces.plan, self._pieces.encoding, lambda: self._empty
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return new_trainer, (__version__,), self.__getstate__()
