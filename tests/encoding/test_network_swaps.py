@@ -148,6 +148,7 @@ def test_a_network_that_cannot_be_brought_costs_one_shard() -> None:
         turns.enter(visit, 0)
     with turns.visit(Part.TEXT) as visit:
         assert turns.enter(visit, 0)
+    assert device.loads[Part.TEXT] == 1
 
 
 # --- in a worker
