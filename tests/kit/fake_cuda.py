@@ -145,6 +145,8 @@ class FakeCuda:
     def __enter__(self) -> "FakeCuda":
         move, get, rows = nn.Module.to, InTwoPrecisions.get, PipelineText.rows
         tensor = torch.tensor
+        with torch.device("meta"):
+            torch.empty(0)  # torch keeps which functions make tensors: not the one put there below
 
         def to(module: nn.Module, *args: Any, **options: Any) -> nn.Module:
             device, *_ = torch._C._nn._parse_to(*args, **options)
