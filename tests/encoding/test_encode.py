@@ -71,13 +71,6 @@ def test_bytes_do_not_depend_on_the_workers(images: Path, latents: Path, tmp_pat
     assert tree(tmp_path / "out") == tree(latents)
 
 
-@pytest.mark.system
-def test_bytes_are_the_same_on_ray(images: Path, latents: Path, tmp_path: Path) -> None:
-    done = run_encode(images, tmp_path / "out", "--runner", "ray", "--workers", "2")
-    assert done.returncode == 0, done.stderr
-    assert tree(tmp_path / "out") == tree(latents)
-
-
 @pytest.mark.parametrize("batch_size", [1, 5])
 def test_other_batch_sizes_change_next_to_nothing(
     images: Path, latents: Path, tmp_path: Path, batch_size: int

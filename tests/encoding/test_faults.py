@@ -52,7 +52,7 @@ SIZES = ((64, 80), (100, 90), (72, 64), (120, 70))
 SHARDS = 12
 WHITE, BLACK = 65, 145  # the samples that do harm
 BAD_SHARD, RAISING_SHARD = "64/000003", "64/000007"  # where they are
-KILLS = 20
+KILLS = 10
 COMMAND = f"""
 {FIND_TESTS}
 from tests.kit.encode_work import command; command(*sys.argv[1:])
@@ -242,7 +242,7 @@ def wait_until(claim: Callable[[], Any], *, within_s: float = 60.0) -> None:
 # --- workers
 
 
-def test_workers_killed_at_twenty_moments_leave_the_bytes_of_an_undisturbed_run(
+def test_workers_killed_at_ten_moments_leave_the_bytes_of_an_undisturbed_run(
     images: Path, undisturbed: dict[str, bytes], tmp_path: Path, chance: random.Random
 ) -> None:
     """Each run finishes by itself, and the next one starts from nothing."""

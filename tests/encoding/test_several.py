@@ -1,11 +1,8 @@
 """Several resolutions in one pass: what a run for each would make, with half the work."""
 
 import json
-import os
 import shutil
-import signal
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,15 +15,15 @@ from tests.kit.counted_work import count_work
 from tests.kit.encodes import (
     COUNT,
     SHARDS,
-    TOY,
     encode_here,
     one_error,
     packed,
     pictures,
     rejected,
     run,
+    run_encode,
 )
-from tests.kit.packs import SCRIPT, jpeg, manifest_of, once, tree, write_files
+from tests.kit.packs import jpeg, manifest_of, tree, write_files
 from wdsprep.dataset.receipts import Receipt, Settings
 from wdsprep.encoding.encode import EncodeListener
 from wdsprep.encoding.image_shards import find_image_shards
@@ -367,32 +364,13 @@ def test_of_one_resolution_in_a_sequence_there_is_one_outcome(
 # --- real workers
 
 
-def started(images: Path, folder: Path, *more: str) -> "subprocess.Popen[bytes]":
-    words = [str(SCRIPT), "encode", str(images), str(folder / "latents-{resolution}")]
-    return subprocess.Popen(
-        [*words, *once("--resolution", "64,128", *TOY, *more)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-
 @pytest.mark.system
-def test_killed_and_run_again_on_other_workers_it_makes_the_same_bytes(
+def test_workers_of_ray_make_the_same_bytes(
     images: Path, alone: dict[int, dict[str, bytes]], tmp_path: Path
 ) -> None:
-    """First two processes, all of which are killed with their driver, then Ray."""
-    process = started(images, tmp_path, "--workers", "2")
-    deadline = time.monotonic() + 120
-    while not list(at(tmp_path, 128).glob("receipts/*/*.json")):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    done = [len(list(at(tmp_path, each).glob("receipts/*/*.json"))) for each in BOTH]
-    assert sum(done) < SHARDS + 7
-    assert started(images, tmp_path, "--runner", "ray", "--workers", "2").wait(300) == 0
+    words = ("--runner", "ray", "--workers", "2")
+    done = run_encode(images, tmp_path / "latents-{resolution}", "--resolution", "64,128", *words)
+    assert done.returncode == 0, done.stderr
     assert trees(tmp_path) == alone
 
 

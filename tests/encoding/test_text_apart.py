@@ -1,11 +1,8 @@
 """Text stored once beside the latents of several resolutions: what a run for each would make."""
 
 import json
-import os
 import shutil
-import signal
 import subprocess
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,8 +12,8 @@ import pytest
 import wdsprep
 from tests.kit import encodes
 from tests.kit.counted_work import count_work
-from tests.kit.encodes import TOY, one_error, packed, pictures, rejected, run
-from tests.kit.packs import SCRIPT, jpeg, manifest_of, tree, write_files
+from tests.kit.encodes import one_error, packed, pictures, rejected, run
+from tests.kit.packs import jpeg, manifest_of, tree, write_files
 from wdsprep.encoding.output_places import places_of
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.runners.run import Outcome
@@ -268,25 +265,3 @@ def test_the_end_says_how_the_parts_are_loaded_together(
 
 
 # --- real workers
-
-
-@pytest.mark.system
-def test_killed_and_run_again_it_makes_the_same_bytes(
-    images: Path, alone: dict[str, bytes], tmp_path: Path
-) -> None:
-    words = [str(SCRIPT), "encode", str(images), str(tmp_path / "latents-{resolution}")]
-    words += ["--resolution", "64,128", "--text-out", str(tmp_path / "text"), *TOY]
-    words += ["--workers", "2", "--batch-size", "1"]
-    process = subprocess.Popen(
-        words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    deadline = time.monotonic() + 120
-    while not list((tmp_path / "text").glob("receipts/*/*.json")):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    assert not manifest_of(tmp_path / "text").complete
-    subprocess.run(words, check=True, capture_output=True, timeout=300)
-    assert tree(tmp_path) == alone
