@@ -55,6 +55,7 @@ STORE = 75 << 20  # the smallest object store that Ray allows
 NAMES = ("latent", "emb", "key", "txt", "json")
 ORDER = {"global_batch": BATCH, "epochs": EPOCHS, "fields": NAMES, "drop_text": 0.2}
 HOW = {"resolution": 64, "model": "tiny", "device": "cpu"}
+FEW = {"decoders": (1, 1), "encoders": (1, 1)}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -146,11 +147,13 @@ def test_a_stream_of_many_shapes_and_mirror_images_is_that_of_stored_ones(
     encode_here(images, flipped, flip=True, **how)
     names = {"fields": (*NAMES, "shape"), "epochs": 2}
     some = {"where": "source != 'photo-0001.jpg'"} | names
-    with stream(images, how=how, **some) as feed:
+    with stream(images, how=how, **some, **FEW) as feed:
         assert_same(list(feed.trainers[0]), list(load(stored, **some)))
     both = {"flip": 0.5} | names
     with (
-        stream(images, how=how | {"flip": True}, trainers=WORLD, tee=str(kept), **both) as feed,
+        stream(
+            images, how=how | {"flip": True}, trainers=WORLD, tee=str(kept), **both, **FEW
+        ) as feed,
         ThreadPoolExecutor(WORLD) as pool,
     ):
         served = list(pool.map(list, feed.trainers))
@@ -174,7 +177,7 @@ def test_text_that_is_joined_is_read_by_the_trainer_and_a_stream_ends_with_its_p
     encode_here(images, latents, text="none")
     encode_here(images, texts, latents="none")
     epoch = COUNT // BATCH
-    with stream(images, how={"text": "none"}, join=texts, epochs=100) as feed:
+    with stream(images, how={"text": "none"}, join=texts, epochs=100, **FEW) as feed:
         batches = iter(feed.trainers[0])
         wanted = load(latents, join=texts, epochs=1)
         assert_same(list(itertools.islice(batches, epoch)), list(wanted))
@@ -249,7 +252,7 @@ def test_closing_lets_all_go_even_where_a_trainer_cannot_be_closed(
     shorter than the others."""
     monkeypatch.chdir(images.parent)
     with patch.object(StreamRoom, "piece_limit", return_value=2):
-        feed = stream(Path("images"), trainers=WORLD, global_batch=10)
+        feed = stream(Path("images"), trainers=WORLD, global_batch=10, **FEW)
     with ThreadPoolExecutor(WORLD) as pool:
         ranks = list(pool.map(lambda trainer: list(itertools.islice(trainer, 3)), feed.trainers))
     for rank, batches in enumerate(ranks):
@@ -279,8 +282,7 @@ def test_an_epoch_of_four_times_the_object_store_passes_through_it(tmp_path: Pat
     encode_here(images, tmp_path / "latents", resolution=side)
     order = {"global_batch": batch, "epochs": None, "epoch_steps": steps, "drop_text": 0.0}
     wanted = load(tmp_path / "latents", **order)
-    pools = {"decoders": (1, 1), "encoders": (1, 1)}
-    with stream(images, resolution=side, **order, **pools) as feed:
+    with stream(images, resolution=side, **order, **FEW) as feed:
         (trainer,) = feed.trainers
         assert trainer.steps_per_epoch == steps
         assert trainer._pieces.per_step > 2 * trainer._ready

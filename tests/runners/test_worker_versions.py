@@ -223,11 +223,3 @@ def test_a_stream_over_a_node_of_another_version_ends_with_what_differs(
         assert line.startswith("the worker on ")
         assert what(other, kind) in line
         assert line.endswith("begin a new stream from the state of the last batch")
-
-
-@pytest.mark.system
-def test_a_stream_over_nodes_of_the_drivers_version_says_nothing(
-    photos: Path, tmp_path: Path
-) -> None:
-    assert pack(photos, tmp_path / "out", "")[0] == 0
-    assert told("", tmp_path / "out") == ["1", "3", "1"]
