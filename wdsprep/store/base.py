@@ -227,6 +227,12 @@ def check_prefix(prefix: str) -> str:
     return prefix
 
 
+def root_prefix(folder: str) -> str:
+    """Return what stands before each name of a store that lies in this folder of a bucket."""
+    folder = folder.strip("/")
+    return f"{folder}/" if folder else ""
+
+
 def write_bytes(store: Store, name: str, data: bytes, /, *, exclusive: bool = False) -> None:
     with store.write(name, exclusive=exclusive) as sink:
         sink.write(data)

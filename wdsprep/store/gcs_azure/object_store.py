@@ -25,6 +25,7 @@ from wdsprep.store.base import (
     check_name,
     check_prefix,
     none_of_ours,
+    root_prefix,
 )
 from wdsprep.store.gcs_azure.failures import is_beyond, retrying, store_errors
 from wdsprep.store.gcs_azure.library import own_library
@@ -62,7 +63,7 @@ class ObjectStore(OverNetwork):
         self._bucket, _, prefix = place.partition("/")
         if not self._bucket:
             raise UsageError(f"{url} has no bucket: give {self._scheme}://BUCKET/PREFIX")
-        self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        self._prefix = root_prefix(prefix)
         self._part_nbytes, self._first_pause_s = part_nbytes, first_pause_s
         self._owns: dict[int, _Clients] = {}  # a parent's too: nothing of it is freed in a child
         self._holds = Holds(_Objects(self))

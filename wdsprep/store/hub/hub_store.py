@@ -31,6 +31,7 @@ from wdsprep.store.base import (
     check_name,
     check_prefix,
     none_of_ours,
+    root_prefix,
 )
 from wdsprep.store.byte_range import Range
 from wdsprep.store.hub.failures import retrying, status_of, store_errors
@@ -61,7 +62,7 @@ class HubStore(OverNetwork):
         self._repository, given, prefix = match[1], match[2] or "", match[3] or ""
         self._shown = f"hf://datasets/{self._repository}{f'@{given}' if given else ''}"
         self._revision = given.replace("%2F", "/") or DEFAULT
-        self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        self._prefix = root_prefix(prefix)
         self._first_pause_s, self._commit = first_pause_s, commit
         self._locks: dict[int, threading.RLock] = {}
         self._apis: dict[int, Any] = {}

@@ -25,6 +25,7 @@ from wdsprep.store.base import (
     check_name,
     check_prefix,
     none_of_ours,
+    root_prefix,
 )
 from wdsprep.store.byte_range import Range
 from wdsprep.store.object_locks import Holds
@@ -86,7 +87,7 @@ class S3Store(OverNetwork):
         self._bucket, _, prefix = url[len("s3://") :].partition("/")
         if not self._bucket:
             raise UsageError(f"{url} has no bucket: give s3://BUCKET/PREFIX")
-        self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        self._prefix = root_prefix(prefix)
         self._part_nbytes, self._first_pause_s = part_nbytes, first_pause_s
         self._clients: dict[int, _Client] = {}
         self._holds = Holds(S3Objects(self._ask_checked, lambda: self._store_errors("")))
