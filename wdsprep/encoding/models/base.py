@@ -11,6 +11,7 @@ from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from wdsprep.dataset.npy_arrays import BFLOAT16, Field, is_of_text, text_fields
@@ -27,6 +28,10 @@ TENSORS = {
     BFLOAT16: torch.bfloat16,
 }
 """Types of arrays, by what the layout calls them."""
+ResultKey = tuple[str, str, str]
+"""A call of a pipeline's tokenizer: its name, a text and the options."""
+Result = Mapping[str, NDArray[Any]]
+"""What a tokenizer made of a single text: the ids, and where it does, the mask."""
 
 
 class Part(Flag):
@@ -56,6 +61,8 @@ class Tokens:
     """by the member that would hold them, padded to what an encoder takes"""
     shape: tuple[int, ...] = ()
     """Captions of one shape may share a batch: what becomes of one does not depend on others'."""
+    results: Mapping[ResultKey, Result] = field(default_factory=dict, compare=False, repr=False)
+    """what tokenizers made of it alone, so that its batch need not be tokenized again"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from wdsprep.encoding.models.families import member_name
 from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.models.load_networks import load_tokenizer, load_tower
 from wdsprep.encoding.models.pipeline_parts import Component
+from wdsprep.encoding.models.tokenizer_calls import KnownResults
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import WorkError
 
@@ -69,11 +70,12 @@ class PipelineText:
         self._call = PromptCall(pipeline_class(model), recipe.text_length)
         self._fields = {field.name: field for field in model.outputs}
         self._dry_run = DryRun(model, self._call, recipe.dtype, width=1)
+        self._known, self._device = KnownResults(), device
 
         def load(dtype: str) -> ThreadPipelines:
             def load_part(part: Component, kind: Any) -> Any:
                 if not part.has_weights:
-                    return load_tokenizer(model, kind, part.name)
+                    return self._known.watch(part.name, load_tokenizer(model, kind, part.name))
                 own = DTYPES[dtype_of_tower(dtype, self._call.name, part.kind)]
                 made = load_tower(kind, model, part.name, own)
                 return made.eval().requires_grad_(False).to(device)
@@ -88,11 +90,13 @@ class PipelineText:
 
     def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:
         pipeline = self.network.get(exact=exact).own()
-        made = self._call.outputs(pipeline, [text.caption for text in texts])
+        with self._known.of(texts):
+            made = self._call.outputs(pipeline, self._device, [text.caption for text in texts])
         return self._rows(self._call.rows(made))
 
     def empty(self, *, exact: bool) -> Rows:
-        return self._rows(self._call.negative(self.network.get(exact=exact).own()))
+        pipeline = self.network.get(exact=exact).own()
+        return self._rows(self._call.negative(pipeline, self._device))
 
     def _rows(self, found: Mapping[str, Row]) -> Rows:
         named = {member_name(name, self._call.first): row[0] for name, row in found.items()}
