@@ -38,10 +38,10 @@ CAPTIONS = (
     "\n",
     "🦊🦊 été",
     "a red house by the sea " * 7,
-    *ORDERS[:15],
-    *(f'{text} "{text}"' for text in ORDERS[:4]),
+    *ORDERS[:4],
+    *(f'{text} "{text}"' for text in ORDERS[:2]),
 )
-"""32 of many lengths, with quotes and without, in several scripts; some of one length."""
+"""Of many lengths, with quotes and without, in several scripts; some of one length."""
 
 Family = Callable[[str], Path]
 
@@ -56,7 +56,7 @@ def encoder(folder: Path, **recipe: Any) -> LatentEncoder:
 
 
 def batches(texts: Sequence[Tokens]) -> list[list[Tokens]]:
-    """Those that the engine would put into one, on a device that takes 32 at a time."""
+    """Those that the engine would put into one, on a device that takes many at a time."""
     by_shape: dict[tuple[int, ...], list[Tokens]] = {}
     for text in texts:
         by_shape.setdefault(text.shape, []).append(text)
@@ -92,7 +92,7 @@ def test_tokens_of_captions_together_are_those_of_each_alone(name: str, family: 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_arrays_of_32_captions_together_are_those_of_each_alone(name: str, family: Family) -> None:
+def test_arrays_of_captions_together_are_those_of_each_alone(name: str, family: Family) -> None:
     """Within what kernels differ by for batches of other sizes."""
     made = encoder(family(name))
     some = batches(made.tokens(CAPTIONS))

@@ -47,7 +47,7 @@ def assert_stored(made: LatentEncoder, found: Encoded, rows: int) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_images_and_captions_are_encoded_on_the_gpu(name: str, family: Family) -> None:
-    """In half precision, and once more in fp32."""
+    """In half precision, where images are wider than high, and once more in fp32."""
     model = find_model(str(family(name)), text="emb")
     with FakeCuda() as gpu:
         made = gpu.load(model, Recipe(resolution=SIDE))
@@ -56,11 +56,13 @@ def test_images_and_captions_are_encoded_on_the_gpu(name: str, family: Family) -
         before: set[nn.Module] = set()
         for exact in (False, True):
             with gpu.mode:
-                pixels, noise = gpu.images((ROWS, 3, SIDE, 2 * SIDE))
-                rows = made.image_rows(pixels, noise, exact=exact).arrays["latent.npy"]
-                assert (rows.device, rows.dtype) == (CUDA, torch.float32)
-                found = made.encode_images(*gpu.images((ROWS, 3, SIDE, SIDE)), exact=exact)
-                assert_stored(made, found, ROWS)
+                if exact:
+                    found = made.encode_images(*gpu.images((ROWS, 3, SIDE, SIDE)), exact=exact)
+                    assert_stored(made, found, ROWS)
+                else:
+                    pixels, noise = gpu.images((ROWS, 3, SIDE, 2 * SIDE))
+                    rows = made.image_rows(pixels, noise).arrays["latent.npy"]
+                    assert (rows.device, rows.dtype) == (CUDA, torch.float32)
                 encoded = made.encode_texts(some, exact=exact)
                 assert encoded.arrays.keys() == {field.name for field in text_fields(made.fields)}
                 assert_stored(made, encoded, len(some))

@@ -101,6 +101,7 @@ def test_machines_that_die_and_machines_that_come(
     assert any("a worker was lost with" in line for line in result.log), result.log
 
 
+@pytest.mark.parametrize("job", ["pack"], indirect=True)
 def test_a_spot_machine_is_taken_back_with_notice(
     stage: Stage, leaver: Any, job: Job, quiet: Whole, tmp_path: Path
 ) -> None:
@@ -124,6 +125,7 @@ def test_a_worker_that_hangs_is_given_up(
     assert any("made no progress for 4 s, and was ended" in line for line in result.log)
 
 
+@pytest.mark.parametrize("job", ["pack"], indirect=True)
 def test_a_machine_that_slept_ends_what_others_have_done_meanwhile(
     stage: Stage, leaver: Any, job: Job, quiet: Whole, tmp_path: Path
 ) -> None:

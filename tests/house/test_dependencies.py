@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -60,11 +61,16 @@ def distributions(codes: Iterable[str], *, own: tuple[str, ...]) -> set[str]:
     return {normal(name) for module in others for name in known.get(module, [module])}
 
 
+@cache
+def of_package() -> set[str]:
+    """Read once, and not where tests are only collected: that is 450 files."""
+    return distributions(texts(ROOT / "wdsprep"), own=("wdsprep",))
+
+
 def texts(folder: Path) -> Iterator[str]:
     return (path.read_text() for path in folder.rglob("*.py"))
 
 
-PACKAGE = distributions(texts(ROOT / "wdsprep"), own=("wdsprep",))
 IMPORTED, GIVEN = named("dependencies")
 OF_TORCH = {"triton"}
 """What comes with torch where that is built for CUDA, and is done without elsewhere."""
@@ -74,7 +80,7 @@ EXTRAS = set(re.findall(r'\n(?:language|tensorboard|wandb) = \["([\w-]+)>', PYPR
 
 def test_the_lists_are_read_whole() -> None:
     """Or what is below would hold for nothing."""
-    assert {"pillow", "ray", "torch"} <= PACKAGE
+    assert {"pillow", "ray", "torch"} <= of_package()
     assert [each.name for each in named("dev")[0]][:2] == ["wdsprep", "pytest"]
     for group in (IMPORTED, GIVEN):
         names = [each.name for each in group]
@@ -82,14 +88,14 @@ def test_the_lists_are_read_whole() -> None:
 
 
 def test_the_package_imports_what_is_named_so_and_nothing_else() -> None:
-    assert {each.name for each in IMPORTED} == PACKAGE - EXTRAS - OF_TORCH
-    assert EXTRAS <= PACKAGE
+    assert {each.name for each in IMPORTED} == of_package() - EXTRAS - OF_TORCH
+    assert EXTRAS <= of_package()
 
 
 @pytest.mark.parametrize("given", GIVEN, ids=lambda given: given.name)
 def test_what_the_package_does_not_import_serves_trainers(given: Named) -> None:
     """Its line says who uses it, and a recipe of a page does."""
-    assert given.name not in PACKAGE
+    assert given.name not in of_package()
     assert given.comment
     recipes = [code for page in pages() for _kind, code in blocks(page, "py", "python")]
     assert given.name in distributions(recipes, own=("wdsprep",))

@@ -184,6 +184,7 @@ def test_latents_of_another_model_are_one_line(example: Example, tmp_path: Path)
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("example", ["lora_sdxl"], indirect=True)
 def test_the_state_of_a_loader_goes_into_checkpoints_of_accelerate(
     example: Example, tmp_path: Path
 ) -> None:

@@ -340,19 +340,6 @@ def test_a_state_of_latents_on_their_way_goes_on_in_stored_ones(old: Path, name:
     assert same(noted(loader, len(STATES[name]["next"])), STATES[name]["next"])
 
 
-@pytest.mark.system
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_a_stream_goes_on_from_its_state(old: Path) -> None:
-    state, wanted = STATES["streamed"]["state"], STATES["streamed"]["next"]
-    few = {"decoders": (1, 1), "encoders": (1, 1)}
-    with wdsprep.stream(str(old / "images"), state=state, **PASSED, encode=HOW, **few) as feed:
-        (trainer,) = feed.trainers
-        assert same(noted(trainer, len(wanted)), wanted)
-
-
 def test_a_state_of_other_data_is_refused(old: Path) -> None:
     with pytest.raises(FingerprintError, match="homogeneous: true -> false"):
         passed(old).load_state_dict(STATES["mixed"]["state"])

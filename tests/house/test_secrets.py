@@ -30,6 +30,7 @@ from wdsprep.errors import StoreError, WdsprepError, values_without_secrets, wit
 from wdsprep.runners.ray import cluster
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
+from wdsprep.store.web import WebStore
 
 SECRET = "S3CRET"
 QUERY = f"?se=2099-01-01&sp=r&sig={SECRET}%2Fx/{SECRET}=&q='{SECRET}'"
@@ -64,7 +65,7 @@ ANSWERS: dict[str, Behaviour] = {
 @pytest.fixture(autouse=True)
 def soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody answers, a command tries six times: here without long pauses between."""
-    monkeypatch.setattr("wdsprep.store.web.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setitem(WebStore.__init__.__kwdefaults__, "first_pause_s", 0.001)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -25,7 +25,7 @@ from wdsprep.runners.runner_settings import RunnerSettings
 pytestmark = pytest.mark.system
 
 
-@pytest.mark.parametrize(("graceful", "count"), [(True, 1), (False, 1), (False, 2)])
+@pytest.mark.parametrize(("graceful", "count"), [(True, 1), (False, 2)])
 def test_a_removed_node_costs_no_attempt(
     cluster: Any, graceful: bool, count: int, tmp_path: Path
 ) -> None:

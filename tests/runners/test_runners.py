@@ -178,9 +178,8 @@ def test_closing_early_ends_all_workers_and_leaves_no_temporary_file(
     assert closed(tmp_path) == dict.fromkeys(pids(tmp_path), "0")
 
 
-@pytest.mark.parametrize("kind", ["local", "ray"])
+@pytest.mark.parametrize(("kind", "count"), [("local", 1), ("local", 3), ("ray", 3)])
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-@pytest.mark.parametrize("count", [1, 3])
 def test_workers_never_outlive_their_driver(
     kind: str, how: signal.Signals, count: int, tmp_path: Path
 ) -> None:
