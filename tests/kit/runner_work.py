@@ -156,7 +156,7 @@ class BreakOnce:
         marker = Path(self.folder, "broken")
         with temporary(Path(self.folder, f"{unit.name}.tmp")):
             for _ in range(5 if unit.value == 1 else 15):
-                time.sleep(0.1)
+                time.sleep(0.05)
                 yield os.getpid()
             if unit.value == 1 and not marker.exists():
                 marker.write_text(str(os.getpid()))
