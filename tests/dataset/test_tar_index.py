@@ -18,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wdsprep.dataset.tar.index import decode_index, encode_index
+from wdsprep.dataset.tar.member_names import split_member
 from wdsprep.dataset.tar.members import BadSampleError
-from wdsprep.dataset.tar.read import file_tape, index_tar, scan, split_member, stream_tape
+from wdsprep.dataset.tar.read import file_tape, index_tar, scan, stream_tape
 from wdsprep.dataset.tar.write import TarWriter, header
 from wdsprep.errors import FormatError
 

@@ -18,6 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from wdsprep.dataset.tar.index import decode_index
+from wdsprep.dataset.tar.member_names import split_member
 from wdsprep.dataset.tar.members import MAX_EXTENSION_NBYTES, MAX_PADDING_NBYTES, BadSampleError
 from wdsprep.dataset.tar.read import (
     TarSample,
@@ -26,7 +27,6 @@ from wdsprep.dataset.tar.read import (
     open_unpacked_tape,
     read_samples,
     scan,
-    split_member,
     stream_tape,
 )
 from wdsprep.dataset.tar.write import TarWriter, header

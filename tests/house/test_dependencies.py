@@ -89,7 +89,7 @@ def test_the_lists_are_read_whole() -> None:
 
 def test_the_package_imports_what_is_named_so_and_nothing_else() -> None:
     assert {each.name for each in IMPORTED} == of_package() - EXTRAS - OF_TORCH
-    assert EXTRAS <= of_package()
+    assert of_package() >= EXTRAS
 
 
 @pytest.mark.parametrize("given", GIVEN, ids=lambda given: given.name)

@@ -36,8 +36,8 @@ from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.dataset.shard_keys import offsets_of
 from wdsprep.dataset.stored_dataset import find_receipt, read_receipt
 from wdsprep.dataset.tar import BLOCK, padded
+from wdsprep.dataset.tar.member_names import split_member
 from wdsprep.dataset.tar.members import name_of
-from wdsprep.dataset.tar.read import split_member
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import DamageError, FingerprintError, NotFoundError

@@ -11,8 +11,8 @@ from wdsprep.checks.member_rules import CheckRules, text_problem
 from wdsprep.dataset.shard_reader import HashedTape
 from wdsprep.dataset.tar import BLOCK, padded
 from wdsprep.dataset.tar.index import encode_index
+from wdsprep.dataset.tar.member_names import split_member
 from wdsprep.dataset.tar.members import BadSampleError, members, truncated
-from wdsprep.dataset.tar.read import split_member
 from wdsprep.dataset.tar.write import header
 from wdsprep.limits import MAX_TEXT_NBYTES
 

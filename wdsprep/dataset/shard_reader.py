@@ -36,8 +36,9 @@ from wdsprep.dataset.file_names import index_name
 from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.tar import BLOCK, END, padded
 from wdsprep.dataset.tar.index import decode_index
+from wdsprep.dataset.tar.member_names import split_member
 from wdsprep.dataset.tar.members import BadSampleError, Tape, members, name_of, truncated
-from wdsprep.dataset.tar.read import ChunkTape, TarSample, Wants, file_tape, scan, split_member
+from wdsprep.dataset.tar.read import ChunkTape, TarSample, Wants, file_tape, scan
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import DamageError, NotFoundError, ShortReadError
 from wdsprep.store.base import Chunks, Store, check_name

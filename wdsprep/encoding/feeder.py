@@ -9,7 +9,7 @@ from itertools import chain, islice
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, Reject
 from wdsprep.dataset.samples import Sample
-from wdsprep.dataset.tar.read import leads_out
+from wdsprep.dataset.tar.member_names import leads_out
 from wdsprep.encoding.captions.sources import Captions, FoundCaption, replace_surrogates
 from wdsprep.encoding.encoded_samples import PendingBlock, SampleInput
 from wdsprep.encoding.engine import Engine

@@ -26,8 +26,9 @@ from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reindex import read_positions
 from wdsprep.dataset.samples import parse_object
 from wdsprep.dataset.shard_reader import HashedTape, ShardReader
+from wdsprep.dataset.tar.member_names import split_member
 from wdsprep.dataset.tar.members import Tape, members, truncated
-from wdsprep.dataset.tar.read import open_tape, split_member
+from wdsprep.dataset.tar.read import open_tape
 from wdsprep.dataset.tar.write import LARGE_NBYTES, Buffer
 from wdsprep.errors import DamageError, UsageError
 from wdsprep.exporting.layout import ExportSample

@@ -6,38 +6,33 @@ turn does not count, and neither does the robots.txt, which has a limit of its o
 """
 
 import asyncio
-import datetime
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError, as_rejected
-from wdsprep.fetch import backoff, opt_outs
-from wdsprep.fetch.failure_codes import rejection_for_status
+from wdsprep.fetch import backoff
+from wdsprep.fetch.answer_rules import (
+    LaterError,
+    asks_too_long_pause,
+    is_redirect,
+    judge_image,
+    judge_robots,
+)
 from wdsprep.fetch.host_limits import HostLimits
 from wdsprep.fetch.memory_limit import CrowdedError
 from wdsprep.fetch.object_urls import ObjectReader
 from wdsprep.fetch.options import TRANSIENT, Fetched, FetchRules
 from wdsprep.fetch.robots import ALL_ALLOWED, MAX_NBYTES, Robots, RobotsCache, read_robots
-from wdsprep.fetch.transfer import Answer, AnswerRule, Handles, Head, too_many_bytes
+from wdsprep.fetch.transfer import Answer, AnswerRule, Handles
 from wdsprep.fetch.urls import Target, follow, parse
 from wdsprep.store.schemes import is_keyed, root_and_name
 
-MOVED = frozenset({301, 302, 303, 307, 308})
 SHORT_ROBOTS = 1 << 14  # bytes; a longer one takes its time, and is read in a thread
 ROBOTS_REDIRECTS = 5  # of which the RFC wants five to be followed
 NO_SERVER = {Code.PRIVATE_ADDRESS, Code.DNS, Code.REFUSED, Code.UNREACHABLE, Code.TLS}
 CREDENTIALS = "it would be read with your credentials: --allow-s3 does that"
-PAGES = ("text/html", "application/xhtml", "application/json", "video/", "audio/")
-
-
-class LaterError(RejectedError):
-    """The error that a server refuses a request, but says when to come back."""
-
-    def __init__(self, code: Code, detail: str, after_s: float) -> None:
-        super().__init__(code, detail)
-        self.args = (code, detail, after_s)
-        self.after_s = after_s
 
 
 class Client:
@@ -53,7 +48,7 @@ class Client:
         )
         self._robots = RobotsCache(self._ask_robots)
         self._check = self._robots.check if rules.robots else None
-        self._image = AnswerRule(judge=self._judge_image, max_nbytes=rules.max_nbytes)
+        self._image = AnswerRule(judge=partial(judge_image, rules), max_nbytes=rules.max_nbytes)
         self._reader = ThreadPoolExecutor(1, "wdsprep-fetch-robots")
         self._objects = ObjectReader(max_nbytes=rules.max_nbytes)
 
@@ -86,7 +81,7 @@ class Client:
             try:
                 return await self._get_image(target)
             except RejectedError as error:
-                if error.code not in TRANSIENT or _asks_too_long_pause(error):
+                if error.code not in TRANSIENT or asks_too_long_pause(error):
                     raise
             await asyncio.sleep(backoff.pause_s(attempt))
         return await self._get_image(target)
@@ -99,22 +94,9 @@ class Client:
             raise RejectedError(Code.EMPTY, f"HTTP {answer.head.status} without a body")
         return answer.body
 
-    def _judge_image(self, head: Head) -> bool:
-        if _is_redirect(head):
-            return False
-        if failure := rejection_for_status(head.status):
-            raise _add_retry_time(failure, head)
-        if self._rules.opt_outs and (reserved := opt_outs.opt_out(head.headers)):
-            raise RejectedError(Code.DISALLOWED, reserved)
-        if head.first("content-type").lower().startswith(PAGES):
-            raise RejectedError(Code.NOT_AN_IMAGE, head.first("content-type")[:80])
-        if head.nbytes > self._rules.max_nbytes:
-            raise too_many_bytes(self._rules.max_nbytes)
-        return True
-
     async def _ask_robots(self, target: Target) -> Robots:
         """Read the robots.txt of an origin. Raise RejectedError if it cannot be had now."""
-        want = AnswerRule(judge=_judge_robots, max_nbytes=MAX_NBYTES, cut=True)
+        want = AnswerRule(judge=judge_robots, max_nbytes=MAX_NBYTES, cut=True)
         try:
             answer = await self._get(
                 parse(f"{target.origin}/robots.txt"), want, redirects=ROBOTS_REDIRECTS
@@ -145,7 +127,7 @@ class Client:
             if check is not None:
                 await check(target)
             answer, took_s = await self._ask(target, want, left_s)
-            if not _is_redirect(answer.head):
+            if not is_redirect(answer.head):
                 return answer
             left_s -= took_s
             target = follow(target, answer.head.first("location"))
@@ -177,31 +159,3 @@ class Client:
             pause_s=min(after_s, backoff.LONGEST_WAIT_S),
             for_all=after_s > backoff.LONGEST_WAIT_S,
         )
-
-
-def _judge_robots(head: Head) -> bool:
-    """Return whether there is a robots.txt, by the head of an answer.
-
-    Raise an error if it may be there, but cannot be had now. A file that is missing allows
-    everything; one that cannot be had now forbids everything.
-    """
-    failure = rejection_for_status(head.status)
-    if failure is not None and failure.code in TRANSIENT:
-        raise _add_retry_time(failure, head)
-    return failure is None
-
-
-def _is_redirect(head: Head) -> bool:
-    return head.status in MOVED and bool(head.first("location"))
-
-
-def _add_retry_time(failure: RejectedError, head: Head) -> RejectedError:
-    now = datetime.datetime.now(datetime.timezone.utc)
-    after_s = backoff.retry_after_s(head.headers, now)
-    if not after_s or failure.code not in TRANSIENT:
-        return failure
-    return LaterError(failure.code, f"{failure.detail}, Retry-After {after_s:.0f} s", after_s)
-
-
-def _asks_too_long_pause(error: RejectedError) -> bool:
-    return isinstance(error, LaterError) and error.after_s > backoff.LONGEST_WAIT_S

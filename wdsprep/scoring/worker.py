@@ -25,7 +25,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, Reject, RejectedError
 from wdsprep.dataset.samples import Sample, facts_bytes
 from wdsprep.dataset.stored_dataset import find_receipt
-from wdsprep.dataset.tar.read import leads_out
+from wdsprep.dataset.tar.member_names import leads_out
 from wdsprep.dataset.tar.write import Data
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.captions.sources import replace_surrogates

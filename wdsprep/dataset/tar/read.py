@@ -18,6 +18,7 @@ from typing import BinaryIO, cast
 
 from wdsprep.dataset.tar import BLOCK, padded
 from wdsprep.dataset.tar.index import encode_index
+from wdsprep.dataset.tar.member_names import split_member
 from wdsprep.dataset.tar.members import GZIP, BadSampleError, Tape, members, truncated
 from wdsprep.store.base import Chunks, OnBytes, Store, StoreReader, stream
 
@@ -212,21 +213,6 @@ def _gather(read: Callable[[int, int], bytes], offset: int, nbytes: int) -> byte
         parts.append(read(min(nbytes - done, CHUNK_NBYTES), offset + done))
         done += len(parts[-1])
     return b"".join(parts)
-
-
-def split_member(name: str) -> tuple[str, str] | None:
-    """Split the name of a member into key and field, at the first dot of its base name.
-
-    webdataset does the same. Return None if there is no field.
-    """
-    folder, slash, base = name.rpartition("/")
-    stem, _, field_name = base.partition(".")
-    return (folder + slash + stem, field_name.lower()) if stem and field_name else None
-
-
-def leads_out(key: str) -> bool:
-    """Return whether a key would unpack a tar outside of the folder it is unpacked into."""
-    return key.startswith("/") or (".." in key and ".." in key.split("/"))
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 
 CPU_BATCH = 2  # more do not stay in the cache: on 2 cores, 8 at a time took 1.5 times as long
 MAX_BATCH = 128
+CAPTIONS = 32  # of a pipeline: more fill no GPU better, and hidden states of all layers are kept
+CLIP_CAPTIONS = 128  # if CLIP alone encodes them: 32 take longer to launch than to compute
+CAPTIONS_NBYTES = 1 << 28  # of what is made of the captions of a batch
 GROUPED_BATCH = 8  # of captions of one length at least, and
 GROUPED_TOKENS = 1 << 10  # what they have together: fewer take about as long, weights are read once
 TEXT_NBYTES = 1 << 28  # that a caption may need, where kernels do not say what they lacked
@@ -52,6 +56,17 @@ def auto_batch_size(encoder: "Encoder", gpu_share: float = 1.0) -> int:
 def fitting_batch_size(nbytes: float, resolution: int, itemsize: int) -> int:
     most = min(MAX_BATCH, MOST_ELEMENTS // (FIRST_WIDTH * resolution**2))
     return max(1, min(most, int(nbytes / peak_nbytes(1, resolution, itemsize))))
+
+
+def caption_batch_size(encoders: Sequence[str], nbytes: int, device: torch.device) -> int:
+    """Return the number of captions in a batch of a pipeline, by the classes of its text encoders.
+
+    A caption becomes so many bytes.
+    """
+    if device.type != "cuda":
+        return 1
+    usual = CLIP_CAPTIONS if all(kind.startswith("CLIPText") for kind in encoders) else CAPTIONS
+    return max(1, min(usual, CAPTIONS_NBYTES // max(1, nbytes)))
 
 
 def size_for_shape(size: int, resolution: int, pixels: int) -> int:

@@ -30,6 +30,14 @@ from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.npy_arrays import BFLOAT16, MASK, OF_SIZES, Field
 from wdsprep.encoding import HALF
 from wdsprep.encoding.models.base import DTYPES, Result, ResultKey, Tokens
+from wdsprep.encoding.models.caption_tokens import (
+    EncoderInput,
+    TokenizerCall,
+    combine_tokens,
+    encoder_input,
+    is_result,
+    to_list,
+)
 from wdsprep.encoding.models.encode_prompt import (
     ALONE,
     PromptCall,
@@ -181,34 +189,6 @@ def _size_fields(kind: Any) -> tuple[Field, ...]:
     return tuple(Field(name=name, dtype="<i4", shape=(2,)) for name in each)
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A call of a tokenizer: its arguments and its result."""
-
-    name: str
-    texts: list[str]
-    options: dict[str, Any]
-    made: Any
-    tokenizer: Any
-
-    def count(self, text: str) -> int:
-        """Count the tokens of a text, uncut."""
-        return len(call_unwrapped(self.tokenizer, text)["input_ids"])
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderInput:
-    """The tokens that an encoder gets for one caption, and how a tokenizer made them."""
-
-    ids: list[int]
-    mask: list[int]
-    count: int
-    is_fixed: bool = False
-    """whether its length is the same for every caption"""
-    tokenizer: str = ""
-    most: int = 0
-
-
 class DryRun:
     """A pipeline whose text encoders compute nothing, so that it only tells tokens and shapes."""
 
@@ -218,7 +198,7 @@ class DryRun:
         `width` is a width for all arrays, if their shapes do not matter; 0 keeps the real ones.
         """
         self._call, self._lock = call, threading.Lock()
-        self._calls: list[Call] = []
+        self._calls: list[TokenizerCall] = []
         self._caption = ""
         """the caption of the last run"""
         self._known: dict[ResultKey, Result] = {}
@@ -304,7 +284,7 @@ class DryRun:
         given = [rows[0] for rows in self._given.values() if len(rows) == 1]
         if not given:
             raise pipeline_error(self._call.name, WorkError("no encoder is given the caption once"))
-        found = replace(_combine_tokens(caption, given), results=self._results())
+        found = replace(combine_tokens(caption, given), results=self._results())
         if not self._call.is_masked:
             return found
         _, lengths = self._call.rows(made)[self._call.first]
@@ -329,7 +309,7 @@ class DryRun:
         """
         with self._lock:
             self._run(SHORT)
-            asked = [(one.name, one.texts, _to_list(one.made["input_ids"])) for one in self._calls]
+            asked = [(one.name, one.texts, to_list(one.made["input_ids"])) for one in self._calls]
         return DigestKind.BLAKE3.hex(repr(asked).encode("utf-8", "replace"))[:32]
 
     def layers(self) -> dict[str, list[Any]]:
@@ -350,73 +330,21 @@ class DryRun:
             if made is None:
                 made = call()
                 self._note_results(name, own, listed, options, made)
-            self._calls.append(Call(name, listed, options, made, own))
+            self._calls.append(TokenizerCall(name, listed, options, made, own))
             return made
 
         return wrap_calls(tokenizer, around)
 
     def _note_input(self, tower: str, ids: Tensor, mask: Tensor | None) -> None:
         since = [*self._calls[self._taken :], *self._calls]  # the next one, or else any
-        call = next((one for one in since if _is_result(one, ids)), None)
+        call = next((one for one in since if is_result(one, ids)), None)
         self._taken = len(self._calls)
         if mask is None and call is not None:
             mask = torch.as_tensor(call.made.get("attention_mask", ids != -1)).view(ids.shape)
         masks = (torch.ones_like(ids) if mask is None else mask).long().tolist()
         rows = self._given.setdefault(tower, [])
         for row, (own, seen) in enumerate(zip(ids.tolist(), masks, strict=True)):
-            rows.append(_encoder_input(call, row, own, seen))
-
-
-def _is_result(call: Call, ids: Tensor) -> bool:
-    """Return whether ids are the result of a tokenizer's call.
-
-    The result for one text may be a list, for several a tensor.
-    """
-    made = _to_list(call.made["input_ids"])
-    rows = made if made and isinstance(made[0], list) else [made]
-    return bool(rows == ids.tolist())
-
-
-def _encoder_input(call: Call | None, row: int, ids: list[int], mask: list[int]) -> EncoderInput:
-    if call is None:
-        return EncoderInput(ids, mask, sum(mask))
-    most = call.options.get("max_length") or len(ids)
-    count = sum(mask)
-    if call.options.get("truncation") and count >= most:
-        count = max(count, call.count(call.texts[row]))
-    is_fixed = call.options.get("padding") == "max_length"
-    return EncoderInput(ids, mask, count, is_fixed, call.name, most)
-
-
-def _to_list(ids: Any) -> Any:
-    return ids.tolist() if isinstance(ids, Tensor) else ids
-
-
-def _combine_tokens(caption: str, given: Sequence[EncoderInput]) -> Tokens:
-    """Return the tokens of a caption, from the inputs of all encoders.
-
-    The encoder that takes the most tokens tells how many there are, and whether any were cut.
-    """
-    largest = max(given, key=lambda one: one.most)
-    return Tokens(
-        caption=caption,
-        count=largest.count,
-        cut=largest.count > largest.most > 0,
-        ids=_pad_ids(given),
-        shape=tuple(sum(one.mask) for one in given if not one.is_fixed),
-    )
-
-
-def _pad_ids(given: Sequence[EncoderInput]) -> dict[str, list[int]]:
-    """Return ids and masks, padded to one length for all captions, by their file names."""
-    found = {}
-    for one in given:
-        if one.tokenizer:
-            name = one.tokenizer.replace("tokenizer", "tokens")
-            padding = [0] * (one.most - len(one.ids))
-            found[f"{name}.npy"] = one.ids + padding
-            found[f"{name}_mask.npy"] = one.mask + padding
-    return found
+            rows.append(encoder_input(call, row, own, seen))
 
 
 class EmptyEncoder(nn.Module):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from wdsprep.dataset.npy_arrays import EMB
 from wdsprep.encoding.models.base import DTYPES, InTwoPrecisions, Rows, Tokens
+from wdsprep.encoding.models.batch_size import caption_batch_size
 from wdsprep.encoding.models.dry_run import DryRun
 from wdsprep.encoding.models.encode_prompt import (
     ALONE,
@@ -29,9 +30,6 @@ from wdsprep.encoding.models.tokenizer_calls import KnownResults
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import WorkError
 
-GPU_BATCH = 32  # captions: more fill no device better, and hidden states of all layers are kept
-CLIP_BATCH = 128  # of those that CLIP alone encodes: on 32, launching takes longer than computing
-BATCH_NBYTES = 1 << 28  # of what is made of them
 FRIENDS = ("a photo of a cat", "a photo of a dog")
 """Two captions that a tokenizer most likely makes equally many tokens of."""
 
@@ -64,9 +62,7 @@ class PipelineText:
         nbytes = sum(field.array_nbytes for field in model.outputs)
         parts = pipeline_of(model).components
         towers = [part.kind for part in parts if part.has_weights]
-        usual = CLIP_BATCH if all(kind.startswith("CLIPText") for kind in towers) else GPU_BATCH
-        most = max(1, min(usual, BATCH_NBYTES // max(1, nbytes)))
-        self.batch_size = most if device.type == "cuda" else 1
+        self.batch_size = caption_batch_size(towers, nbytes, device)
         self._call = PromptCall(pipeline_class(model), recipe.text_length)
         self._fields = {field.name: field for field in model.outputs}
         self._dry_run = DryRun(model, self._call, recipe.dtype, width=1)

@@ -1,0 +1,16 @@
+"""The names of a tar's members: the key and the field in them, and those that lead out of it."""
+
+
+def split_member(name: str) -> tuple[str, str] | None:
+    """Split the name of a member into key and field, at the first dot of its base name.
+
+    webdataset does the same. Return None if there is no field.
+    """
+    folder, slash, base = name.rpartition("/")
+    stem, _, field_name = base.partition(".")
+    return (folder + slash + stem, field_name.lower()) if stem and field_name else None
+
+
+def leads_out(key: str) -> bool:
+    """Return whether a key would unpack a tar outside of the folder it is unpacked into."""
+    return key.startswith("/") or (".." in key and ".." in key.split("/"))
