@@ -38,6 +38,7 @@ BITS = "uint16"
 MOST_EXPANDED = 16 << 20
 """The most bytes of a tensor that is larger than its file, since it repeats its values."""
 LEAST_STD = 1e-10  # its logarithm stands for no variance
+NOT_PLAIN = "it is not a plain tensor, and no other object is loaded, as it could run code"
 
 
 def array_of(column: CachedColumn, value: Any) -> RawArray:
@@ -112,7 +113,7 @@ def _parse_torch(data: bytes) -> RawArray:
     try:
         tensor = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
-        raise ValueError("it is no plain tensor, and nothing else is unpickled") from None
+        raise ValueError(NOT_PLAIN) from None
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"it is {type(tensor).__name__}, not a tensor")
     if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
@@ -135,7 +136,7 @@ def _check_saved(data: bytes) -> None:
     from a number in the file.
     """
     if b"bytearray" in data:
-        raise ValueError("it is no plain tensor, and nothing else is unpickled")
+        raise ValueError(NOT_PLAIN)
     if zipfile.is_zipfile(io.BytesIO(data)):
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             claimed = sum(member.file_size for member in archive.infolist())

@@ -40,7 +40,7 @@ def header(name: str, nbytes: int) -> bytes:
     """Return the 512 bytes before a member's data."""
     base, prefix = _split_name(name)
     if nbytes > MAX_MEMBER_NBYTES:
-        raise TarError(f"{name}: {nbytes:,} bytes is more than a USTAR member can hold (8 GiB)")
+        raise TarError(f"{name}: {nbytes:,} bytes, and a file in a tar may have 8 GiB: leave it out")
     size = b"%011o\0" % nbytes
     total = b"%06o\0 " % (_FIXED_SUM + _sum(base + size + prefix))
     return _HEADER.pack(base, _BEFORE_SIZE, size, _MTIME, total, _AFTER_SUM, prefix)
@@ -69,7 +69,7 @@ def _split_name(name: str) -> tuple[bytes, bytes]:
         return raw, b""
     slash = raw.find(b"/", len(raw) - 101)
     if not 0 < slash <= 155 or slash == len(raw) - 1:
-        raise TarError(f"{name!r} is too long for the name of a USTAR member")
+        raise TarError(f"{name!r} is too long for the name of a file in a tar: shorten it")
     return raw[slash + 1 :], raw[:slash]
 
 

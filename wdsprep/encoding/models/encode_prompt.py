@@ -113,7 +113,7 @@ class PromptCall:
         if beside := [name for name in self._call if self._is_per_prompt(name)]:
             raise UsageError(
                 f"{self.name} cannot be used for text, as its denoiser wants {beside[0]} beside "
-                f"embeddings, which is made of a whole batch of captions: {ALONE}"
+                f"embeddings, and that is made of a whole batch of captions: {ALONE}"
             )
         wanted = [name for name in self._call if is_embedding(name)]
         lacking = [name for name in wanted if name not in given]

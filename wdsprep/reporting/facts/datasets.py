@@ -173,7 +173,7 @@ def check_folder(
 ) -> None:
     """Raise UsageError if `output` is among the files of a dataset, unless `besides` allows it."""
     if is_web(output):
-        raise UsageError(f"-o {output} is on the web, which is only read: give {ANY_PLACE}")
+        raise UsageError(f"-o {output} is a web address, which cannot be written to: give {ANY_PLACE}")
     where = _folder(output)
     for given in every:
         folder = _folder(given.url)

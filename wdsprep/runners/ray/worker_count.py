@@ -91,8 +91,8 @@ def worker_count(share: Share, *, least: int, most: int, is_own: bool) -> tuple[
     """
     if (is_own or not least) and not (room := share.room()):
         raise WorkError(
-            f"no node of the Ray cluster has {share}: ask for less a worker, or add nodes (where "
-            "they start on demand, give the number of workers)"
+            f"no node of the Ray cluster has the {share} that one worker needs: lower what each "
+            "takes, or add such nodes (if they start on demand, give the number of workers)"
         )
     if most and is_own:
         raise UsageError(
