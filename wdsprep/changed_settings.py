@@ -30,8 +30,8 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 class SettingWords:
     """The words that describe a change of a setting.
 
-    Of all changes only those of the highest rank are described, and no change is if one of `unless`
-    has changed too, since that says more.
+    Of all changes only those of the highest rank are described. A change is left out too if one of
+    the settings in `unless` has changed, since that says more.
     """
 
     say: Description
@@ -57,7 +57,11 @@ def words_of(options: Iterable["Option"]) -> dict[str, SettingWords]:
 
 @contextmanager
 def describing_changes(options: Iterable["Option"]) -> Iterator[None]:
-    """Describe changed settings by the options of a call, in the error that refuses a dataset."""
+    """Reword an OtherSettingsError that the block raises, and raise it again.
+
+    Its message then describes the changed settings by the options of the call. An error that does
+    not know the changes keeps its message.
+    """
     try:
         yield
     except OtherSettingsError as error:
@@ -67,9 +71,11 @@ def describing_changes(options: Iterable["Option"]) -> Iterator[None]:
 
 
 def say_changes(changes: Changes, words: Mapping[str, SettingWords]) -> list[str]:
-    """Return a line for each change, in the given words.
+    """Return the descriptions of the changes that say most, in the given words.
 
-    A setting without words is described by its name and both values.
+    These are the changes of the highest rank among all, without those that the words of a setting
+    leave out (`SettingWords.unless`). A setting without words has rank 0, and is described by its
+    name and both values.
     """
     known = {name: words.get(name) or SettingWords(say=_describe_plainly(name)) for name in changes}
     rank = max((each.rank for each in known.values()), default=0)
@@ -83,15 +89,15 @@ def _describe(say: Description, before: Any, now: Any) -> str:
 
 
 def say_plainly(changes: Changes) -> list[str]:
-    """Return a line for each change, by the name of the setting and both values."""
+    """Return a line for each change: the name of the setting, and both values if readable."""
     return say_changes(changes, {})
 
 
 def say_both(changes: Changes) -> list[str]:
-    """Return a line for each setting in which two datasets differ, with the value of each.
+    """Return a line for each readable setting in which two datasets differ, with both values.
 
     Settings whose values people cannot read usually follow from others. They are listed, without
-    values, only if there are no others.
+    values, only if no readable setting differs.
     """
     shown = {
         name: f"{name} {say_value(one) or 'none'} and {say_value(other) or 'none'}"
@@ -111,14 +117,20 @@ def _describe_plainly(name: str) -> Description:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether people can read a value, and distinguish it from another."""
+    """Return whether people can read a value.
+
+    They cannot read mappings, digests, and lists of anything but texts and numbers.
+    """
     if isinstance(value, list):
         return all(isinstance(one, str | int | float) for one in value)
     return not isinstance(value, Mapping) and not DIGEST.fullmatch(str(value))
 
 
 def say_named(name: str, before: Any, now: Any) -> str:
-    """Return a setting by name, with its new and its old value: `--resolution 512 (was 256)`."""
+    """Return a setting by name, with its new and its old value: `--resolution 512 (was 256)`.
+
+    A flag has no value: `--flip (was not given)`, or `no --flip (was given)`.
+    """
     if isinstance(now if now is not None else before, bool):
         return f"{name} (was not given)" if now else f"no {name} (was given)"
     value = say_value(now)

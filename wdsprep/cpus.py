@@ -22,7 +22,10 @@ def usable_cpus() -> int:
 
 
 def _quotas() -> Iterator[float]:
-    """Yield the number of cores that each control group around this process may use."""
+    """Yield the number of cores that each control group around this process may use.
+
+    Groups without a limit are left out.
+    """
     for top, own in _control_groups():
         for group in (own, *own.parents):
             if group.is_relative_to(top):
@@ -31,10 +34,11 @@ def _quotas() -> Iterator[float]:
 
 
 def _control_groups() -> Iterator[tuple[Path, Path]]:
-    """Yield the control groups of this process, each with its root, of version 2 and of version 1.
+    """Yield the root and the path of each control group of this process that may limit its cores.
 
-    In a container the path may be the one outside of it, which does not exist here: its parents end
-    where the container begins.
+    They are of version 2 or 1, and nothing is yielded where the system has none. In a container the
+    path may be the one outside of it, which does not exist here: its parents end where the
+    container begins.
     """
     with suppress(OSError):
         for line in OWN_GROUPS.read_text().splitlines():

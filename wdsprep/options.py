@@ -46,7 +46,10 @@ MOST = (1 << 63) - 1
 
 
 class OptionError(UsageError, TypeError):
-    """An error for a call with an unknown option, or without an option that is needed."""
+    """An error for a call whose arguments do not fit.
+
+    An option is unknown, missing or given twice, or an argument lacks the name that it needs.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +119,7 @@ class Option:
 
     @property
     def spelled(self) -> str:
-        """The name of the option in messages: as on a command line, or as in Python for `load`."""
+        """The name of the option in messages: as on a command line, if a command has the option."""
         if not self.is_command:
             return self.name
         return self.name.upper() if self.is_argument else self.about.spelling or self.dashed
@@ -261,7 +264,10 @@ KINDS: Mapping[str, Callable[[str, Any], Any]] = {
 
 
 class Options:
-    """The options of a call. Classes of options are dataclasses that inherit from this one."""
+    """The options of a call. Classes of options are dataclasses that inherit from this one.
+
+    Their constructors read and check all values, and raise UsageError if one is wrong.
+    """
 
     is_command: ClassVar[bool] = True
     """True if a command has these options too."""
@@ -308,7 +314,7 @@ def _option(declared: type, field: "Field[Any]") -> Option:
 
 
 def options_in_settings(options: Options) -> dict[str, Any]:
-    """Return the values of options that decide what a dataset is, without defaults."""
+    """Return, by name, the options that decide what a dataset is and that are not the defaults."""
     own = [option for option in options_of(type(options)) if option.about.decides]
     values = ((option, getattr(options, option.name)) for option in own)
     return {option.name: value for option, value in values if value != option.default}
@@ -327,7 +333,10 @@ def remedies_of(declared: Callable[..., Any]) -> dict[str, str]:
 
 
 def nearest_name(wrong: str, names: Iterable[str]) -> str:
-    """Return the name that is most like a wrong one, or the only longer one that begins with it."""
+    """Return the name that is most like a wrong one, or the only longer one that begins with it.
+
+    Return "" if no name is similar enough.
+    """
     import difflib
 
     known = {name.lstrip("-"): name for name in names}  # the dashes would make all names alike
@@ -402,9 +411,10 @@ def missing_option_message(function: str, name: str, options: Sequence[Option]) 
 
 
 def takes_options(options: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, R]]:
-    """Give a function of one options object the signature of that object's class.
+    """Return a decorator that gives a function of one options object the signature of its class.
 
-    The function is called with keywords, and receives the object that they make.
+    Callers then give the arguments of the class, and the function gets the object made of them.
+    Arguments that do not fit raise OptionError; values that are wrong raise UsageError.
     """
 
     def decorate(function: Callable[[T], R]) -> Callable[P, R]:
@@ -476,9 +486,10 @@ DATASETS = inspect.Parameter(
 def takes_datasets(
     options: Callable[P, T],
 ) -> Callable[[Callable[[Sequence[Place], T], R]], DatasetsFunction[P, R]]:
-    """Give a function of datasets and an options object the signature `(*datasets, **options)`.
+    """Return a decorator that gives a function the signature `(*datasets, **options)`.
 
-    Type checkers see up to four datasets that are written out, and any number behind a `*`.
+    The function gets the datasets as a list, and the object made of the options. Type checkers see
+    up to four datasets that are written out, and any number behind a `*`.
     """
 
     def decorate(function: Callable[[Sequence[Place], T], R]) -> DatasetsFunction[P, R]:
@@ -504,7 +515,10 @@ def _set_signature(call: Any, function: Callable[..., Any], signature: inspect.S
 
 
 def refuse_unknown_options(declared: type[T]) -> type[T]:
-    """Let the constructor of a class of options refuse unknown ones, with the nearest name."""
+    """Make the constructor of a class of options raise OptionError for arguments that do not fit.
+
+    The message on an unknown option names the one that is most like it.
+    """
     construct: Callable[..., None] = declared.__init__
     signature = inspect.signature(declared)
 

@@ -53,7 +53,10 @@ class Terminal:
 
     @contextmanager
     def during_command(self) -> Iterator[None]:
-        """Show warnings of logs and of Python while a command runs; clear the line at its end."""
+        """Show warnings of logs and of Python while a command runs.
+
+        At its end the progress line is removed. A command begins neither quiet nor verbose.
+        """
         self.is_quiet = self.is_verbose = self.is_debugging = False
         logging.lastResort = lines = LogLines(logging.WARNING)
         logging.getLogger("wdsprep").setLevel(logging.NOTSET)
@@ -102,7 +105,7 @@ class Terminal:
                 out.flush()
 
     def start_ticking(self, draw: Callable[[], None]) -> None:
-        """Call a function every second until `stop_ticking`, or until this is called again."""
+        """Call a function every second, in a thread, until `stop_ticking` or the next such call."""
         self.stop_ticking()
         self._ticker = over = threading.Event()
 
@@ -137,7 +140,7 @@ TERMINAL = Terminal()
 
 
 def columns(out: TextIO) -> int:
-    """Return the number of columns of the terminal as it is now."""
+    """Return the number of columns of the terminal now: at least 20, and 80 if it is not known."""
     try:
         found = os.get_terminal_size(out.fileno()).columns
     except (OSError, ValueError):
@@ -161,7 +164,7 @@ def _cells_of(character: str) -> int:
 def wrap_line(line: str, width: int) -> str:
     """Break a line that is too long between words.
 
-    A line with a command stays whole, so that it can be copied.
+    A line with a command stays whole, so that it can be copied; the row of a table stays whole too.
     """
     if cells(line) <= width or COMMAND.search(line):
         return line
@@ -175,7 +178,10 @@ def wrap_line(line: str, width: int) -> str:
 
 
 def fit_parts(parts: Parts, width: int) -> str:
-    """Join as many parts as fit into the width. Only the first may be cut."""
+    """Join the parts that fit into the width, by commas.
+
+    The first is cut if it is too long; another that does not fit is left out.
+    """
     first, *others = [parts] if isinstance(parts, str) else parts
     line = _cut(one_line(first), width)
     for part in map(one_line, others):
@@ -251,11 +257,17 @@ class ProgressLine:
         return time.monotonic() >= self._next and not TERMINAL.is_quiet
 
     def show(self, parts: Parts) -> None:
-        """Draw the parts if enough time has passed since the last drawing."""
+        """Draw the parts if enough time has passed since the last drawing.
+
+        This ends any `wait_for`.
+        """
         self.offer(lambda: parts)
 
     def offer(self, parts: Callable[[], Parts]) -> None:
-        """Compute and draw the parts if enough time has passed since the last drawing."""
+        """Compute and draw the parts if enough time has passed since the last drawing.
+
+        This ends any `wait_for`.
+        """
         TERMINAL.stop_ticking()
         self._draw(parts)
 
@@ -273,7 +285,10 @@ class ProgressLine:
             TERMINAL.write(one_line(text), out=self._out)
 
     def wait_for(self, what: str) -> None:
-        """Show `what` the command waits for, and for how long, until something else is shown."""
+        """Show the text `what`, with the time since this call, until something else is shown.
+
+        The text says what the command does: "waiting for the first worker".
+        """
         began = time.monotonic()
         TERMINAL.start_ticking(
             lambda: self._draw(lambda: f"{what}, {human_time(time.monotonic() - began)}")
@@ -284,7 +299,7 @@ class ProgressLine:
         return lambda done, of: self.show(f"{done:,} of {plural(of, noun)} done")
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a line that stays, unless the user wants a quiet command."""
         if not TERMINAL.is_quiet:
             TERMINAL.write(one_line(text), out=self._out)
 

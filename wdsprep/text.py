@@ -41,7 +41,10 @@ def whole_number_or_none(name: str, given: Any) -> int | None:
 
 
 def real_number(name: str, given: Any) -> float:
-    """Return the value of an option: an int as it is, any other real number as a float."""
+    """Return the value of an option: an int as it is, any other real number as a float.
+
+    Raise UsageError if it is not a number.
+    """
     with suppress(OverflowError):
         if isinstance(given, Real) and not isinstance(given, bool):
             return given if isinstance(given, int) else float(given)
@@ -210,7 +213,10 @@ _BRIEF.maxstring = _BRIEF.maxlong = _BRIEF.maxother = LONGEST
 
 
 def shortened(text: str) -> str:
-    """Return a stranger's text for a message, on one line and not too long."""
+    """Return a stranger's text for a message: without secrets, on one line, and not too long.
+
+    Only its first 200 characters are kept.
+    """
     text = without_secrets(text)
     return one_line(text if len(text) <= LONG else f"{text[:LONG]}...")
 
@@ -242,7 +248,7 @@ def one_line(text: str) -> str:
 
 
 def join_lines(lines: Iterable[str]) -> str:
-    """Join lines into a text, and escape line breaks within a line."""
+    """Join lines into a text, and escape line breaks and other harmful characters within a line."""
     return "\n".join(map(one_line, lines))
 
 
@@ -260,9 +266,9 @@ _NO_CHARACTER = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # halves of pairs, f
 
 
 def shown(name: str) -> str:
-    """Return a file name as text that can be printed.
+    """Return a file name as text that UTF-8 can hold.
 
-    Bytes that are not UTF-8 are replaced.
+    Bytes that are not UTF-8 are replaced, and so are halves of surrogate pairs.
     """
     if name.isascii():
         return name

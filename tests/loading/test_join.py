@@ -24,9 +24,10 @@ from tests.kit.latent_sets import array_of, field, flat, keys
 from tests.kit.packs import upload
 from wdsprep.encoding.on_the_fly.step_batches import StepBegun
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, TarError, UsageError
-from wdsprep.loading.join_positions import DatasetPositions
+from wdsprep.loading.join_positions import DatasetPositions, JoinPositions
 from wdsprep.loading.options import Stream
 from wdsprep.loading.shard_access import local
+from wdsprep.store.local import LocalStore
 
 BATCH = 8
 IMAGES = Images()
@@ -527,6 +528,25 @@ def test_rows_are_read_once_at_the_start(rejected: Three) -> None:
         load(latents, join=texts)
     seen = Counter((id(call.args[0]), call.args[1]) for call in read.call_args_list)
     assert set(seen.values()) == {1}
+
+
+def test_a_shard_that_the_other_dataset_lacks_needs_no_rows_of_its_last_one(tmp_path: Path) -> None:
+    def positions(*moved: bool) -> DatasetPositions:
+        counts = np.full(len(moved), 4)
+        names = [f"256/{number:06}.tar" for number in range(len(moved))]
+        return DatasetPositions(
+            store=LocalStore(tmp_path),
+            names=names,
+            sizes=counts,
+            inputs=counts,
+            moved=np.array(moved),
+        )
+
+    for first, other in ((positions(False, True), positions(True)), (positions(True), positions())):
+        shards = np.array([0, -1][-len(first.names) :])
+        found = JoinPositions(shards=shards, first=first, other=other)
+        last = np.full(2, len(shards) - 1)
+        assert found.locate(last, np.array([0, 3]))[0].tolist() == [-1, -1]
 
 
 # States

@@ -499,7 +499,7 @@ def test_what_cannot_be_reported_is_refused(made: Made, tmp_path: Path) -> None:
         report(images, f"{images}/../images", output=out)
     with pytest.raises(UsageError, match=r"ends in \.html"):
         report(images, output=str(tmp_path / "x"))
-    with pytest.raises(UsageError, match="which cannot be written to"):
+    with pytest.raises(UsageError, match="a web address is only read"):
         report(images, output="https://host.invalid/x.html")
     with pytest.raises(UsageError, match="is inside the dataset"):
         report(images, output=f"{images}/x.html")

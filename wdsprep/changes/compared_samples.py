@@ -35,7 +35,10 @@ class ComparedSamples:
 
     @cached_property
     def values(self) -> NDArray[np.float64] | None:
-        """Return the values of the column `keep`, -inf for samples without one."""
+        """Return each sample's value in the column `keep`, or None if no column was asked for.
+
+        A sample without a value has -inf.
+        """
         if not self.keep:
             return None
         each = zip(self.images, self.tables, strict=True)
@@ -46,7 +49,11 @@ class ComparedSamples:
 def find_compared(
     images: Sequence[ImagesLooked], join: Sequence[str], where: str, keep: str
 ) -> ComparedSamples:
-    """Return the samples that meet `where`, and the tables with the column `keep`."""
+    """Return the samples that meet `where`, and the joined tables with the column `keep`.
+
+    Without `where` all samples are compared. Raise UsageError if a dataset has no joined table with
+    the column `keep`.
+    """
     if not (where or keep):
         return ComparedSamples()
     places = match_places([(one.place, one.manifest) for one in images], join)
@@ -92,7 +99,10 @@ def _find_table(column: str, shown: str, subset: Subset | None) -> KeyedTable:
 def _read_values(
     images: ImagesLooked, table: KeyedTable, column: str
 ) -> Iterator[NDArray[np.float64]]:
-    """Yield the values of a column for each shard."""
+    """Yield for each shard the values that its samples have in a column of the table.
+
+    Samples that are not in the table have -inf.
+    """
     numbers = table.column(column)
     for keys in images.each("key"):
         places = table.find_rows(keys["key"].to_pylist())

@@ -111,7 +111,11 @@ class Copier:
         self._kind = DigestKind.from_settings(work.settings)
 
     def __call__(self, unit: CopyUnit) -> Generator[RunProgress, None, Receipt]:
-        """Write one shard, and its receipt last. Yield progress."""
+        """Write one shard, and its receipt last. Yield progress, and return the receipt.
+
+        A shard that has a receipt already is not written again. Raise FingerprintError if a source
+        shard has changed.
+        """
         work, store = self._work, self._edition.store
         if done := find_receipt(store, unit.name, unit.input, work.settings):
             return done
@@ -224,7 +228,11 @@ class _Source:
 
     @cached_property
     def _positions(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the positions in the image shard, of the samples and of the rejects."""
+        """Return the positions of the samples in the image shard, and those of the rejects.
+
+        Without `by_images` samples have the positions 0, 1, 2 and so on, and rejects have none.
+        Raise DamageError if samples and rejects are not all inputs of the unit.
+        """
         if not self._by_images:
             return np.arange(self.samples), np.empty(0, np.int64)
         if self.receipt.inputs != self.samples + len(self._rejects):
@@ -240,7 +248,7 @@ class _Source:
     def rejects(self) -> list[Reject]:
         """Return the rejects among the selected samples.
 
-        For latents that are selected without their images there are none.
+        There are none unless latents are selected together with their images.
         """
         if not self._by_images:
             return []
@@ -375,7 +383,10 @@ class CopiedSamples:
         return [view[begin:end] for begin, end in self.reach]
 
     def _read_members(self, at: int, end: int) -> tuple[str, list[Member]]:
-        """Return the key and the members of a sample, from its tar headers."""
+        """Return the key and the members of a sample, from its tar headers.
+
+        Raise DamageError if these bytes are not those of exactly one sample.
+        """
         data, keys, members = self.data, set(), []
         while at < end:
             head = data[at : at + BLOCK]
@@ -418,7 +429,10 @@ class _NewShard:
     rows: list[int] = field(default_factory=list)
 
     def leave_out_removed(self, found: CopiedSamples, prefix: str) -> None:
-        """Leave out samples that were removed from the new dataset."""
+        """Leave out of `found` the samples that were removed from the new dataset before.
+
+        They become rejects.
+        """
         if not (removed := self.draft.removed):
             return
         kept = [n for n in range(len(found.keys)) if not _is_removed(removed, found, n)]
@@ -446,7 +460,10 @@ class _NewShard:
         return self.tar
 
     def count(self, found: CopiedSamples, part: PlacedPart) -> None:
-        """Count of each sample what pack and encode count."""
+        """Add samples to the totals, and to the counts that a receipt states.
+
+        Their positions in the new image shard are noted too.
+        """
         self.rows += part.positions[found.places].tolist()
         self.samples += len(found.keys)
         self.nbytes += sum(end - begin for begin, end in found.reach)
@@ -456,7 +473,7 @@ class _NewShard:
 
 
 def _is_removed(removed: Removed, found: CopiedSamples, number: int) -> bool:
-    """Return whether a sample was removed, by every mark that pack recognises samples by."""
+    """Return whether a sample has the source, the URL or an image digest of a removed sample."""
     facts = found.facts[number]
     known = removed.has("source", str(facts.get("source", "")))
     known = known or removed.has("url", str(facts.get("url", "")))

@@ -59,8 +59,8 @@ class Copies:
 class CopiedSample:
     """A sample of a group of copies.
 
-    Its hash differs in `distance` bits from the hash of the sample that stays; or it has the same
-    bytes.
+    `distance` is the number of bits in which its hash differs from that of the sample that stays.
+    `is_equal` is true if both have the same bytes.
     """
 
     dataset: str
@@ -81,7 +81,7 @@ class DuplicateGroup:
 
 
 class CopySearch:
-    """The search for copies among all samples of some datasets of images."""
+    """The search for copies among those samples of some datasets of images that are compared."""
 
     def __init__(self, images: Sequence[ImagesLooked], compared: ComparedSamples) -> None:
         self._images, self._compared = images, compared
@@ -94,7 +94,11 @@ class CopySearch:
         self.flat = int((self._hashes[chosen] == NO_HASH).sum()) - self.damaged
 
     def copies(self, distance: int, heard: Counting) -> Copies:
-        """Find the copies. The hashes are freed on the way."""
+        """Return the samples that may go, each with the sample that stays for it.
+
+        `distance` is the most bits in which two hashes of copies differ, and `heard` gets the
+        number of sorts done and of all. This can be called only once, as it frees the hashes.
+        """
         order = numpy.lexsort((*self._sort_keys(), self._hashes))
         if self._compared.is_compared is not None:
             order = order[self._compared.is_compared[order]]
@@ -124,9 +128,9 @@ class CopySearch:
     def _choose_hashes(
         self, distinct: NDArray[numpy.uint64], best: Rows, distance: int, heard: Counting
     ) -> Rows:
-        """Return for each hash the hash whose picture stays for it, itself or a near one.
+        """Return for each hash the number of the hash whose picture stays: this one, or a near one.
 
-        `best` has the row of the best picture with each hash.
+        `distinct` has each hash once, and rises. `best` has the row of the best picture with each.
         """
         one, other = find_near_pairs(distinct, distance, heard)
         paired, places = numpy.unique(numpy.concatenate([one, other]), return_inverse=True)
@@ -145,7 +149,10 @@ class CopySearch:
         return (~pixels,) if values is None else (~pixels, -values[rows])
 
     def _find_same_bytes(self, rows: Rows, content: Rows) -> tuple[Rows, Rows]:
-        """Return the rows with the same bytes as a row that stays, each with that row."""
+        """Return those of `rows` with the same bytes as a better one, and for each the best one.
+
+        `content` has a digest of the bytes of every row.
+        """
         order = rows[numpy.lexsort((*self._sort_keys(rows), content[rows]))]
         starts = _run_starts(content[order])
         copies, at = _rows_to_go(order, starts, numpy.arange(len(starts)))
@@ -159,7 +166,7 @@ def _pixels(table: pa.Table) -> NDArray[numpy.uint32]:
 
 
 def _run_starts(rising: NDArray[numpy.generic]) -> Rows:
-    """Return the place at which each run of equal values begins."""
+    """Return the places at which runs of equal values begin."""
     is_first = numpy.ones(len(rising), bool)
     is_first[1:] = rising[1:] != rising[:-1]
     return numpy.flatnonzero(is_first)
@@ -168,7 +175,9 @@ def _run_starts(rising: NDArray[numpy.generic]) -> Rows:
 def _rows_to_go(order: Rows, starts: Rows, stays: Rows) -> tuple[Rows, Rows]:
     """Return the rows that may go, each with the number of its run of equal values.
 
-    Of a run that stays, the first row may not go.
+    `order` has the rows run by run, with the best row of a run first, and `starts` the place of
+    each run's first row. `stays` has for each run the number of the run that stays for it: the
+    first row of a run that has its own number there may not go.
     """
     goes = numpy.ones(len(order), bool)
     goes[starts[stays == numpy.arange(len(stays))]] = False
@@ -184,7 +193,10 @@ def _spans(images: Sequence[ImagesLooked]) -> list[tuple[ImagesLooked, HashUnit,
 
 
 def largest_groups(images: Sequence[ImagesLooked], copies: Copies) -> Iterator[DuplicateGroup]:
-    """Yield the groups with the most copies."""
+    """Yield a few groups: those with the most copies, the largest first.
+
+    Of the copies of a group only the first few are listed.
+    """
     spans = _spans(images)
 
     def sample(row: int, distance: int = 0, is_equal: bool = True) -> CopiedSample:
@@ -256,7 +268,11 @@ class CopyFiles:
 
 @contextmanager
 def copy_files(output: str, table: str, images: Sequence[ImagesLooked]) -> Iterator[CopyFiles]:
-    """Open the files of keys. A place that cannot be written to is known before the work."""
+    """Open the files of keys and the tables, and publish them at the end if nothing failed.
+
+    They are opened before the search, so that a place that cannot be written to is known early.
+    Raise UsageError for a name that does not fit, such as one file for several datasets.
+    """
     for option, url in (("-o", output), ("--table", table)):
         if len(images) > 1 and url and NUMBER not in url:
             raise UsageError(

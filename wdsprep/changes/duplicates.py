@@ -44,9 +44,9 @@ from wdsprep.text import NotebookTable
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Duplicates(NotebookTable):
-    """The result of a search: how many samples there are, how many may go, and the largest groups.
+    """The result of a search: how many samples were compared, how many may go, the largest groups.
 
-    `flat` have too little detail to be compared, and `damaged` cannot be read.
+    `flat` have too little detail for a hash, and `damaged` cannot be read.
     """
 
     datasets: tuple[str, ...]
@@ -138,7 +138,10 @@ def _look(
     make_runner: Callable[[int, int], Runner],
     listener: JobListener,
 ) -> None:
-    """Compute the hashes of each shard that has none yet, and keep them."""
+    """Compute the hashes of each shard that has none yet, and keep them.
+
+    Raise WorkError at the end if a shard failed.
+    """
     units = [unit for one in images for unit in one.missing()]
     if not units:
         return

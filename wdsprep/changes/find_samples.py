@@ -59,7 +59,7 @@ class DatasetPlace:
 
     @property
     def is_selection(self) -> bool:
-        """Return whether keys do not tell the unit that their samples are in."""
+        """Return whether `select` made the dataset, so that keys do not begin with their unit."""
         source = self.manifest.settings.get("source")
         return source == SELECTION or SELECTION in self.manifest.extra
 
@@ -76,15 +76,15 @@ class DatasetPlace:
 class FoundSamples:
     """The samples that were found in a dataset, by unit.
 
-    `marks` are those of inputs that must stay away. `known` are keys of rejects that were removed
-    before.
+    `marks` are those of inputs that must stay away. `known` are the wanted keys whose samples were
+    removed before.
     """
 
     units: dict[str, UnitRemoval] = field(default_factory=dict)
     marks: set[bytes] = field(default_factory=set)
     known: set[str] = field(default_factory=set)
     hits: set[bytes] = field(default_factory=set)
-    """The wanted marks that samples have."""
+    """The wanted marks that samples or rejects have."""
 
     @property
     def samples(self) -> int:
@@ -101,7 +101,8 @@ class FoundSamples:
 class Finder:
     """A search for the wanted samples.
 
-    With `keeps_copies`, a sample must stay away by its source alone, and not by its URL or digest.
+    With `keeps_copies`, found samples are marked by their sources alone, and not by their URLs and
+    digests, so that their copies may be packed.
     """
 
     wanted: WantedSamples
@@ -127,7 +128,10 @@ class Finder:
     def _find_in_shard(
         self, place: DatasetPlace, shard: Shard, keys: SortedKeys, found: FoundSamples
     ) -> KeysByNumber:
-        """Return the keys of the wanted samples of an image shard, by their numbers."""
+        """Return the keys of the wanted samples of an image shard, by their numbers.
+
+        The marks by which these samples stay away are added to `found`.
+        """
         with ShardReader(place.store, shard) as reader:
             if self.wanted.kinds:
                 numbered = self._scan_shard(reader, keys, found)
@@ -143,7 +147,7 @@ class Finder:
         receipts: Collection[Receipt],
         images: Mapping[str, ShardRemoval],
     ) -> FoundSamples:
-        """Return the wanted samples of some units of latents.
+        """Return the samples of some units of latents that are wanted, or that their images lose.
 
         `images` are the image shards that lose samples, by the units of the latents made of them.
         """
@@ -153,8 +157,7 @@ class Finder:
         for receipt in receipts:
             lost = images.get(receipt.unit)
             slice_name = receipt.unit.rpartition("/")[2].partition("_")[0]
-            keys = every or self.wanted.keys.of_slice(slice_name)
-            keys |= set(lost.keys) if lost else set()
+            keys = {*(every or self.wanted.keys.of_slice(slice_name)), *(lost.keys if lost else ())}
             is_current = lost is not None and image_shard_digest(receipt.input) == lost.digest
             shards = {}
             for shard in receipt.shards if keys else ():
@@ -171,7 +174,11 @@ class Finder:
     def _scan_shard(
         self, reader: ShardReader, keys: Container[str], found: FoundSamples
     ) -> KeysByNumber:
-        """Read a whole image shard, and return the keys of its wanted samples by number."""
+        """Read a whole image shard, and return the keys of its wanted samples by number.
+
+        The wanted marks that they have are added to the hits of `found`. Raise BadSampleError if a
+        sample is damaged.
+        """
         numbered: KeysByNumber = {}
         shard = reader.shard
         with open_tape(reader.store, shard.name, expected=shard.nbytes) as tape:
@@ -215,7 +222,11 @@ class Finder:
         keys: SortedKeys | set[str],
         found: FoundSamples,
     ) -> tuple[str, ...]:
-        """Return the keys of wanted rejects that can still be read."""
+        """Return the keys of the rejects of a unit that are wanted.
+
+        Their marks are added to `found`. A wanted key that was removed before is not returned, but
+        added to the known keys of `found`.
+        """
         marks = place.has_images and self.wanted.kinds
         if not receipt.rejects or not (keys or marks):
             return ()
@@ -242,9 +253,9 @@ def _add_unit(
     rejects: tuple[str, ...],
     images: ShardRemoval | None = None,
 ) -> None:
-    """Add the samples and rejects that a unit of work loses to the found samples.
+    """Add to `found` what a unit of work loses: samples of its shards, and rejects.
 
-    `images` is its image shard, if that loses samples too.
+    `images` is the image shard that latents were made of, if that loses samples too.
     """
     if not (shards or rejects or images):
         return
@@ -282,7 +293,10 @@ def image_digests(fields: Fields, facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _facts(fields: Fields) -> Mapping[str, Any]:
-    """Return the json of a sample, with an empty source if it has none, as latents may."""
+    """Return the json of a sample, with an empty source if it has none, as latents may.
+
+    Raise BadSampleError if it is not an object.
+    """
     found = parse_object(fields.get("json", b""))
     if found is None:
         raise BadSampleError("the json of a sample is not an object")

@@ -68,7 +68,10 @@ def hashes_file(shard: Shard | ShardRemoval) -> str:
 
 
 def delete_hashes(images: str, shards: Iterable[ShardRemoval]) -> None:
-    """Delete the hashes that are kept beside `images` of these shards."""
+    """Delete the hashes of these shards from the folder beside the dataset `images`.
+
+    Do nothing if there is no such folder, or if access to it is refused.
+    """
     with suppress(NotFoundError, AccessError):  # a bucket of that name that belongs to others
         kept = open_store(hashes_folder(images))
         there = {entry.name for entry in kept.list()}
@@ -108,7 +111,10 @@ class Hashing:
 
 
 def hash_shard(unit: HashUnit) -> Generator[int, None, None]:
-    """Hash the pictures of a shard, and yield about how many of its bytes have been read."""
+    """Hash the pictures of a shard, and write the file of its hashes at the end.
+
+    Now and then yield about how many bytes of the shard have been read so far.
+    """
     rows: list[tuple[str, int, int, int, int]] = []
     told = time.monotonic()
     for row in readable(shared_store(unit.images), _rows(unit)):
@@ -124,7 +130,10 @@ def hash_shard(unit: HashUnit) -> Generator[int, None, None]:
 
 
 def _rows(unit: HashUnit) -> Iterator[tuple[str, int, int, int, int]]:
-    """Yield the key, hash, size and content of each sample of a shard."""
+    """Yield the key, hash, width, height and content digest of each sample of a shard.
+
+    Raise DamageError after the last if the shard has another digest than its receipt says.
+    """
     with HashedTape(shared_store(unit.images), unit.shard, unit.kind) as tape:
         for sample in read_samples(tape.at, unit.name):
             image = next((sample.fields[name] for name in _KEPT_AS if name in sample.fields), b"")
@@ -133,7 +142,10 @@ def _rows(unit: HashUnit) -> Iterator[tuple[str, int, int, int, int]]:
 
 
 def _looks(image: bytes) -> tuple[int, int, int, int]:
-    """Return the hash, width, height and content digest of an image."""
+    """Return the hash, width, height and content digest of an image.
+
+    Of an image that cannot be read all but the last are 0.
+    """
     content = int.from_bytes(blake3(image).digest(8), "little", signed=True)
     try:
         seen = perceptual_hash.look(image)
@@ -160,7 +172,7 @@ class ImagesLooked:
         return self.units[0].images
 
     def missing(self) -> tuple[HashUnit, ...]:
-        """Return the shards without hashes. Hashes of shards that are gone are deleted."""
+        """Return the shards without hashes, and delete the hashes of shards that are gone."""
         there = {entry.name for entry in self.kept.list() if not is_hidden(entry.name)}
         files = {unit.file for unit in self.units}
         for name in there - files:
@@ -169,7 +181,7 @@ class ImagesLooked:
         return tuple(unit for unit in self.units if unit.file not in there)
 
     def columns(self, unit: HashUnit, *names: str) -> pa.Table:
-        """Return the hashes that are kept of one shard.
+        """Return the columns `names` of the table of hashes that is kept of one shard.
 
         No thread of Arrow takes part: one that still held these bytes when Python ends
         would end the process with "terminate called without an active exception".
@@ -178,12 +190,15 @@ class ImagesLooked:
         return pq.ParquetFile(data, pre_buffer=False).read(columns=list(names), use_threads=False)
 
     def each(self, *names: str) -> list[pa.Table]:
-        """Return the hashes of all shards, in their order, read in threads."""
+        """Return the columns `names` of the table of each shard, in order. Read them in threads."""
         return read_each(lambda unit: self.columns(unit, *names), self.units, self.kept.readers)
 
 
 def open_images(url: str, shown: str, kept: str) -> ImagesLooked:
-    """Open the images at `url`, whose hashes are kept at `kept`."""
+    """Open the images at `url`, whose hashes are kept at `kept`.
+
+    Raise UsageError if the dataset is not one of images, or has no shard.
+    """
     store = open_store(url)
     manifest = dated_manifest(store)
     if manifest is None:

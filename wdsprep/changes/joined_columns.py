@@ -30,9 +30,10 @@ class JoinedColumns:
 
 
 def find_columns(groups: Sequence[Group], join: Sequence[str], condition: str) -> JoinedColumns:
-    """Return the places of the columns that a condition may use.
+    """Return the places of the scores and tables whose columns a condition may use.
 
-    They are those in `join`, and scores that are selected together with the first group.
+    They are those in `join`, and the scores that are selected together with the first group. There
+    are none if the condition is empty.
     """
     origins = groups[0].origins
     if not condition:
@@ -52,7 +53,8 @@ def match_places(
     """Return the places in `join` that belong to each dataset, given by its place and manifest.
 
     Scores belong to the datasets of their images, and tables to all. A single dataset gets all
-    places: those that do not fit are refused when they are joined.
+    places: those that do not fit are refused when they are joined. With several datasets, raise
+    UsageError for scores that belong to none of them.
     """
     tables = [place for place in join if is_table(place)]
     scores = [open_origin(place) for place in join if not is_table(place)]
@@ -97,6 +99,9 @@ def subsets_of(origins: Sequence[Origin], columns: JoinedColumns, condition: str
 
 
 def select_samples(url: str, places: Sequence[str], condition: str) -> Subset | None:
-    """Return the samples of a dataset that meet a condition on its columns and joined ones."""
+    """Return the samples of a dataset that meet a condition on its columns and joined ones.
+
+    Return None if there is no condition and no place to join.
+    """
     stream = Stream(url, where=condition, join=places)
     return find_subset(join_datasets(open_stream(stream))[0], None, None)

@@ -24,7 +24,10 @@ def is_file(path: str) -> bool:
 
 
 def read_lines(what: str, given: NameList) -> Iterator[str]:
-    """Yield the lines of a list, without blanks around them and without empty lines."""
+    """Yield the lines of a list, without blanks around them and without empty lines.
+
+    Raise UsageError if the file is missing. `what` names the items in the message.
+    """
     if not isinstance(given, str | os.PathLike):
         yield from (line.strip() for line in given if line.strip())
         return
@@ -42,7 +45,7 @@ def read_lines(what: str, given: NameList) -> Iterator[str]:
 def read_words(
     given: NameList, *, piece_nbytes: int = PIECE_NBYTES, piece_names: int = PIECE_NAMES
 ) -> Iterator[list[bytes]]:
-    """Yield the words of a file, or the items of a list, several at a time."""
+    """Yield the words of a file, or the items of a list, as lists of several at a time."""
     if not isinstance(given, str | os.PathLike):
         names = (name.encode("utf-8", "surrogateescape") for name in given)
         while some := list(islice(names, piece_names)):

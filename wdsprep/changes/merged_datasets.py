@@ -31,7 +31,6 @@ class Group:
 
     place: str
     origins: tuple[Origin, ...]
-    is_followed: bool = False
     follows: "Group | None" = None
 
     @property
@@ -68,7 +67,11 @@ def open_origin(given: "str | os.PathLike[str]") -> Origin:
 
 
 def group_datasets(given: "Sequence[str | os.PathLike[str]]", out: str) -> list[Group]:
-    """Return the groups of the given datasets, images first."""
+    """Return the groups of the given datasets, images first.
+
+    A group has the datasets with the same place in `out`. Raise UsageError if the datasets cannot
+    be selected from together.
+    """
     if not given:
         raise UsageError("nothing to select from: give the path or URL of a dataset")
     by_place: dict[str, list[Origin]] = {}
@@ -112,7 +115,10 @@ def _group(place: str, origins: list[Origin]) -> Group:
 
 
 def _follow_images(group: Group, images: Group) -> Group:
-    """Return a group of latents in the order of the images that they were made of."""
+    """Return a group of latents in the order of the images that they were made of.
+
+    Raise UsageError if they are not latents of all datasets of images, each once.
+    """
     of = {}
     for origin in group.origins:
         of[_images_of(origin, images)] = origin
@@ -127,7 +133,10 @@ def _follow_images(group: Group, images: Group) -> Group:
 
 
 def _images_of(latents: Origin, images: Group) -> int:
-    """Return the number of the images that latents were made of, in whole."""
+    """Return the number, in its group, of the dataset of images that latents were made of.
+
+    Raise UsageError if none, as it is now, is what all of the latents were made of.
+    """
     ledger = latents.manifest.ledger
     made = dict(zip(ledger.units(), ledger.column("input"), strict=True))
     for at, origin in enumerate(images.origins):

@@ -52,7 +52,10 @@ class Block:
 
 
 def plan(count: int, distance: int) -> tuple[int, int]:
-    """Return the number of blocks to cut a hash into, and how many of them must be equal."""
+    """Return the number of blocks to cut a hash into, and how many of them must be equal.
+
+    They are those with which a search among `count` hashes should take the least time.
+    """
 
     def cost(agreeing: int) -> float:
         sorts = math.comb(distance + agreeing, agreeing)
@@ -74,8 +77,7 @@ def find_near_pairs(
 ) -> tuple[Rows, Rows]:
     """Return all pairs of hashes that differ in 1 to `distance` bits, as places in `hashes`.
 
-    The hashes rise, and each is there once. `heard` gets the number of sorts done, of how
-    many.
+    The hashes rise, and each is there once. `heard` gets the number of sorts done, and of all.
     """
     if not distance or len(hashes) < 2:
         return numpy.empty(0, numpy.int64), numpy.empty(0, numpy.int64)
@@ -132,7 +134,11 @@ def _back(moved: Hashes, blocks: Sequence[Block]) -> Hashes:
 
 
 def _find_alike(front: Hashes, key_nbits: int, distance: int) -> Iterator[tuple[Hashes, Hashes]]:
-    """Yield pairs of hashes that begin with the same bits and are near, piece by piece."""
+    """Yield the pairs of hashes that have the same first bits and differ in few others.
+
+    The first `key_nbits` bits are the same, and at most `distance` bits differ. `front` is sorted.
+    Many pairs are yielded at a time, as two arrays.
+    """
     limit = numpy.uint64(1 << (NBITS - key_nbits))
     for start in range(0, len(front) - 1, HASHES_AT_ONCE):
         at = numpy.arange(start, min(start + HASHES_AT_ONCE, len(front) - 1))
@@ -162,10 +168,11 @@ def bits_set(numbers: Hashes) -> NDArray[numpy.uint64]:
 
 
 def choose_kept(better: Rows, worse: Rows, count: int) -> NDArray[numpy.int64]:
-    """Return which of `count` pictures stays for each: itself, or the best that it is paired with.
+    """Return for each of `count` pictures which one stays: itself, or one that it is paired with.
 
-    Pictures are numbered from the best on. A picture that is better than all it is paired with
-    stays; a picture paired with one that stays goes; and so on with the rest.
+    Pictures are numbered from the best on; `better` and `worse` have the two of each pair. A
+    picture that is better than all it is paired with stays; a picture paired with one that stays
+    goes; and so on with the rest. Of several that stay, a picture that goes gets the best.
     """
     stays, goes = numpy.zeros(count, bool), numpy.zeros(count, bool)
     left_better, left_worse = better, worse

@@ -83,7 +83,9 @@ def remove(datasets: Sequence[Place], options: RemoveOptions) -> "Removal":
         removal = wdsprep.remove("shards/images", "shards/latents-256", keys="000000000012")
         removal = wdsprep.remove("shards/images", urls="gone.txt", yes=True)  # does it
 
-    The options are those of `wdsprep remove`; lists may also be lists of Python.
+    Without `yes`, only count what would be removed. A removal that was begun earlier and killed is
+    finished first in any case. The options are those of `wdsprep remove`; lists may also be lists
+    of Python.
     """
     if not datasets:
         raise UsageError("nothing to remove from: give the path or URL of a dataset")
@@ -200,7 +202,10 @@ def _open(url: str, shown: str) -> DatasetPlace:
 
 
 def _finish_begun(urls: Sequence[str], listener: JobListener) -> tuple[str, ...]:
-    """Finish removals that were begun in these datasets and killed; return those datasets."""
+    """Finish removals that were begun in these datasets and killed; return those datasets.
+
+    The images that latents among them were made of are included, even if they were not given.
+    """
     begun = {url: found for url in urls if (found := removed_from(open_store(url))).units}
     if not begun:
         return ()
@@ -221,7 +226,7 @@ def _finish_begun(urls: Sequence[str], listener: JobListener) -> tuple[str, ...]
 
 
 def _moved_images(latents: Removed, urls: Sequence[str]) -> str:
-    """Return the place of the images of latents, if they have moved since the removal began.
+    """Return to which of `urls` the images of latents have moved, or "" if to none of them.
 
     They are found by the digests that shards have, or had before they lost samples.
     """
@@ -237,7 +242,7 @@ def _moved_images(latents: Removed, urls: Sequence[str]) -> str:
 
 
 def _find_begun(url: str) -> dict[str, Removed]:
-    """Return what was begun in a dataset of images; nothing if the dataset is gone."""
+    """Return what a removal from a dataset has left to do, by its URL; nothing if it is gone."""
     with suppress(NotFoundError, UsageError):
         open_dataset(url)
         return {url: removed_from(open_store(url))}
@@ -272,7 +277,11 @@ class _RemovalJob:
             self._search(place, list(place.receipts.values()))
 
     def _search(self, place: DatasetPlace, receipts: Sequence[Receipt]) -> None:
-        """Search some units, and replace what was found in them before."""
+        """Search some units of a dataset, and keep what is found there.
+
+        Samples and rejects that were found in these units before are replaced, and marks are kept.
+        Do nothing if the job has no finder.
+        """
         finder, known = self._finder, self._found[place.url]
         if finder is None:
             return
@@ -294,9 +303,9 @@ class _RemovalJob:
         return by_latent_unit(self._found[images].units.values()) if images else {}
 
     def _images_of(self, latents: DatasetPlace) -> str:
-        """Return the place of the images that latents were made of, or "" if none of them was.
+        """Return the URL of the images that latents were made of, or "" if they are not given.
 
-        It is the place whose shards most of the latent shards state as their input.
+        It is the one whose shards most of the latent shards state as their input.
         """
         inputs = latents.manifest.image_digests()
 
@@ -309,9 +318,9 @@ class _RemovalJob:
     def _check_current(
         self, place: DatasetPlace, receipts: Sequence[Receipt], lost: Mapping[str, ShardRemoval]
     ) -> None:
-        """Raise FingerprintError if latents were not made of the images as they are now.
+        """Raise FingerprintError if latents are of an older version of an image shard in `lost`.
 
-        Then samples cannot be found in them by what only images state.
+        It is checked only if samples are wanted by URL, digest or source, which images alone state.
         """
         if not (self._finder and self._finder.wanted.kinds):
             return
@@ -326,7 +335,10 @@ class _RemovalJob:
 
     # --- the result
     def removal(self, *, ended: tuple[str, ...] = ()) -> Removal:
-        """Return the removal as it was found, for the user."""
+        """Return what was found, for the user.
+
+        `ended` are the datasets in which an earlier removal was finished.
+        """
         wanted = self._finder.wanted if self._finder else None
         every = self._found.values()
         known = {key for found in every for key in found.known}
@@ -370,7 +382,10 @@ class _RemovalJob:
 
     # --- mark
     def mark(self) -> None:
-        """Write the file `removed` of each dataset, and wait for the units that are held."""
+        """Write the file `removed` of each dataset, and wait for the units that are held.
+
+        Raise BusyError if another removal has begun there.
+        """
         for place in self._places.values():  # latents first
             self._mark(place)
         for place in self._places.values():
@@ -396,7 +411,7 @@ class _RemovalJob:
                 self._removed[place.url] = write_removed(place.store, new)
 
     def catch_up(self) -> None:
-        """Search and mark the units that other runs have finished since."""
+        """Search the units that other runs have finished since `find`, and mark what is found."""
         for place in (*self._images, *self._latents):
             manifest = refresh_manifest(place.store, place.manifest)
             before = dict(place.manifest.ledger.named_lines())
@@ -409,9 +424,9 @@ class _RemovalJob:
 
     # --- change
     def resume(self, begun: Mapping[str, Removed]) -> None:
-        """Continue the removal that an earlier run began.
+        """Take over what a removal of an earlier run has left to do, for `change`.
 
-        Nothing was removed from latents if their images were never marked.
+        Nothing was removed from latents if their images were never marked: their part is dropped.
         """
         for url, removed in begun.items():
             self._made_of[url] = removed.images
@@ -469,7 +484,11 @@ class _RemovalJob:
             place.store.publish()
 
     def _finish_dataset(self, place: DatasetPlace, gone: set[str]) -> None:
-        """Delete lookups and hashes of removed samples, write the manifest, and keep the marks."""
+        """Write the manifest without the units in `gone`, and leave only marks in `removed`.
+
+        The lookup of captions and the hashes of changed shards are deleted before. Do nothing if no
+        unit of the dataset was to be changed.
+        """
         if not self._found[place.url].units and not self._removed[place.url].units:
             return
         if digest := place.manifest.settings.get("captions"):

@@ -169,7 +169,7 @@ class UnitChange:
         return self._with_rows(receipt, self._with_new_image(after))
 
     def _is_ahead_of(self, receipt: Receipt) -> bool:
-        """Return whether no file of the unit has been changed yet."""
+        """Return whether the removal has changed no file of the unit yet."""
         if self._removal.shards or self._removal.made_of:
             return self._removal.is_ahead_of(receipt)
         name = rejects_name(receipt.unit)
@@ -179,7 +179,7 @@ class UnitChange:
     def _count_gone(
         self, receipt: Receipt, made: Sequence[RewrittenShard], emptied: set[str]
     ) -> Counter[str]:
-        """Return what the receipt has counted of the removed samples, by the name of the count."""
+        """Return what the removed samples add to each count of the receipt, by the count's name."""
         gone = {one.shard.name: one.gone for one in made}
         shapes = shape_ranges(receipt.settings, receipt.counts)
         counts: Counter[str] = Counter()
@@ -197,6 +197,7 @@ class UnitChange:
     def _with_new_image(self, receipt: Receipt) -> Receipt:
         """Return a receipt whose input is the new image shard, so that encode finds it up to date.
 
+        It stays as it is if the removal has not changed that shard, or has deleted it.
         After `encode --limit` the input also states how many samples of the image shard were
         encoded: those removed are taken off that number.
         """
@@ -222,9 +223,10 @@ class UnitChange:
         )
 
     def _make_rejects(self, data: bytes, kind: DigestKind) -> tuple[bytes, RejectsFile]:
-        """Return the rejects without what identifies removed samples.
+        """Return the file of rejects, in which removed samples have nothing that identifies them.
 
-        Latents lose these rejects if their images no longer have them. A reject whose record a
+        They become rejects `removed`; latents have none of them if the image shard loses them too.
+        The bytes of the file are returned with their digest and counts. A reject whose record a
         repair could not read has another key by now, and nothing that identifies it.
         """
         gone = dict.fromkeys((key for shard in self._removal.shards for key in shard.keys), "")
@@ -265,7 +267,8 @@ class UnitChange:
     def _with_rows(self, before: Receipt, receipt: Receipt) -> Receipt:
         """Return a receipt with the positions of the remaining samples in the new image shard.
 
-        An old dataset whose positions nobody can tell stays without.
+        An old dataset without a file of positions gets one first, on disk too, if its keys tell
+        them, and otherwise stays without.
         """
         kind, files = DigestKind.from_settings(receipt.settings), dict(receipt.files)
         for shard in before.shards:
@@ -293,7 +296,10 @@ class UnitChange:
 
     # --- writing the files
     def _write_files(self, receipt: Receipt) -> None:
-        """Write the rejects, and the inputs or the rows, as the receipt says."""
+        """Write the rejects, and the inputs or the rows, as the receipt says.
+
+        Files of rows that the receipt does not state are deleted.
+        """
         kind = DigestKind.from_settings(receipt.settings)
         for name, digest, make in self._small_files(receipt):
             if (data := self._new_content(kind, name, digest, make)) is not None:
@@ -304,7 +310,10 @@ class UnitChange:
                     self._store.delete(name)
 
     def _small_files(self, receipt: Receipt) -> Iterator[tuple[str, str, Make]]:
-        """Yield the name of each small file, its digest, and what makes it of the one before."""
+        """Yield the name of each small file, its new digest, and what makes its new content.
+
+        A list of inputs that is lost or damaged is left out.
+        """
         kind, unit = DigestKind.from_settings(receipt.settings), receipt.unit
         rejects, inputs = rejects_name(unit), inputs_name(unit)
         yield rejects, receipt.files[rejects], lambda data: self._make_rejects(data, kind)[0]
@@ -403,7 +412,7 @@ class UnitChange:
         )
 
     def _offsets(self, removal: ShardRemoval) -> Sequence[int]:
-        """Return where samples begin; read it from the tar if a killed run left a newer index."""
+        """Return where samples begin; read it from the tar if its index does not fit it."""
         try:
             return offsets_of(self._store, removal)
         except FormatError:
@@ -430,7 +439,10 @@ class _TarSplitter:
         self._gone: list[bytes] = []
 
     def pieces(self, position: int, chunk: bytes) -> Iterator[bytes]:
-        """Yield the remaining bytes of the chunk of the tar that begins at `position`."""
+        """Yield the remaining bytes of the chunk of the tar that begins at `position`.
+
+        The bytes of removed samples are kept for `samples`.
+        """
         start, end = position, position + len(chunk)
         at = bisect_right(self._cuts, position)
         while start < end:

@@ -41,7 +41,7 @@ class KeysBySlice:
         return chain.from_iterable(map(self._keys_at, sorted(self._by_slice)))
 
     def of_slice(self, name: str) -> set[str]:
-        """Return the keys that samples of a slice may have."""
+        """Return those of these keys that a sample of the slice `name` may have."""
         return {key for key in self._keys_at(name[:DIGITS]) if _is_key_of(key, name)}
 
     def _keys_at(self, first: str) -> list[str]:
@@ -68,7 +68,7 @@ class SortedKeys:
         return isinstance(key, str) and bool(self.between(key, key))
 
     def between(self, first: str, last: str) -> list[str]:
-        """Return the keys that may be in a shard that begins and ends with these keys."""
+        """Return those of these keys that are not before `first` and not after `last`, in order."""
         start = bisect_left(self._keys, key_order(first), key=key_order)
         return self._keys[start : bisect_right(self._keys, key_order(last), key=key_order)]
 
@@ -110,9 +110,10 @@ class WantedSamples:
 
 
 def _read_keys(asked: NameList) -> Iterable[str]:
-    """Read keys from a file, or split a text of keys at its commas.
+    """Return the keys in a file or a list, or split a text of keys at its commas.
 
-    The text is a path if that file exists, or if it cannot be a key.
+    The text is the path of a file if that file exists, if it is a URL, or if its last part has a
+    dot.
     """
     if not isinstance(asked, str):
         return read_lines("keys", asked)
@@ -123,7 +124,7 @@ def _read_keys(asked: NameList) -> Iterable[str]:
 
 
 def _read_values(kind: str, given: dict[str, NameList]) -> Iterator[str]:
-    """Yield the lines of a list. Raise UsageError for a wrong digest."""
+    """Yield the lines of the list of a kind. Raise UsageError for a wrong digest."""
     for line in read_lines(kind, given[kind]):
         value = line.lower() if kind == "sha256" else line
         if kind == "sha256" and not SHA256.fullmatch(value):

@@ -72,8 +72,8 @@ class Selected(NotebookTable):
 def select(options: SelectOptions) -> Selected:
     """Copy samples of datasets into new ones.
 
-    The samples are those that meet `where`, have one of `keys`, are among `count` drawn at
-    random, or all; they are divided into parts by `split`.
+    The samples are those that have one of `keys` and meet `where`, and of these `count` drawn at
+    random, as far as the options are given. `split` divides them into parts.
 
         wdsprep.select("shards/images", "shards/large", where="width >= 768")
         wdsprep.select(["shards/images", "shards/latents-256"], "{split}/{name}",

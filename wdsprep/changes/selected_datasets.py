@@ -80,7 +80,10 @@ class SelectRequest:
 
 
 def plan_shards(group: Group, asked: SelectRequest) -> dict[str, list[PlannedShard]]:
-    """Return the planned shards of each part of a selection."""
+    """Return the planned shards of each part of a selection, by its name; "" without a split.
+
+    Raise UsageError if nothing is selected, or nothing for a part.
+    """
     rise = group.dataset == "images"
     shards = OriginShards(origins=group.origins)
     every = shards.all_samples
@@ -204,7 +207,7 @@ class SelectedDataset:
     def nbytes_left(self, cuts: Sequence[PlannedShard]) -> int:
         """Return about how many bytes are left to write.
 
-        For latents this is their size times the share of selected samples.
+        For latents that follow images it is their size times the share of selected samples.
         """
         done = set(self._present.ledger.units()) if self._present else set()
         names = (self._unit_name(each) for each in cuts)
@@ -218,7 +221,7 @@ class SelectedDataset:
 
     @cached_property
     def _buckets(self) -> frozenset[int]:
-        """Return the buckets of the images that latents were made of."""
+        """Return the buckets of images that latents were made of; none if they follow no images."""
         images = self.group.follows
         if images is None:
             return frozenset()
@@ -241,7 +244,11 @@ class SelectedDataset:
         options: WorkerOptions,
         listener: JobListener,
     ) -> Outcome:
-        """Copy the samples of the planned shards, and return the outcome."""
+        """Copy the samples of the planned shards, and return the outcome.
+
+        `images` is the outcome of the images that latents follow. Raise FingerprintError if the
+        place has units of another selection.
+        """
         return self._run(list(self._units(cuts, images)), options, listener)
 
     def _units(self, cuts: Sequence[PlannedShard], images: Outcome | None) -> Iterator[CopyUnit]:

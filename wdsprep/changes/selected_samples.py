@@ -196,7 +196,10 @@ def select_keys(
 def select_where(
     selection: SampleSelection, shards: OriginShards, subsets: Sequence[Subset]
 ) -> SampleSelection:
-    """Return the samples of each dataset that meet a condition."""
+    """Return those samples of a selection that meet a condition.
+
+    `subsets` has for each dataset all samples that meet it.
+    """
     found: dict[tuple[int, str], Numbers] = {}
     for at, subset in enumerate(subsets):
         meets = subset.selection(None)
@@ -210,7 +213,7 @@ def select_where(
 def draw_samples(
     selection: SampleSelection, shards: OriginShards, count: int, seed: int
 ) -> SampleSelection:
-    """Return `count` samples, drawn at random."""
+    """Return `count` samples, drawn at random. Raise UsageError if there are fewer."""
     if selection.samples < count:
         there = plural(selection.samples, "sample")
         raise UsageError(f"--count {count:,} is more than the {there} to draw from: give fewer")
@@ -234,9 +237,9 @@ def split_samples(
 def _divide(
     selection: SampleSelection, shards: OriginShards, seed: int, ends: Sequence[int]
 ) -> list[SampleSelection]:
-    """Divide samples at random: return those between each end and the next.
+    """Return the samples whose places in a random order lie between each of `ends` and the next.
 
-    `ends` are numbers of samples, in the order of the random number of each.
+    The seed decides the order.
     """
     words = partial(_random_words, shards, seed)
     every = np.concatenate([np.empty(0, np.uint64), *map(words, selection.per_shard())])

@@ -109,8 +109,8 @@ def cut_into_shards(
 ) -> list[PlannedShard]:
     """Divide the selected samples into shards.
 
-    `prefixes` are put before the keys of each dataset. Without them, no two datasets may have the
-    same key. Keys `rise`, except in latents of several shapes.
+    `prefixes` are put before the keys of each dataset. Without them, raise UsageError if two
+    datasets have the same key. With `rise`, for images, a shard also ends where keys do not rise.
     """
     look = partial(_look_at_shard, shards)
     cutter = _Cutter(shards=shards, limits=limits, prefixes=prefixes, rise=rise)
@@ -180,7 +180,7 @@ class _Cutter:
         self._pieces, self._samples, self._nbytes = [], 0, 0
 
     def _count_fitting(self, sizes: NDArray[np.int64]) -> int:
-        """Return how many of these samples fit into the open shard."""
+        """Return how many samples, of these sizes and in this order, fit into the open shard."""
         ends = sizes[: self.limits.samples - self._samples].cumsum()
         return int(np.searchsorted(ends, self.limits.nbytes - self._nbytes, side="right"))
 

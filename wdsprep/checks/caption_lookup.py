@@ -17,7 +17,7 @@ from wdsprep.store.base import CHUNK_NBYTES, Store, stream
 
 
 def check_lookup(found: DatasetSurvey) -> None:
-    """Check that the lookup of captions has the digest that its table states.
+    """Add a finding if the lookup of captions does not have the digest that its table states.
 
     A lookup that is missing is not a finding: the next run makes it again.
     """
@@ -39,7 +39,10 @@ def check_lookup(found: DatasetSurvey) -> None:
 
 
 def _stated_digest(store: Store, digest: str) -> str:
-    """Return the digest of the lookup's file that its table states, or "" if it states none."""
+    """Return the digest of the lookup's file, as the record of its table states it.
+
+    Return "" if that record is missing or damaged, or is of another table than `digest`.
+    """
     with suppress(NotFoundError, FormatError):
         lookup = read_record(_Table, store.read(CAPTION_TABLE), CAPTION_TABLE)["lookup"]
         if lookup["digest"] == digest:

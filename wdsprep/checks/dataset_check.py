@@ -77,7 +77,7 @@ class DatasetSurvey:
         return sum(shard.nbytes for receipt in self.receipts for shard in receipt.shards)
 
     def has_changed(self, names: Collection[str]) -> bool:
-        """Return whether another run has written or deleted one of these files since."""
+        """Return whether another run has written or deleted one of these files since the survey."""
         listed = (e for name in names for e in self.edition.store.list(name) if e.name == name)
         now = {entry.name: entry for entry in listed}
         return now != {name: self.files[name] for name in names if name in self.files}

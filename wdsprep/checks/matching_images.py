@@ -66,7 +66,10 @@ def check_pairs(latents: DatasetSurvey, images: DatasetSurvey) -> None:
 def _check_all_encoded(
     latents: DatasetSurvey, images: DatasetSurvey, there: Mapping[str, Shard]
 ) -> None:
-    """Check that each image shard of the phase has latents, if the run has finished."""
+    """Add a finding for each image shard without latents, if the latents are complete.
+
+    `there` has the image shards by name. Those in buckets that are not encoded need no latents.
+    """
     buckets = images.receipts[0].settings["buckets"] if images.receipts else ()
     made = {receipt.unit for receipt in latents.receipts}
     if latents.manifest:
@@ -78,9 +81,9 @@ def _check_all_encoded(
 
 
 def check_keys(latents: DatasetSurvey, made: Mapping[str, str], images: Mapping[str, str]) -> None:
-    """Compare the keys of latent shards with those of their image shards, by digests.
+    """Compare the keys of latents with those of images, and add findings to the latents.
 
-    `made` and `images` have these digests by the input that a latent receipt states.
+    `made` and `images` have digests of the keys, by the input that a latent receipt states.
     """
     for receipt in latents.receipts:
         ours, theirs = made.get(receipt.input), images.get(receipt.input)

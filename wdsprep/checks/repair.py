@@ -39,6 +39,7 @@ from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.reindex import AGAIN, UNTOLD, write_index, write_rows
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectsFile, is_moved, read_rejects
+from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.stored_dataset import (
     done_units,
     read_receipt,
@@ -130,7 +131,7 @@ class Repair(NotebookTable):
 
     @property
     def is_whole(self) -> bool:
-        """Return whether the repair has mended everything that was found."""
+        """Return whether nothing is left to repair: it is all done, or there was nothing to do."""
         return self.done is self.is_needed and not self.beyond and not self.changed
 
     @property
@@ -149,7 +150,7 @@ class Repair(NotebookTable):
 
     @property
     def samples(self) -> int:
-        """Count the samples in the shards that are removed, as far as receipts can be read."""
+        """Return how many samples the shards to remove have, as far as receipts can be read."""
         lost = (r for r in self.survey.receipts if r.unit in self.units)
         return sum(shard.samples for receipt in lost for shard in receipt.shards)
 
@@ -186,8 +187,9 @@ def plan_repair(found: DatasetSurvey) -> Repair:
 def _can_stay(found: DatasetSurvey, unit: str, units: Mapping[str, Iterable[Finding]]) -> bool:
     """Return whether a repair leaves the shards of a unit as they are.
 
-    It does if they are sound and their images are from the web, where some may have gone. A unit
-    cannot stay if a removal has begun to change its shards: its files are of two moments.
+    It does if they are sound and their images are from the web, where some may have gone, unless
+    the receipt states more than `MOST_MENDED` inputs. A unit cannot stay if a removal has begun to
+    change its shards: its files are of two moments. `units` has the findings by unit.
     """
     if unit in found.begun and found.removing[unit].shards:
         return False
@@ -348,8 +350,8 @@ def mend_rejects(store: Store, receipt: Receipt, gone: Collection[str]) -> None:
         known[key] = Reject(key=key, source="", code=Code.RECORD_LOST)
     out = BytesIO()
     rejects = RejectsFile(out, DigestKind.from_settings(receipt.settings))
-    for _, reject in sorted(known.items()):
-        rejects.add(reject)
+    for key in sorted(known, key=key_order):
+        rejects.add(known[key])
     write_bytes(store, name, out.getvalue())
     mended = replace(
         receipt,
@@ -361,7 +363,7 @@ def mend_rejects(store: Store, receipt: Receipt, gone: Collection[str]) -> None:
 
 
 def _read_sound_rejects(store: Store, unit: str) -> Iterator[Reject]:
-    """Yield the rejects of a unit that can still be read."""
+    """Yield the rejects of a unit that can still be read, and none if the file is missing."""
     with suppress(NotFoundError):
         for line in store.read(rejects_name(unit)).splitlines():
             with suppress(FormatError):

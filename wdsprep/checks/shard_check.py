@@ -52,7 +52,11 @@ class CheckedShard:
 
 
 def check_shard(tape: HashedTape, rules: CheckRules, found: CheckedShard) -> Iterator[int]:
-    """Check every sample of a tar as far as it can be read, and yield how many bytes were read."""
+    """Check the samples of a tar, and note in `found` their keys, offsets and problems.
+
+    Yield now and then how many bytes have been read so far. A tar that ends early or cannot be read
+    on raises nothing: `found.stopped` says why.
+    """
     told = 0
     try:
         for _ in _ShardChecker(tape, rules, found).go():
@@ -99,7 +103,7 @@ class _ShardChecker:
         self.found.offsets.append(start)
 
     def _close(self) -> None:
-        """Check a sample as a whole, after its last member."""
+        """Note what is wrong with a sample as a whole, after its last member."""
         if self._number < self._rules.members:
             self.found.note(f"{self._key}: it has {self._number} of {self._rules.members} members")
         elif len(self._texts) == 2:

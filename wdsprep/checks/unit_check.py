@@ -86,7 +86,11 @@ class Checking:
 
 
 def check_unit(unit: CheckUnit) -> Generator[int, None, UnitFindings]:
-    """Check a unit of work, yield how many bytes of its shards were read, and return findings."""
+    """Check all files of a unit of work, and return the findings.
+
+    Yield now and then how many bytes of its shards have been read so far. If a removal has begun
+    to change the unit, only check that the removal can finish.
+    """
     if unit.begun:
         found = _check_begun(unit, unit.begun)
         yield unit.nbytes
@@ -104,7 +108,7 @@ def check_unit(unit: CheckUnit) -> Generator[int, None, UnitFindings]:
 
 
 def _check_begun(unit: CheckUnit, removal: UnitRemoval) -> tuple[Finding, ...]:
-    """Return what keeps a removal from finishing its change of a unit."""
+    """Return the finding that keeps a removal from finishing its change of a unit, or nothing."""
     from wdsprep.changes.rewrite_units import UnitChange  # needs numpy, which images do not
 
     store = shared_store(unit.place.url)
@@ -125,7 +129,10 @@ def _check_begun(unit: CheckUnit, removal: UnitRemoval) -> tuple[Finding, ...]:
 
 
 def check_empty(found: DatasetSurvey) -> None:
-    """Check the files for the empty caption, which belong to all units."""
+    """Add findings about the files for the empty caption, which belong to all units.
+
+    Files that are missing are left out here.
+    """
     if found.place.dataset == "images" or not found.receipts:
         return
     store, unit = shared_store(found.place.url), smallest_unit(found)
@@ -172,7 +179,11 @@ class _Checker:
             self._find(name, Kind.UNREADABLE, f"it cannot be read ({error})")
 
     def check_shard(self, shard: Shard) -> Iterator[int]:
-        """Check a tar in one pass, then its index; yield how many bytes have been read."""
+        """Check a tar in one pass, then its index, and add findings about them.
+
+        Yield now and then how many bytes have been read so far. Of a damaged tar the index is not
+        checked.
+        """
         walked = CheckedShard()
         try:
             with HashedTape(self._store, shard, self._kind) as tape:
@@ -215,7 +226,10 @@ class _Checker:
         return None
 
     def check_small_files(self) -> None:
-        """Check the small files of the unit, and that each input is in a shard or a reject."""
+        """Add findings about the small files of the unit, such as its rejects and rows.
+
+        If nothing is wrong with a unit of images, also check that each input is a sample or reject.
+        """
         receipt = self._receipt
         if receipt.dataset == "images":
             self._read_checked(inputs_name(receipt.unit), receipt.input)
@@ -235,7 +249,10 @@ class _Checker:
             self._check_inputs()
 
     def _read_checked(self, name: str, *wanted: str) -> bytes | None:
-        """Return the bytes of a file; None, with a finding, if the receipt has another digest."""
+        """Return the bytes of a file, or None, with a finding, if its digest is not in `wanted`.
+
+        Return None too if the file cannot be read, or had a finding before.
+        """
         data = None if name in self._unit.known else self._read(name)
         if data is None or self._kind.hex(data) in wanted:
             return data
@@ -290,9 +307,10 @@ class _Checker:
         return told.to_bytes()
 
     def _check_stated_rows(self, name: str, told: bytes | None) -> None:
-        """Check rows whose digest the receipt states.
+        """Add a finding if rows do not have the digest that the receipt states.
 
-        If the keys tell them too, damage costs no unit: they can be written again.
+        `told` are the rows as the keys tell them. If they have that digest, damage costs no unit:
+        they can be written again.
         """
         stated = self._receipt.files[name]
         is_told = told is not None and self._kind.hex(told) == stated
@@ -314,7 +332,10 @@ class _Checker:
         return is_rising and found.is_sound(samples, self._receipt.inputs)
 
     def _read_optional(self, name: str) -> bytes:
-        """Return the bytes of a file that may be missing, or b"" if it is."""
+        """Return the bytes of a file, or b"" if it is missing or cannot be read.
+
+        Only a file that cannot be read gets a finding.
+        """
         try:
             return self._store.read(name)
         except NotFoundError:
@@ -324,7 +345,7 @@ class _Checker:
             return b""
 
     def _check_inputs(self) -> None:
-        """Check that each input of a slice is in exactly one place.
+        """Add a finding if not each input of a slice is exactly one sample or one reject.
 
         The keys of a slice are its number and 0, 1, 2, ... Some URLs may have moved to a slice that
         tries them again. A selection has the keys of other datasets.
@@ -349,7 +370,11 @@ class _Checker:
         self._find(receipt_name(unit), Kind.WRONG, what)
 
     def digests(self) -> dict[str, str]:
-        """Return the digest of the keys of each shard, by the input that latent receipts state."""
+        """Return the digest of the keys of each shard, by the input that latent receipts state.
+
+        Of latents the keys are those of samples and rejects together. Shards that are not sound are
+        left out.
+        """
         if self._receipt.dataset == "images":
             return dict(self._image_digests())
         if self._rejected is None or len(self._keys) < len(self._receipt.shards):

@@ -146,7 +146,11 @@ for each in COMMANDS:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command line, and return its exit code. Every failure is printed as one line."""
+    """Run a command line, and return its exit code.
+
+    A failure is printed as one line, after its traceback with --verbose or --debug. Nothing is
+    printed if the program that reads the output has ended.
+    """
     with TERMINAL.during_command():
         return _main(sys.argv[1:] if arguments is None else arguments)
 

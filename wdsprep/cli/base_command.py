@@ -103,7 +103,7 @@ class Command(click.Command):
     def __init__(
         self, *args: Any, examples: Sequence[str] = (), resumes: bool = True, **options: Any
     ) -> None:
-        """Make a command. With `resumes`, the same command goes on after an interrupt."""
+        """Make a command. `resumes` says that the same command goes on after an interrupt."""
         super().__init__(*args, **options)
         self.examples, self.resumes = examples, resumes
 
@@ -124,7 +124,7 @@ class Command(click.Command):
         return [*own, *volume_options(), helping]
 
     def get_short_help_str(self, _limit: int = 0) -> str:
-        """Return the first sentence of the help, uncut."""
+        """Return the first paragraph of the help on one line, uncut."""
         return " ".join((self.help or "").partition("\n\n")[0].split())
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -112,7 +112,7 @@ class DeclaredCommand(Command):
         self._params, self._is_full = own, False
 
     def _sorted_params(self, own: Sequence[click.Parameter]) -> Iterator[click.Parameter]:
-        """Yield the arguments, then the options by heading."""
+        """Yield the arguments, then the options under each of `headings`; leave out all others."""
         of_function = [
             argument_of(each) if each.is_argument else option_of(each) for each in self.declared
         ]

@@ -34,7 +34,7 @@ class Meaning:
 
 
 def own_option(option: str) -> Meaning:
-    """Return the meaning of an option that pack has too, under this name."""
+    """Return the meaning of an option that pack has too, under the name `option`."""
     return Meaning(option=f"--{option}={{value}}")
 
 

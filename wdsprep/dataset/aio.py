@@ -59,9 +59,10 @@ Vectors = NDArray[np.uint64]  # contiguous; of each read an address and a length
 
 
 def read_all(fds: Sequence[int], starts: Sequence[int], vectors: Vectors) -> Ints:
-    """Read many parts of files, and return how many bytes came for each.
+    """Read parts of files into memory, and return for each part how many bytes came.
 
-    If a part came short, the caller reads it again and learns why.
+    The bytes go to the addresses in `vectors`. A read that fails raises nothing: its number is 0
+    or negative. The caller reads a part again that came short, and so learns why.
     """
     came = np.zeros(len(fds), np.int64)
     queue = _taken()
@@ -80,7 +81,7 @@ def read_all(fds: Sequence[int], starts: Sequence[int], vectors: Vectors) -> Int
 
 
 def address_of(data: NDArray[Any]) -> int:
-    """Return the address of an array's first byte. The reader has to keep the array meanwhile."""
+    """Return the address of an array's first byte. The caller must keep the array alive."""
     address: int = data.__array_interface__["data"][0]
     return address
 
@@ -124,9 +125,9 @@ class _Queue:
         return came
 
     def _submit(self, count: int) -> int:
-        """Submit the reads, and return how many were begun.
+        """Submit the first `count` reads of the list, and return how many were begun.
 
-        A call ends before a read that cannot begin.
+        A read that cannot begin is left out.
         """
         first = begun = 0
         while first < count:
@@ -162,7 +163,7 @@ def _call(name: str, *words: Any, waits: bool = True) -> int:
     return result
 
 
-spare_queues: list[_Queue] = []  # a thread's after another's: making one and ending it takes long
+spare_queues: list[_Queue] = []  # of no thread now: making one and ending it takes long
 os.register_at_fork(after_in_child=lambda: spare_queues.clear())  # they are the parent's
 
 

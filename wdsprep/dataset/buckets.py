@@ -48,11 +48,13 @@ def buckets_of_phase(resolution: int, buckets: Sequence[int]) -> tuple[int, ...]
 def buckets_encoded(
     settings: Mapping[str, Any], buckets: Sequence[int], *, made: Iterable[str] = ()
 ) -> tuple[int, ...]:
-    """Return the buckets that latents of these settings are made of.
+    """Return the buckets of images from which latents with these settings are made.
 
-    They are those that may hold an image which is large enough for the square, or for one of the
-    shapes. `made` are the units of a dataset that is whole: wdsprep 0.2 made squares of those
-    buckets alone whose images are all large enough."""
+    These are the buckets that may hold an image large enough for the square, or for one of the
+    shapes. `made` are the units of a complete dataset: if it has squares, and none from the lowest
+    of these buckets, only the buckets whose images are all large enough are returned. wdsprep 0.2
+    made squares of those alone.
+    """
     least_side = min(map(min, settings.get("shapes", [[settings["resolution"]]])))
     found = tuple(buckets[max(0, bisect_right(buckets, least_side) - 1) :])
     all_large = buckets_of_phase(least_side, buckets)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 class Span(NamedTuple):
     """The bytes of samples that lie together in a tar, from `start` to `end`.
 
-    Of the sample numbers that were asked for, they have those from `first` up to `last`.
+    `first` and `last` are places in the list of sample numbers that were asked for: the range
+    holds the samples listed from `first` up to, but not including, `last`.
     """
 
     first: int
@@ -37,7 +38,7 @@ def spans(
     """Yield the byte ranges in a tar that hold the samples with these numbers, which rise.
 
     Samples share a range if the gap between them has at most `gap_nbytes`. No range has more
-    than `most_nbytes`, but for that of a single sample that has.
+    than `most_nbytes`, unless a single sample has.
     """
     starts, ends = (offsets[which].tolist() for which in (numbers, numbers + 1))
     first = 0
@@ -50,7 +51,7 @@ def spans(
 
 
 def offsets_without(offsets: "Offsets", numbers: Sequence[int]) -> "array[int]":
-    """Return the offsets of a tar that lacks some samples, by their numbers."""
+    """Return the offsets that a tar has after the samples with these numbers are taken out."""
     import numpy as np
 
     sizes = np.delete(np.diff(offsets), np.asarray(numbers, np.int64))

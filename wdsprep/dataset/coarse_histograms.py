@@ -17,7 +17,11 @@ from wdsprep.dataset.score_columns import SCORES
 def count_sample(
     counts: Counter[str], dataset: str, facts: Mapping[str, Any], shape: str = ""
 ) -> None:
-    """Add what a receipt counts of one sample, by its json and the name of its shape."""
+    """Count one sample in `counts`, by the facts in its json and the name of its shape.
+
+    Of an image, the length of the caption and the shorter side are counted, in bins; of latents or
+    text, a cut or an empty caption and the shape; of scores, nothing.
+    """
     if dataset == "images":
         counts[bin_name("caption", len(facts["caption"]))] += 1
         counts[bin_name("side", min(facts["width"], facts["height"]))] += 1
@@ -32,14 +36,20 @@ def count_sample(
 
 @functools.lru_cache(1 << 13)
 def bin_name(what: str, number: int) -> str:
-    """Return the name of the histogram bin that a number falls into, with the edge above it."""
+    """Return the name of the bin that a number falls into, such as `side<512` for 384 to 511.
+
+    `what` says what the number measures, such as `side` or `caption`.
+    """
     power = max(0, number.bit_length() - 2)
     edge = number + 1 if number < 3 else (number >> power) + 1 << power
     return f"{what}<{edge}"
 
 
 def quantile(counts: Mapping[str, int], what: str, share: float) -> tuple[int, int] | None:
-    """Return the bin, both ends included, in which a quantile lies."""
+    """Return the least and the greatest number of the bin in which the quantile `share` lies.
+
+    `what` is the start of the names of the bins, such as `side`. Return None if none has a count.
+    """
     bins = histogram(counts, what)
     left = share * sum(number for _, number in bins)
     for (least, most), number in bins:
@@ -50,7 +60,10 @@ def quantile(counts: Mapping[str, int], what: str, share: float) -> tuple[int, i
 
 
 def histogram(counts: Mapping[str, int], what: str) -> list[tuple[tuple[int, int], int]]:
-    """Return the bins that have a count, in rising order, with their counts."""
+    """Return the bins that have a count, in rising order: both ends, included, and the count.
+
+    `what` is the start of the names of the bins, such as `side`.
+    """
     start = f"{what}<"
     found = sorted((int(n[len(start) :]), c) for n, c in counts.items() if n.startswith(start))
     return [((_edge_below(edge), edge - 1), count) for edge, count in found]

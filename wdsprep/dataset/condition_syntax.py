@@ -64,7 +64,8 @@ Compare = Callable[[Any, Any], bool]
 class Condition:
     """A compiled condition on samples.
 
-    `plain` is the same text for all ways to write it, and `names` are the paths in it.
+    `plain` is its text with spaces, quotes and brackets in one form, and `names` are the paths in
+    it.
     """
 
     option: ClassVar[str]
@@ -111,9 +112,10 @@ class Condition:
         return bool(self._evaluate(values))
 
     def _compile(self, node: ast.expr) -> Evaluate:
-        """Return a function that computes a node of the syntax tree.
+        """Return a function that computes a node of the syntax tree from the values of all names.
 
-        Raise UsageError for syntax that the docstring of this module does not name.
+        A path that is new gets the next place among the names. Raise UsageError for syntax that
+        the docstring of this module does not name.
         """
         if isinstance(node, ast.BoolOp):
             join = _and_function if isinstance(node.op, ast.And) else _or_function
@@ -299,9 +301,10 @@ def _chain_function(first: Evaluate, links: Sequence[tuple[Compare, Evaluate]]) 
 
 
 def _order_comparison(compare: Callable[[Any, Any], Any]) -> Compare:
-    """Return a comparison of numbers with numbers, and of texts with texts.
+    """Return a function that compares two values with an operator such as `<` or `==`.
 
-    A text beside a number is compared as a number, if it reads as one.
+    A text beside a number is compared as a number. The result is False if a value is missing, if
+    such a text does not read as a number, or if the values have no order.
     """
 
     def holds(one: Any, other: Any) -> bool:
@@ -321,9 +324,9 @@ def _order_comparison(compare: Callable[[Any, Any], Any]) -> Compare:
 
 
 def _in_comparison(is_there: Compare, *, is_in: bool) -> Compare:
-    """Return the comparison `in`, or `not in`.
+    """Return the comparison `in`, or `not in`, which asks `is_there` for the first value.
 
-    Both are false if there is nothing to look for, or nowhere to look.
+    Both are false if one of the two values is missing (None).
     """
 
     def holds(one: Any, other: Any) -> bool:

@@ -38,7 +38,10 @@ def verify_step(*urls: str) -> str:
 
 @contextmanager
 def naming_next_step(next_step: str) -> Iterator[None]:
-    """Add this next step to an error about a file of a dataset, unless it names one already."""
+    """Add this next step to an error of the block about a dataset's file, unless it has one.
+
+    An error about a format that is too new stays as it is.
+    """
     try:
         yield
     except NewerFormatError:

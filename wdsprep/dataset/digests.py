@@ -53,7 +53,10 @@ FIRST_FORM: Mapping[str, Any] = {"format": 1}
 
 
 def form_of(settings: Mapping[str, Any], names: Iterable[str] = FORM) -> dict[str, Any]:
-    """Return the settings that say which format and digest a dataset has."""
+    """Return those of a dataset's settings that have these names: by default format and digest.
+
+    A name that the settings lack is left out.
+    """
     return {name: settings[name] for name in names if name in settings}
 
 

@@ -68,8 +68,11 @@ class Draft:
     ) -> Receipt:
         """Give the files their names, the receipt last, and return the receipt of the unit.
 
-        `beside` are more files. If another run has finished the unit meanwhile, all files
-        are dropped. `check` raises an error if the unit may not be finished as it is.
+        `beside` are more files of the unit, by name. If another run has finished the unit
+        meanwhile, all files are dropped, and the receipt of that run is returned. `check` is called
+        before the names are given, and may raise an error. Raise BusyError if samples were removed
+        from the dataset meanwhile, or if the unit was
+        locked for too long.
         """
         for name, data in {**self._beside, **beside}.items():
             self._open(name).write(data)
@@ -155,9 +158,10 @@ class DraftTar:
         self._writer.reserve(key, names)
 
     def finish(self, *, waits: bool = False) -> Shard:
-        """Complete the tar, and return its shard.
+        """Complete the tar, and return its entry for the receipt.
 
-        If it `waits` for other tars of its unit, it gives back its memory.
+        The index is kept for the draft to write. With `waits`, the tar has to wait for others of
+        its unit, and gives back the memory that its bytes take.
         """
         written = self._writer.finish()
         self._closing.close()

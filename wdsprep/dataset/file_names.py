@@ -93,7 +93,10 @@ def slice_name(number: int) -> str:
 
 
 def is_retry(unit: str) -> bool:
-    """Return whether a unit tries again rows that failed in others. Only its inputs tell which."""
+    """Return whether a unit, by its number, tries again rows that failed in other units.
+
+    Only the list of its inputs tells which rows.
+    """
     return unit.isdecimal() and int(unit) >= FIRST_RETRY
 
 
@@ -107,7 +110,7 @@ def image_shard(bucket: int, unit: str, roll: int) -> str:
 
 
 def latent_shard(unit: str) -> str:
-    """Return the name of a unit's tar of latents, which its tar of images has too."""
+    """Return the name of a unit's tar of latents; the tar of images has the same name."""
     return f"{unit}.tar"
 
 
@@ -133,7 +136,10 @@ def taken_name(unit: str) -> str:
 
 
 def without_index(name: str) -> str:
-    """Return the tar that an index or a file of rows belongs to. A tar belongs to itself."""
+    """Return the name of the tar that an index or a file of rows belongs to.
+
+    Any other name, such as that of a tar, is returned as it is.
+    """
     return name.removesuffix(".idx").removesuffix(".rows")
 
 
@@ -170,7 +176,10 @@ def hold_name(unit: str) -> str:
 
 
 def held_name(name: str) -> str:
-    """Return the name that is locked by a lock file in a listing, or "" for other files."""
+    """Return the name of the lock that a file in a listing stands for, or "" for other files.
+
+    It ends in `.hold`; the file may have a number behind that.
+    """
     found = _HELD.fullmatch(name)
     return found[1] if found else ""
 

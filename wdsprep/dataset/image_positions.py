@@ -73,14 +73,20 @@ class ImagePositions:
         return bool((self.positions == type(self).plain(len(self)).positions).all())
 
     def is_sound(self, samples: int, inputs: int) -> bool:
-        """Return whether the positions are as many as the samples, all different and in range."""
+        """Return whether there are as many positions as samples, all different and below `inputs`.
+
+        `inputs` is the number of samples in the image shard.
+        """
         import numpy as np
 
         is_inside = len(self) == samples and self.positions.max(initial=0) < max(1, inputs)
         return bool(is_inside and len(np.unique(self.positions)) == samples)
 
     def numbers(self, inputs: int) -> "NDArray[np.uint32]":
-        """Return for each position in an image shard the number of the sample there, or NOWHERE."""
+        """Return which sample has each of the `inputs` positions in the image shard.
+
+        Each is told by its number in this shard, or by NOWHERE if no sample has the position.
+        """
         import numpy as np
 
         found = np.full(inputs, NOWHERE, DTYPE)
@@ -89,16 +95,16 @@ class ImagePositions:
         return found
 
     def others(self, inputs: int) -> "NDArray[np.int64]":
-        """Return which of the positions in an image shard no sample has."""
+        """Return which of the `inputs` positions in the image shard no sample has."""
         import numpy as np
 
         return np.setdiff1d(np.arange(inputs), self.positions)
 
     def without(self, numbers: Iterable[int], lost: Sequence[int] = ()) -> "ImagePositions":
-        """Return the positions that stay when samples are removed.
+        """Return the positions of the samples that stay when those with these `numbers` go.
 
-        `numbers` are the samples that go here. The image shard loses those at the `lost`
-        positions, which rise.
+        If the image shard loses samples too, `lost` are their positions, which rise; positions
+        after them become lower.
         """
         import numpy as np
 
@@ -113,7 +119,10 @@ def may_have_rows(receipt: Receipt) -> bool:
 
 
 def keys_may_tell(receipt: Receipt) -> bool:
-    """Return whether keys may tell positions: pack seems to have made the unit's image shard."""
+    """Return whether keys may tell positions, as pack seems to have made the image shard.
+
+    It has if its name is one that pack gives, and the receipt has no digest of what was read.
+    """
     return bool(LATENTS.fullmatch(latent_shard(receipt.unit))) and not receipt.content
 
 
@@ -123,6 +132,7 @@ def positions_from_keys(
     """Return the positions of samples with these keys, or None if keys do not tell them.
 
     Keys tell them if pack gave them: then they rise in the image shard, and here in each shape.
+    `rejected` are the keys of the image shard's other samples.
     """
     both = [*keys, *rejected]
     if not are_pack_keys(receipt, both):
@@ -147,6 +157,6 @@ def none_moved(ends: Sequence[str], rejected: Sequence[str]) -> bool:
 
 
 def are_pack_keys(receipt: Receipt, keys: Iterable[str]) -> bool:
-    """Return whether all keys are those that pack gave in the slice of the unit."""
+    """Return whether all keys look like keys that pack gives in the slice of the unit."""
     stem = receipt.unit.partition("/")[2].partition("_")[0]
     return keys_may_tell(receipt) and all(key.isdecimal() and key.startswith(stem) for key in keys)

@@ -71,7 +71,7 @@ def between(least: int, end: int, wanted: str) -> ValueRule:
 
 
 def matching(pattern: str, wanted: str) -> ValueRule:
-    """Return the rule that texts match a pattern.
+    """Return the rule that a pattern matches the whole of each text.
 
     The pattern must not match a zero character, so that many texts can be matched at once.
     """
@@ -99,8 +99,8 @@ def _are_hex(values: Values) -> bool:
     return not joined.translate(None, b"0123456789abcdef") and all(values)
 
 
-def _is_text(values: Values) -> bool:
-    """Return whether no text has half of a surrogate pair, which no file can have."""
+def _are_utf8(values: Values) -> bool:
+    """Return whether UTF-8 can hold all texts: none has half of a surrogate pair."""
     try:
         "".join(values).encode()
     except UnicodeEncodeError:
@@ -109,13 +109,13 @@ def _is_text(values: Values) -> bool:
 
 
 def _are_names(values: Values) -> bool:
-    """Return whether texts are names of files in a store, none of which leads out of it."""
+    """Return whether all texts can be names of files in a store, and none leads out of it."""
     joined = "/" + "/\0/".join(values or "_") + "/"
     is_inside = not any(way in joined for way in ("//", "/./", "/../"))
     return is_inside and joined.count("\0") == max(0, len(values) - 1)
 
 
-TEXT = ValueRule("a text in UTF-8", _is_text)
+TEXT = ValueRule("a text in UTF-8", _are_utf8)
 Text = Annotated[str, TEXT]
 Name = Annotated[Text, ValueRule("a name in a dataset", _are_names)]
 Count = Annotated[int, between(0, FEW, "a count")]
@@ -129,7 +129,8 @@ Hex = Annotated[str, ValueRule("a digest", _are_hex)]
 def decode_json(data: bytes) -> Any:
     """Parse JSON that wdsprep has written.
 
-    Raise ValueError if the bytes are no JSON, or are nested too deeply.
+    Raise ValueError if the bytes are no JSON, are nested too deeply, or have a number that is not
+    finite.
     """
     try:
         return _DECODER.decode(data.decode("utf-8", "surrogatepass"))
@@ -181,13 +182,13 @@ def check_record(kind: Any, value: Any, what: str) -> None:
 
 
 def check_values(kind: Any, values: Values) -> None:
-    """Check that all values have this type. Raise a WrongValueError for the first that has not."""
+    """Check that all values have this type. Raise a WrongValueError about one that has not."""
     check_of(kind)(values)
 
 
 @functools.cache
 def check_of(kind: Any) -> Check:
-    """Return the function that checks values of a type."""
+    """Return the function that checks that all values it is given are of this type."""
     if kind in (Any, object):
         return lambda _values: None
     if kind is float:

@@ -109,8 +109,9 @@ def open_or_make(
 ) -> KeptFile:
     """Return the cached file whose content depends on `what`. Make it if it is missing or damaged.
 
-    `make` gets the path at which the file will be. After it is made, the files of the folder take
-    `most_nbytes` at most.
+    `make` gets a writer, and the path at which the file will be. After it is made, other files of
+    the folder are deleted, the longest unused first, until all take `most_nbytes` at most; those in
+    use stay.
     """
     folder = kept_folder(cache)
     name = f"{key_of(VERSION, 'kept', *what):016x}"
@@ -131,9 +132,9 @@ def open_or_make(
 
 @contextmanager
 def _store_errors(path: Path) -> Iterator[None]:
-    """Turn errors of operations on a cached file into StoreErrors.
+    """Turn OSErrors of the block, which works on a cached file, into StoreErrors.
 
-    Errors of what is read to make the file do not pass here.
+    Reads of what the file is made of stay outside such blocks.
     """
     try:
         yield
@@ -146,7 +147,11 @@ def _store_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Wait for a lock, and keep it. Its file may be deleted by others while this waits."""
+    """Lock the file at `path`, which is made if it is missing, while the block lasts.
+
+    This waits as long as another process has the lock. If the file is deleted meanwhile, a new one
+    is locked.
+    """
     has_lock = False
     while not has_lock:
         with _open_file("ab", path) as file:
@@ -165,9 +170,10 @@ def _is_there(file: BinaryIO, path: Path) -> bool:
 
 
 def _delete_unused(folder: Path, made: str, most_nbytes: int) -> None:
-    """Delete files that are too old, or too many, except the one that was made just now.
+    """Delete cached files unused for `UNUSED_S`, and others until all take `most_nbytes` at most.
 
-    What cannot be deleted, as that of another user, costs room and no run.
+    The longest unused go first. The file named `made` stays, and so does, without an error, what
+    cannot be deleted: a file in use, or one of another user.
     """
     oldest = time.time() - UNUSED_S
     files = [(path.stem, status) for path, status in _statuses(folder) if path.stem != made]
@@ -233,7 +239,7 @@ def _make_file(path: Path, make: Callable[[KeptWriter, Path], None]) -> KeptFile
 
 
 def _open_whole(path: Path) -> KeptFile | None:
-    """Open a cached file, or return None if it is missing or not whole."""
+    """Open a cached file and mark it as in use, or return None if it is missing or not whole."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         if os.fstat(file.fileno()).st_size <= TAIL_NBYTES or not _mark_used(file, path):
             return None
@@ -244,10 +250,11 @@ def _open_whole(path: Path) -> KeptFile | None:
 
 
 def _mark_used(file: BinaryIO, path: Path) -> bool:
-    """Mark a file as in use until nothing maps it, unless it was deleted just now.
+    """Mark an open file as used now, and as in use until nothing maps it.
 
-    A map holds the file open, and so the lock. If a disk has no locks, as some of other
-    machines, nothing is deleted either.
+    Return whether it is still at `path`: another process may have deleted it just before. A map
+    holds the file open, and with it the lock. On a disk without locks, as some of other machines
+    are, nothing is deleted either.
     """
     with suppress(OSError):
         fcntl.flock(file, fcntl.LOCK_SH)
@@ -278,9 +285,9 @@ def _parse(path: Path, data: mmap.mmap) -> KeptFile:
 
 
 def _map_file(path: Path, digest: bytes) -> KeptFile | None:
-    """Map the cached file that has this digest, or return None if another file is there.
+    """Map the cached file at `path` if it ends in this digest; otherwise return None.
 
-    Its bytes are not checked.
+    The other bytes are not compared with the digest.
     """
     with suppress(OSError, ValueError), path.open("rb") as file:
         if _mark_used(file, path):
@@ -291,11 +298,11 @@ def _map_file(path: Path, digest: bytes) -> KeptFile | None:
 
 
 def _pickle_for_process(file: KeptFile) -> Any:
-    """Pickle a cached file for a process that is started on this machine.
+    """Return what pickle sends for a cached file to a process that is started on this machine.
 
-    The process maps the file again. If the file has been deleted or replaced, all bytes are
-    sent. So they are to the machine of a cluster, by plain pickle: whether it has the file cannot
-    be known when it is sent.
+    That is path and digest, by which the process maps the file again, or all bytes if the file
+    has been deleted or replaced. Plain pickle, which sends to the machines of a cluster, always
+    sends all bytes: nobody knows whether such a machine has the file.
     """
     if _map_file(file.path, file.digest) is None:
         return file.__reduce_ex__(pickle.DEFAULT_PROTOCOL)

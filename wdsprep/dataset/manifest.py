@@ -95,10 +95,10 @@ class Manifest:
 
     @property
     def keeps_content(self) -> bool:
-        """Return whether receipts of the dataset say what their units were made of.
+        """Return whether new receipts of the dataset have the digest of what their source gave out.
 
-        A dataset that an older wdsprep began goes on without it, and so becomes what it would have
-        been.
+        They have if there are no receipts yet, or one with the digest. A dataset that an older
+        wdsprep began goes on without it, and so becomes what it would have been.
         """
         files = self.ledger.column("files")
         return not self.receipts or any(CONTENT in names for names in files)
@@ -170,7 +170,10 @@ def table_rows(manifest: Manifest) -> Iterator[tuple[str, object]]:
 
 
 def rebuild_hint(what: str) -> str:
-    """Return the command that makes a damaged manifest again."""
+    """Return the next step for a damaged manifest, which is the command that makes it again.
+
+    `what` is the path of the manifest. For any other file the step is empty.
+    """
     url = what.removesuffix(f"/{MANIFEST}")
     return (
         "" if url == what else f"run {command('rebuild', url)} to make it again from the receipts"

@@ -61,7 +61,7 @@ class Field:
     def header(self) -> bytes:
         """Return the bytes that numpy.save writes before such an array.
 
-        A variable one has full length.
+        They state the greatest length for a variable one.
         """
         return _header(self.dtype, self.shape)
 
@@ -117,7 +117,8 @@ def text_fields(fields: Iterable[Field]) -> tuple[Field, ...]:
 def empty_fields(settings: Mapping[str, Any]) -> tuple[Field, ...]:
     """Return the fields for which the dataset keeps the arrays of the empty caption.
 
-    Of text that another tool has cached these are unknown, unless the user has given them.
+    There are none in an imported dataset, where these arrays are unknown, unless the user has given
+    them.
     """
     is_known = "empty" in settings or not is_imported(settings)
     return text_fields(fields_of(settings["layout"])) if is_known else ()
@@ -141,7 +142,7 @@ def layout(fields: Iterable[Field]) -> list[dict[str, Any]]:
     """Return the record of where each field's array begins in a sample.
 
     The fields are the first members of the sample. Offsets count bytes from the sample's first
-    header.
+    header. Raise FormatError if a field stands behind one of variable length.
     """
     record: list[dict[str, Any]] = []
     start = 0
@@ -157,7 +158,7 @@ def layout(fields: Iterable[Field]) -> list[dict[str, Any]]:
 
 
 def fields_of(record: Iterable[Mapping[str, Any]]) -> tuple[Field, ...]:
-    """Return the fields of a layout record. Raise an error if we could not have written it."""
+    """Return the fields of a layout record. Raise FormatError if `layout` cannot have made it."""
     record = list(record)
     fields = tuple(
         Field(
@@ -183,7 +184,10 @@ _HEADER = re.compile(
 
 
 def field_of(name: str, data: "bytes | memoryview") -> Field:
-    """Return the field that the `.npy` bytes of a member show. Nothing is ever unpickled."""
+    """Return the field that the `.npy` bytes of a member show. Nothing is ever unpickled.
+
+    Raise FormatError if they are no plain array of a known dtype, or too few or too many for it.
+    """
     match = _HEADER.match(data)
     if match is None:
         raise FormatError(f"{name} is no plain array")

@@ -100,7 +100,10 @@ class OpenShards:
 
 
 def sample_range(opened: OpenShard, index: int) -> tuple[int, int]:
-    """Return the bytes at which a sample of an open tar begins and ends."""
+    """Return the bytes at which a sample of an open tar begins and ends.
+
+    Raise BadSampleError if the index is damaged there, or the tar ends before.
+    """
     start, end = opened.offsets[index], opened.offsets[index + 1]
     if not start < end or (start | end) % BLOCK:
         raise BadSampleError("its place in the index is damaged", code="truncated")

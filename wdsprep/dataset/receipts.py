@@ -270,9 +270,10 @@ class Receipts(Sequence[Receipt]):
     __hash__ = None  # type: ignore[assignment]
 
     def _read(self, name: str = "") -> Iterator[list[Any]]:
-        """Yield one field of each receipt, or all fields, in lists.
+        """Yield the field `name` of each receipt, or all fields, in lists over many receipts.
 
-        Many receipts are parsed as one list: that takes half the time.
+        Many receipts are parsed as one list: that takes half the time. Raise a DamageError about
+        the first receipt that is damaged.
         """
         if not self._lines:
             return
@@ -298,9 +299,9 @@ class Receipts(Sequence[Receipt]):
 
 
 def image_shard_digest(made_of: str) -> str:
-    """Return the digest of the image shard in the input that a receipt of latents states.
+    """Return the digest of the image shard from the `input` of a receipt of latents.
 
-    After `encode --limit` it is followed by a colon and a number of samples.
+    In the `input`, a colon and a number of samples follow the digest after `encode --limit`.
     """
     return made_of.partition(":")[0]
 

@@ -80,7 +80,7 @@ ENDS_A_TAR = (Code.TAR_TRUNCATED, Code.TAR_BAD_HEADER, Code.TAR_VANISHED)
 
 
 def by_stage(counts: Mapping[str, int]) -> Counter[str]:
-    """Sum counts by code, as receipts have them, by stage."""
+    """Return how many were rejected at each stage, from the counts by code that receipts have."""
     found: Counter[str] = Counter()
     for code, count in counts.items():
         found[Code.named(code).stage] += count

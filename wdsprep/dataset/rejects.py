@@ -105,7 +105,10 @@ def hide_source(source: str) -> str:
 
 
 def is_moved(reject: Reject, gone: Collection[str]) -> bool:
-    """Return whether a reject is of a row whose source has `gone` to another slice."""
+    """Return whether a reject's source is one of those that have `gone` to another slice.
+
+    The source of a removed sample is compared by its digest.
+    """
     if reject.code is Code.REMOVED and reject.source:
         return any(reject.source == hide_source(source) for source in gone)
     return reject.source in gone

@@ -229,17 +229,20 @@ def removed_from(store: Store) -> Removed:
 
 
 def write_removed(store: Store, removed: Removed) -> Removed:
-    """Write the removed samples. The manifest must be locked."""
+    """Write the file `removed` with `changes` one higher, and return what it holds now.
+
+    The caller must have locked the manifest.
+    """
     changed = replace(removed, changes=removed.changes + 1)
     write_bytes(store, REMOVED, changed.to_bytes())
     return changed
 
 
 def forget_removal(store: Store) -> None:
-    """Forget what an unfinished removal had to do to units, which are gone by now.
+    """Delete from the file `removed` what an unfinished removal had to do to units, now gone.
 
-    Samples that must stay away do, in a dataset that is packed over this one too: --overwrite is
-    for other settings, and nobody who asked to be left out has changed his mind.
+    The marks stay, so removed samples stay away from a dataset that is packed over this one too:
+    --overwrite is for other settings, and nobody who asked to be left out has changed his mind.
     """
     found = removed_from(store)
     if found.units:

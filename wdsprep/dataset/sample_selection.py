@@ -97,7 +97,7 @@ class SampleSelection:
         return self.shards[runs].astype(np.int64), places
 
     def per_shard(self) -> Iterator[ShardSamples]:
-        """Yield the shard of each run and the numbers of its samples."""
+        """Yield for each run its shard and the numbers of its samples. A shard may come again."""
         numbers = self.numbers
         columns = (self.shards.tolist(), self.starts.tolist(), self.counts.tolist())
         for shard, start, count in zip(*columns, strict=True):
@@ -125,7 +125,10 @@ class SampleSelection:
             starts += own
 
     def filter(self, mask: NDArray[np.bool_]) -> "SampleSelection":
-        """Return the selection of the samples for which a mask is true, without empty runs."""
+        """Return the selection of the samples for which a mask is true, without empty runs.
+
+        The mask has a value for each sample, run after run.
+        """
         if mask.all():
             return self.pick(self.counts > 0)
         found = []
@@ -185,7 +188,10 @@ class SampleSelection:
         return places if self.numbers is None else self.numbers[places].astype(np.int64)
 
     def places_of(self, numbers: Ints, runs: slice, counts: Ints) -> Ints:
-        """Return the places of sample numbers within their runs, of which each has `counts`."""
+        """Return for each of these sample numbers its place within its run.
+
+        The numbers stand run after run; `counts` says how many of them each run has.
+        """
         first: Ints = np.repeat(self.starts[runs].astype(np.int64), counts)
         if self.numbers is None:
             return numbers - first
@@ -216,7 +222,7 @@ def ranges(numbers: Numbers) -> list[list[int]]:
 
 
 def keep_selection(writer: "KeptWriter", shards: int, each: Iterable[ShardSamples]) -> None:
-    """Write the numbers of samples of shards, to be read by `SampleSelection.from_file`.
+    """Write the numbers of samples of so many shards, for `SampleSelection.from_file` to read.
 
     They come in the order of the shards, those of one shard all at once or in parts.
     """
@@ -254,9 +260,10 @@ def digest_of_shape(digest: str, shape: str, counts: NDArray[np.int32]) -> str:
 def digest_of_selected(
     digest: str, of: SampleSelection, selected: SampleSelection, shards: int
 ) -> str:
-    """Return the digest of samples selected from others, whose own digest is given too.
+    """Return the digest of the samples `selected` from those in `of`, which have `digest`.
 
-    It depends on which of them are selected, not on where they lie in the tars.
+    It depends on which samples are selected, not on where they lie in the tars. `shards` is the
+    number of shards that both selections count by.
     """
     inner, starts = DigestKind.BLAKE3.new(), np.zeros(shards + 1, np.int64)
     starts[selected.shards + 1] = selected.counts

@@ -34,7 +34,7 @@ from wdsprep.text import brief
 
 
 def _have_edges(names: Any) -> bool:
-    """Return whether the names of histogram bins, such as `width<512`, end in a number."""
+    """Return whether each name of a count that has a `<`, as `side<512`, ends in a number."""
     edges = (name.partition("<") for name in names)
     return all(not sign or (edge.isdecimal() and len(edge) < 20) for _, sign, edge in edges)
 

@@ -24,6 +24,9 @@ def counted_as(dataset: str, settings: Mapping[str, Any]) -> str:
 
 
 def columns_of(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return what each column of scores holds, in the order in which they were asked for."""
+    """Return which kind of value each column of scores holds, such as `number`.
+
+    The columns stand in the order in which they were asked for.
+    """
     found = settings.get(SCORES, {}).get("columns", {})
     return dict(found) if isinstance(found, Mapping) else {}

@@ -77,7 +77,10 @@ def check_format(found: int, what: str) -> None:
 
 
 def unseal(kind: str, head: Any, data: bytes, what: str) -> dict[str, Any]:
-    """Check the seal of a file, and return its body, which must have the fields of `head`."""
+    """Return the body of a sealed file, checked to be of this kind with the fields of `head`.
+
+    Its digest is not checked: `check_seal` does that.
+    """
     body: dict[str, Any] = read_record(Sealed, data, what)
     check_format(body["format"], what)
     if body["kind"] != kind:

@@ -27,7 +27,7 @@ def as_json(settings: Settings) -> dict[str, Any]:
 
 
 def is_same(old: Any, new: Any) -> bool:
-    """Check that two settings, or values of them, are the same in a file. NaN is NaN there."""
+    """Return whether two settings, or values of them, are the same in a file. NaN is NaN there."""
     if old == new:  # usual: a million receipts have the same
         return True
     before, now = canonical_json(old), canonical_json(new)
@@ -35,7 +35,7 @@ def is_same(old: Any, new: Any) -> bool:
 
 
 def changed_settings(old: Settings, new: Settings) -> Changes:
-    """Return the settings that differ, without policies that were only loosened."""
+    """Return the old and new value of each setting that differs, but for loosened policies."""
     old, new = as_json(old), as_json(new)
     looser = loosened(old, new)
     both = {name: (old.get(name), new.get(name)) for name in sorted({*old, *new})}
@@ -43,7 +43,10 @@ def changed_settings(old: Settings, new: Settings) -> Changes:
 
 
 def loosened(old: Settings, new: Settings) -> tuple[str, ...]:
-    """Return the policies by which the new settings allow more to be fetched than the old ones."""
+    """Return the policies by which the new settings allow more to be fetched than the old ones.
+
+    There are none unless both are of a dataset from a table of URLs.
+    """
     names = POLICIES if old.get("source") == new.get("source") == "urls" else ()
     return tuple(name for name in names if _laxity(name, new) > _laxity(name, old))
 

@@ -65,7 +65,10 @@ def cut_size(facts: Mapping[str, Any]) -> Size:
 
 
 def shape_counts(settings: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, int]:
-    """Count the samples of each shape that has any, in the order of the list."""
+    """Return how many samples each shape has in `counts`, in the order of the list of shapes.
+
+    Shapes without samples are left out.
+    """
     names = map(shape_name, shapes_of(settings))
     return {name: counts[name] for name in names if counts.get(name)}
 
@@ -75,7 +78,11 @@ USUAL_BATCH = 64
 
 
 def batch_that_fits(settings: Mapping[str, Any], counts: Mapping[str, int], samples: int) -> int:
-    """Return a global batch for an example, which needs no sample of a dataset twice."""
+    """Return the global batch for an example command: `USUAL_BATCH`, or less if samples are few.
+
+    It is at most the number of samples, or with shapes the number in the largest shape, so that no
+    batch needs a sample twice.
+    """
     of_one_shape = shape_counts(settings, counts).values()  # as a batch is
     return max(1, min(USUAL_BATCH, max(of_one_shape, default=samples), samples))
 

@@ -133,7 +133,10 @@ class ShardReader:
     # --- where they are
     @cached_property
     def offsets(self) -> Sequence[int]:
-        """Return where each sample begins, and last where the samples end."""
+        """Return where each sample begins, and last where the samples end.
+
+        Raise DamageError if the index is missing, damaged, or does not fit the shard.
+        """
         name, nbytes = index_name(self.shard.name), self.shard.nbytes
         offsets: Sequence[int] = ()
         with suppress(NotFoundError, DamageError):
@@ -279,7 +282,10 @@ class ShardReader:
         return None
 
     def _ends(self, offsets: "Offsets", sizes: "Offsets", *, comes_whole: bool) -> list[bytes]:
-        """Return the last bytes of each sample, or all bytes of each."""
+        """Return the last bytes of each sample, or with `comes_whole` all bytes of each.
+
+        If a size is 0, as where the index is damaged, the last bytes come in any case.
+        """
         import numpy as np
 
         from wdsprep.dataset.aio import address_of, read_all
@@ -387,7 +393,10 @@ def parse_sample_end(data: bytes) -> tuple[str, bytes] | None:
 
 
 def _read_members(at: Tape, only: Collection[str]) -> TarSample | None:
-    """Return the first sample of a tar with `only` these members, and read no further."""
+    """Return the sample that a tape has, with `only` these members, and read no further.
+
+    Return None if there is no member of a sample.
+    """
     found: TarSample | None = None
     for path, start, data_start, nbytes, target in members(at):
         if (split := split_member(path)) and not target:

@@ -67,7 +67,8 @@ Spot = TypeVar("Spot")
 def file_filter(manifest: Manifest) -> Callable[[str], bool]:
     """Return a function that says whether a file may be part of this dataset, by its name.
 
-    No setting of latents says which buckets they have, so it is those that they have shards in.
+    A file in a bucket is part only if the dataset has the bucket: if its settings list it, or, as
+    settings of latents list none, if a shard lies in it.
     """
 
     @cache
@@ -97,9 +98,10 @@ def read_manifest(store: Store) -> Manifest | None:
 
 
 def dated_manifest(store: Store) -> Manifest | None:
-    """Return the manifest with the time when it was written, or an earlier time.
+    """Return the manifest with the time when it was written, or None if there is none.
 
-    A receipt that is younger is not in it, or not as it is now.
+    The time is read before the content, and so may be too early. A receipt that is younger may be
+    missing in the manifest, or have changed since.
     """
     found = (entry.written_s for entry in store.list(MANIFEST) if entry.name == MANIFEST)
     written_s = min(found, default=math.inf)
@@ -121,10 +123,10 @@ def read_format(
     new: Mapping[str, Any] = FORM,
     names: Iterable[str] = FORM,
 ) -> Mapping[str, Any]:
-    """Return the format of the dataset that will be continued at `url`, or that of new datasets.
+    """Return the format of the dataset that will be continued at `url`, or else `new`.
 
-    The format is what the settings of these names say. A dataset that cannot be read is left to
-    whoever opens it, who says why.
+    The format is what the settings with these `names` say. With `overwrite` it is always `new`, and
+    so it is for a dataset that cannot be read: whoever opens that says why.
     """
     if overwrite:
         return new
@@ -339,9 +341,9 @@ def read_receipt(store: Store, unit: str, settings: Settings | None = None) -> R
 
 
 def find_receipt(store: Store, unit: str, input_digest: str, settings: Settings) -> Receipt | None:
-    """Return the receipt of a unit that another run did meanwhile.
+    """Return the receipt of a unit if another run has finished it meanwhile, otherwise None.
 
-    Raise an error if it was made from other input.
+    Raise an error if it was made from other input, or with other settings.
     """
     try:
         found = read_receipt(store, unit, settings)
@@ -353,10 +355,11 @@ def find_receipt(store: Store, unit: str, input_digest: str, settings: Settings)
 
 
 def check_same(store: Store, receipt: Receipt) -> None:
-    """Check that two runs that finished a unit at once have made the same of it.
+    """Check that the stored receipt of a unit, which another run wrote, equals this receipt.
 
-    This can happen in a store without locks. If they differ, the shards may be of either run,
-    so the unit counts as not done.
+    Two runs can finish a unit at once in a store without locks. If the receipts differ, the shards
+    may be of either run: delete the stored one, so that the unit counts as not done, and raise an
+    error.
     """
     name = receipt_name(receipt.unit)
     if store.read(name) != receipt.to_bytes():
@@ -411,7 +414,10 @@ def write_rebuilt(url: str, heard: Counting = ignore_count) -> Manifest:
 
 
 def rewrite_manifest(store: Store, heard: Counting = ignore_count) -> Manifest:
-    """Write the manifest again from the receipts. The caller holds its lock."""
+    """Write the manifest again from the receipts, and return it. The caller holds its lock.
+
+    What receipts do not tell is kept from a manifest of the same settings, if that can be read.
+    """
     manifest = rebuild(store, heard)
     if manifest is None:
         raise NotFoundError(f"{store.url} has no receipts: it holds no dataset")
@@ -472,9 +478,10 @@ def _maker_unit(manifest: Manifest, name: str) -> str:
 
 
 def _remove_strays(store: Store, unit: str, names: Iterable[str]) -> None:
-    """Delete those of the files `names` of a unit that its receipt does not list.
+    """Delete the files `names` of a unit that has no receipt.
 
-    The caller holds the lock of the unit.
+    If it has one, delete of them only tars that the receipt does not list, with their indexes and
+    rows. The caller holds the lock of the unit.
     """
     with contextlib.suppress(NotFoundError):
         shards = {shard.name for shard in read_receipt(store, unit).shards}

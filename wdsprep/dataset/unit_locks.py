@@ -48,7 +48,11 @@ class Edition:
 
     @contextmanager
     def holding(self, unit: str, giving: Sequence[FileSink] = ()) -> Iterator[None]:
-        """Lock a unit while the block lasts; see `Store.hold`."""
+        """Lock a unit while the block lasts, in which the files `giving` get their names.
+
+        Raise FingerprintError if an --overwrite has begun another edition. The rest is as in
+        `Store.hold`.
+        """
         with self._holding(hold_name(unit), giving):
             yield
 
@@ -69,7 +73,7 @@ class Edition:
 
 
 def wait_for_holders(store: Store) -> None:
-    """Wait until no run has a lock on a unit of an earlier edition."""
+    """Wait until the store lists no lock on a unit of the dataset."""
     while held := list(filter(None, (held_name(e.name) for e in store.list(RECEIPTS)))):
         for name in held:
             with store.hold(name):

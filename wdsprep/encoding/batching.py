@@ -43,7 +43,10 @@ class Batcher:
     _texts: dict[tuple[int, ...], list[Row]] = field(default_factory=dict)
 
     def add(self, sample: SampleUnderWay) -> None:
-        """Add a sample whose image has been cropped or rejected."""
+        """Queue the crops of a sample, and its caption if a crop that was not rejected needs it.
+
+        `sample.missing` is increased by the number of results that the sample then waits for.
+        """
         self._come += 1
         sample.number = self._come
         sample.images = [{} for _ in sample.cuts]
@@ -68,10 +71,11 @@ class Batcher:
     def next_images(
         self, size: int, size_of: Callable[[Size], int], *, now: bool, head: PendingBlock | None
     ) -> tuple[Size, list[Row], int] | None:
-        """Return the shape, the rows and the size of a batch of crops, or None if none is ready.
+        """Remove a batch of crops; return its shape, rows and size, or None if none is ready.
 
-        `size` is the batch size for squares. A batch that is not full is returned if `now` is true,
-        or if it has a crop of `head`, the oldest block.
+        `size` is the batch size for squares, and `size_of` returns that for a shape. A batch that
+        is not full is ready if `now` is true, or if its first crop is of `head`, the oldest block,
+        or has waited too long.
         """
         most = 2 * size - 1 + self.image_window
         return self._take_batch(self._images, size_of, most=most, now=now, head=head)
@@ -79,10 +83,11 @@ class Batcher:
     def next_texts(
         self, size: int, *, now: bool, head: PendingBlock | None
     ) -> tuple[tuple[int, ...], list[Row], int] | None:
-        """Return the shape, the rows and the size of a batch of captions, or None if none is ready.
+        """Remove a batch of captions; return its shape, rows and size, or None if none is ready.
 
-        A batch that is not full is returned if `now` is true, or if it has a caption of `head`, the
-        oldest block.
+        A batch that is not full is ready if `now` is true, or if its first caption is of `head`,
+        the oldest block, or has waited too long. Captions are tokenized here, once enough of them
+        wait for a batch; those without tokens are refused.
         """
         waiting = self._captions
         if waiting and (now or head is not None or self._count_after(waiting[0]) >= size - 1):
@@ -119,9 +124,11 @@ class Batcher:
         now: bool,
         head: PendingBlock | None,
     ) -> tuple[ShapeT, list[Row], int] | None:
-        """Return a batch of the shape whose first row has waited too long, or else a full batch.
+        """Remove a batch from `rows`; return its shape, rows and size, or None if none is ready.
 
-        If there is neither, return None, or with `now` a batch that is not full.
+        First comes the shape of the oldest row, if `most` samples were added after that row or if
+        it is of the block `head`; next a shape with a full batch; with `now` the shape of the
+        oldest row.
         """
         if not rows:
             return None

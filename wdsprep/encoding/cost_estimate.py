@@ -141,7 +141,7 @@ class OneRun:
 def estimate(
     buckets: Mapping[int, Bucket], speeds: Mapping[int, Speed], choice: Choice, fleet: Fleet
 ) -> list[Phase]:
-    """Return an estimate for the resolution of each bucket for which a speed is known.
+    """Return an estimate for the resolution of each bucket that has a known speed and images.
 
     A resolution has the images of its bucket and of all higher ones. Text alone has one estimate,
     for the lowest resolution and so for all images. Raise UsageError if there are no images.
@@ -217,7 +217,11 @@ def _estimate_phase(
 
 
 def decode_s(side: int, resolution: int, choice: Choice) -> float:
-    """Return the seconds that one core needs to decode a square JPEG."""
+    """Return the seconds that one core needs to decode, scale and crop a square JPEG.
+
+    `side` is the side of the JPEG in pixels. A large JPEG takes less if `choice` has it decoded at
+    a reduced scale.
+    """
     is_reduced = choice.decode == FAST and side >= 2 * OVERSAMPLING * resolution
     return side**2 * DECODE_S_PER_PIXEL * (REDUCED_SHARE if is_reduced else 1)
 
@@ -259,7 +263,11 @@ def count_puts(nbytes: int) -> int:
 
 
 def stored_by_choice(samples: int, resolution: int, choice: Choice) -> dict[tuple[str, str], int]:
-    """Return the bytes that each choice of `--latents` and `--text` would store."""
+    """Return the bytes that each pair of `--latents` and `--text` would store, by the pair.
+
+    `mean` is left out, as it takes the same bytes as `sample`; so is `moments` for a VAE that has
+    no distribution.
+    """
     kept = ("sample",) if choice.preset.vae == DC else ("sample", "moments")
     return {
         (latents, text): samples
@@ -345,7 +353,7 @@ def gflops(resolution: int, choice: Choice) -> float:
 
 
 def text_gflops(choice: Choice) -> float:
-    """Return the operations that encoding a caption takes, in billions."""
+    """Return the operations that encoding a caption takes, in billions; 0 without embeddings."""
     if choice.text != "emb":
         return 0.0
     runs = choice.preset.runs

@@ -81,24 +81,27 @@ class DeviceBatches:
     def warm_up(self, batches: Sequence[DeviceBatch]) -> None:
         """Compute batches and drop the results, so that later ones of their kind are fast.
 
-        A broken device shows here already.
+        If the device is broken, its error is raised here, before any sample is computed.
         """
         for device in self._devices:
             for batch in batches:
                 self._launcher.submit(device.warm_up, batch).result()
 
     def submit(self, batch: DeviceBatch) -> "Future[Rows]":
-        """Queue a batch, and return the future of its rows."""
+        """Queue a batch, and return a future of the arrays that are made of its rows.
+
+        The future is cancelled if `close` is called before the batch is launched.
+        """
         made: Future[Rows] = Future()
         self._launcher.submit(self._launch, batch, made)
         return made
 
     def run(self, call: Callable[[], dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """Call a function in a thread that may use the device, and return its result."""
+        """Call a function in a thread that may use the device, wait, and return its result."""
         return self._launcher.submit(call).result()
 
     def close(self) -> None:
-        """End the threads, and cancel the batches that have not been launched."""
+        """Finish the batches that have been launched, cancel the others, and end the threads."""
         self._is_closed = True
         self._launcher.shutdown(wait=True)
         self._finisher.shutdown(wait=True)

@@ -140,8 +140,8 @@ def _run_encode(options: EncodeOptions, listener: EncodeListener) -> list[Outcom
 def _begin_datasets(plan: EncodePlan) -> list[Edition]:
     """Begin or continue the datasets of a plan, and return an edition of each for the workers.
 
-    This is the first step of a run that writes: captions of a table are stored, and stale units are
-    removed.
+    This is the first step of a run that writes: captions of a table are stored, and stale units and
+    what killed writers left behind are removed.
     """
     editions = [take_claim(dataset.claim) for dataset in plan.datasets]
     for dataset, edition in zip(plan.datasets, editions, strict=True):
@@ -187,9 +187,10 @@ def _make_target(dataset: DatasetPlan, edition: Edition) -> EncodeTarget:
 def _make_runs(
     plan: EncodePlan, editions: Sequence[Edition], limit: int, trial: Speeds | None
 ) -> list[Run]:
-    """Return for each dataset of a plan the run that fills it, as the job knows it.
+    """Return for each dataset of a plan the run that makes the shards that it lacks.
 
-    `limit` is that of --limit. `trial` has the speeds that are noted in the manifest.
+    `limit` is that of --limit, and counts where it leaves images out. `trial` has the speeds that
+    the manifest records as those of a trial; it is None if the run is no trial.
     """
     return [
         Run(
@@ -215,7 +216,11 @@ def _extra_entries(model: str, speeds: Speeds | None, known: Any) -> dict[str, A
 
 
 def make_encoder(model: Model, recipe: Recipe, device: str) -> "Encoder":
-    """Load the encoder in a worker, after a check that its weights are those of the driver."""
+    """Load the encoder in a worker, after a check of the worker's GPU and of the weights.
+
+    Raise RuntimeError if the GPU is too old for torch, and WorkError if the weights are not those
+    of the driver.
+    """
     from torch import device as torch_device
 
     from wdsprep.encoding.models.device import check_age

@@ -108,7 +108,10 @@ class PendingBlock(Future[list[Results]]):
         self._leave = leave
 
     def count(self, nbytes: int) -> int:
-        """Add bytes of arrays to the block and return them, or 0 if it has left the engine."""
+        """Add a number of bytes to those of the block's arrays, and return it.
+
+        If the block has left the engine, add nothing and return 0.
+        """
         if self.has_left:
             return 0
         self.nbytes += nbytes
@@ -156,9 +159,10 @@ class Row:
         return mirrored_noise_key(key) if self.is_mirrored else key
 
     def take(self, found: "Arrays | Code") -> int:
-        """Store the arrays of the row, or the code of its reject, in its sample.
+        """Store the arrays that were made of the row, or the code of its reject, in its sample.
 
-        Return the bytes of the arrays.
+        Return the bytes of the arrays, or 0 for a code. The latent of a mirrored row is stored as
+        `latent_flipped.npy`.
         """
         sample = self.sample
         if isinstance(found, Code):

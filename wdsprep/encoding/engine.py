@@ -146,7 +146,11 @@ class Engine:
 
     @contextlib.contextmanager
     def feeding(self) -> Iterator[None]:
-        """Count a shard as feeding, from before its tar is opened until its last sample is fed."""
+        """Count a shard as feeding while the context is open, so that batches wait for its samples.
+
+        The context is entered before the shard's tar is opened. When no shard is feeding and all
+        that was fed is in batches, batches that are not full are computed too.
+        """
         with self._feeders_lock:
             self._feeders += 1
         try:
@@ -158,9 +162,10 @@ class Engine:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """Wait until the caller's shard may feed its samples, and keep others out for the block.
+        """Wait until no other shard feeds samples, and keep others out while the context is open.
 
-        Shards that wait have their first samples ready.
+        Shards that wait here have read their first sample already. Raise EngineError if a thread of
+        the engine has failed.
         """
         self._repeat_until(partial(self._turn.acquire, timeout=POLL_S))
         try:
@@ -171,8 +176,9 @@ class Engine:
     def put(self, samples: Sequence[SampleInput], part: Part = Part.BOTH) -> PendingBlock:
         """Wait for room, feed samples to the engine, and return the block of their results.
 
-        Only the given part of each sample is encoded. A caller that waits for the results calls
-        `check` from time to time, as they may never come.
+        Only the given part of each sample is encoded. Raise EngineError if a thread has failed
+        before there is room. A caller that waits for the results calls `check` from time to time,
+        as they may never come.
         """
         block = PendingBlock(self._leave)
         parts = [part & self._part & own for own in self._parts]
@@ -210,12 +216,18 @@ class Engine:
         self.limit.leave(len(block.samples), block.nbytes)
 
     def empty(self) -> dict[str, torch.Tensor]:
-        """Return the arrays of the empty caption, computed on one core as all arrays are."""
+        """Bring the network for text to the device, and return the arrays of the empty caption.
+
+        They are computed in a thread that launches batches, and so on one core of a CPU.
+        """
         self._encoder.bring(Part.TEXT)
         return self._batches.run(self._encoder.empty)
 
     def _warm_up(self) -> None:
-        """Compute empty batches, so that a broken device shows before samples are fed."""
+        """Compute empty batches, so that the error of a broken device comes before samples are fed.
+
+        Nothing is computed if the networks for images and for text take turns on the device.
+        """
         if self._encoder.is_split:
             return
         side = self._encoder.resolution
@@ -233,6 +245,7 @@ class Engine:
         return self._oldest_block() is None
 
     def check(self) -> None:
+        """Raise EngineError if a thread of the engine has failed, or if the engine is closed."""
         if self._failure is not None:
             why = f"{type(self._failure).__name__}: {self._failure}"
             raise EngineError(why) from self._failure
@@ -245,7 +258,11 @@ class Engine:
         self._batches.close()
 
     def _decode(self, block: PendingBlock, samples: Sequence[SampleInput], nbytes: int) -> None:
-        """Decode the images of a block and cut them to their shapes."""
+        """Decode the images of a block and cut them to their shapes.
+
+        A rejected image gets its RejectedError in place of a crop. The limit then counts the pixels
+        of the crops in place of `nbytes`, the bytes of the image files.
+        """
         try:
             with formats.quiet:  # once for all of them
                 for sample, made in zip(samples, block.samples, strict=True):
@@ -294,7 +311,10 @@ class Engine:
         self._finish([sample for sample in block.samples if not sample.missing])
 
     def _submit_batches(self, *, all_of_it: bool) -> None:
-        """Submit the full batches among the samples that wait, or all samples that wait."""
+        """Submit all batches that are ready, as soon as the device has room for each.
+
+        With `all_of_it` a batch is ready even if it is not full. Return early if a thread fails.
+        """
         while self._failure is None:
             while not self._launchable.acquire(timeout=POLL_S):
                 if self._failure is not None:
@@ -307,7 +327,11 @@ class Engine:
             self._batches.submit(batch).add_done_callback(partial(self._hand_out, rows, batch))
 
     def _next_batch(self, *, all_of_it: bool) -> tuple[list[Row], DeviceBatch] | None:
-        """Return the rows of a batch that is ready, and the batch, or None if none is ready."""
+        """Take a batch that is ready from the batcher, and return its rows and the batch, or None.
+
+        Batches of captions come first. A batch that is not full is ready with `all_of_it`; it is
+        also ready if it has waited too long, or if the limit is full and it is of the oldest block.
+        """
         batches, now = self._batches, all_of_it
         head = self._oldest_block() if self.limit.is_full else None
         text = self._batcher.next_texts(batches.text_size, now=now, head=head)
@@ -346,7 +370,7 @@ class Engine:
         return torch.empty(shape, dtype=torch.uint8, pin_memory=pin)
 
     def _release_pixels(self, rows: Sequence[Row]) -> None:
-        """Drop the pixels of rows that have been copied into a batch."""
+        """Drop the pixels of rows that have been copied into a batch; the limit counts them off."""
         nbytes = 0
         for row in rows:
             crop = row.crop
@@ -357,7 +381,11 @@ class Engine:
         self.limit.hold(-nbytes)
 
     def _hand_out(self, rows: Sequence[Row], batch: DeviceBatch, made: "Future[Rows]") -> None:
-        """Hand out the results of a batch that the device has finished."""
+        """Give the samples of a batch their results, once the device has finished it.
+
+        A row whose values are not finite is rejected. If the batch failed, its error is kept for
+        `check` to raise.
+        """
         with self._guarded():
             self._launchable.release()
             if made.cancelled():

@@ -101,7 +101,7 @@ class Feeder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop reading, and release the blocks that are still in the engine."""
+        """Stop reading, wait for the thread, and release the blocks that nobody has taken."""
         self._stopped = True
         while self._thread.is_alive() or not self.blocks.empty():
             self._thread.join(JOIN_S)

@@ -41,8 +41,8 @@ def has_bf16() -> bool:
 def prepare_allocator() -> None:
     """Make torch map GPU memory in segments that grow, unless the user has set its allocator.
 
-    Images at 1024 and T5 take turns on a card of 24 GB, and neither can use the fixed blocks that
-    the other leaves.
+    This sets an environment variable, which torch reads later. Images at 1024 and T5 take turns on
+    a card of 24 GB, and neither can use the fixed blocks that the other leaves.
     """
     if not any(name in os.environ for name in ALLOCATOR):
         os.environ[ALLOCATOR[0]] = "expandable_segments:True"

@@ -40,7 +40,10 @@ class ImageShard:
 
     @property
     def input(self) -> str:
-        """Return the input that a receipt records: the shard's digest, and any limit on samples."""
+        """Return the input that a receipt records: a digest, and the number of samples if limited.
+
+        The digest is that of the shard, or of a foreign tar's name, size and date.
+        """
         return self.whole_input + (f":{self.item.take}" if self.item.take else "")
 
     @property
@@ -54,7 +57,7 @@ class ImageShard:
 
     @property
     def likely_samples(self) -> int:
-        """Return the number of samples, or for a foreign tar an estimate from its bytes."""
+        """Return the number of samples to encode, for a foreign tar estimated from its bytes."""
         there = self.item.nbytes // SMALL_NBYTES if self.is_foreign else self.item.samples
         return self.item.take or there
 
@@ -71,7 +74,10 @@ class ImageShard:
         return cls(name=own, item=item, digest=digest, kind=DigestKind(kind))
 
     def is_done_by(self, made_of: str) -> bool:
-        """Return whether latents made from an input have all samples that are wanted now."""
+        """Return whether latents made from the input `made_of` have all samples that are wanted.
+
+        They do if `made_of` is this shard's input, or its input without a limit on samples.
+        """
         return made_of in (self.input, self.whole_input)
 
 
@@ -133,8 +139,9 @@ def find_image_shards(
 ) -> ImageShards:
     """Return the image shards that may have images large enough for a resolution.
 
-    The resolution 0 selects all shards. `shapes` are the shapes of the latents, if they are not
-    square, and `kind` is the kind of digest of the latents.
+    Of a dataset, the resolution 0 selects all shards; raise SourceError if none is selected. Of
+    tars that pack did not make, all are returned, and 0 raises UsageError. `shapes` are the shapes
+    of the latents, if they are not square, and `kind` is the kind of digest of the latents.
     """
     is_pattern = bool(set(url) & set("*?[{")) and not Path(url).is_dir()
     store = None if is_pattern else open_store(url)
@@ -202,6 +209,7 @@ def _find_tars(url: str, resolution: int, kind: DigestKind) -> ImageShards:
     """Return the tars that another program packed, as image shards.
 
     Their latents lie in the folder of the resolution, under the name of the tar without its suffix.
+    Raise SourceError if there are no tars, or if two would have latents of one name.
     """
     try:
         source = recognise(url, columns=Columns(), rows_per_item=1)

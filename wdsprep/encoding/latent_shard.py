@@ -73,9 +73,10 @@ class LatentShard:
         self.add_members(key, members, cut=result.tokens.cut, shape=shape)
 
     def add_members(self, key: str, members: Members, *, cut: bool | None, shape: str = "") -> None:
-        """Add a sample to the shard, given the members that `members_of` made.
+        """Add a sample to the shard, given its members, of which the caption is the last.
 
-        `cut` says whether its caption was cut, or is None for a sample without a caption.
+        `cut` says whether its caption was cut, or is None for a sample without a caption. Raise
+        RejectedError if the sample was removed from this dataset, or if a tar cannot hold its key.
         """
         if self._draft.removed and self._was_removed(members):
             raise RejectedError(Code.REMOVED)
@@ -91,7 +92,7 @@ class LatentShard:
             count_sample(self.counts, "latents", told, shape)
 
     def _was_removed(self, members: Members) -> bool:
-        """Return whether the sample was removed from these latents alone, not from the images."""
+        """Return whether `wdsprep remove` took the sample out of this dataset, by its source."""
         (facts,) = (cast("bytes", data) for name, data in members if name == "json")
         return self._draft.removed.has("source", parse_json(facts).get("source", ""))
 
@@ -115,7 +116,7 @@ class LatentShard:
         return self._tar
 
     def finish(self, settings: Settings, files: Files, beside: Mapping[str, bytes] = {}) -> Receipt:
-        """Complete the shard, and return its receipt.
+        """Write the samples that wait, complete the shard, and return its receipt.
 
         `files` are the digests of further files that the receipt lists, such as those of
         the empty caption. The files of `beside` are written with the shard.
@@ -142,11 +143,11 @@ class LatentShard:
         return self._draft.finish(receipt, beside)
 
     def _rows_file(self) -> dict[str, bytes]:
-        """Return the file that says which samples of the image shard were kept, by its name.
+        """Return {name: bytes} of the file that says which samples were kept, or {} if not needed.
 
-        It is needed unless the shard has all samples of the image shard in their order. For a tar
-        that pack did not make, it is also needed if any sample was rejected: no key says whether
-        that was the last.
+        It is needed unless the shard has the first samples of the image shard in their order. For a
+        tar that pack did not make, it is also needed if any sample was rejected: its keys do not
+        tell whether the rejected ones were the last.
         """
         rows = ImagePositions.from_numbers(chain.from_iterable(self._rows.values()))
         has_moved = self._shard.is_foreign and bool(self.rejects.counts)
@@ -214,9 +215,10 @@ def npy_of(field: Field, array: Tensor) -> tuple[bytes, memoryview]:
 def facts_of(
     key: str, sample: Sample, result: Result, *, is_packed: bool = False
 ) -> dict[str, Any]:
-    """Return the json of a latent sample.
+    """Return the json of a latent sample, as a dict.
 
-    The crop is left, top, right, bottom in the scaled image.
+    The crop is left, top, right, bottom in the scaled image. If `is_packed`, pack made the image
+    sample, and its json tells the source and the source's size.
     """
     crop = result.crop
     fit = crop.fit
@@ -234,7 +236,10 @@ def facts_of(
 
 
 def text_facts_of(key: str, sample: Sample, result: Result, *, is_packed: bool) -> dict[str, Any]:
-    """Return the json of a sample of text alone, which says nothing of its image."""
+    """Return the json of a sample of text alone, as a dict, which says nothing of its image.
+
+    If `is_packed`, pack made the image sample, and its json tells the source.
+    """
     tokens = result.tokens
     return {
         "caption": sample.caption,
@@ -247,7 +252,7 @@ def text_facts_of(key: str, sample: Sample, result: Result, *, is_packed: bool) 
 
 
 def _copy_facts(facts: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Return facts of the image sample by name, such as where the image came from."""
+    """Return the named facts that an image sample has, such as where the image came from."""
     return {name: facts[name] for name in names if name in facts}
 
 
@@ -257,9 +262,10 @@ def write_empty(
     empty: Callable[[], Mapping[str, Any]],
     kind: DigestKind,
 ) -> dict[str, str]:
-    """Write the arrays of the empty caption, for classifier-free guidance.
+    """Write the arrays of the empty caption, for classifier-free guidance, where they are missing.
 
-    `empty` computes them. Return the digest of each file by its name.
+    `empty` computes them, and is called only if a file is missing. Return the digest of each stored
+    file by its name.
     """
     made = lambda field: b"".join(npy_of(field, empty()[field.name]))  # noqa: E731
     return put_empty(edition, fields, made, kind)
@@ -273,7 +279,7 @@ def put_empty(
 ) -> dict[str, str]:
     """Write the files of the empty caption, unless another worker has written them.
 
-    `made` makes the bytes of a field. Return the digest of each file by its name.
+    `made` makes the bytes of a field's file. Return the digest of each stored file by its name.
     """
     digests, store = {}, edition.store
     for field in text_fields(fields):

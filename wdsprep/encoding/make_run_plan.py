@@ -50,8 +50,9 @@ def make_plan(
 ) -> EncodePlan:
     """Return the plan of a run of `encode`, or raise an error if the run is impossible.
 
-    Nothing is written. `told` is called with lines for the user, `compared` with the number of
-    foreign tars that have been compared and the number of all.
+    Nothing is written to the datasets, but the model may be downloaded. `told` is called with lines
+    for the user, `compared` with the number of foreign tars that have been compared and the number
+    of all.
     """
     places = [absolute(place) for place in options.places.values()]
     phases = _find_phases(options, places)
@@ -170,7 +171,10 @@ def _choose_model(
     options: EncodeWorkerOptions,
     told: Callable[[str], None],
 ) -> tuple[_ModelChoice, list[_Phase]]:
-    """Find the model, plan the workers, and return both with the phases and their settings."""
+    """Find the model, plan the workers, and return both with the phases and their settings.
+
+    Raise UsageError if the model cannot encode images of a phase's resolution or shapes.
+    """
     needs = ModelNeeds(recipe.text, not recipe.is_of_text)
     found = find_model(recipe.model, text=needs.text, has_vae=needs.vae, listener=told)
     for phase in phases:
@@ -191,7 +195,7 @@ def _find_settings(
     """Return the settings of each dataset, without those of captions.
 
     Text that is stored apart, and latents without text, get the settings that a run for them alone
-    would have.
+    would have. `models` has the models that were found so far; others are found and added.
     """
     asked: dict[tuple[ModelNeeds, DigestKind], Model] = {}
     settings = []
@@ -217,9 +221,10 @@ def _find_captions(
     recipe: Encode,
     told: Callable[[str], None],
 ) -> tuple[list[_Phase], PreparedCaptions]:
-    """Return the phases with the source of their captions, and the captions of a table.
+    """Return the phases with the sources of their captions, and the captions for the run.
 
-    A table that is stored in a dataset which is started over is not used.
+    The caller closes the captions. If text is stored apart, only its phases get captions. A table
+    that is stored in a dataset which is started over is not used.
     """
     own = [phase for phase in phases if phase.is_of_text] or phases  # or latents with their text
     source = own[0].source
@@ -282,9 +287,10 @@ def _plan_dataset(
 
 
 def _check_empty_caption(store: Store, manifest: Manifest) -> None:
-    """Check that the stored arrays of the empty caption have the digests that receipts list.
+    """Raise DamageError if stored arrays of the empty caption differ from the digests in receipts.
 
-    New receipts list the digests of the stored files, so damaged files would pass as sound.
+    New receipts list the digests of the stored files, so damaged files would pass as sound. Files
+    that are missing are no damage: the first worker writes them.
     """
     files = (item for files in manifest.ledger.column("files") for item in files.items())
     known = {(name, digest) for name, digest in files if name.startswith("empty.")}

@@ -20,9 +20,9 @@ class Trial:
     text: str
 
     def choice_like(self, choice: Choice) -> Choice:
-        """Return a choice with the model and the options of this trial.
+        """Return a choice with the model and the options of this trial, and otherwise as `choice`.
 
-        A model of unknown cost is taken for the planned one.
+        If nobody knows the operations of the trial's model, the model is that of `choice` too.
         """
         known = self.model in PRESETS and PRESETS[self.model].vae in VAE_GFLOPS
         model = self.model if known else choice.model
@@ -30,7 +30,10 @@ class Trial:
 
 
 def read_trial(url: str) -> tuple[int, Trial]:
-    """Return the resolution and the speed that an `encode --limit` left in its manifest."""
+    """Return the resolution of a dataset, and the trial that `encode --limit` left in its manifest.
+
+    Raise UsageError if there is no trial.
+    """
     _, manifest = open_dataset(url)
     trial = manifest.extra.get("trial")
     if manifest.dataset != "latents" or trial is None:

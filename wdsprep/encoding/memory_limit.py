@@ -18,9 +18,10 @@ class EngineLimit:
         """True if a sample waits because of the bytes of those that are inside."""
 
     def enter(self, samples: int, nbytes: int, timeout_s: float) -> bool:
-        """Wait for room for more samples, and return whether they have been admitted.
+        """Admit samples if there is room, and return whether they have been admitted.
 
-        When nothing is inside, anything is admitted.
+        If there is none, wait once for a change, for `timeout_s` at most. When nothing is inside,
+        anything is admitted.
         """
         with self._changed:
             if not self._has_room(samples, nbytes):
@@ -39,7 +40,7 @@ class EngineLimit:
         return self.samples + samples <= self._most and not self.is_full
 
     def hold(self, nbytes: int) -> None:
-        """Count more bytes, or fewer, for samples that are inside."""
+        """Add `nbytes`, which may be negative, to the bytes counted for the samples inside."""
         with self._changed:
             self.nbytes += nbytes
             if nbytes < 0:

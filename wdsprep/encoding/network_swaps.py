@@ -46,7 +46,8 @@ class Visit:
 class Turns:
     """The turns of shards in the passes over captions and over images, on one device.
 
-    `bring` loads the network of a pass, and up to `at_once` shards are in the pass together.
+    `bring` loads the network of a pass, and up to `at_once` shards are in the pass together. If
+    shards wait for the other pass, no more than `most` begin this one before it changes.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Turns:
     def visit(self, part: Part, texts: TextPass | None = None) -> Iterator[Visit]:
         """Queue a shard for the pass over captions or images, and yield its visit.
 
-        The visit ends with the context.
+        `enter` waits for its turn, and the visit ends with the context.
         """
         visit = Visit(part, texts)
         with self._changed:
@@ -79,7 +80,11 @@ class Turns:
                 self._changed.notify_all()
 
     def enter(self, visit: Visit, timeout_s: float) -> bool:
-        """Wait for the turn of a visit, and return whether it has come within the time."""
+        """Wait for the turn of a visit, and return whether it has come within the time.
+
+        If no shard is in the pass and none that waits may begin it, the other pass begins here, and
+        its network is loaded.
+        """
         end_s = time.monotonic() + timeout_s
         with self._changed:
             while not self._try(visit):
@@ -119,7 +124,10 @@ class Turns:
         return nbytes <= min(TEXTS_NBYTES, free // DISK_SHARE)
 
     def _change_pass(self) -> None:
-        """Begin a turn of the other pass if a waiting shard can begin it, else of the same pass."""
+        """Begin a turn of the other pass if a waiting shard can begin it, else of the same pass.
+
+        Begin none while the engine still computes, or if no waiting shard can begin.
+        """
         ready = [visit.part for visit in self._waiting if self._has_room(visit)]
         if not ready or not self._engine.is_idle:
             return

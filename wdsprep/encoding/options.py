@@ -57,7 +57,7 @@ def check_resolutions(given: int | Sequence[int]) -> int | tuple[int, ...]:
 
 
 def parse_resolutions(text: str) -> tuple[int, ...]:
-    """Return the resolutions in a text such as "256,512", or raise ValueError if there are none."""
+    """Return the resolutions in a text such as "256,512"; raise ValueError if one is no number."""
     return tuple(int(part) for part in text.split(","))
 
 
@@ -306,10 +306,11 @@ class EncodeOptions(EncodeCall, CaptionOptions):
 def recipes_for(
     how: Callable[..., Encode], resolutions: Sequence[int], texts: int, *, is_apart: bool
 ) -> list[Encode]:
-    """Return the recipe of each dataset of a run, first of the latents, then of the text.
+    """Return the recipe of each dataset of a run.
 
-    `how` makes a recipe. `texts` is the number of captions of a sample, each with its dataset.
-    `is_apart` is true if text is stored apart from latents.
+    `how` makes a recipe, and `texts` is the number of captions of a sample, each with its datasets.
+    If `is_apart`, text is stored apart: first come latents without text for each resolution, then a
+    text dataset for each caption. If not, each resolution has a dataset for each caption.
     """
     if not is_apart:
         return [how(resolution=number) for number in resolutions] * texts

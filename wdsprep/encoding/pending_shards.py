@@ -39,7 +39,7 @@ class PendingShards:
 
     @property
     def lines(self) -> Iterator[str]:
-        """Yield lines that tell the user which units of a dataset are removed, and why."""
+        """Yield lines that tell the user how many units of a dataset are removed, and why."""
         if self.cut:
             what = plural(
                 self.cut, "shard that --limit had cut is", "shards that --limit had cut are"
@@ -95,12 +95,13 @@ def pending_shards(
 ) -> PendingShards:
     """Return the image shards that are wanted and have no receipt in a dataset.
 
-    Nothing is written. A shard that an earlier --limit has cut is done again. A shard that was
-    packed again is done again with `redo_changed`, and raises FingerprintError without it. What was
-    made from the old shards is to be removed with `remove_stale_units`. What was made from images
-    that are gone is to be removed too if packing `is_whole`; if not, they may still be packed.
-    `tars` reads foreign tars, to tell changed ones from those that only have another date, and
-    `compared` is called with the number that have been read and the number of all.
+    Nothing is written: the units to remove are returned too, for `remove_stale_units`. A shard that
+    an earlier --limit has cut is done again. If shards were packed again or are gone, raise
+    FingerprintError unless `redo_changed` is true. With it, those packed again are done again, and
+    what was made from those that are gone is to be removed if packing `is_whole`; if not, they may
+    still be packed. `tars` reads foreign tars, to tell changed ones from those that only have
+    another date, and `compared` is called with the number that have been read and the number of
+    all.
     """
     ledger = manifest.ledger
     done = dict(zip(ledger.units(), ledger.column("input"), strict=True))
@@ -130,7 +131,11 @@ def pending_shards(
 
 
 def remove_stale_units(edition: Edition, stale: Mapping[str, str]) -> None:
-    """Remove units from a dataset, with all files that were made for them."""
+    """Remove units from a dataset, with all files that were made for them.
+
+    `stale` has the input that each unit was made from. If there are any, the manifest is marked as
+    incomplete first.
+    """
     if stale:
         mark_incomplete(edition)
     for name, input_digest in stale.items():
@@ -182,7 +187,7 @@ def _changed_error(
 
 
 def largest_first(shards: Iterable[ImageShard]) -> list[ImageShard]:
-    """Return shards sorted by size, the largest first.
+    """Return shards sorted by the number of their samples, the largest first.
 
     So no worker begins a large shard when the others have finished.
     """
@@ -213,7 +218,11 @@ def count_units(pending: Sequence[PackedShards]) -> int:
 def _group_by_shard(
     pending: Iterable[Iterable[ImageShard]],
 ) -> Iterator[Iterator[tuple[int, ImageShard]]]:
-    """Yield each image shard as all the datasets list it, each time with the dataset's number."""
+    """Yield for each image shard a group: the number of each dataset that lacks it, and the shard.
+
+    `pending` has the shards that each dataset lacks, the largest first. A shard that is cut for one
+    dataset and not for another makes two groups.
+    """
     numbered = (zip(repeat(number), shards) for number, shards in enumerate(pending))
     in_order = merge(*numbered, key=lambda found: _size_key(found[1]))
     for _, same in groupby(in_order, key=lambda found: (found[1].item, found[1].digest)):

@@ -73,9 +73,10 @@ class Speeds:
         return f"busy {self.busy:.0%}{text}{launching}"
 
     def trial(self, before: Any) -> dict[str, Any]:
-        """Return the speed of a trial run for the manifest; `plan` estimates from it.
+        """Return {"trial": ...}, the manifest's entry with the speed of a trial run, for `plan`.
 
-        If this run had nothing to do, return `before`, the entry of an earlier trial.
+        If this run had nothing to do, the entry is `before`, that of an earlier trial; without one,
+        return {}.
         """
         rates = self.rates()
         if not rates:

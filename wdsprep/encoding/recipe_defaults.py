@@ -66,11 +66,11 @@ def latents_of(wanted: str, model: Model) -> str:
 
 
 def dtype_of(wanted: str, device: str, model: Model) -> str:
-    """Return the dtype to compute in: fp32 on a CPU, a half precision on a GPU.
+    """Return the dtype to compute in: `wanted`, or for `auto` a half precision on a GPU, else fp32.
 
     `half` stands for the half precision of each network of a pipeline. A VAE that is known to
-    overflow in fp16 gets bf16, or fp32 if the GPU has no bf16. Text alone gets the dtype that it
-    would have with latents.
+    overflow in fp16 gets bf16. If the GPU has no bf16, both get fp32. Text alone gets the dtype
+    that it would have with latents.
     """
     if wanted != "auto":
         return wanted
@@ -99,7 +99,7 @@ def format_at(place: str, recipe: Recipe, *, overwrite: bool = False) -> Mapping
 
 
 def _decode_settings(recipe: Recipe, form: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the setting for decoding JPEGs, or nothing if they are decoded at full size."""
+    """Return the setting for decoding JPEGs, or {} if they are decoded in full or not at all."""
     chosen = form.get(DECODE, FULL) if recipe.decode == "auto" else recipe.decode
     return {} if recipe.is_of_text or chosen == FULL else {DECODE: chosen}
 

@@ -41,7 +41,7 @@ class DatasetPlan:
     stale: Mapping[str, str]
     """The units that are removed first, each with the input that it was made from."""
     removals: tuple[str, ...]
-    """Lines that tell the user which units are removed, and why."""
+    """Lines that tell the user how many units are removed, and why."""
     is_limited: bool
     """True if --limit leaves some images out."""
     keeps_content: bool
@@ -75,7 +75,7 @@ class EncodePlan:
     captions: PreparedCaptions
     datasets: tuple[DatasetPlan, ...]
     units: int
-    """The number of image shards that at least one dataset lacks."""
+    """The number of units of work: of image shards that at least one dataset lacks."""
 
     def __str__(self) -> str:
         return "\n".join(plan_lines(self))
@@ -160,5 +160,8 @@ def _describe_workers(plan: EncodePlan) -> str:
 
 
 def units_of(datasets: "tuple[DatasetPlan, ...]") -> int:
-    """Return the number of image shards that at least one of the datasets lacks."""
+    """Return the number of units of work: of image shards that at least one dataset lacks.
+
+    A shard of which datasets lack different numbers of samples counts once for each number.
+    """
     return count_units([dataset.pending for dataset in datasets])

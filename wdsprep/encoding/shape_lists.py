@@ -45,7 +45,7 @@ KINDS = "sdxl, nearest:STEP,MAX, or a file with lines such as 832x1216"
 
 
 def _list_shapes(shapes: Sequence[Size] | None) -> str:
-    """Return the names of shapes in a short text."""
+    """Return the number of shapes and their names in a short text, or "not given" for none."""
     names = [*map(shape_name, shapes or ())]
     some = names if len(names) <= SHOWN else [names[0], "...", names[-1]]
     return f"{len(names)} ({', '.join(some)})" if names else "not given"
@@ -60,7 +60,10 @@ SHAPES_SETTING = SettingWords(say=_say_shapes)
 
 
 def check_shapes_option(given: Any) -> ShapesGiven:
-    """Check that a value of --shapes is a name, a path or a list of sizes, and return it."""
+    """Return a value of --shapes, or raise UsageError if it is no name, path or iterable.
+
+    An iterable becomes a tuple. Names and sizes are checked later, by `sizes_of`.
+    """
     if isinstance(given, str | os.PathLike):
         return given
     if not isinstance(given, Iterable) or isinstance(given, bytes | Mapping):
@@ -69,7 +72,10 @@ def check_shapes_option(given: Any) -> ShapesGiven:
 
 
 def sizes_of(given: ShapesGiven, resolution: int) -> tuple[Size, ...]:
-    """Return the shapes that a value of --shapes stands for, from the tallest to the widest."""
+    """Return the shapes that a value of --shapes stands for, from the tallest to the widest.
+
+    A file is read. Without a value return (). Raise UsageError if shapes do not fit the resolution.
+    """
     if not isinstance(given, str | os.PathLike):
         given = tuple(given)
         return _check_shapes(given, resolution, "--shapes") if given else ()
@@ -163,7 +169,11 @@ def _read_shapes(path: Path, what: str) -> Iterator[Size]:
 
 
 def _check_shapes(sizes: Iterable[Any], resolution: int, what: str) -> tuple[Size, ...]:
-    """Return the shapes in their order, or raise UsageError if they do not fit the resolution."""
+    """Return the shapes from the tallest to the widest, or raise UsageError if they cannot be used.
+
+    They can if they have the square of the resolution, about its area each, and no ratio twice.
+    `what` names them in messages.
+    """
     found = [_check_sides(size, what) for size in sizes]
     if not found:
         raise UsageError(f"{what} lists no shape: write one in each line, such as 832x1216")

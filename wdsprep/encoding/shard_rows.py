@@ -41,7 +41,8 @@ class ShardRows:
     def read(self) -> Iterator[tuple[str, Sample | Refusal]]:
         """Yield each sample with its key, and raise HopelessError if the shard is damaged.
 
-        The digest of the shard is compared at the end.
+        The digest of the shard is compared at the end, unless the shard is foreign, is cut to some
+        samples, or is read in parts: then its size and its headers are checked.
         """
         source = self.source
         if not (self.has_images or self.shard.is_foreign):
@@ -68,7 +69,10 @@ class ShardRows:
             )
 
     def _texts(self, source: TarsSource, store: Store) -> Iterator[tuple[str, Sample | Refusal]]:
-        """Yield the samples without images, and check the size and the headers of the shard."""
+        """Yield the samples without images, and check the size and the headers of the shard.
+
+        Raise HopelessError if the shard or its index is missing, or if they do not fit.
+        """
         try:
             rows = read_texts(source, store, self.shard)
             yield from islice(rows, self.shard.item.take or None)
@@ -80,7 +84,10 @@ class ShardRows:
             raise HopelessError(self._damage_message(self._describe_damage(str(error)))) from error
 
     def _describe_damage(self, why: str) -> str:
-        """Return a clause that says whether a damaged shard is truncated or was changed."""
+        """Return a clause that says whether a damaged shard is truncated or was changed.
+
+        If it is not shorter than it was, `why` is the reason, which the clause gives in brackets.
+        """
         name, expected = self.shard.item.name, self.shard.item.nbytes
         listed = shared_store(self.source.url).list(name)
         nbytes = next((entry.nbytes for entry in listed if entry.name == name), 0)

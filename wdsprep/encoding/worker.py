@@ -81,7 +81,10 @@ class ShardInProgress:
 
 
 class _Dataset:
-    """A dataset that a worker has opened to write latent shards."""
+    """A dataset that a worker has opened to write latent shards.
+
+    Opening it writes the arrays of the empty caption, computed by `empty`, where they are missing.
+    """
 
     def __init__(self, target: "EncodeTarget", empty: Callable[[], Mapping[str, Any]]) -> None:
         self._target = target
@@ -147,7 +150,8 @@ class EncodeWorker:
     def __call__(self, unit: JointUnit) -> Generator[EncodeProgress, None, dict[int, Receipt]]:
         """Encode an image shard for each dataset that lacks it, and return the receipts.
 
-        Progress is yielded meanwhile.
+        The receipts are by the number of the dataset, also for datasets that have the shard by now.
+        Progress is yielded meanwhile. Raise BrokenWorkerError if a thread of the engine has failed.
         """
         receipts: dict[int, Receipt] = {}
         try:
@@ -191,7 +195,10 @@ class EncodeWorker:
         output.counts[made_on] = 1
 
     def _encode(self, making: Mapping[int, ShardInProgress], content: Content) -> Iterator[None]:
-        """Encode a shard in one pass, or in two if the device holds one network at a time."""
+        """Encode a shard in one pass, or in two if the device holds one network at a time.
+
+        Yield from time to time, so that the caller can report progress.
+        """
         outputs = {number: each.output for number, each in making.items()}
         shard = next(iter(making.values())).shard
         if not self._encoder.is_split:
@@ -202,7 +209,7 @@ class EncodeWorker:
     def _encode_in_two_passes(
         self, shard: ImageShard, outputs: Mapping[int, LatentShard], content: Content
     ) -> Iterator[None]:
-        """Encode first all captions of a shard, then all its images.
+        """Encode first all captions of a shard, then all its images, and yield from time to time.
 
         Captions for a separate text dataset are then finished; all others wait for their images.
         """
@@ -241,7 +248,10 @@ class EncodeWorker:
     def _encode_pass(
         self, shard: ImageShard, outputs: Mapping[int, Taking], content: Content, part: Part
     ) -> Iterator[None]:
-        """Encode the captions or images of a shard, or both, into the outputs of its datasets."""
+        """Encode the captions or images of a shard, or both, into the outputs of its datasets.
+
+        Yield from time to time, so that the caller can report progress.
+        """
         with Feeder(
             self._engine, self._source, shard, content, part, self._group_by_captions(outputs)
         ) as feeder:
@@ -250,14 +260,18 @@ class EncodeWorker:
                 output.counts.update(feeder.left_out.counts())
 
     def _group_by_captions(self, numbers: Iterable[int]) -> list[tuple[Captions, Sequence[int]]]:
-        """Return each search for captions with the numbers of the datasets that use it."""
+        """Return each opened source of captions with the numbers of the datasets that use it."""
         together: dict[CaptionSource, list[int]] = {}
         for number in numbers:
             together.setdefault(self._sources[number], []).append(number)
         return [(self._captions[source], same) for source, same in together.items()]
 
     def _drain(self, feeder: Feeder, outputs: Mapping[int, Taking]) -> Iterator[None]:
-        """Write the results of a shard to its outputs, and yield from time to time."""
+        """Write the results of a shard to its outputs, and yield from time to time.
+
+        Raise the error that ended the reading of the shard, or EngineError if a thread of the
+        engine has failed.
+        """
         told = time.monotonic()
         while True:
             try:

@@ -27,7 +27,10 @@ def metadata_beside(dataset: Exportable, out: str) -> dict[str, bytes]:
 
 
 def path_between(out: str, dataset: str) -> str:
-    """Return the relative path from a place to a dataset, with a slash at its end."""
+    """Return the relative path from a place to a dataset, with a slash at its end, or "" if equal.
+
+    Raise UsageError if no path leads there.
+    """
     places = [local_path(url) for url in (out, dataset)]
     if None in places:
         (ours, to), (theirs, at) = root_and_name(out), root_and_name(dataset)
@@ -43,7 +46,10 @@ def path_between(out: str, dataset: str) -> str:
 
 
 def metadata_files(counts: Mapping[str, int], subflavors: Mapping[str, str]) -> dict[str, bytes]:
-    """Return the bytes of the metadata files by name. They are JSON, which is also YAML."""
+    """Return the bytes of the metadata files by name. They are JSON, which is also YAML.
+
+    `counts` has the number of samples of each tar, by its path.
+    """
     named = [_BRACES.sub(r"\\\1", name) for name in counts]
     config = {"__class__": "CrudeWebdataset", "__module__": "megatron.energon"}
     parts = {"split_parts": {"test": [], "train": named, "val": []}}

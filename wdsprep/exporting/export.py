@@ -125,7 +125,7 @@ def _exportable(places: Sequence[str], manifests: Sequence[Manifest], to: str) -
     """Return the dataset to export, with what is joined to it.
 
     Arrays of the same name come from the last dataset that has them, and all arrays of text from
-    the last dataset with text.
+    the last dataset with text. Raise UsageError if the datasets cannot be joined.
     """
     first, *joined = manifests
     has_images = to in WITH_IMAGES and [m.dataset for m in joined].count("images") == 1
@@ -174,7 +174,8 @@ def _text_names(manifest: Manifest) -> set[str]:
 def _arrays_by_dataset(manifests: Sequence[Manifest]) -> list[set[str]]:
     """Return for each dataset the names of its arrays that are exported.
 
-    Arrays of a later dataset replace those of an earlier one.
+    Arrays of a later dataset replace those of the same names in an earlier one. If any of them is
+    of text, they replace all arrays of text.
     """
     taken: list[set[str]] = []
     for manifest in manifests:
@@ -232,7 +233,10 @@ def _units(
 
 
 def _images_of(manifest: Manifest) -> dict[str, str]:
-    """Return the digest of the image shard behind each unit: its source, or the shard itself."""
+    """Return the digest of the image shard of each unit, by the name of the unit of latents.
+
+    Latents state it as the input of the unit, and after --limit with the number of samples.
+    """
     if manifest.dataset == "images":
         return {latent_unit(shard.name): shard.digest for shard in manifest.shards}
     return {receipt.unit: receipt.input for receipt in manifest.receipts}
@@ -435,7 +439,7 @@ class _Export:
             )
 
     def _empty_captions(self) -> Iterator[tuple[str, bytes]]:
-        """Yield the files for the empty caption, one for each exported array of text."""
+        """Yield the name and bytes of the empty caption's file for each exported array of text."""
         for source in self.plan.units[0].sources if self.plan.units else ():
             for name in source.arrays or ():
                 if self.plan.dataset.is_text(name):

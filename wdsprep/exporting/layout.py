@@ -57,7 +57,7 @@ class Exportable:
         return any(field.name == name for field in text_fields(self.fields))
 
     def check(self, to: str, *whats: str) -> None:
-        """Raise UsageError if a layout does not take datasets of this kind."""
+        """Raise UsageError if the samples are none of `whats`, which the layout `to` takes."""
         if self.what not in whats:
             raise UsageError(
                 f"{self.url} is a dataset of {self.what}, and --to {to} takes "
@@ -99,8 +99,8 @@ class ExportSample:
 class ExportedFile:
     """A file of an export.
 
-    `digests` has them by algorithm, if the reader checks any. An index beside a file counts no
-    samples.
+    `digests` has the digests of the file by algorithm, if its reader checks any. The index of a tar
+    counts no samples.
     """
 
     name: Name
@@ -133,11 +133,17 @@ class Layout(Protocol):
         """Write the files that a shard becomes, and return them. Yield after each sample."""
 
     def index(self, files: Sequence[ExportedFile]) -> Mapping[str, bytes]:
-        """Return the files that are written last, after those of all shards."""
+        """Return, by name, the bytes of the files that are written after those of all shards.
+
+        `files` are those that the shards became.
+        """
 
 
 def layout_of(to: str, tower: str) -> Layout:
-    """Return the layout with a name. Only the module of that layout is imported."""
+    """Return the layout with the name `to`. Only the module of that layout is imported.
+
+    `tower` is the name of a text tower, for layouts that name columns after it.
+    """
     module = importlib.import_module(f"wdsprep.exporting.{to}")
     found: Layout = module.layout(tower=tower)
     return found

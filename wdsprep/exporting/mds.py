@@ -252,7 +252,10 @@ class MdsLayout:
         return self._moments(array) if column.member in IMAGES else array
 
     def _moments(self, latent: "NDArray[Any]") -> "NDArray[Any]":
-        """Return the mean and the standard deviation of a latent, as the VAE gives them."""
+        """Return the mean and the standard deviation of a latent, as the VAE gives them.
+
+        If one latent was kept, it is unscaled and taken for the mean, and the deviation is 0.
+        """
         import numpy as np
 
         settings = self.settings or {}

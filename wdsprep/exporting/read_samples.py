@@ -98,7 +98,10 @@ class UnitReader:
             self.nbytes = max(self.nbytes, one.end)
 
     def _read_hashed(self) -> Iterator["_TarSample"]:
-        """Read every byte of the shard, and check its digest at the end."""
+        """Yield the samples of the first shard, and read every byte of it.
+
+        Raise DamageError at the end if its receipt has another digest or number of samples.
+        """
         source, count = self._first, 0
         with HashedTape(shared_store(source.url), source.shard, source.digest) as tape:
             for one in _read_tar(tape.at, tape.view, source, _member_names(source)):
@@ -111,7 +114,7 @@ class UnitReader:
 
 @dataclass(slots=True)
 class _TarSample:
-    """A sample as a tar has it."""
+    """A sample as a tar has it: the members that were read, and the places of all members."""
 
     key: str
     members: dict[str, Buffer]
@@ -129,7 +132,7 @@ def _read_tar(
     source: UnitSource,
     wanted: frozenset[str] | None,
 ) -> Iterator[_TarSample]:
-    """Yield the samples of a tar, with those of their members that are `wanted`.
+    """Yield the samples of a tar, with those of their members that are `wanted`, or all for None.
 
     Large members are views: to copy them takes as long as to hash them.
     """
@@ -156,7 +159,7 @@ def _read_tar(
 
 
 def _read_headers(source: UnitSource) -> Iterator[_TarSample]:
-    """Yield the texts of samples, and the places of their other members.
+    """Yield the samples of a shard with their json and caption, and the places of all members.
 
     A tar in a remote store is read whole: many small ranges would take longer.
     """
@@ -179,7 +182,8 @@ def _sample(
 ) -> ExportSample:
     """Join a sample with those of other datasets.
 
-    Its caption is that of the last dataset with arrays made of captions.
+    Its caption is that of the last dataset with arrays made of captions. Raise UsageError if the
+    keys differ.
     """
     found = {name: data for name, data in one.members.items() if name not in ("json", "txt")}
     facts = _facts(one, source)

@@ -25,7 +25,10 @@ _BROKEN = (ImageCms.PyCMSError, OSError, ValueError)
 def make_plain(
     image: Image.Image, header: Header, done: set[str]
 ) -> tuple[Image.Image, Image.Image | None]:
-    """Return an image upright, in 8 bits of sRGB, as L or RGB; and its alpha, if it has any."""
+    """Return an image upright, in 8 bits of sRGB, as L or RGB; and its alpha, if it has any.
+
+    The names of the changes that are made are added to `done`.
+    """
     clear = _transparent_colour(image, header)
     if header.orientation != 1:
         done.add("orientation")
@@ -54,10 +57,10 @@ def make_plain(
 
 
 def _transparent_colour(image: Image.Image, header: Header) -> bytes | int | tuple[int, ...] | None:
-    """Return the transparent colour of an image.
+    """Return the transparent colour of an image, in the levels of its pixels, or None.
 
-    Pillow scales a PNG's samples to 8 bits but not this colour. It leaves grey of 16 bits, and this
-    with it.
+    Pillow scales the pixels of a PNG to 8 bits, but not its transparent colour, so this does.
+    Pillow leaves grey of 16 bits as it is, and so does this.
     """
     clear: bytes | int | tuple[int, ...] | None = image.info.get("transparency")
     if header.depth == 16 and isinstance(clear, tuple):
@@ -68,9 +71,9 @@ def _transparent_colour(image: Image.Image, header: Header) -> bytes | int | tup
 
 
 def _opaque_mask(image: Image.Image, clear: object) -> Image.Image | None:
-    """Return a mask of a picture in grey of 16 bits that is opaque but at the transparent level.
+    """Return the alpha of a picture in grey of 16 bits: 0 where a pixel has the level `clear`.
 
-    All bits of the level count.
+    It is 255 elsewhere, and all 16 bits of the level count. Return None if `clear` is no level.
     """
     if not isinstance(clear, int):
         return None
@@ -120,9 +123,9 @@ def to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
 
 
 def _transform(profile: bytes | None, mode: str) -> ImageCms.ImageCmsTransform | None:
-    """Return the conversion from a profile to sRGB.
+    """Return the conversion from a profile to sRGB, or None if the profile asks for none.
 
-    None means that the profile is sRGB, broken or for other channels.
+    None stands for no profile, and for one that is sRGB, broken, for other channels or over 4 MB.
     """
     if not profile or len(profile) > _MAX_NBYTES:
         return None
@@ -162,9 +165,10 @@ def _is_identity(transform: ImageCms.ImageCmsTransform, mode: str) -> bool:
 def to_eight_bits(
     image: Image.Image, *, bits: int = 16, white_is_zero: bool = False
 ) -> Image.Image:
-    """Convert grey of 16 bits or 1 bit to 8 bits.
+    """Convert grey of 16, 12 or 1 bit to 8 bits.
 
-    Pillow's own conversion of 16 bits clips at 255.
+    `bits` is 12 if levels have 12 bits of the 16. With `white_is_zero` levels of 12 or 16 bits are
+    inverted. Pillow's own conversion of 16 bits clips at 255.
     """
     if image.mode == "1":
         return image.convert("L")

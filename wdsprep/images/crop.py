@@ -78,7 +78,8 @@ def crop(data: bytes, shapes: Shapes | int, *, max_area: int = MAX_AREA) -> Crop
 def crops(data: bytes, several: Sequence[Shapes], *, max_area: int = MAX_AREA) -> list[CropResult]:
     """Return the crop of an image for each of several lists of shapes, as `crop` makes it.
 
-    The image is decoded once for each scale at which they want it.
+    A RejectedError is returned in place of a crop, not raised. The image is decoded once for each
+    scale that is needed.
     """
 
     def alone(shapes: Shapes) -> CropResult:
@@ -112,17 +113,17 @@ def crops(data: bytes, several: Sequence[Shapes], *, max_area: int = MAX_AREA) -
 def decode_image(data: bytes, *, max_area: int = MAX_AREA) -> "Image.Image":
     """Return an image in RGB, as `pack` would have stored it.
 
-    An image that is damaged or too large is a RejectedError.
+    Raise RejectedError if the image is damaged or too large.
     """
     image = _decode(_prepare(data, 1, max_area))
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def view_pixels(image: "Image.Image") -> torch.Tensor:
-    """Return the pixels of an image where Pillow keeps them, uint8 (channels, H, W).
+    """Return the pixels of an image, uint8 (channels, H, W), without a copy if that is possible.
 
     There are four channels, the last of which says nothing; a grey image has one. They are last in
-    memory.
+    memory. Pixels that Pillow keeps in several pieces are copied.
     """
     try:
         stored = pyarrow.array(image)
@@ -134,9 +135,10 @@ def view_pixels(image: "Image.Image") -> torch.Tensor:
 
 
 def copy_planes(pixels: torch.Tensor) -> torch.Tensor:
-    """Return the three colour planes of pixels, uint8 (3, H, W).
+    """Return a copy of the three colour planes of pixels that have one or four channels.
 
-    Of four channels each pixel is taken as one number: half the time of a copy byte by byte.
+    The copy is uint8 (3, H, W). Of four channels each pixel is taken as one number: half the time
+    of a copy byte by byte.
     """
     if len(pixels) == 1:
         return pixels.expand(3, -1, -1).contiguous()
@@ -160,7 +162,10 @@ def _prepare(data: bytes, least_side: int, max_area: int) -> Picture:
 
 
 def reduction_factor(picture: Picture, fit: Fit, shapes: Shapes) -> int:
-    """Return the factor by which a JPEG may be decoded smaller, and still be large enough."""
+    """Return the factor by which a JPEG may be decoded smaller, and still be large enough.
+
+    It is 1 for other formats, and for shapes without `oversampling`.
+    """
     if not shapes.oversampling or picture.extension != "jpg":
         return WHOLE
     times = min(picture.width / fit.scaled_width, picture.height / fit.scaled_height)
@@ -176,9 +181,10 @@ def _cut_out(pixels: torch.Tensor, picture: Picture, fit: Fit, reduction: int) -
 
 
 def _decode(picture: Picture, reduction: int = WHOLE) -> "Image.Image":
-    """Decode an image. This finds the damage that `pack --check full` finds.
+    """Decode an image to L or RGB, or raise RejectedError if it is damaged.
 
-    If the image is reduced, a side that does not divide is rounded up.
+    This finds the damage that `pack --check full` finds. The sides of a JPEG are divided by
+    `reduction`, and rounded up.
     """
     kind = _KINDS[picture.extension]
     if kind == "PNG":
@@ -219,8 +225,8 @@ def _rescale(pixels: torch.Tensor, picture: Picture, fit: Fit, reduction: int) -
 
 
 def _batch(pixels: torch.Tensor) -> torch.Tensor:
-    """Return a batch of one image.
+    """Return a batch of one image, whose channels are last in memory.
 
-    Its channels are last to torch too, which they are not with [None].
+    With [None] in place of this, torch does not recognise that the channels are last.
     """
     return pixels.permute(1, 2, 0)[None].permute(0, 3, 1, 2)

@@ -114,7 +114,7 @@ _SAYS_UNSUPPORTED = re.compile(
 def identify(data: bytes) -> str:
     """Return the format of an image by its first bytes.
 
-    Raise RejectedError that says what else it looks like.
+    If they are of no format that is known, raise RejectedError, which says what they look like.
     """
     for magic, name in _MAGIC.items():
         if data.startswith(magic):
@@ -171,7 +171,7 @@ _core: Any = Image.core  # type: ignore[attr-defined]
 def _libtiff(name: str) -> Callable[[int | None], int | None]:
     """Return a function of Pillow's libtiff that sets a handler of messages.
 
-    That function returns the last handler.
+    That function returns the handler that was set before.
     """
     found = getattr(ctypes.CDLL(_core.__file__), name)
     found.argtypes, found.restype = [ctypes.c_void_p], ctypes.c_void_p

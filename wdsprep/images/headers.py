@@ -42,7 +42,8 @@ class Header:
 def read_jpeg(data: bytes) -> Header:
     """Read the header of a JPEG, which ends at the first scan.
 
-    Bytes between segments are skipped, as libjpeg does.
+    Bytes between segments are skipped, as libjpeg does. Raise RejectedError if there is no usable
+    frame header. Other damage is not raised: it is in the field `damage`.
     """
     frame: tuple[int, bytes] | None = None
     exif, chunks, adobe = b"", [], False
@@ -85,7 +86,10 @@ def read_jpeg(data: bytes) -> Header:
 
 
 def _past_tables(data: bytes, at: int) -> int:
-    """Return the place behind all segments at `at` that say nothing about the image as a whole."""
+    """Return the offset behind the segments from `at` on that say nothing about the whole image.
+
+    These are tables, the JFIF header and comments. The first segment of another kind ends the run.
+    """
     end = len(data) - _SEGMENT.size
     while at <= end:
         marker, nbytes = _SEGMENT.unpack_from(data, at)
@@ -128,7 +132,7 @@ def _jpeg(
 
 
 def _join_profile(chunks: list[bytes]) -> bytes | None:
-    """Join the numbered pieces of a profile. With a piece missing, the profile counts as none."""
+    """Join the numbered pieces of a profile, or return None if they are not as many as they say."""
     chunks.sort(key=lambda chunk: chunk[:1])
     if not chunks or len(chunks[0]) < 2 or chunks[0][1] != len(chunks):
         return None
@@ -136,7 +140,11 @@ def _join_profile(chunks: list[bytes]) -> bytes | None:
 
 
 def read_png(data: bytes) -> Header:
-    """Read the header of a PNG, and check all checksums but those of its pixels (`check_png`)."""
+    """Read the header of a PNG, and check all checksums but those of its pixels (`check_png`).
+
+    Raise RejectedError if the first chunk is damaged or the colour profile is too large. Damage of
+    later chunks is not raised: it is in the field `damage`.
+    """
     if len(data) < 33:
         raise RejectedError(Code.TRUNCATED, "ends before its header")
     width, height, depth, kind, _, _, _ = struct.unpack_from(">IIBBBBB", data, 16)
@@ -189,7 +197,10 @@ def _png_chunks(data: bytes) -> tuple[dict[bytes, bytes], tuple[Code, str] | Non
 
 
 def check_png(data: bytes) -> None:
-    """Check the checksums of a PNG's pixels, which Pillow ignores when it decodes."""
+    """Check the checksums of a PNG's pixels, which Pillow ignores when it decodes.
+
+    Raise RejectedError if one is wrong. The PNG must have all its chunks, as `read_png` finds out.
+    """
     at = 33
     while True:
         nbytes, name = struct.unpack_from(">I4s", data, at)
@@ -206,7 +217,10 @@ def _crc_holds(data: bytes, at: int, nbytes: int) -> bool:
 
 
 def _inflate_profile(chunk: bytes) -> bytes | None:
-    """Decompress the profile in an iCCP chunk, in bounded memory."""
+    """Decompress the profile in an iCCP chunk, or return None if there is none or it is broken.
+
+    Raise RejectedError if it is larger than `MAX_PROFILE_NBYTES`, before more memory is taken.
+    """
     packed = chunk.partition(b"\0")[2][1:]
     if not packed:
         return None

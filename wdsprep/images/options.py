@@ -95,7 +95,10 @@ class ImageOptions(Options):
     )
 
     def limits_from(self, smallest: int) -> Limits:
-        """Return the limits of images whose shorter side has at least so many pixels."""
+        """Return the limits that the options set, for images of the bucket `smallest` and larger.
+
+        The shorter side has at least `smallest` pixels, or `min_size` if that is more.
+        """
         return Limits(
             min_side=max(smallest, self.min_size),
             max_area=self.max_area,
@@ -117,7 +120,7 @@ class Recode:
 
 
 def jpeg_quality(given: object) -> int:
-    """Return the quality in a text such as `jpg:95` or `95`."""
+    """Return the quality in a text such as `jpg:95` or `95`, or raise UsageError."""
     match = re.fullmatch(r"(?:jpe?g:)?(\d{1,3})", str(given))
     if match is None or not 1 <= int(match[1]) <= 100:
         raise UsageError(f"{brief(given)}: write jpg:95, with a quality from 1 to 100")

@@ -22,7 +22,7 @@ TURNS = {  # what Pillow calls the way back
 
 
 def turn_upright(image: "Image.Image", orientation: int) -> "Image.Image":
-    """Turn an image upright that is stored with this orientation."""
+    """Return an upright copy of an image that is stored with this EXIF orientation, from 2 to 8."""
     from PIL import Image
 
     return image.transpose(Image.Transpose[TURNS[orientation]])

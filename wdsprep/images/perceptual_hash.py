@@ -70,8 +70,9 @@ def look(data: bytes) -> Look:
 def cells_of(grey: Image.Image, width: int, height: int, scale: int) -> Cells:
     """Return the mean grey of each cell of a picture, in sixteenths of a level.
 
-    A pixel stands for `scale` of the picture each way, the last one for the rest. The sums are
-    whole numbers below 2^53: floats hold them exactly, in whatever order they are added.
+    `width` and `height` are those of the picture. A pixel of `grey` stands for `scale` pixels of it
+    each way, the last one for those that are left. The sums are whole numbers below 2^53: floats
+    hold them exactly, in whatever order they are added.
     """
     pixels = numpy.asarray(grey, dtype=numpy.float64)
     sums = _shares(height, scale) @ pixels @ _shares(width, scale).T
@@ -81,7 +82,10 @@ def cells_of(grey: Image.Image, width: int, height: int, scale: int) -> Cells:
 
 @cache
 def _shares(length: int, scale: int) -> NDArray[numpy.float64]:
-    """Return how much of each pixel lies in each cell."""
+    """Return a matrix of cells by pixels: how much of each pixel of a line lies in each cell.
+
+    `length` is the side of the picture along the line, and a pixel stands for `scale` of it.
+    """
     pixels = numpy.minimum(numpy.arange(-(-length // scale) + 1) * scale, length) * _CELLS
     cells = numpy.arange(_CELLS + 1)[:, None] * length
     ends = numpy.minimum(pixels[1:], cells[1:])
@@ -111,6 +115,9 @@ def _cosines() -> Cells:
 
 @cache
 def _order() -> list[tuple[int, int]]:
-    """Return the waves of the transform by row and column, from the longest on."""
+    """Return the rows and columns of the 64 longest waves of the transform, the longest first.
+
+    The mean of all cells, which is no wave, is left out.
+    """
     waves = [(row, column) for row in range(_WAVES) for column in range(_WAVES)]
     return sorted(waves, key=lambda wave: (sum(wave), wave))[1 : NBITS + 1]

@@ -50,7 +50,11 @@ class Picture:
 
 
 def prepare(data: bytes, *, limits: Limits, full: bool, recode: Recode | None = None) -> Picture:
-    """Check, measure and, if needed, convert an image; `full` also decodes what is kept."""
+    """Return an image as it will be stored, or raise RejectedError if it is not fit for that.
+
+    Its bytes are kept if they follow the pixel rule and `recode` is not given; else the image is
+    converted. With `full`, an image whose bytes are kept is decoded too, to find damage.
+    """
     if not data:
         raise RejectedError(Code.EMPTY)
     kind = formats.identify(data)
@@ -98,7 +102,7 @@ def _check_limits(width: int, height: int, limits: Limits) -> None:
 
 
 def _check_alpha(alpha: Image.Image, limits: Limits) -> None:
-    """Reject an image that is too transparent.
+    """Raise RejectedError if too large a part of an image is transparent.
 
     A pixel that is half transparent counts as half a one.
     """
@@ -108,7 +112,7 @@ def _check_alpha(alpha: Image.Image, limits: Limits) -> None:
 
 
 def _check_pixels(data: bytes, header: Header) -> None:
-    """Decode an image to find damage, and throw its pixels away.
+    """Decode an image to find damage, for which RejectedError is raised, and drop its pixels.
 
     A JPEG is drafted at an eighth, in grey: libjpeg still decodes every entropy-coded byte and
     skips most of the inverse transform, upsampling and colour conversion. Of 1,200 damaged files
@@ -131,7 +135,10 @@ def _open_checked(data: bytes, header: Header) -> ImageFile:
 
 
 def _convert_other(data: bytes, kind: str, limits: Limits, recode: Recode | None) -> Picture:
-    """Convert an image of a format that is always converted. Its plugin reads the header."""
+    """Convert an image of a format that is always converted, whose header Pillow reads.
+
+    Raise RejectedError if the image is damaged, out of the limits or of unsupported pixels.
+    """
     if kind == "GIF":
         _check_limits(*headers.gif_size(data), limits)
     with formats.quiet:

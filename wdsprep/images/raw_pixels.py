@@ -15,9 +15,10 @@ AS_RGB = ("CMYK",)  # which PNG has not
 
 
 def png_of_pixels(data: bytes) -> bytes:
-    """Make a PNG of width, height, mode and pixels.
+    """Return a PNG of an image in the raw form of MDS: width, height, mode and pixels.
 
-    It is hardly compressed: that would take longer than reading the rest of the sample.
+    It is hardly compressed: that would take longer than reading the rest of the sample. Raise
+    RejectedError if the mode is unknown, or if the number of bytes does not fit.
     """
     try:
         width, height, length = HEAD.unpack_from(data)

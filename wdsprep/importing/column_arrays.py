@@ -25,6 +25,7 @@ STORED = {
     "float64": "<f4",
     "uint16": BFLOAT16,
     "bfloat16": BFLOAT16,
+    "int8": "<i4",
     "int16": "<i4",
     "int32": "<i4",
     "int64": "<i4",
@@ -42,9 +43,10 @@ NOT_PLAIN = "it is not a plain tensor, and no other object is loaded, as it coul
 
 
 def array_of(column: CachedColumn, value: Any) -> RawArray:
-    """Return the array in a column, in whatever form it is there.
+    """Return the array that a row has in a column, whatever the form of the value.
 
-    If wdsprep stores its dtype, it has the number of bytes that its shape needs.
+    Raise RejectedError if the value holds no array, or if it is of a dtype in `DTYPES` and its
+    bytes are too few or too many for its shape.
     """
     with parsing_sample(f"{column.name} holds no array: it"):
         raw = _array_of(column, value)
@@ -75,7 +77,7 @@ def raw_array(array: "np.ndarray[Any, Any]") -> RawArray:
 
 
 def _parse_npy(data: bytes) -> RawArray:
-    """Return the array in an `.npy` file.
+    """Return the array in an `.npy` file. Raise ValueError if the file is too short for it.
 
     NumPy's own reader allocates the shape that a header claims before it reads the values.
     """
@@ -130,7 +132,7 @@ def _parse_torch(data: bytes) -> RawArray:
 
 
 def _check_saved(data: bytes) -> None:
-    """Check that torch makes nothing larger than the bytes it reads.
+    """Raise ValueError if torch could make something larger than the bytes it reads.
 
     Its archives are never compressed, and of all that it makes only a bytearray takes its length
     from a number in the file.
@@ -145,9 +147,10 @@ def _check_saved(data: bytes) -> None:
 
 
 def to_stored(raw: RawArray, sides: int) -> RawArray:
-    """Convert an array to a dtype that wdsprep stores, with `sides` dimensions.
+    """Convert an array to the dtype in which wdsprep stores it.
 
-    Leading dimensions of 1, which batches have left, are dropped.
+    As long as it has more than `sides` dimensions, leading ones of 1, which batches have left, are
+    dropped. Raise RejectedError if the array is empty, or of a dtype that is not in `STORED`.
     """
     _check_dtype(raw.dtype)
     shape = raw.shape
@@ -163,7 +166,7 @@ def to_stored(raw: RawArray, sides: int) -> RawArray:
 
 
 def join_moments(first: RawArray, second: RawArray) -> RawArray:
-    """Return moments made of a mean and a log-variance."""
+    """Return moments made of a mean and a log-variance. Raise RejectedError for unequal shapes."""
     if first.dtype != second.dtype or first.shape != second.shape:
         raise RejectedError(
             Code.OTHER_SHAPE,
@@ -174,7 +177,10 @@ def join_moments(first: RawArray, second: RawArray) -> RawArray:
 
 
 def std_to_logvar(raw: RawArray) -> RawArray:
-    """Return moments of which the second half was a standard deviation."""
+    """Convert a mean and a standard deviation to moments: a mean and a log-variance.
+
+    The mean is the first half of the array. Raise RejectedError if it has no two halves.
+    """
     if not raw.shape or raw.shape[0] % 2:
         raise RejectedError(
             Code.OTHER_SHAPE,

@@ -164,7 +164,11 @@ def parse_columns(text: str) -> tuple[CachedColumn, ...]:
 def choose_columns(
     there: Sequence[str], asked: Sequence[CachedColumn], *, resolution: int, what: str
 ) -> ChosenColumns:
-    """Return the columns to import. Raise an error that lists all columns if none is known."""
+    """Return the columns to import: those in `asked`, or those of the first trainer that fits.
+
+    `there` are the names of all columns, and `what` names the file in errors. Raise UsageError if a
+    column in `asked` is missing, and SourceError if no trainer fits.
+    """
     for column in asked:
         if column.name not in there:
             raise UsageError(
@@ -187,7 +191,10 @@ def choose_columns(
 def _match_columns(
     names: TrainerNames, there: Sequence[str], resolution: int, what: str
 ) -> Iterable[tuple[str, CachedColumn]]:
-    """Yield the role and the column of each name that a trainer uses."""
+    """Yield the role and the column of each name in `there` that a trainer uses.
+
+    Raise UsageError if more than one column has the same role.
+    """
     suffix = ""
     for role, pattern in names.patterns.items():
         matches = [m for m in (re.fullmatch(pattern, name) for name in there) if m]
@@ -210,7 +217,10 @@ def _match_columns(
 
 
 def _with_dtype(names: TrainerNames, column: CachedColumn) -> CachedColumn:
-    """Return a column of bare bytes with its dtype and shape, which the bytes do not state."""
+    """Return a column with the dtype and shape of its bare bytes, which the bytes do not state.
+
+    The column stays as it is if its trainer has no bare bytes.
+    """
     if not names.dtype:
         return column
     cells = column.resolution // CELL
@@ -219,7 +229,7 @@ def _with_dtype(names: TrainerNames, column: CachedColumn) -> CachedColumn:
 
 
 def _prefer_latents(names: TrainerNames, found: Mapping[str, CachedColumn]) -> ChosenColumns:
-    """Return the columns of a trainer, without mean and variance if there are latents too."""
+    """Return the columns of a trainer, without mean and logvar if there are latents too."""
     moments = (MEAN, LOGVAR)
     kept = [c for role, c in found.items() if LATENT not in found or role not in moments]
     return ChosenColumns(columns=tuple(kept), scale=names.scale, shift=names.shift)

@@ -23,7 +23,8 @@ Empty = Mapping[str, bytes]
 def empty_of(given: str, fields: Sequence[Field]) -> Empty:
     """Return the arrays of the empty caption that the user gives, or none.
 
-    They are given as `zeros`, or as files: `emb=t5_empty.npy,pooled=clip_empty.npy`.
+    They are given as `zeros`, or as files: `emb=t5_empty.npy,pooled=clip_empty.npy`. Raise an error
+    if these are not the arrays of text that the fields have.
     """
     wanted = text_fields(fields)
     if not given:

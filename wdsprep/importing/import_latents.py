@@ -143,7 +143,10 @@ def _plan(
 def _shards(
     cache: "LatentCache", items: "Sequence[Item]", resolution: int, kind: "DigestKind"
 ) -> "tuple[ImageShard, ...]":
-    """Return the files of the cache as units of work, whose names begin with the resolution."""
+    """Return the files of the cache as units of work, whose names begin with the resolution.
+
+    Raise SourceError if two of them would have the same name, or if a name is not UTF-8.
+    """
     from wdsprep.encoding.image_shards import ImageShard
     from wdsprep.importing.latent_caches import stem_of
 
@@ -176,7 +179,8 @@ def _find_pending(
 ) -> "tuple[tuple[ImageShard, ...], list[ImageShard], Manifest]":
     """Return the files that are wanted, those not imported yet, and the manifest.
 
-    Units of files that an earlier limit had cut are removed, and imported again.
+    Units of files that an earlier limit had cut are removed, and imported again. Raise
+    FingerprintError if a file that was imported has changed or is gone.
     """
     from wdsprep.encoding.image_shards import ImageShards
     from wdsprep.encoding.pending_shards import pending_shards, remove_stale_units

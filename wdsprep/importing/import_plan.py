@@ -83,7 +83,10 @@ def members_of(
 
 
 def arrays_in(chosen: ChosenColumns, columns: Mapping[str, Any]) -> dict[str, RawArray]:
-    """Return the arrays of a row, by the names that they have as members."""
+    """Return the arrays of a row, by the names that they have as members.
+
+    Raise RejectedError if the row lacks one, or has one that cannot be stored.
+    """
     found: dict[str, RawArray] = {}
     for column in chosen.columns:
         value = columns.get(column.name)
@@ -111,7 +114,8 @@ def settle_plan(
 ) -> ImportPlan:
     """Return the plan of an import, as the first rows demand.
 
-    Raise an error if none of them can be imported.
+    Raise SourceError or UsageError if none of them can be imported, or if their arrays do not fit
+    into one dataset. `what` names the file in these errors.
     """
     if (chosen.of(MEAN) is None) != (chosen.of(LOGVAR) is None):
         raise SourceError(
@@ -151,7 +155,10 @@ def settle_plan(
 
 
 def _cell(sound: Sequence[Mapping[str, RawArray]], sizes: Sequence[Size], what: str) -> int:
-    """Return the pixels per cell with which most latents have a shape of the list."""
+    """Return the pixels per side of a cell with which most latents are of one of the sizes.
+
+    Raise UsageError if there is no such number, or if there are no latents.
+    """
     shapes = [arrays[LATENT_NPY].shape for arrays in sound if LATENT_NPY in arrays]
     if not shapes:
         raise UsageError(f"{what} holds text alone, which has no shapes: leave out --shapes")
@@ -170,7 +177,7 @@ def _cell(sound: Sequence[Mapping[str, RawArray]], sizes: Sequence[Size], what: 
 
 
 def size_of(arrays: Mapping[str, RawArray], settings: Mapping[str, Any]) -> Size:
-    """Return the width and height in pixels of an encoded image; (0, 0) without latents."""
+    """Return the width and height in pixels of the image of a latent, or (0, 0) without latents."""
     raw, (field, *_) = arrays.get(LATENT_NPY), fields_of(settings["layout"])
     if raw is None or len(raw.shape) != SIDES[LATENT]:
         return 0, 0
@@ -226,7 +233,10 @@ def _check(fields: Sequence[Field], what: str) -> None:
 
 
 def resolution_of(plan: ImportPlan, given: int, what: str) -> int:
-    """Return the resolution of the images: the given one, or the one in the name of the column."""
+    """Return the resolution of the images: the given one, or the one in the name of the column.
+
+    Raise UsageError if there is neither, if they differ, or if latents do not fit into it.
+    """
     column = plan.chosen.of(LATENT)
     named = column.resolution if column else 0
     if given and named and given != named:
@@ -291,7 +301,10 @@ def settings_of(
 
 
 def _scaling(chosen: ChosenColumns, scale: float | None, shift: float | None) -> dict[str, float]:
-    """Return the scale and the shift of the VAE, whose outputs caches hold unscaled."""
+    """Return the scale and the shift of the VAE, as given or as known of the trainer.
+
+    Raise UsageError if no scale is known.
+    """
     known = scale if scale is not None else chosen.scale
     if not known:
         raise UsageError(

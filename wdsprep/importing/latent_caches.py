@@ -119,7 +119,7 @@ class LatentCache:
         """Yield the rows of a file.
 
         Of the columns with arrays only the wanted ones are read. The other columns are read if
-        `facts` is true.
+        `facts` is true. A row that cannot be read has a refusal.
         """
         if self.kind == "tars":
             yield from self._tar_rows(item.name, wanted, facts)
@@ -201,7 +201,10 @@ def _is_large(encoding: str) -> bool:
 
 
 def _row(key: str, source: str, make: MakeValues) -> Row:
-    """Return a row with the values that `make` returns, or with its refusal if they are bad."""
+    """Return a row with the values that `make` returns, or with a refusal if it raises an error.
+
+    `key` is taken if no column has the key.
+    """
     found = make_or_refuse(source, make)
     if isinstance(found, Refusal):
         return Row(key=key, source=source, refusal=found)
@@ -247,7 +250,10 @@ def _values(batch: pa.RecordBatch, wanted: Sequence[str]) -> list[dict[str, Any]
 
 
 def _member_values(found: TarSample | BadSampleError, wanted: Sequence[str]) -> Values:
-    """Return the values of a sample in a tar: arrays, the fields of its json, and its caption."""
+    """Return the values of a sample in a tar: the wanted members, json fields, and its caption.
+
+    Raise RejectedError if the sample is damaged, or if a wanted member is too large.
+    """
     if isinstance(found, BadSampleError):
         raise RejectedError(Code.named(f"tar_{found.code}"), str(found))
     for name, nbytes in (found.unread or {}).items():

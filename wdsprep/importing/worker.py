@@ -44,7 +44,10 @@ class ImportWorker:
             self._empty = put_empty(self._edition, fields, lambda f: work.empty[f.name], kind)
 
     def __call__(self, shard: ImageShard) -> Generator[RunProgress, None, Receipt]:
-        """Import one file: write its shard and rejects, and its receipt last. Yield progress."""
+        """Import one file: write its shard and rejects, and its receipt last. Yield progress.
+
+        Return the receipt. A file that has one already is not imported again.
+        """
         work, item = self._work, shard.item
         if done := find_receipt(self._edition.store, shard.name, shard.input, work.settings):
             return done

@@ -44,7 +44,7 @@ class Effects:
     """The random changes that a loader makes to the samples of a batch, with their settings.
 
     `drop_text` is the rate at which captions are left out, `flip` the rate at which images are
-    mirrored_rows, `pixels` the side of a crop, and `cut` how images are cropped for the models.
+    mirrored, `pixels` the side of a crop, and `cut` how images are cropped for the models.
     `captions` are names with their shares, of which chance picks one for each sample: names of
     text datasets, or of places in the json. `empty` has the arrays of the empty caption, by
     stream and choice.
@@ -97,13 +97,19 @@ class Effects:
 
     @cached_property
     def choices(self) -> tuple[str, ...]:
-        """The names of captions that have text datasets of their own, or ("",) if none has."""
+        """The names of the captions to pick arrays of, or ("",) if none are picked.
+
+        Arrays are picked only if datasets have arrays of text; otherwise texts are, by `paths`.
+        """
         names = tuple(name for name, _ in self.captions)
         return names if names and _have_arrays(self.datasets) else ("",)
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
-        """The paths in the json of samples to the captions from which one is picked."""
+        """The paths in the json to the captions from which one is picked for each sample.
+
+        They are () if datasets have arrays of text: then arrays are picked, by `choices`.
+        """
         names = tuple(name for name, _ in self.captions)
         return () if _have_arrays(self.datasets) else names
 
@@ -129,7 +135,10 @@ class Effects:
         return crop(image, self.pixels, max_area=self.max_area).pixels
 
     def prepare(self, found: TarSample, tar: str) -> "PreparedSample":
-        """Decode and crop an image for the models, and return it with its caption."""
+        """Decode and crop the image of a sample for the models; return it with the caption.
+
+        Raise RejectedError if `encode` would reject the image.
+        """
         from wdsprep.encoding.on_the_fly.image_preparation import prepare_image
 
         return prepare_image(
@@ -141,7 +150,7 @@ class Effects:
         )
 
     def finish(self, batch: Batch, rows: range) -> None:
-        """Make the random changes to these rows of a batch, and add columns and masks."""
+        """Make the random changes to these rows of a batch; write table columns and masks."""
         self._put_columns(batch, rows)
         if batch.flipped is not None:
             self._flip(batch, batch.flipped, rows)
@@ -209,7 +218,10 @@ class Effects:
         return self._pick_rows("flip", self.flip, batch, rows) if self.flip else ()
 
     def _pick_rows(self, what: str, rate: float, batch: Batch, rows: range) -> Sequence[int]:
-        """Return the rows that are picked at random at this rate."""
+        """Return the rows that are picked at random at this rate.
+
+        `what` names the change that they are picked for: each change picks rows of its own.
+        """
         if rate == 1:  # no number is beyond the last one that may be drawn
             return rows
         first = batch.step * self.global_batch + batch.first
@@ -237,7 +249,8 @@ def make_effects(
 ) -> Effects:
     """Return the random changes for batches of these datasets.
 
-    If captions are dropped, the stored arrays of the empty caption are read.
+    If captions are dropped, the stored arrays of the empty caption are read. Raise UsageError if
+    `captions` has wrong weights, or if two joined datasets have the same array.
     """
     effects = Effects(
         datasets=datasets,
@@ -304,7 +317,11 @@ def _stored_empty_captions(effects: Effects) -> tuple[tuple[Empty, ...], ...]:
 
 
 def read_empty_caption(dataset: Dataset) -> Empty:
-    """Read the arrays that a dataset stores for the empty caption."""
+    """Read the arrays that a dataset stores for the empty caption.
+
+    Raise NotFoundError if one is missing, and FormatError if it has another shape than those of
+    captions.
+    """
     found = {}
     for item in text_fields(dataset.fields):
         what = empty_name(item.name)

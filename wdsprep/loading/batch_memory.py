@@ -31,7 +31,7 @@ _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 class BlockPool:
     """A pool of memory blocks, for any number of threads.
 
-    It keeps `keep` unused blocks of each size. Sizes are rounded up, also to multiples of
+    It keeps at most `keep` unused blocks of each size. Sizes are rounded up, also to multiples of
     `step`, so that blocks of similar sizes replace each other.
     """
 
@@ -99,7 +99,11 @@ class Batch:
         return len(self.shard)
 
     def put(self, name: str, start: int, arrays: Arrays) -> None:
-        """Write arrays into the rows from `start` on, if the batch has a tensor of that name."""
+        """Write arrays into the rows from `start` on, if the batch has a tensor of that name.
+
+        Latents go to the moments if there are moments. Of the array of variable length, the
+        lengths are kept even if the batch holds only its mask.
+        """
         if name == self.variable:
             for row, array in enumerate(arrays, start):
                 self.lengths[row] = len(array)
@@ -112,14 +116,14 @@ class Batch:
             into[start : start + len(arrays)] = arrays  # type: ignore[assignment]  # one tensor
 
     def mask(self, rows: range) -> None:
-        """Write the mask of these rows: true where an array is not padding."""
+        """Write the mask of these rows, if the batch has one: true where there is no padding."""
         if self.variable and batch_name(MASK) in self.out:
             some = slice(rows.start, rows.stop)
             mask = self.out[batch_name(MASK)].numpy()[some]
             np.take(_masks(mask.shape[1]), self.lengths[some], axis=0, out=mask)
 
     def shorten(self) -> None:
-        """Cut off the columns that are padding in every row."""
+        """Cut the array of variable length, and its mask, to the longest row of the batch."""
         longest = int(self.lengths.max(initial=0))
         names = {self.variable, batch_name(MASK)} if self.variable else set()
         for name in names & self.out.keys():
@@ -128,7 +132,7 @@ class Batch:
 
 @lru_cache(4)
 def _masks(most: int) -> NDArray[np.bool_]:
-    """Return the masks of all lengths from 0 to `most`.
+    """Return the masks of all lengths from 0 to `most`, one row for each length.
 
     Looking a mask up takes half as long as comparing lengths.
     """
@@ -169,8 +173,8 @@ class Memory:
     def take_padded(self, count: int, field: Field) -> tuple[torch.Tensor, PaddedRows]:
         """Return memory for a field of variable length: the tensor, and its rows to be filled.
 
-        The rows know how far each may hold nonzero bytes. If the memory is not kept here, that
-        is to their ends.
+        The rows know how far each may hold nonzero bytes. In pinned memory, and in the memory
+        of a DataLoader's worker, that is to their ends.
         """
         shape = count, field.array_nbytes
         used = np.full(count, field.array_nbytes)
@@ -183,10 +187,12 @@ class Memory:
         return made, PaddedRows(field, made.numpy().reshape(shape), used)
 
     def _watch(self, made: torch.Tensor, shape: tuple[int, int], whole: Ints) -> Ints:
-        """Return how far each row of a block may hold nonzero bytes, and watch for later changes.
+        """Return how many bytes of each row of a block may be nonzero, and note this use of it.
 
-        torch counts the operations that write to a tensor or a view of it. A detached
-        tensor shares that count, even when its own memory has been replaced.
+        Fresh memory has none. `whole` is returned if the block had another shape before, or if
+        a trainer has written to it since its last use. torch counts the operations that write
+        to a tensor or a view of it. A detached tensor shares that count, even when its own
+        memory has been replaced.
         """
         last = self._last.get(made.data_ptr())
         if last is None:  # fresh memory

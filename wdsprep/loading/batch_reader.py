@@ -60,7 +60,7 @@ COLUMNS = {"<i8": torch.int64, "<f4": torch.float32, "<f8": torch.float32, "|b1"
 
 
 PutSubstitute = Callable[[Batch, int], None]
-"""A function that encodes a row's image again, or another image if that one is damaged."""
+"""A function that encodes the image at the place that a row has now, and puts it into the row."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -95,7 +95,11 @@ class Reader:
         return SampleTexts(self.datasets, self.effects.paths)
 
     def begin(self, batch: Batch) -> Batch:
-        """Allocate the tensors and lists that a batch needs."""
+        """Prepare a batch to be filled, and return it.
+
+        Allocate its tensors and lists, pick its captions, and find the samples that are joined
+        to its rows.
+        """
         count = len(batch)
         batch.keys = [""] * count
         if self.effects.captions:
@@ -132,7 +136,7 @@ class Reader:
         return batch
 
     def _locate_joined(self, batch: Batch) -> None:
-        """Find the samples of joined datasets that belong to the rows of a batch."""
+        """Find the samples that are joined to the rows of a batch, and set `joined_places`."""
         if self._slots == 1:
             return
         own = np.array(batch.shard, np.int64), np.array(batch.index, np.int64)
@@ -184,7 +188,10 @@ class Reader:
         batch.out[name] = made.view(dtype).view(len(batch), *shape)
 
     def fill(self, batch: Batch, rows: range) -> None:
-        """Read rows of a batch, and replace damaged samples by others of the same stream."""
+        """Read rows of a batch, and make the random changes to them.
+
+        Damaged samples are replaced by others of the same stream.
+        """
         if faults := self._read(batch, rows):
             self._replace(batch, faults)
         self.effects.finish(batch, rows)
@@ -192,7 +199,8 @@ class Reader:
     def fill_joined(self, batch: Batch, instead: PutSubstitute | None = None) -> None:
         """Read the arrays of joined datasets into a batch whose own rows are complete.
 
-        If a joined sample is damaged, `instead` puts another sample into its row.
+        If a joined sample is damaged, another sample replaces the whole row, and `instead` puts
+        its own arrays there. Without `instead`, raise FormatError.
         """
         for top in range(0, len(batch) if self._slots > 1 else 0, JOINED_AT_ONCE):
             rows = range(top, min(top + JOINED_AT_ONCE, len(batch)))
@@ -274,7 +282,12 @@ class Reader:
     def _replace(
         self, batch: Batch, faults: dict[int, Fault], instead: PutSubstitute | None = None
     ) -> None:
-        """Replace the samples of these rows by others, until none is damaged."""
+        """Replace the samples of these rows by others, until none is damaged.
+
+        Log a warning for each new fault. Raise FormatError once ATTEMPTS samples for one row
+        were damaged. With `instead`, that function puts the own arrays of the new sample, and
+        only joined datasets are read here.
+        """
         wanted = {row: (batch.shard[row], batch.index[row]) for row in faults}
         drawn, damaged = dict.fromkeys(faults, 0), dict.fromkeys(faults, 0)
         while faults:
@@ -298,13 +311,19 @@ class Reader:
     def read_substitute(
         self, batch: Batch, row: int, wanted: tuple[int, int], attempt: int
     ) -> Batch:
-        """Read a substitute for a sample that was read, but could not be encoded."""
+        """Read a substitute for a sample that could not be encoded, into a batch of its own.
+
+        `wanted` is the place of that sample. Each `attempt` draws another substitute.
+        """
         return self.read_single(
             batch, row, self._substitutes.draw(batch.stream[row], wanted, attempt)
         )
 
     def read_single(self, batch: Batch, row: int, place: tuple[int, int]) -> Batch:
-        """Read the sample at this place of the row's stream into a batch of its own."""
+        """Read the sample at this place of the row's stream into a batch of its own.
+
+        If it is damaged, the batch has a substitute.
+        """
         shard, index = place
         one = Batch(batch.step, batch.first + row, [batch.stream[row]], [shard], [index])
         self.fill(self.begin(one), range(1))
@@ -322,7 +341,7 @@ class Reader:
             shards[row], indices[row] = int(shard[0]), int(index[0])
 
     def _place(self, batch: Batch, row: int, slot: int = 0) -> tuple[str, int]:
-        """Return the tar that a row is read from, and the number of the sample in it."""
+        """Return the URL of the tar that a row is read from, and the sample's number in it."""
         dataset = self.datasets[batch.stream[row]].with_joined[slot]
         shards, indices = (batch.shard, batch.index) if not slot else batch.joined_places[slot - 1]
         return f"{dataset.store.url}/{dataset.names[shards[row]]}", indices[row]
@@ -335,7 +354,10 @@ class Reader:
         return MISSING
 
     def _put_whole(self, read: RowRead) -> dict[int, Fault]:
-        """Put samples that were read whole into the batch, and return the faults by row."""
+        """Put samples that were read whole into the batch, and return the faults by row.
+
+        Samples with a fault are added to the batch's `refused`.
+        """
         faults, batch = {}, read.batch
         for number, row in enumerate(read.rows):
             error = read.result.errors.get(number)
@@ -357,7 +379,10 @@ class Reader:
     def _put_sample(
         self, batch: Batch, row: int, slot: int, arrays: WantedArrays, sample: TarSample
     ) -> str:
-        """Put the wanted parts of a sample into its row; return its fault, or "" if it has none."""
+        """Put the wanted parts of a sample into its row; return its fault, or "" if it has none.
+
+        Raise FormatError if a joined sample has another key than the row.
+        """
         if slot:
             if sample.key != batch.keys[row]:
                 raise self._wrong_key_error(batch, slot, row, sample.key)
@@ -430,9 +455,9 @@ class Reader:
         return ""
 
     def _check_arrays(self, read: RowRead, memory: ArrayMemory) -> dict[int, Fault]:
-        """Check samples whose arrays were read, and put their keys and texts into the batch.
+        """Check samples whose arrays were read; put their keys, lengths and texts into the batch.
 
-        Return the faults by row.
+        Clear the bytes after arrays of variable length. Return the faults by row.
         """
         batch, rows, layout, padded = read.batch, read.rows, memory.layout, memory.padded
         headers = memory.headers
@@ -469,7 +494,10 @@ class Reader:
         return {row: Fault(why, *self._place(batch, row, read.slot)) for row, why in faults.items()}
 
     def _put_keys(self, read: RowRead, keys: Sequence[str | None]) -> None:
-        """Put the keys of the first dataset into the batch; check that joined samples have them."""
+        """Put the keys of the first dataset into the batch.
+
+        For a joined dataset, raise FormatError if a sample has another key than its row.
+        """
         batch, rows = read.batch, read.rows
         if not read.slot:
             for row, key in zip(rows, keys, strict=True):

@@ -20,7 +20,10 @@ _log = logging.getLogger("wdsprep")
 
 
 def check_batch_size(plan: LoadPlan) -> None:
-    """Raise UsageError if a batch would hold samples twice and the user did not ask for it."""
+    """Raise UsageError if a batch would hold samples twice and the user did not ask for it.
+
+    If only some of several shapes or streams are too small, log a warning instead.
+    """
     order = plan.order
     unweighted = [stream for stream in order.streams if stream.amount == StreamAmount()]
     if order.epoch_steps is not None or not unweighted:
@@ -60,7 +63,7 @@ def _explain_too_large(plan: LoadPlan) -> str:
 
 
 def _remedy(plan: LoadPlan, most: int) -> str:
-    """Return advice for a batch larger than `most` samples: a size that fits, or more steps."""
+    """Return advice for a batch larger than `most` samples: a size that fits, or `epoch_steps=`."""
     order = plan.order
     group = order.group if order.group < order.global_batch and order.group <= most else 1
     unit = math.lcm(plan.world, group)

@@ -34,7 +34,7 @@ class Fault(NamedTuple):
 
 
 class Substitutes:
-    """A source of samples to serve in place of damaged ones, which knows missing shards."""
+    """A source of samples to serve in place of damaged ones. It remembers missing shards."""
 
     def __init__(self, datasets: Sequence[Dataset]) -> None:
         self._datasets = datasets
@@ -43,7 +43,10 @@ class Substitutes:
         self._missing: dict[StreamChoice, set[int]] = {}
 
     def draw(self, stream: int, wanted: ShardPlace, attempt: int) -> ShardPlace:
-        """Return the place of another sample, a different one at each attempt."""
+        """Return the place of a sample of the stream that may replace the wanted one.
+
+        A hash of the wanted place and the attempt chooses it among all samples.
+        """
         dataset = self._datasets[stream]
         number = key_of("substitute", dataset.digest, *wanted, attempt) % int(dataset.ends[-1])
         runs = np.searchsorted(dataset.ends, [number], side="right")
@@ -52,10 +55,11 @@ class Substitutes:
         return int(shards[0]), int(indices[0])
 
     def next(self, choice: StreamChoice, wanted: ShardPlace, drawn: int) -> tuple[int, ShardPlace]:
-        """Return the number of substitutes drawn, and the next one not known to be missing.
+        """Draw substitutes until one is in no shard that is known to be missing.
 
-        Raise NotFoundError if all shards are missing. Knowing them only saves time: without
-        that, substitutes in missing shards would be drawn and not found.
+        Return how many were drawn, with the `drawn` before, and the place of the last one. Raise
+        NotFoundError if all shards are known to be missing. Knowing them only saves time:
+        without that, substitutes in missing shards would be drawn and not found.
         """
         dataset, missing = self._datasets[choice[0]], self._missing.get(choice, set())
         while len(missing) < dataset.filled_shards:
@@ -68,7 +72,10 @@ class Substitutes:
         raise NotFoundError(f"{dataset.place}: {what}")
 
     def warn(self, choice: StreamChoice, shard: int, fault: Fault) -> None:
-        """Log once that a sample, or that all samples of a missing shard, are replaced."""
+        """Log once that a sample, or that all samples of a missing shard, are replaced.
+
+        The missing shard is remembered, so that `next` passes over it.
+        """
         reason, tar, number = fault
         if reason == MISSING:
             self._missing.setdefault(choice, set()).add(shard)

@@ -36,7 +36,8 @@ from wdsprep.text import plural
 def join_datasets(datasets: Iterable[Dataset]) -> tuple[Dataset, ...]:
     """Return the datasets joined with those that their `join` lists.
 
-    Samples that a joined dataset lacks are left out.
+    Samples that a joined dataset lacks are left out, and tables in `join` are not joined here.
+    Raise UsageError if datasets do not fit together.
     """
     opened: dict[str, tuple[Dataset, Manifest]] = {}
     by_whole: dict[Dataset, list[Dataset]] = {}
@@ -92,7 +93,8 @@ def _select_shape(
 def _make_positions(dataset: Dataset, inputs: Ints, parts: Sequence[Dataset]) -> DatasetPositions:
     """Return the positions of a dataset's samples in the image shards.
 
-    A shard without rejects whose samples all have one shape keeps the order of the images.
+    `inputs` counts the samples of each image shard, and `parts` are the dataset's shapes. A shard
+    without rejects whose samples all have one shape keeps the order of the images.
     """
     count = np.zeros(len(dataset.names), np.int64)
     for part in parts:
@@ -126,7 +128,7 @@ def _open_joined(place: str) -> tuple[Dataset, Manifest]:
 
 
 def _split_joined(whole: Dataset, dataset: Dataset, manifest: Manifest) -> tuple[Dataset, ...]:
-    """Split a joined dataset by shape.
+    """Return a joined dataset split by shape, or () if it has no shapes.
 
     Raise UsageError if the first dataset has other shapes. If both were cropped alike, a sample
     has the same shape in both.
@@ -204,7 +206,10 @@ def _name_shards(shards: Sequence[str]) -> str:
 def _drop_lacking_samples(
     whole: Dataset, parts: list[Dataset], beside: list[JoinedDataset]
 ) -> list[Dataset]:
-    """Return the parts of a dataset without the samples that a joined dataset lacks."""
+    """Return the parts of a dataset without the samples that a joined dataset lacks.
+
+    Raise UsageError if no sample is left.
+    """
     keep = _find_common([each.positions for each in beside])
     if all(has.all() for has in keep.values()):
         return parts
@@ -220,7 +225,10 @@ def _drop_lacking_samples(
 
 
 def _find_common(beside: list[JoinPositions]) -> dict[int, NDArray[np.bool_]]:
-    """Return a mask of the samples that all datasets have, for each shard that may lack some."""
+    """Return a mask of the samples that all datasets have, for each shard that may lack some.
+
+    Raise an error if the positions of samples in the other shards cannot be found.
+    """
     keep: dict[int, NDArray[np.bool_]] = {}
     lacks = [each.find_incomplete() for each in beside]
     for each, shards in zip(beside, lacks, strict=True):

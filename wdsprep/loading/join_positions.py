@@ -71,9 +71,11 @@ class DatasetPositions:
         return {name: value for name, value in self.__dict__.items() if name != "_receipts"}
 
     def check(self, read: Ints) -> None:
-        """Check that the positions in all shards can be found, except those in `read`.
+        """Check that the positions in all shards can be found, except in those of `read`.
 
-        Only rows that are not listed are read: one listing takes less time than all rows.
+        A shard whose samples did not move passes, and so does one whose file of rows is listed:
+        one listing takes less time than reading all rows. The others are read, and an error is
+        raised if the positions in one cannot be told without its rows.
         """
         unread = self.moved.copy()
         unread[read] = False
@@ -99,7 +101,10 @@ class JoinPositions:
     _maps: dict[int, Numbers] = field(default_factory=dict, repr=False)
 
     def locate(self, shards: Ints, indices: Ints) -> tuple[Ints, Ints]:
-        """Return where samples of the first dataset are in the other: their shards and numbers."""
+        """Return where samples of the first dataset are in the other: their shards and numbers.
+
+        Of a sample that the other dataset lacks, the number is NOWHERE or the shard is -1.
+        """
         own, places = self.shards[shards], indices
         is_moved = self._moved[shards]
         if is_moved.any():
@@ -113,8 +118,9 @@ class JoinPositions:
     @cached_property
     def _moved(self) -> NDArray[np.bool_]:
         """A mask of the shards whose samples may have other numbers in the other dataset."""
-        moved: NDArray[np.bool_] = self.first.moved | self.other.moved[self.shards]
-        return moved
+        moved, has_other = self.first.moved.copy(), self.shards >= 0
+        moved[has_other] |= self.other.moved[self.shards[has_other]]
+        return moved & has_other
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle, without the rows that were read.
@@ -135,7 +141,7 @@ class JoinPositions:
 
     @cached_property
     def _max_maps(self) -> int:
-        """The number of shards whose numbers are kept in memory."""
+        """The most shards whose numbers are kept in memory."""
         mean = max(1.0, float(self.first.inputs.mean()))
         return max(KEPT, int(KEPT_NBYTES / (NBYTES * mean)))
 

@@ -139,7 +139,10 @@ def make_encoding(
     pixels: int,
     tee: str,
 ) -> "Encoding | None":
-    """Return how to encode images on the fly, or None if `encode` is None."""
+    """Return how to encode images on the fly, or None if `encode` is None.
+
+    Raise UsageError for `tee` without `encode`, and for `raw` or `pixels` with it.
+    """
     if encode is None:
         if tee:
             raise UsageError("tee= keeps what encode= makes: give both, or neither")
@@ -203,7 +206,7 @@ def _check_devices(*, pin: bool, device: torch.device | None) -> None:
 
 
 def _check_text(datasets: tuple[Dataset, ...], names: tuple[str, ...], *, drop_text: float) -> None:
-    """Raise UsageError if `drop_text` is set for batches without captions."""
+    """Raise UsageError if `drop_text` is set for batches of latents without captions."""
     has_texts = not {*TEXTS, "json"}.isdisjoint(names)
     has_texts = has_texts or any(text_fields(dataset.served) for dataset in datasets)
     if drop_text and datasets[0].kind == "latents" and not has_texts:
@@ -255,7 +258,10 @@ def _check_captions(
 
 
 def _check_kind(first: Dataset, dataset: Dataset, *, pixels: int) -> None:
-    """Raise UsageError if two datasets cannot share a batch, as latents and images."""
+    """Raise UsageError if batches cannot hold a dataset, or not together with the first one.
+
+    Tars without a manifest need `pixels`, latents refuse it, and latents and images do not mix.
+    """
     if dataset.kind == "tars" and not pixels:
         raise UsageError(
             f"{dataset.store.url} holds tars without a manifest: load with raw=True or pixels="
@@ -274,7 +280,8 @@ def choose_fields(
 ) -> tuple[str, ...]:
     """Return the names of the entries of a batch: those in `fields`, or the usual ones.
 
-    If datasets differ, a batch may hold what any of them has.
+    If datasets differ, a batch may hold what any of them has. Raise UsageError for a field that
+    none has, or if a column of a joined table has a name that batches use.
     """
     arrays = tuple(dict.fromkeys(batch_name(f.name) for d in datasets for f in d.served))
     if any(field.is_variable for dataset in datasets for field in dataset.served):

@@ -188,10 +188,11 @@ def _select_samples(
     tee: str,
     cached: CacheDir | None,
 ) -> tuple[Dataset, ...]:
-    """Return the samples of datasets that can be served.
+    """Return the datasets with only the samples that can be served, joined to what they list.
 
-    Left out are images too small to crop, samples that a joined dataset lacks, and those that
-    do not meet the condition.
+    With `encoding`, images become the latents that will be made of them. Left out are images too
+    small to crop, samples that a joined dataset lacks, and those that do not meet the condition.
+    Raise UsageError if `tee` is given and `join` or `where` leave out any.
     """
     if encoding is not None:
         settings = encoding.settings
@@ -220,7 +221,10 @@ def _make_whole(numbered: tuple[int, dict[str, Any]]) -> tuple[int, WholeBatch]:
 def _read_numbers(
     state: Mapping[str, Any], name: str, count: int, *, least: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Return the numbers that a state has under a name, or () if it has none."""
+    """Return the numbers that a state has under a name, or () if it has none.
+
+    Raise FormatError unless there are `count` of them, each at least its number in `least`.
+    """
     if name not in state:
         return ()
     found = state[name]
@@ -235,8 +239,8 @@ def _read_numbers(
 class Loader(IterableDataset[dict[str, Any]]):
     """An iterable over the batches of one rank, which can be stopped and resumed.
 
-    An iteration continues where the last one stopped, and ends with the epoch. `step` is the
-    number of steps served so far.
+    An iteration continues where the last one stopped, and ends when the plan's number of epochs
+    is full. `step` is the number of steps served so far.
     """
 
     def __init__(
@@ -310,9 +314,10 @@ class Loader(IterableDataset[dict[str, Any]]):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue after the step of a saved state.
+        """Set the loader to the place of a saved state, at which the next iteration begins.
 
-        Raise FingerprintError if the state is of other data or another order.
+        Raise FingerprintError if the state is of other data or another order, and FormatError
+        if it is no state. If an older wdsprep saved it, images are decoded as by that version.
         """
         if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
             raise FormatError(f"this is not the state of a loader, but {brief(state)}")
@@ -355,7 +360,7 @@ class Loader(IterableDataset[dict[str, Any]]):
         return ""
 
     def _use_older_format(self, encoding: "Encoding", state: Mapping[str, Any]) -> None:
-        """Decode images as an older wdsprep did, if that version saved the state.
+        """Set the plan to decode images as an older wdsprep did, if that saved the state.
 
         The oldest versions identify models by another digest, which takes a while to compute.
         """
@@ -370,7 +375,10 @@ class Loader(IterableDataset[dict[str, Any]]):
                 return
 
     def _move(self, place: int, worker: tuple[int, int, int] | None) -> None:
-        """Set the place at which the next iteration begins."""
+        """Set the place at which the next iteration begins.
+
+        An iteration that is under way then raises UsageError.
+        """
         self._place, self._worker, self._is_entered = place, worker, False
         self._moves += 1
 

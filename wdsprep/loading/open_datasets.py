@@ -37,8 +37,8 @@ _log = logging.getLogger("wdsprep")
 def open_datasets(streams: Streams, join: Places = ()) -> tuple[Dataset, ...]:
     """Open the datasets of streams. One with shapes becomes a dataset for each shape.
 
-    `join` lists datasets that are joined to each of them, beside those that a stream lists
-    itself.
+    `join` lists what is to be joined to each of them, beside what a stream lists itself. It is
+    kept in the datasets, and not opened here.
     """
     found: list[Dataset] = []
     for each in as_streams(streams):
@@ -74,7 +74,8 @@ def as_streams(streams: Streams) -> list[Stream]:
 def open_stream(stream: Stream) -> tuple[Dataset, ...]:
     """Open the dataset of a stream. One with shapes becomes a dataset for each shape.
 
-    This takes one GET if there is a manifest, and a listing for tars of another program.
+    This takes one GET if there is a manifest, and a listing for tars of another program. Log a
+    warning if the dataset is not complete.
     """
     store = open_store(os.fspath(stream.url))
     amount = StreamAmount(weight=stream.weight, repeat=stream.repeat, count=stream.count)
@@ -104,7 +105,10 @@ def open_stream(stream: Stream) -> tuple[Dataset, ...]:
 def dataset_from_manifest(
     store: Store, manifest: Manifest, amount: StreamAmount, buckets: "frozenset[str] | None" = None
 ) -> Dataset:
-    """Return the dataset that a manifest describes."""
+    """Return the dataset that a manifest describes, or only its shards in these buckets.
+
+    Raise UsageError if a bucket does not exist, or if there are no samples.
+    """
     there = {shard.name.partition("/")[0] for shard in manifest.shards}
     made_of = _sources(manifest)
     shards = [s for s in manifest.shards if buckets is None or s.name.partition("/")[0] in buckets]
@@ -155,7 +159,10 @@ def count_inputs(dataset: Dataset, manifest: Manifest) -> Ints:
 
 
 def counts_by_shape(whole: Dataset, manifest: Manifest) -> "NDArray[np.int32]":
-    """Return how many samples of each shape each shard has: one row for each shard."""
+    """Return how many samples of each shape each shard has: one row for each shard.
+
+    Raise FormatError if the counts of a shard do not add up to its samples.
+    """
     shapes = [shape_name(size) for size in shapes_of(manifest.settings)]
     rows = {name: row for row, name in enumerate(whole.names)}
     counts = np.zeros((len(rows), len(shapes)), np.int32)
@@ -225,7 +232,8 @@ def _dataset_from_tars(
 ) -> Dataset:
     """Return the dataset of tars without a manifest, from their listing alone.
 
-    The length of an index says how many samples its tar holds.
+    The length of an index says how many samples its tar holds. Raise UsageError if a tar has no
+    complete index, and log a warning if a tar is newer than its index.
     """
     listed = {entry.name: entry for entry in store.list()}
     names = [n for n in listed if n.endswith(".tar")]

@@ -35,7 +35,7 @@ class PaddedRows:
         self._used[some] = self.row_nbytes
 
     def close(self, rows: Sequence[int], ends: Ints, come: Ints) -> None:
-        """Close rows: keep each array up to its end, and clear what came after it.
+        """Close rows: keep the bytes of each row up to its end, and set those after it to zero.
 
         `come` is the number of bytes read into each row, among them bytes of other members.
         """

@@ -50,7 +50,7 @@ NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)
 
 
 def prefetch_depth(threads: int, encoding: "Encoding | None", share: int) -> int:
-    """Return how many steps are read ahead (the prefetch depth).
+    """Return how many steps are read ahead by default (the prefetch depth).
 
     Crops that wait to be encoded are large, and a machine may have many threads, so their bytes
     bound the number.
@@ -117,8 +117,8 @@ def fill_batches(
     """Yield filled batches in order, while threads fill the next ones.
 
     Threads fill them in any order, a few steps ahead. The first batch is not read together with
-    others, which would delay it. With `places`, only these rows are read. The reader is closed
-    at the end.
+    others, which would delay it. With `places`, batches have only the samples of these numbers,
+    counted from step 0. The shelves of the reader are closed at the end.
     """
     reader = reader or open_reader(plan)
     pool = ThreadPoolExecutor(max(1, plan.threads), "wdsprep-load")

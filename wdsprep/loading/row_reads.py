@@ -91,7 +91,11 @@ class RowRead:
         )
 
     def put(self, found: Sequence[tuple[Sequence[int], ReadSamples]]) -> None:
-        """Keep the samples that were read of each stream, each at its row of the batch."""
+        """Set the result from the samples that were read of each stream.
+
+        `found` pairs the numbers of a stream's rows, from `group_by_stream`, with their samples.
+        The result has the samples in the order of the rows.
+        """
         if len(found) == 1:
             self.result = found[0][1]
             return
@@ -105,7 +109,10 @@ class RowRead:
         self.result = ReadSamples(sizes, rests, errors)
 
     def leave_out(self, rows: Collection[int]) -> None:
-        """Drop rows whose samples are damaged in another dataset."""
+        """Remove these rows, and what was read for them, from the read.
+
+        Their samples are damaged in another dataset.
+        """
         kept = [number for number, row in enumerate(self.rows) if row not in rows]
         came = self.result
         rests = [came.rests[number] for number in kept] if came.rests else ()
@@ -115,7 +122,10 @@ class RowRead:
 
 
 def read_rows(planned: Sequence[RowRead], shelves: Sequence[Sequence[Shelf]]) -> None:
-    """Read the rows of all planned reads in one call, and keep the results in them."""
+    """Read the rows of all planned reads, and set the result of each.
+
+    All that is on local disks is read in one call. `shelves` are by stream and slot.
+    """
     streams = [[*one.group_by_stream()] for one in planned]
     came = read_samples(
         [

@@ -156,7 +156,10 @@ class _FieldHeaders:
         return lengths
 
     def _fit(self, headers: Bytes, number: "int | Ints") -> NDArray[np.bool_]:
-        """Return a mask of the headers with the size and `.npy` header that have this number."""
+        """Return a mask of the headers with the size and `.npy` header of an array of one length.
+
+        `number` is that length less one; 0 if all arrays have one length.
+        """
         sizes: NDArray[np.bool_] = (headers[:, _SIZE] == self._sizes[number]).all(axis=1)
         npy_headers: NDArray[np.bool_] = (headers[:, BLOCK:] == self._npy_headers[number]).all(
             axis=1

@@ -32,7 +32,10 @@ class SampleTexts:
     def put(
         self, batch: Batch, row: int, slot: int, wanted: WantedArrays, sample: TarSample
     ) -> str:
-        """Put the texts of a sample into its row; return their fault, or "" if they have none."""
+        """Put the texts of a sample into its row; return their fault, or "" if they have none.
+
+        The json of a joined sample (a `slot` above 0) is merged with what the row has.
+        """
         try:
             for name in wanted.texts:
                 if name in TEXTS:
@@ -46,7 +49,7 @@ class SampleTexts:
         return ""
 
     def _caption(self, batch: Batch, row: int, sample: TarSample) -> str:
-        """Return the caption of a sample, or the text at the picked path of its json."""
+        """Return the text at the picked path of a sample's json, or else its own caption."""
         if self._paths:
             path = self._paths[batch.choice[row]]
             found = caption_at(parse_json(sample.fields.get("json", b"{}")), path)
@@ -57,7 +60,10 @@ class SampleTexts:
         return sample.fields.get("txt", b"").decode("utf-8", "replace")
 
     def _warn_of_path(self, stream: int, path: str) -> None:
-        """Log once that none of many samples has a text at this path of the json."""
+        """Count a sample without a text at this path of the json.
+
+        Log a warning when MANY were counted and no sample had one.
+        """
         count = self._lacking.get(path, 0)
         if count < 0:
             return
@@ -71,7 +77,8 @@ class SampleTexts:
 def parse_tail(held: Bytes, rest: memoryview, start: int, key: str) -> "TarSample | str":
     """Return the members after the arrays of a sample, or their fault.
 
-    Some of their bytes may lie in the row of the last array.
+    `held` has what came into the row of the last array, and `rest` the bytes after that. The
+    members begin at `start`, counted over both.
     """
     sample = parse_sample(held[start:].data, rest[max(0, start - len(held)) :])
     if not isinstance(sample, str) and sample.key != key:

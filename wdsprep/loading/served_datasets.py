@@ -224,8 +224,9 @@ class Dataset:
 def _served_text_fields(parts: Sequence[Dataset], choice: str = "") -> list[tuple[Field, ...]]:
     """Return the text arrays that each dataset contributes to a batch.
 
-    If two datasets have a text array of the same name, the later one replaces all text arrays
-    of the earlier. Otherwise a sample would have arrays of two captions.
+    With a `choice`, only datasets whose captions have that name contribute any. If two datasets
+    have a text array of the same name, the later one replaces all text arrays of the earlier.
+    Otherwise a sample would have arrays of two captions.
     """
     found: list[tuple[Field, ...]] = []
     later: set[str] = set()

@@ -92,7 +92,11 @@ class WorkerBlocks:
         block.held = False
 
     def send(self, value: Any) -> Any:
-        """Return what to pickle for a value: the number of its block, if it lies in one."""
+        """Return what to pickle for a value: a tensor's block and layout, or the value itself.
+
+        A tensor in no block is returned as it is, and so is a second one in a block that was
+        sent for this use. The memory of a block goes along only the first time.
+        """
         if not isinstance(value, torch.Tensor):
             return value
         block = self._blocks.get(value.data_ptr())
@@ -156,7 +160,7 @@ def _rebuild_tensor(sent: _SentTensor) -> torch.Tensor:
 
 
 def _free(data: Bytes, owner: int) -> None:
-    """Mark a block as free.
+    """Mark a block as free, if this is the process `owner`.
 
     A fork of the trainer has the trainer's tensors too, but must not free them.
     """

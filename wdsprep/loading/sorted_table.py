@@ -38,7 +38,11 @@ def sort_table(
 
 
 def sort_rows(rows: TableRows, writer: KeptWriter, path: Path) -> None:
-    """Write the first row of each key, sorted by key."""
+    """Write the first row of each key, sorted by key.
+
+    Rows without a key or a number are left out; a warning counts these and repeated keys. `path`
+    is only logged.
+    """
     place = rows.place
     _log.info("%s: reading the table; its columns, sorted by key, are kept in %s", place, path)
     with closing(Spool(SORTED_THERE)) as spool:

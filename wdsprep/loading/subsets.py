@@ -50,8 +50,9 @@ def latents_without_rejects(
 ) -> tuple[Dataset, ...]:
     """Return the latents that images will become, if some are rejected or shapes differ.
 
-    They are what `encode` would store. `counts` and `selection` are as in `split_by_shape`; without
-    shapes there is one column.
+    They are what `encode` would store. `counts` and `selection` have a row and a run for each
+    shard, without its rejects, as in `split_by_shape`. Without shapes, `counts` has one column,
+    and all latents are one dataset.
     """
     left = np.flatnonzero(counts.any(axis=1)).astype(np.int32)
     sizes = counts[left].sum(axis=1, dtype=np.int64)
@@ -91,7 +92,7 @@ def select_shards(dataset: Dataset, shards: Iterable[int]) -> Dataset:
 def select(dataset: Dataset, keep: SampleSelection) -> Dataset | None:
     """Return the samples of a dataset that `keep` selects, or None if there are none.
 
-    `keep` counts samples as `dataset.whole` does.
+    `keep` has a run for each shard of `dataset.whole`, with the numbers of samples in the tar.
     """
     own = dataset.selection
     left = own.intersect(keep)

@@ -55,7 +55,11 @@ class TableRows:
         raise NotImplementedError
 
     def note_keys(self, keys: pa.Array) -> pa.Array:
-        """Count keys, and return them with those made empty that no sample can have."""
+        """Count keys and note the longest; return the keys as they are stored.
+
+        Keys of more than LONGEST_NBYTES become empty, as no sample can have them. Zero bytes at
+        the end of a key are removed.
+        """
         self.count += len(keys)
         lengths = pc.binary_length(keys)
         if (pc.max(lengths).as_py() or 0) > LONGEST_NBYTES:
@@ -194,7 +198,11 @@ def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 
 def _numbers_in(cells: pa.Array, dtype: str, types: Collection[type]) -> NDArray[Any]:
-    """Return texts as numbers, which Python is known to parse; Arrow parses most of them."""
+    """Return the cells of a column as numbers or booleans of this dtype.
+
+    Python is known to parse all of them, and Arrow parses most. `types` are those of all values
+    in the column.
+    """
     if dtype == "|b1":
         truths: NDArray[np.bool_] = pc.equal(cells, b"True").to_numpy(zero_copy_only=False)
         return truths

@@ -97,7 +97,7 @@ def is_table(place: str) -> bool:
 
 
 def open_keyed_table(place: str, cache: CacheDir | None, texts: Sequence[str] = ()) -> KeyedTable:
-    """Open a table that is sorted by key. The first time, sort it and keep the result.
+    """Open a table as one sorted by key. The first time, sort it and keep the result.
 
     `texts` are names that may be columns of texts.
     """

@@ -36,7 +36,10 @@ class WantedArrays:
     yields: bool
 
     def merge_json(self, others: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-        """Merge a sample's json with the json of the samples joined so far."""
+        """Return a sample's own json merged with the json of the samples joined so far.
+
+        Where both have a value, the own one is taken, unless this dataset yields.
+        """
         return {**own, **others} if self.yields else {**others, **own}
 
 

@@ -137,7 +137,10 @@ class Subset:
         return found
 
     def selection(self, cache: CacheDir | None) -> SampleSelection:
-        """Return the selected samples, which are searched once and then kept on this machine."""
+        """Return the selected samples, which are searched once and then kept on this machine.
+
+        Log how many samples are left out because they are damaged or have no row in a table.
+        """
         found = open_or_make(cache_folder(cache), self.cache_key, self._search)
         url = self.whole.store.url
         if damaged := found.facts["damaged"]:
@@ -196,7 +199,7 @@ def select_where(
     """Return datasets with only the samples that meet their conditions and have rows in all tables.
 
     A sample must meet both `where` and the condition of its own stream. The datasets that are
-    returned have the tables that are joined.
+    returned have the tables that are joined. Raise UsageError if a dataset has no sample left.
     """
     subsets: dict[Dataset, Subset | None] = {}
     known: dict[Subset, SampleSelection] = {}
@@ -224,7 +227,10 @@ def select_where(
 
 
 def find_subset(dataset: Dataset, where: str | None, cache: CacheDir | None) -> Subset | None:
-    """Return the samples that conditions and tables select, or None if there are neither."""
+    """Return the subset that conditions and joined tables select, or None if there are neither.
+
+    The tables are opened; the samples are not searched yet.
+    """
     given = [Where(text) for text in (dataset.where, where) if text is not None and text != ""]
     condition = join_conditions(given) if given else None
     bare = [str(name[0]) for name in condition.names if len(name) == 1] if condition else []

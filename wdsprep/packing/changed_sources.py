@@ -32,11 +32,11 @@ class Change(Enum):
 
 
 class PackedItems:
-    """The items that have been packed, in 24 bytes each.
+    """The items that have been packed, as hashes, with which the items of a source are compared.
 
-    An item is kept as three hashes of 64 bits: of its name, of its entry in a listing without
-    dates, and of the entry with dates. `dated` are the hashed names of items that have been found
-    with another date.
+    Three hashes of 64 bits are kept of an item: of its name, of its entry in a listing without
+    dates, and of the entry with dates. `change` collects in `dated` the hashed names of the items
+    that have other dates and nothing else.
     """
 
     def __init__(self, items: Iterable[Item] = ()) -> None:
@@ -47,7 +47,10 @@ class PackedItems:
         return len(self._marks)
 
     def change(self, item: Item) -> Change:
-        """Return how an item has changed since it was packed."""
+        """Return how an item has changed since it was packed.
+
+        An item of which only the dates have changed is added to `dated`.
+        """
         before = self._marks.get(name_mark(item))
         if before is None:
             return Change.ADDED
@@ -135,7 +138,11 @@ def units_with(store: Store, units: Iterable[str], names: Collection[int]) -> li
 def changed_units(
     store: Store, source: Source, contents: Mapping[str, str], heard: Compared
 ) -> list[str]:
-    """Return the units of work whose items no longer have the content in `contents`."""
+    """Read the items of the units in `contents`, and return the units with another digest now.
+
+    `contents` has the digest of each unit. `heard` is called with the number of items that have
+    been read, and with the number of all.
+    """
     of = sum(store.read(inputs_name(unit)).count(b"\n") for unit in contents)
     return find_changed_units(
         source,

@@ -66,7 +66,7 @@ class Digest:
     def parse(cls, given: Any) -> "Digest":
         """Return the column and the hash in `md5`, `COLUMN:md5` or `["COLUMN","md5"]`.
 
-        The last is the spelling of img2dataset.
+        `md5` alone means a column of that name. The last is the spelling of img2dataset.
         """
         if isinstance(given, cls):
             return given
@@ -405,10 +405,11 @@ class PackOptions(WorkerRangeOptions, FetchOptions, PackRules, ListenedOptions):
 def settings_of(
     options: PackOptions, source: str, form: Mapping[str, Any] = FORM
 ) -> dict[str, Any]:
-    """Return the settings that decide the bytes of an image dataset, with its source's content.
+    """Return the settings that, with the content of the source, decide an image dataset's bytes.
 
-    `source` is the kind of the source. Settings of downloads are the least that any slice was
-    allowed: see `wdsprep.dataset.settings`.
+    `source` is the kind of the source, and `form` the format of the dataset. The settings of
+    downloads are those of this run, which may allow more than the dataset's: see
+    `wdsprep.dataset.settings`.
     """
     found = {
         **form,

@@ -66,7 +66,7 @@ Moved = Mapping[str, frozenset[str]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retries:
-    """The retry slices of a dataset, whose rows are fetched again, finished or not."""
+    """The retry slices of a dataset, finished or not: slices of rows that are fetched again."""
 
     edition: Edition
     slices: tuple[Slice, ...] = ()
@@ -81,7 +81,10 @@ class Retries:
         return [part for part in self.slices if part.name not in done]
 
     def apart_from(self, parts: Iterable[Slice]) -> Iterator[Slice]:
-        """Yield slices without the rows that (other) retry slices have taken over."""
+        """Yield slices that leave out the rows that (other) retry slices take, finished or not.
+
+        A slice keeps its items, and names these rows in `elsewhere`.
+        """
         planned = _sources_by_unit(self.slices)
         return (replace(part, elsewhere=planned.get(part.name, frozenset())) for part in parts)
 
@@ -95,7 +98,8 @@ class Retries:
     def settle(self, manifest: Manifest) -> Manifest:
         """Remove the rows of finished retry slices from the receipts and rejects of older slices.
 
-        Return the manifest with the new receipts.
+        Return the manifest with the new receipts, and without those that a repair has removed
+        meanwhile.
         """
         done = set(manifest.ledger.units())
         moved = _sources_by_unit(part for part in self.slices if part.name in done)
@@ -116,9 +120,10 @@ class Retries:
         return None
 
     def extended(self, manifest: Manifest, curable: "Curable", *, size: int) -> "Retries":
-        """Plan retry slices of up to `size` rows for all rejects that may succeed now.
+        """Plan retry slices of up to `size` rows for the rejects that may succeed now.
 
-        Return the retries with the new slices.
+        Rejects that have a retry slice already are left out. The new slices are written to the
+        store. Return the retries with all slices, old and new.
         """
         with self.edition.holding_manifest():
             slices = read_retries(self.edition).slices  # another run may have planned some
@@ -205,16 +210,21 @@ def _sources_by_unit(parts: Iterable[Slice]) -> Moved:
 
 
 def _is_settled(receipt: Receipt, gone: frozenset[str], planned: Moved) -> bool:
-    """Return whether the receipt of a slice counts all rows that retry slices have taken."""
+    """Return whether a slice's planned retries are all finished, and its receipt counts their rows.
+
+    `gone` are the sources of the rows whose retries are finished. Return False if an update of the
+    receipt was interrupted.
+    """
     if UNSETTLED in receipt.files:
         return False
     return receipt.counts.get(RETRIED) == len(gone) == len(planned[receipt.unit])
 
 
 def _settle_receipt(store: Store, receipt: Receipt, gone: frozenset[str]) -> Receipt:
-    """Remove rows from a slice's rejects and its receipt, and return the receipt.
+    """Remove the rows in `gone` from a slice's rejects, and return its new receipt.
 
-    Each step may be repeated.
+    Both are written to the store, in steps that the next run may repeat. Raise DamageError if the
+    rejects do not have the digest in the receipt.
     """
     name = rejects_name(receipt.unit)
     what = f"{store.url}/{name}"
@@ -255,7 +265,10 @@ def _rewrite(store: Store, receipt: Receipt) -> None:
 def _retryable_items(
     store: Store, unit: str, planned: frozenset[str], curable: Curable
 ) -> Iterator[Item]:
-    """Yield items with the rejected rows of a slice that may succeed now."""
+    """Yield items that consist of the rejected rows of a slice that may succeed now.
+
+    Rows in `planned` have a retry slice already, and are left out.
+    """
     from wdsprep.sources.url_tables import some_rows, source_name, sources_of
 
     with naming_repair(store):

@@ -45,9 +45,10 @@ def check_samples(
     content: Content = NOT_KEPT,
     removed: Removed = NONE_REMOVED,
 ) -> Iterator[tuple[int, CheckedSample] | None]:
-    """Yield each input of a slice in order: its number, and its sample with a picture or a refusal.
+    """Yield the number of each input of a slice, with its sample and picture, or with its refusal.
 
-    Yield None while results are awaited. `content` collects a mark of each input that was read.
+    Inputs that another slice has taken over are skipped. None is yielded while downloads are
+    awaited. `content` collects a mark of each input that was read.
     """
     check, judge = partial(_check_facts, rules, removed), partial(_check_sample, rules, removed)
     if source.kind == "folder":  # one sample an item: reading goes into the threads with it
@@ -156,9 +157,10 @@ def _check_text(rules: PackRules, sample: Sample) -> None:
 
 
 def _add_digest(rules: PackRules, sample: Sample) -> Sample:
-    """Return a sample with the digest of its image that is to be stored.
+    """Check the digest of a sample's image, and return the sample with the digest to store, if any.
 
-    Raise RejectedError if the image does not have the digest in its table.
+    With --verify-hash, raise RejectedError if the image does not have the digest in the sample's
+    facts. Without --compute-hash, return the sample as it is.
     """
     if rules.verify is not None:
         wanted = str(sample.facts.get(rules.verify.column) or "").strip().lower()

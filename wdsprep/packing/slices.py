@@ -93,7 +93,8 @@ class SlicePlan:
     def pending(self) -> Iterator[Slice]:
         """Yield the slices that have no receipt, each cut from the source when it is asked for.
 
-        Raise FingerprintError if the source changes meanwhile.
+        A source with many items is listed again for this. Raise FingerprintError if a packed slice
+        has other items then.
         """
         yield from self.holes
         for part in self.wanted():
@@ -107,9 +108,10 @@ class SlicePlan:
 
 
 def survey_source(source: Source, limit: int, tell: Callable[[int], None]) -> SourceSurvey:
-    """List the items of a source, and return their number, their bytes and perhaps themselves.
+    """List the items of a source, and return their numbers, and themselves if they are few.
 
-    `tell` is called from time to time with the number of items so far.
+    Items after the first `limit` samples do not count; 0 means all. `tell` is called from time to
+    time with the number of items so far. Raise SourceError if there are none.
     """
     try:
         return _survey(source, limit, tell)
@@ -173,9 +175,10 @@ def make_plan(
     append: bool,
     compared: Compared = lambda _done, _of: None,
 ) -> SlicePlan:
-    """Return the slices that are left to pack, after comparing the source with what is packed.
+    """Compare a source with what is packed of it, and return the plan of the slices to pack.
 
-    Raise FingerprintError if the source has changed.
+    Raise FingerprintError if the source has changed, except by dates and, with `append`, by new
+    items. Items with other dates are read again and compared; `compared` is told how many.
     """
     packed = {receipt.unit: receipt.input for receipt in _own_receipts(manifest)}
     start = manifest.generations[-1]
@@ -238,10 +241,10 @@ def _pending_if_unchanged(
 ) -> tuple[int, dict[str, str], set[str]] | None:
     """Compare the packed slices with the source.
 
-    Return the number of slices that are left to do; the digests of finished slices whose items
-    have other dates now; and those of these slices that have the same dates, but no metadata of
-    removed samples. Return None if a packed slice has changed in another way, or if a complete
-    dataset does not cover the source.
+    Return the number of slices that are left to do; by name, the new digests of packed slices whose
+    lists of inputs have other dates or lack the metadata of removed samples; and the names of those
+    that only lack this metadata. Return None if a packed slice is gone or has changed in another
+    way, or if a complete dataset does not cover the source.
     """
     dated: dict[str, str] = {}
     same: set[str] = set()
@@ -280,7 +283,10 @@ def _own_receipts(manifest: Manifest) -> Iterator[Receipt]:
 
 
 def check_rows(store: Store, part: Slice, known: Collection[str]) -> None:
-    """Raise HopelessError if a retry has taken rows of a slice since this run began."""
+    """Raise HopelessError if a retry has taken rows of a slice since this run began.
+
+    `known` are the names of the retry slices that there were then.
+    """
     retries = {retry_of_inputs(entry.name) for entry in store.list(RETRIES)}
     new = retries - {"", *known}
     items = packed_items(store, sorted(new)) if not part.is_retry else ()
@@ -332,7 +338,10 @@ def _check_contents(
     units: Collection[str],
     compared: Compared,
 ) -> None:
-    """Raise FingerprintError if items of slices have other dates and no longer the same content."""
+    """Read the items of units again, and raise FingerprintError if their content has changed.
+
+    Raise it too if a unit was packed by an older wdsprep, which kept no digest of the content.
+    """
     if not units:
         return
     touched = set(units)
@@ -353,7 +362,10 @@ def _check_contents(
 
 
 def _find_dated(store: Store, seen: SourceSurvey, units: Iterable[str], what: str) -> "_Names":
-    """Return the names of the items of slices that have other dates now."""
+    """Return the names of the items in these units of which only the dates have changed.
+
+    `what` says in a message what has happened to them.
+    """
     known, names = PackedItems(packed_items(store, units)), _Names(what)
     for item in seen.items():
         if known.change(item) is Change.DATED:

@@ -132,7 +132,10 @@ def _json(data: bytes) -> Any:
 
 
 def member_facts(name: str, data: bytes) -> dict[str, Any]:
-    """Return the size of a member; for an array also its shape, dtype and statistics."""
+    """Return the size of a member; for an array also its shape, dtype and statistics.
+
+    An array that cannot be read has its `problem` instead of these.
+    """
     facts: dict[str, Any] = {"nbytes": len(data)}
     if name.endswith(".npy"):
         try:
@@ -180,7 +183,7 @@ class _Finder:
 
     @property
     def _is_packed(self) -> bool:
-        """Return whether keys tell the shards of their samples."""
+        """Return whether keys tell the shards of their samples, as they do for packed images."""
         is_selection = self._manifest.settings.get("source") == SELECTION
         return self._manifest.dataset == "images" and not is_selection
 

@@ -47,12 +47,18 @@ class Overview(NotebookTable):
 
     @property
     def patterns(self) -> list[str]:
-        """Return brace patterns for all shards, to be given one by one or joined by `::`."""
+        """Return the URLs of all shards, as one brace pattern for each bucket without gaps.
+
+        They are to be given one by one or joined by `::`.
+        """
         return patterns(self.dataset, self.manifest)
 
 
 def overview(manifest: Manifest) -> dict[str, Any]:
-    """Return the facts of a dataset; quantiles of captions and sides are ranges that hold them."""
+    """Return the facts of a dataset that its manifest tells.
+
+    A quantile of captions or sides is the range that holds it: receipts count these in ranges.
+    """
     shards = manifest.shards
     shapes = shape_counts(manifest.settings, manifest.counts)
     facts: dict[str, Any] = {
@@ -112,7 +118,7 @@ def patterns(url: str, manifest: Manifest) -> list[str]:
 
 
 def _braces(store_url: str, names: list[str]) -> list[str]:
-    """Return the names as one pattern like `{000..123}.tar`, or as they are if they have gaps."""
+    """Return the names as one pattern like `{000..123}.tar`, or as they are if none fits."""
     parts = [re.fullmatch(r"(.*?)(\d+)(\.tar)", name) for name in names]
     heads = {part[1] if part else None for part in parts}
     numbers = [part[2] if part else "" for part in parts]

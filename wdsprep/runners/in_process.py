@@ -69,11 +69,12 @@ def runner_for(
     name: str,
     is_safe: bool = False,
 ) -> Runner:
-    """Return a runner of no more workers than units, and of none if units have few bytes.
+    """Return the runner of a job: in this process if all its units have at most 64 MiB (`nbytes`).
 
-    Nor is there a worker process if it would be the only one and the work `is_safe`: it runs
-    none of the libraries that may end a process over a damaged file. To verify 400 MB then takes
-    0.7 of the processor time.
+    Otherwise it has workers, on this machine no more than units. A single worker on this machine
+    is replaced by this process too if the work `is_safe`: it runs none of the libraries that may
+    end a process over a damaged file. To verify 400 MB then takes 0.7 of the processor time. `told`
+    gets a line about Ray if that is used, and `name` is for Ray.
     """
     if nbytes <= HERE_NBYTES:
         return InProcessRunner(max_attempts=options.max_attempts)

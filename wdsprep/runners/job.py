@@ -104,14 +104,20 @@ class Job(Generic[U, R]):
         self._events.close()
 
     def events(self) -> Iterator[Event]:
-        """Do the units, and yield the events of each as they happen."""
+        """Do the units, and yield the events of each as they happen.
+
+        Units that failed for good go into `quarantined` too. `heard` is called after each event.
+        """
         for event in self._events:
             self._note(event)
             yield event
             self._heard(self.status)
 
     def results(self) -> Iterator[tuple[U, R]]:
-        """Do the units, and yield the result of each that is finished."""
+        """Do the units, and yield each that is finished with its result.
+
+        Units that failed for good go into `quarantined`.
+        """
         for event in self.events():
             if isinstance(event, Finished):
                 yield cast("U", event.unit), cast("R", event.result)
@@ -128,7 +134,7 @@ class Job(Generic[U, R]):
             self.quarantined.append(event)
 
     def status(self) -> JobStatus:
-        """Return the state of a job whose units have sizes, and tell their bytes at each step."""
+        """Return the state of a job whose units have sizes, and report bytes as their progress."""
         nbytes = self._nbytes + sum(cast("Iterable[int]", self._under_way.values()))
         return JobStatus(
             nbytes=nbytes,
@@ -157,7 +163,11 @@ def job_largest_first(
 
 
 def check_all_done(quarantined: Sequence[Quarantined], noun: str, done: str, remedy: str) -> None:
-    """Raise an error if a unit failed, for commands whose result needs all units."""
+    """Raise WorkError if a unit failed, for commands whose result needs all units.
+
+    In the message `noun` is the word for a unit, `done` what could not be done, such as "exported",
+    and `remedy` the next step.
+    """
     if quarantined:
         first = quarantined[0]
         raise WorkError(

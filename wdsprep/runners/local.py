@@ -182,7 +182,7 @@ def _send(pipe: Connection, data: bytes) -> None:
 
 
 def _end(workers: list[_Worker]) -> None:
-    """Wait for workers that were told to end; kill those that do not."""
+    """End workers: close their pipes, wait up to 5 s for all, and kill those that still run."""
     deadline = time.monotonic() + GRACE_S
     for worker in workers:
         worker.pipe.close()  # an idle worker leaves on this alone
@@ -199,7 +199,7 @@ def _end(workers: list[_Worker]) -> None:
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a process that was killed, and give up after a while.
+    """Wait for a process that was killed. After 5 s log a warning, and take the process as ended.
 
     A process that waits in the kernel for a lost device or disk cannot be killed.
     """

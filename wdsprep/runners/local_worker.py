@@ -111,10 +111,10 @@ def _woken_by_signals() -> Iterator[socket.socket]:
 
 @contextmanager
 def _stopping(worker: Worker) -> Iterator[None]:
-    """Stop the units of a worker however the block ends.
+    """Stop the units of a worker and close its work, however the block ends.
 
-    SIGTERM raises once at most, so if it comes while this cleans up, it hits the inner
-    `finally`.
+    If units do not stop in time, the process ends at once. SIGTERM raises once at most, so if it
+    comes while this cleans up, it hits the inner `finally`.
     """
     try:
         try:
@@ -137,7 +137,7 @@ class _Channel:
     def send(self, order: int, message: Message) -> bool:
         """Send a message to the driver.
 
-        Return False if it cannot be pickled: then a failure was sent instead.
+        Return False if it cannot be pickled: then a `Failed` that says so was sent instead.
         """
         is_sound = True
         try:

@@ -32,7 +32,10 @@ TRACK = about(
 
 
 def limit(samples: str, heading: str, rest: str) -> Mapping[str, About]:
-    """Return the declaration of an option that takes the first samples only."""
+    """Return the declaration of an option that takes the first samples only.
+
+    `samples` is their noun; `rest` ends the text of the option on a page.
+    """
     return about(
         f"Take the first N {samples} only, for a trial.",
         heading,
@@ -43,7 +46,7 @@ def limit(samples: str, heading: str, rest: str) -> Mapping[str, About]:
 
 
 def overwrite(what: str) -> Mapping[str, About]:
-    """Return the declaration of the option to start over."""
+    """Return the declaration of the option to start over, which removes `what` first."""
     return about(
         f"Remove {what} first, and start over.",
         OUTPUT,
@@ -76,7 +79,10 @@ class ListenedOptions(Options):
 
     @contextmanager
     def during_call(self) -> Iterator["Options"]:
-        """Draw the progress of the call while it lasts, unless there is a listener."""
+        """Yield the options with a listener that draws the progress of the call while it lasts.
+
+        If there is a listener already, or `progress` is false, yield these options as they are.
+        """
         if self.listener is not None or not self.progress:
             yield self
             return
@@ -101,8 +107,8 @@ def ray_in_use(address: str | None) -> str:
 def choose_runner(wanted: str, *, there: str, gpus: int = 0) -> str:
     """Return the runner that does the work: `local` or `ray`.
 
-    `there` is what `ray_in_use` returns, and `gpus` the number of this machine's GPUs that can be
-    used.
+    `auto` becomes Ray if a cluster is named or in use, or if there are several GPUs. `there` is
+    what `ray_in_use` returns, and `gpus` the number of this machine's GPUs that can be used.
     """
     if wanted != "auto":
         return wanted
@@ -121,7 +127,7 @@ def ray_line(there: str, gpus: int = 0) -> str:
 def parse_workers(workers: Any) -> tuple[int, int]:
     """Parse the number of workers: a number, `auto` (which is 0), or MIN:MAX.
 
-    The most is 0 if there is one number alone.
+    Return the least and the most; the most is 0 if there is one number alone.
     """
     if isinstance(workers, tuple) and workers:
         workers = ":".join(map(str, workers)) if any(workers[1:]) else workers[0]
@@ -188,9 +194,9 @@ class WorkerOptions(Options):
     )
 
     def check_together(self) -> None:
-        """Check that the options fit together.
+        """Raise UsageError if a range of workers is given without a Ray cluster.
 
-        This is done before anything else: --overwrite may stand beside them.
+        This is checked before anything is done, since --overwrite may be given too.
         """
         super().check_together()
         runner = choose_runner(self.runner, there=ray_in_use(self.ray_address))
@@ -230,7 +236,10 @@ WorkerOptionsT = TypeVar("WorkerOptionsT", bound=WorkerOptions)
 def with_runner(
     options: WorkerOptionsT, told: Callable[[str], None], *, gpus: int = 0
 ) -> WorkerOptionsT:
-    """Return the options with the runner that is chosen for them. Tell why, if it is Ray."""
+    """Return the options with the runner that is chosen for them: `local` or `ray`.
+
+    If it is Ray, `told` gets a line that says which Ray is used.
+    """
     there = ray_in_use(options.ray_address)
     runner = choose_runner(options.runner, there=there, gpus=gpus)
     if runner == "ray":

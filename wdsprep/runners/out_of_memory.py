@@ -39,9 +39,10 @@ class KillsCounted:
     """A count of the processes that the kernel has killed for lack of memory."""
 
     def __init__(self, counters: Sequence[Path] | None = None) -> None:
-        """Begin to count. `counters` are files with counts of kills; the first that exists counts.
+        """Begin to count. `counters` are files that may state how many processes were killed.
 
-        By default they are those of this process.
+        The first that does is used. By default they are those of this process's control groups,
+        then that of the machine.
         """
         self._counters = find_counters() if counters is None else counters
         self._before = self._count()
@@ -49,7 +50,8 @@ class KillsCounted:
     def reason(self) -> str:
         """Return the likely reason why a worker was ended by SIGKILL.
 
-        That is a lack of memory if the kernel has counted more kills for it since the last call.
+        That is a lack of memory if the kernel has counted more kills for it since the last call, or
+        since counting began; otherwise the reason says that it may be one.
         """
         before, self._before = self._before, self._count()
         return OUT_OF_MEMORY if self._before > before else PERHAPS
@@ -95,12 +97,12 @@ def _address_space_hint() -> str:
 
 
 def find_counters() -> list[Path]:
-    """Return the files that may count the kills in this control group, and that of the machine."""
+    """Return the files that may count kills: of each own control group, then of the machine."""
     return [*_own_groups(), OF_THE_MACHINE]
 
 
 def _own_groups() -> Iterator[Path]:
-    """Yield the files that may hold the count, of version 2 of control groups before version 1."""
+    """Yield the files that may hold the count of each control group of this process."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:

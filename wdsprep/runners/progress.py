@@ -46,7 +46,7 @@ class JobProgress:
         self.line.say(text)
 
     def start_counting(self) -> None:
-        """Begin a new progress line, which waits for the first worker."""
+        """Begin a new progress line, which says that the job waits for its first worker."""
         self.line = ProgressLine()
         self.line.wait_for("waiting for the first worker")
 
@@ -84,7 +84,7 @@ class JobProgress:
         return done, f"{rate:,.{int(rate < 100)}f} {self.counted}s/s"
 
     def details(self, _status: JobStatus) -> list[str]:
-        """Return more parts of the progress line, which one command has and others do not."""
+        """Return further parts of the progress line: none, unless a command has some of its own."""
         return []
 
     def changed(self, done: int, of: int) -> None:
@@ -132,7 +132,11 @@ class CallProgress(JobProgress):
 
 @contextmanager
 def progress_of_call(unit: str) -> Iterator[JobListener]:
-    """Draw the progress of a call until the call ends, however it ends."""
+    """Yield a listener that draws the progress of a call, and remove the line when the block ends.
+
+    Meanwhile warnings of the log are printed beside it. `unit` is the noun for a unit of work. In a
+    worker process the listener draws nothing.
+    """
     if is_worker():
         yield JobListener()
         return
@@ -146,7 +150,10 @@ def progress_of_call(unit: str) -> Iterator[JobListener]:
 
 
 def is_worker() -> bool:
-    """Return whether this process works for another one, which tells the progress of all."""
+    """Return whether another process shows the progress of what this one does.
+
+    That is so in a child of multiprocessing, a worker of Ray, and a rank of a trainer other than 0.
+    """
     processes = sys.modules.get("multiprocessing.process")
     is_child = processes is not None and processes.parent_process() is not None
     return is_child or IN_WORKER in os.environ or os.environ.get("RANK", "0") not in ("", "0")

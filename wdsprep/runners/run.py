@@ -40,7 +40,10 @@ CHECKPOINT = 10_000  # receipts; reading so many from S3 takes a quarter of a mi
 
 
 def share_done(inputs: int, samples: float) -> float:
-    """Return which part of a unit is done after so many samples, or 0 if nobody counted them."""
+    """Return the part of a unit of so many `samples` that is done after `inputs` of them.
+
+    Return 0 if `samples` is 0, because nobody has counted them.
+    """
     return min(1.0, inputs / samples) if samples else 0.0
 
 
@@ -49,7 +52,8 @@ class RunProgress:
     """The progress of a unit.
 
     `share` is the part of its inputs that has been taken up, or 0 if nobody has counted
-    them. `failed_hosts` are the hosts at which most downloads failed, each with its code.
+    them. `failed_hosts` counts failed downloads by host and code, such as `example.org (dns)`, for
+    the hosts at which most failed.
     """
 
     samples: int
@@ -178,7 +182,10 @@ class Run:
 
     @property
     def outcome(self) -> Outcome:
-        """Return the result of the run, once its manifest is published."""
+        """Return the result of the run, once its manifest is published.
+
+        Raise WorkError if the published manifest lacks a unit that this run has finished.
+        """
         published = self._published
         if unseen := set(self._receipts.units()).difference(published.ledger.units()):
             raise WorkError(
@@ -269,8 +276,8 @@ class Run:
     def _share(self, progress: RunProgress) -> float:
         """Return how much of a unit is done, from 0 to 1.
 
-        A unit that nobody has counted is taken to hold as many samples as finished units do on
-        average. Of the first unit nothing is said: a guess there may be wrong by days.
+        A unit whose samples nobody has counted is taken to hold as many as finished units do on
+        average. Before the first is finished, return 0: a guess there may be wrong by days.
         """
         done = self._total.samples + sum(self._total.rejects.values())
         inputs = progress.samples + sum(progress.rejects.values())
@@ -287,7 +294,11 @@ class Run:
         return tuple(failed for failed in self._quarantined if failed.unit.name in names)
 
     def _publish(self) -> Manifest:
-        """Write the manifest with all receipts that are there, and return it."""
+        """Write the manifest with all receipts that are in the store, and return it.
+
+        If the dataset becomes complete, files that belong to no receipt are removed. What killed
+        workers left is removed too.
+        """
         held: set[str] = set()
         with self._edition.holding_manifest():
             there = _read_manifest_or_none(self._store)
@@ -308,9 +319,10 @@ class Run:
         return manifest
 
     def _extra_beside(self, there: Manifest | None) -> Mapping[str, Any]:
-        """Return what else the manifest says.
+        """Return the further entries of the manifest: those of this run, and its limit if any.
 
-        If a limit left nothing to do, that is what the manifest there said before.
+        If a limit left nothing to do, the entries of the manifest that is `there` stay, provided it
+        is complete or was made under a limit.
         """
         if self._limit and not self.count and there and (there.complete or "limit" in there.extra):
             return there.extra
@@ -319,7 +331,9 @@ class Run:
     def _is_complete(self, manifest: Manifest, there: Manifest | None) -> bool:
         """Return whether the dataset is complete with this manifest.
 
-        Under a limit it is only if it was before, and nothing was left to do.
+        Under a limit it is complete only if this run had nothing to do, and the manifest that lies
+        `there` was complete already. Without one it is if `whole`, each unit has a receipt, and no
+        other run has begun an append meanwhile.
         """
         if self._limit:
             return not self.count and manifest.complete and there is not None and there.complete
@@ -343,7 +357,7 @@ def do_runs(
 ) -> list[Outcome]:
     """Do the units of one run or of several, publish the manifests, and return the outcomes.
 
-    The units of several runs are all `JointUnit`s. Without a runner there are none. The
+    The units of several runs are all `JointUnit`s. Without a runner no unit is done. The
     manifests are published however this ends. `heard` is called with the progress of each step,
     and `status` at each event with the state of all runs together.
     """
@@ -409,7 +423,7 @@ def _with_appends(manifest: Manifest, there: Manifest | None) -> Manifest:
 
 
 def mark_incomplete(edition: Edition) -> None:
-    """Write a complete manifest again as incomplete, before the dataset is changed."""
+    """Write the manifest again as incomplete, if it is complete, before the dataset is changed."""
     with edition.holding_manifest():
         there = _read_manifest_or_none(edition.store)
         if there is not None and there.complete:
@@ -419,7 +433,10 @@ def mark_incomplete(edition: Edition) -> None:
 def write_generations(
     edition: Edition, manifest: Manifest, generations: tuple[int, ...]
 ) -> Manifest:
-    """Write the manifest with the generation of an append that begins, and return it."""
+    """Write the manifest, as incomplete, with the generation of an append that begins; return it.
+
+    Generations that other runs have begun meanwhile stay in it.
+    """
     with edition.holding_manifest():
         begun = replace(manifest, generations=generations, complete=False)
         begun = _with_appends(begun, _read_manifest_or_none(edition.store))
@@ -430,7 +447,11 @@ def write_generations(
 def open_dataset_to_write(
     url: str, dataset: str, settings: Settings, *, overwrite: bool
 ) -> tuple[Edition, Manifest]:
-    """Open or begin a dataset to write. Raise an error if it was made with other settings."""
+    """Open or begin a dataset to write; with `overwrite`, remove the one that is there first.
+
+    Raise an error if it is of another kind, or was made with other settings. What killed workers
+    left is removed. The manifest that is returned has exactly the receipts that are in the store.
+    """
     store = open_store(url)
     edition, manifest = open_edition(store, dataset, settings, overwrite=overwrite)
     sweep(store, manifest)

@@ -128,7 +128,7 @@ class Workers(Protocol):
     def give(self, slot: int, order: int, unit: Unit) -> None: ...
 
     def hear(self) -> Iterable[SlotMessage]:
-        """Wait for messages of the workers, and return them.
+        """Wait a while for messages of the workers, and return those that came: perhaps none.
 
         After `Lost` the slot is empty, and nothing more is heard of the units that its
         worker held.
@@ -192,7 +192,7 @@ class _Suspects:
         self._count += 1
 
     def take(self, slot: int | None) -> _Ticket | None:
-        """Return a suspect that is not barred from a slot; without a slot, any suspect.
+        """Remove and return a suspect that is not barred from a slot; without a slot, any suspect.
 
         Return None if there is none.
         """
@@ -251,7 +251,7 @@ class Schedule:
     def dispatch(self, crew: Workers) -> bool:
         """Give units to workers, and start workers.
 
-        Return whether there is anything to wait for.
+        Return whether there is anything to wait for: False once all units have ended.
         """
         self._try_again()
         idle, *others = self._roomy
@@ -288,7 +288,8 @@ class Schedule:
     def _take_for(self, slot: int) -> _Ticket | None:
         """Take a unit for an idle worker.
 
-        A unit that is barred from this slot waits for another slot, if there is one.
+        A unit that is barred from this slot waits for another slot, if there is one. Return None if
+        no unit may be given to this worker.
         """
         ticket = self._suspects.take(slot)
         if ticket is None and self._draw(len(self._suspects) + 1):
@@ -404,9 +405,10 @@ class Schedule:
         return None
 
     def _leave(self, slot: int, ticket: _Ticket, reason: str) -> None:
-        """Note that a unit ended the worker of a slot.
+        """Note that a unit ended the worker of a slot, and free the slot for another worker.
 
-        Give the slot up if it is the slot's fault.
+        Give the slot up instead if 3 or more different units in a row have done so, and units were
+        finished elsewhere meanwhile.
         """
         here = self._deaths.setdefault(slot, _Deaths(self._finished))
         here.units.add(ticket)
@@ -424,7 +426,7 @@ class Schedule:
     def _vacate(self, slot: int, message: Lost) -> None:
         """Free the slot of a worker that did not get ready, for another try.
 
-        After too many tries give the slot up, or end the run.
+        After too many tries give the slot up, or raise the error that ends the run.
         """
         if message.costs:
             self._false_starts[slot] = self._false_starts.get(slot, 0) + 1
@@ -459,7 +461,11 @@ def drive(
     units_per_worker: int = 1,
     allowed: Allowed = all_at_once,
 ) -> Generator[Event, None, None]:
-    """Do all units with a crew of up to `workers`, as many as are `allowed` at a time."""
+    """Do all units with a crew of up to `workers`, and yield their events as they happen.
+
+    `allowed` says how many more workers may start at a time. The crew is stopped at the end,
+    however that comes. Raise the error that ends the run: of a worker, or if no worker can start.
+    """
     schedule = Schedule(
         units,
         workers=workers,

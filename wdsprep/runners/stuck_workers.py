@@ -54,9 +54,10 @@ class Watch:
             self._since[slot] = self._now_s
 
     def overdue(self) -> list[int]:
-        """Return the slots of workers that hang.
+        """Return the slots of workers whose units have made no progress for `patience_s`.
 
-        This is to be called each time that messages have been waited for.
+        Call this after each wait for messages: each call counts the time since the last one, but
+        at most 5 s.
         """
         before, self._looked = self._looked, time.monotonic()
         self._now_s += min(self._looked - before, LOOK_S)

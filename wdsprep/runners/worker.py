@@ -115,7 +115,7 @@ class Worker:
     def stop(self) -> bool:
         """Close all units at their next yield, and then the work.
 
-        Return whether all were closed.
+        Return False after 4 s if a unit is still not closed; the work is not closed then.
         """
         self._is_stopping = True
         if not self._wait_until_idle():

@@ -42,10 +42,10 @@ def find_refusal(text: str) -> str:
 
 
 def import_for_driver(module: str, ours: str, path: Iterable[str], then: str) -> Any:
-    """Import a module in a worker of Ray, if its version is the driver's.
+    """Import and return a module in a worker of Ray, if the wdsprep here is the driver's version.
 
-    The module is then safe to unpickle for. From now on the modules of the driver's `path` are
-    found. `then` says what to do once the nodes have the same version.
+    Otherwise raise RuntimeError. `ours` is the driver's version. From now on the modules of the
+    driver's `path` are found. `then` says what to do once the nodes have the same version.
     """
     sys.path.extend(entry for entry in path if entry not in sys.path)
     there, because = installed(), ""

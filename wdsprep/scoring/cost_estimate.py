@@ -37,7 +37,7 @@ def estimate_scores(
 ) -> ScoreEstimate:
     """Return the time, money and bytes that scoring a number of samples takes.
 
-    `nbytes_read` are the bytes of their images.
+    `nbytes_read` are the bytes of their images. Without a `gpu` or models, hours and dollars are 0.
     """
     rate = 0.0
     if gpu is not None and models:

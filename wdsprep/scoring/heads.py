@@ -80,7 +80,10 @@ class LinearHead:
 
 
 def _opened(head: Head) -> "tuple[Mapping[str, Tensor], str]":
-    """Return the tensors in the file of a head, and the activation that its metadata names."""
+    """Return the tensors in the file of a head, and the activation that its metadata names, or "".
+
+    Raise UsageError if the file cannot be read, or if the activation is unknown.
+    """
     import torch
 
     kinds = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -105,7 +108,11 @@ def _opened(head: Head) -> "tuple[Mapping[str, Tensor], str]":
 
 
 def _layers(place: str, tensors: "Mapping[str, Tensor]") -> "list[tuple[Tensor, Tensor]]":
-    """Return the weight and the bias of each layer, in the order of the numbers in their names."""
+    """Return the weight and the bias of each layer, in the order of the numbers in their names.
+
+    A layer without a bias gets one of zeros. Raise UsageError if the layers do not fit each other
+    or have values that are not finite, or if there are no layers, or other tensors too.
+    """
     import torch
 
     weights = sorted((name for name in tensors if name.endswith("weight")), key=_numbers)

@@ -37,8 +37,8 @@ METHOD_ERRORS = (TypeError, ValueError, RuntimeError, AttributeError)
 class DecodedImage:
     """An image in RGB, with what several processors make of it in the same way.
 
-    Its three planes are copied once, when they are first asked for. `scaled` are its planes as a
-    processor scaled them, by all that decides about scaling.
+    Its three planes are copied once, when they are first asked for. `scaled` has its planes as
+    processors have scaled them, by the method, the size and the filter of the scaling.
     """
 
     def __init__(self, image: Image.Image) -> None:
@@ -93,11 +93,14 @@ class ImageProcessor:
         return f"{type(self._own).__name__} ({'fast' if self.is_fast else 'slow'})"
 
     def scale(self, image: DecodedImage) -> Any:
-        """Return what `finish` needs of an image. May be called by several threads."""
+        """Scale an image, or prepare it as a whole, and return what `finish` takes.
+
+        `choose_method` has decided which of the two is done. Several threads may call this at once.
+        """
         return self._scale(image)
 
     def finish(self, scaled: Sequence[Any]) -> list[Prepared]:
-        """Return the inputs of the network for images that have been scaled."""
+        """Return the inputs of the network for images that `scale` has returned."""
         return self._finish(scaled) if scaled else []
 
     def prepare(self, images: Iterable[DecodedImage]) -> list[Prepared]:
@@ -105,7 +108,12 @@ class ImageProcessor:
         return self.finish([self.scale(image) for image in images])
 
     def choose_method(self, images: Sequence[DecodedImage]) -> None:
-        """Choose the fastest method whose outcome for all of these images is equal in each bit."""
+        """Choose the fastest method of preparing images that changes no bit of the outcome.
+
+        Methods are tried on these images, and compared with a call of the model's processor for
+        each image of Pillow. That call stays the method if no other one is equal, or if the
+        processor is not a fast one.
+        """
         if not self.is_fast:
             return
         wanted = [self._prepare_image(image) for image in images]

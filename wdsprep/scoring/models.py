@@ -100,7 +100,10 @@ class ScoreModel:
 def find_score_model(
     wanted: NamedModel, kind: DigestKind, told: Callable[[str], None] = lambda _line: None
 ) -> ScoreModel:
-    """Return the model that a user named, with all of its files on this machine."""
+    """Return the model that a user named, with all of its files on this machine.
+
+    Files that are missing are downloaded from the hub. Raise UsageError if the model cannot score.
+    """
     name = wanted.place
     folder = Path(name).expanduser()
     if name not in PRESETS and folder.is_dir():
@@ -170,7 +173,10 @@ def _read(wanted: NamedModel, place: ModelFiles, kind: DigestKind) -> ScoreModel
 
 
 def _check_names(what: str, names: frozenset[str]) -> None:
-    """Raise UsageError if a model lacks a file that is needed, as the names of its files tell."""
+    """Raise UsageError if the names of a model's files show that it cannot be used.
+
+    It needs a config, an image processor and weights in safetensors, and may be no adapter.
+    """
     if CONFIG not in names:
         raise UsageError(
             f"{what} has no {CONFIG}, so it is not a model of transformers: choose another --model"
@@ -262,9 +268,10 @@ def _labels_of(what: str, config: Config) -> tuple[dict[int, str], str]:
 
 
 def with_labels(models: Sequence[ScoreModel], wanted: Sequence[WantedLabel]) -> list[ScoreModel]:
-    """Return the models with columns for the labels of classifiers that are wanted.
+    """Return the models, the classifiers among them with the columns of the labels that they keep.
 
-    A classifier keeps the labels that are named, or all of them if none of its labels is named.
+    A classifier keeps the labels that `wanted` names, or all of them, in lower case, if none of its
+    labels is named. Case does not count. Raise UsageError if no classifier has a wanted label.
     """
     left = {each.label for each in wanted}
     found = []
@@ -327,7 +334,8 @@ def check_columns(columns: Iterable[str]) -> None:
 def check_here(model: ScoreModel) -> ScoreModel:
     """Return the driver's model as it lies on this node.
 
-    Raise WorkError if the node has no such model, or one with other weights.
+    A model of the hub is looked up in the cache of the node, and downloaded if it is missing. Raise
+    WorkError if the node has no such model, or one with other weights.
     """
     folder = Path(model.folder)
     if not folder.is_dir() and model.revision:

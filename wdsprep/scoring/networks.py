@@ -190,7 +190,8 @@ class ScoringNetwork:
     def check(self, images: Sequence[DecodedImage]) -> int:
         """Score three images of different sizes, and return the width of embeddings, 0 for none.
 
-        Raise UsageError if the outputs for an image depend on the other images in its batch.
+        Raise UsageError if the outputs for an image depend on the other images in its batch or are
+        not finite, or if the processor makes images of different sizes.
         """
         with explain_load_errors(Path(self.model.folder), type(self._network)):
             one, two, three = self.processor.prepare(images)
@@ -207,7 +208,10 @@ class ScoringNetwork:
         return int(width)
 
     def _check_alike(self, first: BatchScores, other: BatchScores) -> None:
-        """Raise UsageError if the second image, the same in both batches, has other scores."""
+        """Raise UsageError if the second image, the same in both batches, has different scores.
+
+        Raise it too if one of its scores is not finite.
+        """
         pairs = [(own[1], other.columns[name][1]) for name, own in first.columns.items()]
         if first.embeddings is not None and other.embeddings is not None:
             pairs.append((first.embeddings[1], other.embeddings[1]))

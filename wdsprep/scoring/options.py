@@ -54,7 +54,7 @@ class WantedHead(NamedTuple):
 
 
 def named_model(given: Any) -> NamedModel:
-    """Return the prefix and the model in NAME=MODEL, or in MODEL alone."""
+    """Return the prefix and the model in NAME=MODEL, or an empty prefix for MODEL alone."""
     if isinstance(given, tuple):
         return NamedModel(*given)
     name, equals, place = os.fspath(given).partition("=")
@@ -99,7 +99,10 @@ def _check_name(given: Any, name: str, example: str) -> None:
 
 
 def _say_scores(before: Any, now: Any) -> str:
-    """Say what of scores is another: the columns, or what made them."""
+    """Return words for the first difference between two settings of scores.
+
+    It is in the columns, in the library that recognises languages, or in the models.
+    """
     if not before:
         return "it holds no scores"
     if {*before["columns"]} != {*now["columns"]}:

@@ -143,7 +143,10 @@ def score(options: ScoreOptions) -> Outcome:
 
 
 def _plan_of(options: ScoreOptions, listener: JobListener) -> ScorePlan:
-    """Return the plan of a run of `score`, or raise an error if the run is impossible."""
+    """Return the plan of a run of `score`, or raise an error if the run is impossible.
+
+    Models are downloaded if they are missing, and each is loaded and tried once.
+    """
     images, out = absolute(options.images), absolute(options.out)
     form = read_format(out, overwrite=options.overwrite)
     kind = DigestKind.from_settings(form)
@@ -191,7 +194,11 @@ def _left_to_do(
     options: ScoreOptions,
     listener: JobListener,
 ) -> PendingShards:
-    """Return the shards that are left to score, after removing the scores of changed images."""
+    """Return the shards that are left to score, after removing the scores of changed images.
+
+    The user is told what was removed. Raise FingerprintError if images have changed, unless
+    --redo-changed is given.
+    """
     left = pending_shards(
         edition.store,
         manifest,
@@ -248,7 +255,11 @@ def _models(
 def _with_heads(
     models: Sequence[ScoreModel], wanted: Sequence[WantedHead], kind: DigestKind
 ) -> list[ScoreModel]:
-    """Return models with each head on the model that it names, or on the only one that fits."""
+    """Read the heads, and return the models with each head on the model that it is for.
+
+    That is the model that it names, or the only one with embeddings. Raise UsageError if there is
+    none, or more than one.
+    """
     left = list(models)
     for head in wanted:
         able = [
@@ -269,7 +280,10 @@ def _with_heads(
 
 
 def _kept(model: ScoreModel, wanted: str) -> ScoreModel:
-    """Return the model with the dtype in which its embeddings are kept, or none."""
+    """Return the model with the dtype in which its embeddings are kept, "" for not at all.
+
+    `wanted` is the value of --embedding. Raise UsageError if nothing of the model would be kept.
+    """
     if model.role is Role.CLASSIFIER or wanted == "none":
         kept = ""
     elif wanted == "auto":
@@ -294,7 +308,10 @@ def _columns(models: Sequence[ScoreModel], *, has_captions: bool) -> dict[str, s
 
 
 def _tried(models: Sequence[ScoreModel]) -> list[TriedModel]:
-    """Load each model once, and return its processor and the width of its embeddings."""
+    """Load and try each model, and return it with its processor and the width of its embeddings.
+
+    Raise UsageError if the model cannot be used, or if one of its heads does not fit.
+    """
     if not models:
         return []
     from wdsprep.scoring.image_processors import make_probes

@@ -108,7 +108,10 @@ class ScoreWorker:
         self._lanes.shutdown(cancel_futures=True)
 
     def __call__(self, shard: ImageShard) -> Generator[RunProgress, None, Receipt]:
-        """Score an image shard, and return its receipt. Progress is yielded meanwhile."""
+        """Score an image shard, and return its receipt. Progress is yielded meanwhile.
+
+        If the shard has been scored already, only its receipt is returned.
+        """
         work = self._work
         if done := find_receipt(self._edition.store, shard.name, shard.input, work.settings):
             return done
@@ -174,7 +177,10 @@ class ScoreWorker:
     def _first_of(
         self, going: "deque[tuple[list[Found], Future[list[ScoredSample]]]]"
     ) -> Iterator[ScoredSample | Reject | None]:
-        """Wait for the oldest batch, and yield its samples and the rejects between them."""
+        """Wait for the oldest batch, yield its samples and the rejects among them, and remove it.
+
+        Yield None while its results are awaited.
+        """
         span, future = going[0]
         while not wait([future], PROGRESS_S).done:
             yield None
@@ -184,7 +190,10 @@ class ScoreWorker:
         going.popleft()
 
     def _prepared(self, rows: ShardRows) -> Iterator[Found | None]:
-        """Yield each sample with its prepared images in order, while the next ones are decoded."""
+        """Yield each sample with its prepared images, or its reject, in order.
+
+        The next ones are decoded meanwhile. Yield None while results are awaited.
+        """
         waiting: deque[tuple[Future[list[Found]], int, int]] = deque()
         samples = nbytes = 0
         try:
@@ -247,7 +256,11 @@ class ScoreWorker:
         return [_scored_sample(each, made, row) for row, each in enumerate(batch)]
 
     def _write(self, scored: Sequence[ScoredSample | Reject], output: LatentShard) -> None:
-        """Write the samples and rejects of a shard in its order."""
+        """Write the samples and rejects of a shard in its order.
+
+        Samples get the column of repeated captions here. One whose numbers are not finite is
+        rejected.
+        """
         repeats = RepeatedCaptions()
         if self._work.has_captions:
             repeats.add(e.sample.caption for e in scored if isinstance(e, ScoredSample))

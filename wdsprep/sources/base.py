@@ -45,7 +45,7 @@ class Item:
     samples: int = 1
 
     def to_json(self) -> str:
-        """Return the item as a line of a slice's inputs file."""
+        """Return the item, without `samples`, as a line of a slice's inputs file."""
         line = [self.name, self.parts, self.extra, self.take]
         return _encode(line) + "\n"
 
@@ -99,9 +99,9 @@ Made = TypeVar("Made")
 
 
 def make_or_refuse(source: str, make: Callable[[], Made]) -> Made | Refusal:
-    """Make something of one input, or return the refusal of this input.
+    """Return what `make` makes of one input, or the refusal of this input if it fails.
 
-    Whatever exception `make` meets costs no other input.
+    Errors about the run (WdsprepError) and a lack of memory are raised: no input is to blame.
     """
     try:
         return make()
@@ -120,7 +120,8 @@ def ignore_left_out(_kind: str) -> None:
 class LeftOut:
     """A count of files that are no input to `pack`, by kind.
 
-    The kind is an extension such as `.mov`, or empty if a name has none.
+    The kind is an extension such as `.mov`, or empty if a name has none. Kinds beyond the first
+    NAMED, and odd ones, are counted as `others`.
     """
 
     NAMED = 20  # kinds at most: a hostile tar has any number
@@ -162,15 +163,18 @@ class Source(Protocol):
         """Return the URL of the source."""
 
     def items(self, left_out: Told = ignore_left_out) -> Iterator[Item]:
-        """Yield all items, in the same order each time."""
+        """Yield all items, in the same order each time.
+
+        `left_out` is called with the kind of each file that is no input.
+        """
 
     def count(self, item: Item, /) -> int:
         """Count the samples of an item."""
 
     def read(self, item: Item, /, left_out: Told = ignore_left_out) -> Iterator[Sample | Refusal]:
-        """Yield the samples of an item, in order. Each input is a Sample or a Refusal.
+        """Yield all samples of an item, in order; a Refusal stands for one that cannot be used.
 
-        Samples of a table of URLs have no image yet.
+        The item's `take` is not looked at. Samples of a table of URLs have no image yet.
         """
 
 
@@ -178,8 +182,9 @@ class Source(Protocol):
 class Columns:
     """The names of columns that the user gave.
 
-    If a name is empty, wdsprep finds the column by itself. Columns must exist that a filter
-    names, that are to be kept, or that hold the digest of an image.
+    If `image`, `caption` or `url` is empty, wdsprep finds that column by itself. `digest` holds
+    the digest of an image, `filtered` are those that a filter names, and `kept` those that are to
+    be kept.
     """
 
     image: str = ""
@@ -190,7 +195,10 @@ class Columns:
     kept: tuple[str, ...] = ()
 
     def check(self, there: Sequence[str], what: str) -> None:
-        """Check that each named column is among those of a table."""
+        """Check that a table has each column that is named here. Raise UsageError if it lacks one.
+
+        `there` are the table's columns, and `what` is how the message names the table.
+        """
         asked = [("image-col", self.image), ("url-col", self.url), ("caption-col", self.caption)]
         asked += [("verify-hash", self.digest), *(("filter", name) for name in self.filtered)]
         asked += [("save-additional-columns", name) for name in self.kept]
@@ -202,7 +210,10 @@ class Columns:
 
 
 def slices(items: Iterable[Item], *, size: int, first: int = 0) -> Iterator[Slice]:
-    """Cut items into slices of `size`, numbered from `first`."""
+    """Cut items into slices of `size` items, numbered from `first`.
+
+    Raise UsageError if a slice's number does not fit into a key.
+    """
     iterator = iter(items)
     for number in itertools.count(first):
         taken = tuple(itertools.islice(iterator, size))

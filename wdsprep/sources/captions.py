@@ -20,7 +20,10 @@ NAMES = ("caption", "text", "captions", "prompt", "TEXT", "CAPTION", "title", "d
 
 
 def decode_text(data: bytes, what: str) -> str:
-    """Decode the text of a caption file, without the white space around it."""
+    """Decode the text of a caption file, without the white space around it.
+
+    Raise RejectedError, which names the file `what`, if it is not UTF-8.
+    """
     try:
         return data.removeprefix(BOM_UTF8).decode().strip()
     except UnicodeDecodeError as error:
@@ -30,7 +33,10 @@ def decode_text(data: bytes, what: str) -> str:
 
 
 def decode_facts(data: bytes, what: str) -> dict[str, Any]:
-    """Read the JSON object beside an image. Nulls in it are dropped."""
+    """Parse the JSON object beside an image, without values that are null or not finite.
+
+    Raise RejectedError, which names the file `what`, if it holds anything else.
+    """
     try:
         found = parse_json(data)
         if isinstance(found, dict):
@@ -43,7 +49,8 @@ def decode_facts(data: bytes, what: str) -> dict[str, Any]:
 def captions_of(facts: Mapping[str, Any], column: str = "") -> tuple[str, ...]:
     """Return the captions in a sample's metadata, under the first name that has any.
 
-    They are a text or a list of texts. A number, such as a class, is taken as a text.
+    Only the name `column` is looked up if it is given, else those of NAMES in their order. The
+    value is a text or a list of texts; a number, such as a class, is taken as a text.
     """
     for name in (column,) if column else NAMES:
         value = facts.get(name)
@@ -59,9 +66,9 @@ def captions_of(facts: Mapping[str, Any], column: str = "") -> tuple[str, ...]:
 
 
 def caption_at(facts: Mapping[str, Any], path: str) -> str | None:
-    """Return the caption at a path in a sample's metadata, the first if there are several.
+    """Return the caption at a path in a sample's metadata, or None if there is none.
 
-    White space around it is taken off, as in `captions_of`.
+    If there are several, it is the first. White space around it is taken off.
     """
     captions = captions_of({path: value_at_path(facts, path)}, path)
     return captions[0] if captions else None
@@ -73,15 +80,20 @@ def first_of(names: Sequence[str], there: Sequence[str]) -> str:
 
 
 def apply_caption_file(text: str, captions: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the captions of a sample whose caption file holds `text`.
+    """Return the captions of a sample that has a caption file with this text.
 
-    They are the text alone, or the captions given if these begin with the text, or it is empty.
+    They are the text alone. But if the text is empty, or equals the first of `captions`, those of
+    the sample's metadata, they are `captions`.
     """
     return captions if not text or captions[:1] == (text,) else (text,)
 
 
 def plain_facts(facts: Mapping[str, Any], depth: int = 1) -> dict[str, Any]:
-    """Return facts as JSON can hold them, without those that are null, NaN or bytes."""
+    """Return facts as JSON can hold them, without those that are null, bytes, NaN or infinite.
+
+    Dates and values of other types become texts. Raise RejectedError if facts are nested more
+    than MAX_DEPTH deep, where `depth` is the depth of `facts` themselves.
+    """
     if depth > MAX_DEPTH:
         raise _too_deep()
     return {

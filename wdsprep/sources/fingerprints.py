@@ -35,7 +35,10 @@ class Content:
         self._hash = blake3()
 
     def mark(self, row: Sample | Refusal) -> bytes:
-        """Return the fingerprint of a row. Any thread may call this."""
+        """Return the fingerprint of a row, or b"" if the digest is not kept.
+
+        Any thread may call this.
+        """
         return mark(row) if self._is_kept else b""
 
     def add(self, marked: bytes) -> None:
@@ -53,7 +56,11 @@ class Content:
 
 
 def mark(row: Sample | Refusal) -> bytes:
-    """Return a fingerprint of a row, which changes when anything about the row does."""
+    """Return a fingerprint of a row.
+
+    That of a sample changes with its source, image, captions, facts or URL; that of a refusal
+    with its source or code.
+    """
     if isinstance(row, Refusal):
         return blake3(_encode([row.source, row.code.value]).encode()).digest(MARK_NBYTES)
     said = [row.source, row.captions, row.facts, row.url, len(row.image)]
@@ -61,7 +68,7 @@ def mark(row: Sample | Refusal) -> bytes:
 
 
 def content_of(source: Source, items: Iterable[Item]) -> str:
-    """Read the items, and return the digest of what they hold now."""
+    """Read the samples that are taken of the items, and return the digest of what they are now."""
     content = Content()
     for item in items:
         for row in islice(source.read(item), item.take or None):
@@ -78,8 +85,8 @@ def find_changed_units(
 ) -> list[str]:
     """Return the units whose items no longer hold what they held.
 
-    `contents` has the digest of each unit. `heard` gets from time to time the number of items
-    read.
+    `contents` has the recorded digest of each unit. `heard` is called at the start and after each
+    unit with the number of items read so far.
     """
     heard(0)
     done, found = 0, []

@@ -47,10 +47,11 @@ class FolderSource:
     kind: str = "folder"
 
     def items(self, left_out: Told = ignore_left_out) -> Iterator[Item]:
-        """Yield the items of one listing.
+        """Yield an item for each image, with its texts, and one for each name that has texts alone.
 
-        If the listing finds metadata tables that `tables` does not name, it ends in a
-        MetadataFound that names them.
+        At the end comes an item for each row of metadata that no image has taken. If the listing
+        does not find just the metadata tables in `tables`, a MetadataFound with those it found is
+        raised before these rows.
         """
         store = shared_store(self.url)
         tables: list[str] = []
@@ -146,7 +147,8 @@ def check_nbytes(name: str, nbytes: int, most: int) -> None:
 def _groups(entries: Iterable[Entry], tables: list[str], left_out: Told) -> Iterator[_Group]:
     """Group files by stem. A group is yielded once no more files of it can come.
 
-    The names of metadata tables are added to `tables`.
+    `entries` come in the order of their names. The names of metadata tables are added to
+    `tables`, and `left_out` gets the kind of each file that is neither image, text nor metadata.
     """
     open_groups: list[_Group] = []  # each stem begins with the one before it and a dot
     for entry in entries:

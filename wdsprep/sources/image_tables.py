@@ -62,7 +62,10 @@ class TableSource:
                     )
 
     def find_columns(self) -> tuple[str, str]:
-        """Return the columns of images and captions, as the first file has them; "" for none."""
+        """Return the names of the columns of images and captions in the first file.
+
+        That of captions is "" if there is none. Raise an error if no column has images.
+        """
         first = next(self.files())
         with open_parquet(shared_store(self.url), first.name) as file:
             image = self.check(file.schema, first.name)
@@ -110,7 +113,10 @@ class ArrowSource:
             yield Item(name=entry.name, parts=parts, samples=0)
 
     def find_columns(self) -> tuple[str, str]:
-        """Return the columns of images and captions, as the first file has them; "" for none."""
+        """Return the names of the columns of images and captions in the first file.
+
+        That of captions is "" if there is none. Raise an error if no column has images.
+        """
         first = next(arrow_files(self.url)).name
         there = arrow_schema(self.url, first).names
         return self._image(first), self.columns.caption or first_of(NAMES, there)
@@ -157,14 +163,18 @@ class MdsSource:
             )
 
     def find_columns(self) -> tuple[str, str]:
-        """Return the columns of images and captions, as the first shard has them; "" for none."""
+        """Return the names of the columns of images and captions in the first shard.
+
+        That of captions is "" if there is none. Raise an error if no column has images.
+        """
         first, _ = next(shards_there(self.url))
         return self._image(first), self.columns.caption or first_of(NAMES, [*first.encodings])
 
     def _image(self, shard: MdsShard) -> str:
-        """Return the column of images.
+        """Return the name of the column of images in a shard.
 
-        Raise an error that names the columns if there is none.
+        Raise an error that lists the columns if there is none, or if one that the user named is
+        missing.
         """
         there, what = shard.encodings, f"{self.url}/{shard.index}"
         self.columns.check([*there], shard.index)
@@ -201,7 +211,8 @@ class MdsSource:
     def _sample(self, shard: MdsShard, sample: bytes, image: str, source: str) -> Sample:
         """Make a Sample from the bytes of a sample of an MDS shard.
 
-        Arrays are passed over: they are no facts of an image.
+        `image` is the column of images, and `source` the sample's name. Texts, numbers and JSON
+        of other columns become facts; arrays and bytes are dropped.
         """
         said, fields = shard.encodings, fields_in(shard, sample)
         facts = {n: value_of(said[n], data, n) for n, data in fields.items() if _is_fact(said[n])}
@@ -218,7 +229,11 @@ def _is_fact(encoding: str) -> bool:
 
 
 def sample_of(row: TableRow, image: str, caption: str, source: str) -> Sample:
-    """Make a sample of a row whose column `image` holds the image, and whose name is `source`."""
+    """Make a Sample named `source` from a row, whose column `image` holds the image.
+
+    `caption` is the column of captions, or "" to look for one. Raise RejectedError if the row has
+    no bytes of an image, or is such an error itself. The image is taken out of the row.
+    """
     if isinstance(row, RejectedError):
         raise row
     value = row.pop(image)
@@ -232,7 +247,11 @@ def sample_of(row: TableRow, image: str, caption: str, source: str) -> Sample:
 
 
 def checked_column(asked: Columns, schema: pa.Schema, name: str, url: str) -> str:
-    """Return the column of images. Raise an error that names the columns if there is none."""
+    """Return the name of the column of images in a table, which the user named or wdsprep finds.
+
+    Raise an error that lists the columns if there is none, or if one of those `asked` is missing.
+    `name` is the table's name below `url`.
+    """
     asked.check(schema.names, name)
     image = asked.image or image_column(schema)
     if image and holds_bytes(schema.field(image).type):

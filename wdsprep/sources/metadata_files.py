@@ -84,7 +84,11 @@ def _csv_rows(lines: Iterable[str]) -> Iterator[tuple[dict[str, object], str]]:
 
 
 def _json_rows(lines: Iterable[str], what: str) -> Iterator[tuple[dict[str, object], str]]:
-    """Yield each row with its JSON text, which may be nested too deep to be written again."""
+    """Yield each row of a table of JSON lines, with the text that it was parsed from.
+
+    Rows keep that text, as JSON nested very deep can be parsed but not written again. Raise
+    SourceError for a line that is not a JSON object. `what` is how it names the table.
+    """
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:

@@ -29,9 +29,10 @@ UNPACKED_NBYTES, UNPACKED_RATIO = 256 << 20, 64
 
 @contextmanager
 def parsing_sample(what: str, code: Code = Code.UNREADABLE) -> Iterator[None]:
-    """Turn exceptions of a parser into the rejection of the sample that it parses.
+    """Turn exceptions of a parser into a RejectedError about the sample that it parses.
 
-    A lack of memory is the machine's fault, and is raised as it is.
+    Errors of wdsprep's own are raised as they are, and so is a lack of memory, which is the
+    machine's fault.
     """
     try:
         yield
@@ -45,7 +46,9 @@ def parsing_sample(what: str, code: Code = Code.UNREADABLE) -> Iterator[None]:
 def parsing_file(what: str, fault: str, advice: str) -> Iterator[None]:
     """Turn exceptions of a parser into a SourceError about the file that it parses.
 
-    The error says that the file "is not a valid Parquet file", or another `fault`.
+    The error says that the file "is not a valid Parquet file", or another `fault`, and ends with
+    `advice`. Errors of wdsprep's own are raised as they are, and so is a MemoryError, unless the
+    parser asked for LARGE_NBYTES or more at once.
     """
     try:
         yield
@@ -70,7 +73,11 @@ def _asked_nbytes(error: MemoryError) -> int:
 
 
 def reason(error: Exception) -> str:
-    """Return the first sentence of an exception, with its type if that says more."""
+    """Return the first sentence of an exception, of at most LONGEST characters.
+
+    It begins with the name of the exception's class, except for a ValueError, OSError or EOFError
+    that has a message.
+    """
     first = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
     is_plain = isinstance(error, ValueError | OSError | EOFError) and first
     text = first if is_plain else f"{type(error).__name__}: {first}"
@@ -78,7 +85,10 @@ def reason(error: Exception) -> str:
 
 
 def check_columns(what: str, names: Sequence[str]) -> None:
-    """Check that no two columns of a table have one name; those without a name hold nothing."""
+    """Check that no two columns of a table have the same name. Raise SourceError if they have.
+
+    Columns whose name is empty are passed over.
+    """
     twice = next((name for name, count in Counter(names).items() if name and count > 1), None)
     if twice is not None:
         raise SourceError(
@@ -87,7 +97,10 @@ def check_columns(what: str, names: Sequence[str]) -> None:
 
 
 def check_rows(what: str, rows: int, nbytes: int) -> None:
-    """Check that a file of so many bytes can hold as many rows as it claims."""
+    """Check that a file of `nbytes` bytes can hold as many rows as it claims.
+
+    Raise SourceError if it cannot.
+    """
     if not 0 <= rows <= max(FEWEST_ROWS, ROWS_A_BYTE * nbytes):
         raise SourceError(
             f"{what} claims {rows:,} rows in {human_bytes(nbytes)}, which is impossible: fetch "
@@ -96,7 +109,11 @@ def check_rows(what: str, rows: int, nbytes: int) -> None:
 
 
 def check_unpacked(what: str, unpacked: int, nbytes: int) -> None:
-    """Check that a part of a file of so many bytes does not unpack to far more of them."""
+    """Check that a part of a file does not unpack to far more bytes than the file has.
+
+    `unpacked` is the size of the unpacked part, and `nbytes` that of the file. Raise SourceError
+    if it is beyond both UNPACKED_NBYTES and UNPACKED_RATIO times the file.
+    """
     if not 0 <= unpacked <= max(UNPACKED_NBYTES, UNPACKED_RATIO * nbytes):
         raise SourceError(
             f"{what} has {human_bytes(nbytes)}, and a part of it unpacks to "

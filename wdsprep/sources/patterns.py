@@ -34,13 +34,20 @@ class Pattern:
         one."""
 
     def takes(self, name: str) -> bool:
+        """Return whether a name matches.
+
+        A name that the pattern gives without a wildcard matches once, and is then noted as met.
+        """
         if name in self._missing:
             self._missing.discard(name)
             return True
         return not is_hidden(name) and any(glob.match(name) for glob in self._globs)
 
     def check_met(self, url: str, noun: str) -> None:
-        """Raise an error if a file named without a wildcard was not found."""
+        """Raise SourceError if a name given without a wildcard has not been met by `takes`.
+
+        `noun` is what the message calls the files.
+        """
         if self._missing:
             missing = f"{len(self._missing):,} of {plural(self._count, noun)} missing"
             raise SourceError(
@@ -52,9 +59,11 @@ class Pattern:
 def table_files(
     url: str, pattern: str, kinds: frozenset[str], left_out: Told = ignore_left_out
 ) -> Iterator[Entry]:
-    """Yield the tables of some kinds below `url` that match the pattern.
+    """Yield the tables below `url` that are of one of `kinds` and match the pattern.
 
-    An empty pattern takes all.
+    An empty pattern takes all tables of these kinds; only then does `left_out` get the kinds of
+    other files. At the end, raise SourceError if a file that the pattern names is missing, or no
+    table was found.
     """
     found = 0
     wanted = Pattern(pattern) if pattern else None
@@ -106,7 +115,10 @@ def tar_stem(name: str) -> str:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """Return the names that `{000..010}` or `{a,b}` in a pattern stands for, as in webdataset."""
+    """Return the names that `{000..010}` or `{a,b}` in a pattern stands for, as in webdataset.
+
+    Wildcards stay in them. Raise SourceError if they are more than MAX_BRACES.
+    """
     match = re.search(r"\{([^{}]*)\}", pattern)
     if match is None:
         return [pattern]

@@ -73,7 +73,10 @@ class UnclearSourceError(SourceError):
 
 
 def format_of(given: str) -> str:
-    """Return the format that a user names, of FORMATS or as img2dataset calls it."""
+    """Return the one of FORMATS that a user names, by its name or by a synonym of another library.
+
+    Raise UsageError for any other name.
+    """
     plain = given.lower().removesuffix(".gz")
     plain = SYNONYMS.get(plain, plain)
     check_one_of(FORMATS, input_format=plain)
@@ -90,9 +93,10 @@ def recognise(
 ) -> Source:
     """Return the source at `url`.
 
-    It may be a folder, tars, Parquet tables of images, or tables of URLs (the last three also
-    by glob or braces), or what `datasets` or MosaicML streaming have written. Files larger than
-    `max_nbytes` are not read.
+    It may be a folder, tars, Parquet tables of images, or tables of URLs (the last three also by
+    glob or braces), or what `datasets` or MosaicML streaming have written. Images of more than
+    `max_nbytes` in folders and tars are not read. Raise SourceError or UsageError if nothing
+    there can be packed, or if it is unclear which files are meant.
     """
     if re.match(r"pipe:", url):
         raise UsageError(f"pack cannot read {url}: give {ANY_PLACE}, or a table by https://")
@@ -106,7 +110,11 @@ def recognise(
 
 
 def recognise_tables(url: str) -> TableFiles:
-    """Return the tables with columns at `url`: a file, a glob, or those of a folder."""
+    """Return the tables with columns at `url`.
+
+    It may be a file, a glob, a folder, or a file on the web. Raise SourceError if there are none,
+    and UsageError if Parquet lies beside tables of other kinds.
+    """
     kind = table_kind(url.partition("?")[0] if is_web(url) else url)
     if is_web(url) and kind:
         return TableFiles(url=url, pattern="", kinds=frozenset({kind}))
@@ -138,9 +146,11 @@ def recognise_tables(url: str) -> TableFiles:
 
 
 def _named_source(url: str, wanted: str, columns: Columns, rows_per_item: int) -> Source:
-    """Return the source of the format that the user named.
+    """Return the source at `url`, of the format `wanted` that the user named.
 
-    Of a folder it has the files of that kind; otherwise it has the files that are named.
+    If `url` is a folder, the source has the files of that format in it, else those that `url`
+    names. Raise UsageError if `url` is a single file of another format, or no folder where the
+    format needs one.
     """
     is_folder = _is_folder(url)
     if is_web(url) or (not is_folder and _is_file(url)):
@@ -215,7 +225,11 @@ def _is_folder(url: str) -> bool:
 def _table_source(
     url: str, pattern: str, kinds: frozenset[str], columns: Columns, rows_per_item: int
 ) -> Source:
-    """Return the source that reads tables: for images in a column, else for URLs in one."""
+    """Return the source that reads tables: for images in a column, else for URLs in one.
+
+    Images are looked for in Parquet alone, and not if the user named a column of URLs, or if the
+    first file has a column of URLs and none of images.
+    """
     if kinds == PARQUET and not columns.url and not _has_urls_alone(url, pattern, columns):
         from wdsprep.sources.image_tables import TableSource
 
@@ -304,10 +318,10 @@ def _refuse_ours(url: str, store: Store) -> None:
 
 
 def _table_kinds(url: str, names: Iterable[str]) -> frozenset[str]:
-    """Return the kinds of tables that make up a folder without images.
+    """Return the kinds of tables that make up a folder without images; none if there are no tables.
 
-    Texts are lists of URLs only if the first of them looks like one. Otherwise they are
-    captions.
+    They are Parquet alone if there is any, else all of CSV, TSV and JSON lines. Texts count only
+    if there are none of these and the first text begins with a URL; otherwise they are captions.
     """
     kinds = frozenset(map(table_kind, names)) - {""}
     if "parquet" in kinds:
@@ -319,6 +333,10 @@ def _table_kinds(url: str, names: Iterable[str]) -> frozenset[str]:
 
 
 def _begins_with_a_url(url: str, name: str) -> bool:
+    """Return whether a list begins with a URL.
+
+    A gzipped list is not read, and counts as one that does.
+    """
     if name.endswith(".gz"):
         return True
     with stream(shared_store(url), name, chunk_nbytes=100) as text:
@@ -334,7 +352,11 @@ def _is_file(url: str) -> bool:
 
 
 def _split_pattern(url: str) -> tuple[str, str]:
-    """Split a URL into the folder above its first wildcard, and the pattern below it."""
+    """Split a URL into the folder above its first wildcard, and the pattern below it.
+
+    Without a wildcard, the pattern is the file's name. Raise SourceError if the braces of the
+    pattern stand for too many names.
+    """
     wild = GLOB.search(url)
     slash = url.rfind("/", 0, wild.start() if wild else len(url))
     folder = url[:slash] if slash > 0 else "/" if slash == 0 else "."

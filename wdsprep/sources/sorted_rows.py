@@ -41,7 +41,10 @@ def _merge(runs: "list[_Run]") -> Iterator[pa.RecordBatch]:
 
 
 def _sort(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Sort a few batches by the first column. Equal rows keep their order."""
+    """Merge a few batches, each of them sorted, into one that is sorted by the first column.
+
+    Equal rows keep their order.
+    """
     whole = _concatenate(parts)
     return whole if len(parts) == 1 else whole.take(pc.sort_indices(whole.column(0)))
 
@@ -101,7 +104,10 @@ class _Run:
         return self.here.column(0)[-1].as_py()
 
     def take_up_to(self, end: Any) -> pa.RecordBatch:
-        """Take the rows of the current block up to a value; None takes all."""
+        """Remove and return the rows of the current block whose first column is at most `end`.
+
+        None takes all of them.
+        """
         assert self.here is not None  # noqa: S101  for mypy: `fill` said so
         whole, count = self.here, len(self.here)
         if end is not None:

@@ -79,7 +79,7 @@ class TarsSource:
             raise SourceError(f"no tar {where}: give another source")
 
     def count(self, item: Item, /) -> int:
-        """Count the samples by reading the tar. Only a limit asks for it."""
+        """Count the samples and refusals by reading the whole tar."""
         return sum(1 for _ in self.read(item))
 
     def read(self, item: Item, /, left_out: Told = ignore_left_out) -> Iterator[Sample | Refusal]:
@@ -88,9 +88,11 @@ class TarsSource:
     def read_keyed(
         self, item: Item, *, watch: OnBytes | None = None, left_out: Told = ignore_left_out
     ) -> Iterator[tuple[str, Sample | Refusal]]:
-        """Yield the samples of an item with their keys in the tar.
+        """Yield the samples and refusals of an item, each with its key in the tar.
 
-        `watch` sees all bytes in order.
+        A tar that has vanished is one refusal without a key. `watch` gets the bytes of the file
+        as they are read, in order, and `left_out` the kind of each file in the tar that is not
+        used.
         """
         table = item.parts[1][0] if len(item.parts) > 1 else ""
 
@@ -117,7 +119,11 @@ class TarsSource:
         table: str = "",
         left_out: Told = ignore_left_out,
     ) -> Iterator[Sample | Refusal]:
-        """Turn a group of members into a sample or a refusal. Yield nothing for other files."""
+        """Yield the sample, or the refusal, that a group of members of a tar makes.
+
+        Yield nothing for a group that has neither an image nor a text. `tar` is the name of the
+        tar, and `table` that of the Parquet table beside it, if there is one.
+        """
         source = shown(f"{tar}/{found.key}" if found.key else tar)
         if row := make_or_refuse(source, lambda: self._row(found, source, tar, table, left_out)):
             yield row
@@ -142,14 +148,22 @@ class TarsSource:
         return sample
 
     def wants(self, name: str, nbytes: int, before: Mapping[str, bytes]) -> bool:
-        """Return whether a member is to be read."""
+        """Return whether a member of a sample is to be read.
+
+        That is so for its texts, and for its image if images are read. `name` is the member's
+        field, `nbytes` its size, and `before` the fields read before it. Members that are too
+        large are not read.
+        """
         if name in TEXTS:
             return nbytes <= MAX_TEXT_NBYTES
         is_image = self.has_images and self._is_image(name, before)
         return is_image and nbytes <= self.max_nbytes
 
     def _with_empty_images(self, found: TarSample) -> TarSample:
-        """Add the images that were not read as empty fields, except those that are too large."""
+        """Return the sample with an empty field for each image that was not read.
+
+        Images that are too large stay unread.
+        """
         unread = dict(found.unread or {})
         for name, nbytes in (found.unread or {}).items():
             if isinstance(nbytes, int) and nbytes <= self.max_nbytes and self._is_image(name):
@@ -158,9 +172,10 @@ class TarsSource:
         return replace(found, fields={**passed, **found.fields}, unread=unread)
 
     def _is_image(self, name: str, before: Iterable[str] = ()) -> bool:
-        """Return whether a member is the image of its sample.
+        """Return whether a member may be the image of its sample, by its name and those before it.
 
-        An image that can be decoded goes before others.
+        It must be the column that the user named, or else end like an image and not come after
+        another one. An extension that wdsprep decodes may come after one that it does not.
         """
         if self.columns.image:
             return name == self.columns.image
@@ -171,7 +186,11 @@ class TarsSource:
         return IMAGES.isdisjoint(there) and (kind in IMAGES or OTHER_IMAGES.isdisjoint(there))
 
     def _image(self, fields: Mapping[str, bytes]) -> str:
-        """Return the field that has the image, or "" if there is none."""
+        """Return the field that has the image, or "" if there is none.
+
+        It is the column that the user named, or else the first that wdsprep can decode by its
+        extension, or else the first with the extension of any image.
+        """
         if self.columns.image:
             return self.columns.image if self.columns.image in fields else ""
         for known in (IMAGES, OTHER_IMAGES):
@@ -195,7 +214,10 @@ class TarsSource:
         return Sample(source=source, image=fields[image], captions=captions, facts=facts)
 
     def _check_unread(self, unread: Mapping[str, int | str], image: str) -> None:
-        """Raise RejectedError if one of the members of a sample was too large to be read."""
+        """Raise RejectedError if a text of a sample, or its only image, was too large to be read.
+
+        `image` is the field of the image that was read, or "" if there is none.
+        """
         for name, nbytes in unread.items():
             if name in TEXTS:
                 check_nbytes(name, int(nbytes), MAX_TEXT_NBYTES)
@@ -203,7 +225,10 @@ class TarsSource:
                 check_nbytes(name, int(nbytes), self.max_nbytes)
 
     def _follow_links(self, found: TarSample, tar: str) -> TarSample:
-        """Add the members that links stand for, if they are wanted."""
+        """Return the sample with the bytes of members that its links name, if they are wanted.
+
+        Raise RejectedError if such a member is not in the tar, or the tar is gzipped.
+        """
         fields, unread = dict(found.fields), dict(found.unread or {})
         for name, target in (found.unread or {}).items():
             if isinstance(target, int):
@@ -238,7 +263,10 @@ def _describes_tar(name: str) -> bool:
 
 @functools.lru_cache(maxsize=2)
 def _member_places(url: str, tar: str) -> dict[str, tuple[int, int]]:
-    """Return where the members of a tar are, for the links in it. Gzip data has no such places."""
+    """Return where the members of a tar begin and how long they are, by path.
+
+    Of a gzipped tar there are none. Of a damaged tar there are those before the damage.
+    """
     found = {}
     with stream(shared_store(url), tar) as file, suppress(BadSampleError):
         if not file.peek(len(GZIP)).startswith(GZIP):
@@ -250,7 +278,10 @@ def _member_places(url: str, tar: str) -> dict[str, tuple[int, int]]:
 
 @functools.lru_cache(maxsize=2)
 def _rows_beside(url: str, table: str) -> dict[str, dict[str, Any] | RejectedError]:
-    """Return the rows of the Parquet table beside a tar, by key. Rows without a key are ignored."""
+    """Return the rows of the Parquet table beside a tar, by key. Rows without a key are ignored.
+
+    A row that cannot be read is a RejectedError under the key UNREADABLE.
+    """
     from wdsprep.sources.tables.parquet import read_rows
 
     rows = read_rows(shared_store(url), table)

@@ -60,7 +60,10 @@ class UrlSource:
                 first += rows
 
     def find_columns(self) -> tuple[str, str]:
-        """Return the columns of URLs and captions, as the first file has them; "" for none."""
+        """Return the names of the columns of URLs and captions in the first file.
+
+        That of captions is "" if there is none. Raise SourceError if no column has URLs.
+        """
         first = next(self.files())
         table = open_table(self.url, first.name)
         url = self._url_column(table, first.name)
@@ -85,7 +88,10 @@ class UrlSource:
                 yield make_or_refuse(source, partial(self._sample, row, column, source))
 
     def urls(self, item: Item, /) -> Iterator[str]:
-        """Yield the URL of each row of an item, of which some may not be fetched."""
+        """Yield the URL of each row of an item, be it valid or not.
+
+        Rows that cannot be read, or have no text in the column of URLs, are skipped.
+        """
         name = item.parts[0][0]
         table = open_table(self.url, name)
         column = self._url_column(table, name)
@@ -97,7 +103,11 @@ class UrlSource:
                 yield url.strip()
 
     def _url_column(self, table: Table, name: str) -> str:
-        """Return the column of URLs. Raise an error that names the columns if there is none."""
+        """Return the name of the column of URLs in a table.
+
+        Raise SourceError that lists the columns if there is none. Raise UsageError if the table
+        has a schema and lacks a column that the user named.
+        """
         there = table.columns()
         if table.has_schema:
             self.columns.check(there, name)
@@ -125,7 +135,10 @@ class UrlSource:
 
 
 def some_rows(item: Item, numbers: Sequence[int], *, name: str) -> Item:
-    """Return an item that is a few rows of another item, under a name of its own."""
+    """Return an item that has a few rows of another item, under a name of its own.
+
+    `numbers` are those of the rows in the table.
+    """
     extra = f"{item.extra.partition(CHOSEN)[0]}{CHOSEN}{','.join(map(str, numbers))}"
     return Item(name=name, parts=item.parts, extra=extra, samples=len(numbers))
 

@@ -106,7 +106,7 @@ def fill_texture(
 
 
 def add_grain(random: Random, image: Image.Image) -> Image.Image:
-    """Add some grain to an image, as film has it."""
+    """Return a copy of an image with some grain, as film has it."""
     size = (image.width // 2 + 1, image.height // 2 + 1)
     grain = Image.frombytes("L", size, random.randbytes(size[0] * size[1])).resize(image.size)
     return Image.blend(image, grain.convert("RGB"), 0.08)
@@ -219,7 +219,10 @@ def _place(
     at: Point,
     reach: float,
 ) -> None:
-    """Paste one shape. Its edge is smooth, as its mask is drawn at twice the size."""
+    """Paste one shape into an image, turned a little. `reach` is about half its width, in pixels.
+
+    Its edge is smooth, as its mask is drawn at twice the size.
+    """
     side = max(8, round(2 * reach))
     turn = random.uniform(-0.3, 0.3)
     points = [

@@ -130,9 +130,10 @@ def _draw(
     *,
     overwrite: bool,
 ) -> None:
-    """Draw the pictures, unless that was done before.
+    """Draw the pictures and write `load.py`, unless that was done before and `overwrite` is false.
 
     They are drawn in a folder with another name first, so a folder called `downloads` is complete.
+    Raise UsageError if `home` holds files of others.
     """
     downloads, begun = home / "downloads", home / "downloads.part"
     script = home / "load.py"

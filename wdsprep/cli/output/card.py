@@ -15,7 +15,8 @@ LISTENER = JobListener(asked=partial(ask_to_replace, kind="not a card, or was ch
 def show_card(card: Card, *, as_json: bool) -> list[str]:
     """Return the last lines of `card`. Print the card itself if it was not written to a file.
 
-    The next steps then go to stderr, so that stdout can be redirected to a file.
+    The next steps then go to stderr, so that stdout can be redirected to a file, and no lines are
+    left to return. With `as_json` the only line is the JSON.
     """
     if as_json:
         facts = {"card": card.output, "text": card.text, "uploads": card.uploads}

@@ -89,7 +89,10 @@ class EncodeOutput(CommandOutput[Sequence[Outcome]]):
         self.start_counting()
 
     def details(self, _status: JobStatus) -> list[str]:
-        """Return the rate of the workers and how busy the devices are, once that is known."""
+        """Return how busy the devices are, and the range of the rates of several workers.
+
+        Return nothing until a rate is known.
+        """
         if not (rates := self._speeds.rates().values()):
             return []
         parts = [str(self._speeds)]

@@ -18,7 +18,7 @@ DESCRIBED = {"caption": "characters in a caption", "side": "pixels of the shorte
 
 
 def describe(dataset: str, key: str, *, out: str, list_urls: bool, as_json: bool) -> str:
-    """Return the text that `wdsprep inspect` prints."""
+    """Return the text that `wdsprep inspect` prints, and write the sample into `out` if given."""
     if list_urls and key:
         raise UsageError("--urls lists the shards of a whole dataset: leave out KEY")
     line = ProgressLine()
@@ -103,7 +103,7 @@ def _setting(name: str, value: Any) -> str:
 
 
 def _trial(trial: Mapping[str, Any]) -> str:
-    """Return the speed of a run with --limit, with which `plan` calculates."""
+    """Return in words the speed that a run with --limit has measured; `plan` calculates with it."""
     parts = [f"{trial['each']:,.1f} samples/s on one {trial.get('device', 'worker')}"]
     parts += [f"busy {trial['busy']:.0%}"] if "busy" in trial else []
     parts += [f"{trial['text']:.0%} of that with text"] if "text" in trial else []

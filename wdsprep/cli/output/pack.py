@@ -144,7 +144,10 @@ def _fetched_share(samples: int, rejects: Mapping[str, int]) -> float:
 
 
 def _fetch_report(packed: Outcome, options: Mapping[str, Any]) -> list[str]:
-    """Return lines on how much was fetched, the worst hosts, and what another run may fetch."""
+    """Return lines on how much was fetched, the worst hosts, and what another run may fetch.
+
+    There are none if the source has no URLs to fetch.
+    """
     manifest = packed.manifest
     if manifest.settings["source"] != "urls":
         return []
@@ -251,7 +254,7 @@ def next_command(images: str, resolution: int) -> str:
 
 
 def _left_out(manifest: Manifest) -> dict[str, int]:
-    """Return how many files were left out, beside the items of the source and in its tars."""
+    """Return how many files of each kind were left out: of the source, and of its tars."""
     beside: Mapping[str, int] = manifest.extra.get("left_out", {})
     return dict(LeftOut.among(manifest.counts) + Counter(beside))
 

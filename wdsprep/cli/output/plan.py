@@ -162,7 +162,10 @@ def _speeds(
     gpu: str | None,
     choice: Choice,
 ) -> dict[int, Speed]:
-    """Return the speed for each resolution: given, measured in a trial, or from the GPU table."""
+    """Return the speed for each resolution: given, measured in a trial, or from the GPU table.
+
+    Resolutions without any of these are left out. Raise UsageError if no speed is known.
+    """
     found = {}
     tried = dict(map(read_trial, trials))
     for resolution in resolutions:
@@ -261,7 +264,7 @@ def _one_run(
 
 
 def _shapes(names: Sequence[str], phase: Phase) -> str:
-    """Return a line on the shapes, and on what waits until a shard of them is complete."""
+    """Return a line on the shapes, and on the bytes that wait until a shard is complete."""
     ends = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
     waits = human_bytes(SHARDS_PER_WORKER * phase.nbytes_written / max(1, phase.shards))
     return (

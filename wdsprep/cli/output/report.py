@@ -29,7 +29,10 @@ class ReportOutput(CommandOutput[WrittenReport]):
 
 
 def ask_to_replace(output: str, kind: str = "not a report") -> bool:
-    """Ask whether to replace a file, and return the answer; false if nobody can answer."""
+    """Ask whether to replace a file, and return the answer; false if nobody can answer.
+
+    `kind` says in the question what the file is.
+    """
     question = one_line(f"{output} exists already and is {kind}: replace it?")
     try:
         return sys.stdin.isatty() and click.confirm(question, err=True)

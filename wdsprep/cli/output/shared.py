@@ -98,7 +98,10 @@ class CommandOutput(ABC, JobProgress, Generic[T]):
 
     # --- lines about runs
     def headline(self, outcomes: "Sequence[Outcome]", more: str = "") -> str:
-        """Return the line on what this run has done, with `more` at its end."""
+        """Return the line on what this run has done, with `more` at its end.
+
+        If no unit was left to do, the line says that instead.
+        """
         units = sum(outcome.units_before for outcome in outcomes)
         before = f"{plural(units, self.unit)} {self.done} before"
         has_all = sum(len(outcome.manifest.receipts) for outcome in outcomes) == units
@@ -132,7 +135,10 @@ def shapes_lines(manifest: "Manifest") -> list[str]:
 
 
 def load_step(places: Sequence[str], manifests: "Iterable[Manifest]") -> str:
-    """Return the next step for latents: load them, with joined ones, in batches that fit."""
+    """Return the next step for latents: load them in batches that fit.
+
+    The first of `places` has the latents; any others are joined to it.
+    """
     joined = "".join(f', join=["{place}"]' for place in places[1:])
     batch = min(batch_that_fits(one.settings, one.counts, one.samples) for one in manifests)
     return f'next: wdsprep.load("{places[0]}"{joined}, global_batch={batch}) in your trainer'

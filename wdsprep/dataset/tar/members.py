@@ -56,7 +56,8 @@ class BadSampleError(TarError):
 def members(at: Tape) -> Iterator[Member]:
     """Yield the regular files and links of a tar in order.
 
-    The last item has no name: it is the end of the tar.
+    The last item has no name: it is the end of the tar. Raise BadSampleError where the tar is
+    damaged.
     """
     offset = start = 0
     name, size, target = "", -1, ""  # of the next member, where an extension header gives them

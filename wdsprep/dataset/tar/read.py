@@ -118,7 +118,7 @@ class ChunkTape:
         return True
 
     def rest(self) -> Iterator[int]:
-        """Read the rest of the file, and yield how many bytes have been read after each chunk."""
+        """Read the rest of the file, and yield after each chunk how many bytes are read in all."""
         while self._advance():
             yield self.nbytes
 
@@ -191,7 +191,7 @@ def file_tape(path: str | Path) -> Iterator[Tape]:
 def open_tape(store: Store, name: str, *, expected: int | None = None) -> Iterator[Tape]:
     """Open a tar of a store, and return a function that reads at an offset.
 
-    `expected` is the length of the tar, if that is known.
+    Over a network the offsets must rise. `expected` is the length of the tar, if that is known.
     """
     if store.root is None:
         with stream(store, name, expected=expected) as file:
@@ -362,7 +362,7 @@ def index_tar(at: Tape, what: str) -> bytes:
 
 
 def members_of(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yield the name and the data of each member, from the bytes of a sample."""
+    """Yield the field name and the data of each member in the bytes of a sample."""
     whole = data + bytes(2 * BLOCK)
     for path, _, start, nbytes, _ in members(lambda offset, n: whole[offset : offset + n]):
         if split := split_member(path):

@@ -40,7 +40,7 @@ def header(name: str, nbytes: int) -> bytes:
     """Return the 512 bytes before a member's data."""
     base, prefix = _split_name(name)
     if nbytes > MAX_MEMBER_NBYTES:
-        raise TarError(f"{name}: {nbytes:,} bytes, and a file in a tar may have 8 GiB: leave it out")
+        raise TarError(f"{name}: {nbytes:,} bytes are more than a tar can hold (8 GiB): leave out")
     size = b"%011o\0" % nbytes
     total = b"%06o\0 " % (_FIXED_SUM + _sum(base + size + prefix))
     return _HEADER.pack(base, _BEFORE_SIZE, size, _MTIME, total, _AFTER_SUM, prefix)
@@ -221,7 +221,10 @@ class TarWriter:
             self._pending.append(self._background.submit(_update, self._hash, pieces))
 
     def _wait(self) -> None:
-        """Wait until the last block is written, so that at most two are in memory."""
+        """Wait until the last block is written and hashed, so that at most two are in memory.
+
+        Raise the error with which that failed, if it did.
+        """
         for one in self._pending:
             one.result()
 

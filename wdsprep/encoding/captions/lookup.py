@@ -52,9 +52,9 @@ UNUSED_S = 7 * 24 * 3600
 class Lookup:
     """The description of a lookup, a file of captions by name: its digests, size and names.
 
-    `names` is the number of different names, `twice` the number of names that a table had more than
-    once, and `examples` are some of these.
-    `file_digest` is the digest of the file, whose bytes depend on the version of SQLite.
+    `digest` is that of the names and captions, and `file_digest` that of the file, whose bytes
+    depend on the version of SQLite. `names` is the number of different names, `twice` the number of
+    names that a table had more than once, and `examples` are some of the latter.
     """
 
     digest: Hex
@@ -168,7 +168,7 @@ class OpenLookup:
 
     @contextmanager
     def _limit_steps(self) -> Iterator[None]:
-        """Abort a query that takes more steps than any query of a sound lookup."""
+        """Abort a query in this context if it takes more steps than any search for a name."""
         self._file.set_progress_handler(lambda: 1, STEPS)
         try:
             yield
@@ -187,7 +187,7 @@ class OpenLookup:
 
 
 def _check_opens(path: Path) -> None:
-    """Raise an error that says why a file cannot be opened, which SQLite does not say."""
+    """Raise NotFoundError or AccessError if a file cannot be opened, as SQLite does not say why."""
     try:
         path.open("rb").close()
     except FileNotFoundError as error:
@@ -223,7 +223,11 @@ def digest_of_file(store: Store, name: str) -> str:
 
 
 def _cache_lookup(store: Store, name: str, file_digest: str) -> LocalStore:
-    """Return the local store of copied lookups, after copying a lookup there if it lacks it."""
+    """Copy a lookup to a folder in TMPDIR, unless it is there, and return the folder as a store.
+
+    When a lookup is copied, older copies that nobody uses are deleted. Raise FormatError if the
+    folder belongs to another user.
+    """
     folder = Path(tempfile.gettempdir()) / f"wdsprep-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid() or folder.is_symlink():
@@ -239,7 +243,7 @@ def _cache_lookup(store: Store, name: str, file_digest: str) -> LocalStore:
 
 
 def _drop_unused(local: LocalStore, name: str) -> None:
-    """Delete copies of lookups that no worker has opened for a week."""
+    """Delete the copies of lookups, except `name`, that no worker has opened for a week."""
     for entry in local.list(f"{name.rpartition('/')[0]}/"):
         if entry.name != name and time.time() - entry.written_s > UNUSED_S:
             local.delete(entry.name)

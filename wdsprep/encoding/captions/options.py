@@ -101,7 +101,7 @@ class OneCaption(Options):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Return the paths in the json whose captions each make a separate dataset."""
+        """Return the paths in the json whose captions each make a separate dataset; here none."""
         return ()
 
     def check_together(self) -> None:

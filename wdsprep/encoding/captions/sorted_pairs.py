@@ -19,10 +19,10 @@ Pairs = tuple[Sequence[str], Sequence[str]]
 
 @dataclass(kw_only=True, slots=True)
 class SortedPairs:
-    """An iterable over the first caption of each name, sorted by name.
+    """An iterable over the names, sorted, with the first caption of each, in batches.
 
-    After an iteration, `names` is the number of different names, `twice` the number of names that
-    occurred more than once, and `examples` are some of them.
+    An iteration updates `digest` with them. Afterwards `names` is the number of different names,
+    `twice` the number of names that occurred more than once, and `examples` are some of the latter.
     """
 
     pairs: Iterable[Pairs]

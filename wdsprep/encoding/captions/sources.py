@@ -78,7 +78,10 @@ class Captions:
     """A search for captions, for any number of threads; this one leaves samples their own."""
 
     def find(self, key: str, sample: Sample, *, is_packed: bool) -> FoundCaption | None:
-        """Return the caption that was found for a sample, or None if it keeps its own."""
+        """Return the caption that was found for a sample, or None if it keeps its own.
+
+        `is_packed` is true if `pack` has made the sample's shard.
+        """
         del key, sample, is_packed
         return None
 
@@ -88,11 +91,11 @@ class Captions:
 
 class FieldCaptions(Captions):
     def __init__(self, path: str) -> None:
-        self._check_path = path
+        self._path = path
 
     def find(self, key: str, sample: Sample, *, is_packed: bool) -> FoundCaption | None:
         del key, is_packed
-        found = caption_at(sample.facts, self._check_path)
+        found = caption_at(sample.facts, self._path)
         return None if found is None else FoundCaption(found)
 
 
@@ -103,8 +106,8 @@ class TableCaptions(Captions):
     def find(self, key: str, sample: Sample, *, is_packed: bool) -> FoundCaption | None:
         """Return the caption that a table has for a sample, or None if it keeps its own.
 
-        A key that is not found is searched again without leading zeros, which tables lose that
-        store keys as numbers.
+        A key that is not found is searched again without leading zeros: tables that store keys as
+        numbers lose these. Raise HopelessError if the lookup is damaged.
         """
         name = name_of(self._by, key, sample, is_packed=is_packed)
         try:
@@ -122,8 +125,8 @@ class TableCaptions(Captions):
 def name_of(by: str, key: str, sample: Sample, *, is_packed: bool) -> str:
     """Return the name by which a table of captions lists a sample, or "" if the sample has none.
 
-    `by` is "key", "source" or the path of a field of the json. The source of a sample that `pack`
-    has made stands in its json too.
+    `by` is "key", "source" or the path of a field of the json. If `is_packed`, `pack` has made the
+    sample's shard, and its source is taken from the json.
     """
     if by == "key":
         return key
@@ -143,8 +146,8 @@ class CaptionUse:
     """The rows of a caption table that samples of one shard use.
 
     `unnamed` has the keys of a few samples for which the table has no row, as examples. Samples
-    that are rejected for their images count too. This is stored beside each shard. What all shards
-    have tells which rows no sample uses, whichever runs made the shards.
+    that are rejected for their images count too. It is stored beside the shard: together, the uses
+    of all shards tell which rows no sample uses, whichever runs made the shards.
     """
 
     rows: "array[int]" = field(default_factory=lambda: array("I"))

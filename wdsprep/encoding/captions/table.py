@@ -61,7 +61,11 @@ class CaptionTable:
 
     @classmethod
     def find(cls, url: str, by: str, column: str) -> "CaptionTable":
-        """Return the table at a place, or raise UsageError if one of its files lacks a column."""
+        """Return the table at a place, or raise UsageError if it lacks the column `by` or `column`.
+
+        If `by` is empty, the first of `BY` that the table has is taken; if `column` is empty, it is
+        caption. Files of JSON lines after the first file are not checked.
+        """
         files = recognise_tables(url)
         entries = tuple(files.entries())
         found = cls(url=url, files=files, entries=entries, by=by, column=column or "caption")
@@ -101,7 +105,8 @@ class CaptionTable:
     def values(self) -> Iterator[tuple[str, int, list[Any], list[Any]]]:
         """Yield the rows of a table in parts.
 
-        A part is a file, the number of its first row, the names and the captions.
+        A part has the name of its file, the number of its first row in that file, the names and the
+        captions.
         """
         for entry in self.entries:
             first = 0
@@ -121,7 +126,11 @@ def _find_columns(table: Table) -> list[str]:
 
 
 class _TablePairs:
-    """An iterable over the names and captions of a table; rows that lack one are only counted."""
+    """An iterable over the names and captions of a table; rows that lack one are only counted.
+
+    `rows` counts all rows, and `blank` those that lack one. Raise SourceError at a row that cannot
+    be read, that has a value of another type, or whose caption is too long.
+    """
 
     def __init__(self, table: CaptionTable) -> None:
         self._table = table
@@ -163,9 +172,9 @@ class _TablePairs:
 
 
 def _convert_texts(names: list[Any], captions: list[Any]) -> "Pairs | None":
-    """Return the pairs of rows that all have a name and a short caption, or None for other rows.
+    """Return the names and captions of rows, or None unless each has a name and a short caption.
 
-    Nearly all rows do, and this takes a sixth of the time.
+    Nearly all rows do, and this takes a sixth of the time that `_check_rows` does.
     """
     if {*map(type, names), *map(type, captions)} != {str} or not all(names):
         return None
@@ -200,7 +209,10 @@ class TableRead:
 
     @classmethod
     def of(cls, store: Store) -> "TableRead | None":
-        """Return the record of the table that a dataset was made with, or None if it has none."""
+        """Return the record of the table that a dataset was made with.
+
+        Return None if the dataset has no record, or a damaged one.
+        """
         with suppress(NotFoundError, FormatError):
             said = read_record(cls, store.read(CAPTION_TABLE), CAPTION_TABLE)
             known = {field.name: said["lookup"][field.name] for field in fields(Lookup)}
@@ -214,7 +226,7 @@ class TableRead:
 
 
 def _has_lookup(store: Store, lookup: Lookup) -> bool:
-    """Return whether a store has a sound copy of a lookup."""
+    """Return whether a store has a sound copy of a lookup; in a remote one only the size counts."""
     name = lookup_name(lookup.digest)
     if not any((e.name, e.nbytes) == (name, lookup.nbytes) for e in store.list(name)):
         return False
@@ -222,7 +234,7 @@ def _has_lookup(store: Store, lookup: Lookup) -> bool:
 
 
 def _read_known(place: str) -> TableRead | None:
-    """Return the record of the table that a dataset was made with, if it has the lookup too."""
+    """Return the record of a dataset's table of captions, or None unless it has the lookup too."""
     store = open_store(place)
     read = TableRead.of(store)
     return read if read and _has_lookup(store, read.lookup) else None
@@ -274,8 +286,10 @@ def prepare_captions(
 ) -> PreparedCaptions:
     """Return the sources of captions for a run, and read the table if there is one.
 
-    Nothing is written to the datasets at `places`. If `is_kept`, a lookup that they have is used
-    again. `hashed_by` is the digest that pack gave the images, or None if pack did not make them.
+    Nothing is written to the datasets at `places`. If `is_kept`, the table is not read if they have
+    its lookup, and its files have not changed. `told` gets progress, and a warning if the first
+    samples lack what captions are found by. `hashed_by` is the digest that pack gave the images, or
+    None if pack did not make them.
     """
     sources = options.sources
     for source in sources:
@@ -315,9 +329,9 @@ def _read_table(table: CaptionTable, told: Callable[[str], object]) -> tuple[Tab
 def _first_samples(
     tars: TarsSource, shards: Sequence[ImageShard]
 ) -> Iterator[tuple[str, Sample, bool]]:
-    """Yield the first samples with their keys, each with whether pack made its shard.
+    """Yield the first samples of the first shard: the key, the sample, and whether pack made it.
 
-    A damaged shard is skipped: a worker reports it later.
+    If the shard is missing or damaged, they end there: a worker reports that later.
     """
     for shard in shards[:1]:
         with suppress(NotFoundError, FormatError):
@@ -338,9 +352,9 @@ def _read_samples(tars: TarsSource, shard: ImageShard) -> Iterator[tuple[str, Sa
 def _warn_of_names(
     by: str, tars: TarsSource, shards: Sequence[ImageShard], hashed_by: str | None
 ) -> str:
-    """Return a warning if none of the first samples has the name by which a table lists samples.
+    """Return a warning if the first samples all lack the name by which a table lists them, or "".
 
-    Raise UsageError if the name is a digest that pack was not asked to compute.
+    Raise UsageError instead if the name is a digest that pack was not asked to compute.
     """
     if by == "key":
         return ""
@@ -360,7 +374,7 @@ def _warn_of_names(
 
 
 def _warn_of_field(path: str, tars: TarsSource, shards: Sequence[ImageShard]) -> str:
-    """Return a warning if none of the first samples has a caption in a field of its json."""
+    """Return a warning if none of the first samples has a caption at a path of its json, or ""."""
     captions = FieldCaptions(path)
     there: dict[str, None] = {}
     seen = 0
@@ -428,7 +442,8 @@ def _read_caption_uses(
 ) -> tuple[bytearray, tuple[str, ...], tuple[str, ...]]:
     """Return a byte for each row of the lookup, which is 1 if a sample uses the row.
 
-    Also return keys of samples that the lookup does not have, and files that cannot be read.
+    Also return the keys of a few samples that the lookup does not have, and the names of the files
+    that cannot be read. `names` is the number of rows.
     """
     rows, lost = bytearray(names), list[str]()
 

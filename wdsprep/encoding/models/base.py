@@ -148,7 +148,7 @@ class Encoder(Protocol):
         """
 
     def encode_images(self, pixels: Tensor, noise: Tensor, *, exact: bool = False) -> Encoded:
-        """Encode pixels, uint8 (B, 3, R, R), with int64 (B,) keys of noise, on the device."""
+        """Encode pixels, uint8 (B, 3, H, W), with int64 (B,) keys of noise, all on the device."""
 
     def encode_texts(self, texts: Sequence[Tokens], *, exact: bool = False) -> Encoded:
         """Encode captions whose tokens have one shape."""

@@ -43,8 +43,8 @@ def auto_batch_size(encoder: "Encoder", gpu_share: float = 1.0) -> int:
     """Return the number of images in a batch on a device.
 
     On a CPU it is always the same, so that everybody gets the same bytes. On a GPU it is what fits
-    into the free memory, or into the worker's share of a GPU that others use too: they may not have
-    begun.
+    into the free memory, and into the worker's share `gpu_share`: other workers of the GPU may not
+    have begun.
     """
     if encoder.device.type != "cuda":
         return CPU_BATCH
@@ -61,7 +61,7 @@ def fitting_batch_size(nbytes: float, resolution: int, itemsize: int) -> int:
 def caption_batch_size(encoders: Sequence[str], nbytes: int, device: torch.device) -> int:
     """Return the number of captions in a batch of a pipeline, by the classes of its text encoders.
 
-    A caption becomes so many bytes.
+    It is 1 on a CPU. `nbytes` are the bytes of the arrays that a caption becomes.
     """
     if device.type != "cuda":
         return 1
@@ -72,7 +72,7 @@ def caption_batch_size(encoders: Sequence[str], nbytes: int, device: torch.devic
 def size_for_shape(size: int, resolution: int, pixels: int) -> int:
     """Return the batch size for images of a shape, given the batch size for squares.
 
-    For shapes with fewer pixels it is the same: as many squares keep a GPU busy.
+    For shapes with fewer pixels than a square it is the same, as that many images keep a GPU busy.
     """
     return max(1, min(size, size * resolution**2 // pixels))
 
@@ -80,8 +80,8 @@ def size_for_shape(size: int, resolution: int, pixels: int) -> int:
 def text_size(shape: tuple[int, ...], usual: int) -> int:
     """Return the number of captions of one shape in a batch.
 
-    If captions are grouped by length, it is just enough to keep a GPU busy: more captions of one
-    length seldom come together.
+    It is `usual` if captions are not grouped by length. If they are, it is just enough to keep a
+    GPU busy: more captions of one length seldom come together.
     """
     if not shape:
         return usual

@@ -107,10 +107,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_part(config: Config, *, is_ported: bool = False, remedy: str = NO_CODE) -> None:
-    """Raise UsageError if the config of a network or a tokenizer would run code or open files.
+    """Raise UsageError if a config of a model's part names code, or a file outside of the model.
 
-    If the part `is_ported` to diffusers, code that its config names is not run, and is allowed.
-    `remedy` is the end of a message about code.
+    If the part `is_ported` to diffusers, its `auto_map` is not run, and is allowed. `remedy` is the
+    end of a message about code.
     """
     for name, value in _each_value(config.values):
         if name == "auto_map" and value and not is_ported:
@@ -157,7 +157,7 @@ def check_weight_index(config: Config, folder: str, files: frozenset[str]) -> No
 
 
 def _is_elsewhere(folder: Path, value: object) -> bool:
-    """Return whether a value is the path of an existing file outside of the folder.
+    """Return whether a value is the path of an existing file that is not directly in the folder.
 
     Authors leave paths of their own machines, which do not exist here.
     """
@@ -171,7 +171,7 @@ def _is_elsewhere(folder: Path, value: object) -> bool:
 
 
 def _each_value(config: object) -> Iterator[tuple[str, Any]]:
-    """Yield each value of a config with its name, at any depth."""
+    """Yield each value of a config with its name, at any depth; in a list with the list's name."""
     left = [("", config)]
     while left:
         name, value = left.pop()

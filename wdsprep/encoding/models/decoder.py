@@ -27,7 +27,10 @@ class Decoder:
         return torch.tensor(numbers, dtype=torch.float32, device=self._device).view(-1, 1, 1)
 
     def decode(self, latent: Any) -> Any:
-        """Return the picture of a latent, as a trainer gets it, as levels (height, width, 3)."""
+        """Return the picture of a latent as uint8 (height, width, 3).
+
+        The latent is shifted and scaled, as a trainer gets it.
+        """
         stored = torch.as_tensor(latent, dtype=torch.float32, device=self._device)
         values = _unpatchify(stored / self._scale + self._shift, self._model.patch)[None]
         is_video = self._model.vae_kind in VIDEO_KINDS
@@ -39,9 +42,9 @@ class Decoder:
 
 
 def _unpatchify(stored: torch.Tensor, patch: int) -> torch.Tensor:
-    """Return a latent with the channels of each patch as a square of places again.
+    """Return a latent with the channels of each place spread over `patch` x `patch` places again.
 
-    The order of channels is that of Flux.2.
+    The order of the channels is that of Flux.2.
     """
     channels, height, width = stored.shape
     squares = stored.view(channels // patch**2, patch, patch, height, width)

@@ -136,8 +136,8 @@ class Stats:
 
     `wall_s` runs from the first launch to the last batch's end, and `launch_s` is the time in which
     the host launched work on a GPU. `text_s` is the part of `busy_s` that captions took. `samples`
-    are images, or captions if there are no images. The sizes are the present batch sizes for images
-    and for captions.
+    are images, or captions if there are no images; `exact` are the rows that were computed again in
+    fp32. The sizes are the present batch sizes for images and for captions.
     """
 
     samples: int = 0
@@ -152,7 +152,11 @@ class Stats:
 
 
 def combine(stats: "Sequence[Stats]") -> Stats:
-    """Return the work of several devices of one machine together."""
+    """Return the work of several devices of one machine together.
+
+    Counts are added up. Of the times in which a device was busy or launching, the mean is taken, of
+    `wall_s` the longest, and of the batch sizes the smallest.
+    """
     return Stats(
         samples=sum(each.samples for each in stats),
         batches=sum(each.batches for each in stats),
@@ -217,7 +221,12 @@ class Device:
         return min(usual, self._exact_sizes[type(batch)]) if exact else usual
 
     def launch(self, batch: DeviceBatch, *, exact: bool = False) -> list[Launched]:
-        """Launch a batch, in several smaller ones if it does not fit into memory."""
+        """Launch a batch, in several smaller ones if it does not fit into memory.
+
+        The batch size is then halved for later batches too. Raise the error if a single row
+        does not fit, or if the cause is no lack of memory. The first batch of a kind may be
+        computed beforehand, to warm up.
+        """
         size = self._size_of(batch, exact=exact)
         if batch.size > size:
             parts = _split(batch, size)
@@ -254,7 +263,10 @@ class Device:
         return is_out_of_memory(error, free=free_nbytes(encoder.device), wanted=wanted)
 
     def warm_up(self, batch: DeviceBatch) -> None:
-        """Compute a batch before the work, so that kernels are ready and the batch size fits."""
+        """Compute a batch before the work, so that kernels are ready and the batch size fits.
+
+        The statistics begin anew. On a CPU nothing is done, unless networks are compiled.
+        """
         if self._warms_up:
             self.finish(self.launch(batch))
             sizes = {"batch_size": self.size, "text_size": self.text_size}
@@ -263,7 +275,7 @@ class Device:
     def _needs_warm_up(self, batch: DeviceBatch, *, exact: bool) -> bool:
         """Return whether a batch is the first of its kind, and has to be computed before it counts.
 
-        Captions that are grouped by length have too many kinds.
+        Captions that are grouped by length never have to: they are of too many kinds.
         """
         has_length = isinstance(batch, TextBatch) and any(text.shape for text in batch.texts)
         known = (batch.kind, exact) in self._of_late
@@ -312,7 +324,7 @@ class Device:
     def finish(self, launched: Sequence[Launched]) -> list[Arrays | None]:
         """Wait for launched batches, and return the arrays of each row, without padding.
 
-        A row is None if its arrays cannot be computed.
+        Rows whose numbers do not fit are computed again in fp32. A row is None if that fails too.
         """
         return [row for one in launched for row in self._finish(one, may_retry=True)]
 
@@ -347,7 +359,10 @@ class Device:
         return rows
 
     def _busy_seconds(self, one: Launched) -> float:
-        """Return the seconds in which the device was busy with a batch; on a CPU, all its time."""
+        """Wait for a batch, and return the seconds in which the device was busy with it.
+
+        On a GPU it is the shortest time of the latest batches of this kind, if any were timed.
+        """
         seconds, shape = _elapsed_seconds(one), (one.batch.kind, one.is_exact)
         if not self._is_cuda or shape not in self._of_late:
             return seconds
@@ -357,8 +372,8 @@ class Device:
     def _compute_exact(self, batch: DeviceBatch, rows: Sequence[int]) -> list[Arrays | None]:
         """Compute rows of a batch again in fp32, and return their arrays.
 
-        One small batch is computed after the other, as memory is nearly full. A row is None if
-        there is no room for a network in fp32.
+        One small batch is computed after the other, as memory is nearly full. A row is None if its
+        numbers do not fit now either, or if there is no memory for computing in fp32.
         """
         self.stats.exact += len(rows)
         made: list[Arrays | None] = []
@@ -388,7 +403,7 @@ def _elapsed_seconds(one: Launched) -> float:
 
 
 def check_age(device: torch.device) -> None:
-    """Raise RuntimeError if the torch here has no code for a GPU.
+    """Raise RuntimeError if a GPU is too old for the torch here, which has no code for it.
 
     CUDA would say so later and less clearly.
     """

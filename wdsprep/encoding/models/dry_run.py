@@ -111,7 +111,8 @@ def token_source(model: Model, recipe: Recipe) -> Callable[[Sequence[str]], list
 def _is_setting(name: str, value: Any) -> bool:
     """Return whether an argument of `encode_prompt` is stored in the settings.
 
-    Long texts are not: the digest of the tokenizers' input covers them.
+    Numbers and truth values are, and lists of them, unless the name begins with num_. Texts are
+    not: the digest of the tokenizers' input covers them.
     """
     if name.startswith("num_"):
         return False
@@ -163,7 +164,7 @@ def _find_fields(dry_run: "DryRun", call: PromptCall) -> list[Field]:
 
 
 def _storage_dtype(dtype: torch.dtype) -> str:
-    """Return the dtype that stores a half precision, or a mixture of both, without loss."""
+    """Return the dtype in which values are stored: fp16 for fp16, and bf16 for all others."""
     return "<f2" if dtype == torch.float16 else BFLOAT16
 
 
@@ -235,7 +236,7 @@ class DryRun:
             return [self._tokens(caption) for caption in captions]
 
     def try_tokens(self, captions: Sequence[str]) -> list[Tokens]:
-        """Return the tokens of captions, and none for a caption on which the pipeline's code fails.
+        """Return the tokens of captions, empty ones if the pipeline's code fails on a caption.
 
         The sample of such a caption becomes a reject, as the code has worked with others before.
         """
@@ -244,9 +245,10 @@ class DryRun:
             return [self._tokens_or_none(caption) for caption in captions]
 
     def _tokenize_together(self, captions: Sequence[str]) -> None:
-        """Call each tokenizer for all captions, as the last run called it for its own caption.
+        """Call each tokenizer for all captions at once, and keep the result for each caption.
 
-        Where the pipeline then asks for another text, as it cleans some captions, the call is made.
+        The calls are those of the last run, with these captions in place of its own. Errors are
+        ignored: a text whose result is not known is tokenized when the pipeline asks for it.
         """
         known = self._results()
         self._known.clear()
@@ -313,7 +315,10 @@ class DryRun:
         return DigestKind.BLAKE3.hex(repr(asked).encode("utf-8", "replace"))[:32]
 
     def layers(self) -> dict[str, list[Any]]:
-        """Return the hidden states that the pipeline uses of each encoder, as their indices."""
+        """Return the indices of the hidden states that the pipeline uses, by the encoder's name.
+
+        Encoders of which it uses none are left out.
+        """
         return {name: tower.taken for name, tower in self._towers.items() if tower.taken}
 
     def _run(self, caption: str) -> dict[str, Any]:

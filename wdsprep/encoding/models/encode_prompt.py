@@ -125,9 +125,10 @@ class PromptCall:
             )
 
     def _is_per_prompt(self, name: str) -> bool:
-        """Return whether an argument of `__call__` is given for each prompt and no embedding.
+        """Return whether an argument of `__call__` is made of each prompt and is not an embedding.
 
-        There is then an argument of the same name for the negative prompt.
+        It is told by a name such as prompt_x, if there is a negative_prompt_x too. Names such as
+        prompt_2 are further prompts.
         """
         is_for_prompt = name.startswith("prompt_") and f"negative_{name}" in self._call
         return (
@@ -177,8 +178,9 @@ class PromptCall:
     ) -> dict[str, Any]:
         """Call `encode_prompt` on captions, and return its outputs by name.
 
-        Each call gets a new list of captions: some pipelines write to it. The device is given,
-        since a pipeline takes 0.1 ms to find its own.
+        With `guided`, there may be outputs for the negative prompt too. Each call gets a new list
+        of captions: some pipelines write to it. The device is given, since a pipeline takes 0.1 ms
+        to find its own.
         """
         ours = {
             "prompt": list(captions),

@@ -137,7 +137,7 @@ class LatentEncoder:
     def _store(self, rows: Rows) -> Encoded:
         """Convert rows to the dtypes in which they are stored, with zeros after shorter captions.
 
-        The values there may not be finite.
+        The values that are replaced by zeros may not be finite.
         """
         with torch.inference_mode():
             return self._convert(rows)
@@ -181,7 +181,9 @@ def _load_moments(
 ) -> Moments:
     """Load the encoder of a VAE onto a device.
 
-    What is compiled stays as it is, since torch.compile leaves out passes by itself.
+    Divisions by one are left out, and on a GPU group norms are joined with SiLU. A network that is
+    going to be compiled stays as it is, since torch.compile leaves out such passes by itself. Raise
+    WorkError if the output has not the shape that the config says.
     """
     # On a CPU channels_last is a little faster, but over 1e-5 away from what diffusers computes. On
     # CUDA torch 2.15 keeps it in group norms too. Counted from shapes, an image at 256 moves 1.1 GB

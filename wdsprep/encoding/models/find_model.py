@@ -200,7 +200,8 @@ def _from_hub(
 ) -> Model:
     """Return a model of the hub, from the cache or downloaded.
 
-    A commit never changes, so the hub is not asked if the cache has it; a branch may have moved.
+    A commit never changes, so the hub is not asked if the cache has it; a branch may have moved. If
+    the hub does not give the model, a complete copy in the cache is used.
     """
     what = repo if repo == name.partition("@")[0] else f"{name} ({repo})"
     cached = find_cached(what, repo, revision)
@@ -302,7 +303,10 @@ def _read_model(name: str, place: ModelFiles, wanted: ModelNeeds) -> Model:
 def _check_configs(
     place: ModelFiles, folder: Path, parts: ModelParts, jsons: Iterable[str]
 ) -> None:
-    """Check the configs of a model's parts before the libraries read them."""
+    """Raise UsageError if a config would run code, open other files or make too large a network.
+
+    Raise it too if a part has an adapter, which would load weights from elsewhere.
+    """
     components = parts.pipeline.components if parts.pipeline else ()
     ported = {part.name for part in components if is_ported(part)}
     names = place.names()

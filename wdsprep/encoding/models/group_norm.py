@@ -63,7 +63,7 @@ class JoinedNorm(nn.Module):
     """A group norm and the SiLU after it, if there is one, computed by torch or by a kernel."""
 
     def __init__(self, norm: nn.GroupNorm, shape: Sequence[int], side: int, *, silu: bool) -> None:
-        """Keep the norm, and the shape of its input (B, C, ...) if an image has this side."""
+        """Keep the norm, and the shape (B, C, ...) of its input for images of this `side`."""
         super().__init__()
         self.norm, self.silu = norm, silu
         self._shape, self._side = tuple(shape), side
@@ -78,12 +78,12 @@ class JoinedNorm(nn.Module):
 
     @property
     def values(self) -> int:
-        """Return how many values it is given if an image has the side that it was found with."""
+        """Return the number of values of the input whose shape was kept."""
         return prod(self._shape)
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Return what decides how long it takes."""
+        """Return the facts that decide how long the norm takes; of each kind one is timed."""
         return (*self._shape, self.norm.num_groups, self.silu)
 
     def draw_input(self, side: int) -> Tensor:
@@ -195,7 +195,10 @@ class NormChoice:
         return self._kernel is not None
 
     def __call__(self, network: NetworkT) -> NetworkT:
-        """Return a network that has been loaded, with its norms computed by what was chosen."""
+        """Set in the norms of a network what computes them, and return the network.
+
+        The choice is made for the first network that has norms.
+        """
         norms = [module for module in network.modules() if isinstance(module, JoinedNorm)]
         if norms and not self._is_made:
             self._kernel, self._is_made = find_kernel(norms, self._resolution), True
@@ -205,9 +208,9 @@ class NormChoice:
 
 
 def find_kernel(norms: Sequence[JoinedNorm], side: int) -> Kernel | None:
-    """Return the kernel if it serves norms of a network for images of a side, and log the reason.
+    """Return the kernel if it is right and clearly faster than torch here, or None for torch.
 
-    None stands for torch.
+    It is tried with the norms of a network, for images of this side. The reason is logged.
     """
     try:
         kernel = load_kernel()
@@ -226,7 +229,10 @@ def find_kernel(norms: Sequence[JoinedNorm], side: int) -> Kernel | None:
 
 
 def load_kernel() -> Kernel:
-    """Return the kernel, or raise ModuleNotFoundError where Triton is not installed."""
+    """Return the kernel, or raise ModuleNotFoundError where Triton is not installed.
+
+    Raise KernelError if the import fails otherwise.
+    """
     try:
         from wdsprep.encoding.models.group_norm_kernel import group_norm
     except ModuleNotFoundError:

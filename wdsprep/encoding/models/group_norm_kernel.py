@@ -190,7 +190,7 @@ def _normalised(
     tile_width: tl.constexpr,
     silu: tl.constexpr,
 ) -> None:
-    """Store some rows of positions, normalised."""
+    """Normalise some positions of an image, apply SiLU if `silu`, and store them in `made`."""
     program = tl.program_id(0)
     parts = tl.cdiv(positions, tile_rows)
     image = (program // parts).to(tl.int64)

@@ -55,7 +55,8 @@ def load_weights(
 ) -> Any:
     """Load a network from the safetensors in a folder of a model.
 
-    Raise WorkError if tensors are missing: the libraries would make them up and only log that.
+    Raise WorkError if tensors are missing whose names begin with one of `needed`: the libraries
+    would make them up and only log that.
     """
     files = [name for name in model.files if name.rpartition("/")[0] == folder]
     path = Path(model.folder, folder)
@@ -148,10 +149,11 @@ def cause_of(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def limit_to_weights(files: Sequence[Path]) -> Iterator[None]:
-    """Raise ValueError if a network is built in this thread that is larger than its files.
+    """Raise ValueError if a network that this thread builds in the context exceeds its files.
 
-    A large number in a config could take all memory, or endless time, before any weights are read.
-    Embeddings may be built twice and then tied.
+    It may have twice as many numbers as the files, since embeddings may be built twice and then
+    tied, and some to spare. A large number in a config could take all memory, or endless time,
+    before any weights are read.
     """
     from torch.nn.modules import module
 

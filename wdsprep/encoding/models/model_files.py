@@ -53,7 +53,10 @@ class Folder:
     revision: str = ""
 
     def names(self) -> frozenset[str]:
-        """Return the files in the folder and its subfolders, where all files of a pipeline are."""
+        """Return the paths of the files in the folder and directly in its subfolders.
+
+        All files of a pipeline are there.
+        """
         found = (*self.path.glob("*"), *self.path.glob("*/*"))
         return frozenset(str(path.relative_to(self.path)) for path in found if path.is_file())
 
@@ -78,7 +81,8 @@ class Repository:
     def fetch(self, names: Sequence[str]) -> Path:
         """Download the files that the cache lacks, and return their folder.
 
-        The branch is asked for, not the commit, so that the cache knows it without a network.
+        The branch is asked for, not the commit, so that the cache can find it later without a
+        network. Raise WorkError if the branch has moved meanwhile.
         """
         from huggingface_hub import snapshot_download
 

@@ -79,7 +79,7 @@ def _mix(bits: torch.Tensor) -> torch.Tensor:
 
 
 def _box_muller(bits: torch.Tensor, out: torch.Tensor) -> None:
-    """Turn 64 bits into two normals.
+    """Turn each 64 bits into two normals, and write them to `out`.
 
     The high 32 bits make the radius, the low 30 the angle in a quarter, two more the signs.
     With the angle taken from the middle of the quarter, pi / 4 + x, cosine and sine are (cos x
@@ -121,7 +121,10 @@ def _polynomial(x: torch.Tensor, factors: tuple[float, ...]) -> torch.Tensor:
 
 
 def _with_sign(value: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
-    """Return values, with the sign flipped where the highest of the bits is set."""
+    """Return values, with the sign flipped where the highest of the bits is set.
+
+    `bits` is overwritten.
+    """
     bits &= _signed(_SIGN)
     bits ^= value.view(torch.int64)
     return bits.view(torch.float64)

@@ -196,7 +196,11 @@ def _weight_files(names: frozenset[str], stem: str) -> list[str]:
 
 
 def _numbered_files(names: frozenset[str], stem: str) -> list[str]:
-    """Return the names of all numbered files of weights; each name tells how many there are."""
+    """Return the names that the numbered files of weights should have, from the first on.
+
+    The names that are there tell how many there should be. If some are missing, the list may end
+    early, but it has at least one of the missing names.
+    """
     named = re.compile(rf"{re.escape(stem)}-\d+-of-(\d+)\.safetensors")
     there = [match[1] for name in names if (match := named.fullmatch(name))]
     of = max(there, default="00001")
@@ -205,7 +209,10 @@ def _numbered_files(names: frozenset[str], stem: str) -> list[str]:
 
 
 def _find_pipeline(place: ModelFiles, index: Mapping[str, Any]) -> TextPipeline | None:
-    """Return the parts of a pipeline that encode text, or None if one CLIPTextModel is enough."""
+    """Return the parts of a pipeline that encode text, or None if one CLIPTextModel is enough.
+
+    Raise UsageError if the pipeline cannot be used for text.
+    """
     if not index:
         _check_one_tower(place)
         return None
@@ -256,7 +263,7 @@ def _is_stable_diffusion(kind: str, index: Mapping[str, Any], parts: list[Compon
 
 
 def _check_one_tower(place: ModelFiles) -> None:
-    """Raise UsageError if there are several text encoders, but no index that combines them."""
+    """Raise UsageError if a model without an index has several text encoders, or modular blocks."""
     names = place.names()
     folders = {name.partition("/")[0] for name in names}
     if "modular_model_index.json" in names:

@@ -28,10 +28,10 @@ TO_LONGEST = (True, "longest")
 
 
 def wrap_calls(tokenizer: Any, around: Callable[..., Any]) -> Any:
-    """Return the same tokenizer with each call wrapped in a function.
+    """Let `around` answer each call of a tokenizer, which is changed in place and returned.
 
-    The function gets the tokenizer, its own call without arguments, the texts and the options. The
-    tokenizer keeps its class as a base, since pipelines look at that.
+    `around` gets the tokenizer, a function without arguments that makes the call itself, the texts
+    and the options. The tokenizer keeps its class as a base, since pipelines look at that.
     """
     kind = type(tokenizer)
 
@@ -52,14 +52,14 @@ def call_unwrapped(tokenizer: Any, *words: Any, **options: Any) -> Any:
 
 
 class KnownResults:
-    """Tokenizers that take what they made of single captions from the tokens of a batch."""
+    """The results of tokenizers for single captions, with which calls for a batch are answered."""
 
     def __init__(self) -> None:
         self._here = threading.local()
 
     @contextmanager
     def of(self, texts: Sequence[Tokens]) -> Iterator[None]:
-        """Answer this thread's calls with the results that come with these tokens."""
+        """Answer this thread's calls in the context with the results that the tokens have."""
         self._here.found = {key: made for text in texts for key, made in text.results.items()}
         try:
             yield

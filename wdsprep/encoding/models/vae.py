@@ -28,7 +28,8 @@ class Moments(nn.Module):
     def __init__(self, vae: Any, layout: torch.memory_format) -> None:
         """Take the encoder of a VAE.
 
-        `layout` is the memory layout of images, which a network that needs videos cannot use.
+        `layout` is the memory layout of images. A network that needs videos cannot use it, and a
+        warning is logged.
         """
         super().__init__()
         self.encoder = vae.encoder
@@ -64,7 +65,10 @@ class Rule:
         self._here: dict[torch.device, dict[str, Any]] = {}
 
     def __call__(self, moments: Tensor, noise: Tensor) -> Tensor:
-        """Return the latents of moments; `noise` are the samples' keys of noise."""
+        """Return what is stored of moments: the moments themselves, or shifted and scaled latents.
+
+        `noise` has a key of noise for each sample.
+        """
         if self._kept == "moments":
             return moments
         if not self._model.is_sampled:
@@ -78,7 +82,8 @@ class Rule:
     def _normalise(self, latents: Tensor) -> Tensor:
         """Shift and scale latents.
 
-        The numbers of channels are copied to a device once, as a copy waits for the device's work.
+        Lists of numbers by channel are copied to a device once, as a copy waits for the device's
+        work.
         """
         rule = self._here.get(latents.device)
         if rule is None:

@@ -122,9 +122,10 @@ def _cached_digests(
         record = _read_record(path)
         marks = {file: _file_mark(folder / file) for file in files}
         known = {
-            file: record[file]["digest"]
+            file: digest
             for file, mark in marks.items()
-            if record.get(file, {}).get("mark") == mark
+            if (noted := record.get(file, {})).get("mark") == mark
+            and (digest := noted.get("digest"))
         }
         computed = _digest_files(folder, [file for file in files if file not in known], kind)
         settled = time.time_ns() - SETTLED_S * 1e9

@@ -65,9 +65,10 @@ class Encoding:
 
 
 def find_encoding(encode: Encode, device: str) -> Encoding:
-    """Find the model of an `Encode`, or raise an error that says why it cannot be used.
+    """Return the model and the recipe of an `Encode`, or raise an error if they cannot be used.
 
-    No weights are loaded. `device` is the device of the trainer or of the cluster.
+    Files of the model are downloaded if they are missing; no weights are loaded. `device` is the
+    device of the trainer or of the cluster, and is used unless the `Encode` names one.
     """
     check_makes_latents(encode)
     device = device if encode.device == "auto" else encode.device

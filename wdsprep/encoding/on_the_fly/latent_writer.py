@@ -69,10 +69,11 @@ class LatentWriter:
         encoding: Encoding,
         empty: Callable[[], Mapping[str, Any]],
     ) -> None:
-        """Open the latent dataset at `url`.
+        """Open the latent dataset at `url`, or begin it, and remove shards that --limit has cut.
 
         `names` are the image shards by number, `sizes` the number of samples of each that come, and
-        `empty` makes the arrays of the empty caption.
+        `empty` makes the arrays of the empty caption. Raise FingerprintError if images have changed
+        or are gone since they were encoded.
         """
         recipe = encoding.recipe
         source = find_image_shards(images, recipe.resolution, shapes=recipe.sizes)
@@ -105,7 +106,11 @@ class LatentWriter:
         self._is_listed = True
 
     def add(self, shard: int, index: int, key: str, sample: Sample, result: Result) -> None:
-        """Store an encoded sample, if its shard is still to be written."""
+        """Store an encoded sample, if its shard is still to be written and the sample is new.
+
+        `index` is its number in the image shard. A shard that is now whole is written by a thread.
+        Wait if several shards are being written, and raise the errors of those that failed.
+        """
         self._await_writes(WRITING)
         come = self._gather(shard)
         if come is None or index in come.come:
@@ -117,7 +122,10 @@ class LatentWriter:
         self._write_if_whole(shard)
 
     def refuse(self, refused: Mapping[tuple[int, int], Reject | None]) -> None:
-        """Store the rejects of samples; None gives up a damaged shard, which `encode` reports."""
+        """Store rejects, by the numbers of their shards and of the samples in them.
+
+        None in place of a reject gives up the shard, which is damaged: `encode` reports it.
+        """
         for (shard, index), reject in refused.items():
             come = self._gather(shard)
             if come is None:
@@ -147,7 +155,7 @@ class LatentWriter:
             self._writing.append(self._writer.submit(self._write, self._left.pop(shard), made))
 
     def _await_writes(self, left: int) -> None:
-        """Wait until at most `left` shards are being written, and raise their errors."""
+        """Wait until at most `left` shards are being written; raise the error of a failed one."""
         while self._writing and (len(self._writing) > left or self._writing[0].done()):
             self._is_listed = False
             self._writing.popleft().result()
@@ -161,6 +169,7 @@ class LatentWriter:
             made.samples.close()
 
     def _write_anew(self, shard: ImageShard, made: GatheredShard) -> None:
+        """Write a latent shard, or log a warning if the image shard's bytes have changed."""
         if not self._is_unchanged(shard):
             _log.warning("%s is not what was packed: its latents are not kept", shard.item.name)
             return
@@ -183,7 +192,11 @@ class LatentWriter:
             output.finish(settings, self._empty)
 
     def _find_size_rejects(self, shard: ImageShard, come: Collection[int]) -> dict[int, Reject]:
-        """Return the rejects of samples that did not come, as no shape takes their images."""
+        """Return, by number, rejects for the samples of a shard that are missing in `come`.
+
+        No shape takes their images, so the loader has left them out. Raise DamageError if `encode`
+        would take such a sample.
+        """
         found: dict[int, Reject] = {}
         missing = [index for index in range(shard.item.samples) if index not in come]
         if not missing:

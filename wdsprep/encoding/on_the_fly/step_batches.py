@@ -30,7 +30,10 @@ class _StepBatch:
     is_mirrored: bool = False
 
     def wait(self) -> Rows:
-        """Wait for the batch to be computed, and return its rows."""
+        """Wait for the batch to be computed, and return its rows.
+
+        The latents of mirror images are there under the name of flipped latents.
+        """
         rows = self.rows.result()
         if not self.is_mirrored:
             return rows
@@ -48,7 +51,8 @@ class StepBegun:
     def rows(self) -> Rows:
         """Wait for all batches, and return the arrays of each sample of the step.
 
-        They are None if the numbers are not finite, or if the caption has no tokens.
+        A sample has None if its numbers are not finite, or if text is encoded and its caption has
+        no tokens.
         """
         found: Rows = [{} if one.count or not self.has_text else None for one in self.tokens]
         for part in self.parts:
@@ -91,7 +95,7 @@ class BatchEncoder:
     ) -> StepBegun:
         """Begin to encode the samples of a training step.
 
-        The pixels are uint8 (N, 3, R, R) on the host, pinned if there is a GPU, and must not change
+        The pixels are uint8 (N, 3, H, W) on the host, pinned if there is a GPU, and must not change
         before the rows are there. The rows have latents of mirror images too if `with_mirrored`.
         """
         tokens = self.encoder.tokens(captions)
@@ -119,7 +123,10 @@ class BatchEncoder:
         return parts
 
     def _text_batches(self, tokens: Sequence[Tokens]) -> list[tuple[Sequence[int], TextBatch]]:
-        """Return batches of captions of one shape, each with the numbers of its captions."""
+        """Return batches of captions of one shape, each with the numbers of its captions.
+
+        Captions without tokens are left out.
+        """
         by_shape: dict[tuple[int, ...], list[int]] = {}
         for place, one in enumerate(tokens):
             if one.count:
@@ -152,7 +159,7 @@ def _make_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def even_size(size: int, most: int) -> int:
-    """Return a batch size up to `size` with the least padding for `most` samples.
+    """Return the smallest size with which `most` samples make as few batches as with `size`.
 
     It is for GPUs: on a CPU the size of a batch decides the bytes of its samples.
     """

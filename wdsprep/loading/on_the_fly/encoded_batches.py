@@ -82,7 +82,7 @@ class EncodingReader:
     def batches(self, steps: range) -> Iterator[tuple[Batch, list[EncodedRow]]]:
         """Yield the images of each step with their encoded rows.
 
-        The device has begun the next steps by then.
+        The device has begun the next step by then.
         """
         begun: deque[tuple[Batch, StepBegun]] = deque()
         for batch in fill_batches(self.plan, steps, self.reader):
@@ -95,8 +95,8 @@ class EncodingReader:
     def begin(self, batch: Batch) -> StepBegun:
         """Begin to encode the images of a batch, some of them mirrored at random.
 
-        If everything is kept, each image is encoded both ways. A mirrored image has noise
-        of its own.
+        The pixels are mirrored in the batch itself. If latents of mirror images are kept, each
+        image is encoded both ways instead. A mirrored image has noise of its own.
         """
         captions = [made.sample.caption for made in batch.out["made"]]
         pixels, noises = batch.out["pixels"], list(batch.keys)
@@ -118,8 +118,8 @@ class EncodingReader:
     def collect_rows(self, batch: Batch, begun: StepBegun) -> list[EncodedRow]:
         """Return the encoded rows of a batch, waiting until the device has them.
 
-        If the latents of a row are not finite, another sample replaces it, as for a damaged
-        image.
+        If the latents of a row are not finite, or its caption has no tokens, another sample
+        replaces it, as for a damaged image. The refused one is added to the batch's `refused`.
         """
         return [
             self._encode_substitute(batch, row, one)
@@ -301,7 +301,11 @@ class Session:
         weakref.finalize(self, _close, self._encoder, self._tee)
 
     def serve(self, steps: range) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the batches of steps in order, while another thread makes them."""
+        """Yield each step with its batch, in order, while another thread makes them.
+
+        Raise the error at which that thread stopped. At the end, also of an iteration that is
+        broken off, stop the thread. With a tee, then list its complete shards in the manifest.
+        """
         ready: queue.Queue[Any] = queue.Queue(READY)
         stop = threading.Event()
         thread = threading.Thread(
@@ -348,7 +352,7 @@ def _close(encoder: BatchEncoder, tee: LatentWriter | None) -> None:
 def _run(batches: Iterator[Any], ready: "queue.Queue[Any]", stop: threading.Event) -> None:
     """Put batches into the queue, then None, or the error at which they stopped.
 
-    The trainer's thread raises that error.
+    The trainer's thread raises that error. Once `stop` is set, nothing more is put.
     """
     end: BaseException | None = None
     try:

@@ -40,7 +40,8 @@ def find_latent_shapes(
 ) -> tuple[Dataset, ...]:
     """Return the latents that images will become: a dataset for each of their shapes.
 
-    If all are squares, that is a single dataset.
+    If all are squares, that is a single dataset. Images whose size `encode` would reject are left
+    out, and a warning counts them.
     """
     latents = latents_of_images(images, settings)
     shapes = shapes_of(settings)

@@ -258,7 +258,7 @@ class Order:
 
     @cached_property
     def digest(self) -> str:
-        """16 hexadecimal digits, equal for orders that serve the same samples."""
+        """16 hexadecimal digits, equal for orders of the same data and settings."""
         return f"{key_of(VERSION, *map(str, self._parameters.items())):016x}"
 
     @cached_property

@@ -78,7 +78,10 @@ def compute_shares(samples: Sequence[int], amounts: Sequence[StreamAmount]) -> S
 
 
 def split_shares(shares: Sequence[int], parts: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Split each stream's share among the parts of the stream, in proportion to their samples."""
+    """Split each stream's share among the parts of the stream, in proportion to their samples.
+
+    `parts` has the samples of each part, by stream. All shares are scaled alike to whole numbers.
+    """
     if len(shares) == sum(map(len, parts)):
         return tuple(shares)
     each = [

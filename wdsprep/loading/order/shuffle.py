@@ -116,7 +116,10 @@ class Passes:
         return starts[windows] + self._shuffle_in_windows(local - heads, windows, sizes, keys)
 
     def _shuffle_in_windows(self, places: Ints, windows: Ints, sizes: Ints, keys: Words) -> Ints:
-        """Return where each place of a shuffle window goes, for windows of these sizes and keys."""
+        """Return where in its shuffle window each place goes.
+
+        `windows` has the number of the window of each place; `sizes` and `keys` are by window.
+        """
         lengths = np.clip(sizes // RUNS, 1, self.run)
         counts = sizes // lengths
         length, count = lengths[windows], counts[windows]

@@ -219,7 +219,10 @@ def _check_places(
 
 
 def _point_to_memory(vectors: Vectors, some: WantedSamples, sizes: Ints) -> list[Bytes]:
-    """Point reads at the columns of samples; return the memory for the bytes after these."""
+    """Write into `vectors` where the bytes of each sample go, and how many.
+
+    Return new memory for the bytes after the columns, or [] if these are not wanted.
+    """
     rows = np.asarray(some.rows)
     for number, column in enumerate(some.columns):
         last = column[rows.max()].data

@@ -164,8 +164,9 @@ def group_neighbours(
 ) -> Iterator[tuple[int, list[int]]]:
     """Yield groups of neighbouring samples to fetch together, the most urgent group first.
 
-    Each has the wanted samples, and those wanted soon that are their neighbours. A group
-    reaches over at most `most` samples.
+    Each is a shard and the numbers of its wanted samples, and of their neighbours that are
+    wanted soon. At most `gap` other samples lie between neighbours, and a group reaches over
+    at most `most` samples.
     """
     shards, indices = map(np.concatenate, zip(wanted, soon, strict=True))
     if not len(wanted[0]):

@@ -134,8 +134,9 @@ class Cache:
     ) -> int:
         """Fill `data` with the samples [first, stop) of a shard; return how many bytes came.
 
-        `fetch` brings the samples from the first to the last one that is missing. `stamp`
-        is the stamp that the object has now.
+        `fetch` brings the samples from the first to the last one that is missing. They are
+        then written to the cache, as far as it has room. `stamp` is the stamp that the object
+        has now.
         """
         file = _CachedShard(self._paths[shard], offsets, zlib.crc32(stamp.encode()))
         missing = [first, stop - 1]
@@ -153,7 +154,7 @@ class Cache:
 
     @contextmanager
     def _warn_of_failure(self) -> Iterator[None]:
-        """Warn once if the disk fails, and go on: that costs speed, not the run."""
+        """Catch errors of the disk, and warn of the first: they cost speed, not the run."""
         try:
             yield
         except OSError as error:
@@ -172,7 +173,10 @@ class _CachedShard:
         self._start = -(-len(offsets) * WORD // PAGE) * PAGE
 
     def read(self, first: int, stop: int, data: memoryview) -> list[int]:
-        """Fill `data` as far as possible; return the numbers of the samples that are missing."""
+        """Fill `data` as far as possible; return the numbers of the samples that are missing.
+
+        If there is no file yet, return only the first and the last number.
+        """
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -237,7 +241,10 @@ class _CacheLimit:
         self._claimed = self._full = float("-inf")  # when that was last
 
     def claim(self) -> None:
-        """Mark the files of this dataset as in use, now and then."""
+        """Mark the files of this dataset as in use, and measure the folder, now and then.
+
+        Files of the cache beyond its limit are removed.
+        """
         if time.monotonic() - self._claimed > CLAIM_S:
             with self._lock:
                 self._measure()
@@ -245,7 +252,8 @@ class _CacheLimit:
     def grant(self, nbytes: int, *, least: int) -> int:
         """Return how many of these bytes may be written.
 
-        If fewer than `least` may, the folder counts as full for a while.
+        They no longer count as free. If fewer than `least` may be written, the folder counts as
+        full for a while.
         """
         with self._lock:
             now = time.monotonic()

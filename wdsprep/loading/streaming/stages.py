@@ -178,7 +178,10 @@ def _without_arrays(batch: Batch) -> Batch:
 def join_rows(
     fields: Sequence[Field], rows: Sequence[Mapping[str, torch.Tensor]]
 ) -> tuple[dict[str, torch.Tensor], tuple[int, ...]]:
-    """Return the arrays of all rows as one tensor for each field, and the lengths of rows."""
+    """Return the arrays of all rows as one tensor for each field, and the variable lengths.
+
+    Arrays of variable length stand one after another. Without any, the lengths are ().
+    """
     arrays: dict[str, torch.Tensor] = {}
     lengths: tuple[int, ...] = ()
     for item in fields:

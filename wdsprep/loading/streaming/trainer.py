@@ -161,7 +161,7 @@ class Trainer:
         self.close()
 
     def close(self) -> None:
-        """Stop the iteration, and list the complete latent shards in their manifest."""
+        """Stop the iteration. With a tee, list the complete latent shards in their manifest."""
         made = vars(self)
         with ExitStack() as stack:  # from the last one on, whatever fails
             if tee := made.get("_tee"):
@@ -253,7 +253,7 @@ class Trainer:
 
 
 def _close_on_ray(pieces: "Generator[Piece, None, None]") -> None:
-    """Close a stream that the program left open.
+    """Close a stream that the program left open, unless Ray has ended.
 
     If Ray is gone already, closing would start another one.
     """
@@ -262,7 +262,10 @@ def _close_on_ray(pieces: "Generator[Piece, None, None]") -> None:
 
 
 def _join_pieces(pieces: Sequence[Piece]) -> tuple[Batch, list[EncodedRow]]:
-    """Join the pieces of a step to one batch."""
+    """Return one batch for the pieces of a step, and their encoded rows.
+
+    The batch has the places of the samples, but no arrays.
+    """
     batches = [piece.facts.batch for piece in pieces]
     whole = Batch(
         step=batches[0].step,
@@ -289,7 +292,8 @@ def describe_stage(name: str, workers: list[WorkerProgress]) -> Stage:
 def worker_error(error: RayError) -> WdsprepError:
     """Return a worker's own error, without what Ray wraps around it.
 
-    Only the text of the error comes here.
+    It is found in the text of Ray's error, as only the text comes here. If wdsprep did not raise
+    it, return a WorkError with the last line of that text.
     """
     text = str(error).strip()
     if refusal := find_refusal(text):

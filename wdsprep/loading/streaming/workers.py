@@ -22,7 +22,10 @@ THEN = "begin a new stream from the state of the last batch"
 
 
 def send_to_workers(pieces: "Pieces") -> Any:
-    """Put the pieces, and the driver's module path, into Ray's memory for the workers."""
+    """Put the pieces, with the driver's version and module path, into Ray's memory.
+
+    Return the reference that `unpack_pieces` takes.
+    """
     return ray.put((__version__, sys.path, cloudpickle.dumps(pieces)))
 
 
@@ -66,7 +69,8 @@ def encode_empty_caption(sent: Any) -> Any:
 def new_trainer(version: str) -> Any:
     """Return a trainer without its state, which is unpickled after this.
 
-    Plain pickle finds this function by its name.
+    Raise an error if the wdsprep of this process is not of that version. Plain pickle finds this
+    function by its name.
     """
     module = import_for_driver("wdsprep.loading.streaming.trainer", version, (), THEN)
     return object.__new__(module.Trainer)

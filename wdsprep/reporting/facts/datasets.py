@@ -117,7 +117,11 @@ class Datasets:
 
 
 def open_all(urls: Sequence[str]) -> Datasets:
-    """Open the datasets of a report. An unfinished dataset is read as far as it has come."""
+    """Open the datasets of a report. An unfinished dataset is read as far as it has come.
+
+    Raise UsageError if there is no dataset, if two are of images, or if one was made of other
+    images.
+    """
     every = open_each(urls)
     images = [given for given in every if given.manifest.dataset == "images"]
     if not every:
@@ -156,8 +160,9 @@ def _open_dataset(url: str) -> ReportDataset:
 def check_output(output: str, datasets: Datasets, *, replaces: Callable[[], bool]) -> None:
     """Raise UsageError if a report must not be written to `output`.
 
-    That is so within a dataset, where `verify` would find it foreign, and over a file that is not a
-    report, unless `replaces` returns true.
+    That is so within a dataset, where `verify` would find it foreign, at a web address, under a
+    name that does not end in .html or .htm, and over a file that is not a report, unless `replaces`
+    returns true.
     """
     if not output.lower().endswith((".html", ".htm")):
         raise UsageError(f"-o {output}: give the report a name that ends in .html")
@@ -171,9 +176,12 @@ def check_output(output: str, datasets: Datasets, *, replaces: Callable[[], bool
 def check_folder(
     output: str, every: Sequence[ReportDataset], what: str, *, besides: Sequence[str] = ()
 ) -> None:
-    """Raise UsageError if `output` is among the files of a dataset, unless `besides` allows it."""
+    """Raise UsageError if `output` is inside one of the datasets, or is a web address.
+
+    Names in `besides` are allowed inside. `what` is the noun for the output in the message.
+    """
     if is_web(output):
-        raise UsageError(f"-o {output} is a web address, which cannot be written to: give {ANY_PLACE}")
+        raise UsageError(f"-o {output}: a web address is only read: give {ANY_PLACE}")
     where = _folder(output)
     for given in every:
         folder = _folder(given.url)

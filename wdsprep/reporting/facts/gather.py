@@ -68,7 +68,10 @@ def gather(
     told: Callable[[str], None],
     heard: Callable[[str], None],
 ) -> ReportFacts:
-    """Gather the facts of a report: read receipts, and a bounded number of samples and rejects."""
+    """Gather the facts of a report: read receipts, and a bounded number of samples and rejects.
+
+    `told` gets a line for each model that is loaded, and `heard` what is being done now.
+    """
     copies = None
     if duplicates:
         from wdsprep.reporting.sheet.copies import choose_copies  # pyarrow is slow to import

@@ -158,7 +158,10 @@ def _count_bins(what: str, numbers: Sequence[int]) -> dict[str, int]:
 
 
 def _range_bars(counts: Mapping[str, int], what: str) -> tuple[Bar, ...]:
-    """Return the bars from the first with a count to the last, with the empty ones between."""
+    """Return the bars of a coarse histogram, from the first to the last that is not empty.
+
+    Empty bars between are kept. `what` is `side` or `caption`, the histogram within `counts`.
+    """
     found = dict(histogram(counts, what))
     if not found:
         return ()

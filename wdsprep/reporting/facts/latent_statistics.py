@@ -64,7 +64,7 @@ class Spectrum:
 
 
 def usual_share(beyond: float) -> float:
-    """Return the share of a normal distribution beyond a number of standard deviations."""
+    """Return the share of a normal distribution beyond some standard deviations, on both sides."""
     return 1 - erf(beyond / sqrt(2))
 
 
@@ -138,7 +138,7 @@ def _channel(values: Any) -> Channel:
 
 
 def _extremes(keys: Sequence[str], latents: Sequence[Any]) -> list[Extreme]:
-    """Return the samples with the most extreme values, the most extreme first."""
+    """Return the five samples with the most extreme values, the most extreme first."""
     furthest = np.array([abs(latent).max() for latent in latents])
     found = []
     for row in np.argsort(-furthest, kind="stable")[:EXTREMES]:

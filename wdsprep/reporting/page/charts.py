@@ -20,7 +20,8 @@ CURVE_POINTS = 60
 def bar(start: float, width: float, kind: str) -> Html:
     """Draw the bar of a table row, with its start and width as shares of the cell.
 
-    The row states the number too. A value above 0 is always visible; 0 draws nothing.
+    The row states the number too. A width above 0 is always visible; 0 draws nothing. `kind` is the
+    CSS class.
     """
     rect = el(
         "rect",
@@ -39,7 +40,8 @@ def columns(
 ) -> Html:
     """Draw upright bars, each from a short label, a tooltip and a height.
 
-    The highest bar is as high as the chart, and `peak` is written on it.
+    The highest bar is as high as the chart, and `peak` is written on it. `label` is the text for
+    screen readers, and `gap` the share of a bar's room that stays empty.
     """
     most = max(height for _, _, height in bars) or 1
     step = 1 / len(bars)
@@ -142,7 +144,10 @@ def table(
 
 
 def _column_class(at: int, title: str, is_number: bool) -> str | None:
-    """Return the CSS class of a column; None for the first. A column of bars has no title."""
+    """Return the CSS class of a column; None for a first column without numbers.
+
+    A column of bars has no title.
+    """
     if is_number or not at:
         return "number" if is_number else None
     return "words" if title else "drawn"
@@ -159,7 +164,7 @@ def figure(title: str, says: str, chart: Html, numbers: Html) -> Html:
 
 
 def histogram_figure(histogram: Histogram, *, label: str) -> Html:
-    """Return the figure of a histogram of samples."""
+    """Return the figure of a histogram of samples. `label` names their dataset."""
     total = histogram.count
     top = max(histogram.bars, key=lambda bar: bar.count)
     unit = f" {histogram.unit}" if histogram.unit else ""

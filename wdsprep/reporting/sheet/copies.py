@@ -53,7 +53,12 @@ class ShownCopies:
 def choose_copies(
     datasets: Datasets, table: str, max_area: int, heard: Callable[[str], None]
 ) -> ShownCopies:
-    """Read a table of copies, and return the groups to show with their images."""
+    """Read a table of copies, and return up to 8 groups whose copies differ most, with pictures.
+
+    Of each group the image that stays and up to 3 copies are shown. Those of more than `max_area`
+    pixels get a note in place of a picture. `heard` gets one line, before the table is read. Raise
+    UsageError without a dataset of images, or if the table lists other samples.
+    """
     images = datasets.images
     if images is None:
         raise UsageError("--duplicates shows images: give the dataset of images too")
@@ -81,7 +86,11 @@ class _Table:
         self.stays = self.rows[~is_copy & np.isin(self._group, self._group[is_copy])]
 
     def choose_groups(self) -> Iterator[Ints]:
-        """Yield the places of some groups of copies, in each first the image that stays."""
+        """Yield up to 8 groups of copies as indices of `rows`, those that differ most first.
+
+        The first index of a group is that of the image that stays. Groups whose image that stays is
+        in another dataset are left out.
+        """
         order = np.lexsort((self.rows, -self.distance, self._duplicate > 0, self._group))
         starts = np.flatnonzero(np.diff(self._group[order], prepend=-1))
         every = [some for some in np.split(order, starts[1:]) if self._has_original(some)]
@@ -89,7 +98,7 @@ class _Table:
         yield from every[:GROUPS]
 
     def _has_original(self, some: Ints) -> bool:
-        """Return whether the image that stays is in this dataset; it may be in another."""
+        """Return whether a group has copies, and its image that stays is in this dataset."""
         return len(some) > 1 and not self._duplicate[some[0]]
 
     def describe(self, place: int) -> str:

@@ -23,7 +23,10 @@ PACKAGES = ("torch", "diffusers")  # needed to decode
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decoding:
-    """The model that decodes the latents of a dataset, or the `reason` why none does."""
+    """The model that decodes the latents of a dataset, or the `reason` why none does.
+
+    With a model the reason is a warning, or empty.
+    """
 
     model: Model | None
     reason: str
@@ -37,7 +40,9 @@ def model_name(latents: ReportDataset, wanted: str) -> str:
 def find_decoding(latents: ReportDataset, wanted: str) -> Decoding:
     """Find the model that is wanted, or else the one that the dataset was made with.
 
-    If it is not on this machine, the result has a reason instead of a model.
+    The result has a reason and no model if decoding is not wanted, a package is missing, or the
+    dataset's own model is not on this machine or has other weights now. A wanted model that is not
+    on this machine, or does not fit, raises an error; one with other weights gets a warning.
     """
     if wanted == NONE:
         return Decoding(model=None, reason="--model none was given")

@@ -158,7 +158,10 @@ class Sheet:
     def _latent_pictures(
         self, latents: ReportDataset, sample: SheetSample, image: Any
     ) -> Iterator[SheetPicture]:
-        """Yield pictures of the crop, of its latent, and of what the decoder makes of that."""
+        """Yield pictures of the crop, of its latent, and of what the decoder makes of that.
+
+        The first needs an image, the last a model. A picture that cannot be made has a note.
+        """
         crop = None
         side = latents.resolution
         sizes = shapes_of(latents.manifest.settings) or ((side, side),)
@@ -232,7 +235,7 @@ def facts_of_image(facts: Mapping[str, Any]) -> FactPairs:
 
 
 def shown_value(value: Any) -> str:
-    """Return the value of a column in few digits."""
+    """Return the value of a column as text, with four digits of a float."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

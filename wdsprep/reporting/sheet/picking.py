@@ -76,7 +76,10 @@ def place_of(shards: Sequence[Shard], ends: Sequence[int], number: int) -> Sheet
 
 
 def read_sample(store: Store, place: SheetPlace, *, only: Collection[str] = ()) -> SheetSample:
-    """Return a sample with all its members, or with the members in `only`."""
+    """Return a sample with all its members, or with the members in `only`.
+
+    A sample that is damaged or missing raises nothing, but has a `problem`.
+    """
     try:
         sample = ShardReader(store, place.shard).sample(place.number, only=only)
     except DAMAGE as error:
@@ -104,7 +107,10 @@ class Joiner:
         self._numbers: dict[str, Mapping[int, int]] = {}
 
     def find(self, image: SheetSample) -> JoinedSample:
-        """Find the latent sample of an image sample."""
+        """Find the latent sample of an image sample, or the reason why there is none.
+
+        Damaged files raise nothing: they are such a reason.
+        """
         try:
             return self._find(image)
         except (*DAMAGE, UsageError, ValueError) as error:

@@ -117,7 +117,7 @@ def draw_latent(latent: Any, alt: str) -> SheetPicture:
 
 
 def psnr(image: Image.Image, other: Image.Image) -> float:
-    """Return the PSNR in dB of two pictures of the same size; 100 if they are equal."""
+    """Return the PSNR in dB of two pictures of the same size: at most 100, as for equal ones."""
     pixels = np.asarray(image, np.float64), np.asarray(other, np.float64)
     error = float(((pixels[0] - pixels[1]) ** 2).mean())
     return min(100.0, float(10 * np.log10(255**2 / error))) if error else 100.0

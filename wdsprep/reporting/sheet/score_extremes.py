@@ -33,7 +33,10 @@ class ColumnEnds:
 def find_column_ends(
     images: ReportDataset | None, surveyed: Sequence[ScoreSamples], max_area: int
 ) -> tuple[ColumnEnds, ...]:
-    """Return the lowest and highest samples of each column of numbers; none without images."""
+    """Return the samples with the lowest and highest numbers of each column, among those surveyed.
+
+    Of each dataset the first 12 columns of numbers count. Return nothing without images.
+    """
     if images is None:
         return ()
     return tuple(

@@ -31,6 +31,9 @@ class WdsprepWorker:
         yield from self._worker.do(unit)
 
     def stop(self) -> None:
-        """Stop the units that are running, and answer once they have ended."""
+        """Stop the units at their next yield, and then close the work.
+
+        If a unit has not stopped after 4 s, answer without closing the work.
+        """
         if self._worker:
             self._worker.stop()

@@ -41,7 +41,8 @@ _log = logging.getLogger("wdsprep")
 def connect_to_ray(address: str | None, *, cpus: int) -> Iterator[bool]:
     """Connect to Ray while the block lasts, and yield whether Ray was started here for it.
 
-    Ray that is started here has room for `cpus`, and is ended with the block.
+    Ray that is started here has room for `cpus`, and is ended with the block. A connection that
+    this process has already is used, and stays. Raise WorkError if Ray cannot be used.
     """
     if ray.is_initialized():
         yield False
@@ -63,8 +64,8 @@ def connect_to_ray(address: str | None, *, cpus: int) -> Iterator[bool]:
 def _own_options(cpus: int) -> dict[str, Any]:
     """Return the options of a Ray that is started here.
 
-    Without the setting, Ray starts a worker process for each core before it connects, and waits for
-    all of them. Those that no actor needs have then been started for nothing.
+    If its first driver may start workers beforehand, Ray starts a worker process for each core
+    before it connects, and waits for all. Those that no actor needs are then started for nothing.
     """
     return {
         "num_cpus": max(cpus, usable_cpus()) if cpus else None,
@@ -74,7 +75,7 @@ def _own_options(cpus: int) -> dict[str, Any]:
 
 
 def cluster_resources(address: str | None) -> list[dict[str, float]] | None:
-    """Return the resources of each machine of the cluster, or None if Ray would be started here."""
+    """Return the resources of each machine that is alive; None if Ray would be started here."""
     if ray_in_use(address) in ("", LOCAL):
         return None
     with connect_to_ray(address, cpus=0):
@@ -106,7 +107,7 @@ def _failure(address: str, error: Exception) -> str:
 
 
 def _check_token(address: str) -> None:
-    """Check that a cluster asks for no token, or for the one that this process has."""
+    """Raise WorkError if a cluster asks for a token that this process does not have or send."""
     if address in (LOCAL, "auto"):  # for which Ray itself sees to the token
         return
     from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
@@ -146,7 +147,7 @@ def _without_stderr() -> Iterator[None]:
 
 
 def node_share(gpus: float) -> float:
-    """Return the CPU cores of this node that go with a number of its GPUs."""
+    """Return the CPU cores of this node that go with a number of its GPUs, in proportion."""
     node_id = ray.get_runtime_context().get_node_id()
     (has,) = (node["Resources"] for node in ray.nodes() if node["NodeID"] == node_id)
     return float(has.get("CPU", 0)) * gpus / (has.get("GPU") or gpus)
@@ -174,9 +175,9 @@ def _end_autoscaler() -> None:
 
 @contextmanager
 def entrypoint_without_secrets() -> Iterator[None]:
-    """Take secrets out of the command line of a driver, while the block lasts.
+    """Let Ray record the command line of this process without URL secrets, while the block lasts.
 
-    Ray keeps the command line, and shows it in its list of jobs (2.60).
+    Ray shows the command line in its list of jobs (2.60).
     """
     module = _module_of_ray("utils")
     own = getattr(module, "get_entrypoint_name", None)
@@ -210,7 +211,7 @@ def without_death_notices() -> Iterator[None]:
 
 
 def _check_reachable(address: str) -> None:
-    """Check that something answers at the address of a cluster.
+    """Raise WorkError if nothing answers at the address of a cluster within 5 s.
 
     Ray itself tries for minutes, and floods stderr on the way.
     """

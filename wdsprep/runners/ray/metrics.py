@@ -39,7 +39,7 @@ class WorkersMetrics:
         self._seconds = Histogram("wdsprep_unit_seconds", "Seconds a unit took.", SECONDS, keys)
 
     def counting(self, messages: Generator[Message, None, None]) -> Generator[Message, None, None]:
-        """Pass on the messages about a unit, and count its progress."""
+        """Pass on the messages about a unit, and count its progress and the seconds it took."""
         began, last = time.monotonic(), _LastProgress()
         with closing(messages):
             for message in messages:

@@ -194,7 +194,10 @@ class _Actors:
             yield from _with_returned(slot, 0, actor, self._watch.lost())
 
     def _ready(self) -> list[Any]:
-        """Wait for the first answer. Return all that are there, from one look at a long list."""
+        """Return all answers that are there, after a wait for the first.
+
+        The wait ends after 5 s, or sooner if a verdict on a worker is due; there may be no answer.
+        """
         awaited = list(self._awaited)
         deadlines = [time.monotonic() + LOOK_S]
         if self._doubts:
@@ -274,6 +277,7 @@ class _Actors:
     def stop(self) -> None:
         """Stop all actors. Their running units are closed at the next yield, and clean up.
 
+        Actors that have not answered after 5 s are killed before their units are closed.
         No handle outlives this: the actors of another cluster that this process may connect
         to have the same ids, and would end with them.
         """

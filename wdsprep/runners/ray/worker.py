@@ -24,7 +24,10 @@ UNPACED = 100
 
 class RayWorker:
     def __init__(self, work: bytes, tags: Mapping[str, str], others: int = 1) -> None:
-        """Prepare a worker. The more `others` do units, the less often it reports progress."""
+        """Prepare a worker. `others` is the number of units that all workers do at a time.
+
+        The more there are, the less often this worker reports progress.
+        """
         self._work = work
         self._worker: Worker | None = None
         self._metrics = WorkersMetrics(tags)
@@ -47,7 +50,11 @@ class RayWorker:
 def limit_pace(
     messages: Generator[Message, None, None], pause_s: float
 ) -> Generator[Message, None, None]:
-    """Pass on messages, but leave out progress soon after the last, unless it is the newest."""
+    """Pass on messages, but progress only `pause_s` or more after the last message.
+
+    Of the progress that comes sooner, only the newest is passed on: before the next message that is
+    not progress.
+    """
     told, held = float("-inf"), None
     with closing(messages):
         for message in messages:

@@ -61,7 +61,10 @@ class Share:
 
 @dataclass(slots=True)
 class RoomNow:
-    """The number of workers that may start, by the room that the cluster has at the moment."""
+    """The rule that as many more workers may start as the cluster has room for at the moment.
+
+    It is called with the number of open and of starting workers.
+    """
 
     share: Share
     room: int
@@ -75,7 +78,10 @@ class RoomNow:
 
 @dataclass(frozen=True, slots=True)
 class AheadOfOpen:
-    """The number of workers that may start: the least asked for, then some more than are open."""
+    """The rule that as many more workers may start as the least number lacks, then a few at a time.
+
+    These few are 8, or a quarter of the open workers if that is more, and include those starting.
+    """
 
     least: int
 
@@ -87,7 +93,8 @@ class AheadOfOpen:
 def worker_count(share: Share, *, least: int, most: int, is_own: bool) -> tuple[int, Allowed]:
     """Return how many workers there may ever be, and the function that says how many may start.
 
-    `is_own` means a Ray that was started on this machine, which does not grow.
+    `is_own` means a Ray that was started on this machine, which does not grow: a range for it
+    raises UsageError. Raise WorkError if there is no room for a worker and none can be waited for.
     """
     if (is_own or not least) and not (room := share.room()):
         raise WorkError(

@@ -24,10 +24,12 @@ from wdsprep.text import shortened
 
 
 def arrow_files(url: str, left_out: Told = ignore_left_out) -> Iterator[Entry]:
-    """Yield the files of all splits below a place.
+    """Yield the Arrow files of all splits below a place.
 
-    If a `state.json` names some files of a folder, the others there are caches of
-    `datasets`, and no part of the dataset.
+    If a `state.json` names some files of a folder, the others there are caches of `datasets`, and
+    no part of the dataset. `left_out` gets the kinds of files in other folders that are not
+    Arrow. Raise SourceError if a file that is named does not exist, or if there are no Arrow
+    files.
     """
     store = shared_store(url)
     there = {entry.name: entry for entry in store.list() if not is_hidden(entry.name)}
@@ -112,7 +114,7 @@ class _OpenArrow:
 class _ReadInChunks(io.RawIOBase):
     """A stream that reads no more than a chunk at once, because a file may claim more than it has.
 
-    `nbytes` have been read.
+    `nbytes` is how many bytes have been read.
     """
 
     def __init__(self, file: BinaryIO) -> None:

@@ -23,21 +23,22 @@ class Table(Protocol):
         """Return the columns that may hold URLs."""
 
     def parts(self, rows: int, /) -> Iterator[tuple[str, int]]:
-        """Yield for each part of the table its place within the file, and how many rows it has.
+        """Cut the table into parts of up to `rows` rows. Yield each one's place and number of rows.
 
-        No part has more than `rows` rows.
+        The place is what the method `rows` takes.
         """
 
     def rows(
         self, where: str, /, only: Collection[str] = ()
     ) -> Iterator[tuple[int, dict[str, Any] | RejectedError]]:
-        """Yield the rows of a part, with their numbers in the table.
+        """Yield the rows of a part, each after its number in the table, which counts from 0.
 
-        `only` names the columns that are wanted, if reading these alone is cheaper.
+        `where` is the place of the part. A row that cannot be read is a RejectedError. `only`
+        names the columns that are wanted, if reading these alone is cheaper.
         """
 
     def values(self, columns: Sequence[str], rows: int, /) -> Iterator[list[list[Any]]]:
-        """Yield all values of some columns, `rows` at a time.
+        """Yield all values of some columns, `rows` rows at a time: a list for each column.
 
         A value that cannot be read is replaced by the error.
         """

@@ -86,7 +86,11 @@ _DTYPES = {
 
 
 def read_samples(url: str, shard: MdsShard, name: str) -> Iterator[bytes]:
-    """Yield the samples of a shard in their order, as bytes."""
+    """Yield the samples of a shard in their order, as bytes.
+
+    `name` is the shard's raw or compressed file. Raise SourceError if it is not what the index
+    says.
+    """
     data = _read(shared_store(url), shard, name)
     with _parsing(url, name):
         (count,) = struct.unpack_from("<I", data)
@@ -102,7 +106,7 @@ def read_samples(url: str, shard: MdsShard, name: str) -> Iterator[bytes]:
 
 
 def fields_in(shard: MdsShard, data: bytes, wanted: Collection[str] = ()) -> dict[str, bytes]:
-    """Return the encoded columns of a sample that are wanted, or all if none is named.
+    """Return the encoded values of a sample by column: of the columns `wanted`, or of all if empty.
 
     Raise RejectedError for a sample whose lengths do not add up.
     """
@@ -126,7 +130,10 @@ def _fields(
 
 
 def _read(store: Store, shard: MdsShard, name: str) -> bytes:
-    """Read a shard, decompress it, and check all its digests."""
+    """Read a file of a shard, decompress it, and check all digests that the index has of it.
+
+    Raise SourceError if it is not what the index says. `name` is the raw or the compressed file.
+    """
     data = store.read(name)
     zipped = shard.zipped
     if zipped and name == zipped.name:
@@ -144,7 +151,10 @@ def _parsing(url: str, name: str) -> AbstractContextManager[None]:
 
 
 def _unpack(kind: str, data: bytes, nbytes: int) -> bytes:
-    """Unpack the data of a shard, to no more than a byte above the length it should have."""
+    """Unpack the data of a shard, to no more than a byte above its length in the index, `nbytes`.
+
+    Raise ValueError if `kind` is a compression that cannot be read here.
+    """
     if kind == "snappy":  # which makes 21 bytes of one at most
         found: bytes = pa.decompress(data, nbytes, codec=kind, asbytes=True)
         return found
@@ -167,8 +177,8 @@ def _check(url: str, file: MdsFile, data: bytes) -> None:
 def value_of(encoding: str, data: bytes, column: str = "a column") -> Any:
     """Decode a value: a text, a number, JSON, a `RawArray`, or the bytes of an image.
 
-    Bytes of no kind stay bytes. All other kinds become None, pickles among them. A value that
-    does not fit its kind is refused.
+    Values of the encoding `bytes` stay bytes. Those of other encodings, such as pickles, become
+    None. Raise RejectedError, which names the column, for a value that does not fit its encoding.
     """
     kind = encoding.partition(":")[0]
     with parsing_sample(shown(column), Code.BAD_JSON if kind == "json" else Code.UNREADABLE):

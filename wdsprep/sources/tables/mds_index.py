@@ -71,7 +71,10 @@ class MdsShard:
         return {column.name: column.encoding for column in self.columns}
 
     def file(self, there: Mapping[str, Entry]) -> MdsFile | None:
-        """Return the file of the shard that is there, raw or compressed, if any is."""
+        """Return the file of the shard that is among those `there`, or None if none is.
+
+        The raw file is preferred to the compressed one.
+        """
         forms = (self.raw, self.zipped) if self.zipped else (self.raw,)
         return next((form for form in forms if form.name in there), None)
 
@@ -87,9 +90,10 @@ class MdsShard:
 
 
 def indexes_of(url: str) -> Iterator[tuple[str, dict[str, Entry]]]:
-    """Yield each index below a place, with the files beside and below it by their names.
+    """Yield the name of each index below a place, with all files below that place by their names.
 
-    A merged index stands for the folders below it.
+    An index in a folder below another index is left out, as a merged index stands for those below
+    it. At the end, raise SourceError if an MDS shard has no index in a folder above it.
     """
     there = {e.name: e for e in shared_store(url).list() if not is_hidden(e.name)}
     found = [name for name in there if posixpath.basename(name) == INDEX]
@@ -111,9 +115,10 @@ def _is_below(name: str, folder: str) -> bool:
 
 
 def shards_there(url: str) -> Iterator[tuple[MdsShard, Entry]]:
-    """Yield each shard that an index names, with its file.
+    """Yield each shard that an index names, with its file, raw or compressed.
 
-    Raise an error if the file is missing, or has not the size that the index says.
+    Raise SourceError if a file is missing, has not the size that the index says, or would unpack
+    to far more; or if there are no shards.
     """
     found = False
     for index, there in indexes_of(url):
@@ -143,7 +148,10 @@ def damaged_shard(url: str, name: str, why: str) -> SourceError:
 
 @lru_cache(maxsize=4)
 def read_index(url: str, index: str) -> dict[str, MdsShard]:
-    """Return the shards that an index names, by the names of their uncompressed files."""
+    """Return the shards that an index names, by the names of their uncompressed files.
+
+    Raise SourceError if the file is not a valid index of MDS shards.
+    """
     data = shared_store(url).read(index)
     what = f"{url}/{index}"
     with parsing_file(what, "is not an index of MDS shards", "bring back the one that was written"):

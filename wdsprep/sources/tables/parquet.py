@@ -52,11 +52,11 @@ class ParquetTable:
         return list(self.schema.names)
 
     def kinds(self) -> dict[str, str]:
-        """Return the kind of each column: text, one of NUMBERS, or "" if there is none."""
+        """Return the kind of each column: "text", a key of NUMBERS, or "" for any other type."""
         return {field.name: _kind(field.type) for field in self.schema}
 
     def batches(self, columns: Sequence[str], rows: int) -> Iterator[dict[str, Any]]:
-        """Yield some columns as Arrow arrays, `rows` at a time."""
+        """Yield some columns as Arrow arrays by their names, up to `rows` rows at a time."""
         with open_parquet(self.store, self.name) as file:
             for batch in file.batches(rows, columns=columns):
                 yield {name: batch.column(name) for name in columns}
@@ -67,10 +67,13 @@ class ParquetTable:
 
     def texts(self) -> list[str]:
         """Return the columns that may hold URLs."""
-        return [field.name for field in self.schema if _is_text(field.type)]
+        return [field.name for field in self.schema if _is_text_type(field.type)]
 
     def parts(self, rows: int) -> Iterator[tuple[str, int]]:
-        """Yield where each part of the table is, of up to `rows` rows, and how many rows it has."""
+        """Cut the table into parts of up to `rows` rows. Yield each one's place and number of rows.
+
+        The place is what the method `rows` takes.
+        """
         with open_parquet(self.store, self.name) as file:
             for first, last, count in file.runs(rows):
                 for skipped in range(0, count, rows):
@@ -78,7 +81,11 @@ class ParquetTable:
                     yield f"{first}:{last}:{skipped}:{taken}", taken
 
     def rows(self, where: str, only: Collection[str] = ()) -> Iterator[tuple[int, TableRow]]:
-        """Yield the rows of a part with their numbers in the table, and `only` these columns."""
+        """Yield the rows of a part, each after its number in the table, which counts from 0.
+
+        `where` is the place of the part. A row that cannot be read is a RejectedError. If `only`
+        names columns, no others are read.
+        """
         first, last, skipped, taken = map(int, where.split(":"))
         with open_parquet(self.store, self.name) as file:
             before, at = sum(file.groups[:first]), 0
@@ -93,7 +100,7 @@ class ParquetTable:
 
 
 def _kind(kind: pa.DataType) -> str:
-    if _is_text(kind):
+    if _is_text_type(kind):
         return "text"
     if pa.types.is_boolean(kind):
         return "bool"
@@ -104,9 +111,9 @@ def _kind(kind: pa.DataType) -> str:
     return ""
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def _is_text_type(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
-        return _is_text(kind.value_type)
+        return _is_text_type(kind.value_type)
     return bool(
         pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     )
@@ -116,23 +123,24 @@ def rows_in(
     batch: pa.RecordBatch,
     convert: Callable[[pa.RecordBatch], list[dict[str, Any]]] = pa.RecordBatch.to_pylist,
 ) -> list[TableRow]:
-    """Return the rows of a batch.
+    """Return the rows of a batch, as `convert` makes them.
 
-    A row is refused alone if it is damaged or Python cannot hold it, such as a text that is not
-    UTF-8 or a date beyond the year 9999.
+    A row that is damaged, or that Python cannot hold, is replaced by a RejectedError: such as a
+    text that is not UTF-8, or a date beyond the year 9999.
     """
     return _one_by_one(batch, lambda some: [*convert(some)])
 
 
 def values_in(column: pa.Array) -> list[Any]:
-    """Return the values of a column. A value that cannot be read is replaced by the error."""
+    """Return the values of a column. A value that cannot be read is replaced by a RejectedError."""
     return _one_by_one(column, lambda some: [*some.to_pylist()])
 
 
 def _one_by_one(some: Any, convert: Callable[[Any], list[Any]], what: str = "the row") -> list[Any]:
     """Convert Arrow data to Python, one value at a time if not all can be converted.
 
-    Arrow reads out of bounds if its data is not valid, so the data is validated first.
+    A value that cannot be converted is replaced by a RejectedError about `what`. Arrow reads out
+    of bounds if its data is not valid, so the data is validated first.
     """
     try:
         with parsing_sample(what):

@@ -57,7 +57,10 @@ class TextTable:
         return self.columns()
 
     def parts(self, rows: int) -> Iterator[tuple[str, int]]:
-        """Yield where each part of the table is, of up to `rows` rows, and how many rows it has."""
+        """Cut the table into parts of up to `rows` rows. Yield each one's place and number of rows.
+
+        The place is what the method `rows` takes.
+        """
         with self._lines() as lines:
             if self._kind in DELIMITERS:
                 self._header(lines)
@@ -71,7 +74,11 @@ class TextTable:
                 yield f"{start}:{lines.at}:{first}", count
 
     def rows(self, where: str, only: Collection[str] = ()) -> Iterator[tuple[int, TableRow]]:
-        """Yield the rows of a part, with their numbers in the table."""
+        """Yield the rows of a part, each after its number in the table, which counts from 0.
+
+        `where` is the place of the part. A row that cannot be read is a RejectedError. All
+        columns are read, whatever `only` says.
+        """
         del only  # a line is read whole
         start, end, first = map(int, where.split(":"))
         header = self.columns() if self._kind in DELIMITERS else []
@@ -111,10 +118,10 @@ class TextTable:
         return (None for line in lines if line.strip())
 
     def _csv_records(self, lines: "_Lines") -> Iterator[None]:
-        """Step through the records of a CSV file.
+        """Step through the records of a CSV file, and yield after each.
 
-        A line without a quote is a record. Only the csv module knows where other
-        records end.
+        A line without a quote is a record. Only the csv module knows where other records end.
+        Raise SourceError for a quote that is never closed.
         """
         record = _OneRecord(lines)
         cells = csv.reader(_decode_lines(record), delimiter=DELIMITERS[self._kind])
@@ -244,7 +251,10 @@ def _json_rows(lines: Iterable[bytes]) -> Iterator[TableRow]:
 
 
 def _csv_rows(lines: Iterable[bytes], header: list[str], delimiter: str) -> Iterator[TableRow]:
-    """Yield the rows of a CSV file, without their empty cells."""
+    """Yield the rows of a CSV file, without their empty cells, and without cells beyond the header.
+
+    A row that cannot be read is a RejectedError.
+    """
     cells = csv.reader(_decode_lines(lines), delimiter=delimiter)
     while True:
         try:
