@@ -24,9 +24,10 @@ class LaterError(RejectedError):
 
 
 def judge_image(rules: FetchRules, head: Head) -> bool:
-    """Return whether the body of an answer is received as an image, by its head.
+    """Return True if the body of an answer is to be received, by its head; False for a redirect.
 
-    Redirects have no image. Raise RejectedError if there will be none.
+    Raise RejectedError if there will be no image: by the status, an opt-out of the owner, the
+    type of the content or its length.
     """
     if is_redirect(head):
         return False

@@ -95,7 +95,11 @@ class Client:
         return answer.body
 
     async def _ask_robots(self, target: Target) -> Robots:
-        """Read the robots.txt of an origin. Raise RejectedError if it cannot be had now."""
+        """Read the robots.txt of the origin of `target`.
+
+        Raise RejectedError if it cannot be had now. One whose redirects do not end, or lead to no
+        URL, counts as missing, and allows everything.
+        """
         want = AnswerRule(judge=judge_robots, max_nbytes=MAX_NBYTES, cut=True)
         try:
             answer = await self._get(
@@ -121,7 +125,11 @@ class Client:
         redirects: int,
         check: Callable[[Target], Awaitable[None]] | None = None,
     ) -> Answer:
-        """Get a URL, follow redirects, and return the answer at their end."""
+        """Get a URL, follow redirects, and return the answer at their end.
+
+        `check` is awaited for each URL on the way, and may raise an error. Raise RejectedError
+        for a circle of redirects, or for more than `redirects`.
+        """
         left_s, seen = self._rules.timeout_s, {target.url}
         while True:
             if check is not None:

@@ -95,7 +95,7 @@ class CurlLoop:
             self._start_timer()
 
     def _finish_ended(self) -> None:
-        """Finish the transfers that have ended."""
+        """Give the results of the transfers that have ended to the callers of `perform`."""
         left = 1
         while left:
             left, done, failed = self._multi.info_read()

@@ -94,9 +94,9 @@ class _Download:
 class Downloads:
     """The downloads of one slice.
 
-    `repeated` counts the URLs that the slice has more than once. `minds_outage` is False where
-    only earlier failures are asked for again: an outage cannot be told from them there, and
-    does no harm.
+    `repeated` counts the rows of each URL that the slice has more than once; it is called in a
+    thread. `minds_outage` is False where only earlier failures are asked for again: an outage
+    cannot be told from them there, and does no harm.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Downloads:
     ) -> Iterator[tuple[int, Sample | Refusal] | None]:
         """Yield the rows in their order, each with its image or with the reason why it has none.
 
-        Yield None if nothing has happened for a while.
+        Yield None if nothing has happened for a while. Raise WorkError if the network is down.
         """
         begun = _in_thread(lambda: (self._count_repeated(), _start_reading(rows)))
         while wait([begun], WAIT_S).not_done:
@@ -219,7 +219,10 @@ class Downloads:
         self._arrived.put(download)
 
     def _hear(self, timeout_s: float = 0.0) -> bool:
-        """Take note of the answers that have arrived. Return whether there were any."""
+        """Take note of the answers that have arrived. Return whether there were any.
+
+        If there are none, wait for one for up to `timeout_s`.
+        """
         heard = False
         with suppress(Empty):
             while True:
@@ -257,7 +260,10 @@ class Downloads:
         return Refusal(source=row.source, code=fetched.code, detail=fetched.detail, url=row.url)
 
     def _release(self, download: _Download, nbytes: int) -> None:
-        """Drop the data of a download that no further row wants."""
+        """Drop the data of a download, unless further rows wait for it.
+
+        `nbytes` is how many bytes of it are in memory.
+        """
         if download.url in self._by_url:
             self._repeated[download.url] -= 1
             if self._repeated[download.url] > 0:

@@ -49,9 +49,10 @@ class HostLimits:
         self._ready: deque[str] = deque()
 
     async def take(self, host: str) -> None:
-        """Wait for a turn to ask this host.
+        """Wait for a turn to ask this host. `give_back` ends the turn.
 
-        Raise the RejectedError of another request if the host has just failed again.
+        Raise RejectedError if another request to the host fails meanwhile in a way that
+        `give_back` lets hold for all.
         """
         waiter = asyncio.get_running_loop().create_future()
         self._hosts.setdefault(host, _HostState()).waiting.append(waiter)
@@ -72,10 +73,11 @@ class HostLimits:
         pause_s: float = 0.0,
         for_all: bool = False,
     ) -> None:
-        """End a turn with a host, and let a failure have its consequences.
+        """End a turn with a host, and let the next request begin.
 
-        The host may have asked for a pause (`pause_s`). A failure may hold for all requests that
-        wait for this host: after many in a row, or `for_all`.
+        The host gets no request for `pause_s` seconds. After FAILURES_IN_A_ROW failures with
+        codes of DEAD, or with `for_all`, the failure is raised in all requests that wait for this
+        host, which from then on gets one request at a time until one does not fail so.
         """
         turns = self._hosts[host]
         failed = failure is not None and failure.code in DEAD
@@ -94,7 +96,10 @@ class HostLimits:
         self._go_on(host)
 
     def _go_on(self, host: str) -> None:
-        """Queue a host again or forget it, after a change, and begin the next requests."""
+        """Queue a host if one of its requests may begin, or forget it if it has none.
+
+        Then begin the requests of queued hosts while there is room.
+        """
         self._line_up(host)
         while self._free and self._ready and self._may_start():
             self._call(self._ready.popleft())

@@ -34,6 +34,10 @@ class BodyLimit:
         return not self.bodies or expected < self.max_nbytes / 2
 
     def is_crowded(self) -> bool:
+        """Return whether more bytes have come than the limit allows.
+
+        If so, all bodies under way are counted in full from then on.
+        """
         if self.nbytes <= self.max_nbytes:
             return False
         self.share = 1.0

@@ -83,9 +83,9 @@ class OutageCheck:
         return rows >= many and len(self._sites) >= OUTAGE_SITES
 
     def confirm(self) -> None:
-        """Raise WorkError if the network is down.
+        """Find out whether the network is down, which takes a while, and raise WorkError if it is.
 
-        To find that out takes a while.
+        If it is up, forget the rows that gave no answer so far.
         """
         witnesses = self._witnesses.urls()
         if witnesses:
@@ -116,7 +116,10 @@ class OutageCheck:
                 one.cancel()
 
     def _silent_sites(self) -> int:
-        """Count the sites without an answer whose names may exist, as far as is needed."""
+        """Count the sites without an answer whose names may exist.
+
+        Stop once there are OUTAGE_SITES of them or more.
+        """
         names = [name for name in self._sites.values() if name]
         silent = len(self._sites) - len(names)
         with ThreadPoolExecutor(OUTAGE_SITES) as threads:
@@ -127,7 +130,10 @@ class OutageCheck:
 
 
 def is_unknown_name(name: str) -> bool:
-    """Return whether the name service is at work and says that no such name exists."""
+    """Return whether the name service is at work and says that no such name exists.
+
+    A name that ends in NOBODYS is not asked about, and never exists.
+    """
     return name.endswith(NOBODYS) or (_exists(name) is False and _exists(OF_THE_INTERNET) is True)
 
 
@@ -143,9 +149,10 @@ def _exists(name: str) -> bool | None:
 
 
 def _is_answer(url: str, code: Code | None) -> bool:
-    """Return whether a server on the internet has just answered.
+    """Return whether a URL with this outcome was just answered by a server on the internet.
 
-    What robots.txt disallows was known from before, and a bucket may be in this house.
+    What robots.txt disallows may have been known from before, so it is no answer. Nor is what
+    comes from a bucket, which may be on a local network.
     """
     unsaid = NO_ANSWER | NOT_ASKED | {Code.DISALLOWED}
     return code not in unsaid and not is_keyed(url)

@@ -112,7 +112,10 @@ ALL_ALLOWED = Robots(starts={}, wholes={})
 
 
 def read_robots(data: bytes) -> Robots:
-    """Parse a robots.txt. Lines that are no rules are skipped."""
+    """Parse a robots.txt, and return the rules that are for us, or else those for all robots.
+
+    Lines that are no rules are skipped, and so is what comes after MAX_NBYTES.
+    """
     ours: list[tuple[bool, str]] = []
     anyone: list[tuple[bool, str]] = []
     named = False

@@ -16,17 +16,19 @@ from dataclasses import dataclass, replace
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.file_names import (
     BESIDE,
+    FIRST_RETRY,
     INPUTS,
     RETRIES,
     inputs_name,
     is_retry,
     retry_of_inputs,
+    slice_name,
 )
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.stored_dataset import find_receipt
 from wdsprep.dataset.unit_locks import Edition
-from wdsprep.errors import FingerprintError, SourceError
+from wdsprep.errors import FingerprintError, NotFoundError, SourceError
 from wdsprep.packing.changed_sources import (
     Change,
     Compared,
@@ -285,11 +287,17 @@ def _own_receipts(manifest: Manifest) -> Iterator[Receipt]:
 def check_rows(store: Store, part: Slice, known: Collection[str]) -> None:
     """Raise HopelessError if a retry has taken rows of a slice since this run began.
 
-    `known` are the names of the retry slices that there were then.
+    `known` are the names of the retry slices that there were then. Further ones get the numbers
+    that follow: if the next one is missing, there are none, and the list of all slices, which may
+    be long, is not needed.
     """
+    following = 1 + max(map(int, known), default=FIRST_RETRY - 1)
+    try:
+        store.read(inputs_name(slice_name(following)), nbytes=0)
+    except NotFoundError:
+        return
     retries = {retry_of_inputs(entry.name) for entry in store.list(RETRIES)}
-    new = retries - {"", *known}
-    items = packed_items(store, sorted(new)) if not part.is_retry else ()
+    items = packed_items(store, sorted(retries - {"", *known})) if not part.is_retry else ()
     if any(item.name == part.name for item in items):
         raise HopelessError(
             f"a retry has taken rows of {part.name}: run the same command again to pack the rest"

@@ -51,7 +51,11 @@ def open_store(url: str) -> Store:
 
 
 def split_url(url: str) -> tuple[Store, str]:
-    """Return the store that holds the file behind `url`, and the file's name in it."""
+    """Return the store that holds the file behind `url`, and the file's name in it.
+
+    The name is "" if `url` is a whole bucket or repository. Whether the file exists is not
+    checked.
+    """
     if is_web(url):
         from wdsprep.store.web import WebStore
 
@@ -72,6 +76,9 @@ _open_once = functools.lru_cache(maxsize=8)(open_store)
 
 
 def shared_store(url: str) -> Store:
-    """Return the store at `url`, opened once in each process. Workers read many files of it."""
+    """Return the store at `url`, which this process may have opened before.
+
+    The stores that were opened last are kept, as workers read many files of one.
+    """
     with _OPENING:
         return _open_once(url)

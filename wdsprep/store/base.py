@@ -71,9 +71,10 @@ class FileSink(Sink, Protocol):
     def waiting(self) -> str: ...
 
     def end(self, *, waits: bool = False) -> None:
-        """End the bytes of the file, and do all that can be done before it gets its name.
+        """Take no more bytes, and do all that can be done before the file gets its name.
 
-        If it `waits` for its name, give back the memory that the bytes take.
+        With `waits`, the name comes later: bytes are sent too that would stay in memory until
+        then.
         """
 
 
@@ -110,8 +111,8 @@ class Store(Protocol):
     def sweep(self, ours: Ours = none_of_ours) -> int:
         """Remove what killed writers left behind unseen, and return the number of things removed.
 
-        Files that do not show by themselves that they are wdsprep's are removed only if
-        their name is `ours`.
+        Files that do not show by themselves that they are wdsprep's are removed only if `ours`
+        says so of their name.
         """
 
     def hold(
@@ -119,14 +120,15 @@ class Store(Protocol):
     ) -> AbstractContextManager[None]:
         """Lock a name on all machines while the block lasts.
 
-        Nobody else is in a block that holds this name until this one ends. If the lock is lost,
-        this process can change nothing more in the store: that raises BusyError. A process that
-        dies gives up its locks.
+        No two blocks that hold the same name run at a time. Raise BusyError after waiting too
+        long for another. If the lock is lost, this process can change nothing more in the store:
+        that raises BusyError too. A process that dies gives up its locks.
 
-        A block may do nothing but give files their names (`giving`, the last one's at the end). Who
-        has waited too long for such a block may take the files away, and do the same.
+        `giving` is for a block that does nothing but give these files their names, the last one's
+        at the end. Another process that has waited too long for such a block may delete the
+        files, and take the lock.
 
-        The store lists the name as long as it is held.
+        While the name is held, the store lists it as a file.
         """
 
     def let_go(self, name: str, /) -> None:
@@ -167,8 +169,8 @@ def is_web(url: str) -> bool:
 def local_path(url: str) -> str | None:
     """Return the local path that a path or a `file:` URL means; None for any other URL.
 
-    A folder may be called `a:b`, but not like a URL, be it without its slashes, or like
-    webdataset's `pipe:`.
+    A path may have a colon in it, as `a:b`, but begin neither like `scheme://` nor like a known
+    scheme (`s3:`, `pipe:`). Raise UsageError for a path with a NUL.
     """
     if "\0" in url:
         raise UsageError(f"{url!r} is not a path or URL, as it has a NUL in it: leave that out")
@@ -179,7 +181,10 @@ def local_path(url: str) -> str | None:
 
 
 def absolute(url: "str | os.PathLike[str]") -> str:
-    """Make a local path absolute, so that any process can open it. Other URLs stay as they are."""
+    """Make a local path absolute, so that any process can open it.
+
+    Other URLs stay as they are, but for slashes at their end.
+    """
     url = os.fspath(url)
     path = local_path(url)
     if path is None:
@@ -188,10 +193,10 @@ def absolute(url: "str | os.PathLike[str]") -> str:
 
 
 def check_apart(source: str, output: str) -> None:
-    """Check that source and output do not lie in each other.
+    """Check that source and output do not lie in each other. Raise UsageError if they do.
 
-    The next run would take such an output for a part of its source, and --overwrite would
-    remove such a source with the output.
+    The next run would take such an output for a part of its source, and --overwrite would remove
+    such a source with the output.
     """
     if lies_in(output, source):
         raise UsageError(f"{output} lies in the source {source}: write the shards somewhere else")
@@ -211,9 +216,9 @@ def _real(url: str) -> str:
 
 
 def check_name(name: str) -> str:
-    """Check that a name leads to a file inside a store, and not up or out of it.
+    """Check that a name leads to a file inside a store, and not up or out of it. Return the name.
 
-    Return the name.
+    Raise UsageError if it does not.
     """
     if "\0" in name or not OUTSIDE.isdisjoint(name.split("/")):
         raise UsageError(f"{name!r} is not a name inside a store")
@@ -221,7 +226,10 @@ def check_name(name: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """Check the prefix of a listing as a name; its last part may be half a name."""
+    """Check that the prefix of a listing stays inside the store. Return it, or raise UsageError.
+
+    The part after its last slash is not checked, as it may be half a name.
+    """
     if "/" in prefix:
         check_name(prefix.rpartition("/")[0])
     return prefix
@@ -262,10 +270,10 @@ class Chunks:
         ahead: int | None = None,
         expected: int | None = None,
     ) -> None:
-        """Prepare to read a file in chunks.
+        """Prepare to read a file in chunks, from `start` on.
 
-        `chunk_nbytes` is what suits the store, unless it is given. `expected` is the length
-        of the file, if it is known: no chunk is read ahead beyond it.
+        If `chunk_nbytes` is 0, chunks have the size that suits the store. `expected` is the
+        length of the file, if it is known: no chunk is read ahead beyond it.
         """
         is_local = store.root is not None
         self._store, self._name = store, name
@@ -282,7 +290,7 @@ class Chunks:
         self._watcher: ThreadPoolExecutor | None = None
 
     def peek(self) -> bytes:
-        """Return the next chunk, and leave it there."""
+        """Return the next chunk without taking it: `next` returns it again."""
         self._peeked = self._peeked or self.next()
         return self._peeked
 
@@ -304,9 +312,10 @@ class Chunks:
         return self._store.read(self._name, start=start, nbytes=self._chunk_nbytes)
 
     def _next_ahead(self) -> bytes:
-        """Wait for the next chunk, which is being read ahead, and return it.
+        """Wait for the next chunk and return it, while those after it are being read in threads.
 
-        After an error the chunk is asked for again.
+        If reading it fails, the chunks ahead are given up, and the next call asks for all of them
+        again.
         """
         if self._readers is None:
             self._readers = ThreadPoolExecutor(self._ahead, "read-ahead")
@@ -324,7 +333,11 @@ class Chunks:
             raise
 
     def _show(self, data: bytes) -> None:
-        """Pass a chunk to `watch`, in a thread unless the file has one chunk alone."""
+        """Pass a chunk to `watch`, in another thread if chunks are read ahead.
+
+        A file of one chunk needs no thread. Wait while WATCHED_BEHIND chunks have not been
+        watched. An error of `watch` is raised by a later call, or by `close`.
+        """
         if self._watch is None or not data:
             return
         if not self._ahead or (self._ended and self._next == self._start):
@@ -384,7 +397,8 @@ def stream(
 ) -> io.BufferedReader:
     """Open a file of a store as a stream from `start` on, which takes bounded memory.
 
-    When the stream is closed, `watch` has seen each chunk that was read, in order.
+    When the stream is closed, `watch` has seen each chunk that was read, in order. The other
+    arguments are those of `Chunks`.
     """
     chunks = Chunks(
         store,

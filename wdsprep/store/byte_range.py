@@ -33,8 +33,8 @@ class Range:
     def check_answer(self, said: str, what: str) -> tuple[int, int | None]:
         """Return how many bytes an answer brings, and the length of the file if it is told.
 
-        `said` is the Content-Range of the answer. Raise an error if that is not this range, up
-        to its end or the file's.
+        `said` is the Content-Range of the answer. Raise StoreError, which names the file `what`,
+        if it is not this range: only the end of the file may cut it short.
         """
         match = CONTENT_RANGE.fullmatch(said.strip())
         if match is None:
@@ -49,7 +49,12 @@ class Range:
         return last - start + 1, total
 
     def check_beyond(self, said: str, what: str) -> int | None:
-        """Return the length of a file, from an answer that says that it ends before this range."""
+        """Return the length of a file that ends before this range, by the answer that says so.
+
+        `said` is the Content-Range of the answer. Return None if it does not tell the length.
+        Raise StoreError, which names the file `what`, if the length is beyond the start of the
+        range.
+        """
         match = re.fullmatch(r"bytes \*/(\d{1,18})", said.strip(), re.IGNORECASE | re.ASCII)
         if match is None:
             return None

@@ -32,6 +32,10 @@ class Wait:
         self._pause_s, self._next_word_s = 0.002, FIRST_WORD_S
 
     def pause(self, holder: str = "another run") -> None:
+        """Sleep for a moment, longer each time, and log a warning from time to time.
+
+        Raise BusyError if the limit has passed. `holder` is who is waited for, in words.
+        """
         waited_s = time.monotonic() - self._began
         if waited_s > self._limit_s:
             raise BusyError(
@@ -74,7 +78,7 @@ class Holder:
     def is_known_dead(self) -> bool:
         """Return whether the process ran on this machine and has ended.
 
-        Of other machines nothing is known here.
+        It is False for a process of another machine, of which nothing is known here.
         """
         if not self.machine or self.machine != _machine() or self.started == _start(self.pid):
             return False
@@ -105,9 +109,9 @@ def boot() -> str:
 
 
 def _may_live(pid: int) -> bool:
-    """Return whether a process that cannot be seen may be alive.
+    """Return whether a process may be alive although `_start` found no start of it.
 
-    Some machines hide those of others.
+    Some machines hide the processes of other users in /proc.
     """
     try:
         os.kill(pid, 0)

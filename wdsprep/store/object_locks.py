@@ -88,7 +88,10 @@ class Holds:
 
     @contextmanager
     def _hold(self, key: str, shown: str) -> Iterator["_Hold"]:
-        """Yield a lock that is checked at each request of this thread, while the block lasts."""
+        """Yield a lock that is yet to be taken.
+
+        While the block lasts, `refresh` and `check` deal with it too, if this thread calls them.
+        """
         hold = _Hold(self._objects, key, shown)
         held: list[_Hold] = self._mine.__dict__.setdefault("held", [])
         held.append(hold)
@@ -98,7 +101,7 @@ class Holds:
             held.remove(hold)
 
     def refresh(self) -> None:
-        """Renew the locks of this thread that are old.
+        """Renew the locks of this thread that are old. Raise BusyError if one has been lost.
 
         To be called before a request is made.
         """
@@ -106,9 +109,10 @@ class Holds:
             hold.refresh()
 
     def check(self, **_event: object) -> None:
-        """Check that the locks of this thread have not grown too old.
+        """Raise BusyError if a lock of this thread is so old that it may have been lost.
 
-        To be called when a request is signed and about to be sent.
+        To be called when a request is signed and about to be sent, also as a callback of
+        botocore, whose arguments are ignored.
         """
         for hold in getattr(self._mine, "held", ()):
             hold.check()
@@ -132,7 +136,10 @@ class _Hold:
             wait.pause(holder or "another run")
 
     def begin_after_a_death(self) -> bool:
-        """Try to take over the lock of a process that died. Return whether that succeeded."""
+        """Try to take over the lock of a process that died. Return whether that succeeded.
+
+        Return False if there is no lock, or the process is not known to be dead.
+        """
         marks = self._list_marks()
         if not marks or (self._living_holder(max(marks)) and not self._first_seen_dead):
             return False
@@ -179,7 +186,8 @@ class _Hold:
     def _living_holder(self, number: int) -> str:
         """Return which process holds a lock, in words, or "" if that process is dead.
 
-        `number` is that of the object that it wrote to take the lock.
+        `number` is that of the mark that it made. For IN_FLIGHT_S after its death was noticed it
+        counts as alive, as requests that it sent may still arrive.
         """
         try:
             mark = self._objects.read(self._name(number))
@@ -194,7 +202,11 @@ class _Hold:
         return str(holder or "another run")
 
     def _add(self, marks: Marks) -> bool:
-        """Create a further mark. Return whether there are then no marks but it and those given."""
+        """Create a further mark. Return whether that gives us the lock.
+
+        It does if there are then no marks but the new one and those given. Otherwise the new mark
+        is deleted again.
+        """
         self._is_checked = False  # nothing that exists can be harmed by it, however late
         number, began = max(marks, default=-1) + 1, read_clocks()
         made = self._make(number)
@@ -211,7 +223,10 @@ class _Hold:
         return False
 
     def _make(self, number: int) -> str:
-        """Create the mark of a lock, and return its ETag, or "" if there is one already."""
+        """Create the mark of a lock, and return its ETag.
+
+        Return "" if another process has made it already.
+        """
         me = this_process()
         try:
             return self._objects.make(self._name(number), me.to_bytes())
@@ -219,9 +234,10 @@ class _Hold:
             return self._made_before(number, me)
 
     def _made_before(self, number: int, me: Holder) -> str:
-        """Return the ETag of a mark if this process has made it, or "" if another has.
+        """Return the ETag of a mark that exists, or "" if another process has made it.
 
-        A request that is repeated may meet its own success.
+        Return "" too if it cannot be read. A request whose answer was lost is sent again, and
+        then finds the mark that it made the first time.
         """
         with suppress(StoreError):
             mark = self._objects.read(self._name(number))

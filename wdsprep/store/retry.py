@@ -12,7 +12,11 @@ T = TypeVar("T")
 
 
 def persist(act: Callable[[], T], is_transient: Callable[[Exception], bool], pause_s: float) -> T:
-    """Call `act`, and again after a pause if the network or the server has failed."""
+    """Return the result of `act`, which is called again after each error that is transient.
+
+    There are at most ATTEMPTS calls, with pauses that grow from `pause_s`. The error of the last
+    one is raised, and so is any error for which `is_transient` returns False.
+    """
     for attempt in range(ATTEMPTS - 1):
         try:
             return act()

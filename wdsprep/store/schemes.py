@@ -29,6 +29,7 @@ class StorePlace:
     extra: str = ""
 
     def opener(self) -> Callable[[str], Any]:
+        """Return the class of the store. Raise UsageError if its library is not installed."""
         if self.needs and not importlib.util.find_spec(self.needs):
             raise UsageError(
                 f"{self.form} needs {self.needs}, which is not installed: run "

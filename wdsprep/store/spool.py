@@ -46,6 +46,10 @@ class Spool:
         return self._file.read(place[1])
 
     def drop(self) -> None:
+        """Count the bytes of one `put` as no longer needed.
+
+        The file is emptied once that holds for all.
+        """
         self._waiting -= 1
         if not self._waiting and self._file is not None:
             self._file.truncate(0)

@@ -56,7 +56,10 @@ class WebStore(OverNetwork):
         return self._url
 
     def list(self, prefix: str = "", /) -> Iterator[Entry]:
-        """List the one file, found by its first byte: not every server with ranges answers HEAD."""
+        """List the one file if its name begins with `prefix`.
+
+        It is found by a request for its first byte: not every server with ranges answers HEAD.
+        """
         if not self.name.startswith(prefix):
             return
         _, self._version = self._get(Range(nbytes=1))
@@ -104,9 +107,10 @@ class WebStore(OverNetwork):
         )
 
     def _get(self, asked: Range) -> tuple[bytes, Version]:
-        """Request a range, again if an answer breaks off.
+        """Return the bytes of a range, and the version of the file that they are from.
 
-        Until an answer begins, urllib3 tries again itself.
+        The range is requested again if an answer breaks off. Until an answer begins, urllib3
+        tries again itself. Raise ShortReadError if no attempt succeeds.
         """
         from urllib3.exceptions import HTTPError, MaxRetryError
 
@@ -129,7 +133,10 @@ class WebStore(OverNetwork):
         )
 
     def _read_answer(self, asked: Range, answer: "BaseHTTPResponse") -> tuple[bytes, Version]:
-        """Return the bytes of an answer and the file's version, after checking status and range."""
+        """Return the bytes of an answer and the file's version, after checking status and range.
+
+        There are no bytes if the file ends before the range.
+        """
         from urllib3.exceptions import ProtocolError
 
         said = answer.headers.get("Content-Range", "")
@@ -148,7 +155,8 @@ class WebStore(OverNetwork):
     def _version_ended(self, asked: Range, said: str) -> Version:
         """Return the version of a file that ends before the range asked for.
 
-        The answer that says so need not tell the version, nor the length.
+        `said` is the answer's Content-Range. What the answer does not tell is taken from the
+        version known so far. Raise AccessError if the length is not known then.
         """
         known = self._version
         total = asked.check_beyond(said, self._shown)
@@ -180,9 +188,9 @@ class WebStore(OverNetwork):
         )
 
     def _open(self) -> "PoolManager":
-        """Return the pool of connections.
+        """Return the pool of connections, which stay open.
 
-        They stay open, and try again if the server is busy or breaks off.
+        A request over them is tried again if the server is busy or breaks off.
         """
         from urllib3 import PoolManager, Retry
 

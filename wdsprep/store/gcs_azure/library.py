@@ -71,7 +71,7 @@ def _modules() -> Mapping[str, ModuleType]:
 
 
 def _from_bytes(data: bytes) -> ModuleType:
-    """Load a module from memory if the system can.
+    """Load the extension module from its bytes: from memory if the system can, else by a file.
 
     Programs may be forbidden in the folder for temporary files.
     """

@@ -99,7 +99,11 @@ class ObjectStore(OverNetwork):
             )
 
     def ask(self, act: Callable[[Any, Any], T]) -> T:
-        """Call `act` with the library and a client, as often as it takes."""
+        """Return the result of `act`, called with the library and a client.
+
+        It is called again after a transient error. Before each attempt, the locks of this thread
+        are renewed and checked.
+        """
         own = self._process_clients
 
         def attempt() -> T:
@@ -110,7 +114,10 @@ class ObjectStore(OverNetwork):
         return retrying(attempt, pause_s=self._first_pause_s)
 
     def list(self, prefix: str = "", /) -> Iterator[Entry]:
-        """List the files by name. Azure sorts them otherwise if a container has real folders."""
+        """List the files in the order of their names.
+
+        They are sorted here, as Azure has another order if a container has real folders.
+        """
         check_prefix(prefix)
         with self._store_errors(prefix):
             found = sorted(self.entries(self._prefix + prefix), key=lambda e: e.name.encode())
@@ -124,9 +131,10 @@ class ObjectStore(OverNetwork):
             )
 
     def entries(self, prefix: str) -> Iterator[Entry]:
-        """Yield the objects whose keys begin with `prefix`.
+        """Yield the objects whose keys begin with `prefix`, under their whole keys.
 
-        The library lists whole folders. In a folder, the listing begins near the prefix.
+        Keys that end in a slash are left out. The library lists whole folders only, so a listing
+        begins near the prefix and is cut behind it.
         """
         folder, _, rest = prefix.rpartition("/")
         begin = {"offset": prefix[:-1]} if len(rest) > 1 else {}
@@ -219,7 +227,7 @@ class ObjectStore(OverNetwork):
         )
 
     def _writer(self, name: str) -> str:
-        """Return the id that the last writer of an object has left on it."""
+        """Return the id that the last writer of an object has left on it, or "" if none has."""
         key = self._key(name)
         with self._store_errors(name):
             found = self.ask(lambda loaded, client: loaded.get(client, key, options={"head": True}))

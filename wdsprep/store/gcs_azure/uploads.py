@@ -46,9 +46,11 @@ class ObjectSink(PartSink):
             self._upload.drain()
 
     def finish(self) -> None:
-        """Finish the upload.
+        """Finish the upload, so that the file appears.
 
-        A retry that meets its own success, whose answer was lost, is a success.
+        Raise the error of an earlier write, if there was one. A repeated request may be refused
+        because an earlier one, whose answer was lost, has made the file. If the object there is
+        by this writer, the upload counts as a success.
         """
         self.check()
         try:
@@ -109,7 +111,7 @@ class _Upload:
                 self._parts.task_done()
 
     def _drop_parts(self) -> None:
-        """Throw away the parts that wait, so that nobody waits for them."""
+        """Throw away the parts that are queued, so that `drain` and `send` do not wait for them."""
         while not self._parts.empty():
             self._parts.get()
             self._parts.task_done()

@@ -21,5 +21,8 @@ def _leave_to_parent() -> None:
 
 
 def spare_sessions() -> None:
-    """Let each forked process leave open HTTP sessions to its parent. This is called once."""
+    """Let a session of the hub's library be closed only by the process that opened it.
+
+    Children forked from now on leave it open. To be called once in a process.
+    """
     os.register_at_fork(before=_leave_to_parent)

@@ -106,9 +106,9 @@ class HubStore(OverNetwork):
 
     @property
     def _current_commit(self) -> str:
-        """Return the commit that is read.
+        """Return the commit that is read: the one given, or the latest when it was first needed.
 
-        If a run on this machine has published another one since, it is that.
+        Once a run on this machine has published another one, it is that.
         """
         published = self._stage.published
         if self._commit and published == self._seen:
@@ -202,7 +202,7 @@ class HubStore(OverNetwork):
         return len(data)
 
     def stamp(self, name: str, /) -> str:
-        """Return a text that changes whenever the file becomes another."""
+        """Return a text that changes whenever the file does."""
         found = next((entry for entry in self.list(name) if entry.name == name), None)
         if found is None:
             raise NotFoundError(f"{self.url}/{name}: no such file")
@@ -251,9 +251,10 @@ class HubStore(OverNetwork):
         return self._stage.files.sweep(ours)
 
     def publish(self, names: Collection[str] | None = None) -> None:
-        """Make one commit of all files that wait below this folder, or of these alone.
+        """Make one commit of all changes that wait below this folder, or of those to `names`.
 
-        Make none if nothing waits.
+        Make none if nothing waits. Raise StoreError if somebody else has changed one of the files
+        since the run began, or if others make commits all the time.
         """
         wanted = None if names is None else {*map(self._path, names)}
         if not any(self._waiting(wanted)):
@@ -316,7 +317,11 @@ class HubStore(OverNetwork):
         return there.stamp in (blob.hexdigest(), large.hexdigest())
 
     def _make_commit(self, head: str, added: Collection[str], deleted: Sequence[str]) -> str:
-        """Make a commit and return its id, or "" if somebody else has made one meanwhile."""
+        """Make a commit and return its id, or "" if somebody else has made one meanwhile.
+
+        Files in `deleted` that the commit `head` lacks are passed over. If nothing is left to
+        change, return `head`.
+        """
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
         known = self._files_below(self._prefix.rstrip("/"), head)
@@ -350,7 +355,7 @@ class HubStore(OverNetwork):
     def _check_there(self, commit: str, added: Mapping[str, Entry]) -> None:
         """Check that a commit has all files that were added to it.
 
-        The hub leaves out those that a .gitignore there names.
+        Raise StoreError if it lacks one. The hub leaves out those that a .gitignore there names.
         """
         there = self._files_below(self._prefix.rstrip("/"), commit)
         lacking = next((name for name in added if name not in there), "")
@@ -365,7 +370,7 @@ class HubStore(OverNetwork):
 
     @contextlib.contextmanager
     def _hub_names(self, name: str) -> Iterator[None]:
-        """Let errors of the folder where files wait name their place on the hub."""
+        """Turn an ExistsError about a file that waits into one that names its URL on the hub."""
         try:
             yield
         except ExistsError:

@@ -36,9 +36,10 @@ class HubReads:
     _there: dict[str, tuple[str, float]] = field(default_factory=dict)
 
     def get(self, commit: str, path: str, wanted: Range, what: str) -> bytes:
-        """Read a range of a file, in one attempt.
+        """Return a range of a file, in one attempt. `what` names the file in messages.
 
-        An address that has expired is asked for again.
+        The address that the hub gave for the file is used for KEPT_S. If it is refused, the hub
+        is asked for it again; a busy or failing server (429 or 5xx) raises AnswerError.
         """
         key = f"{commit}/{path}"
         known, since = self._there.get(key, ("", 0.0))
@@ -82,7 +83,11 @@ def _origin(url: str) -> str:
 
 
 def _read_answer(answer: Any, wanted: Range, what: str) -> bytes:
-    """Return the bytes of an answer, after checking that they are the range asked for."""
+    """Return the bytes of an answer, after checking that they are the range asked for.
+
+    There are none if the file ends before the range. Raise AnswerError for a status without
+    bytes.
+    """
     status, said = answer.status_code, answer.headers.get("content-range", "")
     if status == BEYOND and wanted.check_beyond(said, what) is not None:
         return b""
@@ -98,7 +103,10 @@ def _read_answer(answer: Any, wanted: Range, what: str) -> bytes:
 
 
 def _cut_range(answer: Any, wanted: Range, what: str) -> bytes:
-    """Cut the range out of an answer that brings the whole file."""
+    """Cut the range out of an answer that brings the whole file.
+
+    Raise StoreError if the file has more than WHOLE_NBYTES and the range is not all of it.
+    """
     length = length_of(answer.headers.get("content-length", ""))
     if length > WHOLE_NBYTES and not wanted.covers_file(length):
         raise wanted.range_error("", what)

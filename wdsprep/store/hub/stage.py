@@ -32,7 +32,7 @@ class HubStage:
         self.files, self._gone = LocalStore(folder / "files"), LocalStore(folder / "gone")
 
     def begin(self, commit: str) -> None:
-        """Note the commit that changes are made to, unless some have been made already."""
+        """Note the commit that changes are based on, unless one is noted already."""
         if not (self.folder / self._base).exists():
             with contextlib.suppress(ExistsError):
                 write_bytes(self.notes, self._base, commit.encode(), exclusive=True)
@@ -72,9 +72,10 @@ class HubStage:
             self._gone.delete(name)
 
     def settle(self, commit: str, added: dict[str, Entry], deleted: Sequence[str]) -> None:
-        """Remove the local copies of files that are in a commit now.
+        """Note a commit as published, and remove the local copies of the files that are in it now.
 
-        A file that somebody has written again meanwhile stays.
+        A file that somebody has written again meanwhile stays. `deleted` are the files that the
+        commit has deleted, whose marks go too.
         """
         write_bytes(self.notes, PUBLISHED, commit.encode())
         now = self.list("")

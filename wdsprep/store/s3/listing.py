@@ -75,9 +75,9 @@ Asked = tuple[Stretch, "Future[StretchFound]"]
 
 
 def listing(ask: AskForPage, prefix: str) -> Iterator[Entry]:
-    """Yield all entries whose names begin with `prefix`.
+    """Yield all entries whose names begin with `prefix`, in the order of their names.
 
-    `ask` returns the first page of a stretch, whatever its end.
+    `ask` returns the page with which a stretch begins, which may reach beyond the stretch's end.
     """
     left: Stretch | None = Stretch()
     while left is not None:
@@ -102,9 +102,10 @@ def _pages(ask: AskForPage, stretch: Stretch) -> Iterator[Page]:
 def _list_stretches(
     ask: AskForPage, left: Stretch, marks: Iterator[str]
 ) -> Generator[Entry, None, Stretch | None]:
-    """Yield the entries up to the last of `marks`, many stretches between marks at a time.
+    """List the stretches between marks, many at a time, and yield their entries in order.
 
-    Return what is left to be listed then, if anything.
+    Return what is then left to be listed: the stretch after the last mark, or after a gap so wide
+    that the marks do not help; None if all is listed.
     """
     pool, lanes = ThreadPoolExecutor(STRETCHES), deque[Asked]()
     try:
@@ -143,9 +144,10 @@ def _list(ask: AskForPage, stretch: Stretch) -> StretchFound:
 
 
 def guesses(first: str, last: str, *, floor: int) -> Iterator[str]:
-    """Yield guesses of names that follow `last`, in order.
+    """Yield names at which to cut what a listing has after `last`, in order.
 
-    The first `floor` characters stay, and so do those that neither count nor spell.
+    They are guessed from how `first` and `last` differ: by letters and digits, which are counted
+    up as in a number. The first `floor` characters stay.
     """
     at = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
     runs = (takewhile(str.isalnum, name[at:]) for name in (first, last))
@@ -175,7 +177,8 @@ def _take_entries(
 ) -> None:
     """Parse the entries of a listing page, and take them out of what botocore parses.
 
-    This handles botocore's event `before-parse`.
+    This handles botocore's event `before-parse`. An answer that cannot be parsed is left to
+    botocore.
     """
     if response_dict["status_code"] != 200:
         return
@@ -206,7 +209,8 @@ def _is_entry(node: ElementTree.Element) -> bool:
 def page_of(answer: Mapping[str, Any], start: int, stretch: Stretch, what: str) -> Page:
     """Return the page of a listing in an answer of boto3.
 
-    `start` is the length of the store's part of the keys.
+    Names are the keys without their first `start` characters, the store's prefix. Raise
+    StoreError, which names the store `what`, if the server ignores where `stretch` begins.
     """
     entries = []
     for found in answer.get("Contents", ()):

@@ -238,9 +238,11 @@ class GetRequest:
         return status == 200 and self.range.covers_file(length)
 
     def answer_nbytes(self, status: int, said: str, length: int) -> int:
-        """Return how many bytes an answer brings.
+        """Return how many bytes an answer brings. Raise an error if they are not those asked for.
 
-        Raise an error if they are not those asked for.
+        `said` is its Content-Range, and `length` its Content-Length, or -1 if that is unknown.
+        The error is an EOFError if the two do not fit, which means that the answer was cut, else
+        a StoreError.
         """
         if self.is_all(status, length):
             return length
@@ -270,7 +272,10 @@ class Reads:
         return self._take(ask, _read)
 
     def get_into(self, ask: GetRequest, buffer: memoryview) -> int:
-        """Read a range of an object into a buffer, and return how many bytes came."""
+        """Read a range of an object into a buffer, and return how many bytes came.
+
+        None come if the range starts at the end or after.
+        """
         return self._take(ask, partial(_read_into, buffer))
 
     def _take(self, ask: GetRequest, take: Take[T]) -> T:
@@ -365,7 +370,11 @@ def _warn_of_version(error: Exception) -> None:
 
 
 def _newest_signature(signature_version: str, **_: object) -> "str | None":
-    """Choose the newest signature for URLs. boto3 prefers an old one that newer regions refuse."""
+    """Choose the newest signature for URLs; boto3 prefers an old one that newer regions refuse.
+
+    This handles botocore's event `choose-signer`. None leaves the choice to botocore, for
+    requests that are not signed in their URL.
+    """
     return "s3v4-query" if signature_version in ("v4-query", "s3v4-query") else None
 
 
@@ -383,7 +392,10 @@ def _read_into(buffer: memoryview, body: Any, nbytes: int) -> int:
 
 
 def _check_ended(answer: S3Answer) -> None:
-    """Check that an answer in chunks has brought its last chunk."""
+    """Check that an answer in chunks has brought its last chunk.
+
+    Raise EOFError if more bytes come.
+    """
     if answer.nbytes < 0 and answer.body.read(1):
         raise EOFError
 
@@ -402,7 +414,10 @@ def _short_read_errors(ask: GetRequest) -> Iterator[None]:
 
 
 def _error(answer: S3Answer, body: bytes) -> Exception:
-    """Return the error that boto3 would raise for an answer, or a _RefusedError."""
+    """Return the error that boto3 would raise for an answer, or a _RefusedError.
+
+    It is a _RefusedError for a status below 500 other than 404, 416 and 429.
+    """
     from botocore.exceptions import ClientError
 
     status, found = answer.status, re.search(rb"<Code>(\w+)</Code>", body)

@@ -66,10 +66,10 @@ class _Client:
 
 
 def _checks_of(client: Any) -> BodyChecks:
-    """Return how the bodies that a client sends are checked.
+    """Set whether the bodies that a client sends are signed, and return how they are checked.
 
-    Over TLS they go unsigned, unless the user's settings have them signed: botocore by itself signs
-    those without an MD5.
+    Over TLS they go unsigned, unless the user's settings have them signed: botocore by itself
+    signs those without an MD5.
     """
     config = client.meta.config
     given = (config.s3 or {}).get("payload_signing_enabled", False)
@@ -137,7 +137,7 @@ class S3Store(OverNetwork):
         return client
 
     def close(self) -> None:
-        """Close the connections to the server. The next call opens new ones."""
+        """Close the connections of this process to the server. The next call opens new ones."""
         if own := self._clients.pop(os.getpid(), None):
             own.client.close()
 
@@ -234,8 +234,9 @@ class S3Store(OverNetwork):
     def sweep(self, ours: Ours = none_of_ours) -> int:
         """Abort the unfinished uploads of dead writers, and return how many.
 
-        If nobody knows the writer, uploads under names that are `ours` are aborted after a
-        day: no live writer takes that long over a file.
+        If the writer is unknown, an upload is aborted after a day if `ours` takes its name for
+        one of wdsprep's: no live writer takes that long over a file. Notes of old uploads are
+        removed too.
         """
         with self._store_errors(""):
             lost = [upload for upload in self._uploads() if self._has_lost_its_writer(upload, ours)]

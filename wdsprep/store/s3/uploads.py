@@ -59,9 +59,17 @@ class BodyChecks:
     """True if it has always given back the CRC of a part; unknown at first."""
 
     def heard(self, *, is_given_back: bool) -> None:
+        """Note whether the server gave back the CRC of a part.
+
+        Once it has not, it is never believed again.
+        """
         self.is_given_back = is_given_back and self.is_given_back is not False
 
     def headers_for(self, data: bytes, *, with_crc: bool = False) -> dict[str, str]:
+        """Return the arguments for boto3 by which the server checks a body.
+
+        They are its MD5, its CRC-32 or both; none if bodies are signed.
+        """
         if self.is_signed:
             return {}
         sums = {"ChecksumCRC32": _base64(zlib.crc32(data).to_bytes(4, "big"))} if with_crc else {}
@@ -168,7 +176,8 @@ class S3Sink(PartSink):
     def _make_visible(self, operation: str, **what: Any) -> None:
         """Send the request that gives the file its name: a method of boto3 with its arguments.
 
-        A retry that meets its own success, whose answer was lost, is a success.
+        A repeated request may be refused because an earlier one, whose answer was lost, has made
+        the file. If the object there is by this writer, the request counts as a success.
         """
         from botocore.exceptions import ClientError
 
@@ -250,7 +259,7 @@ class Note:
 def write_note(upload: str) -> Note | None:
     """Write a note of an upload, or return None if no note can be written.
 
-    The note has its lock before it has its name, so nobody finds it without.
+    The note is locked before it has its name, so nobody finds it without its lock.
     """
     with contextlib.suppress(OSError):
         folder = _folder()
@@ -267,9 +276,9 @@ def write_note(upload: str) -> Note | None:
 
 
 def writer_of(upload: str) -> Writer:
-    """Return whether the writer of an upload lives, by its note.
+    """Return whether the writer of an upload is alive, dead or unknown, by its note here.
 
-    A dead writer's note is deleted.
+    It is unknown if there is no note. A dead writer's note is deleted.
     """
     try:
         return _read(_folder() / _name(upload))
@@ -278,7 +287,11 @@ def writer_of(upload: str) -> Writer:
 
 
 def remove_old_notes() -> None:
-    """Remove notes of uploads that others aborted, or in buckets that are not swept from here."""
+    """Remove the notes that are older than KEPT_S and whose lock is free.
+
+    They remain of uploads that others have aborted, or in buckets that are not swept from here.
+    Errors of the system end this without a message.
+    """
     with contextlib.suppress(OSError):
         for path in _folder().iterdir():
             if path.stat().st_mtime < time.time() - KEPT_S:
@@ -299,9 +312,9 @@ def _read(path: Path) -> Writer:
 
 
 def _folder() -> Path:
-    """Return the folder of notes, which nobody else may write to.
+    """Return the folder of notes, and make it if there is none.
 
-    Who could write there could have uploads aborted.
+    Raise PermissionError if others may write to it: they could have uploads aborted.
     """
     folder = Path(tempfile.gettempdir(), f"wdsprep-uploads-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -312,8 +325,9 @@ def _folder() -> Path:
 
 
 def _name(upload: str) -> str:
-    """Return the file name of the note of an upload, which is for one boot of one machine.
+    """Return the file name of the note of an upload, which differs for each boot of each machine.
 
-    The folder may be shared by machines, and a lock is only known where it was taken.
+    Machines may share the folder, but a lock on a note is seen only on the machine that took it.
+    So machines must not find each other's notes.
     """
     return hashlib.sha256(f"{boot() or socket.gethostname()} {upload}".encode()).hexdigest()
