@@ -16,6 +16,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.encoding.models.base import Part, Tokens
 from wdsprep.encoding.models.device import Arrays
+from wdsprep.encoding.models.noise import mirrored_noise_key
 from wdsprep.images.crop import NO_PIXELS, Crop, CropResult
 from wdsprep.images.nearest_shape import Fit
 
@@ -173,8 +174,3 @@ class Row:
         into = sample.text if self.cut == CAPTION else sample.images[self.cut]
         into.update(found)
         return sum(array.nbytes for array in found.values())
-
-
-def mirrored_noise_key(key: str) -> str:
-    """Return the key that decides the noise of a mirror image's latents."""
-    return f"{key}:flipped"

@@ -120,7 +120,8 @@ class JoinPositions:
         """A mask of the shards whose samples may have other numbers in the other dataset."""
         moved, has_other = self.first.moved.copy(), self.shards >= 0
         moved[has_other] |= self.other.moved[self.shards[has_other]]
-        return moved & has_other
+        moved &= has_other
+        return moved
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle, without the rows that were read.

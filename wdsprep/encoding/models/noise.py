@@ -43,6 +43,11 @@ def noise_keys(seed: int, keys: Sequence[str]) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.int64)
 
 
+def mirrored_noise_key(key: str) -> str:
+    """Return the key that decides the noise of a mirror image's latents."""
+    return f"{key}:flipped"
+
+
 def normal(keys: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """Return standard normals, float32 (len(keys), *shape), on the device of the keys.
 

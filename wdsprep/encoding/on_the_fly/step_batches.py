@@ -14,10 +14,10 @@ from torch import Tensor
 
 from wdsprep.dataset.npy_arrays import FLIPPED, LATENT
 from wdsprep.encoding.device_batches import DeviceBatches, Rows
-from wdsprep.encoding.encoded_samples import mirrored_noise_key
 from wdsprep.encoding.models.base import Encoder, Tokens
 from wdsprep.encoding.models.batch_size import auto_batch_size, limit_for_trainer, text_size
 from wdsprep.encoding.models.device import ImageBatch, Stats, TextBatch
+from wdsprep.encoding.models.noise import mirrored_noise_key
 from wdsprep.errors import WorkError
 
 

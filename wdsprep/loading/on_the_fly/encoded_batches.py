@@ -24,9 +24,10 @@ from wdsprep.dataset.npy_arrays import FLIPPED, LATENT
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.samples import Sample, facts_bytes
-from wdsprep.encoding.encoded_samples import Result, mirrored_noise_key
+from wdsprep.encoding.encoded_samples import Result
 from wdsprep.encoding.latent_shard import arrays_of, facts_of
 from wdsprep.encoding.models.base import Tokens
+from wdsprep.encoding.models.noise import mirrored_noise_key
 from wdsprep.encoding.on_the_fly.image_preparation import Encoding
 from wdsprep.encoding.on_the_fly.latent_writer import LatentWriter
 from wdsprep.encoding.on_the_fly.step_batches import BatchEncoder, StepBegun
