@@ -316,7 +316,7 @@ def test_a_shard_that_is_not_what_it_was_is_refused(images: Path) -> None:
         ({"distance": -1}, "give 0 to 12"),
         ({"table": "copies.csv"}, "ends in .parquet"),
         ({"output": "images/copies.txt"}, "lies in"),
-        ({"hashes": "."}, "images into a dataset"),
+        ({"hashes": "."}, "images, which is inside a dataset"),
         ({"output": "a.parquet", "table": "a.parquet"}, "give two files"),
         ({"keep": "aesthetic"}, "is a column of"),
         ({"join": "scores.parquet"}, "give one of them"),

@@ -128,7 +128,8 @@ def _opened(shown: Sequence[str], hashes: str) -> list[ImagesLooked]:
     for url in kept:
         if any(f"{url}/".startswith(f"{place}/") for place in places):
             raise UsageError(
-                f"--hashes {hashes} would put {url} into a dataset: give another folder"
+                f"the hashes would lie in {url}, which is inside a dataset: give another folder "
+                "with --hashes"
             )
     return [open_images(*each) for each in zip(places, shown, kept, strict=True)]
 

@@ -123,11 +123,13 @@ def _follow_images(group: Group, images: Group) -> Group:
     for origin in group.origins:
         of[_images_of(origin, images)] = origin
     lacking = [one.shown for at, one in enumerate(images.origins) if at not in of]
-    if lacking or len(of) < len(group.origins):
+    if len(of) < len(group.origins):
+        both = " and ".join(origin.shown for origin in group.origins)
+        raise UsageError(f"of {both}, two are latents of the same images: give one of them alone")
+    if lacking:
         raise UsageError(
-            f"{group.origins[0].shown} and the datasets joined to it were not made of "
-            f"{', '.join(lacking) or images.origins[0].shown}: give latents of all images, each "
-            "once, or of none"
+            f"no latents of {', '.join(lacking)} are given beside {group.origins[0].shown}: give "
+            "latents of all datasets of images that become one, or of none of them"
         )
     return replace(group, origins=tuple(of[at] for at in sorted(of)), follows=images)
 

@@ -195,7 +195,8 @@ def _find_settings(
     """Return the settings of each dataset, without those of captions.
 
     Text that is stored apart, and latents without text, get the settings that a run for them alone
-    would have. `models` has the models that were found so far; others are found and added.
+    would have, except that all have fp32 if `joint`, that of the whole run, does. `models` has
+    the models that were found so far; others are found and added.
     """
     asked: dict[tuple[ModelNeeds, DigestKind], Model] = {}
     settings = []

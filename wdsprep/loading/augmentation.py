@@ -97,9 +97,9 @@ class Effects:
 
     @cached_property
     def choices(self) -> tuple[str, ...]:
-        """The names of the captions to pick arrays of, or ("",) if none are picked.
+        """The names of the captions from which one is picked for each sample, for its arrays.
 
-        Arrays are picked only if datasets have arrays of text; otherwise texts are, by `paths`.
+        Without names, or arrays of text in the datasets, it is ("",): texts are picked by `paths`.
         """
         names = tuple(name for name, _ in self.captions)
         return names if names and _have_arrays(self.datasets) else ("",)

@@ -118,9 +118,9 @@ class JoinPositions:
     @cached_property
     def _moved(self) -> NDArray[np.bool_]:
         """A mask of the shards whose samples may have other numbers in the other dataset."""
-        moved, has_other = self.first.moved.copy(), self.shards >= 0
+        has_other = self.shards >= 0
+        moved: NDArray[np.bool_] = self.first.moved & has_other
         moved[has_other] |= self.other.moved[self.shards[has_other]]
-        moved &= has_other
         return moved
 
     def __getstate__(self) -> dict[str, Any]:

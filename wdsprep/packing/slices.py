@@ -110,7 +110,7 @@ class SlicePlan:
 
 
 def survey_source(source: Source, limit: int, tell: Callable[[int], None]) -> SourceSurvey:
-    """List the items of a source, and return their numbers, and themselves if they are few.
+    """List the items of a source; return how many there are, and themselves if they are few.
 
     Items after the first `limit` samples do not count; 0 means all. `tell` is called from time to
     time with the number of items so far. Raise SourceError if there are none.

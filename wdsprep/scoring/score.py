@@ -292,8 +292,8 @@ def _kept(model: ScoreModel, wanted: str) -> ScoreModel:
         kept = wanted
     if not (kept or model.columns):
         raise UsageError(
-            f"nothing would be kept of {model.name}, which gives only an embedding: leave "
-            "--embedding out, or give a --head"
+            f"nothing would be kept of {model.name}, which gives only an embedding: give "
+            "--embedding fp16, or a --head"
         )
     return replace(model, embedding=kept)
 

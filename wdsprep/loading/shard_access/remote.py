@@ -47,7 +47,10 @@ class _Piece:
     data: memoryview
 
     def part(self, start: int, end: int) -> memoryview:
-        """Return the bytes of the file from start to end, as far as this piece of it has them."""
+        """Return the bytes of the file from start to end.
+
+        There are fewer if this piece ends before, and none if it begins after `start`.
+        """
         return self.data[start - self.start : end - self.start] if start >= self.start else NONE
 
 

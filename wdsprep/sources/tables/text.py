@@ -112,13 +112,16 @@ class TextTable:
         return found
 
     def _records(self, lines: "_Lines") -> Iterator[None]:
-        """Step through the records of a table, and yield after each."""
+        """Find the end of each record of a table, and yield None there.
+
+        `lines` is then where the next record begins. Empty lines are no records.
+        """
         if self._kind in DELIMITERS:
             return self._csv_records(lines)
         return (None for line in lines if line.strip())
 
     def _csv_records(self, lines: "_Lines") -> Iterator[None]:
-        """Step through the records of a CSV file, and yield after each.
+        """Find the end of each record of a CSV file, and yield None there.
 
         A line without a quote is a record. Only the csv module knows where other records end.
         Raise SourceError for a quote that is never closed.

@@ -370,7 +370,7 @@ class HubStore(OverNetwork):
 
     @contextlib.contextmanager
     def _hub_names(self, name: str) -> Iterator[None]:
-        """Turn an ExistsError about a file that waits into one that names its URL on the hub."""
+        """Turn an ExistsError about a file to be committed into one that names its URL."""
         try:
             yield
         except ExistsError:
