@@ -157,8 +157,12 @@ def test_equal_keys_are_refused_and_latents_that_are_given_twice(made: Path) -> 
         UsageError, match=r"a/images and b/images both have the key 0+: give --prefix"
     ):
         wdsprep.select(["a/images", "b/images"], "both")
-    with pytest.raises(UsageError, match="give latents of all images, each once"):
+    with pytest.raises(UsageError, match="two are latents of the same images: give one of them"):
         wdsprep.select(["a/images", made / "latents", "b/latents"], "both/{name}")
+    with pytest.raises(
+        UsageError, match="no latents of b/images are given beside .*/latents: give"
+    ):
+        wdsprep.select(["a/images", "b/images", made / "latents"], "both/{name}", prefix=True)
 
 
 def test_other_datasets_with_the_same_keys_get_a_prefix(made: Path, tmp_path: Path) -> None:

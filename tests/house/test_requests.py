@@ -79,7 +79,7 @@ MOST: dict[str, str] = {
     "load joined": "221099 bytes, 24 range",
     "load joined with rows": "149659 bytes, 1 list, 28 range",
     "load shapes": "39112 bytes, 12 range",
-    "pack a folder": "26339 bytes, 6 delete, 34 list, 27 put, 56 range",
+    "pack a folder": "26339 bytes, 6 delete, 31 list, 27 put, 59 range",
     "pack nothing more": "12421 bytes, 2 delete, 13 list, 3 put, 11 range",
     "encode": "73386 bytes, 8 delete, 38 list, 30 put, 31 range",
     "encode nothing more": "21425 bytes, 1 delete, 10 list, 2 put, 19 range",

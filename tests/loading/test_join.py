@@ -539,7 +539,7 @@ def test_a_shard_that_the_other_dataset_lacks_needs_no_rows_of_its_last_one(tmp_
             names=names,
             sizes=counts,
             inputs=counts,
-            moved=np.array(moved),
+            moved=np.array(moved, bool),
         )
 
     for first, other in ((positions(False, True), positions(True)), (positions(True), positions())):

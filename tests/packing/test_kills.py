@@ -223,7 +223,10 @@ def test_interrupted_before_it_began_it_writes_nothing_half(
         run.wait_for_main()
         if run.wait(chance.uniform(0.0, 0.4)):
             run.send(signal.SIGINT, whole_group=True)
-        assert run.end() in (0, 130), run.stderr
+        if (code := run.end()) == -signal.SIGINT:  # Python was about to end, and is deaf then
+            assert manifest_of(tmp_path / "out").complete
+        else:
+            assert code in (0, 130), run.stderr
         assert "Traceback" not in run.stderr
         wait_gone(run.workers)
         assert not temporaries(tmp_path / "out")
