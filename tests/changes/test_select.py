@@ -160,7 +160,7 @@ def test_equal_keys_are_refused_and_latents_that_are_given_twice(made: Path) -> 
     with pytest.raises(UsageError, match="two are latents of the same images: give one of them"):
         wdsprep.select(["a/images", made / "latents", "b/latents"], "both/{name}")
     with pytest.raises(
-        UsageError, match="no latents of b/images are given beside .*/latents: give"
+        UsageError, match=r"no latents of b/images are given beside .*/latents: give"
     ):
         wdsprep.select(["a/images", "b/images", made / "latents"], "both/{name}", prefix=True)
 
