@@ -1,29 +1,15 @@
-"""Captions are tokenized many together, and once."""
+"""Captions are tokenized many together, and once. What comes of that is in `test_companions`."""
 
 import shutil
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from tests.encoding.test_pipelines import encoder
-from tests.kit.families import NAMES
-
-CAPTIONS = (
-    "a red house by the sea",
-    "Two dogs & a <b>cat</b>",
-    "",
-    "two dogs",
-    'a sign that says "open"',
-    "a",
-    "two dogs",
-    "  an old boat ",
-)
 
 Family = Callable[[str], Path]
 
@@ -40,20 +26,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
 
     monkeypatch.setattr(PreTrainedTokenizerBase, "__call__", counted)
     return found
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_batch_is_what_it_is_where_it_is_tokenized_again(name: str, family: Family) -> None:
-    """To the bit, for captions that are of one shape. That their tokens are those of each alone is
-    shown in `test_companions`."""
-    made = encoder(family(name))
-    together = made.tokens(CAPTIONS)
-    for shape in {tokens.shape for tokens in together}:
-        batch = [tokens for tokens in together if tokens.shape == shape]
-        forgotten = [replace(tokens, results={}) for tokens in batch]
-        wanted, found = made.text_rows(forgotten), made.text_rows(batch)
-        assert wanted.arrays.keys() == found.arrays.keys()
-        assert all(torch.equal(each, found.arrays[key]) for key, each in wanted.arrays.items())
 
 
 def test_a_batch_needs_a_call_for_each_way_to_call_a_tokenizer(

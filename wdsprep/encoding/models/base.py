@@ -218,7 +218,7 @@ class TokenIds:
 
     def tokens(self, captions: Sequence[str]) -> list[Tokens]:
         """Return the tokens of captions without their shapes, so that all may share a batch."""
-        return [replace(found, shape=()) for found in self._tokens(captions)]
+        return [replace(found, shape=(), results={}) for found in self._tokens(captions)]
 
     def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:  # noqa: ARG002  they are
         names = texts[0].ids
