@@ -213,10 +213,7 @@ _BRIEF.maxstring = _BRIEF.maxlong = _BRIEF.maxother = LONGEST
 
 
 def shortened(text: str) -> str:
-    """Return a stranger's text for a message: without secrets, on one line, and not too long.
-
-    Only its first 200 characters are kept.
-    """
+    """Return a stranger's text for a message: no secrets, one line, its first LONG characters."""
     text = without_secrets(text)
     return one_line(text if len(text) <= LONG else f"{text[:LONG]}...")
 

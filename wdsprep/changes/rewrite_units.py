@@ -412,7 +412,7 @@ class UnitChange:
         )
 
     def _offsets(self, removal: ShardRemoval) -> Sequence[int]:
-        """Return where samples begin; read it from the tar if its index does not fit it."""
+        """Return where samples begin, as read from the tar if the index does not fit."""
         try:
             return offsets_of(self._store, removal)
         except FormatError:

@@ -68,7 +68,7 @@ class SortedKeys:
         return isinstance(key, str) and bool(self.between(key, key))
 
     def between(self, first: str, last: str) -> list[str]:
-        """Return those of these keys that are not before `first` and not after `last`, in order."""
+        """Return the keys that are neither before `first` nor after `last`, in order."""
         start = bisect_left(self._keys, key_order(first), key=key_order)
         return self._keys[start : bisect_right(self._keys, key_order(last), key=key_order)]
 

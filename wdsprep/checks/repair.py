@@ -131,7 +131,7 @@ class Repair(NotebookTable):
 
     @property
     def is_whole(self) -> bool:
-        """Return whether nothing is left to repair: it is all done, or there was nothing to do."""
+        """Return whether nothing is wrong any more: all was repaired, or nothing was wrong."""
         return self.done is self.is_needed and not self.beyond and not self.changed
 
     @property

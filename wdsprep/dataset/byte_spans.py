@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class Span(NamedTuple):
     """The bytes of samples that lie together in a tar, from `start` to `end`.
 
-    `first` and `last` are places in the list of sample numbers that were asked for: the range
-    holds the samples listed from `first` up to, but not including, `last`.
+    `first` and `last` are places in the list of sample numbers that were asked for. The span
+    has the samples from `first` up to, but not including, `last`.
     """
 
     first: int

@@ -38,7 +38,7 @@ def verify_step(*urls: str) -> str:
 
 @contextmanager
 def naming_next_step(next_step: str) -> Iterator[None]:
-    """Add this next step to an error of the block about a dataset's file, unless it has one.
+    """Add a next step to an error that the block raises about a dataset's file, if it has none.
 
     An error about a format that is too new stays as it is.
     """

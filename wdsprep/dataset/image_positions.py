@@ -119,9 +119,9 @@ def may_have_rows(receipt: Receipt) -> bool:
 
 
 def keys_may_tell(receipt: Receipt) -> bool:
-    """Return whether keys may tell positions, as pack seems to have made the image shard.
+    """Return whether pack seems to have made the image shard, so that keys may tell positions.
 
-    It has if its name is one that pack gives, and the receipt has no digest of what was read.
+    It seems so if pack gives such names, and the receipt has no digest of what was read.
     """
     return bool(LATENTS.fullmatch(latent_shard(receipt.unit))) and not receipt.content
 

@@ -186,7 +186,7 @@ _HEADER = re.compile(
 def field_of(name: str, data: "bytes | memoryview") -> Field:
     """Return the field that the `.npy` bytes of a member show. Nothing is ever unpickled.
 
-    Raise FormatError if they are no plain array of a known dtype, or too few or too many for it.
+    Raise FormatError if they are no plain array of a known dtype, or do not fit its shape.
     """
     match = _HEADER.match(data)
     if match is None:

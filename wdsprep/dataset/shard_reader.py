@@ -393,9 +393,9 @@ def parse_sample_end(data: bytes) -> tuple[str, bytes] | None:
 
 
 def _read_members(at: Tape, only: Collection[str]) -> TarSample | None:
-    """Return the sample that a tape has, with `only` these members, and read no further.
+    """Return the sample on a tape with the members in `only`, and read no further than these.
 
-    Return None if there is no member of a sample.
+    Return None if no member belongs to a sample.
     """
     found: TarSample | None = None
     for path, start, data_start, nbytes, target in members(at):

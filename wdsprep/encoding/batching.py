@@ -86,8 +86,8 @@ class Batcher:
         """Remove a batch of captions; return its shape, rows and size, or None if none is ready.
 
         A batch that is not full is ready if `now` is true, or if its first caption is of `head`,
-        the oldest block, or has waited too long. Captions are tokenized here, once enough of them
-        wait for a batch; those without tokens are refused.
+        the oldest block, or has waited too long. Captions are tokenized here, many
+        together, and those without tokens are refused.
         """
         waiting = self._captions
         if waiting and (now or head is not None or self._count_after(waiting[0]) >= size - 1):

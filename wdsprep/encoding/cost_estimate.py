@@ -141,10 +141,11 @@ class OneRun:
 def estimate(
     buckets: Mapping[int, Bucket], speeds: Mapping[int, Speed], choice: Choice, fleet: Fleet
 ) -> list[Phase]:
-    """Return an estimate for the resolution of each bucket that has a known speed and images.
+    """Return an estimate for each resolution that has images and a known speed.
 
-    A resolution has the images of its bucket and of all higher ones. Text alone has one estimate,
-    for the lowest resolution and so for all images. Raise UsageError if there are no images.
+    Each bucket is a resolution, which has the images of that bucket and of all higher ones. Text
+    alone has one estimate, for the lowest resolution and so for all images. Raise UsageError if
+    there are no images.
     """
     if not any(bucket.samples for bucket in buckets.values()):
         raise UsageError("there are no images to plan for: pack some, or give --counts 256=N,512=N")

@@ -97,7 +97,7 @@ class DeviceBatches:
         return made
 
     def run(self, call: Callable[[], dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """Call a function in a thread that may use the device, wait, and return its result."""
+        """Call a function in a thread that may use the device, and return its result."""
         return self._launcher.submit(call).result()
 
     def close(self) -> None:

@@ -109,7 +109,7 @@ class PendingBlock(Future[list[Results]]):
         self._leave = leave
 
     def count(self, nbytes: int) -> int:
-        """Add a number of bytes to those of the block's arrays, and return it.
+        """Add `nbytes` to the bytes of the block's arrays, and return it.
 
         If the block has left the engine, add nothing and return 0.
         """

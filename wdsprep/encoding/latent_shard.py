@@ -236,9 +236,9 @@ def facts_of(
 
 
 def text_facts_of(key: str, sample: Sample, result: Result, *, is_packed: bool) -> dict[str, Any]:
-    """Return the json of a sample of text alone, as a dict, which says nothing of its image.
+    """Return the json of a sample of text alone, as a dict. It says nothing of the image.
 
-    If `is_packed`, pack made the image sample, and its json tells the source.
+    If `is_packed`, pack made the image sample, and the source is taken from its json.
     """
     tokens = result.tokens
     return {

@@ -82,8 +82,8 @@ class Turns:
     def enter(self, visit: Visit, timeout_s: float) -> bool:
         """Wait for the turn of a visit, and return whether it has come within the time.
 
-        If no shard is in the pass and none that waits may begin it, the other pass begins here, and
-        its network is loaded.
+        If no shard is in the pass and none that waits may begin it, the next turn begins here, once
+        the engine is idle. If it is a turn of the other pass, the network for it is loaded.
         """
         end_s = time.monotonic() + timeout_s
         with self._changed:

@@ -171,8 +171,8 @@ def _read_shapes(path: Path, what: str) -> Iterator[Size]:
 def _check_shapes(sizes: Iterable[Any], resolution: int, what: str) -> tuple[Size, ...]:
     """Return the shapes from the tallest to the widest, or raise UsageError if they cannot be used.
 
-    They can if they have the square of the resolution, about its area each, and no ratio twice.
-    `what` names them in messages.
+    The square of the resolution must be among them, each must have about its area, and no ratio
+    may come twice. `what` names them in messages.
     """
     found = [_check_sides(size, what) for size in sizes]
     if not found:

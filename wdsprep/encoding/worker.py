@@ -148,10 +148,10 @@ class EncodeWorker:
             captions.close()
 
     def __call__(self, unit: JointUnit) -> Generator[EncodeProgress, None, dict[int, Receipt]]:
-        """Encode an image shard for each dataset that lacks it, and return the receipts.
+        """Encode an image shard for each dataset that lacks it, and yield progress meanwhile.
 
-        The receipts are by the number of the dataset, also for datasets that have the shard by now.
-        Progress is yielded meanwhile. Raise BrokenWorkerError if a thread of the engine has failed.
+        Return the receipts by the numbers of the datasets, also of those that have the shard by
+        now. Raise BrokenWorkerError if a thread of the engine has failed.
         """
         receipts: dict[int, Receipt] = {}
         try:

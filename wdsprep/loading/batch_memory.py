@@ -187,9 +187,9 @@ class Memory:
         return made, PaddedRows(field, made.numpy().reshape(shape), used)
 
     def _watch(self, made: torch.Tensor, shape: tuple[int, int], whole: Ints) -> Ints:
-        """Return how many bytes of each row of a block may be nonzero, and note this use of it.
+        """Return how many of each row's first bytes may be nonzero, and note this use of a block.
 
-        Fresh memory has none. `whole` is returned if the block had another shape before, or if
+        In fresh memory none is. `whole` is returned if the block had another shape before, or if
         a trainer has written to it since its last use. torch counts the operations that write
         to a tensor or a view of it. A detached tensor shares that count, even when its own
         memory has been replaced.

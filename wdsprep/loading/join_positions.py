@@ -71,11 +71,11 @@ class DatasetPositions:
         return {name: value for name, value in self.__dict__.items() if name != "_receipts"}
 
     def check(self, read: Ints) -> None:
-        """Check that the positions in all shards can be found, except in those of `read`.
+        """Check that the positions in all shards can be found, except in the shards `read`.
 
-        A shard whose samples did not move passes, and so does one whose file of rows is listed:
-        one listing takes less time than reading all rows. The others are read, and an error is
-        raised if the positions in one cannot be told without its rows.
+        A shard passes if its samples did not move, or if its file of rows is listed: one listing
+        takes less time than reading all rows. The others are read, which raises an error if
+        positions cannot be told without rows.
         """
         unread = self.moved.copy()
         unread[read] = False

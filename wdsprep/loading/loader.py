@@ -239,8 +239,8 @@ def _read_numbers(
 class Loader(IterableDataset[dict[str, Any]]):
     """An iterable over the batches of one rank, which can be stopped and resumed.
 
-    An iteration continues where the last one stopped, and ends when the plan's number of epochs
-    is full. `step` is the number of steps served so far.
+    An iteration continues where the last one stopped, and ends once the plan's number of epochs
+    has been served. `step` is the number of steps served so far.
     """
 
     def __init__(

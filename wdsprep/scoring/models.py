@@ -175,7 +175,7 @@ def _read(wanted: NamedModel, place: ModelFiles, kind: DigestKind) -> ScoreModel
 def _check_names(what: str, names: frozenset[str]) -> None:
     """Raise UsageError if the names of a model's files show that it cannot be used.
 
-    It needs a config, an image processor and weights in safetensors, and may be no adapter.
+    It needs a config, an image processor and weights in safetensors, and must not be an adapter.
     """
     if CONFIG not in names:
         raise UsageError(

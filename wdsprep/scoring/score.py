@@ -280,7 +280,7 @@ def _with_heads(
 
 
 def _kept(model: ScoreModel, wanted: str) -> ScoreModel:
-    """Return the model with the dtype in which its embeddings are kept, "" for not at all.
+    """Return the model with the dtype in which its embeddings are kept, or "" if they are not.
 
     `wanted` is the value of --embedding. Raise UsageError if nothing of the model would be kept.
     """

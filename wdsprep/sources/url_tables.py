@@ -105,8 +105,8 @@ class UrlSource:
     def _url_column(self, table: Table, name: str) -> str:
         """Return the name of the column of URLs in a table.
 
-        Raise SourceError that lists the columns if there is none. Raise UsageError if the table
-        has a schema and lacks a column that the user named.
+        Raise SourceError if there is none. Raise UsageError if the table has a schema and lacks a
+        column that the user named.
         """
         there = table.columns()
         if table.has_schema:

@@ -124,9 +124,9 @@ class Store(Protocol):
         long for another. If the lock is lost, this process can change nothing more in the store:
         that raises BusyError too. A process that dies gives up its locks.
 
-        `giving` is for a block that does nothing but give these files their names, the last one's
-        at the end. Another process that has waited too long for such a block may delete the
-        files, and take the lock.
+        `giving` is for a block that does nothing but give these files their names, and names the
+        last one at its end. Another process that has waited too long for such a block may delete
+        the files, and take the lock.
 
         While the name is held, the store lists it as a file.
         """

@@ -12,5 +12,5 @@ def split_member(name: str) -> tuple[str, str] | None:
 
 
 def leads_out(key: str) -> bool:
-    """Return whether a key would unpack a tar outside of the folder it is unpacked into."""
+    """Return whether a key leads out of the folder into which its tar is unpacked."""
     return key.startswith("/") or (".." in key and ".." in key.split("/"))

@@ -234,7 +234,7 @@ def _has_lookup(store: Store, lookup: Lookup) -> bool:
 
 
 def _read_known(place: str) -> TableRead | None:
-    """Return the record of a dataset's table of captions, or None unless it has the lookup too."""
+    """Return the record of a dataset's table of captions; None if it or its lookup is missing."""
     store = open_store(place)
     read = TableRead.of(store)
     return read if read and _has_lookup(store, read.lookup) else None

@@ -7,9 +7,9 @@ arrays (`find_outputs`).
 
 It is run with one caption at a time. The result for several captions may depend on all of them
 (padding to the longest, one call of a tokenizer for each, an encoder that only some captions need),
-and the calls do not prove that it does not. Tokenizers alone get many captions in one call: that
-they treat each by itself is known of them (`tokenizer_calls`). With the pipelines of the tests a
-caption takes 0.3 to 1.3 ms so, and 0.3 to 1.7 if its tokenizers are called for it alone (SDXL 0.6
+and the calls do not prove that it does not. Only tokenizers get many captions in one call, as
+they are known to treat each by itself (`tokenizer_calls`). With the pipelines of the tests a
+caption then takes 0.3 to 1.3 ms, and 0.3 to 1.7 if tokenizers are called for it alone (SDXL 0.6
 and 0.9). Encoders on a GPU take longer than that, except perhaps those of SDXL if text alone is
 encoded.
 """
@@ -269,7 +269,7 @@ class DryRun:
         self._known.update(zip(keys, split_result(made, tokenizer, options), strict=False))
 
     def _results(self) -> dict[ResultKey, Result]:
-        """Return what tokenizers made of the caption of the last run."""
+        """Return the known results of the last run's tokenizer calls that had one text each."""
         single = [one for one in self._calls if len(one.texts) == 1]
         keys = [result_key(one.name, one.texts[0], one.options) for one in single]
         return {key: self._known[key] for key in keys if key in self._known}

@@ -183,7 +183,7 @@ def _load_moments(
 
     Divisions by one are left out, and on a GPU group norms are joined with SiLU. A network that is
     going to be compiled stays as it is, since torch.compile leaves out such passes by itself. Raise
-    WorkError if the output has not the shape that the config says.
+    WorkError if the output does not have the shape that the config says.
     """
     # On a CPU channels_last is a little faster, but over 1e-5 away from what diffusers computes. On
     # CUDA torch 2.15 keeps it in group norms too. Counted from shapes, an image at 256 moves 1.1 GB

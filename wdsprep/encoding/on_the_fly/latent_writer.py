@@ -71,7 +71,7 @@ class LatentWriter:
     ) -> None:
         """Open the latent dataset at `url`, or begin it, and remove shards that --limit has cut.
 
-        `names` are the image shards by number, `sizes` the number of samples of each that come, and
+        `names` are the image shards by number, `sizes` how many samples of each will come, and
         `empty` makes the arrays of the empty caption. Raise FingerprintError if images have changed
         or are gone since they were encoded.
         """

@@ -35,7 +35,8 @@ def find_column_ends(
 ) -> tuple[ColumnEnds, ...]:
     """Return the samples with the lowest and highest numbers of each column, among those surveyed.
 
-    Of each dataset the first 12 columns of numbers count. Return nothing without images.
+    Of each dataset only the first MOST_COLUMNS columns of numbers are looked at. Return nothing
+    without images.
     """
     if images is None:
         return ()

@@ -61,9 +61,9 @@ class Share:
 
 @dataclass(slots=True)
 class RoomNow:
-    """The rule that as many more workers may start as the cluster has room for at the moment.
+    """A rule that lets as many more workers start as the cluster has room for at the moment.
 
-    It is called with the number of open and of starting workers.
+    It is called with the numbers of open and of starting workers.
     """
 
     share: Share

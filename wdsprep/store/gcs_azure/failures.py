@@ -125,7 +125,7 @@ def _explain(error: Exception, what: str, place: str) -> StoreError | UsageError
 
 
 def _cause(error: Exception) -> str:
-    """Return the last of the reasons on an error's first line without URLs, or "no answer"."""
+    """Return the last reason on an error's first line, without URLs, or "no answer"."""
     line = str(error).partition("\n")[0]
     reason = re.split(r", source: ?| - |: ", line)[-1]
     return re.sub(r"\S+://\S+", "", reason).strip(" .()") or "no answer"

@@ -71,9 +71,9 @@ def _modules() -> Mapping[str, ModuleType]:
 
 
 def _from_bytes(data: bytes) -> ModuleType:
-    """Load the extension module from its bytes: from memory if the system can, else by a file.
+    """Load the extension module from its bytes, without a file if the system can.
 
-    Programs may be forbidden in the folder for temporary files.
+    The folder for temporary files may forbid programs.
     """
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("obstore")

@@ -289,7 +289,7 @@ def writer_of(upload: str) -> Writer:
 def remove_old_notes() -> None:
     """Remove the notes that are older than KEPT_S and whose lock is free.
 
-    They remain of uploads that others have aborted, or in buckets that are not swept from here.
+    Notes are left of uploads that others have aborted, or in buckets that nobody sweeps from here.
     Errors of the system end this without a message.
     """
     with contextlib.suppress(OSError):
