@@ -157,7 +157,7 @@ def test_equal_keys_are_refused_and_latents_that_are_given_twice(made: Path) -> 
         UsageError, match=r"a/images and b/images both have the key 0+: give --prefix"
     ):
         wdsprep.select(["a/images", "b/images"], "both")
-    with pytest.raises(UsageError, match="two are latents of the same images: give one of them"):
+    with pytest.raises(UsageError, match="are latents of the same images: give one of them"):
         wdsprep.select(["a/images", made / "latents", "b/latents"], "both/{name}")
     with pytest.raises(
         UsageError, match=r"no latents of b/images are given beside .*/latents: give"

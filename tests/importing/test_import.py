@@ -20,6 +20,7 @@ from tests.kit.packs import tar_bytes, tree, upload
 from tests.kit.paths import ROOT
 from wdsprep.dataset.npy_arrays import field_of, values_of
 from wdsprep.errors import FingerprintError, NotFoundError, SourceError, UsageError
+from wdsprep.importing.column_arrays import STORED, raw_array, to_stored
 from wdsprep.reporting.inspect import FoundSample
 
 COUNT = 12
@@ -195,6 +196,13 @@ def test_what_stands_for_no_caption_is_zeros_or_files(foreign_sets: Path, tmp_pa
     wdsprep.import_(cache, out, resolution=64, overwrite=True)
     with pytest.raises(NotFoundError, match=r"wdsprep import. with --empty and --overwrite"):
         next(iter(wdsprep.load(str(out), global_batch=4, drop_text=1.0)))
+
+
+@pytest.mark.parametrize("dtype", sorted(set(STORED) - {"bfloat16", "uint16"}))
+def test_every_dtype_that_is_taken_is_stored_whole(dtype: str) -> None:
+    array = np.array([0, 1, 1], dtype)
+    stored = to_stored(raw_array(array), sides=1)
+    assert np.frombuffer(stored.data, stored.dtype).tolist() == array.tolist()
 
 
 def test_a_pickle_is_no_tensor(tmp_path: Path) -> None:

@@ -157,7 +157,9 @@ class Finder:
         for receipt in receipts:
             lost = images.get(receipt.unit)
             slice_name = receipt.unit.rpartition("/")[2].partition("_")[0]
-            keys = {*(every or self.wanted.keys.of_slice(slice_name)), *(lost.keys if lost else ())}
+            keys = every or self.wanted.keys.of_slice(slice_name)
+            if lost and not keys.issuperset(lost.keys):  # `every`, perhaps millions, stays as it is
+                keys = keys | set(lost.keys)
             is_current = lost is not None and image_shard_digest(receipt.input) == lost.digest
             shards = {}
             for shard in receipt.shards if keys else ():

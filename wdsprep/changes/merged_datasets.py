@@ -119,13 +119,13 @@ def _follow_images(group: Group, images: Group) -> Group:
 
     Raise UsageError if they are not latents of all datasets of images, each once.
     """
-    of = {}
+    of: dict[int, Origin] = {}
     for origin in group.origins:
-        of[_images_of(origin, images)] = origin
+        other = of.setdefault(_images_of(origin, images), origin)
+        if other is not origin:
+            both = f"{other.shown} and {origin.shown}"
+            raise UsageError(f"{both} are latents of the same images: give one of them")
     lacking = [one.shown for at, one in enumerate(images.origins) if at not in of]
-    if len(of) < len(group.origins):
-        both = " and ".join(origin.shown for origin in group.origins)
-        raise UsageError(f"of {both}, two are latents of the same images: give one of them alone")
     if lacking:
         raise UsageError(
             f"no latents of {', '.join(lacking)} are given beside {group.origins[0].shown}: give "

@@ -159,7 +159,7 @@ def to_stored(raw: RawArray, sides: int) -> RawArray:
     while len(shape) > sides and shape[0] == 1:
         shape = shape[1:]
     dtype, data = STORED[raw.dtype], raw.data
-    if raw.dtype in ("float64", "int64", "int16"):
+    if raw.dtype in ("float64", "int64", "int16", "int8"):
         with np.errstate(over="ignore"):  # too large values become infinite: refused
             data = np.frombuffer(data, raw.dtype).astype(dtype).tobytes()
     return RawArray(dtype=dtype, shape=shape, data=data)

@@ -284,7 +284,7 @@ def _own_receipts(manifest: Manifest) -> Iterator[Receipt]:
     return (receipt for receipt in manifest.receipts if not is_retry(receipt.unit))
 
 
-def check_rows(store: Store, part: Slice, known: Collection[str]) -> None:
+def check_not_retried(store: Store, part: Slice, known: Collection[str]) -> None:
     """Raise HopelessError if a retry has taken rows of a slice since this run began.
 
     `known` are the names of the retry slices that there were then. Further ones get the numbers

@@ -32,7 +32,7 @@ from wdsprep.images.pixel_rule import Picture
 from wdsprep.packing.options import PackRules
 from wdsprep.packing.sample_checks import CheckedSample, check_samples, repeated_urls
 from wdsprep.packing.sample_json import sample_members
-from wdsprep.packing.slices import check_rows
+from wdsprep.packing.slices import check_not_retried
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import RunProgress, share_done
 from wdsprep.sources.base import LeftOut, Slice
@@ -102,7 +102,7 @@ def pack_slice(
         counts = shards.counts + left_out.counts()
         receipt = _receipt(work, part, digest, shards.finish(), rejects, counts, content)
         yield _progress(expected, shards, rejects, downloads)
-        check = partial(check_rows, edition.store, part, work.retries)
+        check = partial(check_not_retried, edition.store, part, work.retries)
         return draft.finish(receipt, {inputs_name(unit): inputs}, check)
 
 

@@ -28,9 +28,9 @@ TENSORS = {
     BFLOAT16: torch.bfloat16,
 }
 """Types of arrays, by what the layout calls them."""
-ResultKey = tuple[str, str, str]
+TokenizerResultKey = tuple[str, str, str]
 """A call of a pipeline's tokenizer: its name, a text and the options."""
-Result = Mapping[str, NDArray[Any]]
+TokenizerResult = Mapping[str, NDArray[Any]]
 """What a tokenizer made of a single text: the ids, and where it does, the mask."""
 
 
@@ -61,7 +61,9 @@ class Tokens:
     """by the member that would hold them, padded to what an encoder takes"""
     shape: tuple[int, ...] = ()
     """Captions of one shape may share a batch: what becomes of one does not depend on others'."""
-    results: Mapping[ResultKey, Result] = field(default_factory=dict, compare=False, repr=False)
+    results: Mapping[TokenizerResultKey, TokenizerResult] = field(
+        default_factory=dict, compare=False, repr=False
+    )
     """what tokenizers made of it alone, so that its batch need not be tokenized again"""
 
 

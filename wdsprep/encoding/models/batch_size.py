@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 CPU_BATCH = 2  # more do not stay in the cache: on 2 cores, 8 at a time took 1.5 times as long
 MAX_BATCH = 128
-CAPTIONS = 32  # of a pipeline: more fill no GPU better, and hidden states of all layers are kept
-CLIP_CAPTIONS = 128  # if CLIP alone encodes them: 32 take longer to launch than to compute
+CAPTIONS_BATCH = 32  # more fill no GPU better, and the hidden states of all layers are kept
+CLIP_CAPTIONS_BATCH = 128  # if CLIP alone encodes them: 32 take longer to launch than to compute
 CAPTIONS_NBYTES = 1 << 28  # of what is made of the captions of a batch
 GROUPED_BATCH = 8  # of captions of one length at least, and
 GROUPED_TOKENS = 1 << 10  # what they have together: fewer take about as long, weights are read once
@@ -65,7 +65,8 @@ def caption_batch_size(encoders: Sequence[str], nbytes: int, device: torch.devic
     """
     if device.type != "cuda":
         return 1
-    usual = CLIP_CAPTIONS if all(kind.startswith("CLIPText") for kind in encoders) else CAPTIONS
+    is_clip = all(kind.startswith("CLIPText") for kind in encoders)
+    usual = CLIP_CAPTIONS_BATCH if is_clip else CAPTIONS_BATCH
     return max(1, min(usual, CAPTIONS_NBYTES // max(1, nbytes)))
 
 

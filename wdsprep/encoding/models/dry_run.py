@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.npy_arrays import BFLOAT16, MASK, OF_SIZES, Field
 from wdsprep.encoding import HALF
-from wdsprep.encoding.models.base import DTYPES, Result, ResultKey, Tokens
+from wdsprep.encoding.models.base import DTYPES, TokenizerResult, TokenizerResultKey, Tokens
 from wdsprep.encoding.models.caption_tokens import (
     EncoderInput,
     TokenizerCall,
@@ -69,6 +69,8 @@ CPU = torch.device("cpu")
 LONG = "a " * 2000  # more words than any encoder takes
 SHORT = "A  <b>photo</b> of M&amp;Ms"
 """A caption with something to clean: some pipelines do so if further packages are installed."""
+TOGETHER, SHORT_LETTERS = 64, 4_000
+"""How many captions a tokenizer gets in one call, and the length of those that are given so."""
 SIZE_ARGUMENTS = {"original_size", "crops_coords_top_left"}
 """A pipeline that has these asks for the size to make too, as `target_size` or otherwise."""
 
@@ -202,7 +204,7 @@ class DryRun:
         self._calls: list[TokenizerCall] = []
         self._caption = ""
         """the caption of the last run"""
-        self._known: dict[ResultKey, Result] = {}
+        self._known: dict[TokenizerResultKey, TokenizerResult] = {}
         """what tokenizers have made of the captions that are being run"""
         self._taken = 0
         """how many calls of tokenizers had been made when an encoder was last run"""
@@ -245,22 +247,35 @@ class DryRun:
             return [self._tokens_or_none(caption) for caption in captions]
 
     def _tokenize_together(self, captions: Sequence[str]) -> None:
-        """Call each tokenizer for all captions at once, and keep the result for each caption.
+        """Call each tokenizer for many captions at once, and keep the result for each caption.
 
         The calls are those of the last run, with these captions in place of its own. Errors are
-        ignored: a text whose result is not known is tokenized when the pipeline asks for it.
+        ignored: a text whose result is not known is tokenized when the pipeline asks for it. So are
+        long captions, to whose length all others would be padded.
         """
         known = self._results()
         self._known.clear()
-        for call in self._calls if self._caption and len(captions) > 1 else ():
-            head, last, tail = call.texts[0].partition(self._caption)
-            if not last or result_key(call.name, call.texts[0], call.options) not in known:
-                continue
-            texts = [f"{head}{caption}{tail}" for caption in captions]
-            options = {name: value for name, value in call.options.items() if name != "text"}
-            with contextlib.suppress(WorkError), explain_pipeline_errors(self._call.name):
-                made = call_unwrapped(call.tokenizer, texts, **options)
-                self._note_results(call.name, call.tokenizer, texts, options, made)
+        if not self._caption or len(captions) < 2:
+            return
+        calls = [
+            call
+            for call in self._calls
+            if result_key(call.name, call.texts[0], call.options) in known
+        ]
+        short = [caption for caption in captions if len(caption) <= SHORT_LETTERS]
+        for first in range(0, len(short), TOGETHER):
+            some = short[first : first + TOGETHER]
+            for call in calls:
+                head, last, tail = call.texts[0].partition(self._caption)
+                if last:
+                    self._call_for_texts(call, [f"{head}{caption}{tail}" for caption in some])
+
+    def _call_for_texts(self, call: TokenizerCall, texts: list[str]) -> None:
+        """Call a tokenizer as in `call`, but for other texts, and keep the results."""
+        options = {name: value for name, value in call.options.items() if name != "text"}
+        with contextlib.suppress(WorkError), explain_pipeline_errors(self._call.name):
+            made = call_unwrapped(call.tokenizer, texts, **options)
+            self._note_results(call.name, call.tokenizer, texts, options, made)
 
     def _note_results(
         self, name: str, tokenizer: Any, texts: list[str], options: dict[str, Any], made: Any
@@ -268,7 +283,7 @@ class DryRun:
         keys = [result_key(name, text, options) for text in texts]
         self._known.update(zip(keys, split_result(made, tokenizer, options), strict=False))
 
-    def _results(self) -> dict[ResultKey, Result]:
+    def _results(self) -> dict[TokenizerResultKey, TokenizerResult]:
         """Return the known results of the last run's tokenizer calls that had one text each."""
         single = [one for one in self._calls if len(one.texts) == 1]
         keys = [result_key(one.name, one.texts[0], one.options) for one in single]

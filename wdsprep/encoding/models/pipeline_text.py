@@ -86,7 +86,7 @@ class PipelineText:
 
     def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:
         pipeline = self.network.get(exact=exact).own()
-        with self._known.of(texts):
+        with self._known.answering(texts):
             made = self._call.outputs(pipeline, self._device, [text.caption for text in texts])
         return self._rows(self._call.rows(made))
 

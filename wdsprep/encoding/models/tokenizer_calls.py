@@ -18,11 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wdsprep.encoding.models.base import Result, ResultKey, Tokens
+from wdsprep.encoding.models.base import TokenizerResult, TokenizerResultKey, Tokens
 
 IDS, ATTENTION = "input_ids", "attention_mask"
 MORE = "more"
-"""The option under which further arguments without a name are noted."""
+"""The option under which `wrap_calls` notes further arguments that have no name."""
+MOST_TOKENS = 1 << 12
+"""The longest result that is kept: a caption may be a file of 16 MB."""
 TO_LONGEST = (True, "longest")
 """The values of a call's `padding` with which the longest of its texts decides the length."""
 
@@ -58,7 +60,7 @@ class KnownResults:
         self._here = threading.local()
 
     @contextmanager
-    def of(self, texts: Sequence[Tokens]) -> Iterator[None]:
+    def answering(self, texts: Sequence[Tokens]) -> Iterator[None]:
         """Answer this thread's calls in the context with the results that the tokens have."""
         self._here.found = {key: made for text in texts for key, made in text.results.items()}
         try:
@@ -69,33 +71,37 @@ class KnownResults:
     def watch(self, name: str, tokenizer: Any) -> Any:
         def around(own: Any, call: Callable[[], Any], texts: Any, options: Any) -> Any:
             found = getattr(self._here, "found", {})
-            known = isinstance(texts, list) and join_results(found, name, own, texts, options)
-            return known or call()
+            listed = [texts] if isinstance(texts, str) else list(texts)
+            return join_results(found, name, own, listed, options) or call()
 
         return wrap_calls(tokenizer, around)
 
 
-def result_key(name: str, text: str, options: Mapping[str, Any]) -> ResultKey:
+def result_key(name: str, text: str, options: Mapping[str, Any]) -> TokenizerResultKey:
     return name, text, repr(sorted(one for one in options.items() if one[0] != "text"))
 
 
-def split_result(made: Any, tokenizer: Any, options: Mapping[str, Any]) -> list[Result]:
+def split_result(made: Any, tokenizer: Any, options: Mapping[str, Any]) -> list[TokenizerResult]:
     """Return what a tokenizer would make of each text of a call alone, or [] if that is not known.
 
     The arrays are copied, since some pipelines write to them.
     """
     arrays = dict(made)
-    if not arrays.keys() <= {IDS, ATTENTION} or MORE in options:
+    if MORE in options or not hasattr(tokenizer, "padding_side"):  # such as a processor of images
+        return []
+    if not arrays.keys() <= {IDS, ATTENTION}:  # others may not be padded with zeros
         return []
     if not all(isinstance(array, Tensor) and array.ndim == 2 for array in arrays.values()):
         return []
     length = arrays[IDS].shape[1]
+    if length > MOST_TOKENS:
+        return []
     lengths = [length] * len(arrays[IDS])
     if len(lengths) > 1 and options.get("padding") in TO_LONGEST:
         if ATTENTION not in arrays or "pad_to_multiple_of" in options:
             return []
         lengths = arrays[ATTENTION].sum(1).tolist()
-    is_left = tokenizer.padding_side == "left"
+    is_left = _pads_left(tokenizer, options)
     places = [slice(length - n, None) if is_left else slice(n) for n in lengths]
     rows = {name: array.numpy() for name, array in arrays.items()}
     return [
@@ -105,7 +111,7 @@ def split_result(made: Any, tokenizer: Any, options: Mapping[str, Any]) -> list[
 
 
 def join_results(
-    found: Mapping[ResultKey, Result],
+    found: Mapping[TokenizerResultKey, TokenizerResult],
     name: str,
     tokenizer: Any,
     texts: Sequence[str],
@@ -123,7 +129,7 @@ def join_results(
     from transformers import BatchEncoding
 
     padding = {IDS: tokenizer.pad_token_id or 0, ATTENTION: 0}
-    is_left = tokenizer.padding_side == "left"
+    is_left = _pads_left(tokenizer, options)
     longest = max(len(row[IDS]) for row in known)
     joined = {
         each: np.full((len(known), longest), padding[each], dtype=array.dtype)
@@ -134,3 +140,7 @@ def join_results(
             length = len(row[each])
             own[longest - length if is_left else 0 :][:length] = row[each]
     return BatchEncoding({each: torch.tensor(arrays) for each, arrays in joined.items()})
+
+
+def _pads_left(tokenizer: Any, options: Mapping[str, Any]) -> bool:
+    return (options.get("padding_side") or tokenizer.padding_side) == "left"
