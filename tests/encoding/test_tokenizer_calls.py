@@ -42,6 +42,20 @@ def test_a_batch_needs_a_call_for_each_way_to_call_a_tokenizer(
     assert calls == {32: 4}
 
 
+def test_a_long_caption_is_neither_padded_to_nor_kept(family: Family, calls: Counter[int]) -> None:
+    """It may be a file of 16 MB, and all others would be padded to its length."""
+    made = encoder(family("StableDiffusionXL"))
+    made.tokens(["a house"])
+    calls.clear()
+    *_, long = made.tokens(["a cat", "a dog", "word " * 10_000])
+    assert (calls[2], calls[3]) == (4, 0)
+    assert long.cut
+    assert long.count > 10_000
+    kept = [len(row["input_ids"]) for row in long.results.values()]
+    assert kept
+    assert max(kept) == 77
+
+
 def test_only_the_caption_that_a_template_holds_is_replaced(
     family: Family, calls: Counter[int]
 ) -> None:
