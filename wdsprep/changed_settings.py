@@ -71,11 +71,10 @@ def describing_changes(options: Iterable["Option"]) -> Iterator[None]:
 
 
 def say_changes(changes: Changes, words: Mapping[str, SettingWords]) -> list[str]:
-    """Return the descriptions of the changes that say most, in the given words.
+    """Return a description of each change that no other change outranks, in the given words.
 
-    These are the changes of the highest rank among all, without those that the words of a setting
-    leave out (`SettingWords.unless`). A setting without words has rank 0, and is described by its
-    name and both values.
+    A change is left out if a setting in its `SettingWords.unless` has changed too. A setting
+    without words has rank 0, and is described by its name, and both values if they are readable.
     """
     known = {name: words.get(name) or SettingWords(say=_describe_plainly(name)) for name in changes}
     rank = max((each.rank for each in known.values()), default=0)

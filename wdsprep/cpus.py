@@ -34,11 +34,10 @@ def _quotas() -> Iterator[float]:
 
 
 def _control_groups() -> Iterator[tuple[Path, Path]]:
-    """Yield the root and the path of each control group of this process that may limit its cores.
+    """Yield the root and the path of each control group that may limit the cores of this process.
 
-    They are of version 2 or 1, and nothing is yielded where the system has none. In a container the
-    path may be the one outside of it, which does not exist here: its parents end where the
-    container begins.
+    Control groups of versions 1 and 2 are found. In a container the path may be the one on the
+    host, which does not exist here. The root is then the group of the container.
     """
     with suppress(OSError):
         for line in OWN_GROUPS.read_text().splitlines():

@@ -54,7 +54,7 @@ LEFT_QUERIES = re.compile(
 
 
 def without_secrets(text: str) -> str:
-    """Return a text without the user names, passwords and queries of the URLs in it.
+    """Return a text without the credentials and queries of the URLs in it.
 
     A signed URL opens its file to everyone who reads it. All text for people goes through here as
     early as possible: an error when it is made, what is printed, a line of a log, the record of a
@@ -198,7 +198,7 @@ class OtherSettingsError(FingerprintError):
     def say(self, said: Sequence[str]) -> None:
         """Replace the descriptions of the changes in the message.
 
-        Of more than 8 it has the first 8, and how many more there are.
+        Of more than 8 the message has the first 8, and the number of the others.
         """
         more = len(said) - SHOWN_CHANGES
         some = [*said[:SHOWN_CHANGES], *([f"and {more} more"] if more > 0 else [])]

@@ -266,7 +266,8 @@ KINDS: Mapping[str, Callable[[str, Any], Any]] = {
 class Options:
     """The options of a call. Classes of options are dataclasses that inherit from this one.
 
-    Their constructors read and check all values, and raise UsageError if one is wrong.
+    The constructor of such a class reads and checks the value of each option. It raises UsageError
+    if a value is wrong or options contradict each other.
     """
 
     is_command: ClassVar[bool] = True
@@ -314,7 +315,7 @@ def _option(declared: type, field: "Field[Any]") -> Option:
 
 
 def options_in_settings(options: Options) -> dict[str, Any]:
-    """Return, by name, the options that decide what a dataset is and that are not the defaults."""
+    """Return by name the values of options that decide what a dataset is, without defaults."""
     own = [option for option in options_of(type(options)) if option.about.decides]
     values = ((option, getattr(options, option.name)) for option in own)
     return {option.name: value for option, value in values if value != option.default}
@@ -411,9 +412,9 @@ def missing_option_message(function: str, name: str, options: Sequence[Option]) 
 
 
 def takes_options(options: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, R]]:
-    """Return a decorator that gives a function of one options object the signature of its class.
+    """Return a decorator that gives a function of an options object the signature of `options`.
 
-    Callers then give the arguments of the class, and the function gets the object made of them.
+    Callers give the arguments of that class, and the function gets the object made of them.
     Arguments that do not fit raise OptionError; values that are wrong raise UsageError.
     """
 
@@ -517,7 +518,7 @@ def _set_signature(call: Any, function: Callable[..., Any], signature: inspect.S
 def refuse_unknown_options(declared: type[T]) -> type[T]:
     """Make the constructor of a class of options raise OptionError for arguments that do not fit.
 
-    The message on an unknown option names the one that is most like it.
+    The message on an unknown option names a similar option, if there is one.
     """
     construct: Callable[..., None] = declared.__init__
     signature = inspect.signature(declared)

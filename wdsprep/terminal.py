@@ -105,7 +105,10 @@ class Terminal:
                 out.flush()
 
     def start_ticking(self, draw: Callable[[], None]) -> None:
-        """Call a function every second, in a thread, until `stop_ticking` or the next such call."""
+        """Call a function each second in a thread.
+
+        The calls end with `stop_ticking`, or when another function is started.
+        """
         self.stop_ticking()
         self._ticker = over = threading.Event()
 

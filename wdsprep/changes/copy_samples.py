@@ -231,7 +231,7 @@ class _Source:
         """Return the positions of the samples in the image shard, and those of the rejects.
 
         Without `by_images` samples have the positions 0, 1, 2 and so on, and rejects have none.
-        Raise DamageError if samples and rejects are not all inputs of the unit.
+        Raise DamageError if samples and rejects do not add up to the inputs of the unit.
         """
         if not self._by_images:
             return np.arange(self.samples), np.empty(0, np.int64)

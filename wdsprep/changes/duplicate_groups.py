@@ -81,7 +81,7 @@ class DuplicateGroup:
 
 
 class CopySearch:
-    """The search for copies among those samples of some datasets of images that are compared."""
+    """The search for copies among the compared samples of some datasets of images."""
 
     def __init__(self, images: Sequence[ImagesLooked], compared: ComparedSamples) -> None:
         self._images, self._compared = images, compared
@@ -130,7 +130,8 @@ class CopySearch:
     ) -> Rows:
         """Return for each hash the number of the hash whose picture stays: this one, or a near one.
 
-        `distinct` has each hash once, and rises. `best` has the row of the best picture with each.
+        `distinct` has each hash once, and rises. `best` has the row of the best picture with
+        each hash.
         """
         one, other = find_near_pairs(distinct, distance, heard)
         paired, places = numpy.unique(numpy.concatenate([one, other]), return_inverse=True)
@@ -176,8 +177,8 @@ def _rows_to_go(order: Rows, starts: Rows, stays: Rows) -> tuple[Rows, Rows]:
     """Return the rows that may go, each with the number of its run of equal values.
 
     `order` has the rows run by run, with the best row of a run first, and `starts` the place of
-    each run's first row. `stays` has for each run the number of the run that stays for it: the
-    first row of a run that has its own number there may not go.
+    each run's first row. `stays` has for each run the number of the run that stays for it. If a run
+    stays for itself, its first row may not go.
     """
     goes = numpy.ones(len(order), bool)
     goes[starts[stays == numpy.arange(len(stays))]] = False

@@ -147,7 +147,7 @@ class Finder:
         receipts: Collection[Receipt],
         images: Mapping[str, ShardRemoval],
     ) -> FoundSamples:
-        """Return the samples of some units of latents that are wanted, or that their images lose.
+        """Return the samples of some units of latents that are wanted or whose images are removed.
 
         `images` are the image shards that lose samples, by the units of the latents made of them.
         """
@@ -224,7 +224,7 @@ class Finder:
         keys: SortedKeys | set[str],
         found: FoundSamples,
     ) -> tuple[str, ...]:
-        """Return the keys of the rejects of a unit that are wanted.
+        """Return the keys of the wanted rejects of a unit.
 
         Their marks are added to `found`. A wanted key that was removed before is not returned, but
         added to the known keys of `found`.

@@ -26,7 +26,7 @@ def is_file(path: str) -> bool:
 def read_lines(what: str, given: NameList) -> Iterator[str]:
     """Yield the lines of a list, without blanks around them and without empty lines.
 
-    Raise UsageError if the file is missing. `what` names the items in the message.
+    Raise UsageError if a local file is missing. `what` names the items in the message.
     """
     if not isinstance(given, str | os.PathLike):
         yield from (line.strip() for line in given if line.strip())

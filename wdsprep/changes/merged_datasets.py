@@ -117,7 +117,7 @@ def _group(place: str, origins: list[Origin]) -> Group:
 def _follow_images(group: Group, images: Group) -> Group:
     """Return a group of latents in the order of the images that they were made of.
 
-    Raise UsageError if they are not latents of all datasets of images, each once.
+    Raise UsageError unless exactly one of them was made of each dataset of images.
     """
     of: dict[int, Origin] = {}
     for origin in group.origins:
@@ -135,9 +135,9 @@ def _follow_images(group: Group, images: Group) -> Group:
 
 
 def _images_of(latents: Origin, images: Group) -> int:
-    """Return the number, in its group, of the dataset of images that latents were made of.
+    """Return the number of the dataset in `images` that latents were made of.
 
-    Raise UsageError if none, as it is now, is what all of the latents were made of.
+    Raise UsageError if the latents were not made of the present shards of any dataset there.
     """
     ledger = latents.manifest.ledger
     made = dict(zip(ledger.units(), ledger.column("input"), strict=True))

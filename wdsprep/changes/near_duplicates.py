@@ -172,7 +172,8 @@ def choose_kept(better: Rows, worse: Rows, count: int) -> NDArray[numpy.int64]:
 
     Pictures are numbered from the best on; `better` and `worse` have the two of each pair. A
     picture that is better than all it is paired with stays; a picture paired with one that stays
-    goes; and so on with the rest. Of several that stay, a picture that goes gets the best.
+    goes; and so on with the rest. For a picture that goes, the best of those that stay and are
+    paired with it is returned.
     """
     stays, goes = numpy.zeros(count, bool), numpy.zeros(count, bool)
     left_better, left_worse = better, worse

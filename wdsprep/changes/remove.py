@@ -226,7 +226,7 @@ def _finish_begun(urls: Sequence[str], listener: JobListener) -> tuple[str, ...]
 
 
 def _moved_images(latents: Removed, urls: Sequence[str]) -> str:
-    """Return to which of `urls` the images of latents have moved, or "" if to none of them.
+    """Return the one of `urls` to which the images of latents have moved, or "" if there is none.
 
     They are found by the digests that shards have, or had before they lost samples.
     """
@@ -242,7 +242,10 @@ def _moved_images(latents: Removed, urls: Sequence[str]) -> str:
 
 
 def _find_begun(url: str) -> dict[str, Removed]:
-    """Return what a removal from a dataset has left to do, by its URL; nothing if it is gone."""
+    """Return what a removal from a dataset has left to do, by the URL of the dataset.
+
+    Return nothing if the dataset is gone.
+    """
     with suppress(NotFoundError, UsageError):
         open_dataset(url)
         return {url: removed_from(open_store(url))}
@@ -305,7 +308,7 @@ class _RemovalJob:
     def _images_of(self, latents: DatasetPlace) -> str:
         """Return the URL of the images that latents were made of, or "" if they are not given.
 
-        It is the one whose shards most of the latent shards state as their input.
+        It is the one of whose shards the latents state the most as their inputs.
         """
         inputs = latents.manifest.image_digests()
 
@@ -318,9 +321,9 @@ class _RemovalJob:
     def _check_current(
         self, place: DatasetPlace, receipts: Sequence[Receipt], lost: Mapping[str, ShardRemoval]
     ) -> None:
-        """Raise FingerprintError if latents are of an older version of an image shard in `lost`.
+        """Raise FingerprintError if latents were made of another version of a shard in `lost`.
 
-        It is checked only if samples are wanted by URL, digest or source, which images alone state.
+        Do nothing unless samples are wanted by URL, digest or source, which images alone state.
         """
         if not (self._finder and self._finder.wanted.kinds):
             return
@@ -426,7 +429,8 @@ class _RemovalJob:
     def resume(self, begun: Mapping[str, Removed]) -> None:
         """Take over what a removal of an earlier run has left to do, for `change`.
 
-        Nothing was removed from latents if their images were never marked: their part is dropped.
+        If images were never marked, nothing was removed from their latents either: what is left to
+        do for these latents is dropped.
         """
         for url, removed in begun.items():
             self._made_of[url] = removed.images
@@ -486,8 +490,8 @@ class _RemovalJob:
     def _finish_dataset(self, place: DatasetPlace, gone: set[str]) -> None:
         """Write the manifest without the units in `gone`, and leave only marks in `removed`.
 
-        The lookup of captions and the hashes of changed shards are deleted before. Do nothing if no
-        unit of the dataset was to be changed.
+        First delete the lookup of captions and the hashes of changed shards. Do nothing if no unit
+        of the dataset was to be changed.
         """
         if not self._found[place.url].units and not self._removed[place.url].units:
             return

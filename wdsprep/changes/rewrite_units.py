@@ -197,7 +197,7 @@ class UnitChange:
     def _with_new_image(self, receipt: Receipt) -> Receipt:
         """Return a receipt whose input is the new image shard, so that encode finds it up to date.
 
-        It stays as it is if the removal has not changed that shard, or has deleted it.
+        The receipt stays as it is if the removal has not changed that shard, or has deleted it.
         After `encode --limit` the input also states how many samples of the image shard were
         encoded: those removed are taken off that number.
         """
@@ -223,11 +223,11 @@ class UnitChange:
         )
 
     def _make_rejects(self, data: bytes, kind: DigestKind) -> tuple[bytes, RejectsFile]:
-        """Return the file of rejects, in which removed samples have nothing that identifies them.
+        """Return the new bytes of the file of rejects, and its digest and counts.
 
-        They become rejects `removed`; latents have none of them if the image shard loses them too.
-        The bytes of the file are returned with their digest and counts. A reject whose record a
-        repair could not read has another key by now, and nothing that identifies it.
+        Removed samples become rejects `removed`, with nothing that identifies them. Latents get no
+        such rejects if their image shard loses these samples too. A reject whose record a repair
+        could not read has another key by now, and nothing that identifies it.
         """
         gone = dict.fromkeys((key for shard in self._removal.shards for key in shard.keys), "")
         wanted, kept = frozenset(self._removal.rejects), []
@@ -267,8 +267,8 @@ class UnitChange:
     def _with_rows(self, before: Receipt, receipt: Receipt) -> Receipt:
         """Return a receipt with the positions of the remaining samples in the new image shard.
 
-        An old dataset without a file of positions gets one first, on disk too, if its keys tell
-        them, and otherwise stays without.
+        If an old dataset lacks a file of positions, it is written first, from the keys. If the keys
+        do not tell the positions, the receipt stays without them.
         """
         kind, files = DigestKind.from_settings(receipt.settings), dict(receipt.files)
         for shard in before.shards:

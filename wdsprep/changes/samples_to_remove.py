@@ -112,8 +112,8 @@ class WantedSamples:
 def _read_keys(asked: NameList) -> Iterable[str]:
     """Return the keys in a file or a list, or split a text of keys at its commas.
 
-    The text is the path of a file if that file exists, if it is a URL, or if its last part has a
-    dot.
+    A text is the path of a file if there is such a file, if the text is a URL, or if its last part
+    has a dot.
     """
     if not isinstance(asked, str):
         return read_lines("keys", asked)

@@ -72,8 +72,8 @@ class Selected(NotebookTable):
 def select(options: SelectOptions) -> Selected:
     """Copy samples of datasets into new ones.
 
-    The samples are those that have one of `keys` and meet `where`, and of these `count` drawn at
-    random, as far as the options are given. `split` divides them into parts.
+    The samples are those that have one of `keys` and meet `where`, as far as these are given. With
+    `count`, so many of them are drawn at random. `split` divides the result into parts.
 
         wdsprep.select("shards/images", "shards/large", where="width >= 768")
         wdsprep.select(["shards/images", "shards/latents-256"], "{split}/{name}",

@@ -80,9 +80,10 @@ class SelectRequest:
 
 
 def plan_shards(group: Group, asked: SelectRequest) -> dict[str, list[PlannedShard]]:
-    """Return the planned shards of each part of a selection, by its name; "" without a split.
+    """Return the planned shards of each part of a selection, by the name of the part.
 
-    Raise UsageError if nothing is selected, or nothing for a part.
+    Without a split there is one part, with an empty name. Raise UsageError if nothing is selected,
+    or nothing for a part.
     """
     rise = group.dataset == "images"
     shards = OriginShards(origins=group.origins)
@@ -207,7 +208,8 @@ class SelectedDataset:
     def nbytes_left(self, cuts: Sequence[PlannedShard]) -> int:
         """Return about how many bytes are left to write.
 
-        For latents that follow images it is their size times the share of selected samples.
+        For latents that follow images, this is the size of their datasets times the share of
+        samples that are left to write.
         """
         done = set(self._present.ledger.units()) if self._present else set()
         names = (self._unit_name(each) for each in cuts)

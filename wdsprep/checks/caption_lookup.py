@@ -41,7 +41,7 @@ def check_lookup(found: DatasetSurvey) -> None:
 def _stated_digest(store: Store, digest: str) -> str:
     """Return the digest of the lookup's file, as the record of its table states it.
 
-    Return "" if that record is missing or damaged, or is of another table than `digest`.
+    Return "" if that record is missing or damaged, or does not have the `digest` of the captions.
     """
     with suppress(NotFoundError, FormatError):
         lookup = read_record(_Table, store.read(CAPTION_TABLE), CAPTION_TABLE)["lookup"]

@@ -187,9 +187,9 @@ def plan_repair(found: DatasetSurvey) -> Repair:
 def _can_stay(found: DatasetSurvey, unit: str, units: Mapping[str, Iterable[Finding]]) -> bool:
     """Return whether a repair leaves the shards of a unit as they are.
 
-    It does if they are sound and their images are from the web, where some may have gone, unless
-    the receipt states more than `MOST_MENDED` inputs. A unit cannot stay if a removal has begun to
-    change its shards: its files are of two moments. `units` has the findings by unit.
+    It does if only the rejects or the list of inputs are damaged, and the images are from the web,
+    where some may have gone. Shards do not stay if the receipt states more than `MOST_MENDED`
+    inputs, or if a removal has begun to change them. `units` has the findings by unit.
     """
     if unit in found.begun and found.removing[unit].shards:
         return False

@@ -54,8 +54,8 @@ class CheckedShard:
 def check_shard(tape: HashedTape, rules: CheckRules, found: CheckedShard) -> Iterator[int]:
     """Check the samples of a tar, and note in `found` their keys, offsets and problems.
 
-    Yield now and then how many bytes have been read so far. A tar that ends early or cannot be read
-    on raises nothing: `found.stopped` says why.
+    Yield now and then how many bytes have been read so far. Raise nothing for a tar that is damaged
+    or ends early: `found.stopped` says why the check ended.
     """
     told = 0
     try:

@@ -108,7 +108,7 @@ def check_unit(unit: CheckUnit) -> Generator[int, None, UnitFindings]:
 
 
 def _check_begun(unit: CheckUnit, removal: UnitRemoval) -> tuple[Finding, ...]:
-    """Return the finding that keeps a removal from finishing its change of a unit, or nothing."""
+    """Return a finding about damage that keeps a removal from finishing a unit, or nothing."""
     from wdsprep.changes.rewrite_units import UnitChange  # needs numpy, which images do not
 
     store = shared_store(unit.place.url)
@@ -249,9 +249,10 @@ class _Checker:
             self._check_inputs()
 
     def _read_checked(self, name: str, *wanted: str) -> bytes | None:
-        """Return the bytes of a file, or None, with a finding, if its digest is not in `wanted`.
+        """Return the bytes of a file whose digest is in `wanted`.
 
-        Return None too if the file cannot be read, or had a finding before.
+        Otherwise add a finding, and return None. A file that had a finding before is not read, and
+        gets no other.
         """
         data = None if name in self._unit.known else self._read(name)
         if data is None or self._kind.hex(data) in wanted:
@@ -345,7 +346,7 @@ class _Checker:
             return b""
 
     def _check_inputs(self) -> None:
-        """Add a finding if not each input of a slice is exactly one sample or one reject.
+        """Add a finding unless each input of a slice is exactly one sample or one reject.
 
         The keys of a slice are its number and 0, 1, 2, ... Some URLs may have moved to a slice that
         tries them again. A selection has the keys of other datasets.

@@ -148,8 +148,8 @@ for each in COMMANDS:
 def main(arguments: list[str] | None = None) -> int:
     """Run a command line, and return its exit code.
 
-    A failure is printed as one line, after its traceback with --verbose or --debug. Nothing is
-    printed if the program that reads the output has ended.
+    A failure is printed as one line, before which --verbose and --debug may print a traceback.
+    Nothing is printed if the program that reads the output has ended.
     """
     with TERMINAL.during_command():
         return _main(sys.argv[1:] if arguments is None else arguments)

@@ -59,10 +59,10 @@ Vectors = NDArray[np.uint64]  # contiguous; of each read an address and a length
 
 
 def read_all(fds: Sequence[int], starts: Sequence[int], vectors: Vectors) -> Ints:
-    """Read parts of files into memory, and return for each part how many bytes came.
+    """Do many reads of files, and return for each how many bytes came.
 
     The bytes go to the addresses in `vectors`. A read that fails raises nothing: its number is 0
-    or negative. The caller reads a part again that came short, and so learns why.
+    or negative. The caller repeats a read that brought too few bytes, and so learns why.
     """
     came = np.zeros(len(fds), np.int64)
     queue = _taken()

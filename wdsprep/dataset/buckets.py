@@ -51,9 +51,9 @@ def buckets_encoded(
     """Return the buckets of images from which latents with these settings are made.
 
     These are the buckets that may hold an image large enough for the square, or for one of the
-    shapes. `made` are the units of a complete dataset: if it has squares, and none from the lowest
-    of these buckets, only the buckets whose images are all large enough are returned. wdsprep 0.2
-    made squares of those alone.
+    shapes. `made` are the units of a complete dataset. If that has squares, but no unit from the
+    lowest of these buckets, only the buckets whose images are all large enough are returned:
+    wdsprep 0.2 made squares of those alone.
     """
     least_side = min(map(min, settings.get("shapes", [[settings["resolution"]]])))
     found = tuple(buckets[max(0, bisect_right(buckets, least_side) - 1) :])

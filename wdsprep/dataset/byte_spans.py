@@ -38,7 +38,7 @@ def spans(
     """Yield the byte ranges in a tar that hold the samples with these numbers, which rise.
 
     Samples share a range if the gap between them has at most `gap_nbytes`. No range has more
-    than `most_nbytes`, unless a single sample has.
+    than `most_nbytes`, unless a single sample has more.
     """
     starts, ends = (offsets[which].tolist() for which in (numbers, numbers + 1))
     first = 0

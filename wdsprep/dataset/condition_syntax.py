@@ -64,8 +64,8 @@ Compare = Callable[[Any, Any], bool]
 class Condition:
     """A compiled condition on samples.
 
-    `plain` is its text with spaces, quotes and brackets in one form, and `names` are the paths in
-    it.
+    `plain` is its text in a form that spaces, quotes and spare brackets do not change. `names` are
+    the paths in the text.
     """
 
     option: ClassVar[str]
@@ -115,7 +115,7 @@ class Condition:
         """Return a function that computes a node of the syntax tree from the values of all names.
 
         A path that is new gets the next place among the names. Raise UsageError for syntax that
-        the docstring of this module does not name.
+        `LANGUAGE` does not describe.
         """
         if isinstance(node, ast.BoolOp):
             join = _and_function if isinstance(node.op, ast.And) else _or_function
@@ -304,7 +304,7 @@ def _order_comparison(compare: Callable[[Any, Any], Any]) -> Compare:
     """Return a function that compares two values with an operator such as `<` or `==`.
 
     A text beside a number is compared as a number. The result is False if a value is missing, if
-    such a text does not read as a number, or if the values have no order.
+    such a text does not read as a number, or if an operator such as `<` finds no order.
     """
 
     def holds(one: Any, other: Any) -> bool:
@@ -324,9 +324,10 @@ def _order_comparison(compare: Callable[[Any, Any], Any]) -> Compare:
 
 
 def _in_comparison(is_there: Compare, *, is_in: bool) -> Compare:
-    """Return the comparison `in`, or `not in`, which asks `is_there` for the first value.
+    """Return the comparison `in`, or `not in`, of two values.
 
-    Both are false if one of the two values is missing (None).
+    `is_there` says whether the first is in the second. Both comparisons are false if one of the
+    values is missing (None).
     """
 
     def holds(one: Any, other: Any) -> bool:

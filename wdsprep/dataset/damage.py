@@ -38,7 +38,7 @@ def verify_step(*urls: str) -> str:
 
 @contextmanager
 def naming_next_step(next_step: str) -> Iterator[None]:
-    """Add a next step to an error that the block raises about a dataset's file, if it has none.
+    """Add a next step to an error about a dataset's file that the block raises without one.
 
     An error about a format that is too new stays as it is.
     """

@@ -53,7 +53,7 @@ FIRST_FORM: Mapping[str, Any] = {"format": 1}
 
 
 def form_of(settings: Mapping[str, Any], names: Iterable[str] = FORM) -> dict[str, Any]:
-    """Return those of a dataset's settings that have these names: by default format and digest.
+    """Return the settings of a dataset that have these names: by default format and digest.
 
     A name that the settings lack is left out.
     """

@@ -71,8 +71,7 @@ class Draft:
         `beside` are more files of the unit, by name. If another run has finished the unit
         meanwhile, all files are dropped, and the receipt of that run is returned. `check` is called
         before the names are given, and may raise an error. Raise BusyError if samples were removed
-        from the dataset meanwhile, or if the unit was
-        locked for too long.
+        from the dataset meanwhile, or if the unit was locked for too long.
         """
         for name, data in {**self._beside, **beside}.items():
             self._open(name).write(data)
@@ -160,8 +159,8 @@ class DraftTar:
     def finish(self, *, waits: bool = False) -> Shard:
         """Complete the tar, and return its entry for the receipt.
 
-        The index is kept for the draft to write. With `waits`, the tar has to wait for others of
-        its unit, and gives back the memory that its bytes take.
+        The index is kept for the draft to write. With `waits`, bytes of the tar that would stay in
+        memory until the whole unit is finished are sent now.
         """
         written = self._writer.finish()
         self._closing.close()

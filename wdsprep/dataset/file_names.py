@@ -178,7 +178,7 @@ def hold_name(unit: str) -> str:
 def held_name(name: str) -> str:
     """Return the name of the lock that a file in a listing stands for, or "" for other files.
 
-    It ends in `.hold`; the file may have a number behind that.
+    The name ends in `.hold`. The file may have a number behind that.
     """
     found = _HELD.fullmatch(name)
     return found[1] if found else ""

@@ -83,9 +83,10 @@ class ImagePositions:
         return bool(is_inside and len(np.unique(self.positions)) == samples)
 
     def numbers(self, inputs: int) -> "NDArray[np.uint32]":
-        """Return which sample has each of the `inputs` positions in the image shard.
+        """Return for each of the `inputs` positions the number of the sample that has it.
 
-        Each is told by its number in this shard, or by NOWHERE if no sample has the position.
+        The positions are those in the image shard, the numbers those in this one. A position that
+        no sample has gets NOWHERE.
         """
         import numpy as np
 
@@ -121,7 +122,8 @@ def may_have_rows(receipt: Receipt) -> bool:
 def keys_may_tell(receipt: Receipt) -> bool:
     """Return whether pack seems to have made the image shard, so that keys may tell positions.
 
-    It seems so if pack gives such names, and the receipt has no digest of what was read.
+    It seems so if the shard has a name that pack gives, and the receipt has no digest of what was
+    read.
     """
     return bool(LATENTS.fullmatch(latent_shard(receipt.unit))) and not receipt.content
 
@@ -131,8 +133,8 @@ def positions_from_keys(
 ) -> ImagePositions | None:
     """Return the positions of samples with these keys, or None if keys do not tell them.
 
-    Keys tell them if pack gave them: then they rise in the image shard, and here in each shape.
-    `rejected` are the keys of the image shard's other samples.
+    Keys tell the positions if pack made the keys: such keys rise in the image shard, and here
+    within each shape. `rejected` are the keys of the image shard's other samples.
     """
     both = [*keys, *rejected]
     if not are_pack_keys(receipt, both):

@@ -182,13 +182,13 @@ def check_record(kind: Any, value: Any, what: str) -> None:
 
 
 def check_values(kind: Any, values: Values) -> None:
-    """Check that all values have this type. Raise a WrongValueError about one that has not."""
+    """Check that all values have this type. Raise a WrongValueError about one of another type."""
     check_of(kind)(values)
 
 
 @functools.cache
 def check_of(kind: Any) -> Check:
-    """Return the function that checks that all values it is given are of this type."""
+    """Return the function that raises a WrongValueError unless all its values have this type."""
     if kind in (Any, object):
         return lambda _values: None
     if kind is float:

@@ -109,9 +109,9 @@ def open_or_make(
 ) -> KeptFile:
     """Return the cached file whose content depends on `what`. Make it if it is missing or damaged.
 
-    `make` gets a writer, and the path at which the file will be. After it is made, other files of
-    the folder are deleted, the longest unused first, until all take `most_nbytes` at most; those in
-    use stay.
+    `make` gets a writer, and the path at which the file will be. After the file is made, other
+    files of the folder are deleted: those unused for `UNUSED_S`, and more, the longest unused
+    first, until all take `most_nbytes` at most. Files in use stay.
     """
     folder = kept_folder(cache)
     name = f"{key_of(VERSION, 'kept', *what):016x}"
@@ -147,10 +147,10 @@ def _store_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Lock the file at `path`, which is made if it is missing, while the block lasts.
+    """Lock the file at `path` while the block lasts. Make the file if it is missing.
 
-    This waits as long as another process has the lock. If the file is deleted meanwhile, a new one
-    is locked.
+    This waits as long as another process has the lock. If the file is deleted by then, a new
+    one is locked.
     """
     has_lock = False
     while not has_lock:
@@ -172,8 +172,8 @@ def _is_there(file: BinaryIO, path: Path) -> bool:
 def _delete_unused(folder: Path, made: str, most_nbytes: int) -> None:
     """Delete cached files unused for `UNUSED_S`, and others until all take `most_nbytes` at most.
 
-    The longest unused go first. The file named `made` stays, and so does, without an error, what
-    cannot be deleted: a file in use, or one of another user.
+    The longest unused go first. The file named `made` stays. A file that cannot be deleted, as it
+    is in use or belongs to another user, stays without an error.
     """
     oldest = time.time() - UNUSED_S
     files = [(path.stem, status) for path, status in _statuses(folder) if path.stem != made]
@@ -253,8 +253,8 @@ def _mark_used(file: BinaryIO, path: Path) -> bool:
     """Mark an open file as used now, and as in use until nothing maps it.
 
     Return whether it is still at `path`: another process may have deleted it just before. A map
-    holds the file open, and with it the lock. On a disk without locks, as some of other machines
-    are, nothing is deleted either.
+    holds the file open, and with it the lock. On a disk without locks, such as some network disks,
+    nothing is deleted either.
     """
     with suppress(OSError):
         fcntl.flock(file, fcntl.LOCK_SH)

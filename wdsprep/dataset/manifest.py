@@ -97,8 +97,8 @@ class Manifest:
     def keeps_content(self) -> bool:
         """Return whether new receipts of the dataset have the digest of what their source gave out.
 
-        They have if there are no receipts yet, or one with the digest. A dataset that an older
-        wdsprep began goes on without it, and so becomes what it would have been.
+        They have it if there are no receipts yet, or if one has it. A dataset that an older wdsprep
+        began goes on without the digest, as that wdsprep would.
         """
         files = self.ledger.column("files")
         return not self.receipts or any(CONTENT in names for names in files)

@@ -158,7 +158,7 @@ def layout(fields: Iterable[Field]) -> list[dict[str, Any]]:
 
 
 def fields_of(record: Iterable[Mapping[str, Any]]) -> tuple[Field, ...]:
-    """Return the fields of a layout record. Raise FormatError if `layout` cannot have made it."""
+    """Return the fields of a layout record. Raise FormatError if this version cannot read it."""
     record = list(record)
     fields = tuple(
         Field(
@@ -186,7 +186,8 @@ _HEADER = re.compile(
 def field_of(name: str, data: "bytes | memoryview") -> Field:
     """Return the field that the `.npy` bytes of a member show. Nothing is ever unpickled.
 
-    Raise FormatError if they are no plain array of a known dtype, or do not fit its shape.
+    Raise FormatError if the bytes are no plain array of a known dtype, or not as many as the shape
+    needs.
     """
     match = _HEADER.match(data)
     if match is None:

@@ -102,7 +102,7 @@ class OpenShards:
 def sample_range(opened: OpenShard, index: int) -> tuple[int, int]:
     """Return the bytes at which a sample of an open tar begins and ends.
 
-    Raise BadSampleError if the index is damaged there, or the tar ends before.
+    Raise BadSampleError if the index is damaged there, or if the tar ends before the sample does.
     """
     start, end = opened.offsets[index], opened.offsets[index + 1]
     if not start < end or (start | end) % BLOCK:

@@ -270,7 +270,7 @@ class Receipts(Sequence[Receipt]):
     __hash__ = None  # type: ignore[assignment]
 
     def _read(self, name: str = "") -> Iterator[list[Any]]:
-        """Yield the field `name` of each receipt, or all fields, in lists over many receipts.
+        """Yield the field `name` of each receipt, or without `name` all fields, in lists.
 
         Many receipts are parsed as one list: that takes half the time. Raise a DamageError about
         the first receipt that is damaged.
@@ -301,7 +301,7 @@ class Receipts(Sequence[Receipt]):
 def image_shard_digest(made_of: str) -> str:
     """Return the digest of the image shard from the `input` of a receipt of latents.
 
-    In the `input`, a colon and a number of samples follow the digest after `encode --limit`.
+    After `encode --limit`, the `input` is the digest, a colon and a number of samples.
     """
     return made_of.partition(":")[0]
 

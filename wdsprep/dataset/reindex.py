@@ -47,8 +47,9 @@ def index(
     """Write the index of each tar below `folder` that has none, or a cut or an older one.
 
     In a dataset of latents, also write the rows of each tar that lacks them and needs them.
-    Return how many samples each has, by the names of those tars and files of rows. `heard` gets how
-    many are done, of how many, and `told` a line about rows that cannot be made.
+    Return the number of samples of each tar that was indexed, and of each file of rows, by name.
+    `heard` gets how many files are done, and how many there are to do, first for indexes and then
+    for rows. `told` gets a line about rows that cannot be made.
     """
     store = open_store(folder)
     there = {
@@ -85,7 +86,7 @@ def _tar_step(error: BadSampleError) -> str:
 def _write_rows(
     store: Store, there: Iterable[str], heard: Counting, told: Callable[[str], None]
 ) -> dict[str, int]:
-    """Write the missing files of positions, and return by name how many samples each is of.
+    """Write the missing files of positions, and return by name how many samples each has.
 
     `told` gets a line about files that cannot be made.
     """
@@ -131,9 +132,9 @@ def missing_rows(store: Store, unit: str) -> str:
 def write_rows(store: Store, receipt: Receipt) -> int | None:
     """Write the positions of a latent shard's samples in their image shard, if a file is needed.
 
-    Return how many samples the written file is of, 0 if none is needed, or None if it cannot be
-    made: keys do not tell the positions, or the receipt has the digest of others. Positions in
-    tars that pack did not make are known only while these are encoded.
+    Return how many samples the written file has, or 0 if none is needed. Return None if it cannot
+    be made: keys do not tell the positions, or the receipt has another digest. Positions in tars
+    that pack did not make are known only while the tars are encoded.
     """
     (shard,) = receipt.shards
     name = rows_name(shard.name)
@@ -152,8 +153,8 @@ def write_rows(store: Store, receipt: Receipt) -> int | None:
 def read_positions(store: Store, receipt: Receipt, *, every_key: bool = True) -> ImagePositions:
     """Return for each sample of a latent shard which sample of the image shard it was made of.
 
-    If samples may have moved, this is read from the file beside the shard. Where that is missing,
-    keys tell it, or an error is raised: `positions_without_rows` says how, also of `every_key`.
+    If samples may have moved, this is read from the file beside the shard. If that file is missing,
+    `positions_without_rows` is called with `every_key`.
     """
     (shard,) = receipt.shards
     if not may_have_rows(receipt):
@@ -181,9 +182,9 @@ def positions_without_rows(
 ) -> ImagePositions:
     """Return the positions of samples whose file of positions is missing.
 
-    They are known if no sample moved, or else from all keys; otherwise an error names the next
-    step. Without `every_key` only the keys at the ends are read, and the error is raised unless
-    these show that no sample moved: enough for a caller that compares all keys anyway.
+    Keys tell the positions. If they do not, raise a UsageError that names the next step. Without
+    `every_key` only the keys at the ends are read, and the error is raised unless these show that
+    no sample moved. That is enough for a caller that compares all keys anyway.
     """
     (shard,) = receipt.shards
     if not may_have_rows(receipt):
@@ -201,10 +202,10 @@ def positions_without_rows(
 
 
 def read_positions_from_keys(store: Store, receipt: Receipt) -> ImagePositions | None:
-    """Return the positions of the samples of a latent shard, read from its keys, or None.
+    """Return the positions of a latent shard's samples, or None if its keys do not tell them.
 
-    Return None if the keys do not tell them. Keys at the ends are enough if they show that no
-    sample moved, and the receipt lists no file of positions.
+    Only the keys at the ends are read if these show that no sample moved, and if the receipt lists
+    no file of positions.
     """
     if not keys_may_tell(receipt):
         return None

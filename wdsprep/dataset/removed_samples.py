@@ -239,9 +239,10 @@ def write_removed(store: Store, removed: Removed) -> Removed:
 
 
 def forget_removal(store: Store) -> None:
-    """Delete from the file `removed` what an unfinished removal had to do to units, now gone.
+    """Delete from the file `removed` what an unfinished removal has still to do.
 
-    The marks stay, so removed samples stay away from a dataset that is packed over this one too:
+    This is for a dataset whose units are gone. The marks stay, so removed samples stay away from a
+    dataset that is packed over this one too:
     --overwrite is for other settings, and nobody who asked to be left out has changed his mind.
     """
     found = removed_from(store)

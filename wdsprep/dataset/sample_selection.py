@@ -222,9 +222,10 @@ def ranges(numbers: Numbers) -> list[list[int]]:
 
 
 def keep_selection(writer: "KeptWriter", shards: int, each: Iterable[ShardSamples]) -> None:
-    """Write the numbers of samples of so many shards, for `SampleSelection.from_file` to read.
+    """Write the numbers of samples of shards, for `SampleSelection.from_file` to read.
 
-    They come in the order of the shards, those of one shard all at once or in parts.
+    `shards` says how many shards there are. `each` has the samples in the order of the shards,
+    those of one shard all at once or in parts.
     """
     counts, digest = np.zeros(shards + 1, np.int64), DigestKind.BLAKE3.new()
 
@@ -260,10 +261,10 @@ def digest_of_shape(digest: str, shape: str, counts: NDArray[np.int32]) -> str:
 def digest_of_selected(
     digest: str, of: SampleSelection, selected: SampleSelection, shards: int
 ) -> str:
-    """Return the digest of the samples `selected` from those in `of`, which have `digest`.
+    """Return the digest of the samples `selected` from those in `of`, whose own digest is given.
 
     It depends on which samples are selected, not on where they lie in the tars. `shards` is the
-    number of shards that both selections count by.
+    length of the list of shards that both selections are of.
     """
     inner, starts = DigestKind.BLAKE3.new(), np.zeros(shards + 1, np.int64)
     starts[selected.shards + 1] = selected.counts

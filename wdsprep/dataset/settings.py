@@ -35,7 +35,7 @@ def is_same(old: Any, new: Any) -> bool:
 
 
 def changed_settings(old: Settings, new: Settings) -> Changes:
-    """Return the old and new value of each setting that differs, but for loosened policies."""
+    """Return the old and new value of each setting that differs, except loosened policies."""
     old, new = as_json(old), as_json(new)
     looser = loosened(old, new)
     both = {name: (old.get(name), new.get(name)) for name in sorted({*old, *new})}

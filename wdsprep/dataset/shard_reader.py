@@ -284,7 +284,7 @@ class ShardReader:
     def _ends(self, offsets: "Offsets", sizes: "Offsets", *, comes_whole: bool) -> list[bytes]:
         """Return the last bytes of each sample, or with `comes_whole` all bytes of each.
 
-        If a size is 0, as where the index is damaged, the last bytes come in any case.
+        If one of the sizes is 0, as where the index is damaged, only the last bytes are returned.
         """
         import numpy as np
 
@@ -393,7 +393,7 @@ def parse_sample_end(data: bytes) -> tuple[str, bytes] | None:
 
 
 def _read_members(at: Tape, only: Collection[str]) -> TarSample | None:
-    """Return the sample on a tape with the members in `only`, and read no further than these.
+    """Return the first sample of a tar with the members in `only`, and read no further than these.
 
     Return None if no member belongs to a sample.
     """

@@ -67,8 +67,8 @@ Spot = TypeVar("Spot")
 def file_filter(manifest: Manifest) -> Callable[[str], bool]:
     """Return a function that says whether a file may be part of this dataset, by its name.
 
-    A file in a bucket is part only if the dataset has the bucket: if its settings list it, or, as
-    settings of latents list none, if a shard lies in it.
+    A file in a bucket may be part only if the dataset has the bucket. A dataset of images has the
+    buckets that its settings list, one of latents those in which it has shards.
     """
 
     @cache
@@ -125,8 +125,8 @@ def read_format(
 ) -> Mapping[str, Any]:
     """Return the format of the dataset that will be continued at `url`, or else `new`.
 
-    The format is what the settings with these `names` say. With `overwrite` it is always `new`, and
-    so it is for a dataset that cannot be read: whoever opens that says why.
+    The format is what the settings with these `names` say. It is `new` with `overwrite`, if there
+    is no dataset, and if the dataset cannot be read: opening it raises the error later.
     """
     if overwrite:
         return new
@@ -416,7 +416,8 @@ def write_rebuilt(url: str, heard: Counting = ignore_count) -> Manifest:
 def rewrite_manifest(store: Store, heard: Counting = ignore_count) -> Manifest:
     """Write the manifest again from the receipts, and return it. The caller holds its lock.
 
-    What receipts do not tell is kept from a manifest of the same settings, if that can be read.
+    What receipts do not tell is kept from the old manifest, if that can be read and has the same
+    settings.
     """
     manifest = rebuild(store, heard)
     if manifest is None:
@@ -480,8 +481,8 @@ def _maker_unit(manifest: Manifest, name: str) -> str:
 def _remove_strays(store: Store, unit: str, names: Iterable[str]) -> None:
     """Delete the files `names` of a unit that has no receipt.
 
-    If it has one, delete of them only tars that the receipt does not list, with their indexes and
-    rows. The caller holds the lock of the unit.
+    If the unit has a receipt, delete only the tars among them that the receipt does not list, and
+    the indexes and rows of these tars. The caller holds the lock of the unit.
     """
     with contextlib.suppress(NotFoundError):
         shards = {shard.name for shard in read_receipt(store, unit).shards}

@@ -48,10 +48,10 @@ class Edition:
 
     @contextmanager
     def holding(self, unit: str, giving: Sequence[FileSink] = ()) -> Iterator[None]:
-        """Lock a unit while the block lasts, in which the files `giving` get their names.
+        """Lock a unit while the block lasts, as `Store.hold` does.
 
-        Raise FingerprintError if an --overwrite has begun another edition. The rest is as in
-        `Store.hold`.
+        `giving` are the files that get their names in the block. Raise FingerprintError if an
+        --overwrite has begun another edition.
         """
         with self._holding(hold_name(unit), giving):
             yield

@@ -73,9 +73,9 @@ class Batcher:
     ) -> tuple[Size, list[Row], int] | None:
         """Remove a batch of crops; return its shape, rows and size, or None if none is ready.
 
-        `size` is the batch size for squares, and `size_of` returns that for a shape. A batch that
-        is not full is ready if `now` is true, or if its first crop is of `head`, the oldest block,
-        or has waited too long.
+        `size` is the batch size for squares, and `size_of` returns the batch size for a shape. A
+        batch that is not full is ready if `now` is true, if its first crop is of `head`, the oldest
+        block, or if that crop has waited too long.
         """
         most = 2 * size - 1 + self.image_window
         return self._take_batch(self._images, size_of, most=most, now=now, head=head)
@@ -85,8 +85,8 @@ class Batcher:
     ) -> tuple[tuple[int, ...], list[Row], int] | None:
         """Remove a batch of captions; return its shape, rows and size, or None if none is ready.
 
-        A batch that is not full is ready if `now` is true, or if its first caption is of `head`,
-        the oldest block, or has waited too long. Captions are tokenized here, many
+        A batch that is not full is ready if `now` is true, if its first caption is of `head`, the
+        oldest block, or if that caption has waited too long. Captions are tokenized here, many
         together, and those without tokens are refused.
         """
         waiting = self._captions
@@ -126,9 +126,9 @@ class Batcher:
     ) -> tuple[ShapeT, list[Row], int] | None:
         """Remove a batch from `rows`; return its shape, rows and size, or None if none is ready.
 
-        First comes the shape of the oldest row, if `most` samples were added after that row or if
-        it is of the block `head`; next a shape with a full batch; with `now` the shape of the
-        oldest row.
+        The batch has the shape of the oldest row, if `most` samples were added after that row or if
+        the row is of the block `head`. Otherwise it is a full batch of any shape, or, if there is
+        none and `now` is true, a batch of the oldest row's shape.
         """
         if not rows:
             return None

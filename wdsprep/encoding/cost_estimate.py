@@ -143,9 +143,9 @@ def estimate(
 ) -> list[Phase]:
     """Return an estimate for each resolution that has images and a known speed.
 
-    Each bucket is a resolution, which has the images of that bucket and of all higher ones. Text
-    alone has one estimate, for the lowest resolution and so for all images. Raise UsageError if
-    there are no images.
+    The resolutions are the buckets, and a resolution has the images of its bucket and of all higher
+    ones. Text alone has one estimate, for the lowest resolution and so for all images. Raise
+    UsageError if there are no images.
     """
     if not any(bucket.samples for bucket in buckets.values()):
         raise UsageError("there are no images to plan for: pack some, or give --counts 256=N,512=N")
@@ -264,7 +264,7 @@ def count_puts(nbytes: int) -> int:
 
 
 def stored_by_choice(samples: int, resolution: int, choice: Choice) -> dict[tuple[str, str], int]:
-    """Return the bytes that each pair of `--latents` and `--text` would store, by the pair.
+    """Return the bytes that would be stored, for each pair of `--latents` and `--text`.
 
     `mean` is left out, as it takes the same bytes as `sample`; so is `moments` for a VAE that has
     no distribution.

@@ -140,8 +140,8 @@ def _run_encode(options: EncodeOptions, listener: EncodeListener) -> list[Outcom
 def _begin_datasets(plan: EncodePlan) -> list[Edition]:
     """Begin or continue the datasets of a plan, and return an edition of each for the workers.
 
-    This is the first step of a run that writes: captions of a table are stored, and stale units and
-    what killed writers left behind are removed.
+    No earlier step of a run writes to the datasets. The captions of a table are stored here, and
+    stale units are removed, with what killed writers left behind.
     """
     editions = [take_claim(dataset.claim) for dataset in plan.datasets]
     for dataset, edition in zip(plan.datasets, editions, strict=True):
@@ -187,10 +187,11 @@ def _make_target(dataset: DatasetPlan, edition: Edition) -> EncodeTarget:
 def _make_runs(
     plan: EncodePlan, editions: Sequence[Edition], limit: int, trial: Speeds | None
 ) -> list[Run]:
-    """Return for each dataset of a plan the run that makes the shards that it lacks.
+    """Return a run for each dataset of a plan, which makes the shards that the dataset lacks.
 
-    `limit` is that of --limit, and counts where it leaves images out. `trial` has the speeds that
-    the manifest records as those of a trial; it is None if the run is no trial.
+    `limit` is that of --limit, and is 0 in the run of a dataset from which it leaves nothing out.
+    `trial` has the speeds that the manifest records as those of a trial; it is None without
+    --limit.
     """
     return [
         Run(

@@ -109,9 +109,9 @@ class PendingBlock(Future[list[Results]]):
         self._leave = leave
 
     def count(self, nbytes: int) -> int:
-        """Add `nbytes` to the bytes of the block's arrays, and return it.
+        """Add `nbytes` to the bytes of the block's arrays, and return the number that was added.
 
-        If the block has left the engine, add nothing and return 0.
+        If the block has left the engine, that is 0.
         """
         if self.has_left:
             return 0

@@ -149,7 +149,7 @@ class Engine:
         """Count a shard as feeding while the context is open, so that batches wait for its samples.
 
         The context is entered before the shard's tar is opened. When no shard is feeding and all
-        that was fed is in batches, batches that are not full are computed too.
+        that was fed has been collected, batches that are not full are computed too.
         """
         with self._feeders_lock:
             self._feeders += 1
@@ -165,7 +165,7 @@ class Engine:
         """Wait until no other shard feeds samples, and keep others out while the context is open.
 
         Shards that wait here have read their first sample already. Raise EngineError if a thread of
-        the engine has failed.
+        the engine fails while the shard waits.
         """
         self._repeat_until(partial(self._turn.acquire, timeout=POLL_S))
         try:
@@ -329,8 +329,8 @@ class Engine:
     def _next_batch(self, *, all_of_it: bool) -> tuple[list[Row], DeviceBatch] | None:
         """Take a batch that is ready from the batcher, and return its rows and the batch, or None.
 
-        Batches of captions come first. A batch that is not full is ready with `all_of_it`; it is
-        also ready if it has waited too long, or if the limit is full and it is of the oldest block.
+        Batches of captions come first. A batch that is not full is ready with `all_of_it`, if its
+        first row has waited too long, or if the limit is full and that row is of the oldest block.
         """
         batches, now = self._batches, all_of_it
         head = self._oldest_block() if self.limit.is_full else None
@@ -370,7 +370,7 @@ class Engine:
         return torch.empty(shape, dtype=torch.uint8, pin_memory=pin)
 
     def _release_pixels(self, rows: Sequence[Row]) -> None:
-        """Drop the pixels of rows that have been copied into a batch; the limit counts them off."""
+        """Drop the pixels of rows that have been copied into a batch, and tell the limit."""
         nbytes = 0
         for row in rows:
             crop = row.crop
@@ -383,8 +383,8 @@ class Engine:
     def _hand_out(self, rows: Sequence[Row], batch: DeviceBatch, made: "Future[Rows]") -> None:
         """Give the samples of a batch their results, once the device has finished it.
 
-        A row whose values are not finite is rejected. If the batch failed, its error is kept for
-        `check` to raise.
+        A row of which the device made no arrays is rejected as not finite. If the batch failed, its
+        error is kept for `check` to raise.
         """
         with self._guarded():
             self._launchable.release()

@@ -57,7 +57,7 @@ class ImageShard:
 
     @property
     def likely_samples(self) -> int:
-        """Return the number of samples to encode, for a foreign tar estimated from its bytes."""
+        """Return the number of samples to encode; of a whole foreign tar it is an estimate."""
         there = self.item.nbytes // SMALL_NBYTES if self.is_foreign else self.item.samples
         return self.item.take or there
 
@@ -139,9 +139,10 @@ def find_image_shards(
 ) -> ImageShards:
     """Return the image shards that may have images large enough for a resolution.
 
-    Of a dataset, the resolution 0 selects all shards; raise SourceError if none is selected. Of
-    tars that pack did not make, all are returned, and 0 raises UsageError. `shapes` are the shapes
-    of the latents, if they are not square, and `kind` is the kind of digest of the latents.
+    The resolution 0 stands for the lowest bucket of a dataset, and so for all shards. Tars that
+    pack did not make are all returned; for them, raise UsageError if the resolution is 0. Raise
+    SourceError if no shards are found. `shapes` are the shapes of the latents, if they are not
+    square, and `kind` is the kind of digest of the latents.
     """
     is_pattern = bool(set(url) & set("*?[{")) and not Path(url).is_dir()
     store = None if is_pattern else open_store(url)
@@ -209,7 +210,8 @@ def _find_tars(url: str, resolution: int, kind: DigestKind) -> ImageShards:
     """Return the tars that another program packed, as image shards.
 
     Their latents lie in the folder of the resolution, under the name of the tar without its suffix.
-    Raise SourceError if there are no tars, or if two would have latents of one name.
+    Raise SourceError if there are no tars, or if the latents of two would have one name. Raise
+    UsageError if the resolution is 0.
     """
     try:
         source = recognise(url, columns=Columns(), rows_per_item=1)

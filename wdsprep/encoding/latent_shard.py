@@ -92,7 +92,7 @@ class LatentShard:
             count_sample(self.counts, "latents", told, shape)
 
     def _was_removed(self, members: Members) -> bool:
-        """Return whether `wdsprep remove` took the sample out of this dataset, by its source."""
+        """Return whether the sample was removed from this dataset, judging by its source."""
         (facts,) = (cast("bytes", data) for name, data in members if name == "json")
         return self._draft.removed.has("source", parse_json(facts).get("source", ""))
 
@@ -118,8 +118,8 @@ class LatentShard:
     def finish(self, settings: Settings, files: Files, beside: Mapping[str, bytes] = {}) -> Receipt:
         """Write the samples that wait, complete the shard, and return its receipt.
 
-        `files` are the digests of further files that the receipt lists, such as those of
-        the empty caption. The files of `beside` are written with the shard.
+        `files` are the digests of further files that the receipt lists, such as those of the empty
+        caption. The files of `beside` are written with the shard.
         """
         kind, beside = DigestKind.from_settings(settings), {**beside, **self._rows_file()}
         for one in chain.from_iterable(self._waiting.values()):
@@ -145,9 +145,9 @@ class LatentShard:
     def _rows_file(self) -> dict[str, bytes]:
         """Return {name: bytes} of the file that says which samples were kept, or {} if not needed.
 
-        It is needed unless the shard has the first samples of the image shard in their order. For a
-        tar that pack did not make, it is also needed if any sample was rejected: its keys do not
-        tell whether the rejected ones were the last.
+        An empty shard has none. Any other needs it unless it has the first samples of the image
+        shard in their order. If pack did not make that shard and a sample was rejected, it is
+        needed even then: the keys do not tell whether the rejected samples were the last.
         """
         rows = ImagePositions.from_numbers(chain.from_iterable(self._rows.values()))
         has_moved = self._shard.is_foreign and bool(self.rejects.counts)

@@ -195,8 +195,8 @@ def _find_settings(
     """Return the settings of each dataset, without those of captions.
 
     Text that is stored apart, and latents without text, get the settings that a run for them alone
-    would have, except that all have fp32 if `joint`, that of the whole run, does. `models` has
-    the models that were found so far; others are found and added.
+    would have. But all are computed in fp32 if `joint`, the recipe of the whole run, is in fp32.
+    `models` has the models that were found so far; others are found and added.
     """
     asked: dict[tuple[ModelNeeds, DigestKind], Model] = {}
     settings = []
@@ -224,8 +224,8 @@ def _find_captions(
 ) -> tuple[list[_Phase], PreparedCaptions]:
     """Return the phases with the sources of their captions, and the captions for the run.
 
-    The caller closes the captions. If text is stored apart, only its phases get captions. A table
-    that is stored in a dataset which is started over is not used.
+    The caller closes the captions. If text is stored apart, only the phases of text get captions. A
+    table is read again if datasets are started over.
     """
     own = [phase for phase in phases if phase.is_of_text] or phases  # or latents with their text
     source = own[0].source

@@ -20,9 +20,9 @@ class Trial:
     text: str
 
     def choice_like(self, choice: Choice) -> Choice:
-        """Return a choice with the model and the options of this trial, and otherwise as `choice`.
+        """Return `choice` with the model and the options of this trial in place of its own.
 
-        If nobody knows the operations of the trial's model, the model is that of `choice` too.
+        If the operations of the trial's model are not known, the model of `choice` stays.
         """
         known = self.model in PRESETS and PRESETS[self.model].vae in VAE_GFLOPS
         model = self.model if known else choice.model

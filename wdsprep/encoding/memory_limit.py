@@ -20,8 +20,8 @@ class EngineLimit:
     def enter(self, samples: int, nbytes: int, timeout_s: float) -> bool:
         """Admit samples if there is room, and return whether they have been admitted.
 
-        If there is none, wait once for a change, for `timeout_s` at most. When nothing is inside,
-        anything is admitted.
+        If there is no room, wait for one change first, for `timeout_s` at most. When nothing is
+        inside, anything is admitted.
         """
         with self._changed:
             if not self._has_room(samples, nbytes):

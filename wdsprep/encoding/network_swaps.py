@@ -46,8 +46,8 @@ class Visit:
 class Turns:
     """The turns of shards in the passes over captions and over images, on one device.
 
-    `bring` loads the network of a pass, and up to `at_once` shards are in the pass together. If
-    shards wait for the other pass, no more than `most` begin this one before it changes.
+    `bring` loads the network of a pass, and up to `at_once` shards are in the pass together. While
+    shards wait for the other pass, no more than `most` shards begin the present one.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Turns:
         """Wait for the turn of a visit, and return whether it has come within the time.
 
         If no shard is in the pass and none that waits may begin it, the next turn begins here, once
-        the engine is idle. If it is a turn of the other pass, the network for it is loaded.
+        the engine is idle. For a turn of the other pass, the network of that pass is loaded.
         """
         end_s = time.monotonic() + timeout_s
         with self._changed:

@@ -57,7 +57,7 @@ def check_resolutions(given: int | Sequence[int]) -> int | tuple[int, ...]:
 
 
 def parse_resolutions(text: str) -> tuple[int, ...]:
-    """Return the resolutions in a text such as "256,512"; raise ValueError if one is no number."""
+    """Return the resolutions in a text such as "256,512"; raise ValueError for other texts."""
     return tuple(int(part) for part in text.split(","))
 
 
@@ -308,9 +308,9 @@ def recipes_for(
 ) -> list[Encode]:
     """Return the recipe of each dataset of a run.
 
-    `how` makes a recipe, and `texts` is the number of captions of a sample, each with its datasets.
-    If `is_apart`, text is stored apart: first come latents without text for each resolution, then a
-    text dataset for each caption. If not, each resolution has a dataset for each caption.
+    `how` makes a recipe, and `texts` is the number of captions of a sample that are encoded. If
+    `is_apart`, text is stored apart: first come latents without text for each resolution, then a
+    text dataset for each caption. If not, there is a dataset for each resolution and caption.
     """
     if not is_apart:
         return [how(resolution=number) for number in resolutions] * texts

@@ -48,8 +48,8 @@ def places_of(
     """Return the places of the datasets of a run, by the resolution of each.
 
     Text datasets of several captions, and text that is stored apart, are listed by the names of
-    their captions instead. An empty `out` stands for the default place. Raise UsageError if two
-    datasets would have one place.
+    their captions instead. An empty `out` stands for the default place. Raise UsageError if a place
+    needs a name that is not given, or if two datasets would have one place.
     """
     if text_out:
         return _places_apart(out, resolutions, captions, os.fspath(text_out))

@@ -96,12 +96,14 @@ def pending_shards(
     """Return the image shards that are wanted and have no receipt in a dataset.
 
     Nothing is written: the units to remove are returned too, for `remove_stale_units`. A shard that
-    an earlier --limit has cut is done again. If shards were packed again or are gone, raise
-    FingerprintError unless `redo_changed` is true. With it, those packed again are done again, and
-    what was made from those that are gone is to be removed if packing `is_whole`; if not, they may
-    still be packed. `tars` reads foreign tars, to tell changed ones from those that only have
-    another date, and `compared` is called with the number that have been read and the number of
-    all.
+    an earlier --limit cut is done again, unless the same number of its samples is wanted now.
+
+    Raise FingerprintError if shards have changed or are gone, unless `redo_changed` is true. Then
+    changed shards are done again, and the units made from shards that are gone are to be removed.
+    But if packing is not `is_whole`, those units are kept, as their shards may still be packed.
+
+    `tars` reads foreign tars, to tell changed ones from those that only have another date.
+    `compared` is called with the number of tars that have been read and the number of all.
     """
     ledger = manifest.ledger
     done = dict(zip(ledger.units(), ledger.column("input"), strict=True))
@@ -133,8 +135,8 @@ def pending_shards(
 def remove_stale_units(edition: Edition, stale: Mapping[str, str]) -> None:
     """Remove units from a dataset, with all files that were made for them.
 
-    `stale` has the input that each unit was made from. If there are any, the manifest is marked as
-    incomplete first.
+    `stale` has the input that each unit was made from: a unit that by now was made from another
+    input is kept. If `stale` is not empty, the manifest is marked as incomplete first.
     """
     if stale:
         mark_incomplete(edition)
@@ -220,8 +222,8 @@ def _group_by_shard(
 ) -> Iterator[Iterator[tuple[int, ImageShard]]]:
     """Yield for each image shard a group: the number of each dataset that lacks it, and the shard.
 
-    `pending` has the shards that each dataset lacks, the largest first. A shard that is cut for one
-    dataset and not for another makes two groups.
+    `pending` has the shards that each dataset lacks, the largest first. If datasets need different
+    numbers of a shard's samples, each number makes a group.
     """
     numbered = (zip(repeat(number), shards) for number, shards in enumerate(pending))
     in_order = merge(*numbered, key=lambda found: _size_key(found[1]))

@@ -69,8 +69,8 @@ def dtype_of(wanted: str, device: str, model: Model) -> str:
     """Return the dtype to compute in: `wanted`, or for `auto` a half precision on a GPU, else fp32.
 
     `half` stands for the half precision of each network of a pipeline. A VAE that is known to
-    overflow in fp16 gets bf16. If the GPU has no bf16, both get fp32. Text alone gets the dtype
-    that it would have with latents.
+    overflow in fp16 gets bf16. A GPU without bf16 gets fp32 in place of either. Text alone gets the
+    dtype that it would have with latents.
     """
     if wanted != "auto":
         return wanted

@@ -45,7 +45,7 @@ KINDS = "sdxl, nearest:STEP,MAX, or a file with lines such as 832x1216"
 
 
 def _list_shapes(shapes: Sequence[Size] | None) -> str:
-    """Return the number of shapes and their names in a short text, or "not given" for none."""
+    """Return a short text with the number of shapes and some names, or "not given" for none."""
     names = [*map(shape_name, shapes or ())]
     some = names if len(names) <= SHOWN else [names[0], "...", names[-1]]
     return f"{len(names)} ({', '.join(some)})" if names else "not given"
@@ -60,7 +60,7 @@ SHAPES_SETTING = SettingWords(say=_say_shapes)
 
 
 def check_shapes_option(given: Any) -> ShapesGiven:
-    """Return a value of --shapes, or raise UsageError if it is no name, path or iterable.
+    """Return a value of --shapes; raise UsageError if it is not a name, a path or an iterable.
 
     An iterable becomes a tuple. Names and sizes are checked later, by `sizes_of`.
     """
@@ -74,7 +74,8 @@ def check_shapes_option(given: Any) -> ShapesGiven:
 def sizes_of(given: ShapesGiven, resolution: int) -> tuple[Size, ...]:
     """Return the shapes that a value of --shapes stands for, from the tallest to the widest.
 
-    A file is read. Without a value return (). Raise UsageError if shapes do not fit the resolution.
+    A file is read, and an empty value has no shapes. Raise UsageError if the file cannot be read,
+    or if the shapes do not fit the resolution.
     """
     if not isinstance(given, str | os.PathLike):
         given = tuple(given)
@@ -171,8 +172,8 @@ def _read_shapes(path: Path, what: str) -> Iterator[Size]:
 def _check_shapes(sizes: Iterable[Any], resolution: int, what: str) -> tuple[Size, ...]:
     """Return the shapes from the tallest to the widest, or raise UsageError if they cannot be used.
 
-    The square of the resolution must be among them, each must have about its area, and no ratio
-    may come twice. `what` names them in messages.
+    The square of the resolution must be among them, each must have about the square's area, and no
+    ratio may come twice. `what` names the shapes in messages.
     """
     found = [_check_sides(size, what) for size in sizes]
     if not found:

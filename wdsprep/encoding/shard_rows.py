@@ -41,8 +41,8 @@ class ShardRows:
     def read(self) -> Iterator[tuple[str, Sample | Refusal]]:
         """Yield each sample with its key, and raise HopelessError if the shard is damaged.
 
-        The digest of the shard is compared at the end, unless the shard is foreign, is cut to some
-        samples, or is read in parts: then its size and its headers are checked.
+        The digest of the shard is compared at the end, unless the shard is foreign or cut to some
+        samples. If the shard is read in parts, its size and its headers are checked instead.
         """
         source = self.source
         if not (self.has_images or self.shard.is_foreign):
@@ -71,7 +71,7 @@ class ShardRows:
     def _texts(self, source: TarsSource, store: Store) -> Iterator[tuple[str, Sample | Refusal]]:
         """Yield the samples without images, and check the size and the headers of the shard.
 
-        Raise HopelessError if the shard or its index is missing, or if they do not fit.
+        Raise HopelessError if the shard or its index is missing, or if a check fails.
         """
         try:
             rows = read_texts(source, store, self.shard)
@@ -86,7 +86,7 @@ class ShardRows:
     def _describe_damage(self, why: str) -> str:
         """Return a clause that says whether a damaged shard is truncated or was changed.
 
-        If it is not shorter than it was, `why` is the reason, which the clause gives in brackets.
+        If it was changed, the clause has `why` in brackets.
         """
         name, expected = self.shard.item.name, self.shard.item.nbytes
         listed = shared_store(self.source.url).list(name)

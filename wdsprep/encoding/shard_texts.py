@@ -19,7 +19,7 @@ from wdsprep.store.base import Store
 def is_read_in_parts(store: Store, shard: ImageShard) -> bool:
     """Return whether to skip the images of a shard when only its captions are needed.
 
-    They are skipped if pack made the shard, and if it lies on a local disk or its images are large.
+    They are skipped if pack made the shard and it lies on a local disk or its images are large.
     """
     item = shard.item
     is_large = item.nbytes >= LARGE_NBYTES * max(1, item.samples)

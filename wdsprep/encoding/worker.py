@@ -150,8 +150,8 @@ class EncodeWorker:
     def __call__(self, unit: JointUnit) -> Generator[EncodeProgress, None, dict[int, Receipt]]:
         """Encode an image shard for each dataset that lacks it, and yield progress meanwhile.
 
-        Return the receipts by the numbers of the datasets, also of those that have the shard by
-        now. Raise BrokenWorkerError if a thread of the engine has failed.
+        Return the receipts by the numbers of the datasets, also where another run has made the
+        shard by now. Raise BrokenWorkerError if a thread of the engine has failed.
         """
         receipts: dict[int, Receipt] = {}
         try:
@@ -211,7 +211,7 @@ class EncodeWorker:
     ) -> Iterator[None]:
         """Encode first all captions of a shard, then all its images, and yield from time to time.
 
-        Captions for a separate text dataset are then finished; all others wait for their images.
+        Captions for a dataset of text alone are written at once; others wait for their images.
         """
         with closing(TextPass()) as waiting:
             texts: dict[int, Taking] = {}

@@ -27,9 +27,9 @@ def metadata_beside(dataset: Exportable, out: str) -> dict[str, bytes]:
 
 
 def path_between(out: str, dataset: str) -> str:
-    """Return the relative path from a place to a dataset, with a slash at its end, or "" if equal.
+    """Return the relative path from a place to a dataset, with a slash at its end.
 
-    Raise UsageError if no path leads there.
+    It is "" if both are the same place. Raise UsageError if no path leads there.
     """
     places = [local_path(url) for url in (out, dataset)]
     if None in places:

@@ -235,7 +235,7 @@ def _units(
 def _images_of(manifest: Manifest) -> dict[str, str]:
     """Return the digest of the image shard of each unit, by the name of the unit of latents.
 
-    Latents state it as the input of the unit, and after --limit with the number of samples.
+    Latents state it as the input of the unit. After `encode --limit` the number of samples follows.
     """
     if manifest.dataset == "images":
         return {latent_unit(shard.name): shard.digest for shard in manifest.shards}

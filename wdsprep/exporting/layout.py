@@ -57,7 +57,7 @@ class Exportable:
         return any(field.name == name for field in text_fields(self.fields))
 
     def check(self, to: str, *whats: str) -> None:
-        """Raise UsageError if the samples are none of `whats`, which the layout `to` takes."""
+        """Raise UsageError unless the samples are of one of the kinds `whats`, which `to` takes."""
         if self.what not in whats:
             raise UsageError(
                 f"{self.url} is a dataset of {self.what}, and --to {to} takes "

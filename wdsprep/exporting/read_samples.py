@@ -132,7 +132,7 @@ def _read_tar(
     source: UnitSource,
     wanted: frozenset[str] | None,
 ) -> Iterator[_TarSample]:
-    """Yield the samples of a tar, with those of their members that are `wanted`, or all for None.
+    """Yield the samples of a tar with the `wanted` members, or with all members if that is None.
 
     Large members are views: to copy them takes as long as to hash them.
     """

@@ -9,9 +9,9 @@
 fetches one URL, attempt by attempt and redirect by redirect; `host_limits` decides when its turn
 comes, `backoff` how long it waits before the next attempt. `transfer` and `curl_loop` do the work
 with libcurl, and `memory_limit` bounds the bytes that are being received. Modules without I/O
-decide what things mean: `urls`, `robots`, `opt_outs`, `failure_codes`, and `answer_rules`, which
-answers are taken. URLs of S3 and other stores are read in `object_urls`. `downloads` keeps many
-rows of a table under way, and `outage` tells a network that is down from hosts that are gone.
+decide what things mean: `urls`, `robots`, `opt_outs`, `failure_codes` and `answer_rules`. URLs of
+S3 and other stores are read in `object_urls`. `downloads` keeps many rows of a table under way, and
+`outage` tells a network that is down from hosts that are gone.
 
 The values cost nothing to import; the client is loaded when it is first used.
 

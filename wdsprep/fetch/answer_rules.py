@@ -1,4 +1,4 @@
-"""Which answers of servers are taken, by their status and headers: images and robots.txt files."""
+"""Judge answers to requests for images and robots.txt files by their status and headers."""
 
 import datetime
 
@@ -15,7 +15,7 @@ PAGES = ("text/html", "application/xhtml", "application/json", "video/", "audio/
 
 
 class LaterError(RejectedError):
-    """The error that a server refuses a request, but says when to come back."""
+    """The error for a request that a server refuses, but says when to repeat."""
 
     def __init__(self, code: Code, detail: str, after_s: float) -> None:
         super().__init__(code, detail)
@@ -24,10 +24,10 @@ class LaterError(RejectedError):
 
 
 def judge_image(rules: FetchRules, head: Head) -> bool:
-    """Return True if the body of an answer is to be received, by its head; False for a redirect.
+    """Return whether the body of an answer is to be received: True unless it is a redirect.
 
-    Raise RejectedError if there will be no image: by the status, an opt-out of the owner, the
-    type of the content or its length.
+    Raise RejectedError if the status, an opt-out of the owner, the content type or the length
+    shows that there will be no image.
     """
     if is_redirect(head):
         return False
@@ -43,10 +43,10 @@ def judge_image(rules: FetchRules, head: Head) -> bool:
 
 
 def judge_robots(head: Head) -> bool:
-    """Return whether there is a robots.txt, by the head of an answer.
+    """Return whether the body of an answer is a robots.txt, by its head.
 
-    Raise an error if it may be there, but cannot be had now. A file that is missing allows
-    everything; one that cannot be had now forbids everything.
+    Raise RejectedError if the file may exist, but cannot be had now. A missing file allows
+    everything; a file that cannot be had now forbids everything.
     """
     failure = rejection_for_status(head.status)
     if failure is not None and failure.code in TRANSIENT:

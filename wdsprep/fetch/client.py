@@ -97,8 +97,8 @@ class Client:
     async def _ask_robots(self, target: Target) -> Robots:
         """Read the robots.txt of the origin of `target`.
 
-        Raise RejectedError if it cannot be had now. One whose redirects do not end, or lead to no
-        URL, counts as missing, and allows everything.
+        Raise RejectedError if it cannot be had now. A robots.txt with too many redirects, or with
+        one that leads to no valid URL, counts as missing and allows everything.
         """
         want = AnswerRule(judge=judge_robots, max_nbytes=MAX_NBYTES, cut=True)
         try:
@@ -127,8 +127,8 @@ class Client:
     ) -> Answer:
         """Get a URL, follow redirects, and return the answer at their end.
 
-        `check` is awaited for each URL on the way, and may raise an error. Raise RejectedError
-        for a circle of redirects, or for more than `redirects`.
+        `check` is awaited before each request, and may raise an error. Raise RejectedError if a
+        request fails, or if there are more than `redirects` redirects or they go in a circle.
         """
         left_s, seen = self._rules.timeout_s, {target.url}
         while True:

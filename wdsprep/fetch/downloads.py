@@ -94,9 +94,9 @@ class _Download:
 class Downloads:
     """The downloads of one slice.
 
-    `repeated` counts the rows of each URL that the slice has more than once; it is called in a
-    thread. `minds_outage` is False where only earlier failures are asked for again: an outage
-    cannot be told from them there, and does no harm.
+    `repeated` returns the number of rows of each URL that the slice has more than once; it is
+    called in a thread. `minds_outage` tells whether to check if the network is down. It is False
+    for a slice that only retries failures, to which an outage does no harm.
     """
 
     def __init__(
@@ -260,9 +260,9 @@ class Downloads:
         return Refusal(source=row.source, code=fetched.code, detail=fetched.detail, url=row.url)
 
     def _release(self, download: _Download, nbytes: int) -> None:
-        """Drop the data of a download, unless further rows wait for it.
+        """Drop the data of a download, unless further rows need it.
 
-        `nbytes` is how many bytes of it are in memory.
+        `nbytes` is how many bytes of the data are in memory.
         """
         if download.url in self._by_url:
             self._repeated[download.url] -= 1

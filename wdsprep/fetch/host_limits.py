@@ -51,8 +51,8 @@ class HostLimits:
     async def take(self, host: str) -> None:
         """Wait for a turn to ask this host. `give_back` ends the turn.
 
-        Raise RejectedError if another request to the host fails meanwhile in a way that
-        `give_back` lets hold for all.
+        Raise RejectedError if `give_back` meanwhile gets a failure of this host that counts for
+        all requests that wait.
         """
         waiter = asyncio.get_running_loop().create_future()
         self._hosts.setdefault(host, _HostState()).waiting.append(waiter)
@@ -77,7 +77,7 @@ class HostLimits:
 
         The host gets no request for `pause_s` seconds. After FAILURES_IN_A_ROW failures with
         codes of DEAD, or with `for_all`, the failure is raised in all requests that wait for this
-        host, which from then on gets one request at a time until one does not fail so.
+        host. The host then gets one request at a time, until one does not fail so or none is left.
         """
         turns = self._hosts[host]
         failed = failure is not None and failure.code in DEAD

@@ -134,8 +134,8 @@ class Handle:
     def _call_back(self, option: int, act: Callable[..., Any], end: int) -> None:
         """Set a callback of libcurl.
 
-        libcurl would swallow an exception. So the callback then returns `end`, which tells
-        libcurl to stop, and `_answer` raises the exception afterwards.
+        libcurl would swallow an exception of `act`. So the callback returns `end` instead, which
+        tells libcurl to stop, and `_answer` raises the exception afterwards.
         """
 
         def call(*arguments: Any) -> Any:
@@ -230,7 +230,7 @@ class Handles:
         """Get a URL. Return the answer and the seconds it took.
 
         Raise CrowdedError if memory is short, and RejectedError if the transfer fails or `want`
-        does not take the answer.
+        rejects the answer.
         """
         line = self._free.pop() if self._free else Handle(self._rules, self.room)
         try:

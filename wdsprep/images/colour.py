@@ -73,7 +73,7 @@ def _transparent_colour(image: Image.Image, header: Header) -> bytes | int | tup
 def _opaque_mask(image: Image.Image, clear: object) -> Image.Image | None:
     """Return the alpha of a picture in grey of 16 bits: 0 where a pixel has the level `clear`.
 
-    It is 255 elsewhere, and all 16 bits of the level count. Return None if `clear` is no level.
+    Elsewhere it is 255. All 16 bits of a level are compared. Return None if `clear` is no level.
     """
     if not isinstance(clear, int):
         return None
@@ -123,9 +123,9 @@ def to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
 
 
 def _transform(profile: bytes | None, mode: str) -> ImageCms.ImageCmsTransform | None:
-    """Return the conversion from a profile to sRGB, or None if the profile asks for none.
+    """Return the conversion from a profile to sRGB, or None if there is nothing to convert.
 
-    None stands for no profile, and for one that is sRGB, broken, for other channels or over 4 MB.
+    That is so without a profile, or if it is sRGB, broken, for other channels or over 4 MB.
     """
     if not profile or len(profile) > _MAX_NBYTES:
         return None

@@ -113,7 +113,7 @@ def crops(data: bytes, several: Sequence[Shapes], *, max_area: int = MAX_AREA) -
 def decode_image(data: bytes, *, max_area: int = MAX_AREA) -> "Image.Image":
     """Return an image in RGB, as `pack` would have stored it.
 
-    Raise RejectedError if the image is damaged or too large.
+    Raise RejectedError if the image is damaged, too large, or of a format that cannot be decoded.
     """
     image = _decode(_prepare(data, 1, max_area))
     return image if image.mode == "RGB" else image.convert("RGB")
@@ -122,8 +122,8 @@ def decode_image(data: bytes, *, max_area: int = MAX_AREA) -> "Image.Image":
 def view_pixels(image: "Image.Image") -> torch.Tensor:
     """Return the pixels of an image, uint8 (channels, H, W), without a copy if that is possible.
 
-    There are four channels, the last of which says nothing; a grey image has one. They are last in
-    memory. Pixels that Pillow keeps in several pieces are copied.
+    There are four channels, the last of which says nothing; a grey image has one. Channels are last
+    in memory. Pixels that Pillow keeps in several pieces are copied.
     """
     try:
         stored = pyarrow.array(image)
@@ -225,8 +225,8 @@ def _rescale(pixels: torch.Tensor, picture: Picture, fit: Fit, reduction: int) -
 
 
 def _batch(pixels: torch.Tensor) -> torch.Tensor:
-    """Return a batch of one image, whose channels are last in memory.
+    """Return a batch of one image, with its channels last in memory.
 
-    With [None] in place of this, torch does not recognise that the channels are last.
+    After `pixels[None]`, torch would not recognise that the channels are last.
     """
     return pixels.permute(1, 2, 0)[None].permute(0, 3, 1, 2)

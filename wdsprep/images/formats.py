@@ -114,7 +114,8 @@ _SAYS_UNSUPPORTED = re.compile(
 def identify(data: bytes) -> str:
     """Return the format of an image by its first bytes.
 
-    If they are of no format that is known, raise RejectedError, which says what they look like.
+    If they are of no format that can be decoded, raise RejectedError, which says what they look
+    like.
     """
     for magic, name in _MAGIC.items():
         if data.startswith(magic):

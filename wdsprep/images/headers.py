@@ -132,7 +132,7 @@ def _jpeg(
 
 
 def _join_profile(chunks: list[bytes]) -> bytes | None:
-    """Join the numbered pieces of a profile, or return None if they are not as many as they say."""
+    """Join the numbered pieces of a profile, or return None if their stated number is wrong."""
     chunks.sort(key=lambda chunk: chunk[:1])
     if not chunks or len(chunks[0]) < 2 or chunks[0][1] != len(chunks):
         return None
@@ -219,7 +219,8 @@ def _crc_holds(data: bytes, at: int, nbytes: int) -> bool:
 def _inflate_profile(chunk: bytes) -> bytes | None:
     """Decompress the profile in an iCCP chunk, or return None if there is none or it is broken.
 
-    Raise RejectedError if it is larger than `MAX_PROFILE_NBYTES`, before more memory is taken.
+    Raise RejectedError if the profile is larger than `MAX_PROFILE_NBYTES`; no more than that is
+    decompressed.
     """
     packed = chunk.partition(b"\0")[2][1:]
     if not packed:

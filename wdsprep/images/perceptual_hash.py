@@ -84,7 +84,8 @@ def cells_of(grey: Image.Image, width: int, height: int, scale: int) -> Cells:
 def _shares(length: int, scale: int) -> NDArray[numpy.float64]:
     """Return a matrix of cells by pixels: how much of each pixel of a line lies in each cell.
 
-    `length` is the side of the picture along the line, and a pixel stands for `scale` of it.
+    `length` is the side of the picture along the line. A pixel stands for `scale` pixels of the
+    picture.
     """
     pixels = numpy.minimum(numpy.arange(-(-length // scale) + 1) * scale, length) * _CELLS
     cells = numpy.arange(_CELLS + 1)[:, None] * length

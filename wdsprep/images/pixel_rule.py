@@ -50,7 +50,7 @@ class Picture:
 
 
 def prepare(data: bytes, *, limits: Limits, full: bool, recode: Recode | None = None) -> Picture:
-    """Return an image as it will be stored, or raise RejectedError if it is not fit for that.
+    """Return an image as it will be stored, or raise RejectedError if it cannot be stored.
 
     Its bytes are kept if they follow the pixel rule and `recode` is not given; else the image is
     converted. With `full`, an image whose bytes are kept is decoded too, to find damage.
@@ -104,7 +104,7 @@ def _check_limits(width: int, height: int, limits: Limits) -> None:
 def _check_alpha(alpha: Image.Image, limits: Limits) -> None:
     """Raise RejectedError if too large a part of an image is transparent.
 
-    A pixel that is half transparent counts as half a one.
+    A pixel that is half transparent counts as half a pixel.
     """
     share = 1 - ImageStat.Stat(alpha).mean[0] / 255
     if share > limits.max_alpha:
@@ -112,7 +112,7 @@ def _check_alpha(alpha: Image.Image, limits: Limits) -> None:
 
 
 def _check_pixels(data: bytes, header: Header) -> None:
-    """Decode an image to find damage, for which RejectedError is raised, and drop its pixels.
+    """Decode an image, and raise RejectedError if it is damaged.
 
     A JPEG is drafted at an eighth, in grey: libjpeg still decodes every entropy-coded byte and
     skips most of the inverse transform, upsampling and colour conversion. Of 1,200 damaged files
@@ -137,7 +137,8 @@ def _open_checked(data: bytes, header: Header) -> ImageFile:
 def _convert_other(data: bytes, kind: str, limits: Limits, recode: Recode | None) -> Picture:
     """Convert an image of a format that is always converted, whose header Pillow reads.
 
-    Raise RejectedError if the image is damaged, out of the limits or of unsupported pixels.
+    Raise RejectedError if the image is damaged, outside the limits, or has pixels of a kind that is
+    not supported.
     """
     if kind == "GIF":
         _check_limits(*headers.gif_size(data), limits)

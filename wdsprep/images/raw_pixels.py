@@ -18,7 +18,7 @@ def png_of_pixels(data: bytes) -> bytes:
     """Return a PNG of an image in the raw form of MDS: width, height, mode and pixels.
 
     It is hardly compressed: that would take longer than reading the rest of the sample. Raise
-    RejectedError if the mode is unknown, or if the number of bytes does not fit.
+    RejectedError if the mode is not supported, or if the number of bytes does not fit.
     """
     try:
         width, height, length = HEAD.unpack_from(data)

@@ -45,8 +45,8 @@ NOT_PLAIN = "it is not a plain tensor, and no other object is loaded, as it coul
 def array_of(column: CachedColumn, value: Any) -> RawArray:
     """Return the array that a row has in a column, whatever the form of the value.
 
-    Raise RejectedError if the value holds no array, or if it is of a dtype in `DTYPES` and its
-    bytes are too few or too many for its shape.
+    Raise RejectedError if the value holds no array, or if the array is of a dtype in `DTYPES` and
+    has too few or too many bytes for its shape.
     """
     with parsing_sample(f"{column.name} holds no array: it"):
         raw = _array_of(column, value)
@@ -77,7 +77,7 @@ def raw_array(array: "np.ndarray[Any, Any]") -> RawArray:
 
 
 def _parse_npy(data: bytes) -> RawArray:
-    """Return the array in an `.npy` file. Raise ValueError if the file is too short for it.
+    """Return the array in an `.npy` file. Raise ValueError if the file is too short for the array.
 
     NumPy's own reader allocates the shape that a header claims before it reads the values.
     """
@@ -149,8 +149,9 @@ def _check_saved(data: bytes) -> None:
 def to_stored(raw: RawArray, sides: int) -> RawArray:
     """Convert an array to the dtype in which wdsprep stores it.
 
-    As long as it has more than `sides` dimensions, leading ones of 1, which batches have left, are
-    dropped. Raise RejectedError if the array is empty, or of a dtype that is not in `STORED`.
+    Leading dimensions of 1, which batches have left, are dropped until `sides` dimensions are left.
+    Raise RejectedError if the array is empty or has no dimensions, or for a dtype that is not in
+    `STORED`.
     """
     _check_dtype(raw.dtype)
     shape = raw.shape
@@ -179,7 +180,7 @@ def join_moments(first: RawArray, second: RawArray) -> RawArray:
 def std_to_logvar(raw: RawArray) -> RawArray:
     """Convert a mean and a standard deviation to moments: a mean and a log-variance.
 
-    The mean is the first half of the array. Raise RejectedError if it has no two halves.
+    The mean is the first half of the array. Raise RejectedError if the array cannot be halved.
     """
     if not raw.shape or raw.shape[0] % 2:
         raise RejectedError(

@@ -193,7 +193,7 @@ def _match_columns(
 ) -> Iterable[tuple[str, CachedColumn]]:
     """Yield the role and the column of each name in `there` that a trainer uses.
 
-    Raise UsageError if more than one column has the same role.
+    Raise UsageError if several columns have the same role.
     """
     suffix = ""
     for role, pattern in names.patterns.items():

@@ -23,8 +23,9 @@ Empty = Mapping[str, bytes]
 def empty_of(given: str, fields: Sequence[Field]) -> Empty:
     """Return the arrays of the empty caption that the user gives, or none.
 
-    They are given as `zeros`, or as files: `emb=t5_empty.npy,pooled=clip_empty.npy`. Raise an error
-    if these are not the arrays of text that the fields have.
+    They are given as `zeros`, or as files: `emb=t5_empty.npy,pooled=clip_empty.npy`. Raise
+    UsageError if these are not the arrays of text in `fields`, and SourceError if an array does not
+    fit its field.
     """
     wanted = text_fields(fields)
     if not given:

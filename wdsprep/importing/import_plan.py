@@ -155,9 +155,9 @@ def settle_plan(
 
 
 def _cell(sound: Sequence[Mapping[str, RawArray]], sizes: Sequence[Size], what: str) -> int:
-    """Return the pixels per side of a cell with which most latents are of one of the sizes.
+    """Return the side of a cell, in pixels, with which most latents have one of the sizes.
 
-    Raise UsageError if there is no such number, or if there are no latents.
+    Raise UsageError if there is no such side, or if there are no latents.
     """
     shapes = [arrays[LATENT_NPY].shape for arrays in sound if LATENT_NPY in arrays]
     if not shapes:
@@ -235,7 +235,8 @@ def _check(fields: Sequence[Field], what: str) -> None:
 def resolution_of(plan: ImportPlan, given: int, what: str) -> int:
     """Return the resolution of the images: the given one, or the one in the name of the column.
 
-    Raise UsageError if there is neither, if they differ, or if latents do not fit into it.
+    Raise UsageError if there is neither, if they differ, or if the resolution is no multiple of the
+    cells per side of latents.
     """
     column = plan.chosen.of(LATENT)
     named = column.resolution if column else 0
@@ -301,7 +302,7 @@ def settings_of(
 
 
 def _scaling(chosen: ChosenColumns, scale: float | None, shift: float | None) -> dict[str, float]:
-    """Return the scale and the shift of the VAE, as given or as known of the trainer.
+    """Return the scale and the shift of the VAE: those given, or else those of the trainer.
 
     Raise UsageError if no scale is known.
     """

@@ -201,7 +201,7 @@ def _is_large(encoding: str) -> bool:
 
 
 def _row(key: str, source: str, make: MakeValues) -> Row:
-    """Return a row with the values that `make` returns, or with a refusal if it raises an error.
+    """Return a row with the values that `make` returns, or with a refusal if they cannot be read.
 
     `key` is taken if no column has the key.
     """

@@ -45,8 +45,8 @@ class Effects:
 
     `drop_text` is the rate at which captions are left out, `flip` the rate at which images are
     mirrored, `pixels` the side of a crop, and `cut` how images are cropped for the models.
-    `captions` are names with their shares, of which chance picks one for each sample: names of
-    text datasets, or of places in the json. `empty` has the arrays of the empty caption, by
+    `captions` has names of text datasets, or paths in the json, each with its share; one of them
+    is picked at random for each sample. `empty` has the arrays of the empty caption, by
     stream and choice.
     """
 
@@ -97,9 +97,9 @@ class Effects:
 
     @cached_property
     def choices(self) -> tuple[str, ...]:
-        """The names of the captions from which one is picked for each sample, for its arrays.
+        """The names of the text datasets from which one is picked for each sample.
 
-        Without names, or arrays of text in the datasets, it is ("",): texts are picked by `paths`.
+        They are ("",) if no captions are picked, or if they are picked by `paths`.
         """
         names = tuple(name for name, _ in self.captions)
         return names if names and _have_arrays(self.datasets) else ("",)
@@ -319,8 +319,8 @@ def _stored_empty_captions(effects: Effects) -> tuple[tuple[Empty, ...], ...]:
 def read_empty_caption(dataset: Dataset) -> Empty:
     """Read the arrays that a dataset stores for the empty caption.
 
-    Raise NotFoundError if one is missing, and FormatError if it has another shape than those of
-    captions.
+    Raise NotFoundError if an array is missing, and FormatError if its shape is not that of the
+    captions' arrays.
     """
     found = {}
     for item in text_fields(dataset.fields):

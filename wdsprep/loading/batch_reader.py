@@ -200,7 +200,7 @@ class Reader:
         """Read the arrays of joined datasets into a batch whose own rows are complete.
 
         If a joined sample is damaged, another sample replaces the whole row, and `instead` puts
-        its own arrays there. Without `instead`, raise FormatError.
+        the arrays of the first dataset there. Without `instead`, raise FormatError.
         """
         for top in range(0, len(batch) if self._slots > 1 else 0, JOINED_AT_ONCE):
             rows = range(top, min(top + JOINED_AT_ONCE, len(batch)))
@@ -285,8 +285,8 @@ class Reader:
         """Replace the samples of these rows by others, until none is damaged.
 
         Log a warning for each new fault. Raise FormatError once ATTEMPTS samples for one row
-        were damaged. With `instead`, that function puts the own arrays of the new sample, and
-        only joined datasets are read here.
+        were damaged. With `instead`, only joined datasets are read here, and `instead` puts the
+        arrays of the first dataset.
         """
         wanted = {row: (batch.shard[row], batch.index[row]) for row in faults}
         drawn, damaged = dict.fromkeys(faults, 0), dict.fromkeys(faults, 0)

@@ -57,9 +57,9 @@ class Substitutes:
     def next(self, choice: StreamChoice, wanted: ShardPlace, drawn: int) -> tuple[int, ShardPlace]:
         """Draw substitutes until one is in no shard that is known to be missing.
 
-        Return how many were drawn, with the `drawn` before, and the place of the last one. Raise
-        NotFoundError if all shards are known to be missing. Knowing them only saves time:
-        without that, substitutes in missing shards would be drawn and not found.
+        Return the number of draws, including the `drawn` before, and the place of the last one.
+        Raise NotFoundError if all shards are known to be missing. Passing over missing shards
+        saves time, and does not change the substitute.
         """
         dataset, missing = self._datasets[choice[0]], self._missing.get(choice, set())
         while len(missing) < dataset.filled_shards:
@@ -72,9 +72,9 @@ class Substitutes:
         raise NotFoundError(f"{dataset.place}: {what}")
 
     def warn(self, choice: StreamChoice, shard: int, fault: Fault) -> None:
-        """Log once that a sample, or that all samples of a missing shard, are replaced.
+        """Log once that a sample is replaced, or all samples of a missing shard.
 
-        The missing shard is remembered, so that `next` passes over it.
+        A missing shard is remembered, so that `next` passes over it.
         """
         reason, tar, number = fault
         if reason == MISSING:

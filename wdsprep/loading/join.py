@@ -225,9 +225,10 @@ def _drop_lacking_samples(
 
 
 def _find_common(beside: list[JoinPositions]) -> dict[int, NDArray[np.bool_]]:
-    """Return a mask of the samples that all datasets have, for each shard that may lack some.
+    """Return masks of the samples that all datasets have, by shard of the first dataset.
 
-    Raise an error if the positions of samples in the other shards cannot be found.
+    Shards without a mask have all their samples in all datasets. Raise an error if the positions
+    of these samples cannot be found.
     """
     keep: dict[int, NDArray[np.bool_]] = {}
     lacks = [each.find_incomplete() for each in beside]

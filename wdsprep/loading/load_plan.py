@@ -258,7 +258,7 @@ def _check_captions(
 
 
 def _check_kind(first: Dataset, dataset: Dataset, *, pixels: int) -> None:
-    """Raise UsageError if batches cannot hold a dataset, or not together with the first one.
+    """Raise UsageError if batches cannot hold a dataset, or cannot hold it beside the first one.
 
     Tars without a manifest need `pixels`, latents refuse it, and latents and images do not mix.
     """

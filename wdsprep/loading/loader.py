@@ -192,7 +192,7 @@ def _select_samples(
 
     With `encoding`, images become the latents that will be made of them. Left out are images too
     small to crop, samples that a joined dataset lacks, and those that do not meet the condition.
-    Raise UsageError if `tee` is given and `join` or `where` leave out any.
+    Raise UsageError if `tee` is given and a join leaves out samples.
     """
     if encoding is not None:
         settings = encoding.settings
@@ -239,8 +239,8 @@ def _read_numbers(
 class Loader(IterableDataset[dict[str, Any]]):
     """An iterable over the batches of one rank, which can be stopped and resumed.
 
-    An iteration continues where the last one stopped, and ends once the plan's number of epochs
-    has been served. `step` is the number of steps served so far.
+    An iteration continues where the last one stopped. It ends at the next multiple of the plan's
+    number of epochs, counted from step 0. `step` is the number of steps served so far.
     """
 
     def __init__(
@@ -317,7 +317,8 @@ class Loader(IterableDataset[dict[str, Any]]):
         """Set the loader to the place of a saved state, at which the next iteration begins.
 
         Raise FingerprintError if the state is of other data or another order, and FormatError
-        if it is no state. If an older wdsprep saved it, images are decoded as by that version.
+        if it is no state. If an older wdsprep saved the state, images to encode are decoded as
+        that version did.
         """
         if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
             raise FormatError(f"this is not the state of a loader, but {brief(state)}")

@@ -35,10 +35,10 @@ _log = logging.getLogger("wdsprep")
 
 
 def open_datasets(streams: Streams, join: Places = ()) -> tuple[Dataset, ...]:
-    """Open the datasets of streams. One with shapes becomes a dataset for each shape.
+    """Open the datasets of streams. A dataset with shapes becomes one dataset for each shape.
 
-    `join` lists what is to be joined to each of them, beside what a stream lists itself. It is
-    kept in the datasets, and not opened here.
+    `join` lists what is to be joined to each of them, beside what a stream lists itself. What is
+    to be joined is noted in the datasets, and not opened here.
     """
     found: list[Dataset] = []
     for each in as_streams(streams):
@@ -72,7 +72,7 @@ def as_streams(streams: Streams) -> list[Stream]:
 
 
 def open_stream(stream: Stream) -> tuple[Dataset, ...]:
-    """Open the dataset of a stream. One with shapes becomes a dataset for each shape.
+    """Open the dataset of a stream. A dataset with shapes becomes one dataset for each shape.
 
     This takes one GET if there is a manifest, and a listing for tars of another program. Log a
     warning if the dataset is not complete.

@@ -52,8 +52,8 @@ NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)
 def prefetch_depth(threads: int, encoding: "Encoding | None", share: int) -> int:
     """Return how many steps are read ahead by default (the prefetch depth).
 
-    Crops that wait to be encoded are large, and a machine may have many threads, so their bytes
-    bound the number.
+    Crops that wait to be encoded are large, and a machine may have many threads, so the bytes of
+    the crops bound the number.
     """
     if encoding is None:
         return threads + 1
@@ -116,8 +116,8 @@ def fill_batches(
 ) -> Iterator[Batch]:
     """Yield filled batches in order, while threads fill the next ones.
 
-    Threads fill them in any order, a few steps ahead. The first batch is not read together with
-    others, which would delay it. With `places`, batches have only the samples of these numbers,
+    Threads fill batches in any order, a few steps ahead. The first batch is read alone, so that
+    it comes soon. With `places`, batches have only the samples of these numbers,
     counted from step 0. The shelves of the reader are closed at the end.
     """
     reader = reader or open_reader(plan)

@@ -156,9 +156,9 @@ class _FieldHeaders:
         return lengths
 
     def _fit(self, headers: Bytes, number: "int | Ints") -> NDArray[np.bool_]:
-        """Return a mask of the headers with the size and `.npy` header of an array of one length.
+        """Return a mask of the headers whose size and `.npy` header fit an array of this length.
 
-        `number` is that length less one; 0 if all arrays have one length.
+        `number` is the length less one, for each header or for all; 0 for a field of fixed shape.
         """
         sizes: NDArray[np.bool_] = (headers[:, _SIZE] == self._sizes[number]).all(axis=1)
         npy_headers: NDArray[np.bool_] = (headers[:, BLOCK:] == self._npy_headers[number]).all(

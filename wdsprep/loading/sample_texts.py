@@ -49,7 +49,7 @@ class SampleTexts:
         return ""
 
     def _caption(self, batch: Batch, row: int, sample: TarSample) -> str:
-        """Return the text at the picked path of a sample's json, or else its own caption."""
+        """Return the text at the picked path of a sample's json, or else the sample's caption."""
         if self._paths:
             path = self._paths[batch.choice[row]]
             found = caption_at(parse_json(sample.fields.get("json", b"{}")), path)

@@ -48,9 +48,9 @@ def latents_without_rejects(
     counts: NDArray[np.int32],
     selection: SampleSelection,
 ) -> tuple[Dataset, ...]:
-    """Return the latents that images will become, if some are rejected or shapes differ.
+    """Return the latents that images will become, without the rejected images.
 
-    They are what `encode` would store. `counts` and `selection` have a row and a run for each
+    There is a dataset for each shape. `counts` and `selection` have a row and a run for each
     shard, without its rejects, as in `split_by_shape`. Without shapes, `counts` has one column,
     and all latents are one dataset.
     """

@@ -38,7 +38,7 @@ class WantedArrays:
     def merge_json(self, others: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
         """Return a sample's own json merged with the json of the samples joined so far.
 
-        Where both have a value, its own is taken, unless this dataset yields.
+        If both have a value, the sample's own is taken, unless this dataset yields.
         """
         return {**own, **others} if self.yields else {**others, **own}
 

@@ -137,7 +137,7 @@ class Subset:
         return found
 
     def selection(self, cache: CacheDir | None) -> SampleSelection:
-        """Return the selected samples, which are searched once and then kept on this machine.
+        """Return the selection, which is searched for once and then kept on this machine.
 
         Log how many samples are left out because they are damaged or have no row in a table.
         """
@@ -198,8 +198,8 @@ def select_where(
 ) -> tuple[Dataset, ...]:
     """Return datasets with only the samples that meet their conditions and have rows in all tables.
 
-    A sample must meet both `where` and the condition of its own stream. The datasets that are
-    returned have the tables that are joined. Raise UsageError if a dataset has no sample left.
+    A sample must meet both `where` and the condition of its own stream. The joined tables are
+    opened and set in the datasets. Raise UsageError if a dataset has no sample left.
     """
     subsets: dict[Dataset, Subset | None] = {}
     known: dict[Subset, SampleSelection] = {}

@@ -32,11 +32,11 @@ class Change(Enum):
 
 
 class PackedItems:
-    """The items that have been packed, as hashes, with which the items of a source are compared.
+    """The items that have been packed, kept as hashes to compare the items of a source with.
 
     Three hashes of 64 bits are kept of an item: of its name, of its entry in a listing without
     dates, and of the entry with dates. `change` collects in `dated` the hashed names of the items
-    that have other dates and nothing else.
+    of which only the dates have changed.
     """
 
     def __init__(self, items: Iterable[Item] = ()) -> None:
@@ -49,7 +49,7 @@ class PackedItems:
     def change(self, item: Item) -> Change:
         """Return how an item has changed since it was packed.
 
-        An item of which only the dates have changed is added to `dated`.
+        If only its dates have changed, its hashed name is added to `dated`.
         """
         before = self._marks.get(name_mark(item))
         if before is None:
@@ -138,10 +138,10 @@ def units_with(store: Store, units: Iterable[str], names: Collection[int]) -> li
 def changed_units(
     store: Store, source: Source, contents: Mapping[str, str], heard: Compared
 ) -> list[str]:
-    """Read the items of the units in `contents`, and return the units with another digest now.
+    """Read the items of units again, and return the units whose digest has changed.
 
-    `contents` has the digest of each unit. `heard` is called with the number of items that have
-    been read, and with the number of all.
+    `contents` has the digest of each unit from when it was packed. `heard` is called with the
+    number of items that have been read, and with the number of all.
     """
     of = sum(store.read(inputs_name(unit)).count(b"\n") for unit in contents)
     return find_changed_units(

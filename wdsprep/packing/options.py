@@ -408,7 +408,7 @@ def settings_of(
     """Return the settings that, with the content of the source, decide an image dataset's bytes.
 
     `source` is the kind of the source, and `form` the format of the dataset. The settings of
-    downloads are those of this run, which may allow more than the dataset's: see
+    downloads are those of this run, which may allow more than the settings of the dataset do: see
     `wdsprep.dataset.settings`.
     """
     found = {

@@ -81,9 +81,9 @@ class Retries:
         return [part for part in self.slices if part.name not in done]
 
     def apart_from(self, parts: Iterable[Slice]) -> Iterator[Slice]:
-        """Yield slices that leave out the rows that (other) retry slices take, finished or not.
+        """Yield slices that name in `elsewhere` the rows that (other) retry slices take from them.
 
-        A slice keeps its items, and names these rows in `elsewhere`.
+        It does not matter whether those retry slices are finished. The items of a slice stay.
         """
         planned = _sources_by_unit(self.slices)
         return (replace(part, elsewhere=planned.get(part.name, frozenset())) for part in parts)
@@ -223,8 +223,8 @@ def _is_settled(receipt: Receipt, gone: frozenset[str], planned: Moved) -> bool:
 def _settle_receipt(store: Store, receipt: Receipt, gone: frozenset[str]) -> Receipt:
     """Remove the rows in `gone` from a slice's rejects, and return its new receipt.
 
-    Both are written to the store, in steps that the next run may repeat. Raise DamageError if the
-    rejects do not have the digest in the receipt.
+    Rejects and receipt are written to the store if they change, in steps that the next run may
+    repeat. Raise DamageError if the rejects do not have the digest in the receipt.
     """
     name = rejects_name(receipt.unit)
     what = f"{store.url}/{name}"

@@ -110,10 +110,10 @@ class SlicePlan:
 
 
 def survey_source(source: Source, limit: int, tell: Callable[[int], None]) -> SourceSurvey:
-    """List the items of a source; return how many there are, and themselves if they are few.
+    """List the items of a source. Return how many there are, and the items if they are few.
 
     Items after the first `limit` samples do not count; 0 means all. `tell` is called from time to
-    time with the number of items so far. Raise SourceError if there are none.
+    time with the number of items so far. Raise SourceError if the source has none.
     """
     try:
         return _survey(source, limit, tell)
@@ -180,7 +180,8 @@ def make_plan(
     """Compare a source with what is packed of it, and return the plan of the slices to pack.
 
     Raise FingerprintError if the source has changed, except by dates and, with `append`, by new
-    items. Items with other dates are read again and compared; `compared` is told how many.
+    items. Slices that have items with other dates are read again and compared; `compared` gets the
+    number of items compared, and of all.
     """
     packed = {receipt.unit: receipt.input for receipt in _own_receipts(manifest)}
     start = manifest.generations[-1]
@@ -241,12 +242,12 @@ def _holes(
 def _pending_if_unchanged(
     store: Store, plan: SlicePlan, *, complete: bool
 ) -> tuple[int, dict[str, str], set[str]] | None:
-    """Compare the packed slices with the source.
+    """Compare the packed slices of the last generation with the source.
 
-    Return the number of slices that are left to do; by name, the new digests of packed slices whose
-    lists of inputs have other dates or lack the metadata of removed samples; and the names of those
-    that only lack this metadata. Return None if a packed slice is gone or has changed in another
-    way, or if a complete dataset does not cover the source.
+    Return the number of slices that are left to do, new digests, and names. A packed slice gets a
+    new digest if its list of inputs has other dates, or lacks the metadata of removed samples. The
+    names are those of the slices whose dates are the same. Return None if a packed slice is gone or
+    has changed in another way, or if a complete dataset does not cover the source.
     """
     dated: dict[str, str] = {}
     same: set[str] = set()
@@ -287,9 +288,8 @@ def _own_receipts(manifest: Manifest) -> Iterator[Receipt]:
 def check_not_retried(store: Store, part: Slice, known: Collection[str]) -> None:
     """Raise HopelessError if a retry has taken rows of a slice since this run began.
 
-    `known` are the names of the retry slices that there were then. Further ones get the numbers
-    that follow: if the next one is missing, there are none, and the list of all slices, which may
-    be long, is not needed.
+    `known` are the names of the retry slices that there were then. New ones get the numbers that
+    follow. So if the next number is missing, there are none, and nothing needs to be listed.
     """
     following = 1 + max(map(int, known), default=FIRST_RETRY - 1)
     try:
@@ -348,7 +348,8 @@ def _check_contents(
 ) -> None:
     """Read the items of units again, and raise FingerprintError if their content has changed.
 
-    Raise it too if a unit was packed by an older wdsprep, which kept no digest of the content.
+    Raise it too if the receipt of a unit has no digest of the content, as in datasets that an older
+    wdsprep began.
     """
     if not units:
         return
@@ -372,7 +373,7 @@ def _check_contents(
 def _find_dated(store: Store, seen: SourceSurvey, units: Iterable[str], what: str) -> "_Names":
     """Return the names of the items in these units of which only the dates have changed.
 
-    `what` says in a message what has happened to them.
+    `what` says in messages what has happened to the items, such as "changed".
     """
     known, names = PackedItems(packed_items(store, units)), _Names(what)
     for item in seen.items():

@@ -75,8 +75,8 @@ def pack_slice(
 ) -> Generator[RunProgress, None, Receipt]:
     """Pack a slice of the source into image shards, and return its receipt.
 
-    Progress is yielded meanwhile. If another run has packed the slice, return that receipt.
-    `fetching` returns the downloads of a slice, or None if its source has the images.
+    Progress is yielded meanwhile. If another run has packed the slice, return the receipt of that
+    run. `fetching` returns the downloads of a slice, or None if its source has the images.
     """
     unit, inputs, expected = part.name, part.inputs, part.samples
     digest = DigestKind.from_settings(work.settings).hex(inputs)

@@ -45,7 +45,7 @@ def plan_workers(wanted: WantedWorkers, *, slices: int, fetch: FetchRules | None
     """Return the plan of the workers for a given number of slices.
 
     If there are fewer slices than workers, fewer workers start, and each decodes in several
-    threads. The workers of a machine share the requests that the rules `fetch` allow.
+    threads. The workers of a machine share the requests that `fetch` allows.
     """
     threads = max(1, wanted.workers // max(1, slices))
     workers = min(wanted.workers, slices)

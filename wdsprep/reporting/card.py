@@ -72,11 +72,11 @@ def card(datasets: Sequence[Place], options: CardOptions) -> Card:
         card.text, card.uploads  # what it says, and how to upload the datasets
 
     One dataset becomes the repository itself; each of several becomes a folder there with its
-    own name. Datasets that are on the hub already stay where they are. If all of them are in one
-    repository, that is used if no `repo` is given.
-    `license` is one of the hub's names, such as cc-by-4.0; without it the card leaves a place
-    for one. The card shows the captions of `samples` of each dataset, picked by `seed`. An
-    earlier card is replaced if nobody changed it; `yes` replaces any other file too.
+    own name. Datasets that are in `repo` already stay where they are. By default `repo` is the
+    repository of the hub that all datasets are in, if there is one. `license` is one of the hub's
+    names, such as cc-by-4.0; without it the card leaves a place for one. The card shows the
+    captions of `samples` of each dataset, picked by `seed`. An earlier card is replaced if nobody
+    changed it; `yes` replaces any other file too.
     """
     output, listener = os.fspath(options.output), options.heard_by
     repo, license = options.repo, options.license

@@ -47,9 +47,9 @@ class Overview(NotebookTable):
 
     @property
     def patterns(self) -> list[str]:
-        """Return the URLs of all shards, as one brace pattern for each bucket without gaps.
+        """Return the URLs of all shards: a brace pattern for each bucket, or its URLs if none fits.
 
-        They are to be given one by one or joined by `::`.
+        webdataset takes the patterns one by one, or joined by `::`.
         """
         return patterns(self.dataset, self.manifest)
 
@@ -57,7 +57,7 @@ class Overview(NotebookTable):
 def overview(manifest: Manifest) -> dict[str, Any]:
     """Return the facts of a dataset that its manifest tells.
 
-    A quantile of captions or sides is the range that holds it: receipts count these in ranges.
+    A quantile of captions or sides is given as the range that holds it: receipts count in ranges.
     """
     shards = manifest.shards
     shapes = shape_counts(manifest.settings, manifest.counts)

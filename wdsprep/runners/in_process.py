@@ -69,12 +69,12 @@ def runner_for(
     name: str,
     is_safe: bool = False,
 ) -> Runner:
-    """Return the runner of a job: in this process if all its units have at most 64 MiB (`nbytes`).
+    """Return the runner of a job: in this process if all units together have at most 64 MiB.
 
-    Otherwise it has workers, on this machine no more than units. A single worker on this machine
-    is replaced by this process too if the work `is_safe`: it runs none of the libraries that may
-    end a process over a damaged file. To verify 400 MB then takes 0.7 of the processor time. `told`
-    gets a line about Ray if that is used, and `name` is for Ray.
+    Otherwise the runner has workers, on this machine no more than there are units. If that is one
+    worker on this machine and the work `is_safe`, the runner is in this process too: to verify
+    400 MB then takes 0.7 of the processor time. Safe work runs none of the libraries that may end
+    a process over a damaged file. `told` gets a line if Ray is used, and `name` is shown by Ray.
     """
     if nbytes <= HERE_NBYTES:
         return InProcessRunner(max_attempts=options.max_attempts)

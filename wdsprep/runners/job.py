@@ -114,7 +114,7 @@ class Job(Generic[U, R]):
             self._heard(self.status)
 
     def results(self) -> Iterator[tuple[U, R]]:
-        """Do the units, and yield each that is finished with its result.
+        """Do the units, and yield each finished unit with its result.
 
         Units that failed for good go into `quarantined`.
         """
@@ -134,7 +134,7 @@ class Job(Generic[U, R]):
             self.quarantined.append(event)
 
     def status(self) -> JobStatus:
-        """Return the state of a job whose units have sizes, and report bytes as their progress."""
+        """Return the state of a job whose units have sizes and report their progress in bytes."""
         nbytes = self._nbytes + sum(cast("Iterable[int]", self._under_way.values()))
         return JobStatus(
             nbytes=nbytes,

@@ -194,7 +194,7 @@ class WorkerOptions(Options):
     )
 
     def check_together(self) -> None:
-        """Raise UsageError if a range of workers is given without a Ray cluster.
+        """Raise UsageError if a range of workers is given for the local runner.
 
         This is checked before anything is done, since --overwrite may be given too.
         """

@@ -50,8 +50,8 @@ class KillsCounted:
     def reason(self) -> str:
         """Return the likely reason why a worker was ended by SIGKILL.
 
-        That is a lack of memory if the kernel has counted more kills for it since the last call, or
-        since counting began; otherwise the reason says that it may be one.
+        The reason is a lack of memory if the kernel has counted another such kill since the last
+        call, or since counting began. Otherwise that is only named as the most frequent reason.
         """
         before, self._before = self._before, self._count()
         return OUT_OF_MEMORY if self._before > before else PERHAPS
@@ -97,12 +97,15 @@ def _address_space_hint() -> str:
 
 
 def find_counters() -> list[Path]:
-    """Return the files that may count kills: of each own control group, then of the machine."""
+    """Return the files that may count kills for lack of memory.
+
+    Those of this process's control groups come before that of the machine.
+    """
     return [*_own_groups(), OF_THE_MACHINE]
 
 
 def _own_groups() -> Iterator[Path]:
-    """Yield the files that may hold the count of each control group of this process."""
+    """Yield the files of this process's control groups that may count kills for lack of memory."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:

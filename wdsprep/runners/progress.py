@@ -134,8 +134,8 @@ class CallProgress(JobProgress):
 def progress_of_call(unit: str) -> Iterator[JobListener]:
     """Yield a listener that draws the progress of a call, and remove the line when the block ends.
 
-    Meanwhile warnings of the log are printed beside it. `unit` is the noun for a unit of work. In a
-    worker process the listener draws nothing.
+    Meanwhile warnings of the log do not break the line. `unit` is the noun for a unit of work. If
+    another process shows the progress (`is_worker`), the listener draws nothing.
     """
     if is_worker():
         yield JobListener()
@@ -152,7 +152,8 @@ def progress_of_call(unit: str) -> Iterator[JobListener]:
 def is_worker() -> bool:
     """Return whether another process shows the progress of what this one does.
 
-    That is so in a child of multiprocessing, a worker of Ray, and a rank of a trainer other than 0.
+    That is so in a child of multiprocessing, in a worker of Ray, and on all ranks of a trainer
+    but 0.
     """
     processes = sys.modules.get("multiprocessing.process")
     is_child = processes is not None and processes.parent_process() is not None

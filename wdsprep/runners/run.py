@@ -42,7 +42,7 @@ CHECKPOINT = 10_000  # receipts; reading so many from S3 takes a quarter of a mi
 def share_done(inputs: int, samples: float) -> float:
     """Return the part of a unit of so many `samples` that is done after `inputs` of them.
 
-    Return 0 if `samples` is 0, because nobody has counted them.
+    Return 0 if `samples` is 0, which means that nobody has counted them.
     """
     return min(1.0, inputs / samples) if samples else 0.0
 
@@ -182,7 +182,7 @@ class Run:
 
     @property
     def outcome(self) -> Outcome:
-        """Return the result of the run, once its manifest is published.
+        """Return the result of the run, whose manifest has to be published before.
 
         Raise WorkError if the published manifest lacks a unit that this run has finished.
         """
@@ -277,7 +277,7 @@ class Run:
         """Return how much of a unit is done, from 0 to 1.
 
         A unit whose samples nobody has counted is taken to hold as many as finished units do on
-        average. Before the first is finished, return 0: a guess there may be wrong by days.
+        average. Until one is finished, such a unit is at 0: a guess might be wrong by days.
         """
         done = self._total.samples + sum(self._total.rejects.values())
         inputs = progress.samples + sum(progress.rejects.values())
@@ -297,7 +297,7 @@ class Run:
         """Write the manifest with all receipts that are in the store, and return it.
 
         If the dataset becomes complete, files that belong to no receipt are removed. What killed
-        workers left is removed too.
+        workers left is removed if this run had units to do.
         """
         held: set[str] = set()
         with self._edition.holding_manifest():
@@ -321,8 +321,8 @@ class Run:
     def _extra_beside(self, there: Manifest | None) -> Mapping[str, Any]:
         """Return the further entries of the manifest: those of this run, and its limit if any.
 
-        If a limit left nothing to do, the entries of the manifest that is `there` stay, provided it
-        is complete or was made under a limit.
+        If a limit left nothing to do, the entries of the manifest that is `there` stay, provided
+        that manifest is complete or was made under a limit.
         """
         if self._limit and not self.count and there and (there.complete or "limit" in there.extra):
             return there.extra
@@ -331,9 +331,9 @@ class Run:
     def _is_complete(self, manifest: Manifest, there: Manifest | None) -> bool:
         """Return whether the dataset is complete with this manifest.
 
-        Under a limit it is complete only if this run had nothing to do, and the manifest that lies
-        `there` was complete already. Without one it is if `whole`, each unit has a receipt, and no
-        other run has begun an append meanwhile.
+        Under a limit, this run must have had nothing to do, and both this manifest and the one that
+        is `there` must be complete already. Without a limit, the units must be `whole`, each must
+        have a receipt, and no other run may have begun an append meanwhile.
         """
         if self._limit:
             return not self.count and manifest.complete and there is not None and there.complete
@@ -359,7 +359,7 @@ def do_runs(
 
     The units of several runs are all `JointUnit`s. Without a runner no unit is done. The
     manifests are published however this ends. `heard` is called with the progress of each step,
-    and `status` at each event with the state of all runs together.
+    and `status` at each event with a function that returns the state of all runs together.
     """
     with contextlib.ExitStack() as under_way:
         for run in runs:
@@ -433,9 +433,9 @@ def mark_incomplete(edition: Edition) -> None:
 def write_generations(
     edition: Edition, manifest: Manifest, generations: tuple[int, ...]
 ) -> Manifest:
-    """Write the manifest, as incomplete, with the generation of an append that begins; return it.
+    """Write and return the manifest as incomplete, with the generation of an append that begins.
 
-    Generations that other runs have begun meanwhile stay in it.
+    Generations that other runs have begun meanwhile stay in the manifest.
     """
     with edition.holding_manifest():
         begun = replace(manifest, generations=generations, complete=False)
@@ -449,8 +449,9 @@ def open_dataset_to_write(
 ) -> tuple[Edition, Manifest]:
     """Open or begin a dataset to write; with `overwrite`, remove the one that is there first.
 
-    Raise an error if it is of another kind, or was made with other settings. What killed workers
-    left is removed. The manifest that is returned has exactly the receipts that are in the store.
+    Raise an error if the dataset there is of another kind or, without `overwrite`, was made with
+    other settings. What killed workers left is removed. The manifest that is returned has exactly
+    the receipts that are in the store.
     """
     store = open_store(url)
     edition, manifest = open_edition(store, dataset, settings, overwrite=overwrite)

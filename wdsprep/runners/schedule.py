@@ -426,7 +426,7 @@ class Schedule:
     def _vacate(self, slot: int, message: Lost) -> None:
         """Free the slot of a worker that did not get ready, for another try.
 
-        After too many tries give the slot up, or raise the error that ends the run.
+        After too many tries, give the slot up instead. Raise an error if the run cannot go on.
         """
         if message.costs:
             self._false_starts[slot] = self._false_starts.get(slot, 0) + 1
@@ -464,7 +464,8 @@ def drive(
     """Do all units with a crew of up to `workers`, and yield their events as they happen.
 
     `allowed` says how many more workers may start at a time. The crew is stopped at the end,
-    however that comes. Raise the error that ends the run: of a worker, or if no worker can start.
+    however that comes. Raise the error that ends the run: a worker's own, or a WorkError if no
+    worker starts.
     """
     schedule = Schedule(
         units,

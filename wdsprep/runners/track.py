@@ -232,9 +232,9 @@ def track_run(
 ) -> Iterator[Heard]:
     """Track a run over the datasets `places` while the block lasts.
 
-    Yield the function that takes the status of the run; it passes it to the listener too. Without a
-    `kind` nothing is tracked. However the run ends, its last figures are tracked, and the listener
-    is told how to look at them.
+    Yield a function that takes the status of the run, and passes the status to the listener too.
+    Without a `kind` nothing is tracked. However the run ends, its last figures are tracked. If the
+    tracker works, the listener is told how to look at them.
     """
     if not kind:
         yield listener.status

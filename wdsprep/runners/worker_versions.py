@@ -44,8 +44,9 @@ def find_refusal(text: str) -> str:
 def import_for_driver(module: str, ours: str, path: Iterable[str], then: str) -> Any:
     """Import and return a module in a worker of Ray, if the wdsprep here is the driver's version.
 
-    Otherwise raise RuntimeError. `ours` is the driver's version. From now on the modules of the
-    driver's `path` are found. `then` says what to do once the nodes have the same version.
+    Raise RuntimeError if the version is another, or the module cannot be imported. `ours` is the
+    driver's version. The driver's `path` is added to that of this process. `then` says what to do
+    once the nodes have the same version.
     """
     sys.path.extend(entry for entry in path if entry not in sys.path)
     there, because = installed(), ""

@@ -111,7 +111,7 @@ def _layers(place: str, tensors: "Mapping[str, Tensor]") -> "list[tuple[Tensor, 
     """Return the weight and the bias of each layer, in the order of the numbers in their names.
 
     A layer without a bias gets one of zeros. Raise UsageError if the layers do not fit each other
-    or have values that are not finite, or if there are no layers, or other tensors too.
+    or have values that are not finite, if there are no layers, or if a tensor belongs to none.
     """
     import torch
 

@@ -95,7 +95,7 @@ class ImageProcessor:
     def scale(self, image: DecodedImage) -> Any:
         """Scale an image, or prepare it as a whole, and return what `finish` takes.
 
-        `choose_method` has decided which of the two is done. Several threads may call this at once.
+        `choose_method` decides which of the two is done. Several threads may call this at once.
         """
         return self._scale(image)
 
@@ -111,8 +111,8 @@ class ImageProcessor:
         """Choose the fastest method of preparing images that changes no bit of the outcome.
 
         Methods are tried on these images, and compared with a call of the model's processor for
-        each image of Pillow. That call stays the method if no other one is equal, or if the
-        processor is not a fast one.
+        each image of Pillow. That call stays the method if no other has the same outcome, or if the
+        processor is a slow one.
         """
         if not self.is_fast:
             return

@@ -270,8 +270,9 @@ def _labels_of(what: str, config: Config) -> tuple[dict[int, str], str]:
 def with_labels(models: Sequence[ScoreModel], wanted: Sequence[WantedLabel]) -> list[ScoreModel]:
     """Return the models, the classifiers among them with the columns of the labels that they keep.
 
-    A classifier keeps the labels that `wanted` names, or all of them, in lower case, if none of its
-    labels is named. Case does not count. Raise UsageError if no classifier has a wanted label.
+    A classifier keeps the labels that `wanted` names, in upper or lower case. If none of its labels
+    is named, it keeps all, in columns with names in lower case. Raise UsageError if a wanted label
+    is in no classifier, or if all labels of a classifier are too many or cannot name columns.
     """
     left = {each.label for each in wanted}
     found = []

@@ -208,9 +208,9 @@ class ScoringNetwork:
         return int(width)
 
     def _check_alike(self, first: BatchScores, other: BatchScores) -> None:
-        """Raise UsageError if the second image, the same in both batches, has different scores.
+        """Raise UsageError if the second image, the same in both batches, gets different outputs.
 
-        Raise it too if one of its scores is not finite.
+        Raise UsageError too if one of these outputs is not finite.
         """
         pairs = [(own[1], other.columns[name][1]) for name, own in first.columns.items()]
         if first.embeddings is not None and other.embeddings is not None:

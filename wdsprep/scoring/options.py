@@ -101,7 +101,7 @@ def _check_name(given: Any, name: str, example: str) -> None:
 def _say_scores(before: Any, now: Any) -> str:
     """Return words for the first difference between two settings of scores.
 
-    It is in the columns, in the library that recognises languages, or in the models.
+    The columns are compared first, then the library that recognises languages, then the models.
     """
     if not before:
         return "it holds no scores"

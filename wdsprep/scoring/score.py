@@ -196,8 +196,8 @@ def _left_to_do(
 ) -> PendingShards:
     """Return the shards that are left to score, after removing the scores of changed images.
 
-    The user is told what was removed. Raise FingerprintError if images have changed, unless
-    --redo-changed is given.
+    The user is told how many shards were removed. Raise FingerprintError if images have changed or
+    are gone, unless --redo-changed is given.
     """
     left = pending_shards(
         edition.store,
@@ -257,8 +257,8 @@ def _with_heads(
 ) -> list[ScoreModel]:
     """Read the heads, and return the models with each head on the model that it is for.
 
-    That is the model that it names, or the only one with embeddings. Raise UsageError if there is
-    none, or more than one.
+    That is the model that the head names, or the only one with embeddings. Raise UsageError if no
+    model fits, or if several do.
     """
     left = list(models)
     for head in wanted:
@@ -308,9 +308,10 @@ def _columns(models: Sequence[ScoreModel], *, has_captions: bool) -> dict[str, s
 
 
 def _tried(models: Sequence[ScoreModel]) -> list[TriedModel]:
-    """Load and try each model, and return it with its processor and the width of its embeddings.
+    """Load and try each model, and return it with its processor and the width of kept embeddings.
 
-    Raise UsageError if the model cannot be used, or if one of its heads does not fit.
+    The width is 0 if none are kept. Raise UsageError if the model cannot be used, or if one of its
+    heads does not fit.
     """
     if not models:
         return []

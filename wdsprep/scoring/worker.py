@@ -258,8 +258,8 @@ class ScoreWorker:
     def _write(self, scored: Sequence[ScoredSample | Reject], output: LatentShard) -> None:
         """Write the samples and rejects of a shard in its order.
 
-        Samples get the column of repeated captions here. One whose numbers are not finite is
-        rejected.
+        If captions are scored, samples get the column of repeated captions here. A sample whose
+        numbers are not finite is rejected.
         """
         repeats = RepeatedCaptions()
         if self._work.has_captions:

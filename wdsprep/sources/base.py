@@ -120,8 +120,8 @@ def ignore_left_out(_kind: str) -> None:
 class LeftOut:
     """A count of files that are no input to `pack`, by kind.
 
-    The kind is an extension such as `.mov`, or empty if a name has none. Kinds beyond the first
-    NAMED, and odd ones, are counted as `others`.
+    A kind is an extension such as `.mov`, or `no extension`. Kinds beyond the first NAMED, and odd
+    ones, are counted as `others`.
     """
 
     NAMED = 20  # kinds at most: a hostile tar has any number
@@ -165,7 +165,7 @@ class Source(Protocol):
     def items(self, left_out: Told = ignore_left_out) -> Iterator[Item]:
         """Yield all items, in the same order each time.
 
-        `left_out` is called with the kind of each file that is no input.
+        `left_out` is called with the kinds of files that are no input.
         """
 
     def count(self, item: Item, /) -> int:
@@ -182,9 +182,9 @@ class Source(Protocol):
 class Columns:
     """The names of columns that the user gave.
 
-    If `image`, `caption` or `url` is empty, wdsprep finds that column by itself. `digest` holds
-    the digest of an image, `filtered` are those that a filter names, and `kept` those that are to
-    be kept.
+    If `image`, `caption` or `url` is empty, wdsprep finds that column by itself. `digest` is the
+    column of the digests of images, `filtered` are the columns that a filter names, and `kept`
+    those to be kept.
     """
 
     image: str = ""

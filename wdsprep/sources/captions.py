@@ -22,7 +22,7 @@ NAMES = ("caption", "text", "captions", "prompt", "TEXT", "CAPTION", "title", "d
 def decode_text(data: bytes, what: str) -> str:
     """Decode the text of a caption file, without the white space around it.
 
-    Raise RejectedError, which names the file `what`, if it is not UTF-8.
+    Raise RejectedError if the text is not UTF-8. The error calls the file `what`.
     """
     try:
         return data.removeprefix(BOM_UTF8).decode().strip()
@@ -35,7 +35,7 @@ def decode_text(data: bytes, what: str) -> str:
 def decode_facts(data: bytes, what: str) -> dict[str, Any]:
     """Parse the JSON object beside an image, without values that are null or not finite.
 
-    Raise RejectedError, which names the file `what`, if it holds anything else.
+    Raise RejectedError if the data is anything else. The error calls the file `what`.
     """
     try:
         found = parse_json(data)
@@ -68,7 +68,7 @@ def captions_of(facts: Mapping[str, Any], column: str = "") -> tuple[str, ...]:
 def caption_at(facts: Mapping[str, Any], path: str) -> str | None:
     """Return the caption at a path in a sample's metadata, or None if there is none.
 
-    If there are several, it is the first. White space around it is taken off.
+    Of several captions, return the first. White space around the caption is removed.
     """
     captions = captions_of({path: value_at_path(facts, path)}, path)
     return captions[0] if captions else None
@@ -82,8 +82,8 @@ def first_of(names: Sequence[str], there: Sequence[str]) -> str:
 def apply_caption_file(text: str, captions: tuple[str, ...]) -> tuple[str, ...]:
     """Return the captions of a sample that has a caption file with this text.
 
-    They are the text alone. But if the text is empty, or equals the first of `captions`, those of
-    the sample's metadata, they are `captions`.
+    `captions` are those in the sample's metadata. Return them if the text is empty or equals the
+    first of them; otherwise return the text alone.
     """
     return captions if not text or captions[:1] == (text,) else (text,)
 
@@ -91,8 +91,8 @@ def apply_caption_file(text: str, captions: tuple[str, ...]) -> tuple[str, ...]:
 def plain_facts(facts: Mapping[str, Any], depth: int = 1) -> dict[str, Any]:
     """Return facts as JSON can hold them, without those that are null, bytes, NaN or infinite.
 
-    Dates and values of other types become texts. Raise RejectedError if facts are nested more
-    than MAX_DEPTH deep, where `depth` is the depth of `facts` themselves.
+    Dates and values of other types become texts. `depth` is the depth at which `facts` are
+    nested. Raise RejectedError if values are nested more than MAX_DEPTH deep.
     """
     if depth > MAX_DEPTH:
         raise _too_deep()

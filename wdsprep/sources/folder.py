@@ -49,9 +49,8 @@ class FolderSource:
     def items(self, left_out: Told = ignore_left_out) -> Iterator[Item]:
         """Yield an item for each image, with its texts, and one for each name that has texts alone.
 
-        At the end comes an item for each row of metadata that no image has taken. If the listing
-        does not find just the metadata tables in `tables`, a MetadataFound with those it found is
-        raised before these rows.
+        At the end comes an item for each row of metadata that no other item has taken. If the
+        listing finds other metadata tables than `tables`, raise MetadataFound before these rows.
         """
         store = shared_store(self.url)
         tables: list[str] = []
@@ -148,7 +147,8 @@ def _groups(entries: Iterable[Entry], tables: list[str], left_out: Told) -> Iter
     """Group files by stem. A group is yielded once no more files of it can come.
 
     `entries` come in the order of their names. The names of metadata tables are added to
-    `tables`, and `left_out` gets the kind of each file that is neither image, text nor metadata.
+    `tables`, and `left_out` gets the kind of each file that is not hidden and neither image, text
+    nor metadata.
     """
     open_groups: list[_Group] = []  # each stem begins with the one before it and a dot
     for entry in entries:

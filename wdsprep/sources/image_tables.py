@@ -64,7 +64,7 @@ class TableSource:
     def find_columns(self) -> tuple[str, str]:
         """Return the names of the columns of images and captions in the first file.
 
-        That of captions is "" if there is none. Raise an error if no column has images.
+        The second name is "" if there are no captions. Raise an error if no column has images.
         """
         first = next(self.files())
         with open_parquet(shared_store(self.url), first.name) as file:
@@ -115,7 +115,7 @@ class ArrowSource:
     def find_columns(self) -> tuple[str, str]:
         """Return the names of the columns of images and captions in the first file.
 
-        That of captions is "" if there is none. Raise an error if no column has images.
+        The second name is "" if there are no captions. Raise an error if no column has images.
         """
         first = next(arrow_files(self.url)).name
         there = arrow_schema(self.url, first).names
@@ -165,7 +165,7 @@ class MdsSource:
     def find_columns(self) -> tuple[str, str]:
         """Return the names of the columns of images and captions in the first shard.
 
-        That of captions is "" if there is none. Raise an error if no column has images.
+        The second name is "" if there are no captions. Raise an error if no column has images.
         """
         first, _ = next(shards_there(self.url))
         return self._image(first), self.columns.caption or first_of(NAMES, [*first.encodings])
@@ -212,7 +212,7 @@ class MdsSource:
         """Make a Sample from the bytes of a sample of an MDS shard.
 
         `image` is the column of images, and `source` the sample's name. Texts, numbers and JSON
-        of other columns become facts; arrays and bytes are dropped.
+        of other columns become facts; values of other types are dropped.
         """
         said, fields = shard.encodings, fields_in(shard, sample)
         facts = {n: value_of(said[n], data, n) for n, data in fields.items() if _is_fact(said[n])}

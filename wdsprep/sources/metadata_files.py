@@ -87,7 +87,7 @@ def _json_rows(lines: Iterable[str], what: str) -> Iterator[tuple[dict[str, obje
     """Yield each row of a table of JSON lines, with the text that it was parsed from.
 
     Rows keep that text, as JSON nested very deep can be parsed but not written again. Raise
-    SourceError for a line that is not a JSON object. `what` is how it names the table.
+    SourceError for a line that is not a JSON object. The error calls the table `what`.
     """
     for number, line in enumerate(lines, 1):
         if line.strip():

@@ -112,7 +112,7 @@ def check_unpacked(what: str, unpacked: int, nbytes: int) -> None:
     """Check that a part of a file does not unpack to far more bytes than the file has.
 
     `unpacked` is the size of the unpacked part, and `nbytes` that of the file. Raise SourceError
-    if it is beyond both UNPACKED_NBYTES and UNPACKED_RATIO times the file.
+    if the part is larger than both UNPACKED_NBYTES and UNPACKED_RATIO times the file.
     """
     if not 0 <= unpacked <= max(UNPACKED_NBYTES, UNPACKED_RATIO * nbytes):
         raise SourceError(

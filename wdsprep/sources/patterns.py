@@ -117,7 +117,7 @@ def tar_stem(name: str) -> str:
 def expand_braces(pattern: str) -> list[str]:
     """Return the names that `{000..010}` or `{a,b}` in a pattern stands for, as in webdataset.
 
-    Wildcards stay in them. Raise SourceError if they are more than MAX_BRACES.
+    Wildcards stay in the names. Raise SourceError if there are more than MAX_BRACES names.
     """
     match = re.search(r"\{([^{}]*)\}", pattern)
     if match is None:

@@ -73,7 +73,7 @@ class UnclearSourceError(SourceError):
 
 
 def format_of(given: str) -> str:
-    """Return the one of FORMATS that a user names, by its name or by a synonym of another library.
+    """Return the format that a user names, by a name in FORMATS or in SYNONYMS.
 
     Raise UsageError for any other name.
     """
@@ -93,10 +93,10 @@ def recognise(
 ) -> Source:
     """Return the source at `url`.
 
-    It may be a folder, tars, Parquet tables of images, or tables of URLs (the last three also by
-    glob or braces), or what `datasets` or MosaicML streaming have written. Images of more than
-    `max_nbytes` in folders and tars are not read. Raise SourceError or UsageError if nothing
-    there can be packed, or if it is unclear which files are meant.
+    The source is a folder of images, tars, tables of images, tables of URLs, or what `datasets` or
+    MosaicML streaming have written. Tars and tables may be given by a glob or braces. Images of
+    more than `max_nbytes` in folders and tars are not read. Raise SourceError or UsageError if
+    nothing there can be packed, or if it is unclear which files are meant.
     """
     if re.match(r"pipe:", url):
         raise UsageError(f"pack cannot read {url}: give {ANY_PLACE}, or a table by https://")
@@ -110,10 +110,10 @@ def recognise(
 
 
 def recognise_tables(url: str) -> TableFiles:
-    """Return the tables with columns at `url`.
+    """Return the tables at `url`, other than plain lists.
 
-    It may be a file, a glob, a folder, or a file on the web. Raise SourceError if there are none,
-    and UsageError if Parquet lies beside tables of other kinds.
+    `url` may be a file, a glob, a folder, or a file on the web. Raise SourceError if there are no
+    tables, and UsageError if Parquet lies beside tables of other kinds.
     """
     kind = table_kind(url.partition("?")[0] if is_web(url) else url)
     if is_web(url) and kind:
@@ -149,8 +149,8 @@ def _named_source(url: str, wanted: str, columns: Columns, rows_per_item: int) -
     """Return the source at `url`, of the format `wanted` that the user named.
 
     If `url` is a folder, the source has the files of that format in it, else those that `url`
-    names. Raise UsageError if `url` is a single file of another format, or no folder where the
-    format needs one.
+    names. Raise UsageError if `url` is a single file of another format, or if the format needs a
+    folder and `url` names files.
     """
     is_folder = _is_folder(url)
     if is_web(url) or (not is_folder and _is_file(url)):
@@ -225,10 +225,10 @@ def _is_folder(url: str) -> bool:
 def _table_source(
     url: str, pattern: str, kinds: frozenset[str], columns: Columns, rows_per_item: int
 ) -> Source:
-    """Return the source that reads tables: for images in a column, else for URLs in one.
+    """Return the source that reads tables: Parquet for images, all others for URLs.
 
-    Images are looked for in Parquet alone, and not if the user named a column of URLs, or if the
-    first file has a column of URLs and none of images.
+    Parquet is read for URLs if the user named a column of URLs, or if the first file has a column
+    of URLs and none of images.
     """
     if kinds == PARQUET and not columns.url and not _has_urls_alone(url, pattern, columns):
         from wdsprep.sources.image_tables import TableSource
@@ -320,8 +320,8 @@ def _refuse_ours(url: str, store: Store) -> None:
 def _table_kinds(url: str, names: Iterable[str]) -> frozenset[str]:
     """Return the kinds of tables that make up a folder without images; none if there are no tables.
 
-    They are Parquet alone if there is any, else all of CSV, TSV and JSON lines. Texts count only
-    if there are none of these and the first text begins with a URL; otherwise they are captions.
+    If there is Parquet, it is the only kind; else CSV, TSV and JSON lines count. Texts count only
+    if there are no such tables and the first text begins with a URL; otherwise they are captions.
     """
     kinds = frozenset(map(table_kind, names)) - {""}
     if "parquet" in kinds:

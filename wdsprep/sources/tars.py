@@ -91,8 +91,7 @@ class TarsSource:
         """Yield the samples and refusals of an item, each with its key in the tar.
 
         A tar that has vanished is one refusal without a key. `watch` gets the bytes of the file
-        as they are read, in order, and `left_out` the kind of each file in the tar that is not
-        used.
+        as they are read, in order, and `left_out` the kinds of files in the tar that are not used.
         """
         table = item.parts[1][0] if len(item.parts) > 1 else ""
 
@@ -174,8 +173,8 @@ class TarsSource:
     def _is_image(self, name: str, before: Iterable[str] = ()) -> bool:
         """Return whether a member may be the image of its sample, by its name and those before it.
 
-        It must be the column that the user named, or else end like an image and not come after
-        another one. An extension that wdsprep decodes may come after one that it does not.
+        If the user named a column, that member is the image. Otherwise the first member with the
+        extension of an image is. One that wdsprep decodes may come after one that it does not.
         """
         if self.columns.image:
             return name == self.columns.image
@@ -214,9 +213,10 @@ class TarsSource:
         return Sample(source=source, image=fields[image], captions=captions, facts=facts)
 
     def _check_unread(self, unread: Mapping[str, int | str], image: str) -> None:
-        """Raise RejectedError if a text of a sample, or its only image, was too large to be read.
+        """Raise RejectedError if a text of a sample was too large to be read, or its image.
 
-        `image` is the field of the image that was read, or "" if there is none.
+        `image` is the field of the image that was read, or "" if none was. If one was read, images
+        that were too large do not matter.
         """
         for name, nbytes in unread.items():
             if name in TEXTS:
@@ -265,7 +265,7 @@ def _describes_tar(name: str) -> bool:
 def _member_places(url: str, tar: str) -> dict[str, tuple[int, int]]:
     """Return where the members of a tar begin and how long they are, by path.
 
-    Of a gzipped tar there are none. Of a damaged tar there are those before the damage.
+    A gzipped tar has none here, and a damaged tar has those before the damage.
     """
     found = {}
     with stream(shared_store(url), tar) as file, suppress(BadSampleError):

@@ -62,7 +62,7 @@ class UrlSource:
     def find_columns(self) -> tuple[str, str]:
         """Return the names of the columns of URLs and captions in the first file.
 
-        That of captions is "" if there is none. Raise SourceError if no column has URLs.
+        The second name is "" if there are no captions. Raise SourceError if no column has URLs.
         """
         first = next(self.files())
         table = open_table(self.url, first.name)

@@ -73,8 +73,8 @@ class FileSink(Sink, Protocol):
     def end(self, *, waits: bool = False) -> None:
         """Take no more bytes, and do all that can be done before the file gets its name.
 
-        With `waits`, the name comes later: bytes are sent too that would stay in memory until
-        then.
+        With `waits`, the name comes later, so bytes that would stay in memory until then are
+        sent too.
         """
 
 
@@ -121,8 +121,8 @@ class Store(Protocol):
         """Lock a name on all machines while the block lasts.
 
         No two blocks that hold the same name run at a time. Raise BusyError after waiting too
-        long for another. If the lock is lost, this process can change nothing more in the store:
-        that raises BusyError too. A process that dies gives up its locks.
+        long for another block. If the lock is lost, this process can change nothing more in the
+        store: that raises BusyError too. A process that dies gives up its locks.
 
         `giving` is for a block that does nothing but give these files their names, and names the
         last one at its end. Another process that has waited too long for such a block may delete
@@ -169,8 +169,8 @@ def is_web(url: str) -> bool:
 def local_path(url: str) -> str | None:
     """Return the local path that a path or a `file:` URL means; None for any other URL.
 
-    A path may have a colon in it, as `a:b`, but begin neither like `scheme://` nor like a known
-    scheme (`s3:`, `pipe:`). Raise UsageError for a path with a NUL.
+    A path may have a colon in it, as `a:b`. What begins like `scheme://`, or with a known scheme
+    such as `s3:` or `pipe:`, is a URL. Raise UsageError for a path with a NUL.
     """
     if "\0" in url:
         raise UsageError(f"{url!r} is not a path or URL, as it has a NUL in it: leave that out")
@@ -336,7 +336,7 @@ class Chunks:
         """Pass a chunk to `watch`, in another thread if chunks are read ahead.
 
         A file of one chunk needs no thread. Wait while WATCHED_BEHIND chunks have not been
-        watched. An error of `watch` is raised by a later call, or by `close`.
+        watched. An error of `watch` in its thread is raised by a later call, or by `close`.
         """
         if self._watch is None or not data:
             return

@@ -219,9 +219,10 @@ def _place(
     at: Point,
     reach: float,
 ) -> None:
-    """Paste one shape into an image, turned a little. `reach` is about half its width, in pixels.
+    """Paste one shape, turned a little, into an image.
 
-    Its edge is smooth, as its mask is drawn at twice the size.
+    `reach` is about half the width of the shape, in pixels. The edge is smooth, as the mask is
+    drawn at twice the size.
     """
     side = max(8, round(2 * reach))
     turn = random.uniform(-0.3, 0.3)

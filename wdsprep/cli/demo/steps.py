@@ -133,7 +133,7 @@ def _draw(
     """Draw the pictures and write `load.py`, unless that was done before and `overwrite` is false.
 
     They are drawn in a folder with another name first, so a folder called `downloads` is complete.
-    Raise UsageError if `home` holds other files.
+    Raise UsageError if `home` holds other files and no earlier demo.
     """
     downloads, begun = home / "downloads", home / "downloads.part"
     script = home / "load.py"

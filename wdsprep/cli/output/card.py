@@ -13,10 +13,10 @@ LISTENER = JobListener(asked=partial(ask_to_replace, kind="not a card, or was ch
 
 
 def show_card(card: Card, *, as_json: bool) -> list[str]:
-    """Return the last lines of `card`. Print the card itself if it was not written to a file.
+    """Return the last lines of `card`: the JSON if `as_json`, or else the file and the next steps.
 
-    The next steps then go to stderr, so that stdout can be redirected to a file, and no lines are
-    left to return. With `as_json` the only line is the JSON.
+    If there is neither JSON nor a file, print the card itself and return no lines. The next steps
+    then go to stderr, so that stdout can be redirected to a file.
     """
     if as_json:
         facts = {"card": card.output, "text": card.text, "uploads": card.uploads}

@@ -89,7 +89,7 @@ class EncodeOutput(CommandOutput[Sequence[Outcome]]):
         self.start_counting()
 
     def details(self, _status: JobStatus) -> list[str]:
-        """Return how busy the devices are, and the range of the rates of several workers.
+        """Return how busy the devices are, and for several workers the range of their rates.
 
         Return nothing until a rate is known.
         """

@@ -98,7 +98,7 @@ class CommandOutput(ABC, JobProgress, Generic[T]):
 
     # --- lines about runs
     def headline(self, outcomes: "Sequence[Outcome]", more: str = "") -> str:
-        """Return the line on what this run has done, with `more` at its end.
+        """Return the line on what this run has done, with `more` after the time that it took.
 
         If no unit was left to do, the line says that instead.
         """

@@ -1,10 +1,11 @@
-"""The names of a tar's members: the key and the field in them, and those that lead out of it."""
+"""The names of a tar's members: the key and the field in a name, and keys that are unsafe."""
 
 
 def split_member(name: str) -> tuple[str, str] | None:
     """Split the name of a member into key and field, at the first dot of its base name.
 
-    webdataset does the same. Return None if there is no field.
+    The field comes in lower case. webdataset does the same. Return None if nothing stands before
+    the dot or behind it.
     """
     folder, slash, base = name.rpartition("/")
     stem, _, field_name = base.partition(".")

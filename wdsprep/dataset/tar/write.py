@@ -223,7 +223,7 @@ class TarWriter:
     def _wait(self) -> None:
         """Wait until the last block is written and hashed, so that at most two are in memory.
 
-        Raise the error with which that failed, if it did.
+        If writing or hashing failed, raise the error of that.
         """
         for one in self._pending:
             one.result()

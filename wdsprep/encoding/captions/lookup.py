@@ -168,7 +168,7 @@ class OpenLookup:
 
     @contextmanager
     def _limit_steps(self) -> Iterator[None]:
-        """Abort a query in this context if it takes more steps than any search for a name."""
+        """Abort a query in this context if it takes far more steps than a search for a name."""
         self._file.set_progress_handler(lambda: 1, STEPS)
         try:
             yield
@@ -225,8 +225,8 @@ def digest_of_file(store: Store, name: str) -> str:
 def _cache_lookup(store: Store, name: str, file_digest: str) -> LocalStore:
     """Copy a lookup to a folder in TMPDIR, unless it is there, and return the folder as a store.
 
-    When a lookup is copied, older copies that nobody uses are deleted. Raise FormatError if the
-    folder belongs to another user.
+    When a lookup is copied, other copies that no worker has opened for a week are deleted. Raise
+    FormatError if the folder belongs to another user, or if the copy is damaged.
     """
     folder = Path(tempfile.gettempdir()) / f"wdsprep-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)

@@ -106,8 +106,8 @@ class TableCaptions(Captions):
     def find(self, key: str, sample: Sample, *, is_packed: bool) -> FoundCaption | None:
         """Return the caption that a table has for a sample, or None if it keeps its own.
 
-        A key that is not found is searched again without leading zeros: tables that store keys as
-        numbers lose these. Raise HopelessError if the lookup is damaged.
+        A key of digits that is not found is searched again without leading zeros, since tables that
+        store keys as numbers lose them. Raise HopelessError if the lookup is damaged.
         """
         name = name_of(self._by, key, sample, is_packed=is_packed)
         try:
@@ -126,7 +126,7 @@ def name_of(by: str, key: str, sample: Sample, *, is_packed: bool) -> str:
     """Return the name by which a table of captions lists a sample, or "" if the sample has none.
 
     `by` is "key", "source" or the path of a field of the json. If `is_packed`, `pack` has made the
-    sample's shard, and its source is taken from the json.
+    sample's shard, and the json tells the sample's source.
     """
     if by == "key":
         return key
@@ -145,9 +145,9 @@ def replace_surrogates(text: str) -> str:
 class CaptionUse:
     """The rows of a caption table that samples of one shard use.
 
-    `unnamed` has the keys of a few samples for which the table has no row, as examples. Samples
-    that are rejected for their images count too. It is stored beside the shard: together, the uses
-    of all shards tell which rows no sample uses, whichever runs made the shards.
+    Rejected samples count as well. `unnamed` has the keys of a few samples for which the table has
+    no row, but none of rejected ones. This is stored beside the shard: together, the uses of all
+    shards tell which rows no sample uses, whichever runs made the shards.
     """
 
     rows: "array[int]" = field(default_factory=lambda: array("I"))

@@ -63,8 +63,9 @@ class CaptionTable:
     def find(cls, url: str, by: str, column: str) -> "CaptionTable":
         """Return the table at a place, or raise UsageError if it lacks the column `by` or `column`.
 
-        If `by` is empty, the first of `BY` that the table has is taken; if `column` is empty, it is
-        caption. Files of JSON lines after the first file are not checked.
+        An empty `by` stands for the first of `BY` that the table has, an empty `column` for
+        caption. Files of JSON lines after the first file are not checked. Raise SourceError if a
+        file has no columns.
         """
         files = recognise_tables(url)
         entries = tuple(files.entries())
@@ -126,10 +127,11 @@ def _find_columns(table: Table) -> list[str]:
 
 
 class _TablePairs:
-    """An iterable over the names and captions of a table; rows that lack one are only counted.
+    """An iterable over the names and captions of a table; rows that lack either are only counted.
 
-    `rows` counts all rows, and `blank` those that lack one. Raise SourceError at a row that cannot
-    be read, that has a value of another type, or whose caption is too long.
+    `rows` counts all rows, and `blank` those that lack a name or a caption. An iteration raises
+    SourceError at a row that cannot be read, that has a value of a wrong type, or whose caption is
+    too long.
     """
 
     def __init__(self, table: CaptionTable) -> None:
@@ -174,7 +176,7 @@ class _TablePairs:
 def _convert_texts(names: list[Any], captions: list[Any]) -> "Pairs | None":
     """Return the names and captions of rows, or None unless each has a name and a short caption.
 
-    Nearly all rows do, and this takes a sixth of the time that `_check_rows` does.
+    Nearly all rows have both, and this takes a sixth of the time that `_check_rows` takes.
     """
     if {*map(type, names), *map(type, captions)} != {str} or not all(names):
         return None
@@ -226,7 +228,7 @@ class TableRead:
 
 
 def _has_lookup(store: Store, lookup: Lookup) -> bool:
-    """Return whether a store has a sound copy of a lookup; in a remote one only the size counts."""
+    """Return whether a store has a sound copy of a lookup. Of a remote one only the size counts."""
     name = lookup_name(lookup.digest)
     if not any((e.name, e.nbytes) == (name, lookup.nbytes) for e in store.list(name)):
         return False
@@ -234,7 +236,7 @@ def _has_lookup(store: Store, lookup: Lookup) -> bool:
 
 
 def _read_known(place: str) -> TableRead | None:
-    """Return the record of a dataset's table of captions; None if it or its lookup is missing."""
+    """Return the record of a dataset's caption table, or None if record or lookup is not sound."""
     store = open_store(place)
     read = TableRead.of(store)
     return read if read and _has_lookup(store, read.lookup) else None
@@ -284,12 +286,12 @@ def prepare_captions(
     hashed_by: str | None,
     told: Callable[[str], object],
 ) -> PreparedCaptions:
-    """Return the sources of captions for a run, and read the table if there is one.
+    """Return the sources of captions for a run, and read the table if that is necessary.
 
-    Nothing is written to the datasets at `places`. If `is_kept`, the table is not read if they have
-    its lookup, and its files have not changed. `told` gets progress, and a warning if the first
-    samples lack what captions are found by. `hashed_by` is the digest that pack gave the images, or
-    None if pack did not make them.
+    Nothing is written to the datasets at `places`. If `is_kept`, the table is not read if all these
+    datasets have its lookup and its files have not changed. `told` gets progress, and a warning if
+    none of the first samples has the field, or the name, by which captions are found. `hashed_by`
+    is the digest that pack gave the images, or None if pack did not make them.
     """
     sources = options.sources
     for source in sources:
@@ -329,9 +331,9 @@ def _read_table(table: CaptionTable, told: Callable[[str], object]) -> tuple[Tab
 def _first_samples(
     tars: TarsSource, shards: Sequence[ImageShard]
 ) -> Iterator[tuple[str, Sample, bool]]:
-    """Yield the first samples of the first shard: the key, the sample, and whether pack made it.
+    """Yield the first samples of the first shard: key, sample, and whether pack made the shard.
 
-    If the shard is missing or damaged, they end there: a worker reports that later.
+    If the shard is missing or damaged, nothing more is yielded: a worker reports that later.
     """
     for shard in shards[:1]:
         with suppress(NotFoundError, FormatError):

@@ -73,7 +73,7 @@ def caption_batch_size(encoders: Sequence[str], nbytes: int, device: torch.devic
 def size_for_shape(size: int, resolution: int, pixels: int) -> int:
     """Return the batch size for images of a shape, given the batch size for squares.
 
-    For shapes with fewer pixels than a square it is the same, as that many images keep a GPU busy.
+    For shapes with fewer pixels than the square it is the same: that is enough to keep a GPU busy.
     """
     return max(1, min(size, size * resolution**2 // pixels))
 

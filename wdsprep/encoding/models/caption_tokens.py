@@ -25,7 +25,7 @@ class TokenizerCall:
     tokenizer: Any
 
     def count(self, text: str) -> int:
-        """Count the tokens of a text, uncut."""
+        """Return the number of tokens of a text that is not cut."""
         return len(call_unwrapped(self.tokenizer, text)["input_ids"])
 
 
@@ -45,7 +45,7 @@ class EncoderInput:
 def is_result(call: TokenizerCall, ids: Tensor) -> bool:
     """Return whether ids are the result of a tokenizer's call.
 
-    The result for one text may be a list, for several a tensor.
+    The ids of the result may be a tensor, a list for each text, or for one text a plain list.
     """
     made = to_list(call.made["input_ids"])
     rows = made if made and isinstance(made[0], list) else [made]

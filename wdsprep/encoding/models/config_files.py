@@ -171,7 +171,7 @@ def _is_elsewhere(folder: Path, value: object) -> bool:
 
 
 def _each_value(config: object) -> Iterator[tuple[str, Any]]:
-    """Yield each value of a config with its name, at any depth; in a list with the list's name."""
+    """Yield each named value of a config, at any depth; values in a list have the list's name."""
     left = [("", config)]
     while left:
         name, value = left.pop()

@@ -29,7 +29,7 @@ class Decoder:
     def decode(self, latent: Any) -> Any:
         """Return the picture of a latent as uint8 (height, width, 3).
 
-        The latent is shifted and scaled, as a trainer gets it.
+        The latent is as a trainer gets it, shifted and scaled.
         """
         stored = torch.as_tensor(latent, dtype=torch.float32, device=self._device)
         values = _unpatchify(stored / self._scale + self._shift, self._model.patch)[None]

@@ -154,8 +154,8 @@ class Stats:
 def combine(stats: "Sequence[Stats]") -> Stats:
     """Return the work of several devices of one machine together.
 
-    Counts are added up. Of the times in which a device was busy or launching, the mean is taken, of
-    `wall_s` the longest, and of the batch sizes the smallest.
+    Counts are added up. Of the times in which devices were busy or launching, the result has the
+    mean, of `wall_s` the longest, and of the batch sizes the smallest.
     """
     return Stats(
         samples=sum(each.samples for each in stats),
@@ -223,9 +223,9 @@ class Device:
     def launch(self, batch: DeviceBatch, *, exact: bool = False) -> list[Launched]:
         """Launch a batch, in several smaller ones if it does not fit into memory.
 
-        The batch size is then halved for later batches too. Raise the error if a single row
-        does not fit, or if the cause is no lack of memory. The first batch of a kind may be
-        computed beforehand, to warm up.
+        The batch size is then halved for later batches too. Raise the error if a single row does
+        not fit, or if the cause is not a lack of memory that a smaller batch would mend. The first
+        batch of a kind may be computed beforehand, to warm up.
         """
         size = self._size_of(batch, exact=exact)
         if batch.size > size:
@@ -275,7 +275,8 @@ class Device:
     def _needs_warm_up(self, batch: DeviceBatch, *, exact: bool) -> bool:
         """Return whether a batch is the first of its kind, and has to be computed before it counts.
 
-        Captions that are grouped by length never have to: they are of too many kinds.
+        Batches of captions that are grouped by length never have to, as they are of too many kinds.
+        Nor do batches on a CPU, unless networks are compiled.
         """
         has_length = isinstance(batch, TextBatch) and any(text.shape for text in batch.texts)
         known = (batch.kind, exact) in self._of_late
@@ -324,7 +325,8 @@ class Device:
     def finish(self, launched: Sequence[Launched]) -> list[Arrays | None]:
         """Wait for launched batches, and return the arrays of each row, without padding.
 
-        Rows whose numbers do not fit are computed again in fp32. A row is None if that fails too.
+        Rows whose values are not finite, or too large for the storage dtype, are computed again in
+        fp32. A row is None if that does not help.
         """
         return [row for one in launched for row in self._finish(one, may_retry=True)]
 
@@ -373,7 +375,7 @@ class Device:
         """Compute rows of a batch again in fp32, and return their arrays.
 
         One small batch is computed after the other, as memory is nearly full. A row is None if its
-        numbers do not fit now either, or if there is no memory for computing in fp32.
+        values are not finite or too large even now, or if there is no memory for fp32.
         """
         self.stats.exact += len(rows)
         made: list[Arrays | None] = []

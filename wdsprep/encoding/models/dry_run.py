@@ -238,7 +238,7 @@ class DryRun:
             return [self._tokens(caption) for caption in captions]
 
     def try_tokens(self, captions: Sequence[str]) -> list[Tokens]:
-        """Return the tokens of captions, empty ones if the pipeline's code fails on a caption.
+        """Return the tokens of captions; those on which the pipeline's code fails have no tokens.
 
         The sample of such a caption becomes a reject, as the code has worked with others before.
         """
@@ -249,9 +249,9 @@ class DryRun:
     def _tokenize_together(self, captions: Sequence[str]) -> None:
         """Call each tokenizer for many captions at once, and keep the result for each caption.
 
-        The calls are those of the last run, with these captions in place of its own. Errors are
-        ignored: a text whose result is not known is tokenized when the pipeline asks for it. So are
-        long captions, to whose length all others would be padded.
+        The calls are those of the last run, with these captions in place of that run's caption.
+        Long captions are left out, as all others would be padded to their length. Errors are
+        ignored: a text whose result is not known is tokenized when the pipeline asks for it.
         """
         known = self._results()
         self._known.clear()

@@ -127,8 +127,8 @@ class PromptCall:
     def _is_per_prompt(self, name: str) -> bool:
         """Return whether an argument of `__call__` is made of each prompt and is not an embedding.
 
-        It is told by a name such as prompt_x, if there is a negative_prompt_x too. Names such as
-        prompt_2 are further prompts.
+        Such an argument has a name like prompt_x, and there is a negative_prompt_x too. Arguments
+        like prompt_2 are further prompts.
         """
         is_for_prompt = name.startswith("prompt_") and f"negative_{name}" in self._call
         return (
@@ -318,7 +318,7 @@ def assemble(model: Model, load: Callable[[Component, Any], Any]) -> Any:
 def _has_parts_of_tokens(part: Any) -> bool:
     """Return whether a tokenizer has tokens of textual inversion that stand for several vectors.
 
-    The first of them is the token itself, the second has "_1" at its end.
+    Such a token is the first of several: the name of the second has "_1" at its end.
     """
     return any(token.endswith("_1") for token in getattr(part, "added_tokens_encoder", ()))
 

@@ -137,7 +137,7 @@ class LatentEncoder:
     def _store(self, rows: Rows) -> Encoded:
         """Convert rows to the dtypes in which they are stored, with zeros after shorter captions.
 
-        The values that are replaced by zeros may not be finite.
+        What the zeros replace need not be finite.
         """
         with torch.inference_mode():
             return self._convert(rows)
@@ -182,7 +182,7 @@ def _load_moments(
     """Load the encoder of a VAE onto a device.
 
     Divisions by one are left out, and on a GPU group norms are joined with SiLU. A network that is
-    going to be compiled stays as it is, since torch.compile leaves out such passes by itself. Raise
+    going to be compiled stays as it is, since torch.compile makes such changes by itself. Raise
     WorkError if the output does not have the shape that the config says.
     """
     # On a CPU channels_last is a little faster, but over 1e-5 away from what diffusers computes. On

@@ -305,7 +305,7 @@ def _check_configs(
 ) -> None:
     """Raise UsageError if a config would run code, open other files or make too large a network.
 
-    Raise it too if a part has an adapter, which would load weights from elsewhere.
+    Raise UsageError too if a part has an adapter, as its weights lie elsewhere.
     """
     components = parts.pipeline.components if parts.pipeline else ()
     ported = {part.name for part in components if is_ported(part)}

@@ -83,7 +83,7 @@ class JoinedNorm(nn.Module):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Return the facts that decide how long the norm takes; of each kind one is timed."""
+        """Return the facts that decide how long the norm takes."""
         return (*self._shape, self.norm.num_groups, self.silu)
 
     def draw_input(self, side: int) -> Tensor:
@@ -195,7 +195,7 @@ class NormChoice:
         return self._kernel is not None
 
     def __call__(self, network: NetworkT) -> NetworkT:
-        """Set in the norms of a network what computes them, and return the network.
+        """Let the chosen kernel, or torch, compute the norms of a network; return the network.
 
         The choice is made for the first network that has norms.
         """

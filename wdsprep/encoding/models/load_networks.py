@@ -151,9 +151,9 @@ def cause_of(error: BaseException) -> str:
 def limit_to_weights(files: Sequence[Path]) -> Iterator[None]:
     """Raise ValueError if a network that this thread builds in the context exceeds its files.
 
-    It may have twice as many numbers as the files, since embeddings may be built twice and then
-    tied, and some to spare. A large number in a config could take all memory, or endless time,
-    before any weights are read.
+    A large number in a config could take all memory, or endless time, before any weights are read.
+    Some more than twice the numbers in the files are allowed, since embeddings may be built twice
+    and then tied.
     """
     from torch.nn.modules import module
 

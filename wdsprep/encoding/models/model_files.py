@@ -81,8 +81,8 @@ class Repository:
     def fetch(self, names: Sequence[str]) -> Path:
         """Download the files that the cache lacks, and return their folder.
 
-        The branch is asked for, not the commit, so that the cache can find it later without a
-        network. Raise WorkError if the branch has moved meanwhile.
+        The branch is asked for, not the commit, so that the cache knows the branch later, without a
+        network. Raise WorkError if the hub cannot be reached, or if the branch has moved meanwhile.
         """
         from huggingface_hub import snapshot_download
 

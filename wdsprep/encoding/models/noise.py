@@ -84,7 +84,7 @@ def _mix(bits: torch.Tensor) -> torch.Tensor:
 
 
 def _box_muller(bits: torch.Tensor, out: torch.Tensor) -> None:
-    """Turn each 64 bits into two normals, and write them to `out`.
+    """Turn each number of 64 bits into two normals, and write these to `out`.
 
     The high 32 bits make the radius, the low 30 the angle in a quarter, two more the signs.
     With the angle taken from the middle of the quarter, pi / 4 + x, cosine and sine are (cos x

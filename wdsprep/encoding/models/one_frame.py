@@ -32,8 +32,8 @@ class FrameConv(nn.Conv2d):
 def flatten_frames(network: nn.Module) -> list[str]:
     """Replace the convolutions of videos in a network by convolutions of one frame, in place.
 
-    Convolutions that fail with one frame are removed. Return the names of the others
-    that cannot be replaced, which stay as they are.
+    Convolutions that fail with one frame are removed. Others that cannot be replaced stay as they
+    are; return their names.
     """
     kept = []
     for name, module in list(network.named_modules()):
@@ -71,8 +71,8 @@ def _draw_frame(conv: nn.Conv3d) -> Tensor:
 def _flatten(conv: nn.Conv3d, made: Tensor, frame: Tensor) -> FrameConv | None:
     """Return the last time step of a convolution of videos as a convolution of images, or None.
 
-    It is None if the result has several frames, or if the padding is not zeros. Subclasses pad by
-    themselves, so the padding is computed from the size of `made`, the result for a frame.
+    Return None if its result has several frames, or if it does not pad with zeros. Subclasses pad
+    by themselves, so the padding is computed from the size of `made`, the result for `frame`.
     """
     if made.shape[2] != 1 or conv.padding_mode != "zeros":
         return None

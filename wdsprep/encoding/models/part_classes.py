@@ -72,8 +72,8 @@ def _find_diffusers() -> Path:
 def _is_allowed(part: "Component", packages: set[str]) -> bool:
     """Return whether a part has a class of transformers, or of a pipeline's package in diffusers.
 
-    Other classes of diffusers are not text encoders or tokenizers. Classes that choose by files of
-    the model what to load, such as Auto*, are not allowed.
+    Other classes of diffusers are not text encoders or tokenizers. Classes such as Auto*, which
+    find out from files of the model what to load, are not allowed.
     """
     is_library = part.library == "transformers" or part.library in packages
     are_names = all(map(str.isidentifier, part))
@@ -88,8 +88,8 @@ def is_ported(part: "Component") -> bool:
 def class_of(part: "Component") -> Any:
     """Import and return the class that a pipeline's index names for a part.
 
-    Raise WorkError if the libraries here lack it. Raise UsageError if it does not have a base class
-    of such parts.
+    Raise WorkError if the libraries here lack the class, and UsageError if it derives from none of
+    the base classes for such a part.
     """
     library = "transformers" if not is_ported(part) else f"diffusers.pipelines.{part.library}"
     try:

@@ -33,7 +33,7 @@ def wrap_calls(tokenizer: Any, around: Callable[..., Any]) -> Any:
     """Let `around` answer each call of a tokenizer, which is changed in place and returned.
 
     `around` gets the tokenizer, a function without arguments that makes the call itself, the texts
-    and the options. The tokenizer keeps its class as a base, since pipelines look at that.
+    and the options. The tokenizer's new class derives from the old one, since pipelines check it.
     """
     kind = type(tokenizer)
 
@@ -117,7 +117,7 @@ def join_results(
     texts: Sequence[str],
     options: Mapping[str, Any],
 ) -> Any:
-    """Return a tokenizer's result for several texts, or None if it is not known from each alone."""
+    """Return a tokenizer's result for several texts, or None if it does not follow from `found`."""
     if not found or not texts:
         return None
     *_, settings = result_key(name, "", options)

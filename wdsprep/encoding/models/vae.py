@@ -28,8 +28,8 @@ class Moments(nn.Module):
     def __init__(self, vae: Any, layout: torch.memory_format) -> None:
         """Take the encoder of a VAE.
 
-        `layout` is the memory layout of images. A network that needs videos cannot use it, and a
-        warning is logged.
+        `layout` is the memory layout of images. If the network needs several frames, the layout is
+        contiguous instead, and a warning is logged.
         """
         super().__init__()
         self.encoder = vae.encoder

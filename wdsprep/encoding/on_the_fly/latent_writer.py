@@ -108,8 +108,9 @@ class LatentWriter:
     def add(self, shard: int, index: int, key: str, sample: Sample, result: Result) -> None:
         """Store an encoded sample, if its shard is still to be written and the sample is new.
 
-        `index` is its number in the image shard. A shard that is now whole is written by a thread.
-        Wait if several shards are being written, and raise the errors of those that failed.
+        `index` is the sample's number in the image shard. A shard that is now whole is written by a
+        thread. Wait first if too many shards are being written, and raise the error of a failed
+        one.
         """
         self._await_writes(WRITING)
         come = self._gather(shard)
@@ -124,7 +125,7 @@ class LatentWriter:
     def refuse(self, refused: Mapping[tuple[int, int], Reject | None]) -> None:
         """Store rejects, by the numbers of their shards and of the samples in them.
 
-        None in place of a reject gives up the shard, which is damaged: `encode` reports it.
+        None in place of a reject gives up the shard, which is damaged: `encode` reports the damage.
         """
         for (shard, index), reject in refused.items():
             come = self._gather(shard)

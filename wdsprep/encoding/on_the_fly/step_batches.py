@@ -32,7 +32,7 @@ class _StepBatch:
     def wait(self) -> Rows:
         """Wait for the batch to be computed, and return its rows.
 
-        The latents of mirror images are there under the name of flipped latents.
+        Latents of mirror images get the name of flipped latents.
         """
         rows = self.rows.result()
         if not self.is_mirrored:
@@ -51,8 +51,8 @@ class StepBegun:
     def rows(self) -> Rows:
         """Wait for all batches, and return the arrays of each sample of the step.
 
-        A sample has None if its numbers are not finite, or if text is encoded and its caption has
-        no tokens.
+        For a sample there is None if its arrays are not finite, or if text is encoded and the
+        caption has no tokens.
         """
         found: Rows = [{} if one.count or not self.has_text else None for one in self.tokens]
         for part in self.parts:

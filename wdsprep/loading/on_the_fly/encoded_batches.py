@@ -83,7 +83,7 @@ class EncodingReader:
     def batches(self, steps: range) -> Iterator[tuple[Batch, list[EncodedRow]]]:
         """Yield the images of each step with their encoded rows.
 
-        The device has begun the next step by then.
+        The device has begun the next step by then, if there is one.
         """
         begun: deque[tuple[Batch, StepBegun]] = deque()
         for batch in fill_batches(self.plan, steps, self.reader):
@@ -120,7 +120,7 @@ class EncodingReader:
         """Return the encoded rows of a batch, waiting until the device has them.
 
         If the latents of a row are not finite, or its caption has no tokens, another sample
-        replaces it, as for a damaged image. The refused one is added to the batch's `refused`.
+        replaces it, as for a damaged image. The refused sample is added to the batch's `refused`.
         """
         return [
             self._encode_substitute(batch, row, one)
@@ -302,10 +302,10 @@ class Session:
         weakref.finalize(self, _close, self._encoder, self._tee)
 
     def serve(self, steps: range) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield each step with its batch, in order, while another thread makes them.
+        """Yield each step with its batch, in order, while another thread makes the batches.
 
-        Raise the error at which that thread stopped. At the end, also of an iteration that is
-        broken off, stop the thread. With a tee, then list its complete shards in the manifest.
+        Raise the error at which that thread stopped. When the iteration ends or is broken off,
+        stop the thread; then, with a tee, list the tee's complete shards in its manifest.
         """
         ready: queue.Queue[Any] = queue.Queue(READY)
         stop = threading.Event()

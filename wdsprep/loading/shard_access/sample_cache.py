@@ -243,7 +243,7 @@ class _CacheLimit:
     def claim(self) -> None:
         """Mark the files of this dataset as in use, and measure the folder, now and then.
 
-        Files of the cache beyond its limit are removed.
+        If the folder is too full, remove files from it, first those that are not in use.
         """
         if time.monotonic() - self._claimed > CLAIM_S:
             with self._lock:

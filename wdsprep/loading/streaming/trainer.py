@@ -255,7 +255,7 @@ class Trainer:
 def _close_on_ray(pieces: "Generator[Piece, None, None]") -> None:
     """Close a stream that the program left open, unless Ray has ended.
 
-    If Ray is gone already, closing would start another one.
+    If Ray has ended, closing the stream would start Ray again.
     """
     if ray.is_initialized():
         pieces.close()
@@ -292,8 +292,8 @@ def describe_stage(name: str, workers: list[WorkerProgress]) -> Stage:
 def worker_error(error: RayError) -> WdsprepError:
     """Return a worker's own error, without what Ray wraps around it.
 
-    It is found in the text of Ray's error, as only the text comes here. If wdsprep did not raise
-    it, return a WorkError with the last line of that text.
+    The error is found in the text of Ray's error, as only the text comes here. If the text has no
+    error of wdsprep, return a WorkError with its last line.
     """
     text = str(error).strip()
     if refusal := find_refusal(text):

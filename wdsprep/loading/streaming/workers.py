@@ -69,8 +69,8 @@ def encode_empty_caption(sent: Any) -> Any:
 def new_trainer(version: str) -> Any:
     """Return a trainer without its state, which is unpickled after this.
 
-    Raise an error if the wdsprep of this process is not of that version. Plain pickle finds this
-    function by its name.
+    Raise an error if this process has another version of wdsprep. Plain pickle finds this function
+    by its name.
     """
     module = import_for_driver("wdsprep.loading.streaming.trainer", version, (), THEN)
     return object.__new__(module.Trainer)

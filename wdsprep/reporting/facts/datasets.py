@@ -120,7 +120,7 @@ def open_all(urls: Sequence[str]) -> Datasets:
     """Open the datasets of a report. An unfinished dataset is read as far as it has come.
 
     Raise UsageError if there is no dataset, if two are of images, or if one was made of other
-    images.
+    images than those of the report.
     """
     every = open_each(urls)
     images = [given for given in every if given.manifest.dataset == "images"]
@@ -160,9 +160,9 @@ def _open_dataset(url: str) -> ReportDataset:
 def check_output(output: str, datasets: Datasets, *, replaces: Callable[[], bool]) -> None:
     """Raise UsageError if a report must not be written to `output`.
 
-    That is so within a dataset, where `verify` would find it foreign, at a web address, under a
-    name that does not end in .html or .htm, and over a file that is not a report, unless `replaces`
-    returns true.
+    The name has to end in .html or .htm, and the place must be neither a web address nor within a
+    dataset, where `verify` would find the report foreign. A file that is there has to be a report
+    or empty, unless `replaces` returns true.
     """
     if not output.lower().endswith((".html", ".htm")):
         raise UsageError(f"-o {output}: give the report a name that ends in .html")

@@ -138,7 +138,7 @@ def _channel(values: Any) -> Channel:
 
 
 def _extremes(keys: Sequence[str], latents: Sequence[Any]) -> list[Extreme]:
-    """Return the five samples with the most extreme values, the most extreme first."""
+    """Return at most five samples: those with the most extreme values, the most extreme first."""
     furthest = np.array([abs(latent).max() for latent in latents])
     found = []
     for row in np.argsort(-furthest, kind="stable")[:EXTREMES]:

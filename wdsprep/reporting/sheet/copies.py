@@ -55,9 +55,9 @@ def choose_copies(
 ) -> ShownCopies:
     """Read a table of copies, and return up to 8 groups whose copies differ most, with pictures.
 
-    Of each group the image that stays and up to 3 copies are shown. Those of more than `max_area`
-    pixels get a note in place of a picture. `heard` gets one line, before the table is read. Raise
-    UsageError without a dataset of images, or if the table lists other samples.
+    A group shows the image that stays and up to 3 copies. An image of more than `max_area` pixels
+    has a note in place of a picture. `heard` gets a line before the table is read. Raise UsageError
+    if no dataset of images is given, or if the table lists other samples.
     """
     images = datasets.images
     if images is None:
@@ -88,8 +88,8 @@ class _Table:
     def choose_groups(self) -> Iterator[Ints]:
         """Yield up to 8 groups of copies as indices of `rows`, those that differ most first.
 
-        The first index of a group is that of the image that stays. Groups whose image that stays is
-        in another dataset are left out.
+        The first index of a group is that of the image that stays. A group is left out unless this
+        dataset has both that image and a copy of it.
         """
         order = np.lexsort((self.rows, -self.distance, self._duplicate > 0, self._group))
         starts = np.flatnonzero(np.diff(self._group[order], prepend=-1))
@@ -98,7 +98,7 @@ class _Table:
         yield from every[:GROUPS]
 
     def _has_original(self, some: Ints) -> bool:
-        """Return whether a group has copies, and its image that stays is in this dataset."""
+        """Return whether this dataset has the remaining image of a group, and a copy of it."""
         return len(some) > 1 and not self._duplicate[some[0]]
 
     def describe(self, place: int) -> str:

@@ -40,9 +40,10 @@ def model_name(latents: ReportDataset, wanted: str) -> str:
 def find_decoding(latents: ReportDataset, wanted: str) -> Decoding:
     """Find the model that is wanted, or else the one that the dataset was made with.
 
-    The result has a reason and no model if decoding is not wanted, a package is missing, or the
-    dataset's own model is not on this machine or has other weights now. A wanted model that is not
-    on this machine, or does not fit, raises an error; one with other weights gets a warning.
+    The result has a reason and no model if decoding is not wanted, no model is named, a package is
+    missing, or the dataset's own model is not on this machine or has other weights now. A wanted
+    model raises an error if it is not on this machine or does not fit the latents. If only its
+    weights differ from those of the dataset, the reason is a warning.
     """
     if wanted == NONE:
         return Decoding(model=None, reason="--model none was given")

@@ -158,9 +158,10 @@ class Sheet:
     def _latent_pictures(
         self, latents: ReportDataset, sample: SheetSample, image: Any
     ) -> Iterator[SheetPicture]:
-        """Yield pictures of the crop, of its latent, and of what the decoder makes of that.
+        """Yield pictures of the crop, of its latent, and of what the decoder makes of the latent.
 
-        The first needs an image, the last a model. A picture that cannot be made has a note.
+        The crop is left out without an image, and the decoded picture without a model or a readable
+        latent. Any other picture that cannot be made has a note.
         """
         crop = None
         side = latents.resolution

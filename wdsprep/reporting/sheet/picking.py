@@ -109,7 +109,7 @@ class Joiner:
     def find(self, image: SheetSample) -> JoinedSample:
         """Find the latent sample of an image sample, or the reason why there is none.
 
-        Damaged files raise nothing: they are such a reason.
+        A damaged file is such a reason, and raises nothing.
         """
         try:
             return self._find(image)

@@ -64,8 +64,8 @@ def connect_to_ray(address: str | None, *, cpus: int) -> Iterator[bool]:
 def _own_options(cpus: int) -> dict[str, Any]:
     """Return the options of a Ray that is started here.
 
-    If its first driver may start workers beforehand, Ray starts a worker process for each core
-    before it connects, and waits for all. Those that no actor needs are then started for nothing.
+    By default Ray starts a worker process for each core before it connects, and waits for all of
+    them. The last option prevents that: processes that no actor needs would be started for nothing.
     """
     return {
         "num_cpus": max(cpus, usable_cpus()) if cpus else None,
@@ -75,7 +75,7 @@ def _own_options(cpus: int) -> dict[str, Any]:
 
 
 def cluster_resources(address: str | None) -> list[dict[str, float]] | None:
-    """Return the resources of each machine that is alive; None if Ray would be started here."""
+    """Return the resources of each live machine of a cluster; None if Ray would be started here."""
     if ray_in_use(address) in ("", LOCAL):
         return None
     with connect_to_ray(address, cpus=0):
@@ -107,7 +107,7 @@ def _failure(address: str, error: Exception) -> str:
 
 
 def _check_token(address: str) -> None:
-    """Raise WorkError if a cluster asks for a token that this process does not have or send."""
+    """Raise WorkError if Ray fails, or its cluster asks for a token that is not sent."""
     if address in (LOCAL, "auto"):  # for which Ray itself sees to the token
         return
     from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
@@ -211,9 +211,10 @@ def without_death_notices() -> Iterator[None]:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise WorkError if nothing answers at the address of a cluster within 5 s.
+    """Raise WorkError if the address of a cluster is not HOST:PORT, or does not answer within 5 s.
 
-    Ray itself tries for minutes, and floods stderr on the way.
+    The addresses `local` and `auto` are not checked. Ray itself tries for minutes, and floods
+    stderr on the way.
     """
     if address in (LOCAL, "auto"):
         return

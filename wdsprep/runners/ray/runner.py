@@ -277,9 +277,9 @@ class _Actors:
     def stop(self) -> None:
         """Stop all actors. Their running units are closed at the next yield, and clean up.
 
-        Actors that have not answered after 5 s are killed before their units are closed.
-        No handle outlives this: the actors of another cluster that this process may connect
-        to have the same ids, and would end with them.
+        After at most 5 s all actors are killed, even if units are not closed by then. No handle is
+        kept: in a cluster that this process connects to later, actors have the same ids, and would
+        end with the handles.
         """
         actors = list(self._actors.values())
         try:

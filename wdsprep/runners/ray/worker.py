@@ -50,10 +50,10 @@ class RayWorker:
 def limit_pace(
     messages: Generator[Message, None, None], pause_s: float
 ) -> Generator[Message, None, None]:
-    """Pass on messages, but progress only `pause_s` or more after the last message.
+    """Pass on messages, except progress that comes within `pause_s` of the last message passed on.
 
-    Of the progress that comes sooner, only the newest is passed on: before the next message that is
-    not progress.
+    If the next message that passes is not progress, the newest progress that was left out is passed
+    on before it.
     """
     told, held = float("-inf"), None
     with closing(messages):

@@ -78,9 +78,9 @@ class RoomNow:
 
 @dataclass(frozen=True, slots=True)
 class AheadOfOpen:
-    """The rule that as many more workers may start as the least number lacks, then a few at a time.
+    """A rule that lets the least number of workers start at once, and then a few at a time.
 
-    These few are 8, or a quarter of the open workers if that is more, and include those starting.
+    At most 8 workers are then starting, or a quarter of the number of open ones if that is more.
     """
 
     least: int
@@ -94,7 +94,8 @@ def worker_count(share: Share, *, least: int, most: int, is_own: bool) -> tuple[
     """Return how many workers there may ever be, and the function that says how many may start.
 
     `is_own` means a Ray that was started on this machine, which does not grow: a range for it
-    raises UsageError. Raise WorkError if there is no room for a worker and none can be waited for.
+    raises UsageError. Raise WorkError if there is no room for a worker, unless a cluster is asked
+    for a number of workers: then the run waits for room.
     """
     if (is_own or not least) and not (room := share.room()):
         raise WorkError(

@@ -33,8 +33,8 @@ class Table(Protocol):
     ) -> Iterator[tuple[int, dict[str, Any] | RejectedError]]:
         """Yield the rows of a part, each after its number in the table, which counts from 0.
 
-        `where` is the place of the part. A row that cannot be read is a RejectedError. `only`
-        names the columns that are wanted, if reading these alone is cheaper.
+        `where` is the place of the part. A row that cannot be read is a RejectedError. If `only`
+        names columns, the others may be left out.
         """
 
     def values(self, columns: Sequence[str], rows: int, /) -> Iterator[list[list[Any]]]:

@@ -106,9 +106,10 @@ def read_samples(url: str, shard: MdsShard, name: str) -> Iterator[bytes]:
 
 
 def fields_in(shard: MdsShard, data: bytes, wanted: Collection[str] = ()) -> dict[str, bytes]:
-    """Return the encoded values of a sample by column: of the columns `wanted`, or of all if empty.
+    """Return the encoded values of a sample by column.
 
-    Raise RejectedError for a sample whose lengths do not add up.
+    If `wanted` names columns, return no others. Raise RejectedError if a sample is shorter than
+    its columns.
     """
     with parsing_sample("the sample"):
         return dict(_fields(shard.columns, data, wanted))
@@ -130,9 +131,9 @@ def _fields(
 
 
 def _read(store: Store, shard: MdsShard, name: str) -> bytes:
-    """Read a file of a shard, decompress it, and check all digests that the index has of it.
+    """Return the uncompressed bytes of a shard, from its raw or its compressed file `name`.
 
-    Raise SourceError if it is not what the index says. `name` is the raw or the compressed file.
+    Raise SourceError if the sizes or digests are not those in the index.
     """
     data = store.read(name)
     zipped = shard.zipped
@@ -151,9 +152,10 @@ def _parsing(url: str, name: str) -> AbstractContextManager[None]:
 
 
 def _unpack(kind: str, data: bytes, nbytes: int) -> bytes:
-    """Unpack the data of a shard, to no more than a byte above its length in the index, `nbytes`.
+    """Unpack the data of a shard, but at most one byte more than `nbytes`.
 
-    Raise ValueError if `kind` is a compression that cannot be read here.
+    `nbytes` is the length in the index. Raise ValueError if `kind` is a compression that cannot be
+    read here.
     """
     if kind == "snappy":  # which makes 21 bytes of one at most
         found: bytes = pa.decompress(data, nbytes, codec=kind, asbytes=True)

@@ -93,7 +93,7 @@ def indexes_of(url: str) -> Iterator[tuple[str, dict[str, Entry]]]:
     """Yield the name of each index below a place, with all files below that place by their names.
 
     An index in a folder below another index is left out, as a merged index stands for those below
-    it. At the end, raise SourceError if an MDS shard has no index in a folder above it.
+    it. At the end, raise SourceError if an MDS shard has no index in its folder or one above.
     """
     there = {e.name: e for e in shared_store(url).list() if not is_hidden(e.name)}
     found = [name for name in there if posixpath.basename(name) == INDEX]
@@ -117,8 +117,8 @@ def _is_below(name: str, folder: str) -> bool:
 def shards_there(url: str) -> Iterator[tuple[MdsShard, Entry]]:
     """Yield each shard that an index names, with its file, raw or compressed.
 
-    Raise SourceError if a file is missing, has not the size that the index says, or would unpack
-    to far more; or if there are no shards.
+    Raise SourceError if there are no shards, or if a file is missing, has another size than the
+    index says, or would unpack to far more.
     """
     found = False
     for index, there in indexes_of(url):

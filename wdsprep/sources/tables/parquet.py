@@ -125,8 +125,8 @@ def rows_in(
 ) -> list[TableRow]:
     """Return the rows of a batch, as `convert` makes them.
 
-    A row that is damaged, or that Python cannot hold, is replaced by a RejectedError: such as a
-    text that is not UTF-8, or a date beyond the year 9999.
+    A RejectedError replaces a row that is damaged or that Python cannot hold, such as one with a
+    text that is not UTF-8, or with a date beyond the year 9999.
     """
     return _one_by_one(batch, lambda some: [*convert(some)])
 

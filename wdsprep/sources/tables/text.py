@@ -114,7 +114,7 @@ class TextTable:
     def _records(self, lines: "_Lines") -> Iterator[None]:
         """Find the end of each record of a table, and yield None there.
 
-        `lines` is then where the next record begins. Empty lines are no records.
+        `lines` then stands where the next record begins. Empty lines are no records.
         """
         if self._kind in DELIMITERS:
             return self._csv_records(lines)
@@ -124,7 +124,7 @@ class TextTable:
         """Find the end of each record of a CSV file, and yield None there.
 
         A line without a quote is a record. Only the csv module knows where other records end.
-        Raise SourceError for a quote that is never closed.
+        Raise SourceError if a quote is never closed and swallows further lines.
         """
         record = _OneRecord(lines)
         cells = csv.reader(_decode_lines(record), delimiter=DELIMITERS[self._kind])

@@ -108,7 +108,7 @@ class HubStore(OverNetwork):
     def _current_commit(self) -> str:
         """Return the commit that is read: the one given, or the latest when it was first needed.
 
-        Once a run on this machine has published another one, it is that.
+        Once a run on this machine has published another commit, return that one.
         """
         published = self._stage.published
         if self._commit and published == self._seen:
@@ -254,7 +254,7 @@ class HubStore(OverNetwork):
         """Make one commit of all changes that wait below this folder, or of those to `names`.
 
         Make none if nothing waits. Raise StoreError if somebody else has changed one of the files
-        since the run began, or if others make commits all the time.
+        since the run began, or if others make one commit after another.
         """
         wanted = None if names is None else {*map(self._path, names)}
         if not any(self._waiting(wanted)):

@@ -38,8 +38,9 @@ class HubReads:
     def get(self, commit: str, path: str, wanted: Range, what: str) -> bytes:
         """Return a range of a file, in one attempt. `what` names the file in messages.
 
-        The address that the hub gave for the file is used for KEPT_S. If it is refused, the hub
-        is asked for it again; a busy or failing server (429 or 5xx) raises AnswerError.
+        The address that the hub gave for the file is used for KEPT_S. If that address is refused,
+        the hub is asked for another, but not if the server is busy or failing (429 or 5xx). Raise
+        AnswerError if the last answer is an error.
         """
         key = f"{commit}/{path}"
         known, since = self._there.get(key, ("", 0.0))

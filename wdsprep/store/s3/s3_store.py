@@ -234,9 +234,9 @@ class S3Store(OverNetwork):
     def sweep(self, ours: Ours = none_of_ours) -> int:
         """Abort the unfinished uploads of dead writers, and return how many.
 
-        If the writer is unknown, an upload is aborted after a day if `ours` takes its name for
-        one of wdsprep's: no live writer takes that long over a file. Notes of old uploads are
-        removed too.
+        An upload whose writer is unknown is aborted if it is more than a day old, as no live
+        writer takes that long over a file, and if `ours` says so of its name. Notes of old
+        uploads are removed too.
         """
         with self._store_errors(""):
             lost = [upload for upload in self._uploads() if self._has_lost_its_writer(upload, ours)]
