@@ -77,7 +77,7 @@ def test_a_variable_array_begins_at_one_place_whatever_its_length() -> None:
     assert record[1]["variable"] is True
     assert "variable" not in record[0]
     assert fields_of(record) == (latent, emb)
-    with pytest.raises(FormatError, match="behind an array of variable length"):
+    with pytest.raises(FormatError, match="whose length varies"):
         layout((emb, latent))
     mask = Field(name="mask.npy", dtype="|u1", shape=(512,))
     with pytest.raises(FormatError, match="layout"):

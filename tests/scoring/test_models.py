@@ -220,8 +220,9 @@ def test_words_that_are_no_options_are_refused() -> None:
     from wdsprep.scoring.options import ScoreOptions
 
     for options, words in (
-        ({"model": "a b=x"}, "cannot be the name of a column"),
-        ({"model": "x", "label": "a=b c"}, "cannot be the name of a column"),
+        ({"model": "a b=x"}, "cannot be a name: give NAME=MODEL"),
+        ({"model": "x", "label": "a=b c"}, "cannot be a name: give LABEL=COLUMN"),
+        ({"model": "x", "head": "head.safetensors"}, "names no column: give COLUMN=FILE"),
         ({"model": "x", "head": "a=h.pth"}, "is not a .safetensors file"),
         ({"language": True, "label": "a"}, "need a model: give one"),
     ):

@@ -267,9 +267,10 @@ class _Source:
         ]
 
     def part(self, before: int, among: range | None = None, shape: str = "") -> PlacedPart:
-        """Return the selected samples, or those with numbers in the range `among`.
+        """Return the selected samples; with `among`, those whose numbers here are in that range.
 
-        `before` is the number of positions that earlier shards take in the new image shard.
+        `before` is the number of positions that earlier shards take in the new image shard. `shape`
+        is the name of the samples' shape, which is only noted.
         """
         positions, _ = self._positions
         numbers = np.flatnonzero(np.isin(positions, self.piece.numbers))

@@ -148,7 +148,7 @@ def layout(fields: Iterable[Field]) -> list[dict[str, Any]]:
     start = 0
     for field in fields:
         if record and record[-1].get("variable"):
-            raise FormatError(f"{field.name} stands behind an array of variable length")
+            raise FormatError(f"{field.name} comes after {record[-1]['name']}, whose length varies")
         offset = start + BLOCK + len(field.header)
         shape = list(field.shape)
         line = {"dtype": field.dtype, "name": field.name, "offset": offset, "shape": shape}

@@ -86,7 +86,7 @@ def _tar_step(error: BadSampleError) -> str:
 def _write_rows(
     store: Store, there: Iterable[str], heard: Counting, told: Callable[[str], None]
 ) -> dict[str, int]:
-    """Write the missing files of positions, and return by name how many samples each has.
+    """Write the missing files of positions; return the samples of each file written, by its name.
 
     `told` gets a line about files that cannot be made.
     """

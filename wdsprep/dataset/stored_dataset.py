@@ -168,7 +168,11 @@ def find_claim(store: Store, dataset: str, settings: Settings, *, overwrite: boo
 
 
 def take_claim(claim: DatasetClaim) -> Edition:
-    """Begin the dataset of a claim, unless it lies there already and is continued."""
+    """Return the edition of a claimed dataset, and write its manifest if the dataset is new.
+
+    If the claim starts over, the files that lie there are removed first. If another run has begun
+    the dataset meanwhile, that one is used; raise an error if its settings are others.
+    """
     if claim.is_there:
         return claim.edition
     store, manifest = claim.edition.store, claim.manifest

@@ -47,8 +47,9 @@ class DeviceBatches:
     ) -> None:
         """Prepare the threads that launch and finish batches.
 
-        `lanes` is the number of batches that a CPU computes at once. `enter` is called in each
-        thread before it uses the device.
+        With a `batch_size` of 0 the size is chosen: that of a GPU fits into the part `gpu_share` of
+        its memory. `lanes` is the number of batches that a CPU computes at once. `enter` is called
+        in each thread before it uses the device.
         """
         self.lanes = lanes if encoder.device.type == "cpu" else 1
         self._enter = enter

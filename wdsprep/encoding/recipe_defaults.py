@@ -85,7 +85,10 @@ def dtype_of(wanted: str, device: str, model: Model) -> str:
 
 
 def new_format(recipe: Recipe) -> dict[str, Any]:
-    """Return the format of a new dataset of latents or of text."""
+    """Return the settings that say the format of a new dataset.
+
+    They are the kind of digest and the like, and for latents also how JPEGs are decoded.
+    """
     return dict(FORM) if recipe.is_of_text else {**FORM, DECODE: FAST}
 
 

@@ -148,14 +148,16 @@ def parse_columns(text: str) -> tuple[CachedColumn, ...]:
         name, dtype, sides = (*said.split(":"), "", "")[:3]
         if not equals or not name or said.count(":") > 2:
             raise UsageError(
-                f"{part!r}: write ROLE=NAME, as latent=z, or latent=z:float16:4x32x32 for bare "
-                "bytes"
+                f"--columns {part!r}: write ROLE=NAME, as latent=z, or latent=z:float16:4x32x32 if "
+                "it holds bare bytes"
             )
         check_one_of(ROLES, columns=role)
         if dtype:
             check_one_of(tuple(DTYPES), columns=dtype)
         if not re.fullmatch(r"(\d+(x\d+)*)?", sides) or bool(dtype) != bool(sides):
-            raise UsageError(f"{part!r}: the shape of bare bytes is written as float16:4x32x32")
+            raise UsageError(
+                f"--columns {part!r}: the shape of bare bytes is written as float16:4x32x32"
+            )
         shape = tuple(int(side) for side in sides.split("x")) if sides else ()
         found.append(CachedColumn(role=role, name=name, dtype=dtype, shape=shape))
     return tuple(found)

@@ -93,7 +93,10 @@ def variable_fields(dataset: Dataset, names: Sequence[str]) -> list[Field]:
 
 
 def tensor_shapes(dataset: Dataset, names: Sequence[str]) -> dict[str, object]:
-    """Return what decides the shape of each named tensor of a batch."""
+    """Return a value for each named tensor of a batch, by which two datasets can be compared.
+
+    Equal values mean tensors of the same dtype and shape.
+    """
     fields = {field for field in dataset.served if batch_name(field.name) in names}
     found: dict[str, object] = {
         batch_name(field.name): field for field in fields.union(variable_fields(dataset, names))

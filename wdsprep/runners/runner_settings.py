@@ -33,7 +33,8 @@ class RunnerSettings:
     def __post_init__(self) -> None:
         if self.workers < 0 or self.max_attempts < 1:
             raise UsageError(
-                f"{self.workers} workers, {self.max_attempts} attempts: give 0 and 1 or more"
+                f"{self.workers} workers, {self.max_attempts} attempts: give 0 or more workers and "
+                "1 or more attempts"
             )
         if self.units_per_worker < 1:
             raise UsageError(

@@ -196,7 +196,7 @@ class RunTracking:
     _counted: int = 0
 
     def heard(self, status: Callable[[], JobStatus]) -> None:
-        """Take the status of the run, and track its figures if it is time."""
+        """Keep the function that returns the run's status, and track the figures if it is time."""
         self._status = status
         self._began = self._began or time.monotonic()
         if self.tracking.is_due:

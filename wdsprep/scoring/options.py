@@ -79,9 +79,11 @@ def wanted_head(given: Any) -> WantedHead:
     """Return the column, the model and the file in COLUMN=FILE, or in MODEL.COLUMN=FILE."""
     if isinstance(given, tuple):
         return WantedHead(*given)
-    name, _, place = str(given).partition("=")
+    name, equals, place = str(given).partition("=")
     model, dot, column = name.rpartition(".")
     example = "COLUMN=FILE, as aesthetic=head.safetensors, or MODEL.COLUMN=FILE"
+    if not equals:
+        raise UsageError(f"{brief(given)} names no column: give {example}")
     _check_name(given, column, example)
     if dot:
         _check_name(given, model, example)
@@ -93,8 +95,8 @@ def wanted_head(given: Any) -> WantedHead:
 def _check_name(given: Any, name: str, example: str) -> None:
     if not NAME.fullmatch(name):
         raise UsageError(
-            f"{brief(name)} in {brief(given)} cannot be the name of a column: give {example}, with "
-            "letters, digits and _"
+            f"{brief(name)} in {brief(given)} cannot be a name: give {example}, with letters, "
+            "digits and _, no digit first"
         )
 
 

@@ -37,6 +37,7 @@ class Pattern:
         """Return whether a name matches.
 
         A name that the pattern gives without a wildcard matches once, and is then noted as met.
+        Wildcards match no hidden file.
         """
         if name in self._missing:
             self._missing.discard(name)

@@ -158,9 +158,9 @@ def _check_sum(head: bytes, offset: int) -> None:
 
 
 def _odd_size(field: bytes) -> int:
-    """Parse a size in base-256, behind the byte 0x80, or an octal one as old tars have it.
+    """Parse a size in base-256, behind the byte 0x80, or an octal one with spaces as in old tars.
 
-    Return -1 if it is neither.
+    An empty one is 0. Return -1 if it is none of these.
     """
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")

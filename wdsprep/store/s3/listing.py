@@ -77,7 +77,8 @@ Asked = tuple[Stretch, "Future[StretchFound]"]
 def listing(ask: AskForPage, prefix: str) -> Iterator[Entry]:
     """Yield all entries whose names begin with `prefix`, in the order of their names.
 
-    `ask` returns the page with which a stretch begins, which may reach beyond the stretch's end.
+    `ask` returns the page with which a stretch begins. It lists only such names, and may reach
+    beyond the stretch's end.
     """
     left: Stretch | None = Stretch()
     while left is not None:
