@@ -6,7 +6,7 @@ compared with.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,16 @@ def record(found: Measured, order: Sequence[str], machine: dict[str, Any]) -> No
     ranks = {name: rank for rank, name in enumerate(order)}
     rank = {name: ranks.get(name.partition("-")[0], len(ranks)) for name in kept}
     kept = dict(sorted(kept.items(), key=lambda item: rank[item[0]]))
+    RECORD.write_text(json.dumps(kept, indent=1) + "\n")
+    show(kept)
+
+
+def drop_others(bench: str, groups: Collection[str]) -> None:
+    """Drop what is known of groups of a benchmark that it no longer has."""
+    kept = json.loads(RECORD.read_text())
+    gone = [name for name in kept if name.partition("-")[0] == bench and name not in groups]
+    for name in gone:
+        del kept[name]
     RECORD.write_text(json.dumps(kept, indent=1) + "\n")
     show(kept)
 
