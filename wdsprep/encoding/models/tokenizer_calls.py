@@ -143,4 +143,4 @@ def join_results(
 
 
 def _pads_left(tokenizer: Any, options: Mapping[str, Any]) -> bool:
-    return (options.get("padding_side") or tokenizer.padding_side) == "left"
+    return bool((options.get("padding_side") or tokenizer.padding_side) == "left")
