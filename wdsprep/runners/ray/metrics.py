@@ -39,14 +39,20 @@ class WorkersMetrics:
         self._seconds = Histogram("wdsprep_unit_seconds", "Seconds a unit took.", SECONDS, keys)
 
     def counting(self, messages: Generator[Message, None, None]) -> Generator[Message, None, None]:
-        """Pass on the messages about a unit, and count its progress and the seconds it took."""
-        began, last = time.monotonic(), _LastProgress()
+        """Pass on the messages about a unit, and count its progress and the seconds it took.
+
+        The seconds are counted before the message that ends the unit: behind the last one the
+        worker may be ended.
+        """
+        began, last, is_over = time.monotonic(), _LastProgress(), False
         with closing(messages):
             for message in messages:
                 if isinstance(message, UnitProgress):
                     last = self._count(last, _LastProgress.from_value(message.value))
+                elif not is_over:
+                    self._seconds.observe(time.monotonic() - began, self._tagged(last))
+                    is_over = True
                 yield message
-        self._seconds.observe(time.monotonic() - began, self._tagged(last))
 
     def _count(self, before: _LastProgress, now: _LastProgress) -> _LastProgress:
         tags = self._tagged(now)
