@@ -102,8 +102,12 @@ def facts() -> Iterator[tuple[str, bool]]:
 
 
 def vae() -> dict[str, dict[str, float]]:
-    """How far a whole encoder is from the same in double precision, and its norms by the kernel."""
+    """How far a whole encoder is from the same in double precision, and its norms by the kernel.
+
+    In the root of the mean square: of a few hundred values, the worst varies threefold by chance.
+    """
     diffusers.utils.logging.set_verbosity_error()
+    torch.manual_seed(4)
     pixels = torch.randint(0, 256, (1, 3, 32, 16), generator=torch.Generator().manual_seed(3))
     pixels = pixels.to(torch.uint8)
     whole = randomised(diffusers.AutoencoderKL(**KL), "norms")
@@ -112,13 +116,13 @@ def vae() -> dict[str, dict[str, float]]:
     for dtype in DTYPES:
         network = Moments(copy.deepcopy(whole).to(dtype), torch.channels_last)
         network = network.to(memory_format=torch.channels_last)
-        by_torch = float((network(pixels) - exact).abs().max())
+        by_torch = float((network(pixels) - exact).square().mean().sqrt())
         leave_out_divisions(network)
         join_norms(network, pixels[:, :, :16])
         norms = [module for module in network.modules() if isinstance(module, JoinedNorm)]
         for norm in norms:
             norm.kernel = group_norm
-        ours = float((network(pixels) - exact).abs().max())
+        ours = float((network(pixels) - exact).square().mean().sqrt())
         found[str(dtype)] = {"torch": by_torch, "ours": ours, "norms": len(norms)}
     return found
 
