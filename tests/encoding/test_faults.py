@@ -52,7 +52,7 @@ SIZES = ((64, 80), (100, 90), (72, 64), (120, 70))
 SHARDS = 12
 WHITE, BLACK = 65, 145  # the samples that do harm
 BAD_SHARD, RAISING_SHARD = "64/000003", "64/000007"  # where they are
-KILLS = 6
+KILLS = 10
 COMMAND = f"""
 {FIND_TESTS}
 from tests.kit.encode_work import command; command(*sys.argv[1:])
@@ -242,7 +242,7 @@ def wait_until(claim: Callable[[], Any], *, within_s: float = 60.0) -> None:
 # --- workers
 
 
-def test_workers_killed_at_random_moments_leave_the_bytes_of_an_undisturbed_run(
+def test_workers_killed_at_ten_moments_leave_the_bytes_of_an_undisturbed_run(
     images: Path, undisturbed: dict[str, bytes], tmp_path: Path, chance: random.Random
 ) -> None:
     """Each run finishes by itself, and the next one starts from nothing."""
@@ -353,6 +353,31 @@ def test_a_removed_ray_node_costs_no_attempt(
 
 
 # --- the driver
+
+
+def test_after_a_killed_driver_its_workers_go_and_a_rerun_completes(
+    images: Path, undisturbed: dict[str, bytes], tmp_path: Path, chance: random.Random
+) -> None:
+    """First the driver alone, then the workers with it."""
+    out = tmp_path / "out"
+    done = Done(out)
+    for count, kill in [(1, os.kill), (5, os.killpg)]:
+        run = start(images, out, "--workers", "2", pause_s=0.05)
+        wait_until(lambda count=count: done.look() >= count)
+        time.sleep(chance.uniform(0.0, 0.1))
+        workers = workers_of(run.pid)
+        kill(run.pid, signal.SIGKILL)
+        _, errors = run.communicate(timeout=20)
+        assert workers
+        assert gone(workers, within_s=6.0)
+        assert "Traceback" not in errors
+        assert bool(temporaries(out)) == (kill is os.killpg)  # a worker alone cleans up
+        assert done.look() < SHARDS
+    before = done.look()
+    outcome = go_on(images, out)
+    done.look()
+    assert (outcome.units_before, outcome.samples) == (before, (SHARDS - before) * 20)
+    assert tree(out) == undisturbed
 
 
 def test_ctrl_c_of_the_command_is_one_line_and_the_rerun_completes(

@@ -165,7 +165,6 @@ def test_the_pipeline_loads_the_lora_and_draws_with_it(example: Example) -> None
         assert len(set(image.convert("L").tobytes())) > 20
 
 
-@pytest.mark.parametrize("example", ["lora_flux"], indirect=True)
 def test_latents_of_another_model_are_one_line(example: Example, tmp_path: Path) -> None:
     fields = (field("latent", (4, 8, 8)), field("emb", (7, 16)))
     write_latents(str(tmp_path / "others"), (12,), fields=fields)

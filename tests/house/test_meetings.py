@@ -43,7 +43,7 @@ from wdsprep.store import open_store
 
 RETRY = (*FAST, "--samples-per-shard", "4")
 ROLLING = ("--samples-per-shard", "9", "--max-shard-size", "20KB", "--buckets", "32")
-ROUNDS = {"local": 5, "s3": 2}
+ROUNDS = {"local": 8, "s3": 2}
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ from tests.kit.packs import (
 pytestmark = pytest.mark.system
 
 TWENTY = ("--samples-per-shard", "20")
-KILLS = 25
+KILLS = 50
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def chance() -> random.Random:
     return random.Random(seed)
 
 
-def test_killed_at_random_moments_the_bytes_are_those_of_an_undisturbed_run(
+def test_killed_at_fifty_moments_the_bytes_are_those_of_an_undisturbed_run(
     album: Path, undisturbed: dict[str, bytes], tmp_path: Path, chance: random.Random
 ) -> None:
     """The driver alone, driver and workers, or one worker; a run that ends is compared, and the

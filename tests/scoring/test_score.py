@@ -107,7 +107,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(images: Path, models: Path, tmp_
 @pytest.mark.system
 def test_bytes_are_the_same_on_ray(images: Path, models: Path, tmp_path: Path) -> None:
     score_here(images, tmp_path / "here", model=str(models / "clip"))
-    words = scored(tmp_path / "ray", images, models, "--workers", "1", "--cpus-per-worker", "1")
+    words = scored(tmp_path / "ray", images, models, "--workers", "2", "--cpus-per-worker", "1")
     words[words.index("local")] = "ray"
     subprocess.run(words, check=True, timeout=300)
     assert tree(tmp_path / "ray") == tree(tmp_path / "here")
