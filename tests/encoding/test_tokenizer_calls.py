@@ -10,6 +10,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from tests.encoding.test_pipelines import encoder
+from wdsprep.encoding.models.encoder import LatentEncoder
 
 Family = Callable[[str], Path]
 
@@ -28,13 +29,19 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     return found
 
 
+def begun(folder: Path, calls: Counter[int]) -> LatentEncoder:
+    """An encoder that has seen how its pipeline calls tokenizers; what it called is forgotten."""
+    made = encoder(folder)
+    made.tokens(["a house"])
+    calls.clear()
+    return made
+
+
 def test_a_batch_needs_a_call_for_each_way_to_call_a_tokenizer(
     family: Family, calls: Counter[int]
 ) -> None:
     """SDXL calls two tokenizers, each with the padding that it wants and to see what is cut."""
-    made = encoder(family("StableDiffusionXL"))
-    made.tokens(["a house"])
-    calls.clear()
+    made = begun(family("StableDiffusionXL"), calls)
     captions = [f"a photo of {n} dogs" + " and a cat" * (n % 5) for n in range(32)]
     tokens = made.tokens(captions)
     assert calls == {32: 4}
@@ -44,9 +51,7 @@ def test_a_batch_needs_a_call_for_each_way_to_call_a_tokenizer(
 
 def test_a_long_caption_is_neither_padded_to_nor_kept(family: Family, calls: Counter[int]) -> None:
     """It may be a file of 16 MB, and all others would be padded to its length."""
-    made = encoder(family("StableDiffusionXL"))
-    made.tokens(["a house"])
-    calls.clear()
+    made = begun(family("StableDiffusionXL"), calls)
     *_, long = made.tokens(["a cat", "a dog", "word " * 10_000])
     assert (calls[2], calls[3]) == (4, 0)
     assert long.cut
@@ -59,9 +64,7 @@ def test_a_long_caption_is_neither_padded_to_nor_kept(family: Family, calls: Cou
 def test_only_the_caption_that_a_template_holds_is_replaced(
     family: Family, calls: Counter[int]
 ) -> None:
-    made = encoder(family("QwenImage"))
-    made.tokens(["a house"])
-    calls.clear()
+    made = begun(family("QwenImage"), calls)
     tokens = made.tokens(["a red house", "the sea"])
     made.text_rows(tokens[:1])
     assert calls == {2: 1}

@@ -32,9 +32,7 @@ def record(found: Measured, order: Sequence[str], machine: dict[str, Any]) -> No
     kept[found.group.name] = tables.facts(found) | {"machine": machine}
     ranks = {name: rank for rank, name in enumerate(order)}
     rank = {name: ranks.get(name.partition("-")[0], len(ranks)) for name in kept}
-    kept = dict(sorted(kept.items(), key=lambda item: rank[item[0]]))
-    RECORD.write_text(json.dumps(kept, indent=1) + "\n")
-    show(kept)
+    _keep(dict(sorted(kept.items(), key=lambda item: rank[item[0]])))
 
 
 def drop_others(bench: str, groups: Collection[str]) -> None:
@@ -43,6 +41,10 @@ def drop_others(bench: str, groups: Collection[str]) -> None:
     gone = [name for name in kept if name.partition("-")[0] == bench and name not in groups]
     for name in gone:
         del kept[name]
+    _keep(kept)
+
+
+def _keep(kept: dict[str, dict[str, Any]]) -> None:
     RECORD.write_text(json.dumps(kept, indent=1) + "\n")
     show(kept)
 

@@ -291,13 +291,15 @@ def check_not_retried(store: Store, part: Slice, known: Collection[str]) -> None
     `known` are the names of the retry slices that there were then. New ones get the numbers that
     follow. So if the next number is missing, there are none, and nothing needs to be listed.
     """
+    if part.is_retry:
+        return
     following = 1 + max(map(int, known), default=FIRST_RETRY - 1)
     try:
         store.read(inputs_name(slice_name(following)), nbytes=0)
     except NotFoundError:
         return
     retries = {retry_of_inputs(entry.name) for entry in store.list(RETRIES)}
-    items = packed_items(store, sorted(retries - {"", *known})) if not part.is_retry else ()
+    items = packed_items(store, sorted(retries - {"", *known}))
     if any(item.name == part.name for item in items):
         raise HopelessError(
             f"a retry has taken rows of {part.name}: run the same command again to pack the rest"

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from wdsprep.encoding.models.base import Tokens
-from wdsprep.encoding.models.tokenizer_calls import call_unwrapped
+from wdsprep.encoding.models.base import TokenizerResultKey, Tokens
+from wdsprep.encoding.models.tokenizer_calls import call_unwrapped, result_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,11 @@ class TokenizerCall:
     options: dict[str, Any]
     made: Any
     tokenizer: Any
+
+    @property
+    def keys(self) -> list[TokenizerResultKey]:
+        """Return the key of each text's own result."""
+        return result_keys(self.name, self.texts, self.options)
 
     def count(self, text: str) -> int:
         """Return the number of tokens of a text that is not cut."""

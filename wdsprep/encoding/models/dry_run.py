@@ -56,7 +56,6 @@ from wdsprep.encoding.models.pipeline_parts import Component
 from wdsprep.encoding.models.tokenizer_calls import (
     call_unwrapped,
     join_results,
-    result_key,
     split_result,
     wrap_calls,
 )
@@ -254,14 +253,10 @@ class DryRun:
         ignored: a text whose result is not known is tokenized when the pipeline asks for it.
         """
         known = self._results()
+        calls = [one for one in self._calls if not known.keys().isdisjoint(one.keys[:1])]
         self._known.clear()
         if not self._caption or len(captions) < 2:
             return
-        calls = [
-            call
-            for call in self._calls
-            if result_key(call.name, call.texts[0], call.options) in known
-        ]
         short = [caption for caption in captions if len(caption) <= SHORT_LETTERS]
         for first in range(0, len(short), TOGETHER):
             some = short[first : first + TOGETHER]
@@ -272,21 +267,17 @@ class DryRun:
 
     def _call_for_texts(self, call: TokenizerCall, texts: list[str]) -> None:
         """Call a tokenizer as in `call`, but for other texts, and keep the results."""
-        options = {name: value for name, value in call.options.items() if name != "text"}
         with contextlib.suppress(WorkError), explain_pipeline_errors(self._call.name):
-            made = call_unwrapped(call.tokenizer, texts, **options)
-            self._note_results(call.name, call.tokenizer, texts, options, made)
+            made = call_unwrapped(call.tokenizer, texts, **call.options)
+            self._note_results(replace(call, texts=texts, made=made))
 
-    def _note_results(
-        self, name: str, tokenizer: Any, texts: list[str], options: dict[str, Any], made: Any
-    ) -> None:
-        keys = [result_key(name, text, options) for text in texts]
-        self._known.update(zip(keys, split_result(made, tokenizer, options), strict=False))
+    def _note_results(self, call: TokenizerCall) -> None:
+        rows = split_result(call.made, call.tokenizer, call.options)
+        self._known.update(zip(call.keys, rows, strict=False))
 
     def _results(self) -> dict[TokenizerResultKey, TokenizerResult]:
         """Return the known results of the last run's tokenizer calls that had one text each."""
-        single = [one for one in self._calls if len(one.texts) == 1]
-        keys = [result_key(one.name, one.texts[0], one.options) for one in single]
+        keys = [key for one in self._calls if len(one.texts) == 1 for key in one.keys]
         return {key: self._known[key] for key in keys if key in self._known}
 
     def _tokens_or_none(self, caption: str) -> Tokens:
@@ -344,14 +335,15 @@ class DryRun:
         return self._call.outputs(self._pipeline, CPU, [caption])
 
     def _watch_tokenizer(self, name: str, tokenizer: Any) -> Any:
-        def around(own: Any, call: Callable[[], Any], texts: Any, options: dict[str, Any]) -> Any:
-            listed = [texts] if isinstance(texts, str) else list(texts)
-            made = join_results(self._known, name, own, listed, options)
-            if made is None:
-                made = call()
-                self._note_results(name, own, listed, options, made)
-            self._calls.append(TokenizerCall(name, listed, options, made, own))
-            return made
+        def around(
+            own: Any, call: Callable[[], Any], texts: list[str], options: dict[str, Any]
+        ) -> Any:
+            known = join_results(self._known, name, own, texts, options)
+            done = TokenizerCall(name, texts, options, known or call(), own)
+            if known is None:
+                self._note_results(done)
+            self._calls.append(done)
+            return done.made
 
         return wrap_calls(tokenizer, around)
 

@@ -32,16 +32,18 @@ TO_LONGEST = (True, "longest")
 def wrap_calls(tokenizer: Any, around: Callable[..., Any]) -> Any:
     """Let `around` answer each call of a tokenizer, which is changed in place and returned.
 
-    `around` gets the tokenizer, a function without arguments that makes the call itself, the texts
-    and the options. The tokenizer's new class derives from the old one, since pipelines check it.
+    `around` gets the tokenizer, a function without arguments that makes the call itself, a list of
+    the texts and the other options. The tokenizer's new class derives from the old one, since
+    pipelines check it.
     """
     kind = type(tokenizer)
 
     def called(self: Any, *words: Any, **options: Any) -> Any:
-        texts = options["text"] if "text" in options else words[0]
         call = partial(kind.__call__, self, *words, **options)
+        texts = options.pop("text") if "text" in options else words[0]
+        listed = [texts] if isinstance(texts, str) else list(texts)
         more = {MORE: words[1:]} if words[1:] else {}
-        return around(self, call, texts, {**options, **more})
+        return around(self, call, listed, {**options, **more})
 
     tokenizer.__class__ = type(kind.__name__, (kind,), {"__call__": called})
     return tokenizer
@@ -69,16 +71,18 @@ class KnownResults:
             self._here.found = {}
 
     def watch(self, name: str, tokenizer: Any) -> Any:
-        def around(own: Any, call: Callable[[], Any], texts: Any, options: Any) -> Any:
+        def around(own: Any, call: Callable[[], Any], texts: list[str], options: Any) -> Any:
             found = getattr(self._here, "found", {})
-            listed = [texts] if isinstance(texts, str) else list(texts)
-            return join_results(found, name, own, listed, options) or call()
+            return join_results(found, name, own, texts, options) or call()
 
         return wrap_calls(tokenizer, around)
 
 
-def result_key(name: str, text: str, options: Mapping[str, Any]) -> TokenizerResultKey:
-    return name, text, repr(sorted(one for one in options.items() if one[0] != "text"))
+def result_keys(
+    name: str, texts: Sequence[str], options: Mapping[str, Any]
+) -> list[TokenizerResultKey]:
+    settings = repr(sorted(options.items()))
+    return [(name, text, settings) for text in texts]
 
 
 def split_result(made: Any, tokenizer: Any, options: Mapping[str, Any]) -> list[TokenizerResult]:
@@ -120,8 +124,7 @@ def join_results(
     """Return a tokenizer's result for several texts, or None if it does not follow from `found`."""
     if not found or not texts:
         return None
-    *_, settings = result_key(name, "", options)
-    rows = [found.get((name, text, settings)) for text in texts]
+    rows = [found.get(key) for key in result_keys(name, texts, options)]
     known = [row for row in rows if row is not None]
     lengths = {len(row[IDS]) for row in known}
     if len(known) < len(rows) or (len(lengths) > 1 and options.get("padding") not in TO_LONGEST):
