@@ -35,7 +35,7 @@ from wdsprep.images import formats
 from wdsprep.loading.streaming.trainer import worker_error
 from wdsprep.runners.out_of_memory import FEWER
 from wdsprep.runners.ray import cluster
-from wdsprep.runners.ray.runner import death_reason
+from wdsprep.runners.ray.lost_workers import death_reason
 from wdsprep.store.base import write_bytes
 from wdsprep.store.gcs_azure import library
 from wdsprep.store.gcs_azure.failures import kind_of
@@ -269,7 +269,7 @@ def test_ray_says_of_an_error_of_ours_which_it_is() -> None:
 
 
 def test_ray_says_that_a_node_has_died_in_these_words() -> None:
-    """Else units lost with a node count as failed: mend `_is_taken_away` of runners/ray."""
+    """Else units lost with a node count as failed: mend `is_node_gone`."""
     server = Path(ray.__file__).parent / "core/src/ray/gcs/gcs_server"
     assert b"node has died" in server.read_bytes()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from ray.exceptions import OutOfMemoryError, RayActorError
 
 from wdsprep.runners.out_of_memory import OUT_OF_MEMORY, PERHAPS, KillsCounted, find_counters
-from wdsprep.runners.ray.runner import death_reason
+from wdsprep.runners.ray.lost_workers import death_reason
 
 
 def test_a_kill_that_the_kernel_has_counted_since_was_for_lack_of_memory(tmp_path: Path) -> None:

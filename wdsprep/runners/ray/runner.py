@@ -16,7 +16,6 @@ other streams still deliver what they have, until there is a verdict on the work
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 import uuid
@@ -29,21 +28,15 @@ from typing import Any
 
 import ray
 from ray import cloudpickle
-from ray.exceptions import (
-    ActorUnavailableError,
-    OutOfMemoryError,
-    RayActorError,
-    RayError,
-    RayTaskError,
-)
+from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
 from wdsprep.errors import WorkError
 from wdsprep.runners import worker_versions
 from wdsprep.runners.base import Event, Unit, Work
-from wdsprep.runners.out_of_memory import FEWER, OUT_OF_MEMORY
 from wdsprep.runners.ray import actor
 from wdsprep.runners.ray.actor import WdsprepWorker
 from wdsprep.runners.ray.cluster import connect_to_ray
+from wdsprep.runners.ray.lost_workers import death_reason, is_node_gone, lost_worker
 from wdsprep.runners.ray.metrics import DriversMetrics
 from wdsprep.runners.ray.worker_count import Share, WaitWarning, worker_count
 from wdsprep.runners.runner_settings import RunnerSettings
@@ -65,8 +58,6 @@ for _by_value in (worker_versions, actor):
     cloudpickle.register_pickle_by_value(_by_value)
 
 VERDICT_S = 2.0
-LOW = re.compile("low on memory|out of memory issue")  # where Ray itself has killed a worker
-FACT = re.compile(r"\t\w+: ")  # as Ray lists them of a dead actor: its class, its id, its address
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -246,26 +237,16 @@ class _Actors:
             return None
         if not isinstance(error, RayError):
             return self._bury(slot, None)
-        if self._is_taken_away(slot, error):
+        if is_node_gone(error, actor.node):
             return self._bury(slot, error)
         actor.is_doubted = True
         self._doubts.append((time.monotonic() + VERDICT_S, slot, actor, error))
         return None
 
-    def _is_taken_away(self, slot: int, error: RayError) -> bool:
-        """Return whether the node is gone, rather than the worker alone."""
-        if isinstance(error, RayActorError) and error.preempted:
-            return True
-        node = self._actors[slot].node
-        if not node:
-            return "node has died" in str(error)
-        return any(known["NodeID"] == node and not known["Alive"] for known in ray.nodes())
-
     def _bury(self, slot: int, error: RayError | None) -> Lost:
-        costs = error is not None and not self._is_taken_away(slot, error)
+        lost = lost_worker(error, self._actors[slot].node)
         self._dismiss(slot)
-        reason = death_reason(error) if error else "the connection to the worker broke"
-        return Lost(reason=reason, trace=str(error or ""), costs=costs)
+        return lost
 
     def _dismiss(self, slot: int) -> None:
         actor = self._actors.pop(slot)
@@ -299,14 +280,3 @@ def _with_returned(slot: int, order: int, actor: _Actor, message: Message) -> It
         for unsent in actor.unsent:
             yield slot, unsent, Returned()
     yield slot, order, message
-
-
-def death_reason(error: Exception) -> str:
-    if isinstance(error, RayActorError) and error.preempted:
-        return "worker died: its machine was taken back"
-    if isinstance(error, OutOfMemoryError) or LOW.search(str(error)):
-        return OUT_OF_MEMORY
-    text = str(error).strip().split("Worker exit detail: ")[-1].split(" Some common causes")[0]
-    said = [line.strip() for line in text.splitlines() if not FACT.match(line)]
-    perhaps = f": it may have lacked memory: {FEWER}" if "OOM killer" in str(error) else ""
-    return f"worker died: {said[-1].rstrip('.')}"[:300] + perhaps
