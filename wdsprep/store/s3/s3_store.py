@@ -32,7 +32,7 @@ from wdsprep.store.object_locks import Holds
 from wdsprep.store.retry import FIRST_PAUSE_S
 from wdsprep.store.s3.failures import retrying, settings_error, store_errors
 from wdsprep.store.s3.listing import Page, Stretch, listing, page_of, quicken_listings
-from wdsprep.store.s3.locks import S3Objects
+from wdsprep.store.s3.lock_requests import S3Objects
 from wdsprep.store.s3.reads import BROKE_OFF, GetRequest, Reads
 from wdsprep.store.s3.uploads import (
     PART_NBYTES,
