@@ -14,6 +14,7 @@ from wdsprep.encoding.models.base import Part, Tokens
 from wdsprep.encoding.models.batch_size import GROUPED_BATCH, text_size
 
 USUAL = 32
+BLOCK = 16  # samples that come together
 
 
 class Lengths(Means):
@@ -33,6 +34,8 @@ def batches_of(lengths: Sequence[int], window: int) -> list[tuple[int, int]]:
     for number, length in enumerate(lengths):
         made.add(SampleUnderWay(str(number), str(length), [Part.TEXT], block, [NO_CROP]))
         is_last = number == len(lengths) - 1
+        if number % BLOCK and not is_last:
+            continue
         while batch := made.next_texts(USUAL, now=is_last, head=None):
             shape, rows, size = batch
             assert {row.sample.tokens.shape for row in rows} == {shape}

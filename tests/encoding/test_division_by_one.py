@@ -13,7 +13,7 @@ from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.kit.families import NAMES
+from tests.kit.families import OF_EACH_VAE
 from wdsprep.encoding.models.division_by_one import leave_out_divisions
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.find_model import find_model
@@ -50,8 +50,8 @@ def pixels(rows: int = 2) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", NAMES)
-def test_latents_of_every_family_are_the_same_to_the_bit_without_divisions(
+@pytest.mark.parametrize("name", OF_EACH_VAE)
+def test_latents_of_every_vae_are_the_same_to_the_bit_without_divisions(
     name: str, dtype: str, family: Callable[[str], Path]
 ) -> None:
     recipe, model = settle_recipe(

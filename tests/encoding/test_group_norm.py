@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.kit.families import NAMES
+from tests.kit.families import OF_EACH_VAE
 from wdsprep.encoding.models import group_norm
 from wdsprep.encoding.models.encoder import LatentEncoder
 from wdsprep.encoding.models.find_model import find_model
@@ -40,8 +40,8 @@ def joined_in(network: nn.Module) -> list[JoinedNorm]:
     return [module for module in network.modules() if isinstance(module, JoinedNorm)]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_norm_of_every_family_is_joined_and_not_a_bit_changes(
+@pytest.mark.parametrize("name", OF_EACH_VAE)
+def test_every_norm_of_every_vae_is_joined_and_not_a_bit_changes(
     name: str, family: Callable[[str], Path]
 ) -> None:
     model = find_model(str(family(name)), text="none")

@@ -582,8 +582,9 @@ def _foreign() -> dict[str, Case]:
 def _rejected() -> dict[str, Case]:
     idat = png().index(b"IDAT") + 12
     flat = Image.new("RGB", (1, 5000))
-    huge_text = chunk(b"zTXt", b"note\0\0" + zlib.compress(bytes(50_000_000)))
-    huge_icc = chunk(b"iCCP", b"icc\0\0" + zlib.compress(bytes(50_000_000)))
+    zeros = zlib.compress(bytes(50_000_000))
+    huge_text = chunk(b"zTXt", b"note\0\0" + zeros)
+    huge_icc = chunk(b"iCCP", b"icc\0\0" + zeros)
     named = {
         Code.EMPTY: {"empty": b""},
         Code.NOT_AN_IMAGE: {

@@ -21,5 +21,7 @@ for library in (diffusers, transformers):
     library.utils.logging.disable_progress_bar()
 
 NAMES = tuple(FAMILIES)
+OF_EACH_VAE = ("StableDiffusion", "Flux", "Sana", "QwenImage", "Flux2Klein", "HunyuanImage")
+"""A family for each VAE: those of the others differ in the numbers of their normalisation alone."""
 
-__all__ = ["NAMES", "denoised", "latent_of", "negative_of", "prompt_of", "small"]
+__all__ = ["NAMES", "OF_EACH_VAE", "denoised", "latent_of", "negative_of", "prompt_of", "small"]

@@ -4,6 +4,7 @@ Lengths are those that the code of the pipelines fixes; widths are 16 to 32. Fol
 denoiser too, in half precision, since nobody but `denoised` reads it.
 """
 
+import inspect
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from diffusers import (
     DPMSolverMultistepScheduler,
     EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
+    SanaPipeline,
 )
 from torch import nn
 
@@ -104,7 +106,12 @@ def _pixart() -> dict[str, Any]:
 
 
 def _sana() -> dict[str, Any]:
+    """With a token for each line of the instruction that goes before a caption: else it has 777."""
     gemma = words.gemma()
+    defaults = inspect.signature(SanaPipeline.__call__).parameters
+    gemma.add_tokens(
+        [line for line in defaults["complex_human_instruction"].default if line[-1] != " "]
+    )
     return {
         "tokenizer": gemma,
         "text_encoder": towers.gemma2(gemma),
