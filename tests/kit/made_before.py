@@ -3,8 +3,6 @@
 import hashlib
 import itertools
 import json
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -29,17 +27,19 @@ def made_by(version: str) -> Path:
 
 
 def copied(made: Path, to: Path) -> Path:
-    """A copy in which all files have their time, which git does not keep."""
-    copy = shutil.copytree(made, to)
-    date(copy)
-    return copy
+    """A copy in which all files have their time, which git does not keep.
+
+    By programs of the system, which copy a thousand files in a tenth of Python's time.
+    """
+    subprocess.run(["cp", "-r", str(made), str(to)], check=True)
+    date(to)
+    return to
 
 
 def date(home: Path) -> None:
     """Give each file the same time: the inputs of a dataset say when its files were changed."""
-    for path in home.rglob("*"):
-        if path.is_file():
-            os.utime(path, (WHEN, WHEN))
+    touch = ["touch", "--date", f"@{WHEN}"]
+    subprocess.run(["find", str(home), "-type", "f", "-exec", *touch, "{}", "+"], check=True)
 
 
 def run(home: Path, *words: str, code: int = 0) -> "subprocess.CompletedProcess[str]":
