@@ -290,7 +290,11 @@ def _digest_of(receipt: Receipt, shard: str) -> str:
 def place_parts(
     sources: Sequence[_Source], settings: Settings
 ) -> tuple[list[PlacedPart], list[Reject]]:
-    """Return the parts of a shard in order, those of each shape together, and the rejects."""
+    """Return what goes from each source into one shard, and the rejects of the sources.
+
+    A part is the samples of one source and one shape. They are in the order of the shard: by shape,
+    as `shape_ranges` sorts these, then by source.
+    """
     before, ends = [], 0
     for source in sources:
         before.append(ends)

@@ -45,7 +45,11 @@ def read_lines(what: str, given: NameList) -> Iterator[str]:
 def read_words(
     given: NameList, *, piece_nbytes: int = PIECE_NBYTES, piece_names: int = PIECE_NAMES
 ) -> Iterator[list[bytes]]:
-    """Yield the words of a file, or the items of a list, as lists of several at a time."""
+    """Yield the words of a file, or the items of a list in UTF-8, as lists of several at a time.
+
+    Words end at any white space. Each list holds the words in `piece_nbytes` of the file, or
+    `piece_names` items.
+    """
     if not isinstance(given, str | os.PathLike):
         names = (name.encode("utf-8", "surrogateescape") for name in given)
         while some := list(islice(names, piece_names)):

@@ -228,7 +228,8 @@ def _finish_begun(urls: Sequence[str], listener: JobListener) -> tuple[str, ...]
 def _moved_images(latents: Removed, urls: Sequence[str]) -> str:
     """Return the one of `urls` to which the images of latents have moved, or "" if there is none.
 
-    They are found by the digests that shards have, or had before they lost samples.
+    It is the first with a shard that latents were made of, by the digest that the shard has, or
+    had before it lost samples.
     """
     wanted = {unit.made_of for unit in latents.units}
     for url in urls:

@@ -107,7 +107,7 @@ class Condition:
     def holds(self, values: Sequence[Any]) -> bool:
         """Return whether the condition is true for the values of its `names`.
 
-        A value of None stands for a missing one.
+        A value of None stands for a missing one: no comparison with it is true.
         """
         return bool(self._evaluate(values))
 

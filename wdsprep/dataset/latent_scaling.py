@@ -31,7 +31,10 @@ def patched_shape(shape: tuple[int, int, int], patch: int) -> tuple[int, int, in
 
 
 def normalise(latents: Any, settings: Mapping[str, Any]) -> Any:
-    """Return the output of a VAE, tensors (..., C, h, w), as these settings store it."""
+    """Return latents of a VAE, of shape (..., C, h, w), shifted and scaled as `settings` say.
+
+    Where they say so, patches of neighbours are first folded into channels.
+    """
     folded = patchify(latents, settings.get("patch", 1))
     shift, scale = (_by_channel(folded, settings[name]) for name in ("shift", "scale"))
     return (folded - shift) * scale

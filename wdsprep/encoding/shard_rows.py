@@ -69,7 +69,7 @@ class ShardRows:
             )
 
     def _texts(self, source: TarsSource, store: Store) -> Iterator[tuple[str, Sample | Refusal]]:
-        """Yield the samples without images, and check the size and the headers of the shard.
+        """Yield each sample without its image, and check the size and the headers of the shard.
 
         Raise HopelessError if the shard or its index is missing, or if a check fails.
         """

@@ -203,7 +203,7 @@ def _is_large(encoding: str) -> bool:
 def _row(key: str, source: str, make: MakeValues) -> Row:
     """Return a row with the values that `make` returns, or with a refusal if they cannot be read.
 
-    `key` is taken if no column has the key.
+    The key of the row is in one of the columns KEYS, or else it is `key`.
     """
     found = make_or_refuse(source, make)
     if isinstance(found, Refusal):

@@ -264,7 +264,11 @@ def order_streams(datasets: Sequence[Dataset]) -> tuple[OrderStream, ...]:
 
 
 def missing_shard_advice(dataset: Dataset) -> str:
-    """Return what to do about a missing shard, for a message."""
+    """Return what to do about a missing shard, for a message.
+
+    It is to bring the shard back, to make it again (not for tars that are no dataset), or to load
+    with `skip_missing`.
+    """
     repair = command("repair", dataset.store.url)
     again = f" or make it again ({repair}, then the command it is from)"
     return f"bring it back{again if dataset.kind != 'tars' else ''}, or load with skip_missing=True"

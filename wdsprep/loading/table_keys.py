@@ -40,7 +40,7 @@ def keys_to_numbers(keys: Sequence[str], width: int) -> Ints:
 
 
 def parse_digits(whole: bytes, width: int) -> Ints:
-    """Parse numbers of `width` digits each that are written one after another."""
+    """Parse decimal numbers of `width` digits each that are written one after another."""
     digits = np.frombuffer(whole, np.uint8).reshape(-1, width) - ord("0")
     numbers: Ints = digits @ 10 ** np.arange(width - 1, -1, -1, dtype=np.int64)
     return numbers

@@ -100,7 +100,10 @@ class ImageProcessor:
         return self._scale(image)
 
     def finish(self, scaled: Sequence[Any]) -> list[Prepared]:
-        """Return the inputs of the network for images that `scale` has returned."""
+        """Return the inputs of the network for what `scale` has returned of images.
+
+        Whatever is left to do is done here, for all images at once.
+        """
         return self._finish(scaled) if scaled else []
 
     def prepare(self, images: Iterable[DecodedImage]) -> list[Prepared]:

@@ -110,7 +110,7 @@ def is_tar(name: str) -> bool:
 
 
 def tar_stem(name: str) -> str:
-    """Return the name of a tar without its ending."""
+    """Return the name of a tar without its ending, which is one of TAR_ENDINGS."""
     ending = next((end for end in TAR_ENDINGS if name.endswith(end)), "")
     return name.removesuffix(ending)
 

@@ -26,7 +26,7 @@ class TokenizerCall:
 
     @property
     def keys(self) -> list[TokenizerResultKey]:
-        """Return the key of each text's own result."""
+        """Return, for each text, the key by which what the tokenizer makes of it is kept."""
         return result_keys(self.name, self.texts, self.options)
 
     def count(self, text: str) -> int:

@@ -148,9 +148,10 @@ def damaged_shard(url: str, name: str, why: str) -> SourceError:
 
 @lru_cache(maxsize=4)
 def read_index(url: str, index: str) -> dict[str, MdsShard]:
-    """Return the shards that an index names, by the names of their uncompressed files.
+    """Return the shards that an index lists, by the names of their uncompressed files.
 
-    Raise SourceError if the file is not a valid index of MDS shards.
+    `index` is the path of its file within `url`. Raise SourceError if the file is not a valid index
+    of MDS shards.
     """
     data = shared_store(url).read(index)
     what = f"{url}/{index}"
