@@ -9,6 +9,7 @@ process ended.
 """
 
 import contextlib
+import gc
 import json
 import os
 import sys
@@ -65,6 +66,7 @@ def run(arguments: list[str], log: str, environment: dict[str, str]) -> NoReturn
 
 
 def serve() -> None:
+    gc.freeze()  # else each process would go through, and so copy, all that is loaded here
     print("ready", flush=True)  # noqa: T201
     for line in sys.stdin:
         asked = json.loads(line)
