@@ -230,7 +230,7 @@ def test_children_forked_while_other_threads_read_wait_for_nobody(
     for reader in readers:
         reader.start()
     children = [
-        multiprocessing.get_context("fork").Process(target=child, args=(n,)) for n in range(20)
+        multiprocessing.get_context("fork").Process(target=child, args=(n,)) for n in range(10)
     ]
     try:
         for one in children:
