@@ -57,6 +57,13 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Leave alone what the tests of a file have imported: Ray collects all garbage now and then."""
+    if nextitem is not None and nextitem.path != item.path:
+        gc.freeze()
+
+
 def _needs_a_system(item: pytest.Function) -> bool:
     given = item.callspec.params if hasattr(item, "callspec") else {}
     return not SYSTEM_FIXTURES.isdisjoint(item.fixturenames) or any(
