@@ -6,7 +6,6 @@ Which files a room has, and what they are called, is the room's own matter.
 """
 
 import ast
-import copy
 import json
 import subprocess
 import sys
@@ -71,27 +70,27 @@ def tree_of(module: str) -> ast.Module:
     return ast.parse(FILES[module].read_text())
 
 
-class Untyped(ast.NodeTransformer):
-    """What is left at run time."""
-
-    def visit_If(self, node: ast.If) -> ast.If | None:
-        return None if ast.unparse(node.test) == "TYPE_CHECKING" else node
+def nodes(tree: ast.AST, *, typing: bool) -> Iterator[ast.AST]:
+    """All that is in a file, or what is left of it at run time."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        if typing or not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+            yield node
+            waiting += ast.iter_child_nodes(node)
 
 
 @cache
 def imports(module: str, *, typing: bool = True) -> tuple[tuple[str, str], ...]:
     """What is imported, and which name of it, wherever in the file that is said."""
-    tree = tree_of(module)
-    return tuple(_imports(tree if typing else Untyped().visit(copy.deepcopy(tree)), module))
-
-
-def _imports(tree: ast.AST, module: str) -> Iterator[tuple[str, str]]:
-    for node in ast.walk(tree):
+    found: list[tuple[str, str]] = []
+    for node in nodes(tree_of(module), typing=typing):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, "") for alias in node.names)
+            found += ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{module}: relative import"
-            yield from ((node.module or "", alias.name) for alias in node.names)
+            found += ((node.module or "", alias.name) for alias in node.names)
+    return tuple(found)
 
 
 def own_imports(module: str, *, typing: bool = True) -> Iterator[tuple[str, str]]:
