@@ -24,7 +24,8 @@ from wdsprep.store.s3.s3_store import S3Store
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Most objects here are modules and tests, and live as long as the process. A full garbage
 # collection goes through all of torch and diffusers and frees next to nothing: together these
-# took a fifteenth of the time of all tests. Young garbage is collected as often as ever.
+# took a fifteenth of the time of all tests. So there is none while tests are imported, and later
+# ones go through what the tests of one file have made.
 gc.disable()
 pytest_plugins = ["tests.kit.family_folders", "tests.kit.s3", "tests.kit.clouds", "tests.kit.hub"]
 SYSTEM_FIXTURES = {
@@ -50,17 +51,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Collect garbage from here on, but seldom that of long ago, and never what is there by now."""
+    """Collect garbage from here on, but old garbage seldom, and never what is there by now."""
     gc.freeze()
     young, middle, _ = gc.get_threshold()
-    gc.set_threshold(young, middle, 1000)
+    gc.set_threshold(young, middle, 100)
     gc.enable()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Leave alone what the tests of a file have imported: Ray collects all garbage now and then."""
+    """After the tests of a file, free their garbage and leave alone what they have imported."""
     if nextitem is not None and nextitem.path != item.path:
+        gc.collect()
         gc.freeze()
 
 
