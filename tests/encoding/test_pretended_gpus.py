@@ -1,4 +1,4 @@
-"""GPUs that fail: when a worker opens, at its first batch, at its three hundredth.
+"""GPUs that fail: when a worker opens, at its first batch, at its thousandth.
 
 There are none here: workers see numbers in their place, and compute on the CPU. All else is real.
 """
@@ -21,7 +21,7 @@ from wdsprep.runners.run import Outcome
 
 pytestmark = pytest.mark.system
 
-SHARDS, SAMPLES = 11, 60  # of a shard: of two workers one comes to a three hundredth image
+SHARDS, SAMPLES = 11, 200  # of a shard: of two workers one comes to a thousandth image
 FAILED = "CUDA error: an illegal memory access was encountered"
 
 
@@ -86,11 +86,11 @@ def test_shards_of_a_gpu_that_fails_at_its_first_batch_are_done_by_others(
     assert FAILED in caplog.text
 
 
-def test_shards_of_gpus_that_fail_after_hundreds_of_batches_are_all_done(
+def test_shards_of_gpus_that_fail_at_their_thousandth_batch_are_all_done(
     images: Path, undisturbed: dict[str, bytes], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Again and again: each worker does some before that."""
-    making = Making(fails_at=300, bad_places=("0", "1"))
+    making = Making(fails_at=1000, bad_places=("0", "1"))
     outcome = encode(images, tmp_path / "out", making, gpus="01")
     assert outcome.samples == SHARDS * SAMPLES
     check_done(tmp_path / "out", undisturbed, outcome)
