@@ -15,13 +15,12 @@ import pytest
 import torch
 from torch import nn
 
-from tests.kit.fake_cuda import CUDA, FakeCuda, norm_in_channels_last
+from tests.kit.fake_cuda import CUDA, FakeCuda
 from tests.kit.families import NAMES, OF_EACH_VAE
 from wdsprep.dataset.npy_arrays import text_fields
 from wdsprep.encoding.models.base import TENSORS, Encoded, Part
 from wdsprep.encoding.models.encoder import LatentEncoder
 from wdsprep.encoding.models.find_model import find_model
-from wdsprep.encoding.models.group_norm import JoinedNorm
 from wdsprep.encoding.models.vae import Moments
 from wdsprep.encoding.recipe_options import Recipe
 
@@ -85,7 +84,6 @@ def test_images_are_encoded_on_the_gpu(name: str, family: Family) -> None:
             assert isinstance(moments, Moments)
             assert_on_the_gpu(networks, exact=exact)
             assert_is_for_a_gpu(moments)
-            assert_has_kernel(moments, exact=exact)
             before |= networks
 
 
@@ -94,16 +92,6 @@ def assert_on_the_gpu(networks: set[nn.Module], *, exact: bool) -> None:
         assert all(weight.device == CUDA for weight in network.parameters())
         dtypes = {weight.dtype for weight in network.parameters()}
         assert dtypes <= ({torch.float32} if exact else {*HALVES})
-
-
-def assert_has_kernel(network: Moments, *, exact: bool) -> None:
-    """All group norms are computed by the kernel, with the SiLU after them, but not in fp32."""
-    joined = [each for each in network.modules() if isinstance(each, JoinedNorm)]
-    kernels = {None} if exact else {norm_in_channels_last}
-    assert {norm.kernel for norm in joined} <= kernels
-    norms = [each for each in network.modules() if isinstance(each, nn.GroupNorm)]
-    assert len(joined) == len(norms)
-    assert not (norms and any(isinstance(each, nn.SiLU) for each in network.modules()))
 
 
 def assert_is_for_a_gpu(network: Moments) -> None:

@@ -261,25 +261,16 @@ def gpus_of(receipt: Any) -> list[str]:
     return [name for name in receipt.counts if name.startswith("gpu:")]
 
 
-class Fused(Means):
-    """Has the kernel of group norms."""
-
-    has_fused_norms = True
-
-
-@pytest.mark.parametrize(
-    ("encoder", "size", "norms"),
-    [(Means(), 8, ""), (Small(), 2, ""), (Fused(), 8, ", fused group norms")],
-)
+@pytest.mark.parametrize(("encoder", "size"), [(Means(), 8), (Small(), 2)])
 @pytest.mark.usefixtures("card")
 def test_a_receipt_says_on_which_gpu_and_how_its_shard_was_made(
-    images: Path, tmp_path: Path, encoder: Means, size: int, norms: str
+    images: Path, tmp_path: Path, encoder: Means, size: int
 ) -> None:
     call = worker(images, tmp_path / "out", OnGpu(encoder))
     shard = find_image_shards(str(images), 64).shards[0]
     (receipt,) = returned(call(alone(shard))).values()
     call.close()
-    made_on = f"gpu:NVIDIA A10G, batches of {size} images and 8 captions{norms}"
+    made_on = f"gpu:NVIDIA A10G, batches of {size} images and 8 captions"
     assert {name: receipt.counts[name] for name in gpus_of(receipt)} == {made_on: 1}
 
 

@@ -141,7 +141,7 @@ def test_what_is_for_a_gpu_is_tried_without_one_and_makes_only_what_is_wanted(
     )
     assert none.returncode == 2
     assert none.stderr.endswith(
-        "gpu-sd2-32, gpu-sdxl-64, gpu-flux-64, gpu-layouts, gpu-compile, gpu-norms, gpu-batches, "
+        "gpu-sd2-32, gpu-sdxl-64, gpu-flux-64, gpu-layouts, gpu-compile, gpu-batches, "
         "gpu-video, gpu-dc, gpu-checks, gpu-memory, gpu-workers\n"
     )
 

@@ -72,8 +72,6 @@ def texts(folder: Path) -> Iterator[str]:
 
 
 IMPORTED, GIVEN = named("dependencies")
-OF_TORCH = {"triton"}
-"""What comes with torch where that is built for CUDA, and is done without elsewhere."""
 EXTRAS = set(re.findall(r'\n(?:language|tensorboard|wandb) = \["([\w-]+)>', PYPROJECT))
 """What is imported where somebody has asked for it."""
 
@@ -88,7 +86,7 @@ def test_the_lists_are_read_whole() -> None:
 
 
 def test_the_package_imports_what_is_named_so_and_nothing_else() -> None:
-    assert {each.name for each in IMPORTED} == of_package() - EXTRAS - OF_TORCH
+    assert {each.name for each in IMPORTED} == of_package() - EXTRAS
     assert of_package() >= EXTRAS
 
 
@@ -106,4 +104,4 @@ def test_tests_import_what_is_named() -> None:
     dev = {each.name for group in named("dev") for each in group}
     both = {each.name for each in (*IMPORTED, *GIVEN)} | dev | EXTRAS
     own = ("wdsprep", "tests", "tools", "train_example", "megatron", "streaming", "webshart")
-    assert distributions(texts(ROOT / "tests"), own=own) <= both | OF_TORCH
+    assert distributions(texts(ROOT / "tests"), own=own) <= both

@@ -60,7 +60,7 @@ class Plain:
 
     itemsize = 4
     is_compiled = False
-    is_split = groups_texts = has_fused_norms = False
+    is_split = groups_texts = False
     text_batch_size = 0
 
     def __init__(self, making: Making, model: Model, recipe: Recipe, device: torch.device) -> None:

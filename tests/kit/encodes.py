@@ -242,7 +242,7 @@ class Means:
     itemsize = 4
     is_compiled = False
     has_text = True
-    is_split = groups_texts = has_fused_norms = False
+    is_split = groups_texts = False
     text_batch_size = 0
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map
 
 from wdsprep.encoding import recipe_defaults
-from wdsprep.encoding.models import gpu_memory, group_norm
+from wdsprep.encoding.models import gpu_memory
 from wdsprep.encoding.models.base import InTwoPrecisions
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.find_model import Model
@@ -175,7 +175,6 @@ class FakeCuda:
         self._patch.setattr(recipe_defaults, "has_bf16", lambda: True)
         self._patch.setattr(gpu_memory, "free_nbytes", lambda _device: self.free)
         self._patch.setattr(torch.cuda, "empty_cache", lambda: None)
-        self._patch.setattr(group_norm, "find_kernel", lambda _norms, _side: norm_in_channels_last)
         return self
 
     def __exit__(
@@ -213,14 +212,6 @@ class FakeCuda:
         own = tensor.detach()
         with self._fake:
             return self._fake.from_tensor(own).to(CUDA)
-
-
-def norm_in_channels_last(
-    images: Tensor, weight: Tensor, bias: Tensor, groups: int, epsilon: float, *, silu: bool
-) -> Tensor:
-    """Stands for the kernel of group norms."""
-    made = group_norm.compute_by_torch(images, weight, bias, groups, epsilon, silu=silu)
-    return made.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
 def _is_alike(one: Tensor, other: Tensor) -> bool:

@@ -298,7 +298,7 @@ class FreeEncoder:
     def __init__(self, resolution: int, *, has_images: bool = True) -> None:
         side = resolution // 8
         self.resolution, self.device, self.itemsize = resolution, torch.device("cpu"), 2
-        self.is_compiled = self.is_split = self.groups_texts = self.has_fused_norms = False
+        self.is_compiled = self.is_split = self.groups_texts = False
         self.has_text, self.text_batch_size = True, 0
         latent = Field(name="latent.npy", dtype="<f2", shape=(4, side, side))
         emb = Field(name="emb.npy", dtype="<f2", shape=(77, 1024))

@@ -3,7 +3,7 @@
 `encode` with SD2, SDXL and Flux, in their real shapes with random weights in bfloat16, beside a
 loop of the pipeline's own `encode_prompt` and VAE on pixels that are ready. The loop has the batch
 and the layout of memory of `encode`, and asks for a batch before it has taken the one before. Then
-the VAEs alone: layouts of memory, `--compile`, group norms, batch sizes, one of videos and a DC.
+the VAEs alone: layouts of memory, `--compile`, batch sizes, one of videos and a DC.
 Then what is to be equal or close: noise, half precisions, one run and the next; and memory that
 does not suffice, and two workers on one GPU. All takes some 8 minutes on one H100, with neither
 network nor Ray. `--small` tries all of it anywhere, with tiny networks: its figures say nothing of
@@ -197,13 +197,11 @@ def _alone(made: Inputs) -> Iterator[Group]:
         command = call(models.vae_loop, who, made.path(model), at, size, seconds)
         return Rival(name=who, command=command, role=role)
 
-    us, compiled, contiguous, fused, unfused, theirs = models.WHO
+    us, compiled, contiguous, theirs = models.WHO
     both = [rival(us, "sd2", side, batch, Role.OURS), rival(contiguous, "sd2", side, batch)]
     yield group("layouts", f"the VAE of SD2 at {side}, batch {batch}", "sd2", batch, both)
     both = [rival(us, "sd2", side, batch, Role.OURS), rival(compiled, "sd2", side, batch)]
     yield group("compile", f"the VAE of SD2 at {side}, compiled", "sd2", batch, both)
-    both = [rival(fused, "sd2", side, batch, Role.OURS), rival(unfused, "sd2", side, batch)]
-    yield group("norms", f"group norms in the VAE of SD2 at {side}", "sd2", batch, both)
     sweep = call(models.sweep, made.path("sd2"), side, list(made.sizes.batches), seconds / 2)
     one = [Rival(name="wdsprep's network", command=sweep, role=Role.OURS)]
     yield group("batches", f"the VAE of SD2 at {side}, by batch", "sd2", 0, one)

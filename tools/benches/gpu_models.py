@@ -20,12 +20,10 @@ if TYPE_CHECKING:
     from wdsprep.encoding.models.find_model import Model
     from wdsprep.encoding.recipe_options import Recipe
 
-US, COMPILED, CONTIGUOUS, FUSED, UNFUSED, THEIRS = WHO = (
+US, COMPILED, CONTIGUOUS, THEIRS = WHO = (
     "wdsprep's network",
     "wdsprep's network, --compile",
     "wdsprep's network, contiguous",
-    "wdsprep's network, fused group norms",
-    "wdsprep's network, torch's group norms",
     "diffusers, vae.encode",
 )
 CAPTIONS = ("a cat", "a dog that sleeps on a red sofa", "", "one, two, three " * 40)
@@ -116,10 +114,6 @@ def _loop(who: str, model: str, side: int) -> Callable[[int], Callable[[], "list
 
     encoder = _encoder(model, side, text="none", compile=who == COMPILED)
     network = encoder._moments.get(exact=False)
-    if who == FUSED:
-        note(f"the trial of a worker chooses {FUSED if encoder.has_fused_norms else UNFUSED}")
-    if who in (FUSED, UNFUSED, CONTIGUOUS):
-        _set_norms(network, is_fused=who == FUSED)
     if who == CONTIGUOUS:
         network.layout = torch.contiguous_format
         network.to(memory_format=torch.contiguous_format)
@@ -133,15 +127,6 @@ def _loop(who: str, model: str, side: int) -> Callable[[int], Callable[[], "list
         return lambda: list(encoder.encode_images(pixels, noise).arrays.values())
 
     return make_run
-
-
-def _set_norms(network: "torch.nn.Module", *, is_fused: bool) -> None:
-    """Let the kernel or torch compute group norms, whatever was chosen; a CPU has torch alone."""
-    from wdsprep.encoding.models.group_norm import JoinedNorm, load_kernel
-
-    for norm in network.modules():
-        if isinstance(norm, JoinedNorm):
-            norm.kernel = load_kernel() if is_fused else None
 
 
 def _their_vae(model: str, dtype: "torch.dtype") -> "Callable[[torch.Tensor], torch.Tensor]":

@@ -382,17 +382,12 @@ GPU = "gpu:"
 """The start of the name of a count that says on which GPU shards were made."""
 
 
-FUSED_NORMS = "fused group norms"
-
-
-def gpu_count(device: str, *, images: int, captions: int, fused_norms: bool) -> str:
+def gpu_count(device: str, *, images: int, captions: int) -> str:
     """Return the name of the count for shards made on a GPU, in batches of these sizes.
 
-    A size is 0 if nothing of the kind was encoded. `fused_norms` says that group norms of images
-    were computed by a kernel of wdsprep.
+    A size is 0 if nothing of the kind was encoded.
     """
     sizes = [plural(images, "image")] if images else []
     sizes += [plural(captions, "caption")] if captions else []
     name = shortened(shown(one_line(device))).replace("<", "")  # which marks the edge of a bin
-    by = f", {FUSED_NORMS}" if images and fused_norms else ""
-    return f"{GPU}{name}, batches of {' and '.join(sizes)}{by}"
+    return f"{GPU}{name}, batches of {' and '.join(sizes)}"

@@ -301,8 +301,8 @@ class Gpu:
 
 # They count group norms that turn channels_last to and fro, and divisions by one: 0.6 of the 2.0 GB
 # that an image at 256 moves then. The divisions are left out now. With group norms of torch 2.15,
-# 1.4 GB remain, and with those of `group_norm_kernel` 1.1 GB. So a GPU may be a quarter or more
-# faster, which none has measured. An H100 may do 700 to 900.
+# 1.4 GB remain. So a GPU may be a quarter or more faster, which none has measured. An H100 may do
+# 700 to 900.
 GPUS = {
     "A10G": Gpu(
         at_256=93, at_512=25, price=1.006, price_of="g5.xlarge on demand, us-east-1, June 2026"

@@ -177,7 +177,7 @@ class EncodeWorker:
             raise BrokenWorkerError(str(error)) from error
 
     def _note_gpu(self, output: LatentShard, part: Part) -> None:
-        """Note the GPU, its batches and its norms in the counts of a shard: they decide its bytes.
+        """Note the GPU and its batches in the counts of a shard: they decide its bytes.
 
         Nothing is noted for a CPU, since all CPUs make the same bytes.
         """
@@ -186,12 +186,7 @@ class EncodeWorker:
             return
         images = stats.batch_size if Part.IMAGE in part else 0
         captions = stats.text_size if Part.TEXT in part else 0
-        made_on = gpu_count(
-            device_name(device),
-            images=images,
-            captions=captions,
-            fused_norms=self._encoder.has_fused_norms,
-        )
+        made_on = gpu_count(device_name(device), images=images, captions=captions)
         output.counts[made_on] = 1
 
     def _encode(self, making: Mapping[int, ShardInProgress], content: Content) -> Iterator[None]:

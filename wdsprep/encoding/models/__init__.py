@@ -9,6 +9,6 @@ are those with a name. None of these imports torch.
 a `dry_run` without networks counts the tokens of captions (`caption_tokens`), and what tokenizers
 made there is used again (`tokenizer_calls`). `families` has what no signature tells. `device` keeps
 one device busy, with batches of a size that fits (`batch_size`); `gpu_memory` says whether both
-kinds of network fit together. `division_by_one` and `group_norm` make a VAE faster without another
-result, the latter on a GPU by `group_norm_kernel`. `decoder` turns latents back into pictures.
+kinds of network fit together. `division_by_one` makes a VAE faster without another
+result. `decoder` turns latents back into pictures.
 """

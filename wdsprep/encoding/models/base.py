@@ -133,10 +133,6 @@ class Encoder(Protocol):
     is_split: bool
     """whether the device holds what encodes images or captions, but never both"""
 
-    @property
-    def has_fused_norms(self) -> bool:
-        """Return whether a kernel of wdsprep computes group norms, and not torch."""
-
     def bring(self, part: "Part") -> None:
         """Make the device ready to encode a part of samples.
 

@@ -36,7 +36,6 @@ from wdsprep.encoding.models.division_by_one import leave_out_divisions
 from wdsprep.encoding.models.dry_run import token_source
 from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.models.gpu_memory import dtype_of_vae, is_split
-from wdsprep.encoding.models.group_norm import NormChoice, join_norms
 from wdsprep.encoding.models.load_networks import load_vae, silence_libraries
 from wdsprep.encoding.models.pipeline_text import PipelineText
 from wdsprep.encoding.models.precision import whole_fp32
@@ -66,11 +65,10 @@ class LatentEncoder:
         dtype = dtype_of_vae(model, recipe.dtype)
         self.itemsize = DTYPES[dtype].itemsize
         shapes = len({*recipe.sizes, (recipe.resolution, recipe.resolution)})
-        self._norms = NormChoice(recipe.resolution)
         self._moments: InTwoPrecisions[Any] = InTwoPrecisions(
             lambda wanted: _load_moments(model, DTYPES[wanted], device, is_compiled=recipe.compile),
             dtype,
-            partial(CompiledNetwork, shapes=shapes) if recipe.compile else self._norms,
+            partial(CompiledNetwork, shapes=shapes) if recipe.compile else None,
         )
         self.is_split = is_split(model, recipe, device, self.itemsize)
         self._text = _load_text_encoder(model, recipe, device) if self.has_text else None
@@ -81,10 +79,6 @@ class LatentEncoder:
         for network in (of_images, of_text):
             if network is not None and not self.is_split:
                 network.get()
-
-    @property
-    def has_fused_norms(self) -> bool:
-        return self._norms.is_fused
 
     def bring(self, part: Part) -> None:
         text = self._text.network if self._text else None
@@ -181,25 +175,23 @@ def _load_moments(
 ) -> Moments:
     """Load the encoder of a VAE onto a device.
 
-    Divisions by one are left out, and on a GPU group norms are joined with SiLU. A network that is
-    going to be compiled stays as it is, since torch.compile makes such changes by itself. Raise
-    WorkError if the output does not have the shape that the config says.
+    Divisions by one are left out, except of a network that is going to be compiled: torch.compile
+    makes such changes by itself. Raise WorkError if the output does not have the shape that the
+    config says.
     """
     # On a CPU channels_last is a little faster, but over 1e-5 away from what diffusers computes. On
-    # CUDA torch 2.15 keeps it in group norms too. Counted from shapes, an image at 256 moves 1.1 GB
-    # through SD2's VAE in half precision with the kernel of group norms, and 1.4 GB with those of
-    # torch. Older ones turn 0.48 GB more to and fro, and cuDNN up to 0.64 GB where all is
-    # contiguous. No GPU has measured this: on one, `tools/bench gpu` does.
+    # CUDA torch 2.15 keeps it in group norms too. Counted from shapes, an image at 256 then moves
+    # 1.4 GB through SD2's VAE in half precision. Older ones turn 0.48 GB more to and fro, and cuDNN
+    # up to 0.64 GB where all is contiguous. A kernel for norms together with the SiLU after them
+    # would save 0.3 GB more, by that count a tenth of the time at best. No GPU has measured this:
+    # on one, `tools/bench gpu` does.
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     moments = Moments(load_vae(model, dtype), layout).eval().requires_grad_(False)
     side = 2 * model.factor
-    image = torch.zeros((1, 3, side, side), dtype=torch.uint8)
     with torch.inference_mode():
-        _check_shape(model, moments(image))
-        if not is_compiled:
-            leave_out_divisions(moments)
-            if device.type == "cuda":
-                join_norms(moments, image)
+        _check_shape(model, moments(torch.zeros((1, 3, side, side), dtype=torch.uint8)))
+    if not is_compiled:
+        leave_out_divisions(moments)
     return moments.to(memory_format=moments.layout).to(device)
 
 
