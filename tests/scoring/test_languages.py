@@ -9,6 +9,7 @@ from tests.kit.packs import jpeg, pack, write_files
 from tests.kit.scores import columns_in, score_here
 from wdsprep.errors import UsageError
 from wdsprep.scoring.languages import RepeatedCaptions, share_of_letters
+from wdsprep.scoring.score import example_condition
 
 CAPTIONS = (
     "a dog on a beach",
@@ -45,7 +46,8 @@ def test_languages_are_told_without_a_look_at_images(tmp_path: Path) -> None:
     for number, caption in enumerate(CAPTIONS):
         files |= {f"{number}.jpg": jpeg(number, (64, 64)), f"{number}.txt": caption}
     images = pack(write_files(tmp_path / "in", files), tmp_path / "images", "--buckets", "64")
-    score_here(images, tmp_path / "scores", language=True)
+    outcome = score_here(images, tmp_path / "scores", language=True)
+    assert example_condition(str(tmp_path / "scores"), outcome.manifest) == 'language == "en"'
     found = list(columns_in(tmp_path / "scores").values())
     assert [each["language"] for each in found] == ["en", "de", "fr", "en", "und"]
     assert [each["caption_repeats"] for each in found] == [2, 1, 1, 2, 1]

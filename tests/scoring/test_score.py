@@ -2,21 +2,24 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 import wdsprep
-from tests.kit.encodes import packed, pictures
+from tests.kit.encodes import Here, packed, pictures
 from tests.kit.packs import SCRIPT, tree, upload, write_files
 from tests.kit.scores import arrays_in, columns_in, members, pictures_in, score_here
 from tests.kit.scoring_models import KINDS, LABELS, alone, small
+from wdsprep.cli import main
 from wdsprep.cli.demo.drawings import draw
 from wdsprep.cli.demo.pictures import KINDS as PICTURES
 from wdsprep.cli.demo.pictures import SUFFIXES
@@ -211,21 +214,29 @@ def test_embeddings_are_kept_in_half_precision_if_asked(
         assert np.abs(half - full[key]).max() < 1e-3
 
 
-def test_the_command_says_what_it_gives_and_what_to_do_next(
+def test_the_command_says_what_it_gives_and_a_condition_that_half_of_the_samples_meet(
     images: Path, models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from unittest.mock import patch
-
-    from tests.kit.encodes import Here
-    from wdsprep.cli import main
-
+    words = [
+        *scored(tmp_path / "s", images, models, "--head", f"aesthetic={models}/head.safetensors")[
+            1:
+        ]
+    ]
+    words[words.index("local")] = "auto"
     with patch("wdsprep.scoring.score.runner_of", lambda *_args, **_options: Here()):
-        assert main(scored(tmp_path / "s", images, models, "--json")[1:]) == 0
-    out, err = capsys.readouterr()
-    said = json.loads(out)
-    assert said["columns"] == {"similarity": "number"}
-    assert said["samples"] == 15
+        assert main(words) == 0
+        out, err = capsys.readouterr()
+        assert main([*words, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["columns"], said["samples"]) == (
+        {"similarity": "number", "aesthetic": "number"},
+        15,
+    )
+    assert err.startswith("scoring with local processes: the CPU alone here")
     assert "CLIPImageProcessor (fast)" in err
+    following = shlex.split(out.splitlines()[-1].removeprefix("next: wdsprep "))
+    assert main([word.replace("OUT", str(tmp_path / "good")) for word in following]) == 0
+    assert 4 <= len(pictures_in(tmp_path / "good")) <= 11
 
 
 def test_without_a_model_or_language_there_is_nothing_to_do(images: Path, tmp_path: Path) -> None:

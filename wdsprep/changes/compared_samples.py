@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from wdsprep.changes.image_hashes import ImagesLooked
 from wdsprep.changes.joined_columns import match_places, select_samples
+from wdsprep.dataset.random_numbers import Ints
 from wdsprep.errors import UsageError
 from wdsprep.loading.table_keys import LACKING
 from wdsprep.loading.tables import KeyedTable
@@ -34,16 +35,22 @@ class ComparedSamples:
     tables: tuple[KeyedTable, ...] = ()
 
     @cached_property
-    def values(self) -> NDArray[np.float64] | None:
-        """Return each sample's value in the column `keep`, or None if no column was asked for.
+    def ranks(self) -> NDArray[np.int64] | None:
+        """Return each sample's rank by the column `keep`, or None if no column was asked for.
 
-        A sample without a value has -inf.
+        Equal values have equal ranks, a higher value a higher rank, and no value has rank 0.
         """
         if not self.keep:
             return None
-        each = zip(self.images, self.tables, strict=True)
-        found = (values for one, table in each for values in _read_values(one, table, self.keep))
-        return np.concatenate([*found])
+        pairs = zip(self.images, self.tables, strict=True)
+        rows = [(table, places) for one, table in pairs for places in _find_rows(one, table)]
+        has_value = np.concatenate([places != LACKING for _, places in rows])
+        values = [table.column(self.keep)[places[places != LACKING]] for table, places in rows]
+        if len({each.dtype for each in values}) > 1:  # Python compares them without rounding
+            values = [each.astype(object) for each in values]
+        ranks = np.zeros(len(has_value), np.int64)
+        ranks[has_value] = np.unique(np.concatenate(values), return_inverse=True)[1] + 1
+        return ranks
 
 
 def find_compared(
@@ -57,19 +64,17 @@ def find_compared(
     if not (where or keep):
         return ComparedSamples()
     places = match_places([(one.place, one.manifest) for one in images], join)
-    each = [
-        (one, select_samples(one.place, own, where))
-        for one, own in zip(images, places, strict=True)
-    ]
-    tables = [_find_table(keep, one.shown, subset) for one, subset in each if keep]
-    masks = [
-        mask for one, subset in each if where and subset for mask in _mark_compared(one, subset)
-    ]
+    pairs = [*zip(images, places, strict=True)]
+    tables = tuple(_find_table(keep, one, own) for one, own in pairs if keep)
+    masks: list[NDArray[np.bool_]] = []
+    for one, own in pairs if where else ():
+        if subset := select_samples(one.place, own, where):
+            masks += _mark_compared(one, subset)
     return ComparedSamples(
         images=images,
         is_compared=np.concatenate(masks) if where else None,
         keep=keep,
-        tables=tuple(tables),
+        tables=tables,
     )
 
 
@@ -84,28 +89,21 @@ def _mark_compared(images: ImagesLooked, subset: Subset) -> Iterator[NDArray[np.
         yield mask
 
 
-def _find_table(column: str, shown: str, subset: Subset | None) -> KeyedTable:
+def _find_table(column: str, images: ImagesLooked, places: Sequence[str]) -> KeyedTable:
+    """Return the one of the joined tables that has a column, with no other column."""
+    subset = select_samples(images.place, places, "", columns=[column])
     tables = subset.tables if subset else ()
     found = next((table for table in tables if column in table.columns), None)
     if found is None:
-        there = examples([name for table in tables for name in table.columns]) or "none"
+        there = examples([name for table in tables for name in table.offered]) or "none"
         raise UsageError(
-            f"--join has no column of numbers {column} for {shown}, only {there}: give --keep one "
-            "of these, or --join another place"
+            f"--join has no column of numbers {column} for {images.shown}, only {there}: give "
+            "--keep one of these, or --join another place"
         )
     return found
 
 
-def _read_values(
-    images: ImagesLooked, table: KeyedTable, column: str
-) -> Iterator[NDArray[np.float64]]:
-    """Yield for each shard the values that its samples have in a column of the table.
-
-    Samples that are not in the table have -inf.
-    """
-    numbers = table.column(column)
+def _find_rows(images: ImagesLooked, table: KeyedTable) -> Iterator[Ints]:
+    """Yield for each shard the rows that its samples have in the table."""
     for keys in images.each("key"):
-        places = table.find_rows(keys["key"].to_pylist())
-        found = numbers[places].astype(np.float64)
-        found[places == LACKING] = -np.inf
-        yield found
+        yield table.find_rows(keys["key"].to_pylist())

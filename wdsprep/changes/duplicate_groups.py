@@ -146,8 +146,8 @@ class CopySearch:
 
     def _sort_keys(self, rows: Rows | slice = slice(None)) -> tuple[NDArray[Any], ...]:
         """Return keys for `lexsort` that put the row to be kept first; the last key weighs most."""
-        pixels, values = self._pixels[rows], self._compared.values
-        return (~pixels,) if values is None else (~pixels, -values[rows])
+        pixels, ranks = self._pixels[rows], self._compared.ranks
+        return (~pixels,) if ranks is None else (~pixels, -ranks[rows])
 
     def _find_same_bytes(self, rows: Rows, content: Rows) -> tuple[Rows, Rows]:
         """Return those of `rows` with the same bytes as a better one, and for each the best one.

@@ -77,10 +77,10 @@ def match_places(
 
 def _digest(places: Sequence[Sequence[str]], condition: str) -> str:
     """Return a digest of the content of joined columns, or "" if nothing is joined."""
-    texts = [str(name[0]) for name in Where(condition).names if len(name) == 1]
+    names = [str(name[0]) for name in Where(condition).names if len(name) == 1]
     each = dict.fromkeys(place for own in places for place in own)
     contents = [
-        open_keyed_table(place, None, texts).digest
+        open_keyed_table(place, None, named=names, for_batches=False).digest
         if is_table(place)
         else open_origin(place).content
         for place in each
@@ -98,10 +98,13 @@ def subsets_of(origins: Sequence[Origin], columns: JoinedColumns, condition: str
     return [subset for subset in found if subset is not None]
 
 
-def select_samples(url: str, places: Sequence[str], condition: str) -> Subset | None:
+def select_samples(
+    url: str, places: Sequence[str], condition: str, *, columns: Sequence[str] = ()
+) -> Subset | None:
     """Return the samples of a dataset that meet a condition on its columns and joined ones.
 
-    Return None if there is no condition and no place to join.
+    The joined tables have the columns that the condition names, and `columns`. Return None if there
+    is no condition and no place to join.
     """
     stream = Stream(url, where=condition, join=places)
-    return find_subset(join_datasets(open_stream(stream))[0], None, None)
+    return find_subset(join_datasets(open_stream(stream))[0], None, None, columns=columns)

@@ -10,7 +10,7 @@ from wdsprep.dataset.buckets import bucket_of
 from wdsprep.dataset.npy_arrays import Field, fields_of, is_finite, is_imported, is_of_text
 from wdsprep.dataset.receipts import Receipt, Settings, Shard
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.dataset.score_columns import NUMBER, TEXT, WHOLE, columns_of, is_scored
+from wdsprep.dataset.score_columns import columns_of, is_of_kind, is_scored
 from wdsprep.dataset.shapes import (
     cut_size,
     fields_by_shape,
@@ -41,7 +41,6 @@ LATENT_FACTS: dict[str, type] = {
     "crop": list,
 }
 
-KINDS_OF_COLUMNS = {TEXT: (str,), WHOLE: (int,), NUMBER: (int, float)}
 
 View = Callable[[int, int], memoryview]
 
@@ -144,9 +143,7 @@ class ScoreRules(LatentRules):
 
     def check_facts(self, facts: Mapping[str, Any]) -> str:
         for name, holds in self._columns.items():
-            value = facts.get(name)
-            kinds = KINDS_OF_COLUMNS[holds]
-            if not isinstance(value, kinds) or isinstance(value, bool):
+            if not is_of_kind(facts.get(name), holds):
                 return f"{name} is not a value of kind {holds} in json"
         return super().check_facts(facts)
 

@@ -10,6 +10,7 @@ from typing import Any
 SCORES = "scores"
 NUMBER, WHOLE, TEXT = "number", "whole", "text"
 """The kinds of values that a column may hold: real numbers, whole ones or texts."""
+_TYPES: Mapping[str, tuple[type, ...]] = {TEXT: (str,), WHOLE: (int,), NUMBER: (int, float)}
 SCORER = "wdsprep score"
 
 
@@ -30,3 +31,10 @@ def columns_of(settings: Mapping[str, Any]) -> dict[str, str]:
     """
     found = settings.get(SCORES, {}).get("columns", {})
     return dict(found) if isinstance(found, Mapping) else {}
+
+
+def is_of_kind(value: Any, kind: str) -> bool:
+    """Return whether a value is one that a column of this kind may hold."""
+    if isinstance(value, bool) or not isinstance(value, _TYPES[kind]):
+        return False
+    return not isinstance(value, int) or abs(value) < 1 << 63

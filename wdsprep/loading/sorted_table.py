@@ -6,7 +6,7 @@ after another, so their parts wait on a disk, in TMPDIR, until all have come.
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from wdsprep.dataset.kept_file import KeptWriter
-from wdsprep.loading.table_keys import DIGITS, KEY, parse_digits
-from wdsprep.loading.table_rows import Columns, TableRows, open_rows
+from wdsprep.loading.table_keys import DIGITS, KEY, WantedColumns, parse_digits
+from wdsprep.loading.table_rows import TableRows, open_rows
 from wdsprep.sources.sorted_rows import SORTED_THERE, sorted_rows
 from wdsprep.sources.tables.files import Table
 from wdsprep.store.spool import Place, Spool
@@ -31,10 +31,10 @@ _log = logging.getLogger("wdsprep")
 
 
 def sort_table(
-    place: str, table: Table, texts: Sequence[str], writer: KeptWriter, path: Path
+    place: str, table: Table, wanted: WantedColumns, writer: KeptWriter, path: Path
 ) -> None:
-    """Write the first row of each key, sorted by key, with the columns of texts in `texts`."""
-    sort_rows(open_rows(place, table, texts), writer, path)
+    """Write the first row of each key, sorted by key, with the wanted columns."""
+    sort_rows(open_rows(place, table, wanted), writer, path)
 
 
 def sort_rows(rows: TableRows, writer: KeptWriter, path: Path) -> None:
@@ -74,8 +74,11 @@ class _SortedColumns:
 
     def add(self, batch: pa.RecordBatch) -> None:
         keys = batch.column(KEY)
-        numbers, texts = self._rows.values(batch)
-        wanted = self._find_first(keys, numbers)
+        numbers, texts, has_numbers = self._rows.values(batch)
+        for values in numbers.values():
+            if values.dtype.kind == "f":
+                has_numbers = has_numbers & ~np.isnan(values)
+        wanted = self._find_first(keys, has_numbers)
         chosen = pa.array(wanted)
         named = _pad_keys(keys.filter(chosen), self._rows.width)
         if not len(named):
@@ -90,16 +93,13 @@ class _SortedColumns:
             self._put(f"ends {name}", pc.binary_length(lines).to_numpy(zero_copy_only=False))
             self._put(f"texts {name}", np.frombuffer(_data(lines), np.uint8))
 
-    def _find_first(self, keys: pa.Array, numbers: Columns) -> NDArray[np.bool_]:
+    def _find_first(self, keys: pa.Array, has_numbers: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return a mask of the rows that have all numbers and a new key.
 
         A key is new if no earlier row that has all numbers has it.
         """
-        good = np.ones(len(keys), np.bool_)
-        for values in numbers.values():
-            if values.dtype.kind == "f":
-                good &= ~np.isnan(values)
-        places = np.flatnonzero(good)
+        is_first_row: NDArray[np.bool_] = has_numbers.copy()
+        places = np.flatnonzero(has_numbers)
         self.good += len(places)
         if len(places):
             own = keys if len(places) == len(keys) else keys.take(pa.array(places))
@@ -107,8 +107,8 @@ class _SortedColumns:
             is_first[0] = own[0].as_py() != self._last
             is_first[1:] = pc.not_equal(own[1:], own[:-1]).to_numpy(zero_copy_only=False)
             self._last = own[-1].as_py()
-            good[places[~is_first]] = False
-        return good
+            is_first_row[places[~is_first]] = False
+        return is_first_row
 
     def _note_digits(self, keys: NDArray[Any]) -> None:
         if self._digits is None:
@@ -151,6 +151,7 @@ class _SortedColumns:
         writer.facts |= {
             "columns": dict(rows.columns),
             "digest": digest.hexdigest(),
+            "offered": sorted(rows.offered),
             "rows": self.count,
             "texts": sorted(rows.texts),
             "width": width,

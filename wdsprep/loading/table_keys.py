@@ -1,6 +1,8 @@
-"""Convert the keys of joined tables to how they are stored and searched."""
+"""Convert the keys of joined tables to how they are stored and searched, and choose columns."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 
@@ -10,6 +12,26 @@ KEY = "key"
 """The name of the column of keys."""
 LACKING = -1
 DIGITS = 18  # the most digits that always fit in 64 bits
+
+
+@dataclass(frozen=True, slots=True)
+class WantedColumns:
+    """The columns of a table that are read: those that are `named`.
+
+    `for_batches` all other columns of numbers are read, too.
+    """
+
+    named: AbstractSet[str]
+    _: KW_ONLY
+    for_batches: bool
+
+    @property
+    def cache_key(self) -> tuple[str, ...]:
+        return f"all numbers: {self.for_batches}", *sorted(self.named)
+
+    def choose_numbers(self, columns: Mapping[str, str]) -> dict[str, str]:
+        """Return those of a table's columns of numbers that are read."""
+        return {n: dtype for n, dtype in columns.items() if self.for_batches or n in self.named}
 
 
 def encode_keys(texts: Sequence[str]) -> list[bytes]:

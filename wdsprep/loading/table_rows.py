@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from wdsprep.errors import UsageError
-from wdsprep.loading.table_keys import KEY, encode_keys
+from wdsprep.loading.table_keys import KEY, WantedColumns, encode_keys
 from wdsprep.sources.tables.files import Table
 from wdsprep.sources.tables.parquet import NUMBERS, ParquetTable, values_in
 from wdsprep.text import plural
@@ -36,23 +36,32 @@ Columns = dict[str, NDArray[Any]]
 class TableRows:
     """The rows of a table, which are read in batches.
 
-    Once all have been read, these are known: the `columns` of numbers with their dtypes, the
-    names of the columns of `texts`, the `count` of rows, and the bytes of the longest key.
+    Once all have been read, these are known: the `columns` of numbers that are wanted with their
+    dtypes, the names of all that are `offered`, the names of the columns of `texts`, the `count` of
+    rows, and the bytes of the longest key.
     """
 
     columns: Mapping[str, str]
+    offered: Collection[str]
     texts: Sequence[str]
 
-    def __init__(self, place: str) -> None:
-        self.place = place
+    def __init__(self, place: str, wanted: WantedColumns) -> None:
+        self.place, self.wanted = place, wanted
         self.count, self.width = 0, 1
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         raise NotImplementedError
 
-    def values(self, batch: pa.RecordBatch) -> tuple[Columns, dict[str, pa.Array]]:
-        """Return the numbers of a batch, with NaN for missing ones, and its texts."""
-        raise NotImplementedError
+    def values(
+        self, batch: pa.RecordBatch
+    ) -> tuple[Columns, dict[str, pa.Array], NDArray[np.bool_]]:
+        """Return the numbers of a batch, its texts, and which rows lack no number.
+
+        A missing number may also be NaN.
+        """
+        numbers = {n: batch.column(n).to_numpy(zero_copy_only=False) for n in self.columns}
+        texts = {name: batch.column(name) for name in self.texts}
+        return numbers, texts, np.ones(len(batch), np.bool_)
 
     def note_keys(self, keys: pa.Array) -> pa.Array:
         """Count keys and note the longest; return the keys as they are stored.
@@ -70,15 +79,15 @@ class TableRows:
         return keys
 
 
-def open_rows(place: str, table: Table, texts: Sequence[str]) -> TableRows:
+def open_rows(place: str, table: Table, wanted: WantedColumns) -> TableRows:
     if isinstance(table, ParquetTable):
-        return _ParquetRows(place, table, texts)
-    return _TextRows(place, table, texts)
+        return _ParquetRows(place, table, wanted)
+    return _TextRows(place, table, wanted)
 
 
 class _ParquetRows(TableRows):
-    def __init__(self, place: str, table: ParquetTable, texts: Sequence[str]) -> None:
-        super().__init__(place)
+    def __init__(self, place: str, table: ParquetTable, wanted: WantedColumns) -> None:
+        super().__init__(place, wanted)
         kinds = table.kinds()
         if kinds[KEY] != "text":
             raise UsageError(
@@ -86,25 +95,35 @@ class _ParquetRows(TableRows):
                 "as texts, as the shards have them, such as '000000000012'"
             )
         self._table = table
-        self.columns = {name: NUMBERS[kind] for name, kind in kinds.items() if kind in NUMBERS}
-        self.texts = [name for name in texts if kinds[name] == "text"]
+        self.offered = {name: NUMBERS[kind] for name, kind in kinds.items() if kind in NUMBERS}
+        if wanted.for_batches:  # tensors of unsigned numbers are of little use
+            self.offered = {n: dtype.replace("u", "i") for n, dtype in self.offered.items()}
+        self.columns = wanted.choose_numbers(self.offered)
+        self.texts = [name for name in sorted(wanted.named) if kinds[name] == "text"]
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         names = [KEY, *self.columns, *self.texts]
         for batch in self._table.batches(names, ROWS_AT_ONCE):
             keys = self.note_keys(_as_bytes(batch[KEY]))
             good = pc.not_equal(keys, b"").to_numpy(zero_copy_only=False)
-            numbers = [
-                pa.array(_convert_column(self.place, name, batch[name], dtype, good))
-                for name, dtype in self.columns.items()
-            ]
+            numbers = [pa.array(self._convert(name, batch[name], good)) for name in self.columns]
             arrays = [keys, *numbers, *(_as_bytes(batch[name]) for name in self.texts)]
             whole = pa.RecordBatch.from_arrays(arrays, names)
             yield whole if good.all() else whole.filter(pa.array(good))
 
-    def values(self, batch: pa.RecordBatch) -> tuple[Columns, dict[str, pa.Array]]:
-        numbers = {n: batch.column(n).to_numpy(zero_copy_only=False) for n in self.columns}
-        return numbers, {name: batch.column(name) for name in self.texts}
+    def _convert(self, name: str, column: Any, good: NDArray[np.bool_]) -> NDArray[Any]:
+        """Return the numbers of a column, and clear `good` for rows that have none."""
+        dtype = self.columns[name]
+        if column.null_count:
+            good &= ~column.is_null().to_numpy(zero_copy_only=False)
+            column = column.fill_null(False if dtype == "|b1" else 0)
+        numbers: NDArray[Any] = column.to_numpy(zero_copy_only=False)
+        if dtype == "<i8" and numbers.dtype == np.uint64 and (numbers >> 63).any():
+            raise UsageError(
+                f"the column {name} of {self.place} has numbers beyond 2^63, which batches cannot "
+                "hold: write them as texts, or leave the column out"
+            )
+        return numbers.astype(dtype)
 
 
 def _as_bytes(column: pa.Array) -> pa.Array:
@@ -119,27 +138,10 @@ def _as_bytes(column: pa.Array) -> pa.Array:
     return column.cast(pa.large_string()).fill_null("").cast(BYTES)
 
 
-def _convert_column(
-    place: str, name: str, column: Any, dtype: str, good: NDArray[np.bool_]
-) -> NDArray[Any]:
-    """Return a column in this dtype, and clear `good` for rows that have no value."""
-    if column.null_count:
-        good &= ~column.is_null().to_numpy(zero_copy_only=False)
-        column = column.fill_null(False if dtype == "|b1" else 0)
-    own = column.to_numpy(zero_copy_only=False)
-    if own.dtype == np.uint64 and (own > np.iinfo(np.int64).max).any():
-        raise UsageError(
-            f"the column {name} of {place} has numbers beyond 2^63, which batches cannot hold: "
-            "write them as texts, or leave the column out"
-        )
-    made: NDArray[Any] = own.astype(dtype)
-    return made
-
-
 class _TextRows(TableRows):
-    def __init__(self, place: str, table: Table, texts: Sequence[str]) -> None:
-        super().__init__(place)
-        self._table, self._wanted = table, texts
+    def __init__(self, place: str, table: Table, wanted: WantedColumns) -> None:
+        super().__init__(place, wanted)
+        self._table = table
         self._kinds: dict[str, _ColumnType] = {}
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -153,9 +155,10 @@ class _TextRows(TableRows):
         if unreadable:
             lines = plural(unreadable, "row")
             _log.warning("%s: left out %s that cannot be read", self.place, lines)
-        kinds = {name: kind.dtype(self.count) for name, kind in self._kinds.items()}
-        self.columns = {name: dtype for name, dtype in kinds.items() if dtype}
-        self.texts = [name for name, dtype in kinds.items() if not dtype and name in self._wanted]
+        kinds = {name: kind.dtype for name, kind in self._kinds.items()}
+        self.offered = {name: dtype for name, dtype in kinds.items() if dtype}
+        self.columns = self.wanted.choose_numbers(self.offered)
+        self.texts = [n for n, dtype in kinds.items() if not dtype and n in self.wanted.named]
 
     def _batch(self, rows: "list[dict[str, Any]]") -> pa.RecordBatch:
         keys = [row.get(KEY) or "" for row in rows]
@@ -166,17 +169,23 @@ class _TextRows(TableRows):
             values = [row.get(name) for row in rows]
             kind = self._kinds.setdefault(name, _ColumnType())
             kind.note([value for value in values if value is not None])
-            if kind.is_number or name in self._wanted:
+            if name in self.wanted.named or (self.wanted.for_batches and kind.is_number):
                 columns[name] = _cells(values)
         batch = pa.RecordBatch.from_pydict(columns)
         return batch.filter(pc.not_equal(named, b""))
 
-    def values(self, batch: pa.RecordBatch) -> tuple[Columns, dict[str, pa.Array]]:
-        numbers = {
-            name: _numbers_in(_column(batch, name), dtype, self._kinds[name].types)
-            for name, dtype in self.columns.items()
-        }
-        return numbers, {name: _column(batch, name).fill_null(b"") for name in self.texts}
+    def values(
+        self, batch: pa.RecordBatch
+    ) -> tuple[Columns, dict[str, pa.Array], NDArray[np.bool_]]:
+        numbers: Columns = {}
+        has_numbers = np.ones(len(batch), np.bool_)
+        for name, dtype in self.columns.items():
+            cells = _column(batch, name)
+            has_numbers &= cells.is_valid().to_numpy(zero_copy_only=False)
+            filled = cells.fill_null(b"False" if dtype == "|b1" else b"0")
+            numbers[name] = _numbers_in(filled, dtype, self._kinds[name].types)
+        texts = {name: _column(batch, name).fill_null(b"") for name in self.texts}
+        return numbers, texts, has_numbers
 
 
 def _cells(values: Sequence[Any]) -> pa.Array:
@@ -214,7 +223,7 @@ def _numbers_in(cells: pa.Array, dtype: str, types: Collection[type]) -> NDArray
         found = texts.cast(pa.from_numpy_dtype(dtype))
     except pa.ArrowInvalid:
         return _convert(texts.to_pylist(), dtype)
-    numbers: NDArray[Any] = found.to_numpy(zero_copy_only=False)  # NaN where there is none
+    numbers: NDArray[Any] = found.to_numpy(zero_copy_only=False)
     return numbers
 
 
@@ -225,13 +234,11 @@ class _ColumnType:
     Values are numbers and booleans, or cells of a CSV that read as numbers.
     """
 
-    filled: int = 0
     types: set[type] = field(default_factory=set)
     is_int: bool = True
     is_number: bool = True
 
     def note(self, values: Sequence[Any]) -> None:
-        self.filled += len(values)
         self.types |= {*map(type, values)}
         self.is_number = self.is_number and self.types <= SCALARS
         if not self.is_number:
@@ -241,11 +248,12 @@ class _ColumnType:
             values, "<f8"
         )  # what reads as the one does as both
 
-    def dtype(self, rows: int) -> str:
-        """Return the dtype of the column in a table of `rows` rows, or "" if it has no numbers."""
-        if not self.filled or not self.is_number:
+    @property
+    def dtype(self) -> str:
+        """The dtype of the column, or "" if it has no numbers."""
+        if not self.types or not self.is_number:
             return ""
-        if self.filled < rows or not self.is_int:
+        if not self.is_int:
             return "<f8"
         return "|b1" if self.types == {bool} else "<i8"
 
@@ -262,7 +270,7 @@ def _convert(values: Sequence[Any], dtype: str) -> NDArray[Any]:
     if dtype == "<i8":
         values = [int(value) for value in values]
     elif dtype == "<f8":
-        values = [np.nan if value is None else float(value) for value in values]
+        values = [float(value) for value in values]
     return np.array(values, dtype)
 
 

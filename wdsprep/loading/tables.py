@@ -3,7 +3,8 @@
 A table has a column `key` of texts, and columns of numbers, which become tensors of a batch: whole
 numbers int64, others float32, booleans bool. A condition (`where`) asks for columns by name; it may
 also ask for columns of texts, which batches do not have. A row counts as missing if its key or one
-of its numbers is missing, or is NaN. Of two rows with the same key the first holds.
+of its numbers is missing, or is NaN. Where no batches are served, only the named columns are read,
+so that what the others hold is of no weight. Of two rows with the same key the first holds.
 
 A table is read once, sorted by key in bounded memory (`sorted_table`), kept in a file and mapped
 (`kept_file`). Datasets of scores are such tables too; their columns stand in the json of their
@@ -23,7 +24,13 @@ from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.score_columns import columns_of
 from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.loading.shard_access.sample_cache import CacheDir, cache_folder
-from wdsprep.loading.table_keys import KEY, LACKING, encode_keys, keys_to_numbers
+from wdsprep.loading.table_keys import (
+    KEY,
+    LACKING,
+    WantedColumns,
+    encode_keys,
+    keys_to_numbers,
+)
 from wdsprep.sources.patterns import table_kind
 from wdsprep.sources.tables.files import open_table
 from wdsprep.store import split_url
@@ -37,12 +44,13 @@ if TYPE_CHECKING:
 class KeyedTable:
     """An open table that is sorted by key.
 
-    `columns` has the dtype of each column of numbers. `texts` lists the columns of texts that
-    were asked for.
+    `columns` has the dtype of each column of numbers that was read, and `offered` the names of all.
+    `texts` lists the columns of texts that were asked for.
     """
 
     url: str
     columns: Mapping[str, str]
+    offered: tuple[str, ...]
     texts: tuple[str, ...]
     digest: str
     _file: KeptFile
@@ -96,21 +104,24 @@ def is_table(place: str) -> bool:
     return table_kind(place) not in ("", "txt")
 
 
-def open_keyed_table(place: str, cache: CacheDir | None, texts: Sequence[str] = ()) -> KeyedTable:
+def open_keyed_table(
+    place: str, cache: CacheDir | None, *, named: Sequence[str] = (), for_batches: bool = True
+) -> KeyedTable:
     """Open a table as one sorted by key. The first time, sort it and keep the result.
 
-    `texts` are names that may be columns of texts.
+    It has the columns of texts that are `named`, and `for_batches` all columns of numbers, else
+    only those that are named.
     """
     store, name = split_url(place)
     entry = next((each for each in store.list(name) if each.name == name), None)
     if entry is None:
         raise NotFoundError(f"{place} does not exist: give the path or URL of a table")
     table = open_table(store.url, name)
-    named = table.columns()
-    if KEY not in named:
-        raise UsageError(f"{place} has no column {KEY} (it has {examples(named)}): add one")
-    wanted = tuple(sorted({*texts} & {*named} - {KEY}))
-    what = "table", f"{store.url}/{name}", entry.stamp, str(entry.nbytes), *wanted
+    there = table.columns()
+    if KEY not in there:
+        raise UsageError(f"{place} has no column {KEY} (it has {examples(there)}): add one")
+    wanted = WantedColumns({*named} & {*there} - {KEY}, for_batches=for_batches)
+    what = "table", f"{store.url}/{name}", entry.stamp, str(entry.nbytes), *wanted.cache_key
 
     def make(writer: KeptWriter, path: Path) -> None:
         from wdsprep.loading.sorted_table import sort_table  # pyarrow, which few need
@@ -121,11 +132,14 @@ def open_keyed_table(place: str, cache: CacheDir | None, texts: Sequence[str] = 
 
 
 def open_scores_table(
-    scores: "Dataset", cache: CacheDir | None, texts: Sequence[str] = ()
+    scores: "Dataset", cache: CacheDir | None, *, named: Sequence[str], for_batches: bool
 ) -> KeyedTable:
-    """Open the scores of a dataset as a table sorted by key, which is kept for later."""
-    wanted = tuple(sorted({*texts} & {*columns_of(scores.settings)}))
-    what = "scores", *scores.names, *scores.contents, *wanted
+    """Open the scores of a dataset as a table sorted by key, which is kept for later.
+
+    It has the columns that `open_keyed_table` describes.
+    """
+    wanted = WantedColumns({*named} & {*columns_of(scores.settings)}, for_batches=for_batches)
+    what = "scores", *scores.names, *scores.contents, *wanted.cache_key
 
     def make(writer: KeptWriter, path: Path) -> None:
         from wdsprep.loading.score_rows import ScoreRows  # pyarrow, which few need
@@ -142,6 +156,7 @@ def _make_keyed_table(place: str, found: KeptFile) -> KeyedTable:
     return KeyedTable(
         url=place,
         columns=found.facts["columns"],
+        offered=tuple(found.facts["offered"]),
         texts=tuple(found.facts["texts"]),
         digest=found.facts["digest"],
         _file=found,

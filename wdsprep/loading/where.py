@@ -10,6 +10,7 @@ them there.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -226,22 +227,36 @@ def select_where(
     return tuple(found)
 
 
-def find_subset(dataset: Dataset, where: str | None, cache: CacheDir | None) -> Subset | None:
+def find_subset(
+    dataset: Dataset,
+    where: str | None,
+    cache: CacheDir | None,
+    *,
+    columns: Sequence[str] | None = None,
+) -> Subset | None:
     """Return the subset that conditions and joined tables select, or None if there are neither.
 
-    The tables are opened; the samples are not searched yet.
+    The tables are opened; the samples are not searched yet. If `columns` are given, the tables have
+    only the columns that these or the conditions name; else they have all that batches take.
     """
     given = [Where(text) for text in (dataset.where, where) if text is not None and text != ""]
     condition = join_conditions(given) if given else None
-    bare = [str(name[0]) for name in condition.names if len(name) == 1] if condition else []
+    names = [str(name[0]) for name in condition.names if len(name) == 1] if condition else []
+    names += columns or ()
     places = dict.fromkeys(place for place in dataset.join if is_table(place))
     scores = [each.dataset.whole for each in dataset.joined if each.dataset.has_columns]
     tables = (
-        *(open_keyed_table(place, cache, bare) for place in places),
-        *(open_scores_table(each, cache, bare) for each in scores),
+        *(
+            open_keyed_table(place, cache, named=names, for_batches=columns is None)
+            for place in places
+        ),
+        *(
+            open_scores_table(each, cache, named=names, for_batches=columns is None)
+            for each in scores
+        ),
     )
-    names = [name for table in tables for name in table.columns]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    there = Counter(name for table in tables for name in table.columns)
+    if twice := sorted(name for name, count in there.items() if count > 1):
         raise UsageError(f"two joined tables have a column {twice[0]}: leave one out")
     if condition is None and not tables:
         return None

@@ -27,7 +27,7 @@ from wdsprep.store.base import Store
 
 BATCH_ROWS = 1_000
 BUFFER_NBYTES = 1 << 20
-NUMBERS = {"bool": "|b1", "int": "<i8", "float": "<f4", "double": "<f8"}
+NUMBERS = {"bool": "|b1", "int": "<i8", "uint64": "<u8", "float": "<f4", "double": "<f8"}
 """Kinds of columns of numbers, and how NumPy may hold them."""
 
 
@@ -105,7 +105,7 @@ def _kind(kind: pa.DataType) -> str:
     if pa.types.is_boolean(kind):
         return "bool"
     if pa.types.is_integer(kind):
-        return "int"
+        return "uint64" if pa.types.is_uint64(kind) else "int"
     if pa.types.is_floating(kind):
         return "double" if pa.types.is_float64(kind) else "float"
     return ""
