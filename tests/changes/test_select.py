@@ -310,6 +310,8 @@ def select_of(*names: str, out: str = "sub", **options: Any) -> Asks:
         (select_of("images", out="{split}"), "give a --split"),
         (select_of("images", out="{split}", split="a=0.5,a=0.1"), "train=0.9,val=0.1"),
         (select_of("images", out="{split}", split="a=0.5,b=0.6"), "1 or less together"),
+        (select_of("images", out="{split}", split="a=90"), r"did you mean a=0\.9\?"),
+        (select_of("images", out="{split}", split="a=80,b=5"), r"did you mean a=0\.8,b=0\.05\?"),
         (select_of("images", out="{split}", split="a=0.9,b=0.001"), "leaves none of .* for b"),
         (select_of("latents", "shaped"), "were encoded differently"),
         (select_of("latents", "shaped", out="sub/{name}"), "give these too"),

@@ -3,7 +3,7 @@
 import pytest
 
 from wdsprep.dataset.npy_arrays import Field, layout
-from wdsprep.dataset.shapes import fields_in_shape, shape_name, shapes_of
+from wdsprep.dataset.shapes import batch_that_fits, fields_in_shape, shape_name, shapes_of
 from wdsprep.errors import FormatError
 
 FIELDS = (
@@ -28,6 +28,15 @@ def test_a_list_has_widths_before_heights_and_latents_have_heights_first() -> No
 
 def test_a_dataset_of_squares_has_no_list() -> None:
     assert shapes_of({"resolution": 256, "layout": layout(FIELDS)}) == ()
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch"), [(0, 1), (3, 1), (38, 4), (60, 4), (64, 8), (511, 32), (10**6, 64)]
+)
+def test_the_batch_of_an_example_is_one_that_people_take(samples: int, batch: int) -> None:
+    assert batch_that_fits({}, {}, samples) == batch
+    counts = {"192x320": 5, "256x256": 2}
+    assert batch_that_fits(SETTINGS, counts, samples) == min(batch, 4)
 
 
 @pytest.mark.parametrize("size", [(190, 320), (320, 190), (0, 256)])

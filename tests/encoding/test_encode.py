@@ -1,6 +1,7 @@
 """Encode: each image shard becomes a latent shard, the same whoever does it and however often."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -334,7 +335,7 @@ def test_the_summary_tells_the_speed_and_what_is_next(
     assert f"{images}: {SHARDS} shards, 42 images for resolution 64; model tiny in fp32" in told.err
     assert "tiny is a toy model" in told.err
     assert "42 images encoded in " in told.out
-    assert "images/s, device busy " in told.out
+    assert re.search(r"images/s, device busy \d+% of the time", told.out)
     assert "8 captions cut" in told.out
     assert f"{tmp_path}/out: 42 samples in {SHARDS} shards" in told.out
     assert "next: " in told.out

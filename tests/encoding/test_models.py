@@ -347,10 +347,11 @@ def test_tokens_need_no_weights_of_towers_and_images_no_text_at_all(tmp_path: Pa
 def test_a_transformer_wants_sides_that_it_can_cut_into_tokens(tmp_path: Path) -> None:
     flux = find_model(str(lay_out(tmp_path, flux_files())), text="none")
     check_resolution(flux, 272)
-    with pytest.raises(
-        UsageError, match="--resolution 264 is not a multiple of 16, as the transfor"
-    ):
+    said = "--resolution 264 is not a multiple of 16, as the transformer .*: give 256 or 272$"
+    with pytest.raises(UsageError, match=said):
         check_resolution(flux, 264)
+    with pytest.raises(UsageError, match=r"--resolution 5 is .*: give 16$"):
+        check_resolution(flux, 5)
 
 
 @pytest.mark.parametrize(

@@ -561,7 +561,7 @@ def test_the_summary_tells_the_shapes(
         assert main([*words, "--shapes", NEAREST, "--limit", "100"]) == 0
         told = capsys.readouterr()
         assert "for resolution 64 in 9 shapes; model tiny" in told.err
-        assert "shapes: " in told.out
+        assert "shapes, width x height (batches have the height first): " in told.out
         assert main([*words, "--shapes", NEAREST, "--limit", "100", "--json"]) == 0
     shapes = json.loads(capsys.readouterr().out)["shapes"]
     assert sum(shapes.values()) == manifest_of(tmp_path / "out").samples

@@ -191,3 +191,39 @@ def test_until_there_is_a_first_sample_the_line_says_what_goes_on() -> None:
     assert waiting.startswith("computing the first batch, ")
     assert unit == "shard 0 of 2"
     assert progress.parts(JobStatus(samples=3, units=2))[0] == "3 images"
+
+
+def test_samples_are_counted_where_their_number_is_known_and_units_come_last(
+    tmp_path: Path,
+) -> None:
+    statuses: list[JobStatus] = []
+    source = photos(tmp_path / "photos", 5)
+    (source / "broken.jpg").write_bytes(b"no image")
+    listener = JobListener(status=lambda status: statuses.append(status()))
+    for limit in (4, 0):
+        wdsprep.pack(
+            source,
+            tmp_path / "images",
+            buckets=(32,),
+            samples_per_shard=2,
+            workers=1,
+            limit=limit,
+            listener=listener,
+        )
+        assert statuses[-1].samples_of == (4 if limit else 2)
+    wdsprep.encode(
+        tmp_path / "images",
+        tmp_path / "latents",
+        resolution=32,
+        model="tiny",
+        listener=listener,
+        device="cpu",
+    )
+    assert (statuses[-1].samples, statuses[-1].samples_of) == (5, 5)
+
+    class Encoding(JobProgress):
+        counted = "image"
+
+    status = JobStatus(samples=3, samples_of=20, units=2, rejects={"too_small": 1})
+    first, *_, last = Encoding(waits=False).parts(status)
+    assert (first, last) == ("4 of 20 images", "shard 0 of 2")

@@ -26,7 +26,7 @@ from wdsprep.errors import (
     StoreError,
     UsageError,
 )
-from wdsprep.store import open_store
+from wdsprep.store import open_store, split_url
 from wdsprep.store.base import absolute, write_bytes
 from wdsprep.store.local import HOST, LocalStore
 
@@ -57,6 +57,25 @@ def test_a_folder_may_have_a_colon_in_its_name(
         write_bytes(open_store(name), "f", b"x")
         assert (tmp_path / name / "f").read_bytes() == b"x"
         assert absolute(name) == str(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("path", "remedy"),
+    [
+        (r"C:\Users\me\photos", "in WSL give /mnt/c/Users/me/photos"),
+        (r"\\server\share\photos", "mount it, and give that folder"),
+    ],
+)
+def test_a_path_of_windows_is_refused_and_not_made_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, remedy: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for take in (open_store, absolute, split_url):
+        with pytest.raises(UsageError) as raised:
+            take(path)
+        assert str(raised.value).startswith(f"{path} is a path of Windows")
+        assert str(raised.value).endswith(remedy)
+    assert files_of(tmp_path) == []
 
 
 @pytest.mark.parametrize(

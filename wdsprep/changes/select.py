@@ -123,7 +123,10 @@ def parse_split(split: "str | Mapping[str, float]") -> "Parts":
     if len(found) < len(words) or not all(map(WORD.fullmatch, found)):
         raise UsageError(f"--split {split}: {example}")
     if any(share <= 0 for share in found.values()) or sum(found.values()) > 1:
-        raise UsageError(f"--split {split}: give shares above 0 that are 1 or less together")
+        are_percent = min(found.values()) >= 1 and sum(found.values()) <= 100
+        meant = ",".join(f"{name}={float(share / 100):g}" for name, share in found.items())
+        hint = f": did you mean {meant}?" if are_percent else ""
+        raise UsageError(f"--split {split}: give shares above 0 that are 1 or less together{hint}")
     return found
 
 

@@ -80,11 +80,13 @@ USUAL_BATCH = 64
 def batch_that_fits(settings: Mapping[str, Any], counts: Mapping[str, int], samples: int) -> int:
     """Return the global batch for an example command: `USUAL_BATCH`, or less if samples are few.
 
-    It is at most the number of samples, or with shapes the number in the largest shape, so that no
-    batch needs a sample twice.
+    It is a power of two of which an epoch has eight batches or more, if there are samples enough.
+    With shapes it is at most the number of samples in the largest one, so that no batch needs a
+    sample twice.
     """
     of_one_shape = shape_counts(settings, counts).values()  # as a batch is
-    return max(1, min(USUAL_BATCH, max(of_one_shape, default=samples), samples))
+    most = min(USUAL_BATCH, max(of_one_shape, default=samples), samples // 8)
+    return 1 << max(0, most.bit_length() - 1)
 
 
 def shape_ranges(settings: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, range]:

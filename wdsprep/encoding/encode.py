@@ -198,6 +198,7 @@ def _make_runs(
             edition,
             dataset.claim.manifest,
             count=dataset.missing,
+            samples=dataset.missing_samples,
             limit=limit if dataset.is_limited else 0,
             whole=plan.is_whole,
             extra=partial(

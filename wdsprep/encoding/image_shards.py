@@ -81,6 +81,12 @@ class ImageShard:
         return made_of in (self.input, self.whole_input)
 
 
+def count_samples(shards: Sequence[ImageShard]) -> int:
+    """Return the number of samples to encode in image shards; 0 if nobody has counted them."""
+    counts = [shard.item.take or shard.item.samples for shard in shards]
+    return sum(counts) if all(counts) else 0
+
+
 def tars_of(url: str, max_nbytes: int) -> TarsSource:
     """Return the source that reads the image shards in a store."""
     return TarsSource(url=url, pattern="*", columns=Columns(), max_nbytes=max_nbytes)

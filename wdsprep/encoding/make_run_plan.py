@@ -21,7 +21,13 @@ from wdsprep.encoding.captions.table import (
     find_table,
     prepare_captions,
 )
-from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
+from wdsprep.encoding.image_shards import (
+    ImageShard,
+    ImageShards,
+    count_samples,
+    find_image_shards,
+    tars_of,
+)
 from wdsprep.encoding.models.find_model import (
     Model,
     ModelNeeds,
@@ -277,8 +283,9 @@ def _plan_dataset(
         recipe=phase.recipe,
         captions=phase.captions,
         shards=len(phase.wanted),
-        samples=sum(shard.item.take or shard.item.samples for shard in phase.wanted),
+        samples=count_samples(phase.wanted),
         missing=len(found.shards),
+        missing_samples=count_samples(found.shards),
         pending=PackedShards.take_from(found.shards),
         stale=found.stale,
         removals=tuple(found.lines),

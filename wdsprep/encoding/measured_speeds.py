@@ -41,7 +41,7 @@ def read_trial(url: str) -> tuple[int, Trial]:
     resolution, model = manifest.settings["resolution"], manifest.extra["model"]
     what = f"{model} on {trial['device']} at {resolution}"
     launching = f", launching {trial['launching']:.0%}" if "launching" in trial else ""
-    source = f"measured with {what}, busy {trial['busy']:.0%}{launching}"
+    source = f"measured with {what}, busy {trial['busy']:.0%} of the time{launching}"
     speed = Speed(each=trial["each"], source=source)
     latents, text = (manifest.settings[name] for name in ("latents", "text"))
     flip = manifest.settings.get("flip", False)

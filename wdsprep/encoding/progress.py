@@ -70,7 +70,7 @@ class Speeds:
         """Return a line that says how busy the devices are, and with what."""
         text = f" ({self.text:.0%} of it with text)" if self.text >= LEAST_SHOWN else ""
         launching = f", launching {self.launching:.0%}" if self.launching else ""
-        return f"busy {self.busy:.0%}{text}{launching}"
+        return f"device busy {self.busy:.0%} of the time{text}{launching}"
 
     def trial(self, before: Any) -> dict[str, Any]:
         """Return {"trial": ...}, the manifest's entry with the speed of a trial run, for `plan`.

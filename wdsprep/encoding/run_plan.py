@@ -42,6 +42,8 @@ class DatasetPlan:
     """The units that are removed first, each with the input that it was made from."""
     removals: tuple[str, ...]
     """Lines that tell the user how many units are removed, and why."""
+    missing_samples: int
+    """The number of images in the missing shards; 0 if nobody has counted them."""
     is_limited: bool
     """True if --limit leaves some images out."""
     keeps_content: bool

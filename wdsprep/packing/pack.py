@@ -111,6 +111,7 @@ def pack(options: PackOptions) -> "Outcome":
         edition,
         manifest,
         count=count,
+        samples=max(0, seen.samples - manifest.inputs) + sum(part.samples for part in again),
         limit=options.limit,
         extra=lambda: {"left_out": dict(seen.left_out)} if seen.left_out else {},
         settle=retries.settle,

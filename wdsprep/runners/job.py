@@ -18,10 +18,12 @@ class JobStatus:
     """The state of a job, units under way included.
 
     A count that the job does not keep is 0. `units_done` counts all units that the dataset has;
-    the other counts are of this job alone.
+    the other counts are of this job alone. `samples_of` is how many samples the units of this job
+    hold, those that become rejects included.
     """
 
     samples: int = 0
+    samples_of: int = 0
     nbytes: int = 0
     nbytes_of: int = 0
     rejects: Mapping[str, int] = field(default_factory=dict)

@@ -28,6 +28,8 @@ class JobProgress:
     """A unit of work, what becomes of it, and what is read again where dates alone have changed."""
     counted = ""
     """The noun for samples in the progress line."""
+    waiting = "waiting for the first worker"
+    """The words for the time until the first worker is heard of."""
     first = ""
     """The words for the time until the first sample, if that may be long."""
 
@@ -48,7 +50,7 @@ class JobProgress:
     def start_counting(self) -> None:
         """Begin a new progress line, which says that the job waits for its first worker."""
         self.line = ProgressLine()
-        self.line.wait_for("waiting for the first worker")
+        self.line.wait_for(self.waiting)
 
     def status(self, status: Callable[[], JobStatus]) -> None:
         self._at_work = self._at_work or time.monotonic()
@@ -69,9 +71,10 @@ class JobProgress:
             done,
             *([] if is_early else [rate]),
             *([f"{human_time(left)} left"] if left else []),
-            unit,
+            *([] if status.samples_of else [unit]),
             *self.details(status),
             *([f"rejects: {human_counts(status.rejects)}"] if status.rejects else []),
+            *([unit] if status.samples_of else []),
         ]
 
     def _pace(self, status: JobStatus) -> tuple[str, str]:
@@ -79,8 +82,11 @@ class JobProgress:
         if not self.counted:
             done = f"{human_bytes(status.nbytes)} of {human_bytes(status.nbytes_of)}"
             return done, f"{human_bytes(status.nbytes / seconds)}/s"
-        rate = (status.samples + sum(status.rejects.values())) / seconds
+        inputs = status.samples + sum(status.rejects.values())
+        rate = inputs / seconds
         done = f"{status.samples:,} {self.counted}s"
+        if status.samples_of:
+            done = f"{inputs:,} of {plural(max(inputs, status.samples_of), self.counted)}"
         return done, f"{rate:,.{int(rate < 100)}f} {self.counted}s/s"
 
     def details(self, _status: JobStatus) -> list[str]:

@@ -134,8 +134,9 @@ class Outcome(NotebookTable):
 class Run:
     """A run that makes a dataset: from the receipts of its units to the published manifest.
 
-    `count` units are left to do; the manifest has those that were done before. `whole` says that
-    these are all units there will ever be, unless a `limit` cuts them short. `settle` sees the
+    `count` units are left to do, which hold `samples` samples, or 0 if nobody has counted these.
+    The manifest has the units that were done before. `whole` says that these are all units there
+    will ever be, unless a `limit` cuts them short. `settle` sees the
     receipts before they are published, and `extra` returns what else the manifest says. The
     manifest is first written after `checkpoint` receipts, and then less and less often.
     """
@@ -146,6 +147,7 @@ class Run:
         manifest: Manifest,
         *,
         count: int,
+        samples: int = 0,
         limit: int = 0,
         whole: bool = True,
         extra: Callable[[], Mapping[str, Any]] = dict,
@@ -162,7 +164,7 @@ class Run:
         self._going: dict[str, RunProgress] = {}
         self._quarantined: list[Quarantined] = []
         self._written = before = len(manifest.receipts)
-        self._total = JobStatus(units=before + count, units_done=before)
+        self._total = JobStatus(units=before + count, units_done=before, samples_of=samples)
 
     @contextlib.contextmanager
     def under_way(self) -> Iterator[None]:
@@ -233,12 +235,12 @@ class Run:
         self._lines.append(line_of(receipt))
         if len(self._lines) >= self._next_checkpoint:
             self._checkpoint()
-        self._total = JobStatus(
+        self._total = replace(
+            total,
             samples=total.samples + sum(shard.samples for shard in receipt.shards),
             nbytes=total.nbytes + sum(shard.nbytes for shard in receipt.shards),
             rejects=sum_counts((total.rejects, receipt.rejects)),
             units_done=total.units_done + 1,
-            units=total.units,
         )
 
     def _checkpoint(self) -> None:
@@ -398,8 +400,12 @@ def joint_status(runs: Sequence[Run]) -> JobStatus:
     """Return the state of several runs as that of one."""
     statuses = [run.status() for run in runs]
     done = sum(status.share_done * run.count for status, run in zip(statuses, runs, strict=True))
+    samples_of = [
+        status.samples_of for status, run in zip(statuses, runs, strict=True) if run.count
+    ]
     return JobStatus(
         samples=sum(status.samples for status in statuses),
+        samples_of=sum(samples_of) if all(samples_of) else 0,
         nbytes=sum(status.nbytes for status in statuses),
         rejects=sum_counts(status.rejects for status in statuses),
         units_done=sum(status.units_done for status in statuses),

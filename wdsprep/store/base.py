@@ -28,6 +28,8 @@ CONTENT_TYPES = {  # what a browser shows; all else is bytes
     "jsonl": "application/x-ndjson",
     "tar": "application/x-tar",
 }
+WINDOWS_PATH = re.compile(r"(?P<drive>[A-Za-z]):\\|\\\\(?=[^\\]+\\)")
+"""Matches the beginning of a path of Windows: of a drive, or of a server."""
 HELD = ".hold"  # the end of the names of locks
 Ours = Callable[[str], object]
 """Tells whether only wdsprep would write to a name."""
@@ -170,10 +172,19 @@ def local_path(url: str) -> str | None:
     """Return the local path that a path or a `file:` URL means; None for any other URL.
 
     A path may have a colon in it, as `a:b`. What begins like `scheme://`, or with a known scheme
-    such as `s3:` or `pipe:`, is a URL. Raise UsageError for a path with a NUL.
+    such as `s3:` or `pipe:`, is a URL. Raise UsageError for a path with a NUL, and for one of
+    Windows, which would be the name of one file here.
     """
     if "\0" in url:
         raise UsageError(f"{url!r} is not a path or URL, as it has a NUL in it: leave that out")
+    if windows := WINDOWS_PATH.match(url):
+        drive, rest = windows["drive"], url[windows.end() :].replace("\\", "/")
+        here = (
+            f"in WSL give /mnt/{drive.lower()}/{rest}"
+            if drive
+            else "mount it, and give that folder"
+        )
+        raise UsageError(f"{url} is a path of Windows, which is not known here: {here}")
     scheme = re.match(rf"({SCHEMES}):(//)?|[a-z][a-z0-9+.-]*://", url, re.IGNORECASE)
     if scheme is None:
         return url

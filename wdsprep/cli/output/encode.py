@@ -47,6 +47,7 @@ class EncodeOutput(CommandOutput[Sequence[Outcome]]):
 
     unit, touched, done = "shard", "touched tar", "encoded"
     counted, spared = "image", "--batch-size or --max-area"
+    waiting = "waiting for the first worker, which loads torch and the model"
     first = "computing the first batch"
 
     def __init__(self, places: Mapping[int | str, str], *, as_json: bool) -> None:
@@ -186,7 +187,7 @@ class EncodeOutput(CommandOutput[Sequence[Outcome]]):
             return []
         workers, each = plural(len(rates), "worker"), " each" if len(rates) > 1 else ""
         rate = f"{sum(rates) / len(rates):,.1f} {self._noun}s/s{each}"
-        lines = [f"{workers}: {rate}, device {self._speeds}"]
+        lines = [f"{workers}: {rate}, {self._speeds}"]
         exact = sum(w.exact for w in self._speeds.workers.values())
         if exact and samples:
             lines.append(

@@ -105,7 +105,7 @@ def _setting(name: str, value: Any) -> str:
 def _trial(trial: Mapping[str, Any]) -> str:
     """Return in words the speed that a run with --limit has measured; `plan` calculates with it."""
     parts = [f"{trial['each']:,.1f} samples/s on one {trial.get('device', 'worker')}"]
-    parts += [f"busy {trial['busy']:.0%}"] if "busy" in trial else []
+    parts += [f"device busy {trial['busy']:.0%} of the time"] if "busy" in trial else []
     parts += [f"{trial['text']:.0%} of that with text"] if "text" in trial else []
     parts += [f"launching {trial['launching']:.0%}"] if "launching" in trial else []
     return ", ".join(parts)

@@ -131,7 +131,8 @@ class CommandOutput(ABC, JobProgress, Generic[T]):
 def shapes_lines(manifest: "Manifest") -> list[str]:
     """Return the line on how many samples have each shape; none if all are squares."""
     counts = shape_counts(manifest.settings, manifest.counts)
-    return [f"in {plural(len(counts), 'shape')}: {human_counts(counts, 8)}"] if counts else []
+    shapes = f"in {plural(len(counts), 'shape')}, width x height (batches have the height first)"
+    return [f"{shapes}: {human_counts(counts, 8)}"] if counts else []
 
 
 def load_step(places: Sequence[str], manifests: "Iterable[Manifest]") -> str:

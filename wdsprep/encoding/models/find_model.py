@@ -402,7 +402,7 @@ def check_resolution(model: Model, resolution: int) -> None:
     if resolution < 1 or resolution % model.multiple:
         raise UsageError(
             f"--resolution {resolution} is not a multiple of {model.multiple}, "
-            f"{_explain_multiple(model)}"
+            f"{_explain_multiple(model)}: give {_nearest_multiples(resolution, model.multiple)}"
         )
 
 
@@ -413,8 +413,15 @@ def check_shapes(model: Model, sizes: Iterable[Size]) -> None:
             if side % model.multiple:
                 raise UsageError(
                     f"--shapes: {side} of {shape_name(size)} is not a multiple of "
-                    f"{model.multiple}, {_explain_multiple(model)}"
+                    f"{model.multiple}, {_explain_multiple(model)}: give "
+                    f"{_nearest_multiples(side, model.multiple)}"
                 )
+
+
+def _nearest_multiples(number: int, step: int) -> str:
+    """Return the multiples of a step next to a number in words, such as "296 or 304"."""
+    below = number // step * step
+    return " or ".join(str(multiple) for multiple in (below, below + step) if multiple > 0)
 
 
 def _explain_multiple(model: Model) -> str:
