@@ -114,10 +114,13 @@ def _plan_gpu_workers(
     )
 
 
-def settle_runner(options: EncodeWorkerOptions, told: Callable[[str], None]) -> EncodeWorkerOptions:
+def settle_runner(
+    options: EncodeWorkerOptions, told: Callable[[str], None], *, doing: str = "encoding"
+) -> EncodeWorkerOptions:
     """Return the options with a runner in place of `auto`, and tell the user which and why.
 
-    The user is told before anything slow begins, except the look for GPUs that decides.
+    `doing` is the word for what the workers do. The user is told before anything slow begins,
+    except the look for GPUs that decides.
     """
     gpus = 0
     if options.runner == "auto" and not ray_in_use(options.ray_address):
@@ -126,7 +129,7 @@ def settle_runner(options: EncodeWorkerOptions, told: Callable[[str], None]) -> 
     if options.runner == "auto" and chosen.runner == "local":
         here = "one GPU" if gpus else "no GPU" if options.device != "cpu" else "the CPU alone"
         told(
-            f"encoding with local processes: {here} here and no --ray-address (--runner ray to use "
+            f"{doing} with local processes: {here} here and no --ray-address (--runner ray to use "
             "Ray)"
         )
     return chosen

@@ -5,15 +5,20 @@ loaded once here, before anything is written, so that an unsuitable model is rep
 a run does what `encode` does: settings, pending shards, units, receipts, the manifest.
 """
 
+import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import median_low
 
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.npy_arrays import Field, layout
 from wdsprep.dataset.receipts import Settings
-from wdsprep.dataset.score_columns import NUMBER, SCORES
+from wdsprep.dataset.samples import parse_json
+from wdsprep.dataset.score_columns import NUMBER, SCORES, TEXT, columns_of
+from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.stored_dataset import read_format
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
@@ -49,9 +54,12 @@ from wdsprep.scoring.models import (
 from wdsprep.scoring.options import ScoreOptions, WantedHead
 from wdsprep.scoring.work import ScoreWork
 from wdsprep.sources.patterns import is_glob
+from wdsprep.store import open_store
 from wdsprep.store.base import absolute, check_apart
 
 CPU_BATCH, GPU_BATCH = 16, 64
+USEFUL_SHARES = 0.25, 0.75
+"""The shares of the samples between which an example of a condition selects."""
 STORED = {"fp16": "<f2", "fp32": "<f4"}
 
 
@@ -142,6 +150,28 @@ def score(options: ScoreOptions) -> Outcome:
     return outcome
 
 
+def example_condition(place: str, manifest: Manifest) -> str:
+    """Return a condition that selects about half of the samples, or "" if scores have no column.
+
+    It asks for the commonest text in the first column, or for the middle of its numbers, with as
+    few digits as will do. The samples of the first shard decide.
+    """
+    column, kind = next(iter(columns_of(manifest.settings).items()), ("", ""))
+    if not column or not manifest.shards:
+        return ""
+    with ShardReader(open_store(place), manifest.shards[0]) as reader:
+        values = [parse_json(data or b"{}")[column] for data in next(reader.json()).json]
+    if kind == TEXT:
+        return f"{column} == {json.dumps(Counter(values).most_common(1)[0][0])}"
+    middle = median_low(values)
+    least, most = (share * len(values) for share in USEFUL_SHARES)
+    for digits in range(1, 9):
+        bound = float(f"{middle:.{digits}g}")
+        if least <= sum(value >= bound for value in values) <= most:
+            return f"{column} >= {bound}"
+    return f"{column} >= {middle}"
+
+
 def _plan_of(options: ScoreOptions, listener: JobListener) -> ScorePlan:
     """Return the plan of a run of `score`, or raise an error if the run is impossible.
 
@@ -152,7 +182,7 @@ def _plan_of(options: ScoreOptions, listener: JobListener) -> ScorePlan:
     kind = DigestKind.from_settings(form)
     source = find_image_shards(images, options.resolution, kind=kind)
     check_apart(source.url if is_glob(images) else images, out)
-    by = settle_runner(options.part(EncodeWorkerOptions), listener.told)
+    by = settle_runner(options.part(EncodeWorkerOptions), listener.told, doing="scoring")
     library = language_library() if options.language else ""
     models = _models(options, kind, listener.told)
     columns = _columns(models, has_captions=options.language)

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from wdsprep.cli.output.shared import CommandOutput, rejects_lines
-from wdsprep.dataset.score_columns import NUMBER, columns_of
+from wdsprep.dataset.score_columns import columns_of
 from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome
-from wdsprep.scoring.score import ScoreBegun
+from wdsprep.scoring.score import ScoreBegun, example_condition
 from wdsprep.text import command, human_bytes, plural
 
 
@@ -39,10 +39,9 @@ class ScoreOutput(CommandOutput[Outcome]):
         lines += rejects_lines(manifest.rejects, place)
         lines += self.failed_units(outcome)
         lines += self.retry_lines([outcome])
-        columns = columns_of(manifest.settings)
-        if manifest.shards and not outcome.quarantined and columns:
-            least = next((name for name, holds in columns.items() if holds == NUMBER), "")
-            words = ("select", self._images, "OUT", "--join", place, "--where", f"{least} > 0.5")
+        condition = "" if outcome.quarantined else example_condition(place, manifest)
+        if condition:
+            words = ("select", self._images, "OUT", "--join", place, "--where", condition)
             lines.append(f"next: {command(*words)[1:-1]}")
         return lines
 
