@@ -188,6 +188,37 @@ def test_of_copies_the_one_with_the_highest_value_in_a_column_stays(
     assert not (tmp_path / "kept").exists()
 
 
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_numbers_by_which_copies_are_kept_are_compared_exactly(
+    images: Path, tmp_path: Path, kind: str
+) -> None:
+    """And a sample whose value is the lowest of all still comes before one that has none."""
+    keys = {name: key for key, name in sources(images).items()}
+    table = tmp_path / f"t.{kind}"
+
+    def stays(name: str, values: dict[str, Any]) -> bool:
+        columns = {
+            "key": [keys[name] for name in values],
+            "rank": [*values.values()],
+            "other": [None] * len(values),
+        }
+        if kind == "csv":
+            rows = zip(*columns.values(), strict=True)
+            lines = [",".join("" if cell is None else str(cell) for cell in row) for row in rows]
+            table.write_text("".join(f"{line}\n" for line in [",".join(columns), *lines]))
+        else:
+            columns["other"] = pa.array([2**64 - 1] * len(values), pa.uint64())
+            pq.write_table(pa.table(columns), table)
+        output = tmp_path / "copies.txt"
+        wdsprep.duplicates(images, join=table, keep="rank", output=output, workers=1)
+        return keys[name] not in output.read_text().split()
+
+    large = {"c1.jpg": 2**53, "a1.jpg": 2**53 + 1, "b1.png": 2**53}
+    assert stays("a1.jpg", large)
+    assert stays("a1.jpg", {**large, "2.jpg": None})
+    assert stays("b1.png", {"b1.png": -np.inf})
+
+
 def test_samples_that_do_not_meet_a_condition_are_not_compared(
     images: Path, tmp_path: Path
 ) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import wdsprep
@@ -134,6 +136,19 @@ def test_the_parts_of_a_split_are_all_of_it_and_become_one_again(made: Path) -> 
     wdsprep.select(["one/val", "one/test", "one/train"], "whole")
     assert members("whole") == members(made / "images")
     assert sound("whole", "one/val")
+
+
+def test_a_condition_asks_of_a_table_only_the_columns_that_it_names(
+    made: Path, tmp_path: Path
+) -> None:
+    keys = all_keys(made)
+    some = {"key": keys, "a": [*range(len(keys))], "empty": pa.nulls(len(keys), pa.float64())}
+    huge = {"huge": pa.array([2**64 - 1 - n for n in range(len(keys))], pa.uint64())}
+    pq.write_table(pa.table({**some, **huge}), tmp_path / "t.parquet")
+    for number, where in enumerate(["a >= 5", f"huge <= {2**64 - 6}", "width > 0"]):
+        out = f"out-{number}"
+        wdsprep.select(made / "images", out, join=tmp_path / "t.parquet", where=where)
+        assert members(out).keys() == {*(keys if number == 2 else keys[5:])}
 
 
 def test_a_condition_and_keys_are_both_met(made: Path) -> None:

@@ -254,11 +254,13 @@ def test_a_table_sorted_in_small_runs_is_the_one_sorted_at_once(
     rows["hash"] = [*range(len(rows["key"]))]
     rows["score"][30] = None
     table = write_table(tmp_path / f"t.{kind}", rows)
-    open_keyed_table(table, CacheDir(folder=tmp_path / "whole", nbytes=1 << 30), ["license"])
+    open_keyed_table(table, CacheDir(folder=tmp_path / "whole", nbytes=1 << 30), named=["license"])
     sort_in_runs(monkeypatch, run, block)
     monkeypatch.setattr(table_rows, "ROWS_AT_ONCE", at_once)
     monkeypatch.setattr(sorted_table, "WIDE_NBYTES", 10 * run)
-    found = open_keyed_table(table, CacheDir(folder=tmp_path / "runs", nbytes=1 << 30), ["license"])
+    found = open_keyed_table(
+        table, CacheDir(folder=tmp_path / "runs", nbytes=1 << 30), named=["license"]
+    )
     (whole,), (runs,) = (tmp_path.glob(f"{at}/**/*.arrays") for at in ("whole", "runs"))
     assert runs.read_bytes() == whole.read_bytes()
     good = [(key, place) for place, key in enumerate(rows["key"]) if place != 30]
@@ -276,7 +278,7 @@ def test_digests_that_states_have_stay(tmp_path: Path) -> None:
         rows = rows_of([*range(60), *range(40)])
         rows["key"][0], rows["key"][1] = "é", "a/b"
         table = write_table(tmp_path / f"t.{kind}", rows)
-        assert open_keyed_table(table, None, ["license"]).digest == digest
+        assert open_keyed_table(table, None, named=["license"]).digest == digest
 
 
 def test_sorting_a_table_takes_less_memory_than_its_columns_have(
@@ -295,7 +297,7 @@ def test_sorting_a_table_takes_less_memory_than_its_columns_have(
     pa.set_memory_pool(pool)
     tracemalloc.start()
     try:
-        assert open_keyed_table(place, None, ["text"]).rows == count
+        assert open_keyed_table(place, None, named=["text"]).rows == count
         peak = tracemalloc.get_traced_memory()[1] + pool.max_memory()
     finally:
         tracemalloc.stop()

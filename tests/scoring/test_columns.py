@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,8 +14,9 @@ import wdsprep
 from tests.kit.encodes import encode_here, packed, pictures
 from tests.kit.packs import write_files
 from tests.kit.scores import columns_in, pictures_in, score_here
+from tests.kit.sealed_files import resealed
 from wdsprep.dataset.stored_dataset import read_manifest
-from wdsprep.errors import FingerprintError, UsageError
+from wdsprep.errors import FingerprintError, FormatError, UsageError
 from wdsprep.store import open_store
 
 
@@ -248,3 +250,24 @@ def test_a_report_shows_each_column_and_both_ends(
     part = page.partition('aria-label="lowest aesthetic"')[2].partition("</section>")[0]
     assert all(key in part for key, _ in by_score[:4])
     assert not any(key in part for key, _ in by_score[4:])
+
+
+def test_columns_that_do_not_hold_what_settings_say_are_one_line(
+    images: Path, models: Path, tmp_path: Path
+) -> None:
+    """A stranger may seal settings again that call a column of texts one of numbers."""
+    own = tmp_path / "scores"
+    score_here(images, own, model=str(models / "vit"))
+    for path in (own / "wdsprep.json", *own.glob("receipts/**/*.json")):
+        path.write_bytes(resealed(path.read_bytes(), _declare_source_a_number))
+    said = "scores has a column source of kind number, but the sample 0.* has '.*' in it: score"
+    with pytest.raises(FormatError, match=said):
+        wdsprep.duplicates(images, join=own, keep="source", hashes=tmp_path / "hashes", workers=1)
+    with pytest.raises(FormatError, match=said):
+        wdsprep.select(images, tmp_path / "out", join=own, where="source > 1")
+    with pytest.raises(FormatError, match=said):
+        wdsprep.load(images, join=own, pixels=64, global_batch=1)
+
+
+def _declare_source_a_number(body: dict[str, Any]) -> None:
+    body["settings"]["scores"]["columns"]["source"] = "number"
