@@ -35,8 +35,9 @@ from wdsprep.encoding.latent_shard import LatentShard, npy_of
 from wdsprep.encoding.shard_rows import ShardRows
 from wdsprep.images import formats
 from wdsprep.images.crop import decode_image
-from wdsprep.runners.base import PROGRESS_S
+from wdsprep.runners.base import PROGRESS_S, BrokenWorkerError
 from wdsprep.runners.run import RunProgress, share_done
+from wdsprep.runners.worker import error_line
 from wdsprep.scoring.image_processors import DecodedImage
 from wdsprep.scoring.languages import RepeatedCaptions, caption_columns
 from wdsprep.scoring.models import check_here
@@ -245,14 +246,20 @@ class ScoreWorker:
         return PreparedSample(key, sample, images, columns)
 
     def _run(self, batch: Sequence[PreparedSample]) -> list[ScoredSample]:
-        """Return the samples of a batch with the scores of all networks."""
+        """Return the samples of a batch with the scores of all networks.
+
+        Raise BrokenWorkerError if a network fails: its device may be lost.
+        """
         if not batch:
             return []
         captions = [each.sample.caption for each in batch]
         made: list[BatchScores] = []
         for network in self._networks:
-            number = self._processors.index(network.processor)
-            made.append(network.run([each.images[number] for each in batch], captions))
+            images = [each.images[self._processors.index(network.processor)] for each in batch]
+            try:
+                made.append(network.run(images, captions))
+            except (RuntimeError, MemoryError) as error:
+                raise BrokenWorkerError(error_line(error)) from error
         return [_scored_sample(each, made, row) for row, each in enumerate(batch)]
 
     def _write(self, scored: Sequence[ScoredSample | Reject], output: LatentShard) -> None:

@@ -1,0 +1,60 @@
+"""Two GPUs of which one is lost. There are none here: workers compute on the CPU. All else is real."""
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.encodes import packed, pictures
+from tests.kit.packs import tree
+from tests.kit.scores import score_here
+from tests.kit.scoring_models import small
+from wdsprep.encoding import worker_plan
+from wdsprep.encoding.worker_plan import Machine
+from wdsprep.scoring.score import score
+from wdsprep.scoring.work import ScoreWork
+
+pytestmark = pytest.mark.system
+
+SAMPLES, LOST_GPU, FAILS_FROM = 60, "1", 3
+
+
+class WorkOnLostGpu(ScoreWork):
+    """The work of `score`. On one GPU the third batch fails, and all after it."""
+
+    __slots__ = ()
+
+    def open(self) -> Any:
+        from torch.nn.modules.module import register_module_forward_pre_hook
+        from transformers import ViTForImageClassification
+
+        batches = 0
+
+        def hook(module: object, _inputs: object) -> None:
+            nonlocal batches
+            if isinstance(module, ViTForImageClassification):
+                batches += 1
+                time.sleep(0.1)  # so that both GPUs get some
+                if os.environ["CUDA_VISIBLE_DEVICES"] == LOST_GPU and batches >= FAILS_FROM:
+                    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+        register_module_forward_pre_hook(hook)
+        return ScoreWork.open(replace(self, device="cpu"))
+
+
+def test_a_lost_gpu_costs_no_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    images = packed(pictures(tmp_path / "in", range(SAMPLES)), tmp_path / "images")
+    model = small("vit", tmp_path / "vit")
+    wish: dict[str, Any] = {"model": str(model), "dtype": "fp32", "batch_size": 4}
+    score_here(images, tmp_path / "undisturbed", **wish)
+    monkeypatch.setattr("wdsprep.scoring.score.ScoreWork", WorkOnLostGpu)
+    monkeypatch.setattr(worker_plan, "this_machine", lambda _d: Machine(cpus=2, gpus=("0", "1")))
+    outcome = score(str(images), str(tmp_path / "out"), runner="local", **wish)
+    assert (outcome.samples, outcome.quarantined) == (SAMPLES, ())
+    assert "illegal memory access" in caplog.text
+    assert tree(tmp_path / "out") == tree(tmp_path / "undisturbed")
