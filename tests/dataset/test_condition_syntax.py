@@ -3,6 +3,7 @@
 import math
 import operator
 import pickle
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ FACTS: dict[str, Any] = {
              "marks": ["car", "red"], "shot": {"lens": 50}, "captions": {"long": "a"}},
     "id": 2**53 + 1, "next": 2**53, "text_id": "9007199254740993", "large": 10**400,
     "ids": [2**53 + 1, 2**63], "inf": math.inf, "nan": math.nan,
+    "long": "a" * 4_000, "lines": "a\nb\nc", "marked": "[.]\\x",
 }  # fmt: skip
 
 
@@ -111,6 +113,23 @@ FACTS: dict[str, Any] = {
         ("width in [640, 1] == ids", False),
         ("lang in ['en', 'de'] in none", False),
         ("'car' in tags == tags != captions", True),
+        # missing, or a null, or what cannot be computed
+        ("score is None and none is None and shot.iso is None and width / 0 is None", True),
+        ("width is None or note is None or nsfw is None or caption + 1 is not None", False),
+        ("lang is not None and not score is not None and (lang is None) == 0", True),
+        # like: % is any text, _ is any character, all else is itself
+        ("like(caption, '%car') and like(caption, 'a%') and like(caption, 'a red car')", True),
+        ("like(caption, 'car') or like(caption, 'A%') or like(caption, '%red')", False),
+        ("like(caption, 'a % car') and like(caption, '_ r_d%c_r') and like(caption, '%%')", True),
+        ("like(caption, 'a red car_') or like(caption, 'a%a%a%a%')", False),
+        ("like(caption, '%r%red car') or like(caption, 'a red car%car')", False),
+        ("like(lines, 'a%c') and like(lines, 'a_b_c')", True),
+        ("like(marked, '[.]\\\\%') and not like(marked, '[.]_\\\\%x%')", True),
+        ("like(marked, '.%') or like(marked, '[%[%')", False),
+        ("like(note, '') and like(note, '%') and not like(note, '_')", True),
+        ("like('100%', '100_') and like(captions[1], 'ein%') and like(cell, '_')", True),
+        ("like(width, '6%') or like(tags, '%') or like(score, '%') or like(none, '%')", False),
+        ("not like(score, '%') and like(score, '%') == like(lang, 'de')", True),
         # what joins is true or false
         ("(width or 0) == True and (0 or width) != 640", True),
         ("  aesthetic > 1  ", True),
@@ -251,7 +270,21 @@ def larger(parts: st.SearchStrategy[Part]) -> st.SearchStrategy[Part]:
         ),
         parts.map(lambda one: (f"(not {one[0]})", lambda facts: not one[1](facts))),
         parts.map(lambda one: (f"(- {one[0]})", lambda facts: negative(one[1](facts)))),
+        parts.map(lambda one: (f"({one[0]} is None)", lambda facts: one[1](facts) is None)),
+        st.builds(
+            lambda one, pattern: (
+                f"like({one[0]}, {pattern!r})",
+                lambda facts: is_like(one[1](facts), pattern),
+            ),
+            *(parts, st.text("%_ar7 .*", max_size=6)),
+        ),
     )
+
+
+def is_like(value: Any, pattern: str) -> bool:
+    signs = {"%": "(?s:.*)", "_": "(?s:.)"}
+    wanted = "".join(signs.get(sign, re.escape(sign)) for sign in pattern)
+    return isinstance(value, str) and re.fullmatch(wanted, value) is not None
 
 
 def negative(value: Any) -> Any:
@@ -324,6 +357,9 @@ def nested(depth: int) -> str:
         (" or ".join(["score"] * 10_000 + ["width"]), True),
         (f"width in ({', '.join(map(str, range(10_000)))})", True),
         (f"caption in ({', '.join(repr(f'{n:012}') for n in range(6_000))})", False),
+        (f"like(long, '{'%a_a' * 20_000}%b')", False),
+        (f"like(long, '{'%a_a' * 100}%')", True),
+        (" and ".join(["like(long, 'a%')"] * 4_000), True),
     ],
 )
 def test_a_condition_takes_time_by_its_length_alone(text: str, right: bool) -> None:
@@ -377,8 +413,16 @@ def test_what_is_too_long_is_one_line() -> None:
         ("width if nsfw else 1", "width if nsfw else 1"),
         ("(w := 1) > 0", "w := 1"),
         ("f'{width}' == '1'", "f'{width}'"),
-        ("width is None", "width is None"),
+        ("width is 3", "width is 3"),
+        ("1 < width is None", "1 < width is None"),
+        ("None is width", "None is width"),
         ("width != None", "None"),
+        ("like(caption)", "like(caption)"),
+        ("like(caption, lang)", "like(caption, lang)"),
+        ("like(caption, 7)", "like(caption, 7)"),
+        ("like(caption, pattern='a')", "like(caption, pattern='a')"),
+        ("like(*tags, 'a')", "*tags"),
+        ("caption.like('a')", "caption.like('a')"),
         ("lang in {'en'}", "{'en'}"),
         ("lang in (name, 'en')", "(name, 'en')"),
         ("tags[width] == 1", "tags[width]"),

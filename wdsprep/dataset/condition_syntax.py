@@ -14,7 +14,11 @@ it means:
 - A text that reads as a number is one beside numbers, since tables as CSV hold nothing else.
 - A comparison with what a sample lacks is false, `not in` too, and so is `<` of two things that
   have no order. What cannot be computed is lacking: a sum with a text, a division by zero, a result
-  beyond the numbers.
+  beyond the numbers. `license is None` is true for what is lacking, `license is not None` for all
+  else.
+- `like(source, "%.png")` compares a whole text with a pattern, as LIKE of SQL does: `%` is any
+  text, an empty one too, and `_` any one character. It has no escapes, since `in` looks for a part
+  of a text as it stands, and is false for what is no text.
 
 Two evaluators agree on all of that, or the version below is another: it is part of the name of
 whatever keeps what a condition has found.
@@ -23,8 +27,9 @@ whatever keeps what a condition has found.
 import ast
 import math
 import operator
+import re
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 from wdsprep.dataset.samples import PathParts
 from wdsprep.errors import UsageError
@@ -38,9 +43,10 @@ DEEPEST = 100
 SHOWN = 200
 """Characters of a condition that a message has; a longer one is cut."""
 LANGUAGE = (
-    "compare names with numbers and texts by < <= > >= == != in, calculate with + - * /, and join "
-    "with and, or, not"
+    "compare names with numbers and texts by < <= > >= == != in, with like(name, 'text%') or with "
+    "is None, calculate with + - * /, and join with and, or, not"
 )
+LIKE = "like"
 COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
@@ -128,8 +134,14 @@ class Condition:
             )
         if isinstance(node, ast.BinOp) and (reckon := RECKON.get(type(node.op))):
             return _arithmetic_function(reckon, self._compile(node.left), self._compile(node.right))
+        if is_test_for_missing(node):
+            return _missing_function(
+                self._compile(node.left), is_missing=isinstance(node.ops[0], ast.Is)
+            )
         if isinstance(node, ast.Compare):
             return self._comparison(node)
+        if is_like(node):
+            return _like_function(self._compile(node.args[0]), ast.literal_eval(node.args[1]))
         if (path := path_of(node)) is not None:
             return operator.itemgetter(self._places.setdefault(path, len(self._places)))
         if _is_constant(node):
@@ -201,6 +213,30 @@ def _is_constant_or_negative(node: ast.expr) -> bool:
 
 def _is_constant(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and type(node.value) in (int, float, str, bool)
+
+
+def is_test_for_missing(node: ast.expr) -> TypeGuard[ast.Compare]:
+    """Return whether a node of the syntax tree is such as `a is None` or `a is not None`."""
+    return (
+        isinstance(node, ast.Compare)
+        and len(node.ops) == 1
+        and isinstance(node.ops[0], ast.Is | ast.IsNot)
+        and isinstance(node.comparators[0], ast.Constant)
+        and node.comparators[0].value is None
+    )
+
+
+def is_like(node: ast.expr) -> TypeGuard[ast.Call]:
+    """Return whether a node of the syntax tree is such as `like(a, "text%")`."""
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == LIKE
+        and len(node.args) == 2
+        and not node.keywords
+        and isinstance(node.args[1], ast.Constant)
+        and isinstance(node.args[1].value, str)
+    )
 
 
 def path_of(node: ast.expr) -> PathParts | None:
@@ -280,6 +316,36 @@ def _arithmetic_function(
 
 def _comparison_function(first: Evaluate, holds: Compare, second: Evaluate) -> Evaluate:
     return lambda values: holds(first(values), second(values))
+
+
+def _missing_function(part: Evaluate, *, is_missing: bool) -> Evaluate:
+    return lambda values: (part(values) is None) is is_missing
+
+
+def _like_function(part: Evaluate, pattern: str) -> Evaluate:
+    """Return a function that compares a text with a pattern of LIKE.
+
+    Between two `%` the first place that fits is as good as any later one. So each piece is searched
+    for once, where a regular expression of the whole pattern would try all combinations of places.
+    """
+    first, *others = (
+        re.compile(re.escape(piece).replace("_", "."), re.DOTALL) for piece in pattern.split("%")
+    )
+    last = len(pattern) - pattern.rfind("%") - 1
+
+    def is_like(values: Sequence[Any]) -> bool:
+        text = part(values)
+        if not isinstance(text, str):
+            return False
+        if not others:
+            return first.fullmatch(text) is not None
+        begin = first.match(text)
+        for piece in others[:-1]:
+            begin = begin and piece.search(text, begin.end())
+        end = len(text) - last
+        return begin is not None and begin.end() <= end and others[-1].match(text, end) is not None
+
+    return is_like
 
 
 def _chain_function(first: Evaluate, links: Sequence[tuple[Compare, Evaluate]]) -> Evaluate:
