@@ -1,6 +1,7 @@
 """The benchmarks' own machinery, and that the figures shown are those that were measured."""
 
 import importlib.util
+import io
 import json
 import os
 import shutil
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.benches import ROOT, Group, Rival, Role, figures, tables
+from tools.benches import ROOT, Group, Rival, Role, figures, gpu, gpu_steps, tables
 from tools.benches.turns import Measured, Taken, in_turns
 
 ALLOCATE = "import time; block = bytearray(60_000_000); time.sleep(1); print('took 2.5')"
@@ -63,13 +64,68 @@ def test_what_is_measured_starts_from_compiled_modules_as_an_installed_package_d
     assert compiled.is_file()
 
 
+def fail(bench: gpu_steps.Bench) -> None:
+    bench.figure("before", 1)
+    raise RuntimeError("planted")
+
+
+def hang(bench: gpu_steps.Bench) -> None:
+    bench.figure("before", 2)
+    subprocess.run(["sleep", "600"], check=False)
+
+
+def end(_bench: gpu_steps.Bench) -> None:
+    os.write(1, b"the last words\n")
+    os._exit(7)
+
+
+def note_process(bench: gpu_steps.Bench) -> None:
+    bench.figure("process", os.getpid())
+
+
+def test_a_step_for_a_gpu_that_fails_hangs_or_dies_costs_its_own_line_alone(tmp_path: Path) -> None:
+    names = ("note_process", "fail", "note_process", "hang", "note_process", "end")
+    limits = {"hang": 3.0}
+    plan = [gpu.Step(name, limits.get(name, 60.0), "something", __name__) for name in names]
+    lines = io.StringIO()
+    results = gpu.run(tmp_path, plan, small=True, lines=lines)
+    assert [json.loads(line) for line in lines.getvalue().splitlines()] == [*map(vars, results)]
+    assert [result.error for result in results] == [
+        "",
+        "RuntimeError: planted",
+        "",
+        "not done after 3 s",
+        "",
+        "its process ended with 7: the last words",
+    ]
+    assert [results[number].figures for number in (1, 3)] == [{"before": 1}, {"before": 2}]
+    processes = [results[number].figures["process"] for number in (0, 2, 4)]
+    assert len({*processes}) == 3  # another one after each that is broken
+    assert "hang (3 of 3 s) FAILED: not done after 3 s: something" in [*gpu.summary(plan, results)]
+
+
 @pytest.mark.system
-def test_what_is_for_a_gpu_is_left_out_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_for_a_gpu_is_tried_without_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    command = [sys.executable, str(ROOT / "tools/bench"), "gpu"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert (done.returncode, done.stdout.strip()) == (0, "")
-    assert done.stderr == "gpu: torch finds no GPU here; --small tries this benchmark without\n"
+    command = [sys.executable, str(ROOT / "tools/bench"), "gpu", "--place", str(tmp_path)]
+    found = tmp_path / "found.json"
+    small = [*command, "--small", "--only", "bits", "--json", str(found)]
+    subprocess.run(small, capture_output=True, timeout=300, check=True)
+    (line,) = map(json.loads, found.read_text().splitlines())
+    assert (line["step"], line["error"]) == ("bits", "")
+    assert line["figures"]["noise has the bits of the CPU"] is True
+    assert line["figures"]["other bits the second time"] == []
+    for words, said in (
+        (["--only", "versions"], "torch finds no GPU here; --small tries this benchmark without"),
+        (["--only", "none of all"], "no step has 'none of all' in its name: take a part of "),
+    ):
+        done = subprocess.run(
+            [*command, *words], capture_output=True, text=True, timeout=100, check=False
+        )
+        assert done.returncode in (1, 2)
+        assert said in done.stdout + done.stderr
 
 
 BENCH = """
@@ -118,32 +174,6 @@ def test_children_have_the_callers_packages_in_a_copy_without_git(tmp_path: Path
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["machine"]["commit"] == "unknown"
     assert [group["name"] for group in found["groups"]] == ["cli-wanted"]
-
-
-@pytest.mark.system
-def test_what_is_for_a_gpu_is_tried_without_one_and_makes_only_what_is_wanted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    command = [sys.executable, str(ROOT / "tools/bench"), "gpu", "--small", "--place", tmp_path]
-    done = subprocess.run(
-        [*command, "--only", "gpu-batches"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "batch 1: " in done.stdout
-    assert "batch 4: " in done.stdout
-    none = subprocess.run(
-        [*command, "--only", "none of all"], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert none.returncode == 2
-    assert none.stderr.endswith(
-        "gpu-sd2-32, gpu-sdxl-64, gpu-flux-64, gpu-layouts, gpu-compile, gpu-batches, "
-        "gpu-video, gpu-dc, gpu-checks, gpu-memory, gpu-workers\n"
-    )
 
 
 def test_figures_are_kept_by_group_and_shown(
