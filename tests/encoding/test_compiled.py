@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from wdsprep.encoding.models.compiled import NAMES, PER_SHAPE, CompiledNetwork
+from wdsprep.encoding.models import compiled
+from wdsprep.encoding.models.compiled import MOST_VARIANTS, NAMES, CompiledNetwork, check_compiler
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.find_model import find_model
 from wdsprep.encoding.recipe_defaults import settle_recipe
 from wdsprep.encoding.recipe_options import Recipe
+from wdsprep.errors import WorkError
 
 # What the compiler imports:
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -41,8 +43,8 @@ class Doubling(nn.Module):
 def test_every_shape_is_compiled_in_batches_of_several_sizes(
     graphs: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    network = CompiledNetwork(Doubling(), shapes=20)
-    shapes = [(size, side) for side in range(2, 22) for size in (8, 4)]
+    network = CompiledNetwork(Doubling())
+    shapes = [(size, side) for side in range(2, 8) for size in (8, 4)]
     with caplog.at_level(logging.WARNING), torch.inference_mode():
         for _ in range(2):
             for shape in shapes:
@@ -53,27 +55,26 @@ def test_every_shape_is_compiled_in_batches_of_several_sizes(
 
 
 def test_further_shapes_are_computed_all_the_same_and_that_is_said_once(
-    graphs: list[Any], caplog: pytest.LogCaptureFixture
+    graphs: list[Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network = CompiledNetwork(Doubling(), shapes=1)
+    monkeypatch.setattr(compiled, "MOST_VARIANTS", 12)
+    network = CompiledNetwork(Doubling())
     with caplog.at_level(logging.WARNING, "wdsprep"), torch.inference_mode():
-        for side in 2 * [*range(2, PER_SHAPE + 12)]:
+        for side in 2 * [*range(2, 20)]:
             batch = torch.ones(1, side)
             assert torch.equal(network(batch), 2 * batch)
-    assert len(graphs) == PER_SHAPE
+    assert len(graphs) == 12
     (told,) = [each.getMessage() for each in caplog.records if each.name == "wdsprep"]
-    assert told.startswith(
-        f"--compile: {PER_SHAPE} variants are compiled, so batches of further shapes"
-    )
+    assert told.startswith("--compile: 12 variants are compiled, so batches of further shapes")
 
 
 def test_limits_of_a_trainer_are_left_alone(graphs: list[Any]) -> None:
     config: Any = torch._dynamo.config
     before = [getattr(config, name) for name in NAMES]
-    CompiledNetwork(Doubling(), shapes=100)(torch.ones(2, 2))
+    CompiledNetwork(Doubling())(torch.ones(2, 2))
     assert [getattr(config, name) for name in NAMES] == before
     assert len(graphs) == 1
-    assert before[0] < PER_SHAPE  # or it would not be worth the while
+    assert before[0] < MOST_VARIANTS  # or it would not be worth the while
 
 
 def test_an_error_of_the_network_is_its_own(graphs: list[Any]) -> None:
@@ -82,7 +83,7 @@ def test_an_error_of_the_network_is_its_own(graphs: list[Any]) -> None:
             return batch.view(7)
 
     with pytest.raises(Exception, match="7"):
-        CompiledNetwork(Failing(), shapes=1)(torch.ones(2, 2))
+        CompiledNetwork(Failing())(torch.ones(2, 2))
     assert not graphs
 
 
@@ -94,6 +95,7 @@ def test_what_is_computed_again_in_fp32_is_not_compiled(graphs: list[Any]) -> No
     )
     made = load_encoder(model, recipe, "cpu")
     assert isinstance(made, LatentEncoder)
+    graphs.clear()  # that of the compiler's trial
     pixels, noise = torch.zeros((2, 3, 64, 64), dtype=torch.uint8), torch.zeros(2).long()
     texts = made.tokens(["a cat", "a dog"])
     made.encode_images(pixels, noise, exact=True)
@@ -102,3 +104,17 @@ def test_what_is_computed_again_in_fp32_is_not_compiled(graphs: list[Any]) -> No
     made.encode_images(pixels, noise)
     made.encode_texts(texts)
     assert len(graphs) >= 2
+
+
+def test_where_there_is_no_compiler_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def backend(_graph: Any, _inputs: Any) -> Callable[..., Any]:
+        raise RuntimeError("Failed to find C compiler.\nPlease specify one via CC")
+
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    with pytest.raises(WorkError) as refused:
+        check_compiler(torch.device("cpu"))
+    (line,) = str(refused.value).splitlines()
+    assert line.startswith("--compile does not work here (")
+    assert "Failed to find C compiler." in line
+    assert line.endswith("install a C++ compiler, and Triton for a GPU, or leave --compile out")

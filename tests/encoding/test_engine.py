@@ -424,6 +424,21 @@ def test_all_is_computed_on_one_core_each_so_that_their_count_never_shows() -> N
     assert set(encoder.cores) == {1}
 
 
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_networks_are_compiled_for_all_shapes_before_samples_come(is_compiled: bool) -> None:
+    class Compiled(Means):
+        def encode_images(self, pixels: Tensor, *rest: Any, **options: Any) -> Encoded:
+            shapes.append((len(pixels), *pixels.shape[2:]))
+            return super().encode_images(pixels, *rest, **options)
+
+    shapes: list[tuple[int, ...]] = []
+    encoder = Compiled()
+    encoder.is_compiled = is_compiled
+    made = engine(encoder, cuts=[Shapes.from_sizes([(16, 16), (8, 32)]), Shapes.square(8)])
+    made.close()
+    assert {*shapes} == ({(4, 16, 16), (4, 32, 8), (4, 8, 8)} if is_compiled else set())
+
+
 def test_a_failing_encoder_is_told_to_whoever_waits() -> None:
     made = engine(Broken())
     with pytest.raises(EngineError, match="ValueError: a kernel of 3"):

@@ -17,6 +17,7 @@ from wdsprep.encoding.models import encoder as encoders
 from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.network_swaps import Turns
 from wdsprep.encoding.two_passes import TextPass
+from wdsprep.errors import WorkError
 from wdsprep.runners.base import Event, Finished, Unit, Work
 
 GB = 10**9
@@ -204,3 +205,17 @@ def test_the_toy_in_turns_makes_the_same_bytes_with_few_loads(
     assert len(outcome.manifest.shards) == 14
     assert tree(tmp_path / "out") == tree(latents)
     assert 1 <= len(loads) <= 7
+
+
+def test_a_compiler_that_is_lacking_is_missed_before_the_first_shard(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compiled(*_: Any, **_options: Any) -> Any:
+        raise RuntimeError("Cannot find a working triton installation")
+
+    monkeypatch.setattr(encoders, "is_split", lambda *_: True)
+    monkeypatch.setattr("torch.compile", compiled)
+    monkeypatch.setattr("wdsprep.encoding.encode.runner_of", lambda *_args, **_how: Together())
+    with pytest.raises(WorkError, match=r"^--compile does not work here \(Cannot find a working"):
+        encode(str(images), str(tmp_path), model="tiny", resolution=64, device="cpu", compile=True)
+    assert not any("receipts" in name for name in tree(tmp_path))

@@ -33,6 +33,7 @@ import torch
 
 from wdsprep.dataset.npy_arrays import FLIPPED, is_of_text
 from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.shapes import Size
 from wdsprep.encoding.batching import Batcher
 from wdsprep.encoding.device_batches import MOST_LAUNCHED, DeviceBatches, Rows
 from wdsprep.encoding.encoded_samples import (
@@ -103,7 +104,7 @@ class Engine:
             encoder,
             lambda row, code: self._store_results([row], [code]),
             flips=any(field.name == FLIPPED for field in encoder.fields),
-            image_window=most_waiting if self._has_shapes else 0,
+            image_window=most_waiting if len(self._image_shapes) > 1 else 0,
             text_window=most_waiting if encoder.groups_texts and self._batches.text_size > 1 else 0,
         )
         window = max(self._batcher.image_window, self._batcher.text_window)
@@ -123,10 +124,10 @@ class Engine:
         self._assembler.start()
 
     @property
-    def _has_shapes(self) -> bool:
+    def _image_shapes(self) -> set[Size]:
+        """Return the shapes of all cuts of images."""
         both = zip(self._cuts, self._parts, strict=True)
-        shapes = [shapes for shapes, part in both if Part.IMAGE in part]
-        return len({size for each in shapes for size in each.sizes}) > 1
+        return {size for cut, part in both if Part.IMAGE in part for size in cut.sizes}
 
     @property
     def _samples_inside(self) -> int:
@@ -226,14 +227,17 @@ class Engine:
     def _warm_up(self) -> None:
         """Compute empty batches, so that the error of a broken device comes before samples are fed.
 
+        Networks that are compiled are compiled for all shapes, which takes minutes for each.
         Nothing is computed if the networks for images and for text take turns on the device.
         """
         if self._encoder.is_split:
             return
         side = self._encoder.resolution
+        shapes = self._image_shapes if self._encoder.is_compiled else {(side, side)}
         nothing: list[DeviceBatch] = []
         if Part.IMAGE in self._part:
-            nothing.append(self._image_batch([], (side, side), self._batches.size))
+            sizes = {shape: self._batches.size_of(shape) for shape in sorted(shapes)}
+            nothing += [self._image_batch([], shape, size) for shape, size in sizes.items()]
         if Part.TEXT in self._part:
             tokens = self._encoder.tokens([""])
             nothing.append(TextBatch.of(tokens, self._batches.text_size, self._encoder.device))

@@ -13,7 +13,14 @@ from wdsprep.encoding import DECODES, DTYPES, MODELS
 from wdsprep.encoding.captions.options import CaptionOptions, OneCaption
 from wdsprep.encoding.models.presets import describe_training_sizes
 from wdsprep.encoding.output_places import check_apart_text, places_of
-from wdsprep.encoding.recipe_options import IMAGES, MODEL, OF_TEXT, Recipe, RecipeOptions
+from wdsprep.encoding.recipe_options import (
+    IMAGES,
+    MODEL,
+    OF_TEXT,
+    Recipe,
+    RecipeOptions,
+    check_compiled_shapes,
+)
 from wdsprep.encoding.shape_lists import check_one_resolution
 from wdsprep.errors import UsageError
 from wdsprep.options import about, refuse_unknown_options
@@ -278,7 +285,7 @@ class EncodeOptions(EncodeCall, CaptionOptions):
         check_apart_text(self.text_out, self.latents, self.text)
         _ = self.places
         check_one_resolution(self.shapes, self.resolutions)
-        _ = self.recipes
+        check_compiled_shapes(self.recipes)
 
     @property
     def resolutions(self) -> tuple[int, ...]:

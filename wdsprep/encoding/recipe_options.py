@@ -4,6 +4,7 @@ They are declared here alone: `encode`, `load` and `stream` take them from here,
 a whole.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -27,6 +28,9 @@ from wdsprep.options import Options, about
 from wdsprep.runners.options import WORKERS
 
 MODEL, IMAGES = "Model", "Images"
+MOST_COMPILED = 4
+"""The most shapes for which --compile compiles a VAE, one after the other, while its GPU waits. For
+one shape of SD2's that took 115 s on two busy cores; no GPU has measured it."""
 OF_TEXT = ("pipeline", "text")
 """Settings from which others of text follow, and which weights are read."""
 OTHER_TEMPLATE = "the diffusers here puts other words around a caption, or cleans it otherwise"
@@ -197,6 +201,7 @@ class Recipe(RecipeOptions):
             raise UsageError(f"--resolution {self.resolution}: give {least} or more pixels")
         self._check_text_alone()
         object.__setattr__(self, "shapes", sizes_of(self.shapes, self.resolution))
+        check_compiled_shapes([self])
 
     def _check_text_alone(self) -> None:
         """Raise UsageError if text alone has options of images, or nothing is left to encode."""
@@ -220,3 +225,18 @@ class Recipe(RecipeOptions):
     def sizes(self) -> tuple[Size, ...]:
         """Return the shapes to cut images to, as widths and heights."""
         return cast("tuple[Size, ...]", self.shapes)
+
+
+def check_compiled_shapes(recipes: Sequence[Recipe]) -> None:
+    """Raise UsageError if a VAE would be compiled for many shapes to encode with all recipes."""
+    shapes = {
+        size
+        for recipe in recipes
+        if recipe.compile and not recipe.is_of_text
+        for size in recipe.sizes or ((recipe.resolution, recipe.resolution),)
+    }
+    if len(shapes) > MOST_COMPILED:
+        raise UsageError(
+            f"--compile takes minutes for each shape, and there are {len(shapes)}: leave it out, "
+            f"or encode {MOST_COMPILED} shapes at most"
+        )

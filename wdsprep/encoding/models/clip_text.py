@@ -5,7 +5,6 @@ are known from the configs, so a driver need not import torch, and a batch is on
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -63,8 +62,8 @@ class ClipText:
 
         from transformers import CLIPTextModel
 
-        compiled = partial(CompiledNetwork, shapes=1) if recipe.compile else None
-        self.network = InTwoPrecisions(load, recipe.dtype, compiled)
+        prepare = CompiledNetwork if recipe.compile else None
+        self.network: InTwoPrecisions[Any] = InTwoPrecisions(load, recipe.dtype, prepare)
 
     def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:
         pin = self._device.type == "cuda"  # else a copy waits for the batch before

@@ -10,7 +10,6 @@ torch is imported with this module, diffusers and transformers when models are l
 
 import contextlib
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ from wdsprep.encoding.models.base import (
     Tokens,
 )
 from wdsprep.encoding.models.clip_text import ClipText, ClipTokens
-from wdsprep.encoding.models.compiled import CompiledNetwork
+from wdsprep.encoding.models.compiled import CompiledNetwork, check_compiler
 from wdsprep.encoding.models.division_by_one import leave_out_divisions
 from wdsprep.encoding.models.dry_run import token_source
 from wdsprep.encoding.models.find_model import Model
@@ -47,6 +46,8 @@ from wdsprep.errors import WorkError
 def load_encoder(model: Model, recipe: Recipe, device: str) -> Encoder:
     """Load the networks of a model that a recipe needs onto a device."""
     silence_libraries()
+    if recipe.compile:
+        check_compiler(torch.device(device))
     return LatentEncoder(model, recipe, torch.device(device))
 
 
@@ -64,11 +65,10 @@ class LatentEncoder:
         self._rule = Rule(model, recipe.latents)
         dtype = dtype_of_vae(model, recipe.dtype)
         self.itemsize = DTYPES[dtype].itemsize
-        shapes = len({*recipe.sizes, (recipe.resolution, recipe.resolution)})
         self._moments: InTwoPrecisions[Any] = InTwoPrecisions(
             lambda wanted: _load_moments(model, DTYPES[wanted], device, is_compiled=recipe.compile),
             dtype,
-            partial(CompiledNetwork, shapes=shapes) if recipe.compile else None,
+            CompiledNetwork if recipe.compile else None,
         )
         self.is_split = is_split(model, recipe, device, self.itemsize)
         self._text = _load_text_encoder(model, recipe, device) if self.has_text else None
