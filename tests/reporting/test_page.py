@@ -1,6 +1,7 @@
 """The page of a report in a real browser: safe, usable with and without its script, fit to see."""
 
 import io
+import re
 import socket
 from collections.abc import Iterator
 from itertools import pairwise
@@ -13,6 +14,7 @@ from PIL import Image
 
 from tests.kit.browser import Chromium, chromium
 from tests.kit.reports import SCRIPT, Made, Page, fake_latents, pack_pictures, source_of_pictures
+from tests.kit.scores import score_here
 
 COUNT = 40
 
@@ -41,6 +43,17 @@ def page(tmp_path_factory: pytest.TempPathFactory, canary: socket.socket) -> Pag
     pack_pictures(source, made.images)
     fake_latents(made.images, made.latents)
     return made.report(samples=COUNT, model="none")
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """A page on images, latents of all of them, and scores of their captions."""
+    made = Made(root=tmp_path_factory.mktemp("scored"))
+    captions = ["a word", "many words " * 9]
+    pack_pictures(source_of_pictures(made.root / "photos", more=captions), made.images)
+    fake_latents(made.images, made.latents)
+    score_here(made.images, made.root / "scores", language=True)
+    return made.report(made.images, made.latents, made.root / "scores", samples=2, model="none")
 
 
 @pytest.fixture(scope="module")
@@ -288,3 +301,68 @@ def test_a_phone_shows_every_column_of_every_table(browser: Chromium, page: Page
         ".filter(e => !e.offsetWidth).map(e => e.outerHTML)"
     )
     assert (cut, hidden) == ([], [])  # bars beside numbers may go
+
+
+def test_equal_bars_of_a_section_count_equally_many(browser: Chromium, scored: Page) -> None:
+    """Whatever table they are in: the widths on the screen are compared."""
+    browser.look(width=1200)
+    browser.open(scored.url)
+    bars = browser.evaluate(
+        "[...document.querySelectorAll('.bar rect')].map(bar => [bar.closest('section').id,"
+        "bar.getBoundingClientRect().width, "
+        "bar.closest('tr').querySelector('.number').textContent])"
+    )
+    sizes: dict[str, list[float]] = {}
+    for section, width, count in bars:
+        sizes.setdefault(section, []).append(width / int(count.lstrip("\N{MINUS SIGN}")))
+    assert {name: len(found) for name, found in sizes.items()} == {
+        "funnel": 7,
+        "buckets": 8,
+        "rejects": 1,
+    }
+    for found in sizes.values():
+        assert found == pytest.approx([found[0]] * len(found), rel=0.01)
+
+
+def test_headings_stand_nearer_to_what_they_name(browser: Chromium, scored: Page) -> None:
+    """Than to what is above them."""
+    browser.look(width=1200)
+    browser.open(scored.url)
+    gaps = browser.evaluate(
+        "[...document.querySelectorAll('main :is(h2, h3, h4):not(.path)')].map(heading => {"
+        "let above = heading; while (!above.previousElementSibling) above = above.parentElement;"
+        "above = above.previousElementSibling; const place = heading.getBoundingClientRect();"
+        "const below = heading.nextElementSibling ?? heading.parentElement.nextElementSibling;"
+        "return [heading.textContent, place.top - above.getBoundingClientRect().bottom,"
+        "below.getBoundingClientRect().top - place.bottom, /^H/.test(above.tagName)] })"
+    )
+    free = [measures for *measures, is_under_another in gaps if not is_under_another]
+    assert len(free) > 10
+    assert all(above >= 24 and above > 1.3 * below for _, above, below in free), free
+
+
+def test_menu_and_headings_use_the_same_words_and_samples_come_second(scored: Page) -> None:
+    menu = [link.text for link in scored.root.one("nav").every("a")]
+    assert menu == [heading.text for heading in scored.root.one("main").every("h2")]
+    assert menu[:2] == ["From source to shards", "Samples"]
+    assert "Scores" in menu
+
+
+def test_cards_of_extreme_scores_say_what_they_are_shown_for(scored: Page) -> None:
+    scores = scored.section("scores")
+    assert scores is not None
+    groups = {group.one("h4").text: group for group in scores.every("section", class_="group")}
+    assert {"Lowest caption_length", "Highest caption_length"} <= groups.keys()
+    highest = groups["Highest caption_length"].every("li", class_="card")[-1]
+    assert highest.one("p", class_="score").text == "caption_length 98"
+    assert highest.one("p", class_="caption").text == ("many words " * 9).strip()
+    assert highest.one("h5").text == "000000000002"
+
+
+def test_whole_numbers_fall_into_bins_of_whole_numbers(scored: Page) -> None:
+    scores = scored.path.with_name("scores")
+    for name, total in (("caption_length", 14), ("caption_repeats", 14)):
+        rows = scored.rows(f"{scores}, {name}")
+        assert all(re.fullmatch(r"[\d,]+( to [\d,]+)?", row[0]) for row in rows), rows
+        assert sum(int(row[1]) for row in rows) == total
+    assert [row[0] for row in scored.rows(f"{scores}, caption_repeats")] == ["1"]

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from shutil import copytree
 from unittest.mock import patch
 
 import numpy as np
@@ -27,6 +28,7 @@ from tests.kit.reports import (
     parsed,
     source_of_pictures,
 )
+from wdsprep import remove
 from wdsprep.cli import main
 from wdsprep.dataset.npy_arrays import Field, layout
 from wdsprep.dataset.receipts import Shard
@@ -35,6 +37,7 @@ from wdsprep.dataset.rejects import Reject
 from wdsprep.errors import NotFoundError, StoreError, UsageError
 from wdsprep.reporting.facts.datasets import open_all
 from wdsprep.reporting.facts.funnel import pace_of
+from wdsprep.reporting.facts.histograms import column_histogram
 from wdsprep.reporting.facts.latent_statistics import latent_of, spectrum_of
 from wdsprep.reporting.page.markup import UNREADABLE, el
 from wdsprep.reporting.page.sections import reject_example
@@ -44,6 +47,8 @@ from wdsprep.reporting.sheet.picking import Joiner, SheetPlace, SheetSample, pic
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
 from wdsprep.store.local import LocalStore
+
+PLACE = SheetPlace(shard=Shard(name="64/0.tar", samples=1, nbytes=1, digest=""), number=0)
 
 
 @pytest.fixture(scope="module")
@@ -347,9 +352,66 @@ def test_throughput_is_told_by_the_times_of_receipts(made: Made, tmp_path: Path)
     assert "over 30 s, with 1 pause; 2001-09-09 01:46 to 12:53 UTC" in page.text
 
 
+@pytest.mark.parametrize(
+    ("times", "pauses", "active_s"),
+    [
+        ((0, 0, 1, 1681), 1, 1.75),  # 28 minutes between two runs, of which the first did most
+        ((0, 1, 2, 302), 1, 2.75),  # five minutes before the last of few
+        ((0, 1800, 3700, 5400), 0, 5400),  # large units
+        ((0, 0, 500, 1681), 0, 1681),  # some are slower
+        ((0, 0, 50, 51), 0, 51),  # four workers, in step
+    ],
+)
+def test_a_pause_between_two_runs_is_not_work(
+    made: Made, tmp_path: Path, times: tuple[int, ...], pauses: int, active_s: float
+) -> None:
+    images = pack_pictures(made.root / "photos", tmp_path / "images")
+    for path, at in zip(sorted((images / "receipts").iterdir()), times, strict=True):
+        os.utime(path, (1_000_000_000 + at, 1_000_000_000 + at))
+    pace = pace_of(open_all([str(images)]).every[0])
+    assert pace is not None
+    assert (pace.pauses, pace.active_s) == (pauses, active_s)
+    page = made.report(images, name="paced", model="none", samples=0)
+    assert " 0.0 samples a second" not in page.text
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers() | st.sampled_from([10**400, -(10**60), 1 << 63]), min_size=1))
+def test_a_histogram_of_whole_numbers_has_whole_bins(numbers: list[int]) -> None:
+    samples = [SheetSample(place=PLACE, facts={"score": number}) for number in numbers]
+    bars = column_histogram("score", samples, True).bars
+    assert len(bars) <= 12
+    counted = [number for number in numbers if abs(number) < 1e300]
+    assert sum(bar.count for bar in bars) == len(counted)
+    for bar in bars:
+        least, _, most = bar.range.replace(",", "").partition(" to ")
+        ends = range(int(least), int(most or least) + 1)
+        assert bar.count == sum(number in ends for number in counted)
+
+
+def test_removed_samples_are_called_removed(made: Made, tmp_path: Path) -> None:
+    images = copytree(made.images, tmp_path / "images")
+    latents = copytree(made.latents, tmp_path / "latents")
+    for root in (images, latents):
+        remove(root, keys=["000000000001", "000001000001"], yes=True)
+    page = made.report(images, latents, name="removed", model="none", samples=0)
+    minus = "\N{MINUS SIGN}"
+    assert [(row[0], row[2]) for row in page.rows("Funnel")] == [
+        ("samples in the source", "15"),
+        ("failed the image check", f"{minus}1"),
+        ("removed", f"{minus}2"),
+        ("packed", "12"),
+        ("for phase 64", "14"),
+        ("could not be encoded at 64", f"{minus}1"),
+        ("removed at 64", f"{minus}2"),
+        ("encoded at 64", "11"),
+    ]
+    assert "3 rejects of 15 samples: 1 failed the image check, 2 removed." in page.text
+    assert "left out by a filter" not in page.text
+
+
 def latent_sample(key: str, array: object) -> SheetSample:
-    place = SheetPlace(shard=Shard(name="64/0.tar", samples=1, nbytes=1, digest=""), number=0)
-    return SheetSample(place=place, key=key, members=(("latent.npy", npy(array)),))
+    return SheetSample(place=PLACE, key=key, members=(("latent.npy", npy(array)),))
 
 
 def test_statistics_of_latents_show_what_is_wrong_with_them() -> None:

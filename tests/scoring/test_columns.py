@@ -245,9 +245,9 @@ def test_a_report_shows_each_column_and_both_ends(
     assert 'id="scores"' in page
     assert f"{scores}, aesthetic" in page
     assert f"{scores}, Caption length" not in page
-    assert "The lowest and the highest of 15 samples" in page
+    assert "Of 15 samples, picked by chance." in page
     by_score = sorted(columns_in(scores).items(), key=lambda pair: pair[1]["aesthetic"])
-    part = page.partition('aria-label="lowest aesthetic"')[2].partition("</section>")[0]
+    part = page.partition('aria-label="Lowest aesthetic"')[2].partition("</section>")[0]
     assert all(key in part for key, _ in by_score[:4])
     assert not any(key in part for key, _ in by_score[4:])
 

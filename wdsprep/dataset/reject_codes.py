@@ -55,7 +55,7 @@ class Code(str, Enum):
     TOO_MANY_BYTES = ("too_many_bytes", "fetch")
     FAULT = ("fault", "fetch")  # an exception that nobody foresaw: a bug of ours
     HASH_MISMATCH = ("hash_mismatch", "fetch")  # not the bytes that the table speaks of
-    REMOVED = ("removed", "filter")  # by `wdsprep remove`, which keeps nothing of it but the key
+    REMOVED = ("removed", "remove")  # by `wdsprep remove`, which keeps nothing of it but the key
     FILTERED = ("filtered", "filter")
     CAPTION_TOO_SHORT = ("caption_too_short", "filter")
     CAPTION_TOO_LONG = ("caption_too_long", "filter")

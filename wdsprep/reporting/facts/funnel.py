@@ -20,7 +20,8 @@ LOST_BY_STAGE = {
     "fetch": "could not be fetched",
     "filter": "left out by a filter",
     "check": "failed the image check",
-    "encode": "could not be encoded",  # all rejects of latents
+    "encode": "could not be encoded",
+    "remove": "removed",
 }
 
 
@@ -82,16 +83,20 @@ def _phase_rows(
     if missing := wanted - latents.inputs:
         label = f"not {done} {at}{phase} so far"
         yield FunnelRow(label=label, count=missing, start=latents.inputs, is_lost=True)
-    if rejected := latents.rejected:
-        label = f"could not be {done} {at}{phase}"
-        start = latents.inputs - rejected
-        yield FunnelRow(label=label, count=rejected, start=start, is_lost=True)
+    left, removed = latents.inputs, latents.manifest.rejects.get(Code.REMOVED.value, 0)
+    lost = {f"could not be {done}": latents.rejected - removed, "removed": removed}
+    for label, count in lost.items():
+        left -= count
+        if count:
+            yield FunnelRow(label=f"{label} {at}{phase}", count=count, start=left, is_lost=True)
     yield FunnelRow(label=f"{done} {at}{phase}", count=latents.samples)
 
 
 BINS = 48
 PAUSE_S = 600.0
+SHORT_PAUSE_S = 60.0
 PAUSE_TIMES = 8
+"""How many times as long as usual a step takes that is a pause."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,17 +132,29 @@ def pace_of(given: ReportDataset) -> RunPace | None:
 
 
 def _pace(moments: Sequence[tuple[float, int]]) -> RunPace:
-    gaps = [b - a for (a, _), (b, _) in pairwise(moments)]
-    usual = sorted(gaps)[len(gaps) // 2]
-    longest = max(PAUSE_S, PAUSE_TIMES * usual)
+    """Return the pace of a run without its pauses.
+
+    A pause is a step of over 10 minutes that takes 8 times as long as is usual for its inputs, or
+    one of over a minute that takes 8 times as long as all other steps together. It counts as long
+    as is usual. What is usual is taken from the faster steps, since of a few steps most may be
+    pauses.
+    """
+    gaps = [(b - a, inputs) for (a, _), (b, inputs) in pairwise(moments)]
+    whole = sum(gap for gap, _ in gaps)
+    usual = sorted(gap / max(1, inputs) for gap, inputs in gaps)[(len(gaps) - 1) // 3]
     steps: list[tuple[float, int]] = []  # seconds, and the inputs done in them
-    for gap, (_, inputs) in zip(gaps, moments[1:], strict=True):
-        steps.append((usual if gap > longest else gap, inputs))
+    pauses = 0
+    for gap, inputs in gaps:
+        length = usual * max(1, inputs)
+        is_long = gap > PAUSE_S and gap > PAUSE_TIMES * length
+        is_most = gap > SHORT_PAUSE_S and gap > PAUSE_TIMES * (whole - gap)
+        pauses += is_long or is_most
+        steps.append((min(gap, length) if is_long or is_most else gap, inputs))
     return RunPace(
         first_s=moments[0][0],
         last_s=moments[-1][0],
         active_s=sum(length for length, _ in steps),
-        pauses=sum(gap > longest for gap in gaps),
+        pauses=pauses,
         inputs=sum(inputs for _, inputs in steps),
         rates=_rates(steps),
     )

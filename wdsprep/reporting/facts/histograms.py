@@ -20,6 +20,7 @@ SAMPLES = 256
 STEPS = 12
 """The number of bins in the histogram of a column."""
 MAX_AREA = 1 << 60  # a larger area cannot be a real size
+LARGEST = 1e300  # larger numbers of strangers overflow a float
 ASPECTS = (
     (0.0, 1 / 3, "under 1:3"),
     (1 / 3, 0.5, "1:3 to 1:2"),
@@ -112,34 +113,48 @@ def _histograms(given: ReportDataset, samples: Sequence[SheetSample]) -> list[Hi
             is_of_all=is_counted or is_every,
         ),
     ]
-    found += (_column_histogram(name, samples, is_every) for name in given.columns)
+    found += (column_histogram(name, samples, is_every) for name in given.columns)
     return [histogram for histogram in found if histogram.count]
 
 
-def _column_histogram(name: str, samples: Sequence[SheetSample], is_every: bool) -> Histogram:
+def column_histogram(name: str, samples: Sequence[SheetSample], is_every: bool) -> Histogram:
     """Return the histogram of a column: equal ranges of numbers, or its most frequent texts."""
     values = [value for sample in samples if (value := sample.facts.get(name)) is not None]
-    numbers = [float(value) for value in values if isinstance(value, int | float)]
+    numbers = [n for n in values if isinstance(n, int | float) and abs(n) < LARGEST]
     texts = Counter(value for value in values if isinstance(value, str))
     bars = tuple(Bar(label=text, range=text, count=n) for text, n in texts.most_common(STEPS))
     return Histogram(title=name, unit="", bars=_equal_bars(numbers) or bars, is_of_all=is_every)
 
 
 def _equal_bars(numbers: Sequence[float]) -> tuple[Bar, ...]:
+    """Return at most 12 bars of equal ranges; each has whole ends if all numbers are whole."""
     if not numbers:
         return ()
     least, most = min(numbers), max(numbers)
-    width = (most - least) / STEPS
-    counts = Counter(min(STEPS - 1, int((n - least) / width)) if width else 0 for n in numbers)
-    edges = [least + step * width for step in range(STEPS)] if width else [least]
+    if all(isinstance(number, int) for number in numbers):
+        width = -(-(int(most) - int(least) + 1) // STEPS)
+        counts = Counter((int(number) - int(least)) // width for number in numbers)
+        starts = range(int(least), int(most) + 1, width)
+        return tuple(
+            _range_bar(start, start + width - 1, counts[step]) for step, start in enumerate(starts)
+        )
+    length = (most - least) / STEPS
+    counts = Counter(min(STEPS - 1, int((n - least) / length)) if length else 0 for n in numbers)
+    edges = [least + step * length for step in range(STEPS)] if length else [least]
     return tuple(
         Bar(
             label=f"{edge:.3g}",
-            range=f"{edge:.4g} to {edge + width:.4g}" if width else f"{edge:.4g}",
+            range=f"{edge:.4g} to {edge + length:.4g}" if length else f"{edge:.4g}",
             count=counts[step],
         )
         for step, edge in enumerate(edges)
     )
+
+
+def _range_bar(least: int, most: int, count: int) -> Bar:
+    """Return the bar of a range of whole numbers, both ends included."""
+    shown = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    return Bar(label=f"{least:,}", range=shown, count=count)
 
 
 def _size(sample: SheetSample) -> tuple[int, int] | None:
@@ -170,9 +185,7 @@ def _range_bars(counts: Mapping[str, int], what: str) -> tuple[Bar, ...]:
     least = first
     while least <= last:
         most = _next_edge(least) - 1
-        shown = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-        count = found.get((least, most), 0)
-        bars.append(Bar(label=f"{least:,}", range=shown, count=count))
+        bars.append(_range_bar(least, most, found.get((least, most), 0)))
         least = most + 1
     return tuple(bars)
 

@@ -23,7 +23,6 @@ def sheet_section(facts: ReportFacts) -> Html | None:
     groups = [(name, list(some)) for name, some in groupby(facts.items, lambda item: item.group)]
     return section(
         "samples",
-        "Samples",
         note(f"{plural(len(facts.items), 'sample')}, picked by chance with seed {facts.seed}. "),
         *_remarks(facts),
         _controls([name for name, _ in groups]),
@@ -53,7 +52,6 @@ def copies_section(facts: ReportFacts) -> Html | None:
         return None
     return section(
         "copies",
-        "Copies",
         note(
             f"{plural(len(copies.groups), 'group')} of {copies.total:,} in {copies.table}, those "
             "whose copies differ most first. The first of a group stays."
@@ -112,13 +110,15 @@ def _select(name: str, options: Sequence[tuple[str, str]]) -> Html:
     return el("select", *(el("option", text, value=value) for value, text in options), id=name)
 
 
-def card(item: SheetItem) -> Html:
-    """Return the card of a sample: its pictures, caption and facts."""
-    return el("li", *_parts(item), class_="card")
+def card(item: SheetItem, *, level: int = 4) -> Html:
+    """Return the card of a sample: its pictures, caption and facts, under a heading of a level."""
+    return el("li", el(f"h{level}", item.key, class_="path"), *_parts(item), class_="card")
 
 
 def _parts(item: SheetItem) -> Iterator[Child]:
-    yield el("h4", item.key, class_="path")
+    if item.score:
+        name, value = item.score
+        yield el("p", name, " ", el("strong", value), class_="score", dir="auto")
     if item.problem:
         yield el(
             "p", f"This sample could not be read: {item.problem}", class_="problem", dir="auto"

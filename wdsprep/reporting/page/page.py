@@ -18,6 +18,7 @@ from wdsprep.reporting.page.contact_sheet import copies_section, sheet_section
 from wdsprep.reporting.page.markup import DASH, Child, Html, el, format_sides
 from wdsprep.reporting.page.scores_section import scores_section
 from wdsprep.reporting.page.sections import (
+    TITLES,
     buckets_section,
     funnel_section,
     hosts_section,
@@ -30,25 +31,12 @@ from wdsprep.reporting.page.sections import (
 from wdsprep.text import human_bytes, plural
 from wdsprep.version import __version__
 
-SECTIONS = {
-    "funnel": ("Funnel", funnel_section),
-    "buckets": ("Buckets", buckets_section),
-    "rejects": ("Rejects", rejects_section),
-    "sizes": ("Sizes", samples_section),
-    "pace": ("Throughput", pace_section),
-    "hosts": ("Hosts", hosts_section),
-    "latents": ("Latents", latents_section),
-    "scores": ("Scores", scores_section),
-    "copies": ("Copies", copies_section),
-    "samples": ("Samples", sheet_section),
-}
-
 
 def page_of(facts: ReportFacts) -> str:
     """Return the HTML page of a report."""
     style, script = _asset("page.css"), _asset("page.js")
-    made = {name: make(facts) for name, (_, make) in SECTIONS.items()}
-    there = {name: made[name] for name in made if made[name] is not None}
+    made = {name: make(facts) for name, make in SECTIONS.items()}
+    there = {name: made[name] for name in TITLES if made[name] is not None}
     head = el(
         "head",
         el("meta", charset="utf-8"),
@@ -64,7 +52,7 @@ def page_of(facts: ReportFacts) -> str:
         "body",
         el("a", "Skip to the report", href="#report", class_="skip"),
         _header(facts, list(there)),
-        el("main", *there.values(), _settings_section(facts), id="report"),
+        el("main", *there.values(), id="report"),
         el("footer", f"Made by wdsprep {__version__}. This page loads nothing from anywhere."),
         el("script", script),
     )
@@ -86,7 +74,6 @@ def _policy(style: str, script: str) -> str:
 
 
 def _header(facts: ReportFacts, there: list[str]) -> Html:
-    links = ((name, SECTIONS[name][0]) for name in there)
     return el(
         "header",
         el("p", NAME, class_="kicker"),
@@ -97,8 +84,7 @@ def _header(facts: ReportFacts, there: list[str]) -> Html:
             "nav",
             el(
                 "ul",
-                *(el("li", el("a", text, href=f"#{name}")) for name, text in links),
-                el("li", el("a", "Settings", href="#settings")),
+                *(el("li", el("a", TITLES[name], href=f"#{name}")) for name in there),
             ),
             aria_label="Sections",
         ),
@@ -172,7 +158,7 @@ def _settings_section(facts: ReportFacts) -> Html:
                 table(f"Settings of {given.shown}", ("setting", "value"), rows),
             ),
         ]
-    return section("settings", "Settings", *parts)
+    return section("settings", *parts)
 
 
 def _value(value: Any) -> str:
@@ -181,3 +167,18 @@ def _value(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value) if value not in ("", None) else DASH
+
+
+SECTIONS = {
+    "funnel": funnel_section,
+    "samples": sheet_section,
+    "buckets": buckets_section,
+    "rejects": rejects_section,
+    "sizes": samples_section,
+    "pace": pace_section,
+    "hosts": hosts_section,
+    "latents": latents_section,
+    "scores": scores_section,
+    "copies": copies_section,
+    "settings": _settings_section,
+}

@@ -16,7 +16,7 @@ def scores_section(facts: ReportFacts) -> Html | None:
     parts: list[Child] = []
     for chapter in chapters:
         parts += _columns(chapter, facts)
-    return section("scores", "Scores", *parts)
+    return section("scores", *parts)
 
 
 def _columns(chapter: Chapter, facts: ReportFacts) -> list[Child]:
@@ -29,14 +29,12 @@ def _columns(chapter: Chapter, facts: ReportFacts) -> list[Child]:
     ]
     for ends in facts.ends:
         if ends.scores == shown and ends.low:
-            parts.append(el("h4", ends.column))
-            of = plural(ends.of, "sample")
-            parts.append(note(f"The lowest and the highest of {of}, picked by chance."))
-            parts += [_row(f"lowest {ends.column}", ends.low)]
-            parts += [_row(f"highest {ends.column}", ends.high)]
+            of = f"Of {plural(ends.of, 'sample')}, picked by chance."
+            parts += [_row(f"Lowest {ends.column}", ends.low, of)]
+            parts += [_row(f"Highest {ends.column}", ends.high, of)]
     return parts
 
 
-def _row(label: str, items: tuple[SheetItem, ...]) -> Html:
-    cards = el("ul", *map(card, items), class_="cards", role="list")
-    return el("section", cards, class_="group", aria_label=label)
+def _row(label: str, items: tuple[SheetItem, ...], of: str) -> Html:
+    cards = el("ul", *(card(item, level=5) for item in items), class_="cards", role="list")
+    return el("section", el("h4", label), note(of), cards, class_="group", aria_label=label)

@@ -28,12 +28,27 @@ from wdsprep.reporting.page.charts import (
 from wdsprep.reporting.page.markup import MINUS, Child, Html, el
 from wdsprep.text import human_bytes, human_time, plural
 
+TITLES = {
+    "funnel": "From source to shards",
+    "samples": "Samples",
+    "buckets": "Buckets and phases",
+    "rejects": "Rejects",
+    "sizes": "Sizes and captions",
+    "pace": "Throughput",
+    "hosts": "Worst hosts",
+    "latents": "Latents",
+    "scores": "Scores",
+    "copies": "Copies",
+    "settings": "Settings",
+}
+"""The sections of the page by name, in their order: in the menu, and as their headings."""
 
-def section(name: str, title: str, *children: Child) -> Html:
-    """Return a section of the page, with a title and a name to link to."""
+
+def section(name: str, *children: Child) -> Html:
+    """Return a section of the page, with its title and a name to link to."""
     return el(
         "section",
-        el("h2", title, id=f"{name}-title"),
+        el("h2", TITLES[name], id=f"{name}-title"),
         *children,
         id=name,
         aria_labelledby=f"{name}-title",
@@ -52,29 +67,31 @@ def funnel_section(facts: ReportFacts) -> Html:
         for row in facts.rows
     )
     head = ("step", "", "samples", "of the source")
-    return section("funnel", "From source to shards", table("Funnel", head, rows, numbers=2))
+    return section("funnel", table("Funnel", head, rows, numbers=2))
 
 
 def buckets_section(facts: ReportFacts) -> Html:
     parts: list[Child] = []
+    most = max(chapter.given.samples for chapter in facts.chapters) or 1
     for chapter in facts.chapters:
         given = chapter.given
-        parts += [el("h3", given.shown), _buckets(given)]
+        parts += [el("h3", given.shown), _buckets(given, most)]
         if given.manifest.dataset == "images":
-            parts.append(_phases(given))
+            parts.append(_phases(given, most))
         if given.shapes:
-            parts.append(_shapes(given))
-    return section("buckets", "Buckets and phases", *parts)
+            parts.append(_shapes(given, most))
+    return section("buckets", *parts)
 
 
-def _buckets(given: ReportDataset) -> Html:
+def _buckets(given: ReportDataset, most: int) -> Html:
+    """Return the table of buckets. A bar of `most` samples fills its cell, here and below."""
     if not given.buckets:
         return note("There are no shards: no sample was kept, or none has been done so far.")
     counts = {b: sum(shard.samples for shard in some) for b, some in given.buckets.items()}
     rows = (
         (
             bucket,
-            bar(0, counts[bucket] / max(counts.values()), "kept"),
+            bar(0, counts[bucket] / most, "kept"),
             f"{counts[bucket]:,}",
             f"{len(shards):,}",
             human_bytes(sum(shard.nbytes for shard in shards)),
@@ -85,11 +102,11 @@ def _buckets(given: ReportDataset) -> Html:
     return table(f"Buckets of {given.shown}", head, rows, numbers=3)
 
 
-def _phases(given: ReportDataset) -> Html:
+def _phases(given: ReportDataset, most: int) -> Html:
     rows = (
         (
             f"phase {resolution}",
-            bar(0, samples / (given.samples or 1), "kept"),
+            bar(0, samples / most, "kept"),
             f"{samples:,}",
             f"{shards:,}",
         )
@@ -99,8 +116,8 @@ def _phases(given: ReportDataset) -> Html:
     return table(f"Phases of {given.shown}", head, rows, numbers=2)
 
 
-def _shapes(given: ReportDataset) -> Html:
-    most, total = max(given.shapes.values()), sum(given.shapes.values())
+def _shapes(given: ReportDataset, most: int) -> Html:
+    total = sum(given.shapes.values())
     rows = (
         (name, bar(0, count / most, "kept"), f"{count:,}", share(count, total))
         for name, count in given.shapes.items()
@@ -113,13 +130,14 @@ def rejects_section(facts: ReportFacts) -> Html | None:
     chapters = [chapter for chapter in facts.chapters if chapter.given.rejected]
     if not chapters:
         return None
-    return section("rejects", "Rejects", *(_rejects(chapter) for chapter in chapters))
+    most = max(count for c in chapters for count in c.given.manifest.rejects.values())
+    return section("rejects", *(_rejects(chapter, most) for chapter in chapters))
 
 
-def _rejects(chapter: Chapter) -> Iterator[Child]:
+def _rejects(chapter: Chapter, most: int) -> Iterator[Child]:
     given, refused = chapter.given, chapter.refused
     rejects = given.manifest.rejects
-    most, total = max(rejects.values()), given.rejected
+    total = given.rejected
     ranked = sorted(rejects.items(), key=lambda pair: (-pair[1], pair[0]))
     yield el("h3", given.shown)
     yield note(
@@ -179,11 +197,9 @@ def reject_example(reject: Reject) -> Iterator[Child]:
 
 def hosts_section(facts: ReportFacts) -> Html | None:
     parts: list[Child] = []
-    for chapter in facts.chapters:
-        refused = chapter.refused
-        if not refused.hosts:
-            continue
-        most = refused.hosts[0].failures
+    refusals = [chapter.refused for chapter in facts.chapters if chapter.refused.hosts]
+    most = max((refused.hosts[0].failures for refused in refusals), default=0)
+    for refused in refusals:
         rows = (
             (
                 el("span", host.name, class_="path", dir="auto"),
@@ -197,7 +213,7 @@ def hosts_section(facts: ReportFacts) -> Html | None:
         head = ("host", "", "why", "failures", "share")
         parts.append(table("Worst hosts", head, rows, numbers=2))
         parts.append(note(f"Of {plural(refused.failures, 'failed download')} in {_read(refused)}."))
-    return section("hosts", "Worst hosts", *parts) if parts else None
+    return section("hosts", *parts) if parts else None
 
 
 def samples_section(facts: ReportFacts) -> Html | None:
@@ -214,7 +230,7 @@ def samples_section(facts: ReportFacts) -> Html | None:
         if figures:
             parts += [el("h3", shown), el("div", *figures, class_="figures")]
             parts.append(unread_note(chapter))
-    return section("sizes", "Sizes and captions", *parts) if parts else None
+    return section("sizes", *parts) if parts else None
 
 
 def unread_note(chapter: Chapter) -> Html | None:
@@ -234,7 +250,6 @@ def pace_section(facts: ReportFacts) -> Html:
     without_pace = [c.given.shown for c in facts.chapters if not c.pace]
     return section(
         "pace",
-        "Throughput",
         el("div", *figures, class_="figures") if figures else None,
         note(
             f"{' and '.join(without_pace)}: too few units for a rate. The command that made them "
@@ -255,10 +270,10 @@ def _pace(shown: str, pace: RunPace) -> Html:
     width = pace.active_s / len(pace.rates)
     paused = f", with {plural(pace.pauses, 'pause')}" if pace.pauses else ""
     says = (
-        f"{pace.mean:,.1f} samples a second, over {_span(pace.active_s)}{paused}; "
+        f"{_rate(pace.mean)} samples a second, over {_span(pace.active_s)}{paused}; "
         f"{_moments(pace.first_s, pace.last_s)}"
     )
-    rows = [(_span(number * width), f"{rate:,.1f}") for number, rate in enumerate(pace.rates)]
+    rows = [(_span(number * width), _rate(rate)) for number, rate in enumerate(pace.rates)]
     bars = [
         (at, f"after {at}: {told} samples a second", rate)
         for (at, told), rate in zip(rows, pace.rates, strict=True)
@@ -266,9 +281,13 @@ def _pace(shown: str, pace: RunPace) -> Html:
     return figure(
         shown,
         says,
-        columns(bars, f"{shown}: {says}", peak=f"{max(pace.rates):,.1f}/s", gap=0.06),
+        columns(bars, f"{shown}: {says}", peak=f"{_rate(max(pace.rates))}/s", gap=0.06),
         table(f"Throughput of {shown}", ("after", "samples a second"), rows, numbers=1),
     )
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:,.1f}" if rate >= 1 else f"{rate:.2g}"
 
 
 def _span(seconds: float) -> str:
@@ -289,7 +308,7 @@ def latents_section(facts: ReportFacts) -> Html | None:
     ]
     if not chapters:
         return None
-    return section("latents", "Latents", *(_chapter(chapter) for chapter in chapters))
+    return section("latents", *(_chapter(chapter) for chapter in chapters))
 
 
 def _chapter(chapter: Chapter) -> Iterator[Child]:

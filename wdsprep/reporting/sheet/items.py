@@ -44,6 +44,8 @@ class SheetItem:
     facts: FactPairs
     pictures: tuple[SheetPicture, ...]
     problem: str = ""
+    score: tuple[str, str] | None = None
+    """The name and value of the score that the sample is shown for."""
 
 
 def count_items(datasets: Datasets, count: int) -> tuple[int, int]:
@@ -133,7 +135,7 @@ class Sheet:
             if one.sample is None:
                 facts += ((one.latents.label, one.reason),)
                 continue
-            facts += _facts_of_latent(one.latents, one.sample.facts)
+            facts += facts_of_latent(one.latents, one.sample.facts)
             if not one.latents.has_latents:
                 continue
             pictures += self._latent_pictures(one.latents, one.sample, image)
@@ -151,7 +153,7 @@ class Sheet:
             group=group,
             key=sample.key,
             caption=_caption(sample),
-            facts=(("source", source), *_facts_of_latent(base, sample.facts)),
+            facts=(("source", source), *facts_of_latent(base, sample.facts)),
             pictures=tuple(self._latent_pictures(base, sample, None)) if base.has_latents else (),
         )
 
@@ -249,7 +251,7 @@ def _meta(facts: Mapping[str, Any]) -> str:
     return text if len(text) <= META_LENGTH else f"{text[:META_LENGTH]}\N{HORIZONTAL ELLIPSIS}"
 
 
-def _facts_of_latent(latents: ReportDataset, facts: Mapping[str, Any]) -> FactPairs:
+def facts_of_latent(latents: ReportDataset, facts: Mapping[str, Any]) -> FactPairs:
     if latents.columns:
         return tuple((name, shown_value(facts.get(name))) for name in latents.columns)
     scaled = f"scaled to {format_sides(facts.get('scaled_width'), facts.get('scaled_height'))}"

@@ -7,7 +7,7 @@ from wdsprep.dataset.file_names import latent_unit
 from wdsprep.dataset.reindex import read_positions
 from wdsprep.dataset.score_columns import TEXT
 from wdsprep.reporting.facts.datasets import ReportDataset
-from wdsprep.reporting.sheet.items import SheetItem, open_picture, shown_value
+from wdsprep.reporting.sheet.items import SheetItem, facts_of_latent, open_picture, shown_value
 from wdsprep.reporting.sheet.picking import DAMAGE, SheetPlace, SheetSample, read_sample
 
 EACH = 4
@@ -85,9 +85,10 @@ def _items(
             group=column,
             key=sample.key,
             caption=image.member("txt").decode("utf-8", "replace"),
-            facts=((column, shown_value(sample.facts[column])),),
+            facts=facts_of_latent(scores, sample.facts),
             pictures=() if image.problem else (open_picture(image, max_area)[1],),
             problem=image.problem,
+            score=(column, shown_value(sample.facts[column])),
         )
 
 
