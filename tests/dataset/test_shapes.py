@@ -31,7 +31,8 @@ def test_a_dataset_of_squares_has_no_list() -> None:
 
 
 @pytest.mark.parametrize(
-    ("samples", "batch"), [(0, 1), (3, 1), (38, 4), (60, 4), (64, 8), (511, 32), (10**6, 64)]
+    ("samples", "batch"),
+    [(0, 1), (3, 1), (20, 4), (38, 4), (60, 8), (319, 32), (320, 64), (10**6, 64)],
 )
 def test_the_batch_of_an_example_is_one_that_people_take(samples: int, batch: int) -> None:
     assert batch_that_fits({}, {}, samples) == batch

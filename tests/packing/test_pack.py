@@ -3,8 +3,10 @@
 import json
 import re
 import subprocess
+from collections import Counter
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,6 +16,7 @@ from PIL import Image
 
 import wdsprep
 from tests.kit.packs import (
+    BUCKETS,
     TWENTY,
     check_dataset,
     command,
@@ -29,8 +32,10 @@ from tests.kit.packs import (
     temporaries,
     tree,
     write_files,
+    write_table,
 )
-from wdsprep.errors import FingerprintError
+from wdsprep.cli import main
+from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.runners.job import JobListener
 
 # --- the whole of it
@@ -89,6 +94,60 @@ def test_filter_and_caption_lengths_reject_by_code(tmp_path: Path) -> None:
         "3.jpg": "filtered",
     }
     check_dataset(out)
+
+
+def test_folders_of_kohya_tell_repeats_and_captions_that_a_loader_takes_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files: dict[str, bytes | str] = {}
+    for number, name in enumerate(["10_dog/a", "10_dog/more/b", "3_cat/2_x/c", "plain/d", "4_e"]):
+        files[f"{name}.jpg"] = jpeg(number)
+        files[f"{name}.caption"] = name
+    del files["plain/d.caption"]
+    source, out = write_files(tmp_path / "in", files), tmp_path / "out"
+    assert main(["pack", str(source), str(tmp_path / "bare"), *BUCKETS, "--workers", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "no sample has a caption: --caption-ext .caption takes those of 4 .caption files" in said
+    assert "repeats" not in samples_of(tmp_path / "bare")[0]["json"]
+    options = ["--caption-ext", "caption,.txt", "--repeats-from-folders", "--workers", "1"]
+    assert main(["pack", str(source), str(out), *BUCKETS, *options]) == 0
+    said = capsys.readouterr().out
+    assert "1 of 5 images has no caption\n" in said
+    assert "repeats: 2 images x 1, 1 image x 2, 2 images x 10\n" in said
+    packed = {sample["json"]["source"]: sample["json"] for sample in samples_of(out)}
+    repeats = {name[:-4]: facts["repeats"] for name, facts in packed.items()}
+    assert repeats == {
+        "10_dog/a": 10, "10_dog/more/b": 10, "3_cat/2_x/c": 2, "plain/d": 1, "4_e": 1,
+    }  # fmt: skip
+    assert packed["10_dog/a.jpg"]["caption"] == "10_dog/a"
+    settings = manifest_of(out).settings
+    assert settings["caption_ext"] == [".caption", ".txt"]
+    check_dataset(out)
+    latents = tmp_path / "latents"
+    wdsprep.encode(out, latents, resolution=32, model="tiny", device="cpu")
+    assert "1 of 5 images has no caption\n" not in capsys.readouterr().out
+    streams = [wdsprep.Stream(latents, where=f"repeats == {n}", repeat=n) for n in (1, 2, 10)]
+    served = Counter(key for batch in wdsprep.load(streams, global_batch=4) for key in batch["key"])
+    assert served == {facts["key"]: facts["repeats"] for facts in packed.values()}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"caption_ext": ".jpg"}, "--caption-ext .*give extensions of caption files"),
+        ({"caption_ext": ""}, "--caption-ext .*give extensions of caption files"),
+        ({"caption_ext": ".caption"}, "give their captions by --caption-col"),
+        ({"repeats_from_folders": True}, "leave --repeats-from-folders out"),
+    ],
+)
+def test_what_folders_tell_is_asked_of_folders_alone(
+    tmp_path: Path, options: dict[str, Any], said: str
+) -> None:
+    (tmp_path / "in").mkdir()
+    write_table(tmp_path / "in" / "a.parquet", [{"image": jpeg(1)}])
+    with pytest.raises(UsageError, match=said):
+        wdsprep.pack(tmp_path / "in", tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
 
 
 def test_max_alpha_rejects_what_shows_too_little_and_is_a_setting(tmp_path: Path) -> None:

@@ -25,7 +25,9 @@ from tests.kit.packs import (
     write_files,
     write_table,
 )
+from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal
+from wdsprep.dataset.samples import Sample
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.sources.base import Item
 
@@ -112,6 +114,32 @@ def test_upper_case_extensions_count(tmp_path: Path) -> None:
     write_files(tmp_path, {"DSC2.JPG": jpeg(2), "DSC2.JSON": '{"text": "too"}'})
     assert sample(tmp_path, "DSC1.JPG").caption == "a camera's"
     assert sample(tmp_path, "DSC2.JPG").caption == "too"
+
+
+def captions_in(rows: dict[str, Sample | Refusal]) -> dict[str, str]:
+    return {name: row.caption for name, row in rows.items() if isinstance(row, Sample)}
+
+
+def test_captions_of_other_extensions_count_where_they_are_named(tmp_path: Path) -> None:
+    write_files(
+        tmp_path,
+        {
+            "a.jpg": jpeg(1), "a.caption": "kohya's", "a.txt": "tags", "a.json": '{"text": "json"}',
+            "b.jpg": jpeg(2), "b.TXT": "tags alone", "lone.caption": "x",
+            "c.jpg": jpeg(3), "c.caption": "", "c.txt": "not read",
+        },
+    )  # fmt: skip
+    both = {"caption_ext": (".caption", ".txt")}
+    rows = by_source(tmp_path, **both)
+    assert captions_in(rows) == {"a.jpg": "kohya's", "b.jpg": "tags alone", "c.jpg": ""}
+    assert isinstance(lone := rows["lone.caption"], Refusal)
+    assert lone.code is Code.NO_IMAGE
+    assert [name for name, _, _ in next(source_of(tmp_path, **both).items()).parts] == [
+        "a.jpg", "a.json", "a.caption",
+    ]  # fmt: skip
+    rows = by_source(tmp_path, caption_ext=(".caption",))
+    assert captions_in(rows) == {"a.jpg": "kohya's", "b.jpg": "", "c.jpg": ""}
+    assert sample(tmp_path, "a.jpg").caption == "tags"
 
 
 def test_caption_without_image_is_refused_by_name(tmp_path: Path) -> None:

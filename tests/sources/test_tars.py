@@ -182,6 +182,21 @@ def test_tar_captions_follow_the_same_rules_as_folders(tmp_path: Path) -> None:
     ]
 
 
+def test_captions_of_other_extensions_count_in_tars_too(tmp_path: Path) -> None:
+    members = {"a.jpg": jpeg(1), "a.caption": b"kohya's", "a.txt": b"tags"}
+    members |= {"b.jpg": jpeg(2), "b.txt": b"tags alone"}
+    write_files(tmp_path, {"x.tar": tar_bytes(members.items())})
+    left_out = LeftOut()
+    for extensions, captions in (
+        ((".caption", ".txt"), ["kohya's", "tags alone"]),
+        ((".caption",), ["kohya's", ""]),
+    ):
+        source = source_of(tmp_path, caption_ext=extensions)
+        rows = [row for item in source.items() for row in source.read(item, left_out.note)]
+        assert [row.caption for row in rows if isinstance(row, Sample)] == captions
+    assert left_out.kinds == {".txt": 2}
+
+
 def test_a_tar_that_vanishes_is_refused(tmp_path: Path) -> None:
     write_files(tmp_path, {"a.tar": tar_bytes([("a.jpg", jpeg(1))])})
     source = source_of(tmp_path)

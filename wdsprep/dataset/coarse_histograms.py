@@ -13,18 +13,24 @@ from typing import Any
 
 from wdsprep.dataset.score_columns import SCORES
 
+REPEATS = "repeats:"
+"""The start of the names of counts of images by how often they come in an epoch."""
+
 
 def count_sample(
     counts: Counter[str], dataset: str, facts: Mapping[str, Any], shape: str = ""
 ) -> None:
     """Count one sample in `counts`, by the facts in its json and the name of its shape.
 
-    Of an image, the length of the caption and the shorter side are counted, in bins; of latents or
-    text, a cut or an empty caption and the shape; of scores, nothing.
+    Of an image, the length of the caption and the shorter side are counted, in bins, and how often
+    it comes in an epoch, if its json says that; of latents or text, a cut or an empty caption and
+    the shape; of scores, nothing.
     """
     if dataset == "images":
         counts[bin_name("caption", len(facts["caption"]))] += 1
         counts[bin_name("side", min(facts["width"], facts["height"]))] += 1
+        if "repeats" in facts:
+            counts[f"{REPEATS}{facts['repeats']}"] += 1
         return
     if dataset == SCORES:
         return

@@ -66,6 +66,7 @@ class ImageSettings(_ImageNeeds, total=False):
     source: Text
     allow_s3: bool
     caption_col: Text
+    caption_ext: list[Text]
     check: Text
     compute_hash: Text
     filter: Text
@@ -80,6 +81,7 @@ class ImageSettings(_ImageNeeds, total=False):
     min_size: Nbytes
     opt_outs: bool
     reencode: Text
+    repeats_from_folders: bool
     robots: bool
     samples_per_shard: Nbytes
     save_additional_columns: list[Text]

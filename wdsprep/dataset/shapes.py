@@ -80,12 +80,12 @@ USUAL_BATCH = 64
 def batch_that_fits(settings: Mapping[str, Any], counts: Mapping[str, int], samples: int) -> int:
     """Return the global batch for an example command: `USUAL_BATCH`, or less if samples are few.
 
-    It is a power of two of which an epoch has eight batches or more, if there are samples enough.
+    It is a power of two of which an epoch has five batches or more, if there are samples enough.
     With shapes it is at most the number of samples in the largest one, so that no batch needs a
     sample twice.
     """
     of_one_shape = shape_counts(settings, counts).values()  # as a batch is
-    most = min(USUAL_BATCH, max(of_one_shape, default=samples), samples // 8)
+    most = min(USUAL_BATCH, max(of_one_shape, default=samples), samples // 5)
     return 1 << max(0, most.bit_length() - 1)
 
 

@@ -247,7 +247,7 @@ def text_facts_of(key: str, sample: Sample, result: Result, *, is_packed: bool) 
         "key": key,
         "source": sample.source,
         "tokens": tokens.count,
-        **(_copy_facts(sample.facts, "source") if is_packed else {}),
+        **(_copy_facts(sample.facts, "source", "repeats") if is_packed else {}),
     }
 
 

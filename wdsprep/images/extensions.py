@@ -1,4 +1,4 @@
-"""The names that files of images end in."""
+"""The names that files of images, and of their captions, end in."""
 
 IMAGES = frozenset(
     {"jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "gif", "bmp", "dib", "tif", "tiff"}
@@ -11,3 +11,5 @@ OTHER_IMAGES = frozenset(
 )
 """Extensions of images that nobody decodes here. A file may be another kind by its first bytes; if
 not, it is a reject."""
+CAPTIONS = (".txt",)
+"""Extensions of caption files, unless the user names others."""

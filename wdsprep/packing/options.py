@@ -4,10 +4,11 @@
 """
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from wdsprep.changed_settings import ABOVE, SettingWords
 from wdsprep.dataset.buckets import parse_buckets
@@ -16,6 +17,7 @@ from wdsprep.dataset.file_names import SELECTION
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import UsageError
 from wdsprep.fetch.options import DOWNLOADING, FetchOptions, FetchRules
+from wdsprep.images import extensions
 from wdsprep.images.options import HEADING, ImageOptions, Limits, Recode, jpeg_quality
 from wdsprep.limits import MAX_DOWNLOAD_NBYTES, MAX_NBYTES
 from wdsprep.options import Options, about, options_in_settings
@@ -92,6 +94,14 @@ def _input_format(given: Any) -> str:
     if not isinstance(given, str):
         raise UsageError(f"{brief(given)}: give one of {', '.join(FORMATS)}")
     return format_of(given)
+
+
+def _caption_extensions(given: Any) -> tuple[str, ...]:
+    found = tuple(f".{name.lower().removeprefix('.')}" for name in parse_names(given))
+    kinds = {"json", *extensions.IMAGES, *extensions.OTHER_IMAGES}
+    if not found or any(not re.fullmatch(r"\.[\w-]+", e) or e[1:] in kinds for e in found):
+        raise UsageError(f"{brief(given)}: give extensions of caption files, as .caption,.txt")
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +199,33 @@ class PackRules(ShardSizes, ImageOptions):
             "Take captions from this column of a table, or field of the json.",
             COLUMNS,
             usual="recognised",
+        ),
+    )
+    caption_ext: str | Iterable[str] = field(
+        default=extensions.CAPTIONS,
+        metadata=about(
+            "Take captions from files of this extension beside the images of a folder or in tars, "
+            "such as .caption; of several, as .caption,.txt, the first that an image has.",
+            COLUMNS,
+            read=_caption_extensions,
+            metavar="EXT,...",
+            usual=extensions.CAPTIONS[0],
+            decides=True,
+            example=".caption,.txt",
+            page="the extensions of caption files beside the images of a folder, or of caption "
+            "members in tars; `.txt` unless given, and `.caption` for what kohya's tools write. Of "
+            "several the first that an image has counts, even if it is empty",
+        ),
+    )
+    repeats_from_folders: bool = field(
+        default=False,
+        metadata=about(
+            "Keep the number of folders such as 10_name as repeats in the json.",
+            COLUMNS,
+            decides=True,
+            page="keep the number in the name of a folder such as `10_name` as `repeats` in the "
+            "json of its images, as kohya's trainers read it; 1 elsewhere. [To load them so "
+            "often](../loading/fine-tuning.md#repeats)",
         ),
     )
     image_col: str = field(
@@ -334,6 +371,7 @@ class PackRules(ShardSizes, ImageOptions):
             digest=digest.column if digest else "",
             filtered=tuple(sorted(condition.columns - {"caption"})) if condition else (),
             kept=self.kept or (),
+            caption_ext=cast("tuple[str, ...]", self.caption_ext),
         )
 
 

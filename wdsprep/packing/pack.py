@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from wdsprep.errors import UsageError
 from wdsprep.fetch.options import DOWNLOADING
+from wdsprep.images.extensions import CAPTIONS
 from wdsprep.options import options_given_under, takes_options
 from wdsprep.packing.options import PackOptions, PackRules, settings_of
 from wdsprep.runners.options import with_runner
@@ -60,6 +61,10 @@ def pack(options: PackOptions) -> "Outcome":
         )
     if not has_urls and (idle := options_given_under(options, DOWNLOADING)):
         listener.told(f"{source} holds no URLs to fetch: {', '.join(idle)} changes nothing here")
+    if found.kind not in ("folder", "tars") and rules.columns.caption_ext != CAPTIONS:
+        raise UsageError(f"{source} holds tables: give their captions by --caption-col")
+    if found.kind != "folder" and rules.repeats_from_folders:
+        raise UsageError(f"{source} is no folder of images: leave --repeats-from-folders out")
     check_apart(found.url if is_glob(source) else source, images)
     seen = survey_source(found, options.limit, lambda count: listener.listed(source, count, 0))
     slice_size = rules.samples_per_shard if found.kind == "folder" else 1

@@ -31,7 +31,7 @@ from wdsprep.fetch.downloads import Downloads, DownloadTurns
 from wdsprep.images.pixel_rule import Picture
 from wdsprep.packing.options import PackRules
 from wdsprep.packing.sample_checks import CheckedSample, check_samples, repeated_urls
-from wdsprep.packing.sample_json import sample_members
+from wdsprep.packing.sample_json import repeats_of, sample_members
 from wdsprep.packing.slices import check_not_retried
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import RunProgress, share_done
@@ -179,7 +179,9 @@ class _Shards:
 
     def add(self, key: str, sample: Sample, picture: Picture) -> None:
         bucket = bucket_of(picture.width, picture.height, self.rules.sides)
-        fields = sample_members(key, sample, picture, bucket, self.rules.kept)
+        has_repeats = self.rules.repeats_from_folders
+        of_folder = {"repeats": repeats_of(sample.source)} if has_repeats else {}
+        fields = sample_members(key, sample, picture, bucket, self.rules.kept, of_folder)
         nbytes = sum([len(data) for _, data in fields])
         current = self._open.get(bucket)
         if current is not None and self._is_full(current, nbytes):
@@ -191,7 +193,7 @@ class _Shards:
         self.samples += 1
         self.nbytes += nbytes
         facts = {"caption": sample.caption, "width": picture.width, "height": picture.height}
-        count_sample(self.counts, "images", facts)
+        count_sample(self.counts, "images", facts | of_folder)
 
     def finish(self) -> tuple[Shard, ...]:
         while self._open:

@@ -124,11 +124,16 @@ class Outcome(NotebookTable):
         return bool(self.manifest.rejects and not self.manifest.samples)
 
     @property
-    def has_captions(self) -> bool:
-        """Return whether any sample has a caption that is not empty. True for an empty dataset."""
+    def captionless(self) -> int:
+        """Return how many samples have an empty caption."""
         manifest = self.manifest
         name = "empty_caption" if manifest.dataset == "latents" else bin_name("caption", 0)
-        return not manifest.samples or manifest.counts.get(name, 0) < manifest.samples
+        return manifest.counts.get(name, 0)
+
+    @property
+    def has_captions(self) -> bool:
+        """Return whether any sample has a caption that is not empty. True for an empty dataset."""
+        return not self.manifest.samples or self.captionless < self.manifest.samples
 
 
 class Run:

@@ -4,8 +4,9 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol, TypeVar
 
 from wdsprep.dataset.digests import DigestKind
@@ -15,6 +16,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, as_rejected
 from wdsprep.dataset.samples import Sample
 from wdsprep.errors import UsageError
+from wdsprep.images.extensions import CAPTIONS
 from wdsprep.text import list_columns, shown
 
 MOST_SLICES = 1_000_000
@@ -184,7 +186,8 @@ class Columns:
 
     If `image`, `caption` or `url` is empty, wdsprep finds that column by itself. `digest` is the
     column of the digests of images, `filtered` are the columns that a filter names, and `kept`
-    those to be kept.
+    those to be kept. `caption_ext` are the extensions of caption files beside images, the first of
+    which that an image has counts.
     """
 
     image: str = ""
@@ -193,6 +196,20 @@ class Columns:
     digest: str = ""
     filtered: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
+    caption_ext: tuple[str, ...] = CAPTIONS
+
+    @property
+    def texts(self) -> frozenset[str]:
+        """Return the extensions of files with texts of an image, without their dots."""
+        return _text_extensions(self.caption_ext)
+
+    def caption_file(self, extensions: Container[str]) -> str:
+        """Return the extension, without its dot, of the caption file that counts, or "" if none.
+
+        `extensions` are those of the files that an image has.
+        """
+        own = (extension[1:] for extension in self.caption_ext)
+        return next((extension for extension in own if extension in extensions), "")
 
     def check(self, there: Sequence[str], what: str) -> None:
         """Check that a table has each column that is named here. Raise UsageError if it lacks one.
@@ -207,6 +224,11 @@ class Columns:
                 raise UsageError(
                     f"{what} has no column {name!r} (--{option}): it has {list_columns(there)}"
                 )
+
+
+@cache
+def _text_extensions(caption_ext: tuple[str, ...]) -> frozenset[str]:
+    return frozenset({"json", *(extension[1:] for extension in caption_ext)})
 
 
 def slices(items: Iterable[Item], *, size: int, first: int = 0) -> Iterator[Slice]:

@@ -6,7 +6,7 @@ folder of any size takes little memory.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from wdsprep.dataset.reject_codes import Code
@@ -23,7 +23,6 @@ from wdsprep.store import shared_store
 from wdsprep.store.base import Entry, Store, is_hidden
 from wdsprep.text import shown
 
-TEXTS = frozenset({"json", "txt"})
 NOT_OF_A_SAMPLE = re.compile(r"(^|/)(\d+_stats|dataset_info|dataset_infos|state)\.json$")
 
 
@@ -55,8 +54,8 @@ class FolderSource:
         store = shared_store(self.url)
         tables: list[str] = []
         with open_metadata(store, self.tables) as metadata:
-            for group in _groups(store.list(), tables, left_out):
-                for item in group.items():
+            for group in _groups(store.list(), tables, left_out, self.columns.texts):
+                for item in group.items(self.columns):
                     row = metadata.take(item.name)
                     yield replace(item, extra=row) if row else item
             if tuple(tables) != self.tables:
@@ -87,7 +86,7 @@ class FolderSource:
         data = _read(store, image)
         facts = decode_facts(item.extra.encode(), "metadata") if item.extra else {}
         captions = captions_of(facts, self.columns.caption) if facts else ()
-        for name, _, _ in beside:  # json, txt
+        for name, _, _ in beside:  # the json first
             if extension(name) == "json":
                 found = decode_facts(_read(store, name), name)
                 facts = facts | found if facts else found
@@ -105,8 +104,9 @@ class _Group:
     images: list[Entry] = field(default_factory=list)
     sidecars: dict[str, Entry] = field(default_factory=dict)
 
-    def items(self) -> Iterator[Item]:
-        beside = [self.sidecars[kind] for kind in sorted(self.sidecars)]
+    def items(self, columns: Columns) -> Iterator[Item]:
+        kinds = ("json", columns.caption_file(self.sidecars))
+        beside = [self.sidecars[kind] for kind in kinds if kind in self.sidecars]
         for image in self.images:
             yield _item(image.name, [image, *beside])
         if not self.images:
@@ -143,12 +143,14 @@ def check_nbytes(name: str, nbytes: int, most: int) -> None:
         )
 
 
-def _groups(entries: Iterable[Entry], tables: list[str], left_out: Told) -> Iterator[_Group]:
+def _groups(
+    entries: Iterable[Entry], tables: list[str], left_out: Told, texts: Container[str]
+) -> Iterator[_Group]:
     """Group files by stem. A group is yielded once no more files of it can come.
 
     `entries` come in the order of their names. The names of metadata tables are added to
     `tables`, and `left_out` gets the kind of each file that is not hidden and neither image, text
-    nor metadata.
+    nor metadata. `texts` are the extensions of texts.
     """
     open_groups: list[_Group] = []  # each stem begins with the one before it and a dot
     for entry in entries:
@@ -156,7 +158,7 @@ def _groups(entries: Iterable[Entry], tables: list[str], left_out: Told) -> Iter
         kind = extension(name)
         if is_hidden(name) or (kind == "json" and NOT_OF_A_SAMPLE.search(name)):
             continue
-        is_sidecar = kind in TEXTS
+        is_sidecar = kind in texts
         if not is_sidecar and not is_image(name):
             if is_metadata(name):
                 tables.append(name)

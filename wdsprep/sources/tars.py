@@ -5,8 +5,8 @@ They lie in a folder, or match a glob or a brace pattern, or there is a single o
 What img2dataset writes is one case: its json lies in the tar, and the Parquet table beside it says
 the same again, which is read only where a sample has no json of its own.
 
-Of a sample the first image, the json and the txt are read. The rest is passed over and counted by
-its kind, and so is any file that belongs to no sample. A link stands for the member it names.
+Of a sample the first image, the json and the caption are read. The rest is passed over and counted
+by its kind, and so is any file that belongs to no sample. A link stands for the member it names.
 """
 
 import functools
@@ -33,7 +33,7 @@ from wdsprep.sources.captions import (
     decode_text,
     plain_facts,
 )
-from wdsprep.sources.folder import NOT_OF_A_SAMPLE, TEXTS, check_nbytes
+from wdsprep.sources.folder import NOT_OF_A_SAMPLE, check_nbytes
 from wdsprep.sources.patterns import ALL_TARS, Pattern, kind_of, tar_stem
 from wdsprep.store import shared_store
 from wdsprep.store.base import Entry, OnBytes, is_hidden, stream
@@ -138,9 +138,9 @@ class TarsSource:
             found = self._with_empty_images(found)
         image = self._image(found.fields)
         sample = self._sample(found, image, source, table)
-        fields = found.fields
-        if found.unread or len(fields) != 1 + ("txt" in fields) + ("json" in fields) or not sample:
-            used = TEXTS | {image} if sample else frozenset[str]()
+        fields, texts = found.fields, self.columns.texts
+        if found.unread or len(fields) != 1 + len(texts & fields.keys()) or not sample:
+            used = texts | {image} if sample else frozenset[str]()
             for name in (*found.fields, *(found.unread or ())):
                 if name not in used:
                     left_out(f".{name}")
@@ -153,7 +153,7 @@ class TarsSource:
         field, `nbytes` its size, and `before` the fields read before it. Members that are too
         large are not read.
         """
-        if name in TEXTS:
+        if name in self.columns.texts:
             return nbytes <= MAX_TEXT_NBYTES
         is_image = self.has_images and self._is_image(name, before)
         return is_image and nbytes <= self.max_nbytes
@@ -203,13 +203,13 @@ class TarsSource:
         if found.unread:
             self._check_unread(found.unread, image)
         if not image:
-            if TEXTS.isdisjoint(fields):
+            if self.columns.texts.isdisjoint(fields):
                 return None  # some other file in the tar
             raise RejectedError(Code.NO_IMAGE, f"the sample has only {', '.join(sorted(fields))}")
         facts = self._facts(found, table)
         captions = captions_of(facts, self.columns.caption)
-        if "txt" in fields and not self.columns.caption:
-            captions = apply_caption_file(decode_text(fields["txt"], "txt"), captions)
+        if (name := self.columns.caption_file(fields)) and not self.columns.caption:
+            captions = apply_caption_file(decode_text(fields[name], name), captions)
         return Sample(source=source, image=fields[image], captions=captions, facts=facts)
 
     def _check_unread(self, unread: Mapping[str, int | str], image: str) -> None:
@@ -219,7 +219,7 @@ class TarsSource:
         that were too large do not matter.
         """
         for name, nbytes in unread.items():
-            if name in TEXTS:
+            if name in self.columns.texts:
                 check_nbytes(name, int(nbytes), MAX_TEXT_NBYTES)
             elif not image and self._is_image(name):
                 check_nbytes(name, int(nbytes), self.max_nbytes)

@@ -7,6 +7,7 @@ from wdsprep.cli.output.shared import (
     CommandOutput,
     KeptLine,
     broken_tars_lines,
+    captionless_lines,
     left_out_lines,
     load_step,
     rejects_lines,
@@ -149,7 +150,9 @@ class EncodeOutput(CommandOutput[Sequence[Outcome]]):
             lines += captions_lines(report)
         lines += rejects_lines(manifest.rejects, place)
         lines += left_out_lines(LeftOut.among(manifest.counts))
-        if not outcome.has_captions and manifest.settings["text"] != "none":
+        if outcome.has_captions and manifest.settings["text"] != "none":
+            lines += captionless_lines(outcome)
+        elif manifest.settings["text"] != "none":
             warning = TEXTLESS if manifest.is_of_text else CAPTIONLESS
             lines.append(KeptLine(self._name_dataset(warning, manifest)))
         lines += broken_tars_lines(outcome.broken_tars, place)

@@ -9,10 +9,12 @@ from wdsprep.cli.output.shared import (
     CommandOutput,
     KeptLine,
     broken_tars_lines,
+    captionless_lines,
     left_out_lines,
     rejects_lines,
     void_line,
 )
+from wdsprep.dataset.coarse_histograms import REPEATS
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.reject_codes import Code, by_stage
 from wdsprep.dataset.stored_dataset import phases
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from wdsprep.sources.url_tables import UrlSource
 
 
+KOHYA = ".caption"
+"""The extension of the captions that kohya's tools write."""
 WORST_HOSTS = 5
 AGAIN = "--retry-rejected fetches them again"
 REMEDIES: dict[str, str] = {
@@ -99,8 +103,8 @@ class PackOutput(CommandOutput[Outcome]):
         lines += _fetch_report(packed, self._options)
         lines += self.failed_units(packed)
         lines += broken_tars_lines(packed.broken_tars, images)
-        if not packed.has_captions:
-            lines.append(_captionless(manifest.settings))
+        lines += captionless_lines(packed) if packed.has_captions else [_captionless(manifest)]
+        lines += _repeats_lines(manifest.counts)
         lines += self.retry_lines([packed])
         if packed.is_void and not packed.quarantined:
             fetched = manifest.settings["source"] == "urls"
@@ -227,12 +231,22 @@ def _bucket_rows(manifest: Manifest) -> list[str]:
     return [row for bucket, row in rows.items() if bucket in full or not full]
 
 
-def _captionless(settings: Mapping[str, Any]) -> KeptLine:
+def _repeats_lines(counts: Mapping[str, int]) -> list[str]:
+    """Return the line on how many images come how often; none without --repeats-from-folders."""
+    repeats = {int(name.removeprefix(REPEATS)): n for name, n in counts.items() if REPEATS in name}
+    parts = [f"{plural(n, 'image')} x {times}" for times, n in sorted(repeats.items())]
+    return [f"repeats: {', '.join(parts)}"] if parts else []
+
+
+def _captionless(manifest: Manifest) -> KeptLine:
+    settings, others = manifest.settings, _left_out(manifest)
     remedy = "put the caption of a.jpg into a.txt beside it, or write a metadata.jsonl"
     if column := settings["caption_col"]:
         remedy = f"nothing has a field {column!r}: give another --caption-col, or none"
     elif settings["source"] in ("table", "urls"):
         remedy = "give a table with a column of captions, by --caption-col if it is not recognised"
+    if KOHYA in others:
+        remedy = f"--caption-ext {KOHYA} takes those of {plural(others[KOHYA], f'{KOHYA} file')}"
     return KeptLine(f"warning: no sample has a caption: {remedy}; then pack again with --overwrite")
 
 
@@ -268,6 +282,7 @@ def _facts(packed: Outcome, images: str) -> dict[str, Any]:
     return {
         "complete": manifest.complete,
         "broken_tars": packed.broken_tars,
+        "captionless": packed.captionless,
         "failed_hosts": packed.failed_hosts,
         "has_captions": packed.has_captions,
         "images": images,

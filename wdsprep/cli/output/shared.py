@@ -128,6 +128,13 @@ class CommandOutput(ABC, JobProgress, Generic[T]):
         return [*lines, retried] if failed else []
 
 
+def captionless_lines(outcome: "Outcome", noun: str = "image") -> list[str]:
+    """Return the line on how many samples have no caption; none if all have one."""
+    count, of = outcome.captionless, outcome.manifest.samples
+    has = "has" if count == 1 else "have"
+    return [f"{count:,} of {plural(of, noun)} {has} no caption"] if count else []
+
+
 def shapes_lines(manifest: "Manifest") -> list[str]:
     """Return the line on how many samples have each shape; none if all are squares."""
     counts = shape_counts(manifest.settings, manifest.counts)
