@@ -293,6 +293,9 @@ def test_a_state_from_before_says_why_it_does_not_fit(pair: Pair) -> None:
     remove(images, latents, keys=GONE)
     with pytest.raises(FingerprintError, match=rf"samples were removed from {latents}: the state"):
         wdsprep.load(str(latents), global_batch=4).load_state_dict(state)
+    later = wdsprep.load(str(latents), global_batch=4).state_dict()
+    with pytest.raises(FingerprintError, match=r"^the state belongs to another .*\n  seed: 0"):
+        wdsprep.load(str(latents), global_batch=4, seed=3).load_state_dict(later)
 
 
 def test_text_follows_its_images_and_its_lookup_goes(pair: Pair, tmp_path: Path) -> None:

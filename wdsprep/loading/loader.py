@@ -349,11 +349,11 @@ class Loader(IterableDataset[dict[str, Any]]):
 
     def _explain_difference(self, state: Mapping[str, Any]) -> str:
         """Return why the order differs from that of a state, or "" if the reason is not known."""
-        places = dict.fromkeys(dataset.store.url for dataset in self._plan.datasets)
+        places = self._plan.order.places_with_other_samples(state)
         if lost := [url for url in places if removed_from(shared_store(url)).changes]:
             return f"samples were removed from {' and '.join(lost)}: "
         where = self._plan.effects.parameters.get("where")
-        if where and state.get("where") == where and self._plan.order.has_other_samples(state):
+        if where and places and state.get("where") == where:
             return (
                 f"where={where!r} selects other samples than when the state was saved, since the "
                 "dataset has changed or wdsprep now compares whole numbers exactly: "

@@ -39,7 +39,7 @@ frames of a video), `run=1` takes them apart.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any
 
@@ -238,12 +238,17 @@ class Order:
         """Return whether a state belongs to this order."""
         return not self._differences(state)
 
-    def has_other_samples(self, state: Mapping[str, Any]) -> bool:
-        """Return whether the streams of a state have other samples, whatever their shares."""
-        return any(
-            str(state.get(name)).partition(SHARE)[0] != line.partition(SHARE)[0]
-            for name, line in self._stream_lines.items()
-        )
+    def places_with_other_samples(self, state: Mapping[str, Any]) -> list[str]:
+        """Return the places of which a state has other samples, whatever their shares."""
+        joined = {name: str(self.also.get(name)) for name in self.also_places}
+        other = [
+            name
+            for name, line in (self._stream_lines | joined).items()
+            if str(state.get(name)).partition(SHARE)[0] != line.partition(SHARE)[0]
+        ]
+        every = [parts[0].place for parts in self._datasets]
+        named = ([self._named_places[n]] if n in self._named_places else every for n in other)
+        return list(dict.fromkeys(chain.from_iterable(named)))
 
     def _differences(self, state: Mapping[str, Any]) -> list[str]:
         old = {name: value for name, value in state.items() if name != "step"}
@@ -252,9 +257,14 @@ class Order:
     def _add_place(self, line: str) -> str:
         """Return a line about a difference, with the URL of the stream that differs."""
         name, _, rest = line.partition(":")
-        places = {f"stream {n}": parts[0].place for n, parts in enumerate(self._datasets)}
-        place = places.get(name) or self.also_places.get(name)
+        place = self._named_places.get(name)
         return f"{name} ({place}):{rest}" if place else line
+
+    @property
+    def _named_places(self) -> dict[str, str]:
+        """The place of each stream and joined dataset, by its name in a state."""
+        places = {f"stream {n}": parts[0].place for n, parts in enumerate(self._datasets)}
+        return places | dict(self.also_places)
 
     @cached_property
     def digest(self) -> str:
