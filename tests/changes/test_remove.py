@@ -20,7 +20,7 @@ import pytest
 import wdsprep
 from tests.kit.damaged import check, findings, flip, restore
 from tests.kit.encode_work import Making
-from tests.kit.encodes import encode_here, members
+from tests.kit.encodes import Here, encode_here, members
 from tests.kit.packs import (
     jpeg,
     manifest_of,
@@ -31,6 +31,7 @@ from tests.kit.packs import (
     write_files,
 )
 from tests.kit.sites import FAST, open_site, table_of, write_parquet
+from wdsprep.changes import copy_samples
 from wdsprep.changes.remove import Removal
 from wdsprep.changes.samples_to_remove import KeysBySlice
 from wdsprep.checks.findings import Kind
@@ -49,7 +50,9 @@ from wdsprep.errors import (
     FullError,
     NotFoundError,
     UsageError,
+    WdsprepError,
 )
+from wdsprep.runners.in_process import InProcessRunner
 from wdsprep.store import open_store
 from wdsprep.store.local import LocalStore
 
@@ -416,6 +419,39 @@ def test_a_damaged_shard_is_named_and_nothing_is_lost(pair: Pair) -> None:
     with pytest.raises(FormatError, match=r"000000.tar is damaged.*repair"):
         remove(images, keys=GONE[0])
     assert {name: data for name, data in tree(images).items() if name.endswith(".tar")} == before
+
+
+@pytest.mark.parametrize("reads", ["encode", "duplicates", "export", "select"])
+def test_a_shard_that_loses_samples_while_a_run_reads_it_is_not_called_damaged(
+    pair: Pair, tmp_path: Path, reads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, images, _ = pair
+    out = tmp_path / "out"
+    owner: Any = {"encode": Here, "select": copy_samples}.get(reads, InProcessRunner)
+    name = "read_part" if reads == "select" else "run"
+    begin = getattr(owner, name)
+
+    def begin_after_a_removal(*given: Any) -> Any:
+        remove(images, keys=GONE)
+        return begin(*given)
+
+    def read() -> str:
+        if reads == "encode":
+            return ", ".join(one.reason for one in encode_here(images, out).quarantined)
+        given = {"hashes": out} if reads == "duplicates" else {"out": out}
+        given |= {"export": {"to": "parquet"}, "select": {"overwrite": True}}.get(reads, {})
+        try:
+            getattr(wdsprep, reads)(images, workers=1, **given)
+        except WdsprepError as error:
+            return str(error)
+        return ""
+
+    monkeypatch.setattr(owner, name, begin_after_a_removal)
+    said = read()
+    assert "let the run that changes it finish, then run the same command again" in said
+    assert "repair" not in said
+    monkeypatch.setattr(owner, name, begin)
+    assert read() == ""
 
 
 def test_latents_whose_images_are_gone_lose_samples_all_the_same(

@@ -19,7 +19,7 @@ from wdsprep.changes.find_samples import image_digests
 from wdsprep.changes.shard_plan import SamplesToCopy
 from wdsprep.dataset.byte_spans import Span, spans
 from wdsprep.dataset.coarse_histograms import count_sample
-from wdsprep.dataset.damage import naming_repair, readable
+from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft, DraftTar
 from wdsprep.dataset.file_names import inputs_name, rejects_name, rows_name
@@ -40,7 +40,14 @@ from wdsprep.dataset.tar.member_names import split_member
 from wdsprep.dataset.tar.members import name_of
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.dataset.unit_locks import Edition
-from wdsprep.errors import DamageError, FingerprintError, NotFoundError
+from wdsprep.errors import (
+    DamageError,
+    FingerprintError,
+    FormatError,
+    NotFoundError,
+    StoreError,
+    TarError,
+)
 from wdsprep.runners.run import RunProgress
 from wdsprep.store import open_store, shared_store
 from wdsprep.store.base import Store
@@ -122,11 +129,16 @@ class Copier:
         sources = [_Source(work, piece) for piece in unit.pieces]
         with Draft(self._edition, unit.name, work.settings) as draft:
             made = _NewShard(draft, unit.shard, work)
-            parts, rejects = place_parts(sources, self._work.settings)
-            for reject in rejects:
-                draft.rejects.add(reject)
-            for part in parts:
-                yield from self._copy(made, part, unit)
+            try:
+                parts, rejects = place_parts(sources, self._work.settings)
+                for reject in rejects:
+                    draft.rejects.add(reject)
+                for part in parts:
+                    yield from self._copy(made, part, unit)
+            except (FormatError, StoreError, TarError):
+                for source in sources:
+                    source.check_same()
+                raise
             shards = (made.tar.finish(),) if made.tar else ()
             receipt = Receipt(
                 dataset=work.dataset,
@@ -155,19 +167,20 @@ class Copier:
     ) -> Generator[RunProgress, None, None]:
         store = shared_store(self._work.origins[part.origin])
         prefix = self._work.prefixes[part.origin]
-        for found in readable(store, read_part(store, part)):
-            made.leave_out_removed(found, prefix)
-            if prefix:
-                made.add_renamed(found, prefix)
-            else:
-                made.add(found)
-            made.count(found, part)
-            yield RunProgress(
-                samples=made.samples,
-                nbytes=made.nbytes,
-                share=min(1.0, made.nbytes / max(1, unit.nbytes)),
-                rejects=dict(made.draft.rejects.counts),
-            )
+        with naming_repair(store):
+            for found in read_part(store, part):
+                made.leave_out_removed(found, prefix)
+                if prefix:
+                    made.add_renamed(found, prefix)
+                else:
+                    made.add(found)
+                made.count(found, part)
+                yield RunProgress(
+                    samples=made.samples,
+                    nbytes=made.nbytes,
+                    share=min(1.0, made.nbytes / max(1, unit.nbytes)),
+                    rejects=dict(made.draft.rejects.counts),
+                )
 
 
 # --- the samples to copy

@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from blake3 import blake3
 
-from wdsprep.dataset.damage import readable
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Shard
@@ -31,6 +30,7 @@ from wdsprep.dataset.stored_dataset import (
     check_kind,
     dated_manifest,
     open_dataset,
+    read_shard,
     refresh_manifest,
 )
 from wdsprep.dataset.tar.read import read_samples
@@ -117,7 +117,7 @@ def hash_shard(unit: HashUnit) -> Generator[int, None, None]:
     """
     rows: list[tuple[str, int, int, int, int]] = []
     told = time.monotonic()
-    for row in readable(shared_store(unit.images), _rows(unit)):
+    for row in read_shard(shared_store(unit.images), unit.shard, _rows(unit)):
         rows.append(row)
         if time.monotonic() - told > PROGRESS_S:
             told = time.monotonic()

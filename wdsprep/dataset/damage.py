@@ -6,7 +6,6 @@ around its reads.
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TypeVar
 
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.errors import (
@@ -20,7 +19,6 @@ from wdsprep.errors import (
 from wdsprep.store.base import Store
 from wdsprep.text import command
 
-Found = TypeVar("Found")
 UNLIKE_RECEIPT = "it is not what its receipt says"
 DELETE_STEP = "delete it, and run the same command again"
 """The next step where a command makes a file again that is not there."""
@@ -63,9 +61,3 @@ def naming_place(place: str) -> Iterator[None]:
 def naming_repair(store: Store) -> AbstractContextManager[None]:
     """Add the commands that mend a dataset to errors about its files."""
     return naming_next_step(repair_step(store.url))
-
-
-def readable(store: Store, found: Iterator[Found]) -> Iterator[Found]:
-    """Yield the items of an iterator over a dataset; its errors name the commands that mend it."""
-    with naming_repair(store):
-        yield from found

@@ -28,17 +28,19 @@ from wdsprep.dataset.file_names import (
     bucket_of,
     held_name,
     index_name,
+    latent_unit,
     maker_of,
     receipt_name,
     rejects_name,
     retry_of_inputs,
     rows_name,
     taken_name,
+    unit_of_file,
     unit_of_receipt,
     without_index,
 )
 from wdsprep.dataset.manifest import Manifest, rebuild_hint
-from wdsprep.dataset.receipts import Receipt, Receipts, Settings, line_of, sort_by_unit
+from wdsprep.dataset.receipts import Receipt, Receipts, Settings, Shard, line_of, sort_by_unit
 from wdsprep.dataset.removed_samples import check_no_removal, forget_removal
 from wdsprep.dataset.schemas import check_storable
 from wdsprep.dataset.score_columns import SCORES, is_scored
@@ -51,6 +53,8 @@ from wdsprep.errors import (
     FormatError,
     NotFoundError,
     OtherSettingsError,
+    StoreError,
+    TarError,
     UsageError,
 )
 from wdsprep.store import open_store
@@ -342,6 +346,33 @@ def read_receipt(store: Store, unit: str, settings: Settings | None = None) -> R
             f"): let that run end, then run {command('repair', store.url)}",
         )
     return found
+
+
+def check_not_rewritten(store: Store, name: str, digest: str) -> None:
+    """Raise FingerprintError if the receipt of a shard has another digest than this one by now.
+
+    A shard that is not what it was is not damaged then: another run has written it anew.
+    """
+    for unit in {unit_of_file(name, "images"), latent_unit(name)}:
+        with contextlib.suppress(NotFoundError, FormatError):
+            if (name, digest) not in {(s.name, s.digest) for s in read_receipt(store, unit).shards}:
+                raise FingerprintError(
+                    f"{store.url}/{name} was written anew while it was read: let the run that "
+                    "changes it finish, then run the same command again"
+                )
+
+
+def read_shard(store: Store, shard: Shard, samples: Iterator[Found]) -> Iterator[Found]:
+    """Yield what an iterator reads of a shard; its errors name the commands that mend the dataset.
+
+    Raise FingerprintError in place of an error if the shard was written anew meanwhile.
+    """
+    try:
+        with naming_repair(store):
+            yield from samples
+    except (FormatError, StoreError, TarError):
+        check_not_rewritten(store, shard.name, shard.digest)
+        raise
 
 
 def find_receipt(store: Store, unit: str, input_digest: str, settings: Settings) -> Receipt | None:

@@ -12,9 +12,10 @@ from wdsprep.dataset.damage import repair_step
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal
 from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.stored_dataset import check_not_rewritten
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.encoding.shard_texts import is_read_in_parts, read_texts
-from wdsprep.errors import FormatError, NotFoundError
+from wdsprep.errors import FingerprintError, FormatError, NotFoundError
 from wdsprep.runners.base import HopelessError
 from wdsprep.sources.base import LeftOut
 from wdsprep.sources.fingerprints import Content
@@ -99,5 +100,9 @@ class ShardRows:
         name = self.shard.item.name
         if self.shard.is_foreign:
             return f"{name} {how}"
+        try:
+            check_not_rewritten(shared_store(self.source.url), name, self.shard.digest)
+        except FingerprintError as error:
+            return str(error)
         next_step = repair_step(self.source.url, '"wdsprep pack"')
         return f"{name} {how}: {next_step}"

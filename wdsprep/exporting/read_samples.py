@@ -13,19 +13,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wdsprep.dataset.damage import (
-    UNLIKE_RECEIPT,
-    naming_place,
-    naming_repair,
-    readable,
-    repair_step,
-)
+from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_place, naming_repair, repair_step
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.image_positions import NOWHERE, ImagePositions
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reindex import read_positions
 from wdsprep.dataset.samples import parse_object
 from wdsprep.dataset.shard_reader import HashedTape, ShardReader
+from wdsprep.dataset.stored_dataset import read_shard
 from wdsprep.dataset.tar.member_names import split_member
 from wdsprep.dataset.tar.members import Tape, members, truncated
 from wdsprep.dataset.tar.read import open_tape
@@ -83,9 +78,9 @@ class UnitReader:
 
     def __iter__(self) -> Iterator[ExportSample]:
         found = _read_headers(self._first) if self._heads else self._read_hashed()
-        found = readable(shared_store(self._first.url), found)
+        found = read_shard(shared_store(self._first.url), self._first.shard, found)
         joined = [
-            readable(shared_store(source.url), _read_joined(self._first, source))
+            read_shard(shared_store(source.url), source.shard, _read_joined(self._first, source))
             for source in self._joined
         ]
         for one in found:
