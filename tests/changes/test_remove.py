@@ -38,7 +38,7 @@ from wdsprep.checks.findings import Kind
 from wdsprep.checks.repair import do_repair, plan_repair
 from wdsprep.cli import main
 from wdsprep.dataset.draft import Draft
-from wdsprep.dataset.file_names import MANIFEST_HOLD, unit_of_file
+from wdsprep.dataset.file_names import MANIFEST, MANIFEST_HOLD, unit_of_file
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.removed_samples import NONE_REMOVED, removed_from, write_removed
 from wdsprep.dataset.unit_locks import Edition
@@ -562,6 +562,24 @@ def contents(*places: Path) -> dict[str, bytes]:
 
 def kinds(*places: Path) -> set[Kind]:
     return {finding.kind for finding in check(*places).findings}
+
+
+def test_a_manifest_that_is_lost_in_an_unfinished_removal_is_written_by_repair(pair: Pair) -> None:
+    """Then `remove` finishes it, as `repair` says."""
+    _, images, latents = pair
+    with contextlib.suppress(CutError), Cut(8):
+        remove(images, latents, keys=GONE)
+    for name in (images, latents):
+        (name / MANIFEST).unlink()
+        assert kinds(name) == {Kind.REMOVING, Kind.MANIFEST}
+        plan = wdsprep.repair(name)
+        assert plan.writes_manifest
+        assert [finding.kind for finding in plan.beyond] == [Kind.REMOVING]
+        wdsprep.repair(name, yes=True)
+    remove(images, latents)
+    assert check(images, latents).findings == ()
+    assert samples(images).keys() == samples(latents).keys()
+    assert not samples(images).keys() & {*GONE}
 
 
 @pytest.mark.system

@@ -89,7 +89,8 @@ class DatasetSurvey:
         """
         units = {unit, unit_of_file(name, self.place.dataset)}
         explained = self.removing if kind in (Kind.CHANGED, Kind.UNMATCHED) else self.begun
-        if not units.isdisjoint(explained) or (kind is Kind.MANIFEST and self.removing):
+        is_behind = kind is Kind.MANIFEST and self.manifest is not None and self.removing
+        if is_behind or not units.isdisjoint(explained):
             return
         self.findings.append(Finding(place=self.place, name=name, kind=kind, what=what, unit=unit))
 
