@@ -1,5 +1,6 @@
 """What is stored of a caption does not depend on the captions that it meets on the way."""
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -47,13 +48,15 @@ CAPTIONS = (
 Family = Callable[[str], Path]
 
 
-@cache
-def encoder(folder: Path, **recipe: Any) -> LatentEncoder:
+def load(folder: Path, **recipe: Any) -> LatentEncoder:
     wanted = Recipe(**{"resolution": SIDE, "latents": "none", **recipe})
     wanted, model = settle_recipe(wanted, find_model(str(folder), text=wanted.text), "cpu")
     made = load_encoder(model, wanted, "cpu")
     assert isinstance(made, LatentEncoder)
     return made
+
+
+encoder = cache(load)
 
 
 def batches(texts: Sequence[Tokens]) -> list[list[Tokens]]:
@@ -109,6 +112,32 @@ def test_arrays_of_captions_together_are_those_of_each_alone(name: str, family: 
             for member, value in wanted.items():
                 assert found[member].shape == value.shape, (member, text.caption)
                 torch.testing.assert_close(found[member], value, rtol=2e-2, atol=2e-3)
+
+
+FUSIBLE = "def fusible(x, cache):\n    return torch.sigmoid(x * x + x) * x - torch.tanh(x)\n"
+
+
+def test_a_scripted_function_computes_the_same_each_time(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that torch fuses once it has run, as it does on a GPU with that of Kolors."""
+    load(family("Kolors"))  # imports it, without its warnings
+    kolors = sys.modules["diffusers.pipelines.kolors.text_encoder"]
+    ours, other = (torch.jit.CompilationUnit(FUSIBLE).fusible for _ in range(2))
+    monkeypatch.setattr(kolors, "apply_rotary_pos_emb", ours)
+    torch._C._jit_override_can_fuse_on_cpu(True)
+    torch._C._jit_set_te_must_use_llvm_cpu(False)
+    try:
+        made = load(family("Kolors"))
+        first, *others = [rows(made, made.tokens(["a photo of a cat"])) for _ in range(3)]
+        numbers = torch.linspace(-1, 1, 4096)
+        plain, fused = (other(numbers, numbers) for _ in range(2))
+    finally:
+        torch._C._jit_override_can_fuse_on_cpu(False)
+        torch._C._jit_set_te_must_use_llvm_cpu(True)
+    assert not torch.equal(plain, fused)  # or this would show nothing
+    for [row] in others:
+        assert all(torch.equal(value, row[name]) for name, value in first[0].items())
 
 
 @pytest.mark.parametrize("name", NAMES)

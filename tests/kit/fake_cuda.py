@@ -166,8 +166,6 @@ class FakeCuda:
         self._patch.setattr(nn.Module, "to", to)
         self._patch.setattr(InTwoPrecisions, "get", really)
         self._patch.setattr(PipelineText, "rows", fake_rows)
-        self._fuses = torch._C._jit_can_fuse_on_gpu()
-        torch._C._jit_override_can_fuse_on_gpu(False)  # of scripts: it would ask the GPU
         self._patch.setattr(torch, "equal", _is_alike)
         self._patch.setattr(
             torch, "tensor", lambda data, **options: tensor(data, **options | _unpinned(options))
@@ -183,7 +181,6 @@ class FakeCuda:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        torch._C._jit_override_can_fuse_on_gpu(self._fuses)
         self._patch.undo()
 
     def load(self, model: Model, recipe: Recipe) -> LatentEncoder:

@@ -180,7 +180,9 @@ class PromptCall:
 
         With `guided`, there may be outputs for the negative prompt too. Each call gets a new list
         of captions: some pipelines write to it. The device is given, since a pipeline takes 0.1 ms
-        to find its own.
+        to find its own. Functions that are scripted (in the encoder of Kolors) run as they are
+        written: on a GPU torch would fuse them once they have run, and each shape once more, so
+        that the bits of a caption would depend on what came before.
         """
         ours = {
             "prompt": list(captions),
@@ -189,7 +191,8 @@ class PromptCall:
             GUIDED: guided,
         }
         ours = {name: value for name, value in ours.items() if name in self._own}
-        with explain_pipeline_errors(self.name):
+        unfused = torch.jit.optimized_execution(False)  # type: ignore[attr-defined]
+        with explain_pipeline_errors(self.name), unfused:
             made = pipeline.encode_prompt(**self.arguments, **ours)
             made = made if len(self._outputs) > 1 else (made,)
             return dict(zip(self._outputs, made, strict=True))
