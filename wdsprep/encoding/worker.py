@@ -177,9 +177,9 @@ class EncodeWorker:
             raise BrokenWorkerError(str(error)) from error
 
     def _note_gpu(self, output: LatentShard, part: Part) -> None:
-        """Note the GPU and its batches in the counts of a shard: they decide its bytes.
+        """Note the GPU and its batches in the counts of a shard: they decide its last bits.
 
-        Nothing is noted for a CPU, since all CPUs make the same bytes.
+        Nothing is noted for a CPU: its batches have one size, unless the user gives another.
         """
         device, stats = self._encoder.device, self._engine.stats
         if device.type != "cuda" or not output.samples:

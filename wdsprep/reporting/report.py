@@ -37,7 +37,8 @@ def report(datasets: Sequence[Place], options: ReportOptions) -> WrittenReport:
     nothing, and nothing is ever fetched. Images of more than `max_area` pixels are not shown.
     `duplicates` is a table of copies among the images that `wdsprep.duplicates` has written:
     some groups are shown side by side. An earlier report is replaced; `yes` replaces any other
-    file too. The same datasets, table, seed and model give the same bytes.
+    file too. The same datasets, table, seed and model give the same bytes,
+    where pictures are decoded on the same device.
     """
     from wdsprep.reporting.facts.datasets import check_output, open_all
     from wdsprep.reporting.facts.gather import gather, plan_of

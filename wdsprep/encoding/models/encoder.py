@@ -2,8 +2,9 @@
 
 The arrays of an image are those that a diffusers pipeline would compute from it. The VAE's moments
 are converted to fp32 before anything is done with them, and the noise of a sample depends on its
-key. So the result does not depend on the worker, and on the batch size only in the last bits. A row
-that does not fit into the storage dtype is marked in `ok`, and `exact` computes it again in fp32.
+key. So the device and the size of a batch decide no more than the last bits, and the worker nothing
+on CPUs of one kind. A row that does not fit into the storage dtype is marked in `ok`, and `exact`
+computes it again in fp32.
 
 torch is imported with this module, diffusers and transformers when models are loaded.
 """
