@@ -23,6 +23,7 @@ from wdsprep.cli import cli
 from wdsprep.dataset.latent_scaling import denormalise, patchify
 from wdsprep.dataset.npy_arrays import field_of, values_of
 from wdsprep.errors import FingerprintError, TarError, UsageError
+from wdsprep.exporting import LAYOUTS
 from wdsprep.exporting.convert_arrays import bfloat16_bits
 from wdsprep.exporting.energon import metadata_files, path_between
 from wdsprep.store.base import Store
@@ -111,6 +112,38 @@ def test_what_has_changed_is_done_again_and_what_is_gone_leaves(tmp_path: Path) 
     assert (changed.units_before, changed.units, changed.samples) == (1, 2, 8)
     wdsprep.export(source, tmp_path / "fresh", to="primus")
     assert tree(out) == tree(tmp_path / "fresh")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Images, and latents of them."""
+    root = tmp_path_factory.mktemp("pair")
+    images = packed(pictures(root / "in", range(4)), root / "images")
+    encode_here(images, root / "latents")
+    return images, root / "latents"
+
+
+@pytest.mark.parametrize("to", [name for name in LAYOUTS if name != "energon"])
+def test_each_damaged_file_is_written_anew(
+    to: str, pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Though it has its size; `energon` writes its few files each time."""
+    images, made = pair
+    source: Path | str = {"kohya": made, "primus": tmp_path / "latents"}.get(to, images)
+    if to == "primus":
+        latents(source)
+    out, joined = tmp_path / "out", [images] if to == "kohya" else []
+    wdsprep.export(source, out, to=to, join=joined)
+    before = tree(out)
+    files = [name for name in before if not name.startswith(".wdsprep")]
+    assert len(files) > 1
+    for name in files:
+        data = bytearray(before[name])
+        data[len(data) // 2] ^= 1
+        (out / name).write_bytes(data)
+        again = wdsprep.export(source, out, to=to, join=joined)
+        assert tree(out) == before
+        assert again.units - again.units_before <= 1
 
 
 def test_damage_ends_the_export_and_leaves_no_index(tmp_path: Path) -> None:

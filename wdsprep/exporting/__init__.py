@@ -2,7 +2,8 @@
 
 1. A *layout* is what one reader expects. Each has a module here, named as in `--to`. It says which
    datasets fit, what becomes of a shard, and what is written after all shards.
-2. `layout` has what all layouts share, and finds one by its name.
+2. `layout` has what all layouts share, and finds one by its name. `output` writes their files, with
+   digests, and checks those that are there.
 3. `read_samples` reads a shard and what is joined to it, and checks digests. `renamed_tars` writes
    shards whose members have other names.
 4. `export` is the run, and `options` has its options: workers export the shards, and a shard that
@@ -10,8 +11,8 @@
 
 `energon` and `webshart` write metadata alone, and the tars stay where they are. All others write
 every sample again. A mark below `.wdsprep/` says what became of a shard. It is written last: a
-shard without one counts as not exported. The file that a reader opens first is missing until there
-are all marks.
+shard without one counts as not exported, and so does one whose files have other digests. The file
+that a reader opens first is missing until there are all marks.
 
 In: Datasets of images, latents or text.
 Out: Folders that other programs read.

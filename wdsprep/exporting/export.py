@@ -1,8 +1,8 @@
 """`export`: write a dataset in the layout of another reader, shard by shard, on any workers.
 
 The files of a shard depend on the shard and the layout alone, so a run that was killed and goes on
-writes the same bytes. The mark of a shard, below `.wdsprep/`, is written last. A shard is exported
-again if it has no mark, has changed since, or lacks a file that its mark lists.
+writes the same bytes. A shard is exported again if it has no mark (`output`), has changed since, or
+if one of its files is not as it was written.
 """
 
 import json
@@ -10,15 +10,15 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
-from typing import Any, TypedDict
+from typing import Any
 
 from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.file_names import HUB_FILES, empty_name, latent_unit
 from wdsprep.dataset.image_positions import may_have_rows
-from wdsprep.dataset.json_records import Nbytes, Text, read_record
+from wdsprep.dataset.json_records import read_record
 from wdsprep.dataset.manifest import Manifest, differences
 from wdsprep.dataset.npy_arrays import fields_of, text_fields
 from wdsprep.dataset.score_columns import columns_of
@@ -26,11 +26,12 @@ from wdsprep.dataset.stored_dataset import check_kind, open_dataset
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.exporting import WITH_IMAGES
-from wdsprep.exporting.layout import Exportable, ExportedFile, Layout, layout_of, to_json
+from wdsprep.exporting.layout import Exportable, Layout, layout_of, to_json
 from wdsprep.exporting.options import ExportOptions
+from wdsprep.exporting.output import CLAIM, MARKS, CheckWork, ExportMark, Output, unit_of_mark
 from wdsprep.exporting.read_samples import ExportUnit, UnitReader, UnitSource
 from wdsprep.options import takes_options
-from wdsprep.runners.base import PROGRESS_S
+from wdsprep.runners.base import PROGRESS_S, Unit, Work
 from wdsprep.runners.in_process import runner_for
 from wdsprep.runners.job import Job, JobListener, check_all_done, job_largest_first
 from wdsprep.runners.options import WorkerOptions
@@ -39,8 +40,6 @@ from wdsprep.store.base import Store, absolute, check_apart, is_hidden, write_by
 from wdsprep.store.schemes import place_scheme
 from wdsprep.text import EXAMPLES, NotebookTable, examples, plural, shown
 
-MARKS = ".wdsprep/"
-CLAIM = f"{MARKS}export.json"
 FORM = 1
 """A version that rises if a layout writes other files."""
 
@@ -270,54 +269,6 @@ def _export_metadata(dataset: Exportable, target: str) -> Exported:
     )
 
 
-# --- the mark of a shard
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExportMark:
-    """The mark of an exported shard: what it was made from, and the files that were made."""
-
-    unit: str
-    inputs: tuple[str, ...]
-    files: tuple[ExportedFile, ...]
-    left_out: int
-
-    def to_bytes(self) -> bytes:
-        files = [
-            {"digests": dict(f.digests), "name": f.name, "nbytes": f.nbytes, "samples": f.samples}
-            for f in self.files
-        ]
-        body = {"files": files, "inputs": list(self.inputs), "left_out": self.left_out}
-        return to_json(body) + b"\n"
-
-    @classmethod
-    def read(cls, store: Store, unit: str) -> "ExportMark | None":
-        """Read the mark of a shard, or None if there is none, or none that can be read."""
-        with suppress(NotFoundError, FormatError):
-            body = read_record(_Mark, store.read(mark_name(unit)), mark_name(unit))
-            known = [field.name for field in fields(ExportedFile)]
-            files = tuple(
-                ExportedFile(**{name: each[name] for name in known if name in each})
-                for each in body["files"]
-            )
-            inputs = tuple(body["inputs"])
-            return cls(unit=unit, inputs=inputs, files=files, left_out=body["left_out"])
-        return None
-
-
-class _Mark(TypedDict):
-    files: list[ExportedFile]
-    inputs: list[Text]
-    left_out: Nbytes
-
-
-def mark_name(unit: str) -> str:
-    return f"{MARKS}{unit}.json"
-
-
-def unit_of_mark(name: str) -> str:
-    is_one = name != CLAIM and name.startswith(MARKS) and name.endswith(".json")
-    return name[len(MARKS) : -len(".json")] if is_one else ""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportWork:
     """The work of exporting shards, which can be pickled.
@@ -335,23 +286,19 @@ class ExportWork:
         store = shared_store(self.out)
         reading = UnitReader(unit, heads=self.layout.heads)
         told = time.monotonic()
-        with closing(self.layout.write(store, unit.name, iter(reading))) as steps:
-            while True:
-                try:
-                    next(steps)
-                except StopIteration as end:
-                    files = end.value
-                    break
+        output = Output(store)
+        with closing(self.layout.write(output, unit.name, iter(reading))) as steps:
+            for _ in steps:
                 if time.monotonic() - told > PROGRESS_S:
                     yield reading.nbytes
                     told = time.monotonic()
         mark = ExportMark(
-            unit=unit.name,
+            name=unit.name,
             inputs=tuple(unit.inputs),
-            files=tuple(files),
+            files=tuple(output.files),
             left_out=reading.left_out,
         )
-        write_bytes(store, mark_name(unit.name), mark.to_bytes())
+        write_bytes(store, mark.file_name, mark.to_bytes())
         return mark
 
 
@@ -366,7 +313,7 @@ class _Export:
 
     def run(self, options: WorkerOptions) -> Exported:
         store = open_store(self.out)
-        there = self._claim_folder(store)
+        there = self._claim_folder(store, options)
         store.sweep(lambda name: name in there or name.startswith(MARKS))
         before = len(self._done)
         pending = [unit for unit in self.plan.units if unit.name not in self._done]
@@ -374,11 +321,13 @@ class _Export:
         if pending:
             for name in index:
                 store.delete(name)
-            self._run_workers(options, pending)
+            work = ExportWork(out=self.out, layout=self.plan.layout)
+            for unit, mark in self._run_workers(options, work, pending, "exported"):
+                self._done[unit.name] = mark
         marks = [self._done[unit.name] for unit in self.plan.units]
         files = [file for mark in marks for file in mark.files]
         for name, data in chain(self.plan.layout.index(files).items(), self._empty_captions()):
-            if there.get(name) != len(data) or pending:
+            if pending or there.get(name) != len(data) or store.read(name) != data:
                 write_bytes(store, name, data)
         store.publish()
         return Exported(
@@ -393,12 +342,12 @@ class _Export:
             index=index,
         )
 
-    def _claim_folder(self, store: Store) -> dict[str, int]:
+    def _claim_folder(self, store: Store, options: WorkerOptions) -> dict[str, int]:
         """Claim the folder for this export, and return the sizes of the files in it by name.
 
         Shards that were exported before go into `_done`. Files of shards whose inputs changed, or
-        that lack files, are deleted, but are among the result. Raise UsageError if the folder holds
-        other files, and FingerprintError if it holds another export.
+        whose files are not as they were written, are deleted, but are among the result. Raise
+        UsageError if the folder holds other files, and FingerprintError if it holds another export.
         """
         there = {entry.name: entry.nbytes for entry in store.list()}
         claim = to_json(self.plan.claim)
@@ -418,16 +367,22 @@ class _Export:
             )
         wanted = {unit.name: unit for unit in self.plan.units}
         units = sorted(filter(None, map(unit_of_mark, there)))
-        for mark in read_each(partial(ExportMark.read, store), units, store.readers):
-            if mark is None:
-                continue
-            unit = wanted.get(mark.unit)
+        current = []
+        for mark in filter(None, read_each(partial(ExportMark.read, store), units, store.readers)):
+            unit = wanted.get(mark.name)
             is_here = all(there.get(file.name) == file.nbytes for file in mark.files)
             if unit is not None and list(mark.inputs) == unit.inputs and is_here:
-                self._done[mark.unit] = mark
+                current.append(mark)
             else:
-                for name in (mark_name(mark.unit), *(file.name for file in mark.files)):
-                    store.delete(name)
+                _delete(store, mark)
+        if current:
+            self.listener.told(f"checking {plural(len(current), 'shard')} exported before")
+            work = CheckWork(self.out)
+            for mark, is_sound in self._run_workers(options, work, current, "checked"):
+                if is_sound:
+                    self._done[mark.name] = mark
+                else:
+                    _delete(store, mark)
         return there
 
     def _check_free(self, store: Store, there: Iterable[str]) -> None:
@@ -447,16 +402,24 @@ class _Export:
                         yield empty_name(name), shared_store(source.url).read(empty_name(name))
 
     # --- the workers
-    def _run_workers(self, options: WorkerOptions, pending: Sequence[ExportUnit]) -> None:
+    def _run_workers(
+        self, options: WorkerOptions, work: Work, units: Sequence[Unit], done: str
+    ) -> Iterator[tuple[Any, Any]]:
+        """Yield each unit with its result. Raise WorkError at the end if a unit failed.
+
+        `done` is the word in its message for what could not be done.
+        """
         make_runner = partial(runner_for, options, told=self.listener.told, name="export")
-        work = ExportWork(out=self.out, layout=self.plan.layout)
-        job: Job[ExportUnit, ExportMark] = job_largest_first(
-            make_runner, work, pending, heard=self.listener.status
-        )
+        job: Job[Any, Any] = job_largest_first(make_runner, work, units, heard=self.listener.status)
         with closing(job):
-            for unit, mark in job.results():
-                self._done[unit.name] = mark
+            yield from job.results()
         step = "run the same command again"
         if place_scheme(self.out) == "hf":  # a part of an export is of no use to readers
             step += ", as nothing is sent to the hub before all is exported"
-        check_all_done(job.quarantined, "shard", "exported", step)
+        check_all_done(job.quarantined, "shard", done, step)
+
+
+def _delete(store: Store, mark: ExportMark) -> None:
+    """Delete the mark of a shard, and then the files that it lists."""
+    for name in (mark.file_name, *(file.name for file in mark.files)):
+        store.delete(name)

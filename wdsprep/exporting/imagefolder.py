@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from wdsprep.dataset.tar.write import Buffer
 from wdsprep.exporting.layout import (
     Exportable,
-    ExportedFile,
     ExportSample,
     Layout,
     Writing,
     to_json,
 )
-from wdsprep.store.base import Store, write_bytes
+from wdsprep.exporting.output import ExportedFile, Output
 
 METADATA = "metadata.jsonl"
 
@@ -39,17 +38,16 @@ class ImageFolderLayout:
         dataset.check("imagefolder", "images")
         return self
 
-    def write(self, out: Store, unit: str, samples: Iterator[ExportSample]) -> Writing:
-        folder, files, lines = folder_of(unit), list[ExportedFile](), list[bytes]()
+    def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
+        folder, lines = folder_of(unit), list[bytes]()
         for sample in samples:
             ((kind, data),) = sample.members.items()
-            files += write_captioned(out, folder, sample, kind, data)
+            write_captioned(out, folder, sample, kind, data)
             row = {"file_name": f"{stem_of(sample)}.{kind}", "text": caption_line(sample)}
             lines.append(to_json(row) + b"\n")
             yield
         if lines:
-            files.append(write_file(out, f"{folder}/{METADATA}", b"".join(lines)))
-        return files
+            out.write(f"{folder}/{METADATA}", b"".join(lines))
 
     def index(self, files: Sequence[ExportedFile]) -> Mapping[str, bytes]:
         del files  # each folder has its own
@@ -70,20 +68,13 @@ def caption_line(sample: ExportSample) -> str:
 
 
 def write_captioned(
-    out: Store, folder: str, sample: ExportSample, kind: str, image: Buffer
-) -> list[ExportedFile]:
+    out: Output, folder: str, sample: ExportSample, kind: str, image: Buffer
+) -> None:
     """Write an image and its caption.
 
     The caption file ends with a line break even if it is empty: sd-scripts fails on empty files.
     """
     name = f"{folder}/{stem_of(sample)}"
     text = f"{caption_line(sample)}\n".encode()
-    return [
-        write_file(out, f"{name}.{kind}", image, samples=1),
-        write_file(out, f"{name}.txt", text),
-    ]
-
-
-def write_file(out: Store, name: str, data: Buffer, *, samples: int = 0) -> ExportedFile:
-    write_bytes(out, name, bytes(data))
-    return ExportedFile(name=name, nbytes=len(data), samples=samples)
+    out.write(f"{name}.{kind}", image, samples=1)
+    out.write(f"{name}.txt", text)

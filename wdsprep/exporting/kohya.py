@@ -21,9 +21,9 @@ from wdsprep.dataset.latent_scaling import denormalise
 from wdsprep.dataset.npy_arrays import EMB, FLIPPED, LATENT, POOLED, field_of, values_of
 from wdsprep.dataset.shapes import cut_size, shape_name, shapes_of
 from wdsprep.errors import FormatError, UsageError
-from wdsprep.exporting.imagefolder import folder_of, stem_of, write_captioned, write_file
-from wdsprep.exporting.layout import Exportable, ExportedFile, ExportSample, Layout, Writing
-from wdsprep.store.base import Store
+from wdsprep.exporting.imagefolder import folder_of, stem_of, write_captioned
+from wdsprep.exporting.layout import Exportable, ExportSample, Layout, Writing
+from wdsprep.exporting.output import ExportedFile, Output
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -77,16 +77,14 @@ class KohyaLayout:
         arrays = tuple(sorted(known & {*LATENTS, *texts}))
         return replace(self, family=family, settings=dataset.settings, arrays=arrays)
 
-    def write(self, out: Store, unit: str, samples: Iterator[ExportSample]) -> Writing:
-        folder, files = folder_of(unit), list[ExportedFile]()
+    def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
+        folder = folder_of(unit)
         for sample in samples:
             ((kind, data),) = ((n, d) for n, d in sample.members.items() if n not in self.arrays)
-            files += write_captioned(out, folder, sample, kind, data)
+            write_captioned(out, folder, sample, kind, data)
             for ending, arrays in self.caches(sample).items():
-                name = f"{folder}/{stem_of(sample)}{ending}"
-                files.append(write_file(out, name, to_npz(arrays)))
+                out.write(f"{folder}/{stem_of(sample)}{ending}", to_npz(arrays))
             yield
-        return files
 
     def caches(self, sample: ExportSample) -> dict[str, Arrays]:
         """Return the arrays of each cache of a sample, by the end of its file name."""

@@ -6,13 +6,12 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from wdsprep.dataset.json_records import Name, Nbytes, Text
 from wdsprep.dataset.npy_arrays import Field, is_of_text, text_fields
 from wdsprep.dataset.score_columns import SCORES, is_scored
 from wdsprep.dataset.shapes import shapes_of
 from wdsprep.dataset.tar.write import Buffer
 from wdsprep.errors import FormatError, UsageError
-from wdsprep.store.base import Store
+from wdsprep.exporting.output import ExportedFile, Output
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,21 +94,7 @@ class ExportSample:
         return found
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExportedFile:
-    """A file of an export.
-
-    `digests` has the digests of the file by algorithm, if its reader checks any. The index of a tar
-    counts no samples.
-    """
-
-    name: Name
-    nbytes: Nbytes
-    samples: Nbytes
-    digests: Mapping[Text, Text] = field(default_factory=dict)
-
-
-Writing = Generator[None, None, list[ExportedFile]]
+Writing = Generator[None, None, None]
 
 
 class Layout(Protocol):
@@ -129,8 +114,8 @@ class Layout(Protocol):
     def check(self, dataset: Exportable) -> "Layout":
         """Return the layout for a dataset. Raise UsageError if the dataset does not fit."""
 
-    def write(self, out: Store, unit: str, samples: Iterator[ExportSample]) -> Writing:
-        """Write the files that a shard becomes, and return them. Yield after each sample."""
+    def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
+        """Write the files that a shard becomes. Yield after each sample."""
 
     def index(self, files: Sequence[ExportedFile]) -> Mapping[str, bytes]:
         """Return, by name, the bytes of the files that are written after those of all shards.

@@ -34,13 +34,12 @@ from wdsprep.dataset.tar.write import Buffer, Data, join_small, nbytes_of, piece
 from wdsprep.errors import UsageError
 from wdsprep.exporting.layout import (
     Exportable,
-    ExportedFile,
     ExportSample,
     Layout,
     Writing,
     to_json,
 )
-from wdsprep.store.base import Store
+from wdsprep.exporting.output import ExportedFile, Output
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -173,24 +172,22 @@ class MdsLayout:
         return 2 * channels // patch**2, height * patch, width * patch
 
     # --- a shard
-    def write(self, out: Store, unit: str, samples: Iterator[ExportSample]) -> Writing:
-        files: list[ExportedFile] = []
+    def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
         waiting: list[tuple[Buffer, ...]] = []
         nbytes = 0
         for sample in samples:
             pieces = self.encode_sample(sample)
             size = nbytes_of(pieces) + 4
             if waiting and nbytes + size > FILE_NBYTES:
-                files.append(self._file(out, f"{unit}.{len(files):05d}.mds", waiting))
+                self._write_file(out, unit, waiting)
                 waiting, nbytes = [], 0
             waiting.append(pieces)
             nbytes += size
             yield
         if waiting:
-            files.append(self._file(out, f"{unit}.{len(files):05d}.mds", waiting))
-        return files
+            self._write_file(out, unit, waiting)
 
-    def _file(self, out: Store, name: str, samples: Sequence[tuple[Buffer, ...]]) -> ExportedFile:
+    def _write_file(self, out: Output, unit: str, samples: Sequence[tuple[Buffer, ...]]) -> None:
         config = to_json(self._config())
         start = 4 * (len(samples) + 2) + len(config)
         offsets = [start]
@@ -198,16 +195,11 @@ class MdsLayout:
             offsets.append(offsets[-1] + nbytes_of(sample))
         head = struct.pack(f"<I{len(offsets)}I", len(samples), *offsets)
         digest = hashlib.new(HASH)
-        with out.write(name) as sink:
+        with out.open(f"{unit}.{len(out.files):05d}.mds") as file:
             for part in chain((head, config), *samples):
                 digest.update(part)
-                sink.write(part)
-        return ExportedFile(
-            name=name,
-            nbytes=offsets[-1],
-            samples=len(samples),
-            digests={HASH: digest.hexdigest()},
-        )
+                file.write(part)
+            file.samples, file.digests = len(samples), {HASH: digest.hexdigest()}
 
     def _config(self) -> dict[str, Any]:
         return {

@@ -19,13 +19,12 @@ from wdsprep.dataset.score_columns import NUMBER, TEXT, WHOLE
 from wdsprep.exporting.convert_arrays import bfloat16_bits, npy_bytes, split_npy
 from wdsprep.exporting.layout import (
     Exportable,
-    ExportedFile,
     ExportSample,
     Layout,
     Writing,
     to_json,
 )
-from wdsprep.store.base import FileSink, Store
+from wdsprep.exporting.output import ExportedFile, Output, OutputFile
 
 if TYPE_CHECKING:
     import pyarrow
@@ -94,18 +93,17 @@ class ParquetLayout:
         known = to_json({"info": {"features": _features()}})
         return pa.schema([("image", image), *texts, several, *sizes], {"huggingface": known})
 
-    def write(self, out: Store, unit: str, samples: Iterator[ExportSample]) -> Writing:
+    def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
         from pyarrow.parquet import ParquetWriter
 
         name, schema = f"{unit}.parquet", self._schema()
         first = next(samples, None)
         if first is None:
-            return []
+            return
         rows, nbytes, count = [self.row(first)], 0, 1
-        with out.write(name) as sink:
-            counted = _CountingSink(sink)
+        with out.open(name) as written:
             with ParquetWriter(
-                counted,
+                _FileOfArrow(written),
                 schema,
                 compression="NONE",
                 use_dictionary=False,
@@ -121,7 +119,7 @@ class ParquetLayout:
                     count += 1
                     yield
                 file.write_table(_table(rows, schema))
-        return [ExportedFile(name=name, nbytes=counted.nbytes, samples=count)]
+            written.samples = count
 
     def row(self, sample: ExportSample) -> dict[str, Any]:
         if self.kind == "mlperf":
@@ -199,21 +197,20 @@ def _column(values: Sequence[Any], kind: "pyarrow.DataType") -> "pyarrow.Array":
     return pa.Array.from_buffers(kind, len(values), buffers)
 
 
-class _CountingSink:
-    """A sink with the interface of a file, for pyarrow. It counts the bytes."""
+class _FileOfArrow:
+    """A file that is being written, with the interface that pyarrow wants."""
 
     closed = False
 
-    def __init__(self, sink: FileSink) -> None:
-        self._sink, self.nbytes = sink, 0
+    def __init__(self, file: OutputFile) -> None:
+        self._file = file
 
     def write(self, data: Any) -> int:
-        self._sink.write(bytes(data))
-        self.nbytes += len(data)
+        self._file.write(bytes(data))
         return len(data)
 
     def tell(self) -> int:
-        return self.nbytes
+        return self._file.nbytes
 
     def flush(self) -> None:
         """Do nothing, since the store has the bytes already."""

@@ -16,13 +16,12 @@ from wdsprep.exporting.convert_arrays import bfloat16_bits, pad_to
 from wdsprep.exporting.energon import metadata_files
 from wdsprep.exporting.layout import (
     Exportable,
-    ExportedFile,
     ExportSample,
     Layout,
     Writing,
 )
+from wdsprep.exporting.output import ExportedFile, Output
 from wdsprep.exporting.renamed_tars import Members, write_tar
-from wdsprep.store.base import Store
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -58,7 +57,7 @@ class PrimusLayout:
             self, has_moments=dataset.has_moments, length=emb.shape[0] if emb is not None else 0
         )
 
-    def write(self, out: Store, unit: str, samples: Iterator[ExportSample]) -> Writing:
+    def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
         return write_tar(out, unit, samples, self.members, indexed=True)
 
     def members(self, sample: ExportSample) -> Members:

@@ -4,37 +4,35 @@ from collections.abc import Callable, Iterator
 
 from wdsprep.dataset.file_names import index_name
 from wdsprep.dataset.tar.write import Buffer, TarWriter
-from wdsprep.exporting.layout import ExportedFile, ExportSample, Writing
-from wdsprep.store.base import Store, write_bytes
+from wdsprep.exporting.layout import ExportSample, Writing
+from wdsprep.exporting.output import Output
 
 Members = list[tuple[str, Buffer]]
 
 
 def write_tar(
-    out: Store,
+    out: Output,
     unit: str,
     samples: Iterator[ExportSample],
     members: Callable[[ExportSample], Members],
     *,
     indexed: bool = False,
 ) -> Writing:
-    """Write one tar, with its index if `indexed`, and return the files. Yield after each sample.
+    """Write one tar, with its index if `indexed`. Yield after each sample.
 
     Nothing is written if there is no sample.
     """
     name = f"{unit}.tar"
     first = next(samples, None)
     if first is None:
-        return []
-    with out.write(name) as sink, TarWriter(sink, None) as tar:
+        return
+    with out.open(name) as file, TarWriter(file, None) as tar:
         tar.add(first.key, members(first))
         yield
         for sample in samples:
             tar.add(sample.key, members(sample))
             yield
         written = tar.finish()
-    files = [ExportedFile(name=name, nbytes=written.nbytes, samples=written.samples)]
+        file.samples = written.samples
     if indexed:
-        write_bytes(out, index_name(name), written.index)
-        files.append(ExportedFile(name=index_name(name), nbytes=len(written.index), samples=0))
-    return files
+        out.write(index_name(name), written.index)

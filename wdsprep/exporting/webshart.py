@@ -11,13 +11,12 @@ from typing import Any
 
 from wdsprep.exporting.layout import (
     Exportable,
-    ExportedFile,
     ExportSample,
     Layout,
     Writing,
     to_json,
 )
-from wdsprep.store.base import Store, write_bytes
+from wdsprep.exporting.output import ExportedFile, Output
 
 
 def layout(*, tower: str) -> "WebshartLayout":
@@ -36,7 +35,7 @@ class WebshartLayout:
         dataset.check("webshart", "images")
         return self
 
-    def write(self, out: Store, unit: str, samples: Iterator[ExportSample]) -> Writing:
+    def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
         files: dict[str, dict[str, Any]] = {}
         count = end = 0
         for sample in samples:
@@ -50,9 +49,7 @@ class WebshartLayout:
             "includes_image_geometry": True,
             "path": f"{unit}.tar",
         }
-        data, name = to_json(body), f"{unit}.json"
-        write_bytes(out, name, data)
-        return [ExportedFile(name=name, nbytes=len(data), samples=count)]
+        out.write(f"{unit}.json", to_json(body), samples=count)
 
     def index(self, files: Sequence[ExportedFile]) -> Mapping[str, bytes]:
         del files  # each tar has its own

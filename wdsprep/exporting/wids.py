@@ -13,14 +13,13 @@ from wdsprep.dataset.shapes import cut_size
 from wdsprep.errors import UsageError
 from wdsprep.exporting.layout import (
     Exportable,
-    ExportedFile,
     ExportSample,
     Layout,
     Writing,
     to_json,
 )
+from wdsprep.exporting.output import ExportedFile, Output
 from wdsprep.exporting.renamed_tars import Members, write_tar
-from wdsprep.store.base import Store
 
 META = "wids-meta.json"
 DECODED = ("jpg", "png")
@@ -48,7 +47,7 @@ class WidsLayout:
             )
         return replace(self, is_of_latents=dataset.what == "latents")
 
-    def write(self, out: Store, unit: str, samples: Iterator[ExportSample]) -> Writing:
+    def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
         return write_tar(out, unit, samples, self.members)
 
     def members(self, sample: ExportSample) -> Members:

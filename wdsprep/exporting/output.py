@@ -1,0 +1,174 @@
+"""The files that a shard becomes, and the mark that lists them with their digests.
+
+A layout writes through `Output`, which hashes what is written. The mark of a shard, below
+`.wdsprep/`, is written last. So a later run can tell the files that are as they were written from
+those that are damaged, cut or gone.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from typing import TypedDict
+
+from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.json_records import Hex, Name, Nbytes, Text, read_record
+from wdsprep.dataset.sealed_json import canonical_json
+from wdsprep.dataset.tar.write import Buffer
+from wdsprep.errors import FormatError, NotFoundError
+from wdsprep.store import shared_store
+from wdsprep.store.base import CHUNK_NBYTES, Sink, Store, stream
+
+MARKS = ".wdsprep/"
+CLAIM = f"{MARKS}export.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportedFile:
+    """A file of an export, with its BLAKE3.
+
+    `digests` has other digests by algorithm, if the reader of the layout checks any. The index of a
+    tar counts no samples.
+    """
+
+    name: Name
+    nbytes: Nbytes
+    samples: Nbytes
+    blake3: Hex
+    digests: Mapping[Text, Text]
+
+
+@dataclass(kw_only=True)
+class OutputFile:
+    """A file that is being written; its bytes are counted and hashed.
+
+    The layout sets `samples` and `digests` before it ends the file.
+    """
+
+    sink: Sink
+    samples: int = 0
+    digests: Mapping[str, str] = field(default_factory=dict)
+    nbytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.hash = DigestKind.BLAKE3.new()
+
+    def write(self, data: bytes | memoryview, /) -> None:
+        self.hash.update(data)
+        self.nbytes += len(data)
+        self.sink.write(data)
+
+    def writelines(self, pieces: Sequence[bytes | memoryview], /) -> None:
+        for piece in pieces:
+            self.hash.update(piece)
+            self.nbytes += len(piece)
+        self.sink.writelines(pieces)
+
+
+class Output:
+    """The place where a layout writes the files that one shard becomes."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.files: list[ExportedFile] = []
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[OutputFile]:
+        """Write a file that appears when the block ends well."""
+        with self._store.write(name) as sink:
+            file = OutputFile(sink=sink)
+            yield file
+        self.files.append(
+            ExportedFile(
+                name=name,
+                nbytes=file.nbytes,
+                samples=file.samples,
+                blake3=file.hash.hexdigest(),
+                digests=file.digests,
+            )
+        )
+
+    def write(self, name: str, data: Buffer, *, samples: int = 0) -> None:
+        """Write a whole file."""
+        with self.open(name) as file:
+            file.write(bytes(data))
+            file.samples = samples
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportMark:
+    """The mark of an exported shard: what it was made from, and the files that were made."""
+
+    name: str
+    inputs: tuple[str, ...]
+    files: tuple[ExportedFile, ...]
+    left_out: int
+
+    @property
+    def nbytes(self) -> int:
+        return sum(file.nbytes for file in self.files)
+
+    @property
+    def file_name(self) -> str:
+        return mark_name(self.name)
+
+    def to_bytes(self) -> bytes:
+        files = [asdict(file) for file in self.files]
+        body = {"files": files, "inputs": list(self.inputs), "left_out": self.left_out}
+        return canonical_json(body) + b"\n"
+
+    @classmethod
+    def read(cls, store: Store, unit: str) -> "ExportMark | None":
+        """Read the mark of a shard, or None if there is none, or none that can be read."""
+        with suppress(NotFoundError, FormatError):
+            body = read_record(_Mark, store.read(mark_name(unit)), mark_name(unit))
+            files = tuple(ExportedFile(**{n: each[n] for n in _FIELDS}) for each in body["files"])
+            inputs = tuple(body["inputs"])
+            return cls(name=unit, inputs=inputs, files=files, left_out=body["left_out"])
+        return None
+
+
+_FIELDS = tuple(ExportedFile.__dataclass_fields__)
+
+
+class _Mark(TypedDict):
+    files: list[ExportedFile]
+    inputs: list[Text]
+    left_out: Nbytes
+
+
+def mark_name(unit: str) -> str:
+    return f"{MARKS}{unit}.json"
+
+
+def unit_of_mark(name: str) -> str:
+    is_one = name != CLAIM and name.startswith(MARKS) and name.endswith(".json")
+    return name[len(MARKS) : -len(".json")] if is_one else ""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckWork:
+    """The work of checking exported shards, by their marks, which can be pickled.
+
+    Its progress is in bytes of their files.
+    """
+
+    out: str
+
+    def open(self) -> "Callable[[ExportMark], Generator[int, None, bool]]":
+        return self._check
+
+    def _check(self, mark: ExportMark) -> Generator[int, None, bool]:
+        """Return whether all files of a mark are as they were written."""
+        store, nbytes = shared_store(self.out), 0
+        for file in mark.files:
+            found = DigestKind.BLAKE3.new()
+            try:
+                with stream(store, file.name, watch=found.update, expected=file.nbytes) as reader:
+                    while data := reader.read(CHUNK_NBYTES):
+                        nbytes += len(data)
+                        yield nbytes
+            except NotFoundError:
+                return False
+            if found.hexdigest() != file.blake3:
+                return False
+        return True
