@@ -105,6 +105,9 @@ class Pretenders:
         self._given.append((slot, order, unit))
         self.calls += 1
 
+    def end(self, slot: int) -> None:
+        raise AssertionError(f"nobody fails, and so nobody ends {slot}")
+
     def hear(self) -> Iterator[SlotMessage]:
         self.calls += 1
         while self._ready:

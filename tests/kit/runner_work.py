@@ -222,14 +222,19 @@ class Shared:
         return node_share(1)
 
 
+class NobodyKnewError(Exception):
+    """What a library raises that nobody thought of."""
+
+
 @dataclass(frozen=True)
 class Cursed:
-    """Workers open everywhere, and at some places die of whatever they get. Elsewhere, units take
-    turns with that: up to so many deaths, each waits for one more."""
+    """Workers open everywhere, and at some places die of whatever they get, or fail at it.
+    Elsewhere, units take turns with that: up to so many deaths, each waits for one more."""
 
     folder: str
     places: frozenset[int]
     deaths: int
+    lives_on: bool = False
 
     def open(self) -> Call:
         turns = count()
@@ -239,6 +244,8 @@ class Cursed:
         place = place_here()
         if place in self.places:
             Path(self.folder, f"{unit.name}-{place}").touch()
+            if self.lives_on:
+                raise NobodyKnewError("gone")
             os.kill(os.getpid(), signal.SIGKILL)
         while len(list(Path(self.folder).iterdir())) < deaths:
             yield 0

@@ -119,6 +119,8 @@ class Started:
 
     def give(self, slot: int, order: int, unit: Any) -> None: ...
 
+    def end(self, slot: int) -> None: ...
+
     def hear(self) -> list[Any]:
         return []
 

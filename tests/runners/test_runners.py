@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -289,14 +290,16 @@ def test_units_side_by_side_fail_and_end_the_run_as_one_by_one(kind: str) -> Non
     assert sorted(quarantined) == [(1, 3), (2, 3)]
 
 
-def test_a_place_where_all_workers_die_is_given_up_and_its_units_are_done_elsewhere(
-    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("lives_on", [False, True])
+def test_a_place_where_all_units_fail_is_given_up_and_they_are_done_elsewhere(
+    kind: str, lives_on: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    work = Cursed(str(tmp_path), frozenset({1}), deaths=3)
+    work = Cursed(str(tmp_path), frozenset({1}), deaths=3, lives_on=lives_on)
     options = {"max_attempts": 2, "gpus": ("0", "1")}
-    _, finished, quarantined = run(kind, work, numbers(6), **options)
-    assert [e.result for e in finished] == [0] * 6
+    _, finished, quarantined = run(kind, work, numbers(9), **options)
+    assert [e.result for e in finished] == [0] * 9
     assert quarantined == []
-    assert len(list(tmp_path.iterdir())) == 3  # each at its first attempt
-    told = "a place is given up for now: 3 units in a row ended its worker, while others were done"
-    assert sum(line.startswith(told) for line in caplog.messages) == 1
+    assert len(list(tmp_path.iterdir())) in (range(3, 9) if lives_on else [3])
+    told = r"a place is given up for now: \d units in a row failed there, while others were done"
+    assert sum(bool(re.match(told, line)) for line in caplog.messages) == 1
+    assert ("NobodyKnewError: gone" in caplog.text) == lives_on

@@ -1,4 +1,4 @@
-"""Two GPUs of which one is lost. There are none here: workers compute on the CPU. All else is real."""
+"""Two GPUs of which one is lost. There are none: workers compute on the CPU, all else is real."""
 
 import os
 import time

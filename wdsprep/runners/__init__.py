@@ -7,7 +7,7 @@
    quarantined and the rest is finished. A worker lost to a removed node costs no attempt.
 4. A worker that dies with several units leaves *suspects*: from then on each is given alone,
    so that the one which kills is told from its neighbours, and only that is quarantined. A place
-   where all die is given up, and their last attempt is made elsewhere.
+   where all fail or die is given up, and their last attempt is made elsewhere.
 5. A worker whose units come no further for long (`stuck_workers`) is ended, and judged as if it had
    died.
 6. A worker that cannot open costs the run one place, which is given up after `max_attempts`, unless

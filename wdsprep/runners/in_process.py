@@ -50,6 +50,9 @@ class _InProcessWorkers:
                 for message in messages:
                     yield slot, order, message
 
+    def end(self, _slot: int) -> None:
+        self.stop()
+
     def hear(self) -> Iterable[SlotMessage]:
         return islice(self._messages or (), 1)
 

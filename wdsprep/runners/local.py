@@ -116,6 +116,10 @@ class _Processes:
         self._watch.given(slot, order)
         _send(self._workers[slot].pipe, pickle.dumps((order, unit)))
 
+    def end(self, slot: int) -> None:
+        self._bury(slot)
+        self._watch.heard(slot, 0, Lost(reason="its place is broken"))
+
     def hear(self) -> Iterable[SlotMessage]:
         unborn, self._unborn = self._unborn, []
         yield from unborn

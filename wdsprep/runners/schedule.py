@@ -18,11 +18,13 @@ A worker that cannot open, or dies before it is ready, held no unit, so no unit 
 place is tried `max_attempts` times in a row and then given up. The run is over where no place is
 left, and sooner where no worker has ever become ready and none is on its way that might.
 
-A worker may also start each time and die of whatever it is given, as one whose GPU is broken. What
-tells such a place from units that kill: there, `MOST_DEATHS` different ones die alone and none is
-finished between them, while units are finished elsewhere. So that no good unit is lost with it, the
-last of several attempts at a unit that died alone is made at another place, where one is open or
-about to be.
+A worker may also start and fail at whatever it is given, as one whose GPU is broken: it says so of
+each unit, or dies. What tells such a place from units that fail: there, `MOST_IN_A_ROW` different
+ones fail and none is finished between them, while one of them is finished at another place. (If the
+worker dies of each, it is enough that others are finished.) Then the worker is ended, and these
+failures are no attempts at their units. So that no good unit is lost before that is known, the last
+of several attempts at a unit is made where the fewest have failed in a row: best where the last one
+was finished. While `MOST_WAITING` units wait for such a place, those that fail get no fresh ones.
 
 A place is given up, for either reason, until `TRIED_AGAIN` more units are finished, or no other
 place is open: it may have been mended, or its machine replaced.
@@ -32,7 +34,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from itertools import count
@@ -44,10 +46,18 @@ from wdsprep.text import plural
 
 _log = logging.getLogger("wdsprep")
 
-MOST_DEATHS = 3
-"""The deaths of different units, at one place that finishes none, after which it is given up."""
+MOST_IN_A_ROW = 3
+"""The different units that fail at a place, and none that it finishes, after which it is given up
+if others finish theirs."""
+MOST_WAITING = 4
+"""The last attempts that may wait for a better place, while failing ones still get fresh units."""
 TRIED_AGAIN = 100
 """Units that others finish before a place that was given up is tried again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opening:
+    """The message that a worker has its place, and begins to open."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +86,8 @@ class Failed:
     trace: str
     is_hopeless: bool = False
     """Another attempt would fail the same way."""
+    is_of_unit: bool = False
+    """The error is known to have nothing to do with the place of the worker."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +123,7 @@ class Lost:
         return f" on {self.place}" if self.place else ""
 
 
-Message: TypeAlias = Ready | UnitProgress | Done | Failed | Returned | Fatal | Lost
+Message: TypeAlias = Opening | Ready | UnitProgress | Done | Failed | Returned | Fatal | Lost
 SlotMessage: TypeAlias = tuple[int, int, Message]
 """Slot, order, message. The order is 0 where the message is about the worker itself."""
 
@@ -126,6 +138,10 @@ class Workers(Protocol):
     def start(self, slot: int) -> None: ...
 
     def give(self, slot: int, order: int, unit: Unit) -> None: ...
+
+    def end(self, slot: int) -> None:
+        """End the worker of a slot. Nothing more is heard of it."""
+        ...
 
     def hear(self) -> Iterable[SlotMessage]:
         """Wait a while for messages of the workers, and return those that came: perhaps none.
@@ -153,64 +169,44 @@ class WorkerTraceback(Exception):  # noqa: N818  it is never raised, only shown 
 
 
 @dataclass(slots=True, eq=False)
-class _Ticket:
-    unit: Unit
-    attempts: int = 0
-    is_suspect: bool = False
-    died_at: int | None = None
-    """The slot whose worker died last when it held this unit alone."""
+class _FailuresInARow:
+    """The failures at a place since it last finished a unit.
 
-
-@dataclass(frozen=True, slots=True)
-class _Deaths:
-    """The units that died alone at a slot since it last finished one.
-
-    `finished` is the number of units that the run had finished when the first of them died.
+    `finished` is the number of units that the run had finished when the first of them came.
     """
 
     finished: int
-    units: set[_Ticket] = field(default_factory=set)
+    failures: int = 0
+    units: int = 0
+    """The number of different units that failed."""
+    is_refuted: bool = False
+    """True if one of these units was finished at another place."""
+    is_given_up: bool = False
 
 
-class _Suspects:
-    """A queue of suspects: units that may have ended a worker.
+@dataclass(slots=True, eq=False)
+class _Ticket:
+    unit: Unit
+    is_suspect: bool = False
+    rows: list[_FailuresInARow] = field(default_factory=list)
+    """The row to which each failed attempt belongs, for which the place may be to blame."""
+    other_attempts: int = 0
 
-    A suspect may be barred from the slot whose worker it ended.
-    """
+    @property
+    def attempts(self) -> int:
+        """Count the failed attempts, without those at places that are known to be broken."""
+        return self.other_attempts + sum(not (r.is_given_up and r.is_refuted) for r in self.rows)
+
+
+class _Queue:
+    """Units that wait for a worker. Those of which the next attempt is the last wait apart."""
 
     def __init__(self) -> None:
-        self._free: deque[_Ticket] = deque()
-        self._barred: dict[int, deque[_Ticket]] = {}
-        self._count = 0
+        self.usual: deque[_Ticket] = deque()
+        self.last: deque[_Ticket] = deque()
 
     def __len__(self) -> int:
-        return self._count
-
-    def add(self, ticket: _Ticket, barred: int | None) -> None:
-        there = self._free if barred is None else self._barred.setdefault(barred, deque())
-        there.append(ticket)
-        self._count += 1
-
-    def take(self, slot: int | None) -> _Ticket | None:
-        """Remove and return a suspect that is not barred from a slot; without a slot, any suspect.
-
-        Return None if there is none.
-        """
-        bars = (bar for bar in self._barred if bar != slot)
-        if self._free:
-            ticket = self._free.popleft()
-        elif (bar := next(bars, None)) is not None:
-            ticket = self._barred[bar].popleft()
-            if not self._barred[bar]:
-                del self._barred[bar]
-        else:
-            return None
-        self._count -= 1
-        return ticket
-
-    def are_barred(self, slot: int) -> bool:
-        """Return whether no unit of the queue may be given to the slot."""
-        return len(self._barred.get(slot, ())) == self._count
+        return len(self.usual) + len(self.last)
 
 
 class Schedule:
@@ -227,12 +223,20 @@ class Schedule:
         self._allowed = allowed
         self._exhausted = False
         self._max_attempts = max_attempts
-        self._waiting: deque[_Ticket] = deque()
-        self._suspects = _Suspects()
+        self._waiting, self._suspects = _Queue(), _Queue()
         self._empty = list(reversed(range(workers)))
         self._starting: set[int] = set()
         self._false_starts: dict[int, int] = {}
-        self._deaths: dict[int, _Deaths] = {}
+        self._rows: dict[int, _FailuresInARow] = {}
+        self._opening: set[int] = set()
+        """The starting workers that have their place."""
+        self._doubts: dict[int, int] = {}
+        """The doubt in each open place: 0 where the last unit was finished, else 1, and 1 more for
+        each failure in a row."""
+        self._doubted: Counter[int] = Counter()
+        """The number of open places for each doubt."""
+        self._broken: dict[int, str] = {}
+        """The places whose workers are to be ended, and why."""
         self._finished = 0
         self._given_up: dict[int, int] = {}
         """The places that were given up, with how many units are finished when one is tried again.
@@ -253,15 +257,9 @@ class Schedule:
 
         Return whether there is anything to wait for: False once all units have ended.
         """
+        self._end_broken(crew)
         self._try_again()
-        idle, *others = self._roomy
-        while idle and self._draw(1):
-            slot = next(reversed(idle))
-            if (ticket := self._take_for(slot)) is None:  # all that is left is barred from it
-                slot = next(iter(idle))
-                if (ticket := self._take_for(slot)) is None:
-                    break
-            self._give(crew, slot, 0, ticket)
+        self._hand_out(crew, 0)
         more = 0
         if self._empty:
             more = self._allowed(len(self._held) + len(self._given_up), len(self._starting))
@@ -270,13 +268,21 @@ class Schedule:
             slot = self._vacant()
             self._starting.add(slot)
             crew.start(slot)
-        for load, roomy in enumerate(others, start=1):
+        for load in range(1, len(self._roomy)):
             # One for each worker to come, or more where those that are here have many; and one
             # more that is not a suspect.
             kept = len(self._starting) * max(1, load - 1)
-            while roomy and self._draw(max(kept, len(self._suspects)) + 1):
-                self._give(crew, next(reversed(roomy)), load, self._waiting.popleft())
-        return bool(self._in_flight or self._waiting or self._suspects)
+            self._hand_out(crew, load, kept=max(kept, len(self._suspects)))
+        return bool(self._in_flight) or self._draw(1)
+
+    def _end_broken(self, crew: Workers) -> None:
+        for slot, why in self._broken.items():
+            if slot in self._held:  # else it was lost meanwhile
+                crew.end(slot)
+                for ticket in self._close(slot):
+                    self._put_back(ticket)
+                self._give_up(slot, why)
+        self._broken.clear()
 
     def _try_again(self) -> None:
         is_alone = not (self._held or self._starting)
@@ -285,26 +291,56 @@ class Schedule:
             del self._given_up[slot]
             self._empty.append(slot)
 
-    def _take_for(self, slot: int) -> _Ticket | None:
-        """Take a unit for an idle worker.
+    def _hand_out(self, crew: Workers, load: int, *, kept: int = 0) -> None:
+        """Give a unit more to workers that hold so many, as long as more units wait than `kept`."""
+        roomy = self._roomy[load]
+        while roomy and self._draw(kept + 1):
+            for slot in reversed(roomy):  # mostly the first: to the others nothing can be given
+                if ticket := self._take_for(slot):
+                    break
+            else:
+                return
+            self._give(crew, slot, load, ticket)
 
-        A unit that is barred from this slot waits for another slot, if there is one. Return None if
-        no unit may be given to this worker.
+    def _take_for(self, slot: int) -> _Ticket | None:
+        """Take a unit for a worker, or None if there is none that it may do.
+
+        A last attempt is for a place in which there is the least doubt. If there is any, other
+        units go first.
         """
-        ticket = self._suspects.take(slot)
-        if ticket is None and self._draw(len(self._suspects) + 1):
-            ticket = self._waiting.popleft()
-        if ticket is None and len(self._held) == 1 and not self._starting:
-            ticket = self._suspects.take(None)
-        return ticket
+        doubt = self._doubts[slot]
+        queues = [self._waiting] if self._held[slot] else [self._suspects, self._waiting]
+        for queue in queues:
+            if queue.last and not doubt:
+                return queue.last.popleft()
+            if queue.usual:
+                return queue.usual.popleft()
+        must_wait = doubt > 1 and len(self._waiting.last) >= MOST_WAITING
+        if not must_wait and self._draw(len(self._waiting) + len(self._suspects) + 1):
+            return self._waiting.usual.popleft()
+        least = min(self._doubted)
+        if doubt > (min(least, 1) if self._opening else least):
+            return None
+        return next((queue.last.popleft() for queue in queues if queue.last), None)
+
+    def _doubt(self, slot: int, doubt: int | None) -> None:
+        """Set the doubt in a place, or forget it if no worker is open there any more."""
+        before = self._doubts.pop(slot, None)
+        if before is not None:
+            self._doubted[before] -= 1
+            if not self._doubted[before]:
+                del self._doubted[before]
+        if doubt is not None:
+            self._doubts[slot] = doubt
+            self._doubted[doubt] += 1
 
     def _vacant(self) -> int:
         """Take an empty slot to start a worker in.
 
-        Prefer one that the waiting units are not barred from.
+        Prefer one that has not failed, if only last attempts are left.
         """
         slot = self._empty.pop()
-        if self._empty and not self._waiting and self._suspects.are_barred(slot):
+        if self._empty and slot in self._rows and not (self._waiting.usual or self._suspects.usual):
             self._empty[-1], slot = slot, self._empty[-1]
         return slot
 
@@ -312,7 +348,7 @@ class Schedule:
         missing = wanted - len(self._waiting) - len(self._suspects)
         while missing > 0 and not self._exhausted:
             try:
-                self._waiting.append(_Ticket(next(self._source)))
+                self._waiting.usual.append(_Ticket(next(self._source)))
                 missing -= 1
             except StopIteration:
                 self._exhausted = True
@@ -332,19 +368,23 @@ class Schedule:
             case UnitProgress(value=value):
                 return Step(unit=self._held[slot][order].unit, value=value)
             case Done(result=result):
-                self._deaths.pop(slot, None)
-                self._finished += 1
-                return Finished(unit=self._take_back(slot, order).unit, result=result)
-            case Failed(reason=reason, trace=trace, is_hopeless=is_hopeless):
                 ticket = self._take_back(slot, order)
-                return self._blame(ticket, reason, trace, is_last=is_hopeless)
+                self._note_success(slot, ticket)
+                return Finished(unit=ticket.unit, result=result)
+            case Failed():
+                return self._failed(slot, self._take_back(slot, order), message)
             case Returned():
                 self._put_back(self._take_back(slot, order))
                 return None
+            case Opening():
+                self._opening.add(slot)
+                return None
             case Ready(units=units):
                 self._starting.remove(slot)
+                self._opening.discard(slot)
                 self._most[slot] = min(units or len(self._roomy), len(self._roomy))
                 self._held[slot] = {}
+                self._doubt(slot, 1 + (self._rows[slot].failures if slot in self._rows else 0))
                 self._roomy[0][slot] = None
                 self._false_starts.pop(slot, None)
                 self._ever_ready = True
@@ -363,61 +403,92 @@ class Schedule:
         self._roomy[len(held)][slot] = None
         return ticket
 
-    def _blame(
-        self, ticket: _Ticket, reason: str, trace: str, *, is_last: bool = False
+    def _close(self, slot: int) -> list[_Ticket]:
+        """Forget the worker of a slot, and return the units that it held."""
+        tickets = list(self._held.pop(slot).values())
+        self._in_flight -= len(tickets)
+        if len(tickets) < len(self._roomy):
+            self._roomy[len(tickets)].pop(slot, None)
+        self._doubt(slot, None)
+        return tickets
+
+    def _note_success(self, slot: int, ticket: _Ticket) -> None:
+        self._finished += 1
+        self._rows.pop(slot, None)
+        self._doubt(slot, 0)
+        for row in ticket.rows:
+            row.is_refuted = True
+
+    def _failed(self, slot: int, ticket: _Ticket, message: Failed) -> Quarantined | None:
+        if message.is_of_unit or message.is_hopeless:
+            ticket.other_attempts += 1
+        else:
+            if why := self._note_failure(slot, ticket, message.reason):
+                self._broken[slot] = why
+            self._doubt(slot, self._doubts[slot] + 1)
+        return self._try_or_quarantine(ticket, message, is_last=message.is_hopeless)
+
+    def _note_failure(
+        self, slot: int, ticket: _Ticket, reason: str, *, is_death: bool = False
+    ) -> str:
+        """Note that a unit failed at a place. If the place is broken, return why, and else "".
+
+        It is broken if 3 or more different units in a row have failed there, and one of them was
+        finished elsewhere; if each ended its worker, other units finished meanwhile are enough.
+        """
+        row = self._rows.setdefault(slot, _FailuresInARow(self._finished))
+        row.failures += 1
+        row.units += row not in ticket.rows
+        ticket.rows.append(row)
+        is_refuted = row.is_refuted or (is_death and row.finished < self._finished)
+        if row.units < MOST_IN_A_ROW or not is_refuted:
+            return ""
+        row.is_given_up = True
+        del self._rows[slot]
+        row_of = f"{row.units} units in a row failed there"
+        return f"{row_of}, while others were done elsewhere: {reason}"
+
+    def _try_or_quarantine(
+        self, ticket: _Ticket, message: Failed | Lost, *, is_last: bool = False
     ) -> Quarantined | None:
-        ticket.attempts += 1
-        if ticket.attempts < self._max_attempts and not is_last:
+        """Put a unit back that failed, or quarantine it if that was its last attempt."""
+        reason, attempts = message.reason, ticket.attempts
+        if attempts < self._max_attempts and not is_last:
             if _log.isEnabledFor(logging.INFO):
                 _log.info("%s is tried again: %s", ticket.unit.name, reason)
             self._put_back(ticket)
             return None
-        return Quarantined(unit=ticket.unit, attempts=ticket.attempts, reason=reason, trace=trace)
+        return Quarantined(unit=ticket.unit, attempts=attempts, reason=reason, trace=message.trace)
 
     def _put_back(self, ticket: _Ticket) -> None:
-        if not ticket.is_suspect:
-            self._waiting.append(ticket)
-            return
-        is_last = ticket.attempts + 1 >= self._max_attempts
-        self._suspects.add(ticket, ticket.died_at if is_last else None)
+        queue = self._suspects if ticket.is_suspect else self._waiting
+        is_last = 0 < ticket.attempts >= self._max_attempts - 1
+        (queue.last if is_last else queue.usual).append(ticket)
 
     def _lost(self, slot: int, message: Lost) -> Quarantined | None:
         if slot in self._starting:
             _log.warning("a worker could not begin%s: %s", message.where, message.reason)
             self._starting.remove(slot)
+            self._opening.discard(slot)
             self._vacate(slot, message)
             return None
-        tickets = list(self._held.pop(slot).values())
+        tickets = self._close(slot)
         _log.warning("a worker was lost with %s: %s", plural(len(tickets), "unit"), message.reason)
-        self._in_flight -= len(tickets)
-        if len(tickets) < len(self._roomy):
-            self._roomy[len(tickets)].pop(slot, None)
         if message.costs and len(tickets) == 1:
-            tickets[0].is_suspect, tickets[0].died_at = True, slot
-            self._leave(slot, tickets[0], message.reason)
-            return self._blame(tickets[0], message.reason, message.trace)
+            (ticket,) = tickets
+            ticket.is_suspect = True
+            if why := self._note_failure(slot, ticket, message.reason, is_death=True):
+                self._give_up(slot, why)
+            else:
+                self._empty.append(slot)
+            return self._try_or_quarantine(ticket, message)
         self._empty.append(slot)
         for ticket in tickets:
             if message.costs:
                 ticket.is_suspect = True
-                ticket.attempts = min(ticket.attempts + 1, self._max_attempts - 1)
+                ticket.other_attempts += ticket.attempts < self._max_attempts - 1
             self._put_back(ticket)
         return None
-
-    def _leave(self, slot: int, ticket: _Ticket, reason: str) -> None:
-        """Note that a unit ended the worker of a slot, and free the slot for another worker.
-
-        Give the slot up instead if 3 or more different units in a row have done so, and units were
-        finished elsewhere meanwhile.
-        """
-        here = self._deaths.setdefault(slot, _Deaths(self._finished))
-        here.units.add(ticket)
-        if len(here.units) < MOST_DEATHS or here.finished == self._finished:
-            self._empty.append(slot)
-            return
-        del self._deaths[slot]
-        what = f"{MOST_DEATHS} units in a row ended its worker, while others were done elsewhere"
-        self._give_up(slot, f"{what}: {reason}")
 
     def _give_up(self, slot: int, why: str) -> None:
         self._given_up[slot] = self._finished + TRIED_AGAIN

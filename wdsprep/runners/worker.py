@@ -143,7 +143,7 @@ class Worker:
                 else:
                     return
         except BusyError as error:  # whoever is in the way may not be for ever
-            yield Failed(reason=_text(error), trace=traceback.format_exc())
+            yield Failed(reason=_text(error), trace=traceback.format_exc(), is_of_unit=True)
         except NotAFileError as error:  # only this unit fails, until somebody moves it
             yield Failed(reason=_text(error), trace=traceback.format_exc(), is_hopeless=True)
         except WdsprepError as error:

@@ -160,11 +160,18 @@ class _Actors:
         slot, _ = self._awaited.pop(awaited)
         self._actors[slot].awaited.discard(awaited)
 
+    def end(self, slot: int) -> None:
+        self._dismiss(slot)
+        self._note(slot, 0, Lost(reason="its place is broken"))
+
     def hear(self) -> Iterable[SlotMessage]:
         for slot, order, message in self._messages():
-            self._watch.heard(slot, order, message)
-            self._metrics.heard(slot, message)
+            self._note(slot, order, message)
             yield slot, order, message
+
+    def _note(self, slot: int, order: int, message: Message) -> None:
+        self._watch.heard(slot, order, message)
+        self._metrics.heard(slot, message)
 
     def _messages(self) -> Iterator[SlotMessage]:
         self._waiting.look(has_workers=any(actor.node for actor in self._actors.values()))
