@@ -1,6 +1,7 @@
 """The LoRA examples: killed and run again in two processes, they end with the same weights."""
 
 import importlib.util
+import json
 import os
 import re
 import signal
@@ -36,8 +37,11 @@ WEIGHTS = "pytorch_lora_weights.safetensors"
 STEPS, SAVED, KILLED = 16, 5, 8
 OPTIONS = ["--steps", str(STEPS), "--save-every", str(SAVED), "--batch", "4", "--rate", "1e-2"]
 OPTIONS += ["--rank", "4", "--sampling-steps", "2", "--prompt", "a cat", "--prompt", "a dog"]
+OPTIONS += ["--warm-up", "2", "--schedule", "cosine", "--log-every", "1"]
+OPTIONS += ["--sample-every", str(STEPS)]
+OF_FAMILY = {"lora_sdxl": ["--min-snr", "5"], "lora_flux": []}
 WORLD = {"LOCAL_WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true"}
-LOSS = re.compile(r"^step (\d+) loss ([\d.]+)$", re.MULTILINE)
+LOSS = re.compile(rf"^step (\d+) of {STEPS}: loss ([\d.]+), mean .* left$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,13 @@ class Example:
 
     @property
     def words(self) -> list[str]:
-        return [str(self.folder / "latents"), "--model", str(self.folder / "model"), *OPTIONS]
+        return [
+            str(self.folder / "latents"),
+            "--model",
+            str(self.folder / "model"),
+            *OPTIONS,
+            *OF_FAMILY[self.program],
+        ]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -128,7 +138,7 @@ def test_images_of_several_shapes_make_the_loss_fall(example: Example) -> None:
 
 def test_killed_and_launched_again_it_comes_to_the_same_weights(example: Example) -> None:
     """In the middle of an epoch, with half a checkpoint beside the last whole one."""
-    dies = Interrupt(at=f"step {KILLED} loss", signum=signal.SIGKILL)
+    dies = Interrupt(at=f"step {KILLED} of", signum=signal.SIGKILL)
     run(example, "killed", dies)
     out = example.folder / "killed"
     assert [path.name for path in out.iterdir()] == [f"checkpoint-{SAVED:08d}"]
@@ -141,6 +151,7 @@ def test_killed_and_launched_again_it_comes_to_the_same_weights(example: Example
     assert (out / WEIGHTS).read_bytes() == (example.folder / "whole" / WEIGHTS).read_bytes()
     assert {path.name for path in out.iterdir()} == {
         f"checkpoint-{STEPS:08d}",
+        f"samples-{STEPS:08d}.png",
         "samples.png",
         WEIGHTS,
     }
@@ -160,9 +171,10 @@ def test_the_pipeline_loads_the_lora_and_draws_with_it(example: Example) -> None
         (adapters,) = pipeline.get_list_adapters().values()
         assert len(adapters) == 1
         assert not np.array_equal(before, drawn(pipeline))
-    with Image.open(out / "samples.png") as image:
-        assert image.width > image.height
-        assert len(set(image.convert("L").tobytes())) > 20
+    for name, count in (("samples.png", 2), (f"samples-{STEPS:08d}.png", 4)):
+        with Image.open(out / name) as image:
+            assert image.width > (count - 1) * image.height
+            assert len(set(image.convert("L").tobytes())) > 20
 
 
 def test_latents_of_another_model_are_one_line(example: Example, tmp_path: Path) -> None:
@@ -182,6 +194,22 @@ def test_latents_of_another_model_are_one_line(example: Example, tmp_path: Path)
     assert done.stderr.splitlines()[-1].startswith(f"{example.program}: ")
     assert "pooled" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_model_that_the_hub_does_not_give_is_one_line(example: Example, tmp_path: Path) -> None:
+    words = ["latents", "--model", "nobody/nothing", "--out", "out"]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(EXAMPLES / f"{example.program}.py"), *words],
+        cwd=tmp_path,
+        env={**os.environ, "ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"{example.program}: nobody/nothing is no folder here, and the hub does")
 
 
 @pytest.mark.parametrize("example", ["lora_sdxl"], indirect=True)
@@ -207,6 +235,17 @@ def test_the_state_of_a_loader_goes_into_checkpoints_of_accelerate(
     options: Any = {"global_batch": 2, "epochs": None, "drop_text": 0.1, "step": 3}
     fourth = next(iter(wdsprep.load(example.folder / "latents", **options)))
     assert done.stdout == f"3 {fourth['key']}\n"
+
+
+@pytest.mark.parametrize("family", ["sdxl", "flux"])
+def test_a_small_pipeline_to_try_them_on_is_one_command(family: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", str(EXAMPLES / "tiny_pipeline.py"), family, "tiny"]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=300, check=True)
+    index = json.loads((tmp_path / "tiny/model_index.json").read_text())
+    assert index["_class_name"] == f"{FAMILIES[f'lora_{family}']}Pipeline"
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=300, check=False)
+    assert again.returncode == 2
+    assert b"tiny is there already: choose another folder" in again.stderr
 
 
 def drawn(pipeline: Any) -> Any:

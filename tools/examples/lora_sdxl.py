@@ -4,219 +4,88 @@
     wdsprep encode shards/images shards/latents-1024 --model sdxl --resolution 1024 --shapes sdxl
     accelerate launch --mixed_precision bf16 tools/examples/lora_sdxl.py shards/latents-1024
 
-Neither the VAE nor a text encoder is in memory while it trains: latents, embeddings and sizes come
-from the shards, and dropped captions are the empty one that `encode` kept. It needs accelerate and
-peft beside wdsprep: `pip install accelerate peft`.
-
-Killed at any moment, the same command goes on from the last checkpoint to the same weights (on a
-GPU but for rounding): a checkpoint of accelerate holds the state of the loader, and noise and times
-are functions of the seed and the step, whatever the number of processes.
-
-In OUT: pytorch_lora_weights.safetensors, which `pipeline.load_lora_weights(OUT)` reads;
-samples.png, pictures that were drawn with it; the last checkpoint.
+Here is what only SDXL has: its UNet, which is told the sizes of images, and its loss. The rest is
+in `lora_training.py`.
 """
 
 import argparse
-import shutil
-from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from diffusers import DDPMScheduler, StableDiffusionXLPipeline, UNet2DConditionModel
-from diffusers.training_utils import cast_training_params
-from diffusers.utils import convert_state_dict_to_diffusers, make_image_grid
-from peft import LoraConfig, get_peft_model_state_dict
+from diffusers import DDPMScheduler, UNet2DConditionModel
+from diffusers.training_utils import compute_snr
+from lora_training import LoraTraining, parser_of, train_or_say
 from torch import Tensor
 
-import wdsprep
-from wdsprep.errors import UsageError
 
-ARRAYS = ("latent", "emb", "pooled", "time_ids")
-LAYERS = ("to_q", "to_k", "to_v", "to_out.0")  # of each attention
-WEIGHTS = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+class SdxlTraining(LoraTraining):
+    network = "unet"
+    arrays = ("latent", "emb", "pooled", "time_ids")
+    layers = ("to_q", "to_k", "to_v", "to_out.0")  # of each attention
 
-
-def main() -> None:
-    training = LoraTraining(parse())
-    unet = training.new_unet()
-    training.train(unet)
-    if training.accelerator.is_main_process:
-        layers = convert_state_dict_to_diffusers(get_peft_model_state_dict(unet))
-        StableDiffusionXLPipeline.save_lora_weights(training.out, unet_lora_layers=layers)
-        del unet, layers  # makes room for the pipeline
-        training.accelerator.free_memory()
-        training.draw_samples()
-    training.accelerator.wait_for_everyone()
-    training.accelerator.end_training()
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("data", help="a dataset of latents")
-    parser.add_argument("--join", default=(), help="text that was encoded alone")
-    parser.add_argument("--model", default="stabilityai/stable-diffusion-xl-base-1.0")
-    parser.add_argument("--out", type=Path, default=Path("lora-sdxl"))
-    parser.add_argument("--steps", type=int, default=1000, help="of the optimiser")
-    parser.add_argument("--batch", type=int, default=4, help="samples, over all processes")
-    parser.add_argument("--rank", type=int, default=16, help="of the LoRA")
-    parser.add_argument("--rate", type=float, default=1e-4, help="of learning")
-    parser.add_argument("--drop-text", type=float, default=0.1, help="the rate of empty captions")
-    parser.add_argument("--flip", type=float, default=0.0, help="the rate of mirror images")
-    parser.add_argument("--checkpointing", action="store_true", help="less memory, more time")
-    parser.add_argument("--save-every", type=int, default=100, help="steps between checkpoints")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--prompt", action="append", help="of a sample; by default captions")
-    parser.add_argument("--sampling-steps", type=int, default=30)
-    return parser.parse_args()
-
-
-class TrainedWeights:
-    """The weights that are trained, as a checkpoint of accelerate holds them."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {name: parameter.detach() for name, parameter in self.named.items()}
-
-    @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        for name, parameter in self.named.items():
-            parameter.copy_(state[name])
-
-
-class LoraTraining:
     def __init__(self, options: argparse.Namespace) -> None:
-        self.options, self.out = options, options.out
-        self.accelerator = Accelerator()  # precision and accumulation: as `launch` was told
-        self.dtype = WEIGHTS[self.accelerator.mixed_precision]
-        self.out.mkdir(parents=True, exist_ok=True)
+        super().__init__(options)
         self.schedule = DDPMScheduler.from_pretrained(options.model, subfolder="scheduler")
 
-    def new_unet(self) -> UNet2DConditionModel:
-        """Open the frozen UNet with a new LoRA in it, which alone is trained, in float32."""
-        unet = UNet2DConditionModel.from_pretrained(
+    def open_network(self) -> UNet2DConditionModel:
+        return UNet2DConditionModel.from_pretrained(
             self.options.model, subfolder="unet", torch_dtype=self.dtype
         )
-        unet.requires_grad_(False)
-        torch.manual_seed(self.options.seed)
-        rank = {"r": self.options.rank, "lora_alpha": self.options.rank}
-        unet.add_adapter(LoraConfig(**rank, init_lora_weights="gaussian", target_modules=[*LAYERS]))
-        cast_training_params(unet, torch.float32)
-        if self.options.checkpointing:
-            unet.enable_gradient_checkpointing()
-        return unet.train()
 
-    def batches(self) -> Any:
-        """Open the loader. A step has one shape in all processes, and each has its share of it."""
-        return wdsprep.load(
-            self.options.data,
-            join=self.options.join,
-            fields=ARRAYS,
-            global_batch=self.options.batch,
-            seed=self.options.seed,
-            epochs=None,
-            drop_text=self.options.drop_text,
-            flip=self.options.flip,
-            rank=self.accelerator.process_index,
-            world_size=self.accelerator.num_processes,
-            device=self.accelerator.device,
-        )
+    def draw_times(self, random: torch.Generator) -> Tensor:
+        most = self.schedule.config.num_train_timesteps
+        return torch.randint(most, (self.options.batch,), generator=random)
 
-    def train(self, unet: UNet2DConditionModel) -> None:
-        options, accelerator, loader = self.options, self.accelerator, self.batches()
-        weights = TrainedWeights(unet)
-        trained = [*weights.named.values()]
-        model, optimizer = accelerator.prepare(unet, torch.optim.AdamW(trained, lr=options.rate))
-        accelerator.register_for_checkpointing(weights, loader)
-        # The frozen weights stay out of checkpoints.
-        accelerator.register_save_state_pre_hook(lambda _models, states, _folder: states.clear())
-        accelerator.register_load_state_pre_hook(lambda models, _folder: models.clear())
-        self.resume()
-        feed, each = iter(loader), accelerator.gradient_accumulation_steps
-        while loader.step < options.steps * each:
-            batch = next(feed)
-            with accelerator.accumulate(model):
-                loss = self.loss_of(model, batch, loader.step)
-                accelerator.backward(loss)
-                if accelerator.sync_gradients:
-                    accelerator.clip_grad_norm_(trained, 1.0)
-                optimizer.step()
-                optimizer.zero_grad()
-            mean = accelerator.reduce(loss.detach(), "mean").item()
-            step, rest = divmod(loader.step, each)
-            if rest == 0:
-                accelerator.print(f"step {step} loss {mean:.4f}", flush=True)
-                if step % options.save_every == 0 or step == options.steps:
-                    self.save(step)
-
-    def loss_of(self, model: torch.nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+    def loss_of(self, model: torch.nn.Module, batch: dict[str, Any], step: int) -> Tensor:
         latents = batch["latent"].float()
         noise, times = self.noise_and_times(latents, step)
         noisy = self.schedule.add_noise(latents, noise, times)
         sizes = {"text_embeds": batch["pooled"], "time_ids": batch["time_ids"]}
-        made = model(
+        predicted = model(
             noisy.to(self.dtype),
             times,
             encoder_hidden_states=batch["emb"].to(self.dtype),
             added_cond_kwargs={name: value.to(self.dtype) for name, value in sizes.items()},
         ).sample
-        if self.schedule.config.prediction_type == "v_prediction":
-            noise = self.schedule.get_velocity(latents, noise, times)
-        return torch.nn.functional.mse_loss(made.float(), noise)
+        target = noise
+        if self.predicts_velocity:
+            target = self.schedule.get_velocity(latents, noise, times)
+        losses = (predicted.float() - target).square().flatten(1).mean(1)
+        return (losses * self.weights_at(times)).mean()
 
-    def noise_and_times(self, latents: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """Return this process's share of those of the step, which are drawn anew from the seed."""
-        random = torch.Generator().manual_seed(1_000_003 * self.options.seed + step)
-        noise = torch.randn((self.options.batch, *latents.shape[1:]), generator=random)
-        times = torch.randint(
-            self.schedule.config.num_train_timesteps, (self.options.batch,), generator=random
-        )
-        mine = self.accelerator.process_index * len(latents) + torch.arange(len(latents))
-        return noise[mine].to(latents.device), times[mine].to(latents.device)
+    @property
+    def predicts_velocity(self) -> bool:
+        return bool(self.schedule.config.prediction_type == "v_prediction")
 
-    def save(self, step: int) -> None:
-        """Write a checkpoint under another name first: one that is there is a whole one."""
-        begun = self.out / "checkpoint.part"
-        self.accelerator.save_state(str(begun))
-        self.accelerator.wait_for_everyone()
-        if self.accelerator.is_main_process:
-            before = self.checkpoints()
-            begun.replace(self.out / f"checkpoint-{step:08d}")
-            for folder in before:
-                shutil.rmtree(folder)
+    def weights_at(self, times: Tensor) -> Tensor:
+        """Return the weight of the loss at each time: 1, or less at little noise (min-SNR)."""
+        if not self.options.min_snr:
+            return torch.ones_like(times, dtype=torch.float32)
+        ratio = compute_snr(self.schedule, times)
+        return ratio.clamp(max=self.options.min_snr) / (ratio + self.predicts_velocity)
 
-    def resume(self) -> None:
-        if self.accelerator.is_main_process:
-            shutil.rmtree(self.out / "checkpoint.part", ignore_errors=True)
-        if found := self.checkpoints():
-            self.accelerator.print(f"going on from {found[-1]}", flush=True)
-            self.accelerator.load_state(str(found[-1]))
+    def picture_inputs(self, text: dict[str, Any], empty: dict[str, Any]) -> dict[str, Tensor]:
+        def tensor(batch: dict[str, Any], name: str) -> Tensor:
+            return batch[name].to(self.accelerator.device, self.dtype)
 
-    def checkpoints(self) -> list[Path]:
-        return sorted(self.out.glob("checkpoint-*"))
+        return {
+            "prompt_embeds": tensor(text, "emb"),
+            "pooled_prompt_embeds": tensor(text, "pooled"),
+            "negative_prompt_embeds": tensor(empty, "emb"),
+            "negative_pooled_prompt_embeds": tensor(empty, "pooled"),
+        }
 
-    def draw_samples(self) -> None:
-        """Draw pictures with the whole pipeline and the LoRA, in the size of the first latent."""
-        options = self.options
-        pipeline = StableDiffusionXLPipeline.from_pretrained(options.model, torch_dtype=self.dtype)
-        pipeline.load_lora_weights(self.out)
-        pipeline.to(self.accelerator.device)
-        how = {"global_batch": 1, "fields": ("latent", "txt"), "rank": 0, "world_size": 1}
-        shown = list(islice(wdsprep.load(options.data, join=options.join, **how), 4))
-        sides = [pipeline.vae_scale_factor * side for side in shown[0]["latent"].shape[-2:]]
-        how = {"height": sides[0], "width": sides[1], "num_inference_steps": options.sampling_steps}
-        pictures = [
-            pipeline(prompt, **how, generator=torch.Generator().manual_seed(options.seed)).images[0]
-            for prompt in options.prompt or [batch["txt"][0] for batch in shown]
-        ]
-        make_image_grid(pictures, rows=1, cols=len(pictures)).save(self.out / "samples.png")
+
+def parse() -> argparse.Namespace:
+    parser = parser_of(model="stabilityai/stable-diffusion-xl-base-1.0", out="lora-sdxl")
+    parser.description = (__doc__ or "").partition("\n")[0]
+    parser.add_argument("--min-snr", type=float, default=0.0, help="weigh losses by it, such as 5")
+    return parser.parse_args()
+
+
+def main() -> None:
+    train_or_say("lora_sdxl", SdxlTraining, parse())
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UsageError as error:  # such as a dataset of another model, or of too few samples
-        raise SystemExit(f"lora_sdxl: {error}") from None
+    main()
