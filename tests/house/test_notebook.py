@@ -1,6 +1,7 @@
-"""The notebook of the examples: its cells run in their order, and end with pictures."""
+"""The notebook of the examples: its cells run in their order, and end with a page of pictures."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,15 +16,25 @@ LOOKED_AT = """
 assert packed.manifest.complete and encoded.manifest.complete
 assert packed.manifest.samples == encoded.manifest.samples == 12
 assert len(batches) == 3
-assert sheet.size == (4 * 256, 256)
-assert len(set(sheet.convert("L").tobytes())) > 20
+page = Path("report.html").read_text()
+assert page.count("data:image/") > 24  # the photos, and what the latents decode to
+assert "a disc of the colour" in page
 """
+DISPLAY = """
+import sys
+import types
+sys.modules["IPython"] = ipython = types.ModuleType("IPython")
+ipython.get_ipython = lambda: None
+sys.modules["IPython.display"] = display = types.ModuleType("IPython.display")
+display.IFrame = lambda path, **size: print("shown:", path)
+"""
+"""The part of IPython that a notebook has by itself."""
 
 
 @pytest.mark.system
 def test_its_cells_run_in_their_order(tmp_path: Path) -> None:
     """In one program, as a kernel runs them."""
-    program = f"{FIND_TESTS}\n" + "\n\n".join([*CODES, LOOKED_AT])
+    program = f"{FIND_TESTS}\n" + "\n\n".join([DISPLAY, *CODES, LOOKED_AT])
     (tmp_path / "cells.py").write_text(program)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "cells.py"],
@@ -35,6 +46,14 @@ def test_its_cells_run_in_their_order(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("a disc of the colour") == 3
+    assert "shown: report.html" in done.stdout
+
+
+def test_it_uses_what_is_public_alone() -> None:
+    code = "\n".join(CODES)
+    assert re.findall(r"^.*import.*wdsprep.*$", code, re.MULTILINE) == ["import wdsprep"]
+    texts = ["".join(c["source"]) for c in NOTEBOOK["cells"] if c["cell_type"] == "markdown"]
+    assert not [text for text in texts if "wdsprep." in text]  # code that no cell runs
 
 
 def test_it_is_kept_without_what_it_printed() -> None:
