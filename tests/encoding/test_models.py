@@ -1,8 +1,10 @@
 """Which model: found in the package, a folder, the cache or on the hub, or a line that says why."""
 
+import contextlib
 import hashlib
 import json
 import os
+import pickle
 import shutil
 import struct
 import subprocess
@@ -19,6 +21,7 @@ import pytest
 from blake3 import blake3
 
 from tests.kit.hub import set_constants
+from tests.kit.runs import wait_until
 from tests.kit.serving import serving
 from wdsprep.dataset.npy_arrays import Field
 from wdsprep.encoding.latent_arrays import fields
@@ -731,6 +734,8 @@ class Hub(ThreadingHTTPServer):
         self.files = sd_files()
         self.error = ""
         self.is_gated = False
+        self.pause_s = 0.0
+        """how long each tenth of a file of weights takes"""
         self.asked: list[str] = []
 
     @property
@@ -773,7 +778,12 @@ class _Answers(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command == "GET":
-            self.wfile.write(data)
+            is_slow = self.server.pause_s and ".safetensors" in self.path
+            piece = -(-len(data) // 10) if is_slow else len(data) or 1
+            with contextlib.suppress(ConnectionError):  # who asked was killed
+                for start in range(0, len(data), piece):
+                    time.sleep(self.server.pause_s * is_slow)
+                    self.wfile.write(data[start : start + piece])
 
     def log_message(self, *_args: object) -> None:
         pass
@@ -932,6 +942,69 @@ def test_a_node_that_may_not_read_a_repository_is_given_up_and_not_the_run(
     hub.error = "RepoNotFound 404"
     with pytest.raises(WorkError, match=r"cannot be found on this node: .*HF_TOKEN"):
         check_weights(elsewhere)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_node_with_some_of_the_files_gets_the_others(hub: Hub, cache: Path, cut: bool) -> None:
+    model = find_model(REPO, text="emb")
+    for path in map(Path(model.folder).joinpath, model.files[::2]):
+        if cut:
+            path.resolve().write_bytes(path.read_bytes()[:-1])
+        else:
+            path.unlink()
+    hub.asked.clear()
+    assert check_weights(model) == model
+    fetched = {path.partition(f"{COMMIT}/")[2] for path in hub.asked if "/resolve/" in path}
+    assert fetched == {*model.files[::2]}
+    assert cache.is_dir()
+
+
+OPEN = (
+    "import pickle, sys; from wdsprep.encoding.models.find_model import check_weights\n"
+    "print(check_weights(pickle.load(sys.stdin.buffer)).folder)"
+)
+
+
+def open_on_node(model: Model, hub: Hub, cache: Path) -> "subprocess.Popen[bytes]":
+    env = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(cache), "HF_HUB_DISABLE_XET": "1"}
+    opening = subprocess.Popen(
+        [sys.executable, "-c", OPEN],
+        env={**os.environ, **env},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert opening.stdin
+    opening.stdin.write(pickle.dumps(model))
+    opening.stdin.flush()
+    return opening
+
+
+@pytest.mark.system
+def test_eight_workers_of_a_node_without_weights_all_open(hub: Hub, cache: Path) -> None:
+    model = find_model(REPO, text="emb")
+    shutil.rmtree(cache)
+    hub.pause_s = 0.5
+    opening = [open_on_node(model, hub, cache)]
+    wait_until(Path(model.folder).is_dir, within_s=60)
+    opening += [open_on_node(model, hub, cache) for _ in range(7)]
+    for process in opening:
+        out, errors = process.communicate(timeout=120)
+        assert (out.decode().strip(), process.returncode) == (model.folder, 0), errors.decode()
+
+
+@pytest.mark.system
+def test_a_download_that_was_killed_is_completed(hub: Hub, cache: Path) -> None:
+    model = find_model(REPO, text="emb")
+    shutil.rmtree(cache)
+    hub.pause_s = 0.5
+    opening = open_on_node(model, hub, cache)
+    wait_until(Path(model.folder).is_dir, within_s=60)
+    wait_until(lambda: any(cache.rglob("*.incomplete")))
+    opening.kill()
+    opening.communicate()
+    hub.pause_s = 0.0
+    assert check_weights(model) == model
 
 
 def test_the_environment_names_the_cache_and_offline_is_told(tmp_path: Path) -> None:

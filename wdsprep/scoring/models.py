@@ -20,7 +20,9 @@ from wdsprep.encoding.models.model_files import (
     ModelFiles,
     UnreachableError,
     ask_hub_or_keep,
+    file_sizes,
     find_cached,
+    find_on_node,
     is_local,
 )
 from wdsprep.encoding.models.pipeline_parts import variant_of
@@ -67,6 +69,8 @@ class ScoreModel:
     folder: str
     revision: str
     files: tuple[str, ...]
+    sizes: tuple[int, ...]
+    """the bytes of each of them"""
     weights: str
     """a digest over the names and bytes of `files`"""
     digest_kind: DigestKind
@@ -162,6 +166,7 @@ def _read(wanted: NamedModel, place: ModelFiles, kind: DigestKind) -> ScoreModel
         folder=str(folder),
         revision=place.revision,
         files=files,
+        sizes=file_sizes(folder, files),
         weights=weights_digest(folder, files, kind),
         digest_kind=kind,
         role=role,
@@ -338,11 +343,8 @@ def check_here(model: ScoreModel) -> ScoreModel:
     A model of the hub is looked up in the cache of the node, and downloaded if it is missing. Raise
     WorkError if the node has no such model, or one with other weights.
     """
-    folder = Path(model.folder)
-    if not folder.is_dir() and model.revision:
-        place = model.name.partition("@")[0]
-        again = NamedModel("", f"{PRESETS.get(place, place)}@{model.revision}")
-        folder = Path(find_score_model(again, model.digest_kind).folder)
+    place = model.name.partition("@")[0]
+    folder = find_on_node(model, PRESETS.get(place, place))
     try:
         digest = weights_digest(folder, model.files, model.digest_kind)
     except OSError as error:

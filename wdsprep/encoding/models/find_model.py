@@ -28,7 +28,9 @@ from wdsprep.encoding.models.model_files import (
     ModelFiles,
     UnreachableError,
     ask_hub_or_keep,
+    file_sizes,
     find_cached,
+    find_on_node,
     is_local,
 )
 from wdsprep.encoding.models.part_classes import is_ported
@@ -87,6 +89,8 @@ class Model:
     kind: DigestKind
     """the kind of that digest"""
     files: tuple[str, ...]
+    sizes: tuple[int, ...]
+    """the bytes of each of them"""
     vae: str
     """empty where `folder` is itself the VAE's"""
     vae_kind: str
@@ -282,6 +286,7 @@ def _read_model(name: str, place: ModelFiles, wanted: ModelNeeds) -> Model:
         weights=weights_digest(folder, parts.files, DigestKind.BLAKE3),
         kind=DigestKind.BLAKE3,
         files=parts.files,
+        sizes=file_sizes(folder, parts.files),
         vae=parts.vae,
         vae_kind=rule.kind,
         channels=rule.channels,
@@ -369,15 +374,8 @@ def check_weights(model: Model) -> Model:
     A model of the hub is looked up in the cache of the node, and downloaded if it is missing. Raise
     WorkError if the node has no such model, or one with other weights.
     """
-    folder = TINY if model.name == "tiny" else Path(model.folder)
-    if not folder.is_dir() and model.revision:
-        repo = _repo_of(model.name.partition("@")[0])
-        wanted = f"{repo}@{model.revision}"
-        try:
-            found = find_model(wanted, text=_supported_text(model), has_vae=bool(model.vae_kind))
-        except UsageError as error:  # the driver has it: here is no token, or an older library
-            raise WorkError(f"{model.name} cannot be found on this node: {error}") from error
-        folder = Path(found.folder)
+    repo = _repo_of(model.name.partition("@")[0])
+    folder = TINY if model.name == "tiny" else find_on_node(model, repo)
     try:
         digest = weights_digest(folder, model.files, model.kind)
     except OSError as error:
@@ -388,14 +386,6 @@ def check_weights(model: Model) -> Model:
             "files there"
         )
     return replace(model, folder=str(folder))
-
-
-def _supported_text(model: Model) -> str:
-    """Return the kind of text for which the model has the files: emb, tokens or none."""
-    if not model.towers and model.pipeline is None:
-        return "none"
-    weights = {file.rpartition("/")[0] for file in model.files if file.endswith(".safetensors")}
-    return "emb" if weights - {model.vae} else "tokens"
 
 
 def check_resolution(model: Model, resolution: int) -> None:

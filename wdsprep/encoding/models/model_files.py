@@ -6,7 +6,7 @@ next, and they come within seconds, before anything else has begun.
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -79,15 +79,17 @@ class Repository:
         return frozenset(self.sizes)
 
     def fetch(self, names: Sequence[str]) -> Path:
-        """Download the files that the cache lacks, and return their folder.
+        """Download the files that the cache lacks, or has in another size, and return their folder.
 
+        Others may do the same at the same time: the hub's client locks each file that it downloads.
         The branch is asked for, not the commit, so that the cache knows the branch later, without a
         network. Raise WorkError if the hub cannot be reached, or if the branch has moved meanwhile.
         """
-        from huggingface_hub import snapshot_download
+        from huggingface_hub import hf_hub_download, snapshot_download
 
         cached = find_cached(self.what, self.repo, self.revision)
-        missing = set(names) - (cached.names() if cached else frozenset())
+        wanted = {name: self.sizes[name] for name in names}
+        missing = find_missing(cached.path, wanted) if cached else list(names)
         if cached and not missing:
             return cached.path
         nbytes = sum(self.sizes[name] for name in missing)
@@ -95,6 +97,9 @@ class Repository:
             self.tell(f"fetching {nbytes / 1e6:,.0f} MB of {self.repo} at {self.revision[:10]}")
         try:
             with _HubErrors(self.what, self.repo, self.branch):
+                for name in missing:
+                    if cached and (cached.path / name).is_file():  # of another size
+                        hf_hub_download(self.repo, name, revision=self.branch, force_download=True)
                 path = snapshot_download(
                     self.repo, revision=self.branch, allow_patterns=list(names)
                 )
@@ -106,6 +111,50 @@ class Repository:
         if Path(path).name != self.revision:
             raise WorkError(f"{self.repo} changed while it was fetched: run the same command again")
         return Path(path)
+
+
+def file_sizes(folder: Path, names: Sequence[str]) -> tuple[int, ...]:
+    return tuple((folder / name).stat().st_size for name in names)
+
+
+def find_missing(folder: Path, sizes: Mapping[str, int]) -> list[str]:
+    """Return the files that a folder lacks, or has in another size; the size 0 is not compared."""
+
+    def is_whole(path: Path, nbytes: int) -> bool:
+        return path.is_file() and nbytes in (0, path.stat().st_size)
+
+    return [name for name, nbytes in sizes.items() if not is_whole(folder / name, nbytes)]
+
+
+class FoundModel(Protocol):
+    """A model as the driver has found it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def folder(self) -> str: ...
+    @property
+    def revision(self) -> str: ...
+    @property
+    def files(self) -> Sequence[str]: ...
+    @property
+    def sizes(self) -> Sequence[int]: ...
+
+
+def find_on_node(model: FoundModel, repo: str) -> Path:
+    """Return the folder of the driver's model on this node, after downloading what is missing.
+
+    A model that has no commit of the hub is only looked for in its folder. Raise WorkError if its
+    repository does not give it to this node.
+    """
+    folder, sizes = Path(model.folder), dict(zip(model.files, model.sizes, strict=True))
+    if not model.revision or not find_missing(folder, sizes):
+        return folder
+    revision = model.revision
+    try:
+        return Repository(model.name, repo, revision, revision, sizes, str).fetch(model.files)
+    except UsageError as error:  # the driver has it: here is no token, or an older library
+        raise WorkError(f"{model.name} cannot be found on this node: {error}") from error
 
 
 def find_cached(what: str, repo: str, revision: str) -> Folder | None:
