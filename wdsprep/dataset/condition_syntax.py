@@ -328,22 +328,23 @@ def _like_function(part: Evaluate, pattern: str) -> Evaluate:
     Between two `%` the first place that fits is as good as any later one. So each piece is searched
     for once, where a regular expression of the whole pattern would try all combinations of places.
     """
-    first, *others = (
+    *pieces, last = (
         re.compile(re.escape(piece).replace("_", "."), re.DOTALL) for piece in pattern.split("%")
     )
-    last = len(pattern) - pattern.rfind("%") - 1
+    nlast = len(pattern.rpartition("%")[2])
 
     def is_like(values: Sequence[Any]) -> bool:
         text = part(values)
         if not isinstance(text, str):
             return False
-        if not others:
-            return first.fullmatch(text) is not None
-        begin = first.match(text)
-        for piece in others[:-1]:
-            begin = begin and piece.search(text, begin.end())
-        end = len(text) - last
-        return begin is not None and begin.end() <= end and others[-1].match(text, end) is not None
+        place = 0
+        for number, piece in enumerate(pieces):
+            match = piece.search(text, place) if number else piece.match(text)
+            if match is None:
+                return False
+            place = match.end()
+        end = len(text) - nlast if pieces else 0
+        return place <= end and last.fullmatch(text, end) is not None
 
     return is_like
 
