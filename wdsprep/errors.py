@@ -16,7 +16,7 @@ WdsprepError
 ├── TarError             a tar is not what it should be
 ├── FormatError          what was read has no format that is known here
 │   ├── DamageError      a file of a dataset, such as a tar, is not as it was written
-│   └── NewerFormatError
+│   └── OtherFormatError
 ├── FingerprintError     a resume with other settings or another source
 │   └── OtherSettingsError
 ├── SourceError          the source cannot be understood
@@ -169,7 +169,7 @@ class DamageError(FormatError, TarError):
         return type(self), (self.place, self.cause, self.key), self.__dict__
 
 
-class NewerFormatError(FormatError):
+class OtherFormatError(FormatError):
     pass
 
 

@@ -486,7 +486,7 @@ def test_a_dataset_that_is_not_complete_loses_what_it_has(tmp_path: Path) -> Non
 
 def test_what_was_under_way_is_made_again_without_it(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
-    with Draft(Edition(store=store), "000000", {}) as draft:
+    with Draft(Edition(store=store), "000000") as draft:
         tar = draft.tar("32/000000.tar")
         tar.add("000000000000", [("txt", b"mine")])
         receipt = Receipt(

@@ -22,7 +22,7 @@ from tests.kit.paired_latents import latents_of
 from wdsprep.changes.key_lists import PIECE_NBYTES, read_words
 from wdsprep.changes.selected_samples import WantedKeys
 from wdsprep.cli import main
-from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.stored_dataset import read_receipt
 from wdsprep.dataset.tar.read import file_tape, read_samples
 from wdsprep.encoding.image_shards import find_image_shards
@@ -433,4 +433,4 @@ def test_keys_of_several_pieces_are_one_list_without_those_that_come_twice(tmp_p
     for given in (tmp_path / "keys", keys):
         found = WantedKeys.of(given)
         assert found.keys.tolist() == wanted.split(b"\n")
-        assert found.digest == DigestKind.BLAKE3.hex(wanted)
+        assert found.digest == hex_digest(wanted)

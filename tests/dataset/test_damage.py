@@ -14,8 +14,8 @@ from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.errors import (
     DamageError,
     FormatError,
-    NewerFormatError,
     NotFoundError,
+    OtherFormatError,
     TarError,
     UsageError,
     WdsprepError,
@@ -66,7 +66,7 @@ def test_an_error_keeps_its_class_and_fields_where_a_step_is_added(error: Wdspre
     assert str(error) == f"{before}: {again}"
 
 
-@pytest.mark.parametrize("error", [NewerFormatError("of format 9: upgrade"), UsageError("no")])
+@pytest.mark.parametrize("error", [OtherFormatError("of format 9: upgrade"), UsageError("no")])
 def test_what_is_no_damage_gets_no_step(error: WdsprepError) -> None:
     before = str(error)
     with pytest.raises(type(error)), naming_next_step("run something"):

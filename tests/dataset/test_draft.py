@@ -26,5 +26,5 @@ def test_a_stop_in_the_middle_of_a_failure_leaves_no_file(
             raise OSError("the disk is full")
 
     with pytest.raises(SystemExit):
-        fill(Draft(Edition(store=LocalStore(tmp_path)), "000000", {}))
+        fill(Draft(Edition(store=LocalStore(tmp_path)), "000000"))
     assert not temporaries(tmp_path)

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, TypedDict
 import pytest
 
 from tests.kit.sealed_files import resealed, sealed, unsealed
-from wdsprep.dataset.digests import FORM
 from wdsprep.dataset.json_records import Count, Name, Text, ValueRule, check_record, read_record
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt, Shard
@@ -16,7 +15,7 @@ from wdsprep.dataset.removed_samples import Marks, Removed
 from wdsprep.dataset.schemas import checked_settings
 from wdsprep.errors import FormatError
 
-SETTINGS = {**FORM, "buckets": [256, 512], "max_area": 10**8, "source": "folder"}
+SETTINGS = {"buckets": [256, 512], "max_area": 10**8, "source": "folder"}
 DIGEST = "ab" * 32
 
 
@@ -170,7 +169,7 @@ def test_one_of_many_units_is_named_with_what_makes_the_manifest_again() -> None
 
 
 LAYOUT = [{"dtype": "<f2", "name": "latent.npy", "offset": 640, "shape": [4, 8, 8]}]
-LATENTS = {**FORM, "layout": LAYOUT, "resolution": 64, "latents": "sample", "text": "none"}
+LATENTS = {"layout": LAYOUT, "resolution": 64, "latents": "sample", "text": "none"}
 
 
 @pytest.mark.parametrize(
@@ -178,7 +177,6 @@ LATENTS = {**FORM, "layout": LAYOUT, "resolution": 64, "latents": "sample", "tex
     [
         *(("images", {"buckets": value}) for value in ([], [2, 1], ["x"], [0], None, 5)),
         ("images", {"max_area": "x"}),
-        ("images", {"digest": "md5"}),
         ("latents", {"layout": []}),
         ("latents", {"layout": [LAYOUT[0] | {"shape": [4, 8, 10**9]}]}),
         ("latents", {"layout": [LAYOUT[0] | {"shape": [4, 8, -8]}]}),

@@ -1,4 +1,4 @@
-"""`--decode`: large JPEGs at a reduced scale in new datasets, in full where one was begun so."""
+"""`--decode`: large JPEGs at a reduced scale, or in full."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def full(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As an older wdsprep made it."""
     out = tmp_path_factory.mktemp("full") / "latents"
     encode_here(images, out, decode="full")
     return out
@@ -50,20 +49,10 @@ def served(images: Path, **options: Any) -> Any:
     return wdsprep.load(str(images), encode=how, global_batch=2)
 
 
-def test_new_datasets_are_fast_and_say_so(full: Path, fast: Path) -> None:
-    assert (decoding(full), decoding(fast)) == (None, "fast")
+def test_datasets_say_how_they_were_decoded_by_default_fast(full: Path, fast: Path) -> None:
+    assert (decoding(full), decoding(fast)) == ("full", "fast")
     assert set(tree(full)) == set(tree(fast))
     assert tree(full)["128/000000.tar"] != tree(fast)["128/000000.tar"]
-
-
-@pytest.mark.parametrize("decode", ["auto", "full"])
-def test_a_dataset_without_the_setting_goes_on_in_full(
-    images: Path, full: Path, tmp_path: Path, decode: str
-) -> None:
-    out = tmp_path / "latents"
-    encode_here(images, out, decode="full", limit=3)
-    encode_here(images, out, decode=decode)
-    assert tree(out) == tree(full)
 
 
 def test_another_decoding_is_refused_and_overwrite_takes_it(
@@ -104,28 +93,16 @@ def test_a_trainer_gets_what_is_stored(
         assert torch.equal(mine["latent"], theirs["latent"])
 
 
-def test_a_state_of_an_older_version_goes_on_in_full(images: Path, full: Path) -> None:
-    older = wdsprep.load(str(full), global_batch=2)
-    state = {**older.state_dict(), "step": 1}
-    older.load_state_dict(state)
-    now = served(images)
-    now.load_state_dict(state)
-    for mine, theirs in zip(now, older, strict=True):
-        assert torch.equal(mine["latent"], theirs["latent"])
-    with pytest.raises(FingerprintError):
-        served(images, decode="fast").load_state_dict(state)
-
-
 @pytest.mark.parametrize("kind", ["full", "fast"])
 def test_what_is_kept_on_the_way_is_decoded_as_what_is_there(
     images: Path, kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     out = tmp_path / "kept"
     encode_here(images, out, decode=kind, limit=2)
-    how = wdsprep.Encode(resolution=64, model="tiny", device="cpu")
+    how = wdsprep.Encode(resolution=64, model="tiny", device="cpu", decode=kind)
     for _ in wdsprep.load(str(images), encode=how, tee=out, global_batch=2):
         pass
-    encode_here(images, out)
+    encode_here(images, out, decode=kind)
     wanted = tree(request.getfixturevalue(kind))
     assert tree(out)["128/000002.tar"] == wanted["128/000002.tar"]
     assert tree(out)["128/000000.tar"] == wanted["128/000000.tar"]

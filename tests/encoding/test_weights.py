@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.digests import hex_digest
 from wdsprep.encoding.models import weights
 from wdsprep.encoding.models.weights import LARGE_NBYTES, weights_digest
 
@@ -17,17 +17,15 @@ FILES = ("a.safetensors", "b/config.json")
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from wdsprep.dataset.digests import DigestKind
 from wdsprep.encoding.models import weights
 weights.LARGE_NBYTES = 1
-class Slow:
-    value = "blake3"
-    hex = DigestKind.BLAKE3.hex
-    def new(self):
-        print("computed")
-        time.sleep(0.5)
-        return DigestKind.BLAKE3.new()
-print(weights.weights_digest(Path(sys.argv[1]), sys.argv[2:], Slow()))
+hasher = weights.blake3
+def slow():
+    print("computed")
+    time.sleep(0.5)
+    return hasher()
+weights.blake3 = slow
+print(weights.weights_digest(Path(sys.argv[1]), sys.argv[2:]))
 """
 
 
@@ -55,30 +53,27 @@ def _age(path: Path, seconds: float) -> None:
     os.utime(path, ns=(then, then))
 
 
-def anew(folder: Path, kind: DigestKind = DigestKind.BLAKE3) -> str:
+def anew(folder: Path) -> str:
     """With nothing kept."""
-    sums = [(kind.hex((folder / name).read_bytes()), name) for name in FILES]
-    return kind.hex("".join(f"{found}  {name}\n" for found, name in sums).encode())
+    sums = [(hex_digest((folder / name).read_bytes()), name) for name in FILES]
+    return hex_digest("".join(f"{found}  {name}\n" for found, name in sums).encode())
 
 
-@pytest.mark.parametrize("kind", DigestKind)
-def test_what_was_computed_is_read_the_next_time(
-    kind: DigestKind, cache: Path, folder: Path
-) -> None:
-    before = anew(folder, kind)
-    assert weights_digest(folder, FILES, kind) == before
+def test_what_was_computed_is_read_the_next_time(cache: Path, folder: Path) -> None:
+    before = anew(folder)
+    assert weights_digest(folder, FILES) == before
     (kept,) = cache.glob("*.json")
     assert set(json.loads(kept.read_bytes())) == set(FILES)
     path = folder / FILES[0]
     mtime = path.stat().st_mtime_ns
     path.write_bytes(path.read_bytes().upper())  # of which the file system says nothing
     os.utime(path, ns=(mtime, mtime))
-    assert weights_digest(folder, FILES, kind) == before != anew(folder, kind)
+    assert weights_digest(folder, FILES) == before != anew(folder)
 
 
 @pytest.mark.parametrize("change", ["bytes", "time", "inode"])
 def test_a_file_that_may_be_another_is_read_again(change: str, cache: Path, folder: Path) -> None:
-    before, path = weights_digest(folder, FILES, DigestKind.BLAKE3), folder / FILES[0]
+    before, path = weights_digest(folder, FILES), folder / FILES[0]
     mtime = path.stat().st_mtime_ns
     if change == "inode":  # as long as before, and dated back
         path.rename(folder / "old")
@@ -86,24 +81,24 @@ def test_a_file_that_may_be_another_is_read_again(change: str, cache: Path, fold
         os.utime(path, ns=(mtime, mtime))
     else:
         path.write_bytes(b"A.SAFETENSORS" if change == "time" else b"longer than it was")
-    found = weights_digest(folder, FILES, DigestKind.BLAKE3)
+    found = weights_digest(folder, FILES)
     assert found == anew(folder) != before
     assert cache.is_dir()
 
 
 def test_what_was_written_a_moment_ago_is_not_kept(cache: Path, folder: Path) -> None:
     _age(folder / FILES[0], 0)
-    weights_digest(folder, FILES, DigestKind.BLAKE3)
+    weights_digest(folder, FILES)
     (kept,) = cache.glob("*.json")
     assert set(json.loads(kept.read_bytes())) == {FILES[1]}
 
 
 @pytest.mark.parametrize("damage", [b"", b"[]", b"{", b'{"a.safetensors": 7}'])
 def test_a_damaged_record_costs_the_time_alone(damage: bytes, cache: Path, folder: Path) -> None:
-    weights_digest(folder, FILES, DigestKind.BLAKE3)
+    weights_digest(folder, FILES)
     (kept,) = cache.glob("*.json")
     kept.write_bytes(damage)
-    assert weights_digest(folder, FILES, DigestKind.BLAKE3) == anew(folder)
+    assert weights_digest(folder, FILES) == anew(folder)
     assert set(json.loads(kept.read_bytes())) == set(FILES)
 
 
@@ -114,24 +109,24 @@ def test_a_cache_that_cannot_be_written_costs_the_time_alone(
     (tmp_path / "file").write_bytes(b"")
     for home in (tmp_path / "file", tmp_path / "file/in/it"):
         monkeypatch.setenv("XDG_CACHE_HOME", str(home))
-        assert weights_digest(folder, FILES, DigestKind.BLAKE3) == anew(folder)
+        assert weights_digest(folder, FILES) == anew(folder)
 
 
 def test_digests_of_models_that_nobody_has_used_for_half_a_year_are_deleted(
     cache: Path, folder: Path, tmp_path: Path
 ) -> None:
-    weights_digest(folder, FILES, DigestKind.BLAKE3)
+    weights_digest(folder, FILES)
     before = set(cache.iterdir())
     for path in before:
         _age(path, 200 * 86_400)
-    assert weights_digest(folder, FILES, DigestKind.BLAKE3) == anew(folder)  # which counts as used
+    assert weights_digest(folder, FILES) == anew(folder)  # which counts as used
     other = folder.rename(tmp_path / "other")
-    weights_digest(other, FILES, DigestKind.BLAKE3)
+    weights_digest(other, FILES)
     assert before < set(cache.iterdir())
     for path in before:
         _age(path, 200 * 86_400)
     third = other.rename(tmp_path / "third")
-    weights_digest(third, FILES, DigestKind.BLAKE3)
+    weights_digest(third, FILES)
     assert not before & set(cache.iterdir())
 
 
@@ -139,7 +134,7 @@ def test_small_weights_leave_no_trace(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert weights_digest(folder, FILES, DigestKind.BLAKE3) == anew(folder)
+    assert weights_digest(folder, FILES) == anew(folder)
     assert not (tmp_path / "cache").exists()
     assert LARGE_NBYTES == 1_000_000_000
 

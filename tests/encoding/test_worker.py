@@ -15,7 +15,7 @@ from tests.kit.encodes import Broken, Means, encode_here, members
 from tests.kit.gpus import pretend_cuda
 from tests.kit.packs import manifest_of, temporaries, tree
 from wdsprep.cli import main
-from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.npy_arrays import layout
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.encoding.encode import make_encoder
@@ -357,9 +357,7 @@ def test_of_two_attempts_that_make_other_bytes_one_is_whole_with_its_own_receipt
         one, other = (each[0] for each in got[-2:])
         assert one == other
         (made,) = one.shards
-        assert made.digest == DigestKind.from_settings(one.settings).hex(
-            (out / made.name).read_bytes()
-        )
+        assert made.digest == hex_digest((out / made.name).read_bytes())
         assert len(gpus_of(one)) == 1
     for call in calls:
         call.close()

@@ -28,13 +28,12 @@ from wdsprep.exporting.convert_arrays import bfloat16_bits
 from wdsprep.exporting.energon import metadata_files, path_between
 from wdsprep.store.base import Store
 
-DIGEST = {"digest": "blake3", "format": 2}
 FLUX = (*LATENTS, *TEXT)
 
 
 def latents(url: Path | str, sizes: tuple[int, ...] = (5, 4, 6), **options: Any) -> str:
     options = {"images": Images(sizes=sizes), "fields": FLUX, **options}
-    return write_part(str(url), more=DIGEST | options.pop("more", {}), **options)
+    return write_part(str(url), **options)
 
 
 def tree(root: Path) -> dict[str, bytes]:
@@ -58,7 +57,7 @@ wdsprep.export(sys.argv[1], sys.argv[2], to="mds", workers=2, runner="local")
 @pytest.mark.system
 def test_a_killed_export_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     """Of workers, and then in this process."""
-    source = write_part(str(tmp_path / "text"), Images(sizes=(4,) * 60), TEXT, more=DIGEST)
+    source = write_part(str(tmp_path / "text"), Images(sizes=(4,) * 60), TEXT)
     out, fresh = tmp_path / "out", tmp_path / "fresh"
     words = [sys.executable, "-c", KILLED, source, str(out)]
     with subprocess.Popen(words) as process:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import wdsprep
-from tests.exporting.test_export import DIGEST, FLUX, latents
+from tests.exporting.test_export import FLUX, latents
 from tests.kit.encodes import encode_here, latents_of, packed, pictures
 from tests.kit.joined_sets import VARIED, Images, caption, write_part
 from tests.kit.latent_sets import array_of, field
@@ -149,7 +149,7 @@ def test_streaming_reads_moments_and_embeddings_of_their_length(
         mean, logvar = np.split(np.float32(kept[sample["key"]]["latent.npy"]), 2)
         wanted = np.concatenate([mean, np.exp(0.5 * logvar)])
         assert np.allclose(sample["img_latent"], wanted, rtol=1e-3)
-    text = write_part(str(tmp_path / "text"), Images(sizes=(6,)), VARIED, more=DIGEST)
+    text = write_part(str(tmp_path / "text"), Images(sizes=(6,)), VARIED)
     wdsprep.export(text, tmp_path / "texts", to="mds", tower="t")
     for sample in streamed(tmp_path / "texts"):
         bits = array_of(sample["key"], VARIED[1])

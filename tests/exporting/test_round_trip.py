@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import wdsprep
-from tests.exporting.test_export import DIGEST, FLUX
+from tests.exporting.test_export import FLUX
 from tests.importing.test_import import of_sample
 from tests.kit.joined_sets import LATENTS, VARIED, Images, write_part
 from wdsprep.errors import UsageError
@@ -22,7 +22,7 @@ def there_and_back(
     root: Path, to: str, fields: Any, latents: str, **options: Any
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Each sample as it was and as it comes back."""
-    more = {**DIGEST, **VAE, "latents": latents}
+    more = {**VAE, "latents": latents}
     ours = write_part(str(root / "ours"), IMAGES, fields, more=more)
     wdsprep.export(ours, root / "out", to=to)
     back = wdsprep.import_(root / "out", root / "back", resolution=256, **options)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.made_before import copied, made_by
 from tests.kit.paths import ROOT
+from tests.kit.small_sets import copied_fixture
 from wdsprep.cli import cli
 
 PACKAGE = ROOT / "wdsprep"
@@ -197,7 +197,7 @@ def test_a_room_that_makes_no_tensors_loads_no_torch(room: str) -> None:
 
 
 def test_a_condition_is_selected_by_without_torch(tmp_path: Path) -> None:
-    images = copied(made_by("0.2.0") / "images", tmp_path / "images")
-    words = ["select", str(images), str(tmp_path / "few"), "--where", "aesthetic > 3"]
+    images = copied_fixture(tmp_path / "home") / "images"
+    words = ["select", str(images), str(tmp_path / "few"), "--where", "aesthetic > 1"]
     loaded = loaded_by(f"from wdsprep.cli import main\nassert main({words}) == 0")
     assert not loaded & {"torch", "torchvision", "diffusers", "transformers"}

@@ -317,7 +317,7 @@ class Stopping(Edition):
         return super().holding(unit, giving)
 
 
-with Draft(Stopping(store=store), "000000", {}) as draft:
+with Draft(Stopping(store=store), "000000") as draft:
     tar = draft.tar("32/000000.tar")
     tar.add("000000000000", [("txt", sys.argv[3].encode())])
     receipt = Receipt(dataset="images", unit="000000", generation=0, settings={"buckets": [64]},
@@ -341,7 +341,7 @@ def test_who_is_stopped_while_it_gives_names_holds_up_nobody_and_names_nothing_l
         assert slow.poll() is None, slow.communicate()
         time.sleep(0.01)
     store = open_store(str(tmp_path / "out"))
-    with Draft(Edition(store=store), "000000", {}) as mine:
+    with Draft(Edition(store=store), "000000") as mine:
         tar = mine.tar("32/000000.tar")
         tar.add("000000000000", [("txt", b"mine")])
         receipt = Receipt(

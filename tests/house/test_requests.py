@@ -20,16 +20,16 @@ import pytest
 import wdsprep
 from tests.kit.encodes import in_this_process
 from tests.kit.faultproxy import FaultProxy, Handler
-from tests.kit.made_before import MODEL, copied, made_by
 from tests.kit.packs import packing_here, upload
 from tests.kit.s3 import S3Server, create_bucket, set_s3_env
+from tests.kit.small_sets import ENCODE, MODEL, PACK, date, run_in, write_pictures
 from wdsprep.cli import main
 
-MADE = made_by("0.2.0")
-PACK = ("--buckets", "64,128", "--samples-per-shard", "5", "--workers", "1")
 GONE = ("--keys", "000000000002,000001000001", "--yes")
 SOME = ("--where", "aesthetic > 2")
-ENCODE = ("--resolution", "64", "--text", "none", *MODEL)
+SHAPES = ("--resolution", "64", "--shapes", "nearest:8,3", "--text", "none", *MODEL)
+LESS = ("images", "latents-64", "text")
+"""Of these there are copies below `less`, from which samples are removed."""
 COMMANDS: dict[str, tuple[str, ...]] = {
     "pack a folder": ("pack", "AT/downloads", "AT/packed", *PACK),
     "pack nothing more": ("pack", "AT/downloads", "AT/packed", *PACK),
@@ -64,10 +64,10 @@ LOADS: dict[str, tuple[str, dict[str, Any]]] = {
     "load where": ("images", {"where": "aesthetic > 2"}),
     "load where, kept": ("images", {"where": "aesthetic > 2"}),
     "load joined": ("latents-64", {"join": "text"}),
-    "load joined with rows": ("less/latents-64", {"join": "less/text-long"}),
+    "load joined with rows": ("less/latents-64", {"join": "less/text"}),
     "load shapes": ("shaped", {}),
 }
-UPLOADED = ("images", "latents-64", "shaped", "text", "less/latents-64", "less/text-long")
+UPLOADED = ("images", "latents-64", "shaped", "text", "less/latents-64", "less/text")
 SLACK = 0.75
 """What a count may fall to before the table has to be lowered."""
 MOST: dict[str, str] = {
@@ -149,7 +149,8 @@ def bucket_in_front(
     """A bucket with what the commands begin with, behind a proxy that counts."""
     counts: Counter[str] = Counter()
     handler = type("Counts", (Counting,), {"counts": counts})
-    home = copied(MADE, tmp_path_factory.mktemp("made") / "made")
+    home = tmp_path_factory.mktemp("made")
+    make_datasets(home)
     with pytest.MonkeyPatch.context() as patch:
         set_s3_env(patch, s3_server, home)
         bucket = create_bucket()
@@ -160,6 +161,18 @@ def bucket_in_front(
             patch.setenv("XDG_CACHE_HOME", str(home / "empty"))
             yield Counted(counts, f"s3://{bucket}")
     shutil.rmtree(home)
+
+
+def make_datasets(home: Path) -> None:
+    write_pictures(home / "downloads", 13)
+    date(home)
+    run_in(home, "pack", "downloads", "images", *PACK)
+    both = ("--resolution", "64,128", "--flip", "--text-out", "text", *MODEL)
+    run_in(home, "encode", "images", "latents-{resolution}", *both)
+    run_in(home, "encode", "images", "shaped", "--max-crop", "0.08", *SHAPES)
+    for name in LESS:
+        shutil.copytree(home / name, home / "less" / name)
+    run_in(home, "remove", *(f"less/{name}" for name in LESS), *GONE)
 
 
 def test_no_command_asks_more_of_s3_than_before(

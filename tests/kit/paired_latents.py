@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.kit.latent_sets import array_of, empty_of, field, npy
-from wdsprep.dataset.digests import FORM, DigestKind
+from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.file_names import latent_unit, rejects_name, rows_name
 from wdsprep.dataset.image_positions import ImagePositions
@@ -44,7 +44,6 @@ def latents_of(
     """Of all buckets. `rows` stand beside shards where they have to, unless they are older."""
     store = open_store(str(out))
     settings: dict[str, Any] = {
-        **FORM,
         "latents": "sample",
         "layout": layout(FIELDS),
         "resolution": RESOLUTION,
@@ -88,7 +87,7 @@ def _shard(
     found: dict[str, list[tuple[int, str, list[tuple[str, bytes]]]]] = {}
     counts = {"cut": 0, "empty_caption": 0}
     with (
-        Draft(Edition(store=open_store(str(out))), unit, settings) as draft,
+        Draft(Edition(store=open_store(str(out))), unit) as draft,
         file_tape(images / shard.name) as tape,
     ):
         for position, sample in enumerate(read_samples(tape, shard.name)):
@@ -112,7 +111,7 @@ def _shard(
             if shape and shape in found:
                 counts[shape] = len(found[shape])
         files = {rejects_name(unit): draft.rejects.digest}
-        empty = DigestKind.BLAKE3.hex(npy(empty_of(FIELDS[1])))
+        empty = hex_digest(npy(empty_of(FIELDS[1])))
         receipt = Receipt(
             dataset="latents",
             unit=unit,

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from wdsprep.dataset.random_numbers import draw, key_of
-from wdsprep.errors import FingerprintError, FormatError, NewerFormatError, UsageError
+from wdsprep.errors import FingerprintError, FormatError, OtherFormatError, UsageError
 from wdsprep.loading.order.global_order import VERSION, Order, OrderStream, Samples
 from wdsprep.loading.order.mixing import StreamAmount, compute_shares, huffman_tree, split
 from wdsprep.loading.order.permutations import permute_rows, shuffle_range
@@ -356,7 +356,7 @@ def test_what_is_no_state_is_refused() -> None:
     for broken in ({}, {"version": 1}, {"version": 1, "step": -1}, {"version": "1", "step": 1}):
         with pytest.raises(FormatError):
             order.resume(broken)
-    with pytest.raises(NewerFormatError):
+    with pytest.raises(OtherFormatError):
         order.resume(order.state(3) | {"version": VERSION + 1})
 
 

@@ -135,7 +135,7 @@ def test_where_serves_what_a_filter_keeps(text: str, tmp_path: Path) -> None:
     assert sorted(served(data, where=text)) == right
 
 
-def test_what_an_older_evaluator_has_kept_is_not_used(tmp_path: Path, cache_home: Path) -> None:
+def test_what_another_evaluator_has_kept_is_not_used(tmp_path: Path, cache_home: Path) -> None:
     data = write_facts(str(tmp_path / "set"), KINDS)
     text = "id == 9007199254740992"
     with taking_wholes_for_floats():
@@ -145,7 +145,7 @@ def test_what_an_older_evaluator_has_kept_is_not_used(tmp_path: Path, cache_home
 
 
 def taking_wholes_for_floats() -> ExitStack:
-    """As the evaluator of before did, where a condition was computed for many samples at once."""
+    """As an evaluator that compares whole numbers as floats."""
     holds = Where.holds
 
     def of_floats(self: Where, values: Sequence[Any]) -> bool:
@@ -153,7 +153,7 @@ def taking_wholes_for_floats() -> ExitStack:
 
     stack = ExitStack()
     stack.enter_context(patch.object(Where, "holds", of_floats))
-    stack.enter_context(patch("wdsprep.loading.where.EVALUATOR", 1))
+    stack.enter_context(patch("wdsprep.loading.where.EVALUATOR", 0))
     return stack
 
 

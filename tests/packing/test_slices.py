@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -29,7 +28,6 @@ from tests.kit.packs import (
     write_files,
     write_table,
 )
-from wdsprep.dataset.receipts import CONTENT, Receipt
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.sources.base import Item, slices
 
@@ -125,30 +123,6 @@ def test_bytes_that_changed_are_told_from_dates(tmp_path: Path) -> None:
     caption.write_text(was)
     photos(source, 1, first=99)
     assert ": 1 added (0/photo-00099.jpg): --append" in refused(source, out, *TWENTY)
-
-
-def test_a_dataset_that_keeps_no_digest_goes_on_without_and_says_so(tmp_path: Path) -> None:
-    """As older versions made them."""
-    source = photos(tmp_path / "in", 45)
-    out = pack(source, tmp_path / "out", *TWENTY)
-    for file in out.glob("receipts/*.json"):
-        receipt = Receipt.from_bytes(file.read_bytes(), "receipt")
-        files = {name: at for name, at in receipt.files.items() if name != CONTENT}
-        file.write_bytes(replace(receipt, files=files).to_bytes())
-    (out / "wdsprep.json").unlink()
-    assert run("rebuild", out).returncode == 0
-    old = tree(out)
-    (out / "receipts/000001.json").unlink()
-    pack(source, out, *TWENTY)
-    assert {n: tree(out)[n] for n in old if n != "wdsprep.json"} == {
-        n: data for n, data in old.items() if n != "wdsprep.json"
-    }
-    touch(source / "0")
-    assert re.search(
-        r"15 have other dates \(0/photo-00000.jpg, .*\), and this dataset, made by an older "
-        r'wdsprep, keeps no digest of what they held: put the dates back \("cp -a" keeps them\)',
-        refused(source, out, *TWENTY),
-    )
 
 
 NO_UTF8 = os.fsdecode(b"caf\xe9")

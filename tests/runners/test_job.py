@@ -131,8 +131,7 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images and latents, of three shards or more."""
     root = tmp_path_factory.mktemp("sets")
     pack(photos(root / "in", 12), root / "images", "--samples-per-shard", "4")
-    more = {"digest": "blake3", "format": 2}
-    write_part(str(root / "latents"), images=Images(sizes=(5, 4, 6)), fields=LATENTS, more=more)
+    write_part(str(root / "latents"), images=Images(sizes=(5, 4, 6)), fields=LATENTS)
     return root
 
 

@@ -11,7 +11,6 @@ from PIL import Image
 from transformers import AutoImageProcessor, ConvNextImageProcessor, ViTImageProcessor
 
 from tests.kit.scoring_models import KINDS, SQUARE
-from wdsprep.dataset.digests import DigestKind
 from wdsprep.scoring.image_processors import DecodedImage, ImageProcessor, make_probes
 from wdsprep.scoring.models import find_score_model
 from wdsprep.scoring.options import NamedModel
@@ -23,7 +22,7 @@ def prepare_and_compare(
     folder: Path, images: Sequence[DecodedImage] = ()
 ) -> Sequence[DecodedImage]:
     """Prepare images of noise, check each bit against transformers, and return the images."""
-    processor = ImageProcessor(find_score_model(NamedModel("", str(folder)), DigestKind.BLAKE3))
+    processor = ImageProcessor(find_score_model(NamedModel("", str(folder))))
     processor.choose_method(make_probes())
     own = AutoImageProcessor.from_pretrained(folder)
     random = np.random.default_rng(1)

@@ -12,7 +12,6 @@ from pathlib import Path
 from blake3 import blake3
 
 from tools.benches import CORES, Group, Rival, Role, ours
-from wdsprep.dataset.digests import FORM
 from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.npy_arrays import Field, layout
@@ -100,7 +99,6 @@ def make(folder: Path, dataset: str, sample: Callable[[str], Members], nbytes: i
     settings: dict[str, object] = {"buckets": [256], "source": "folder"}
     if dataset == "latents":
         settings = {"layout": layout(FIELDS), "resolution": 256}
-    settings |= FORM
     receipts = []
     for number in range(SHARDS):
         slice_name = f"{number:06d}"

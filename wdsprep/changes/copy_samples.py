@@ -20,7 +20,6 @@ from wdsprep.changes.shard_plan import SamplesToCopy
 from wdsprep.dataset.byte_spans import Span, spans
 from wdsprep.dataset.coarse_histograms import count_sample
 from wdsprep.dataset.damage import naming_repair
-from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft, DraftTar
 from wdsprep.dataset.file_names import inputs_name, rejects_name, rows_name
 from wdsprep.dataset.image_positions import ImagePositions
@@ -115,7 +114,6 @@ class Copier:
     def __init__(self, work: CopyWork) -> None:
         self._work = work
         self._edition = Edition(store=open_store(work.out), mark=work.edition)
-        self._kind = DigestKind.from_settings(work.settings)
 
     def __call__(self, unit: CopyUnit) -> Generator[RunProgress, None, Receipt]:
         """Write one shard, and its receipt last. Yield progress, and return the receipt.
@@ -127,7 +125,7 @@ class Copier:
         if done := find_receipt(store, unit.name, unit.input, work.settings):
             return done
         sources = [_Source(work, piece) for piece in unit.pieces]
-        with Draft(self._edition, unit.name, work.settings) as draft:
+        with Draft(self._edition, unit.name) as draft:
             made = _NewShard(draft, unit.shard, work)
             try:
                 parts, rejects = place_parts(sources, self._work.settings)

@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from blake3 import blake3
 
-from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.rejects import RejectedError
@@ -86,7 +85,6 @@ class HashUnit:
 
     images: str
     shard: Shard
-    kind: DigestKind
     kept: str
 
     @property
@@ -134,7 +132,7 @@ def _rows(unit: HashUnit) -> Iterator[tuple[str, int, int, int, int]]:
 
     Raise DamageError after the last if the shard has another digest than its receipt says.
     """
-    with HashedTape(shared_store(unit.images), unit.shard, unit.kind) as tape:
+    with HashedTape(shared_store(unit.images), unit.shard) as tape:
         for sample in read_samples(tape.at, unit.name):
             image = next((sample.fields[name] for name in _KEPT_AS if name in sample.fields), b"")
             yield sample.key, *_looks(image)
@@ -209,8 +207,5 @@ def open_images(url: str, shown: str, kept: str) -> ImagesLooked:
     manifest = refresh_manifest(store, manifest)
     if not manifest.shards:
         raise UsageError(f"{shown} holds no image: {command('inspect', shown)} says why")
-    kind = DigestKind.from_settings(manifest.settings)
-    units = tuple(
-        HashUnit(images=store.url, shard=shard, kind=kind, kept=kept) for shard in manifest.shards
-    )
+    units = tuple(HashUnit(images=store.url, shard=shard, kept=kept) for shard in manifest.shards)
     return ImagesLooked(shown=shown, kept=open_store(kept), manifest=manifest, units=units)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from wdsprep.changes.merged_datasets import Group, open_origin
 from wdsprep.changes.selected_samples import Origin
-from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.errors import UsageError
 from wdsprep.loading.join import join_datasets
@@ -85,7 +85,7 @@ def _digest(places: Sequence[Sequence[str]], condition: str) -> str:
         else open_origin(place).content
         for place in each
     ]
-    return DigestKind.BLAKE3.hex("\n".join(contents).encode()) if contents else ""
+    return hex_digest("\n".join(contents).encode()) if contents else ""
 
 
 def subsets_of(origins: Sequence[Origin], columns: JoinedColumns, condition: str) -> list[Subset]:

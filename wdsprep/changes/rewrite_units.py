@@ -20,11 +20,12 @@ from functools import partial
 from io import BytesIO
 
 import numpy as np
+from blake3 import blake3
 
 from wdsprep.dataset.byte_spans import offsets_without, spans
 from wdsprep.dataset.coarse_histograms import count_sample
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_place
-from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import (
     index_name,
     inputs_name,
@@ -93,7 +94,7 @@ class UnitChange:
             if self._image is None and self._removal.is_ahead_of(receipt):
                 self._removal = replace(self._removal, made_of="", lost_rows=())
             shards = self._unchanged_shards(receipt)
-            made = [self._rewrite_shard(shard, receipt, naming) for shard in shards]
+            made = [self._rewrite_shard(shard, naming) for shard in shards]
             after = self._new_receipt(receipt, made)
             if not after.inputs and self._removal.made_of:
                 self._store.delete(receipt_name(unit))
@@ -114,12 +115,11 @@ class UnitChange:
         Nothing is written.
         """
         receipt = read_receipt(self._store, self._removal.unit)
-        kind = DigestKind.from_settings(receipt.settings)
         shards = self._unchanged_shards(receipt)
-        made = [self._copy_rest(shard, kind, lambda _piece: None) for shard in shards]
+        made = [self._copy_rest(shard, lambda _piece: None) for shard in shards]
         after = self._new_receipt(receipt, made)
         for name, digest, make in self._small_files(after):
-            self._new_content(kind, name, digest, make)
+            self._new_content(name, digest, make)
 
     # --- the receipt
     def _unchanged_shards(self, receipt: Receipt) -> Iterator[ShardRemoval]:
@@ -173,8 +173,7 @@ class UnitChange:
         if self._removal.shards or self._removal.made_of:
             return self._removal.is_ahead_of(receipt)
         name = rejects_name(receipt.unit)
-        kind = DigestKind.from_settings(receipt.settings)
-        return kind.hex(self._read(name)) == receipt.files[name]
+        return hex_digest(self._read(name)) == receipt.files[name]
 
     def _count_gone(
         self, receipt: Receipt, made: Sequence[RewrittenShard], emptied: set[str]
@@ -211,10 +210,9 @@ class UnitChange:
     def _with_rejects(self, receipt: Receipt) -> Receipt:
         name = rejects_name(receipt.unit)
         data = self._read(name)
-        kind = DigestKind.from_settings(receipt.settings)
-        if kind.hex(data) != receipt.files[name]:
+        if hex_digest(data) != receipt.files[name]:
             raise self._unlike_receipt(name)
-        rejects = self._make_rejects(data, kind)[1]
+        rejects = self._make_rejects(data)[1]
         return replace(
             receipt,
             inputs=sum(shard.samples for shard in receipt.shards) + rejects.counts.total(),
@@ -222,7 +220,7 @@ class UnitChange:
             files={**receipt.files, name: rejects.digest},
         )
 
-    def _make_rejects(self, data: bytes, kind: DigestKind) -> tuple[bytes, RejectsFile]:
+    def _make_rejects(self, data: bytes) -> tuple[bytes, RejectsFile]:
         """Return the new bytes of the file of rejects, and its digest and counts.
 
         Removed samples become rejects `removed`, with nothing that identifies them. Latents get no
@@ -240,17 +238,16 @@ class UnitChange:
             kept += [Reject(key=key, source=of, code=Code.REMOVED) for key, of in gone.items()]
             kept.sort(key=lambda reject: key_order(reject.key))
         out = BytesIO()
-        rejects = RejectsFile(out, kind)
+        rejects = RejectsFile(out)
         for reject in kept:
             rejects.add(reject)
         return out.getvalue(), rejects
 
     def _with_inputs(self, receipt: Receipt) -> Receipt:
         data = self._read(inputs_name(receipt.unit), b"")
-        kind = DigestKind.from_settings(receipt.settings)
-        if kind.hex(data) != receipt.input:  # lost or damaged: it has no captions then
+        if hex_digest(data) != receipt.input:  # lost or damaged: it has no captions then
             return receipt
-        return replace(receipt, input=kind.hex(self._make_inputs(data)))
+        return replace(receipt, input=hex_digest(self._make_inputs(data)))
 
     def _make_inputs(self, data: bytes) -> bytes:
         """Return the list of inputs without the metadata of removed samples."""
@@ -270,16 +267,16 @@ class UnitChange:
         If an old dataset lacks a file of positions, it is written first, from the keys. If the keys
         do not tell the positions, the receipt stays without them.
         """
-        kind, files = DigestKind.from_settings(receipt.settings), dict(receipt.files)
+        files = dict(receipt.files)
         for shard in before.shards:
             name = rows_name(shard.name)
             stated = files.pop(name, "")
-            if stated and kind.hex(self._read(name)) != stated:
+            if stated and hex_digest(self._read(name)) != stated:
                 raise self._unlike_receipt(name)
             if may_have_rows(before) and not stated and write_rows(self._store, before) is None:
                 continue
             if data := self._make_rows(shard, self._read(name, b"")):
-                files[name] = kind.hex(data)
+                files[name] = hex_digest(data)
         return replace(receipt, files=files)
 
     def _make_rows(self, shard: Shard, data: bytes) -> bytes:
@@ -300,9 +297,8 @@ class UnitChange:
 
         Files of rows that the receipt does not state are deleted.
         """
-        kind = DigestKind.from_settings(receipt.settings)
         for name, digest, make in self._small_files(receipt):
-            if (data := self._new_content(kind, name, digest, make)) is not None:
+            if (data := self._new_content(name, digest, make)) is not None:
                 write_bytes(self._store, name, data)
         if receipt.dataset != "images":
             for shard in receipt.shards:
@@ -314,27 +310,27 @@ class UnitChange:
 
         A list of inputs that is lost or damaged is left out.
         """
-        kind, unit = DigestKind.from_settings(receipt.settings), receipt.unit
+        unit = receipt.unit
         rejects, inputs = rejects_name(unit), inputs_name(unit)
-        yield rejects, receipt.files[rejects], lambda data: self._make_rejects(data, kind)[0]
+        yield rejects, receipt.files[rejects], lambda data: self._make_rejects(data)[0]
         if receipt.dataset == "images":
-            if kind.hex(self._make_inputs(self._read(inputs, b""))) == receipt.input:
+            if hex_digest(self._make_inputs(self._read(inputs, b""))) == receipt.input:
                 yield inputs, receipt.input, self._make_inputs
             return
         for shard in receipt.shards:
             if (name := rows_name(shard.name)) in receipt.files:
                 yield name, receipt.files[name], partial(self._make_rows, shard)
 
-    def _new_content(self, kind: DigestKind, name: str, digest: str, make: Make) -> bytes | None:
+    def _new_content(self, name: str, digest: str, make: Make) -> bytes | None:
         """Return the new content of a file, or None if it has the digest already.
 
         Raise DamageError if the new content has another digest.
         """
         there = self._read(name, b"")
-        if kind.hex(there) == digest and (there or name.startswith("rejects/")):
+        if hex_digest(there) == digest and (there or name.startswith("rejects/")):
             return None
         data = make(there)
-        if kind.hex(data) != digest:
+        if hex_digest(data) != digest:
             raise self._unlike_receipt(name)
         return data
 
@@ -374,21 +370,17 @@ class UnitChange:
         return DamageError(f"{self._store.url}/{name}", UNLIKE_RECEIPT)
 
     # --- shards
-    def _rewrite_shard(
-        self, shard: ShardRemoval, receipt: Receipt, naming: ExitStack
-    ) -> RewrittenShard:
+    def _rewrite_shard(self, shard: ShardRemoval, naming: ExitStack) -> RewrittenShard:
         sink = naming.enter_context(self._store.write(shard.name))
-        new = self._copy_rest(shard, DigestKind.from_settings(receipt.settings), sink.write)
+        new = self._copy_rest(shard, sink.write)
         sink.end()
         return new
 
-    def _copy_rest(
-        self, removal: ShardRemoval, kind: DigestKind, write: Callable[[bytes], object]
-    ) -> RewrittenShard:
+    def _copy_rest(self, removal: ShardRemoval, write: Callable[[bytes], object]) -> RewrittenShard:
         """Copy the samples of a shard that stay, check its digest, and return the new shard."""
         offsets = self._offsets(removal)
         gone = _TarSplitter(removal, offsets)
-        before, after = kind.new(), kind.new()
+        before, after = blake3(), blake3()
         nbytes = 0
         chunks = Chunks(
             self._store,

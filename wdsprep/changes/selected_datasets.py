@@ -25,13 +25,13 @@ from wdsprep.changes.selected_samples import (
 from wdsprep.changes.shard_plan import PlannedShard, SamplesToCopy, ShardLimits, cut_into_shards
 from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.damage import naming_repair
-from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import SELECTION, empty_name, latent_unit
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.sealed_json import canonical_json
 from wdsprep.dataset.shard_reader import ShardReader
-from wdsprep.dataset.stored_dataset import dated_manifest, find_claim, read_format, refresh_manifest
+from wdsprep.dataset.stored_dataset import dated_manifest, find_claim, refresh_manifest
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import ExistsError, FingerprintError, FullError, NotFoundError, UsageError
 from wdsprep.runners.in_process import runner_for
@@ -162,7 +162,6 @@ class SelectedDataset:
             return dict(self.group.settings)
         origins = self.group.origins
         return {
-            **read_format(self.place, overwrite=self.overwrite),
             **self.asked.settings(self.part),
             "buckets": self.group.settings["buckets"],
             "max_area": max(origin.manifest.settings["max_area"] for origin in origins),
@@ -175,7 +174,7 @@ class SelectedDataset:
         """Return a digest of everything that decides what is in the dataset."""
         of = self.group.follows or self.group
         known = [of.content, self.group.content, self.asked.settings(self.part)]
-        return DigestKind.BLAKE3.hex(canonical_json(known))
+        return hex_digest(canonical_json(known))
 
     def check(self) -> None:
         """Raise FingerprintError, before anything is written, if the place has another dataset."""
@@ -258,7 +257,6 @@ class SelectedDataset:
 
         Latents have units only for the image shards that were written.
         """
-        digest = DigestKind.from_settings(self.settings)
         shards = {shard.name: shard for shard in images.manifest.shards} if images else {}
         for made in cuts:
             if self.group.follows and (made.bucket not in self._buckets or made.name not in shards):
@@ -267,7 +265,7 @@ class SelectedDataset:
                 name=self._unit_name(made),
                 shard=made.name,
                 pieces=self._pieces(made, shards.get(made.name)),
-                input=shards[made.name].digest if self.group.follows else digest.hex(made.inputs),
+                input=shards[made.name].digest if self.group.follows else hex_digest(made.inputs),
                 nbytes=made.nbytes,
             )
 

@@ -12,11 +12,12 @@ from fractions import Fraction
 from functools import cached_property, partial
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from wdsprep.changes.key_lists import PIECE_NAMES, NameList, read_words
 from wdsprep.dataset.damage import naming_repair
-from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import SHARD
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.random_numbers import draw, key_of
@@ -62,7 +63,7 @@ class Origin:
     def content(self) -> str:
         """Return a digest of the content of its shards, wherever the dataset is."""
         shards = "".join(f"{shard.name} {shard.digest}\n" for shard in self.shards)
-        return DigestKind.BLAKE3.hex(shards.encode())
+        return hex_digest(shards.encode())
 
     def offsets(self, shard: Shard) -> NDArray[np.int64]:
         with naming_repair(self.store):
@@ -138,7 +139,7 @@ class WantedKeys:
     @property
     def digest(self) -> str:
         """Return the digest of the keys, one on each line."""
-        found = DigestKind.BLAKE3.new()
+        found = blake3()
         for begin in range(0, len(self.keys), PIECE_NAMES):
             some = self.keys[begin : begin + PIECE_NAMES].tolist()
             found.update(b"\n" * (begin > 0) + b"\n".join(some))

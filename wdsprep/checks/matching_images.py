@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from wdsprep.checks.dataset_check import DatasetSurvey
 from wdsprep.checks.findings import Kind
 from wdsprep.dataset.buckets import buckets_encoded
-from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import latent_shard, latent_unit
 from wdsprep.dataset.receipts import Shard, image_shard_digest
 from wdsprep.text import plural
 
 
 def keys_digest(keys: Iterable[str]) -> str:
-    return DigestKind.BLAKE3.hex("\n".join(keys).encode("utf-8", "surrogateescape"))
+    return hex_digest("\n".join(keys).encode("utf-8", "surrogateescape"))
 
 
 def find_images(latents: DatasetSurvey, others: Sequence[DatasetSurvey]) -> DatasetSurvey | None:

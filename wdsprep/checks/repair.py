@@ -20,7 +20,6 @@ from wdsprep.checks.dataset_check import DatasetSurvey
 from wdsprep.checks.findings import Finding, Kind
 from wdsprep.checks.options import RepairOptions
 from wdsprep.checks.verify import check_datasets
-from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.file_names import (
     MANIFEST,
     OURS,
@@ -349,7 +348,7 @@ def mend_rejects(store: Store, receipt: Receipt, gone: Collection[str]) -> None:
     for key in islice((k for k in free if k not in taken and k not in known), max(0, lost)):
         known[key] = Reject(key=key, source="", code=Code.RECORD_LOST)
     out = BytesIO()
-    rejects = RejectsFile(out, DigestKind.from_settings(receipt.settings))
+    rejects = RejectsFile(out)
     for key in sorted(known, key=key_order):
         rejects.add(known[key])
     write_bytes(store, name, out.getvalue())

@@ -13,7 +13,7 @@ from wdsprep.checks.matching_images import keys_digest
 from wdsprep.checks.member_rules import array_problem, rules_of
 from wdsprep.checks.shard_check import CheckedShard, check_shard
 from wdsprep.dataset.coarse_histograms import sum_counts
-from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import (
     SELECTION,
     empty_name,
@@ -136,14 +136,13 @@ def check_empty(found: DatasetSurvey) -> None:
     if found.place.dataset == "images" or not found.receipts:
         return
     store, unit = shared_store(found.place.url), smallest_unit(found)
-    digest = DigestKind.from_settings(found.receipts[0].settings)
     for item in empty_fields(found.receipts[0].settings):
         name = empty_name(item.name)
         if name not in found.files:
             continue
         data = store.read(name)
-        if digest.hex(data) not in {r.files.get(name) for r in found.receipts}:
-            what = f"its {digest.shown} is not what the receipts say"
+        if hex_digest(data) not in {r.files.get(name) for r in found.receipts}:
+            what = "its BLAKE3 is not what the receipts say"
             found.add_finding(name, Kind.DAMAGED, what, unit)
         elif problem := array_problem(item, memoryview(data), len(data)):
             found.add_finding(name, Kind.WRONG, problem, unit)
@@ -152,7 +151,6 @@ def check_empty(found: DatasetSurvey) -> None:
 class _Checker:
     def __init__(self, unit: CheckUnit, store: Store) -> None:
         self._unit, self._receipt, self._store = unit, unit.receipt, store
-        self._kind = DigestKind.from_settings(unit.receipt.settings)
         self._keys: dict[str, list[str]] = {}
         self._rejected: list[str] | None = None
         self.findings: list[Finding] = []
@@ -163,7 +161,7 @@ class _Checker:
 
     @property
     def _other(self) -> str:
-        return f"its {self._kind.shown} is not what its receipt says"
+        return "its BLAKE3 is not what its receipt says"
 
     def _note_unreadable(self, name: str, error: StoreError) -> None:
         """Note that a file cannot be read, or raise the error.
@@ -186,7 +184,7 @@ class _Checker:
         """
         walked = CheckedShard()
         try:
-            with HashedTape(self._store, shard, self._kind) as tape:
+            with HashedTape(self._store, shard) as tape:
                 yield from check_shard(tape, rules_of(self._receipt, shard), walked)
                 yield from tape.rest()
                 digest = tape.digest()
@@ -255,7 +253,7 @@ class _Checker:
         gets no other.
         """
         data = None if name in self._unit.known else self._read(name)
-        if data is None or self._kind.hex(data) in wanted:
+        if data is None or hex_digest(data) in wanted:
             return data
         self._find(name, Kind.DAMAGED, self._other)
         return None
@@ -314,9 +312,9 @@ class _Checker:
         they can be written again.
         """
         stated = self._receipt.files[name]
-        is_told = told is not None and self._kind.hex(told) == stated
+        is_told = told is not None and hex_digest(told) == stated
         data = None if name in self._unit.known else self._read(name)
-        if data is not None and self._kind.hex(data) != stated:
+        if data is not None and hex_digest(data) != stated:
             self._find(name, Kind.INDEX if is_told else Kind.DAMAGED, self._other)
 
     def _may_be_rows(self, data: bytes, samples: int) -> bool:

@@ -35,8 +35,7 @@ from wdsprep.dataset.samples import PathParts
 from wdsprep.errors import UsageError
 from wdsprep.text import brief, one_line
 
-EVALUATOR = 2
-"""1 took whole numbers for floats where many samples were looked at."""
+EVALUATOR = 1
 LONGEST = 100_000
 DEEPEST = 100
 """Levels: what Python's own parser and printer take from any depth of the caller's stack."""

@@ -11,8 +11,8 @@ from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.errors import (
     DamageError,
     FormatError,
-    NewerFormatError,
     NotFoundError,
+    OtherFormatError,
     ShortReadError,
     TarError,
 )
@@ -42,7 +42,7 @@ def naming_next_step(next_step: str) -> Iterator[None]:
     """
     try:
         yield
-    except NewerFormatError:
+    except OtherFormatError:
         raise
     except (FormatError, NotFoundError, ShortReadError, TarError) as error:
         error.with_next_step(next_step)

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 
-from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.file_names import index_name, receipt_name, rejects_name
-from wdsprep.dataset.receipts import Receipt, Settings, Shard
+from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.rejects import RejectsFile
 from wdsprep.dataset.removed_samples import removed_from
 from wdsprep.dataset.stored_dataset import check_same, find_receipt
@@ -25,16 +24,15 @@ OTHER_FILES = 512
 class Draft:
     """The files that a unit of work is writing. They are dropped unless `finish` is called."""
 
-    def __init__(self, edition: Edition, unit: str, settings: Settings) -> None:
-        self.unit, self._digest = unit, DigestKind.from_settings(settings)
-        self._edition, self._writers = edition, ExitStack()
+    def __init__(self, edition: Edition, unit: str) -> None:
+        self.unit, self._edition, self._writers = unit, edition, ExitStack()
         self._files: list[FileSink] = []
         self._named, self._receipt = ExitStack(), ExitStack()
         self._beside: dict[str, bytes] = {}
 
     def __enter__(self) -> "Draft":
         self.removed = removed_from(self._edition.store)
-        self.rejects = RejectsFile(self._open(rejects_name(self.unit)), self._digest)
+        self.rejects = RejectsFile(self._open(rejects_name(self.unit)))
         return self
 
     def __exit__(
@@ -53,7 +51,7 @@ class Draft:
     def tar(self, name: str) -> "DraftTar":
         allow_files(len(self._beside) + OTHER_FILES)  # each stays open until all are whole
         sink = self._open(name)
-        writer = TarWriter(sink, self._digest)
+        writer = TarWriter(sink)
         return DraftTar(sink, writer, name, self._writers, self._beside)
 
     def _open(self, name: str) -> FileSink:

@@ -43,7 +43,7 @@ def normalise(latents: Any, settings: Mapping[str, Any]) -> Any:
 def _by_channel(latents: Any, given: Any) -> Any:
     """Shape a shift or a scale so that it applies to the channels of latents.
 
-    A single number stays one, so that what older versions stored keeps its bits.
+    A single number stays one: a tensor of one number would give other bits.
     """
     if isinstance(given, int | float):
         return given

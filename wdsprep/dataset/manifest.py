@@ -15,12 +15,10 @@ from itertools import chain
 from typing import Any
 
 from wdsprep.dataset.coarse_histograms import sum_counts
-from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.json_records import check_record
 from wdsprep.dataset.npy_arrays import fields_of, is_of_text
 from wdsprep.dataset.receipts import (
-    CONTENT,
     Receipt,
     Receipts,
     Settings,
@@ -93,16 +91,6 @@ class Manifest:
             return SCORES
         return "text" if self.is_of_text else self.dataset
 
-    @property
-    def keeps_content(self) -> bool:
-        """Return whether new receipts of the dataset have the digest of what their source gave out.
-
-        They have it if there are no receipts yet, or if one has it. A dataset that an older wdsprep
-        began goes on without the digest, as that wdsprep would.
-        """
-        files = self.ledger.column("files")
-        return not self.receipts or any(CONTENT in names for names in files)
-
     def image_digests(self) -> set[str]:
         """Return the digests of the image shards that the dataset has, or was made of."""
         if self.dataset == "images":
@@ -146,7 +134,7 @@ class Manifest:
         dataset = body["dataset"]
         settings = checked_settings(dataset, body["settings"], what)
         units = body.get("units", [])
-        check_record(list[kind_of_bodies(dataset, DigestKind.from_settings(settings))], units, what)  # type: ignore[misc]
+        check_record(list[kind_of_bodies(dataset)], units, what)  # type: ignore[misc]
         for unit in units:
             lines.append(line_of(Receipt.from_body(unit, dataset, settings)))
         return cls(

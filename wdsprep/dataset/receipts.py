@@ -12,7 +12,7 @@ from itertools import chain, islice
 from operator import eq, itemgetter
 from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints, overload
 
-from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.json_records import (
     Count,
     Fields,
@@ -101,12 +101,11 @@ class Receipt:
         body = unseal("receipt", ReceiptHead, data, what)
         dataset = body["dataset"]
         settings = checked_settings(dataset, body["settings"], what)
-        check_record(kind_of_bodies(dataset, DigestKind.from_settings(settings)), body, what)
+        check_record(kind_of_bodies(dataset), body, what)
         return cls.from_body(body, dataset, settings)
 
     def body(self) -> dict[str, Any]:
         """Return the fields of a receipt without dataset and settings, which all receipts share."""
-        kind = DigestKind.from_settings(self.settings).value
         return {
             "counts": dict(self.counts),
             "files": dict(self.files),
@@ -115,7 +114,7 @@ class Receipt:
             "inputs": self.inputs,
             "rejects": dict(self.rejects),
             "shards": [
-                {"name": s.name, "nbytes": s.nbytes, "samples": s.samples, kind: s.digest}
+                {"name": s.name, "nbytes": s.nbytes, "samples": s.samples, "blake3": s.digest}
                 for s in self.shards
             ],
             "unit": self.unit,
@@ -130,15 +129,15 @@ class Receipt:
             settings=settings,
             input=body["input"],
             inputs=body["inputs"],
-            shards=tuple(_parse_shards(body["shards"], settings)),
+            shards=tuple(_parse_shards(body["shards"])),
             rejects=body["rejects"],
             counts=body["counts"],
             files=body["files"],
         )
 
 
-def _parse_shards(said: Iterable[Mapping[str, Any]], settings: Settings) -> Iterator[Shard]:
-    fields = itemgetter("name", "samples", "nbytes", DigestKind.from_settings(settings).value)
+def _parse_shards(said: Iterable[Mapping[str, Any]]) -> Iterator[Shard]:
+    fields = itemgetter("name", "samples", "nbytes", "blake3")
     return map(Shard._make, map(fields, said))
 
 
@@ -156,10 +155,10 @@ SHARDS: Mapping[str, Any] = {
 
 
 @cache
-def kind_of_bodies(dataset: str, digest: DigestKind) -> Fields:
+def kind_of_bodies(dataset: str) -> Fields:
     """Return the type of a receipt's JSON without dataset and settings, for `json_records`."""
     shard = get_type_hints(Shard, include_extras=True) | {"name": SHARDS[dataset]}
-    shard[digest.value] = shard.pop("digest")
+    shard["blake3"] = shard.pop("digest")
     holds_samples = ValueRule("a shard that is large enough for its samples", _are_large_enough)
     kinds = get_type_hints(Receipt, include_extras=True)
     shards: Any = list[Fields(shard, (holds_samples,))]  # type: ignore[misc]
@@ -242,7 +241,7 @@ class Receipts(Sequence[Receipt]):
         return self.column("unit")
 
     def shards(self) -> Iterator[Shard]:
-        return _parse_shards(chain.from_iterable(self.column("shards")), self._settings)
+        return _parse_shards(chain.from_iterable(self.column("shards")))
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -277,7 +276,7 @@ class Receipts(Sequence[Receipt]):
         """
         if not self._lines:
             return
-        bodies = kind_of_bodies(self._dataset, DigestKind.from_settings(self._settings))
+        bodies = kind_of_bodies(self._dataset)
         kind = bodies.kinds[name] if name else bodies
         for some in _batches(self._lines):
             try:
@@ -308,7 +307,7 @@ def image_shard_digest(made_of: str) -> str:
 
 def fingerprint(settings: Settings) -> str:
     """Return the digest of the settings, which decide the bytes of a dataset."""
-    return DigestKind.from_settings(settings).hex(canonical_json(dict(settings)))
+    return hex_digest(canonical_json(dict(settings)))
 
 
 def line_of(receipt: Receipt) -> bytes:

@@ -7,7 +7,7 @@ A tar that something else made gets its index. Latents that were made before the
 from collections.abc import Callable, Iterable
 
 from wdsprep.dataset.damage import naming_repair, repair_step
-from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import MANIFEST, index_name, is_index, rows_name
 from wdsprep.dataset.image_positions import (
     ImagePositions,
@@ -142,7 +142,7 @@ def write_rows(store: Store, receipt: Receipt) -> int | None:
     if positions is None:
         return None
     data = b"" if positions.is_plain else positions.to_bytes()
-    digest = DigestKind.from_settings(receipt.settings).hex(data)
+    digest = hex_digest(data)
     if digest != receipt.files.get(name, digest):
         return None
     if data:

@@ -9,7 +9,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
-from wdsprep.dataset.digests import DigestKind
+from blake3 import blake3
+
 from wdsprep.dataset.file_names import rejects_name
 from wdsprep.dataset.json_records import read_lines
 from wdsprep.dataset.reject_codes import Code
@@ -117,9 +118,9 @@ def is_moved(reject: Reject, gone: Collection[str]) -> bool:
 class RejectsFile:
     """A writer of a unit's rejects, which may be any number."""
 
-    def __init__(self, sink: Sink, digest: DigestKind) -> None:
+    def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._hash = digest.new()
+        self._hash = blake3()
         self.counts: Counter[str] = Counter()
 
     @property

@@ -16,9 +16,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
-from wdsprep.dataset.digests import DigestKind, Hash
 from wdsprep.dataset.random_numbers import Ints
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def keep_selection(writer: "KeptWriter", shards: int, each: Iterable[ShardSample
     `shards` says how many shards there are. `each` has the samples in the order of the shards,
     those of one shard all at once or in parts.
     """
-    counts, digest = np.zeros(shards + 1, np.int64), DigestKind.BLAKE3.new()
+    counts, digest = np.zeros(shards + 1, np.int64), blake3()
 
     def numbers() -> Iterator[Numbers]:
         for shard, some in each:
@@ -242,7 +242,7 @@ def keep_selection(writer: "KeptWriter", shards: int, each: Iterable[ShardSample
     writer.facts["digest"] = digest.hexdigest()  # which wdsprep 0.3.0 and before reads
 
 
-def _hash(digest: Hash, numbers: NDArray[Any], dtype: str) -> None:
+def _hash(digest: blake3, numbers: NDArray[Any], dtype: str) -> None:
     digest.update(np.ascontiguousarray(numbers, dtype).tobytes())
 
 
@@ -266,7 +266,7 @@ def digest_of_selected(
     It depends on which samples are selected, not on where they lie in the tars. `shards` is the
     length of the list of shards that both selections are of.
     """
-    inner, starts = DigestKind.BLAKE3.new(), np.zeros(shards + 1, np.int64)
+    inner, starts = blake3(), np.zeros(shards + 1, np.int64)
     starts[selected.shards + 1] = selected.counts
     runs = np.searchsorted(of.shards, selected.shards)
     of = of.pick(runs)

@@ -10,7 +10,6 @@ from itertools import pairwise
 from math import prod
 from typing import Annotated, Any, Literal, TypedDict
 
-from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.json_records import (
     Count,
     Hex,
@@ -51,12 +50,7 @@ def _differ(values: Any) -> bool:
     return all(each and len({*map(str, each)}) == len(each) for each in values)
 
 
-class Form(TypedDict, total=False):
-    digest: Text
-    format: Count
-
-
-class _ImageNeeds(Form):
+class _ImageNeeds(TypedDict):
     buckets: Annotated[list[Length], ValueRule("rising sizes", _rises)]
 
 
@@ -109,7 +103,7 @@ class LayoutLine(_LayoutNeeds, total=False):
     variable: bool
 
 
-class _LatentNeeds(Form):
+class _LatentNeeds(TypedDict):
     layout: list[LayoutLine]
 
 
@@ -225,7 +219,6 @@ def checked_settings(dataset: str, found: Mapping[str, Any], what: str) -> State
     check_record(_SETTINGS[dataset], {"settings": found}, what)
     settings = Stated(found, what)
     try:
-        DigestKind.from_settings(settings)
         if dataset == "latents":
             _check_layout(settings)
     except DamageError:

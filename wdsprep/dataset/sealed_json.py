@@ -5,19 +5,19 @@ bit anywhere is found. A large one is written piece by piece.
 """
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypedDict
 
-from wdsprep.dataset.digests import FORMAT, DigestKind, format_of
+from blake3 import blake3
+
+from wdsprep.dataset.digests import FORMAT, hex_digest
 from wdsprep.dataset.json_records import Count, Text, check_record, read_record
-from wdsprep.errors import DamageError, NewerFormatError
+from wdsprep.errors import DamageError, OtherFormatError
 from wdsprep.text import brief
 
 _HEAD, _MIDDLE, _END = b'{"digest":"', b'",', b"}\n"
 _BODY = len(_HEAD) + 64 + len(_MIDDLE)
 OTHER_DIGEST = "its digest does not match what it holds"
-_FORMAT = re.compile(rb'"format":(\d{1,9}),"')
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
 
 
@@ -41,13 +41,10 @@ def seal(
 ) -> Iterator[bytes]:
     """Yield a sealed file piece by piece.
 
-    `more` makes what follows the body: once for the digest, and once for the file. The settings
-    in the body say the file's format.
+    `more` makes what follows the body: once for the digest, and once for the file.
     """
-    settings = body["settings"]
-    head = canonical_json({**body, "format": format_of(settings), "kind": kind})[1 : -len("}")]
-    digest = DigestKind.from_settings(settings).new()
-    digest.update(head)
+    head = canonical_json({**body, "format": FORMAT, "kind": kind})[1 : -len("}")]
+    digest = blake3(head)
     for piece in _with_end(more()):
         digest.update(piece)
     yield _HEAD + digest.hexdigest().encode() + _MIDDLE + head
@@ -62,17 +59,15 @@ def _with_end(pieces: Iterable[bytes]) -> Iterator[bytes]:
 def check_seal(data: bytes, what: str) -> None:
     """Check by its digest that a sealed file is as it was written."""
     body, head = memoryview(data)[_BODY:], data[:_BODY]
-    if not any(head == _HEAD + kind.hex(body).encode() + _MIDDLE for kind in DigestKind):
-        if newer := _FORMAT.search(data):  # whose digest may be one of another kind
-            check_format(int(newer[1]), what)
+    if head != _HEAD + hex_digest(body).encode() + _MIDDLE:
         raise DamageError(what, OTHER_DIGEST)
 
 
-def check_format(found: int, what: str) -> None:
-    if found > FORMAT:
-        raise NewerFormatError(
-            f"{what} is of format {found}, newer than this wdsprep reads ({FORMAT}): upgrade "
-            "wdsprep"
+def check_format(stated: int, what: str) -> None:
+    if stated != FORMAT:
+        raise OtherFormatError(
+            f"{what} is of format {stated}, and this wdsprep reads format {FORMAT} alone: use the "
+            "wdsprep that wrote it, or make the dataset again with --overwrite"
         )
 
 

@@ -30,8 +30,9 @@ from functools import cached_property
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
+from blake3 import blake3
+
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_place
-from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.file_names import index_name
 from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.tar import BLOCK, END, padded
@@ -449,9 +450,9 @@ class HashedTape(ChunkTape):
     Each byte is read once.
     """
 
-    def __init__(self, store: Store, shard: ShardSize, kind: DigestKind) -> None:
+    def __init__(self, store: Store, shard: ShardSize) -> None:
         self._place = f"{store.url}/{shard.name}"
-        self._hash = kind.new()
+        self._hash = blake3()
         super().__init__(Chunks(store, shard.name, watch=self._hash.update, expected=shard.nbytes))
 
     def __enter__(self) -> "HashedTape":

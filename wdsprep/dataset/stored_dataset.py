@@ -6,16 +6,15 @@ what the receipts say, so that a dataset opens with one read; where it is behind
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from wdsprep.changed_settings import say_plainly
 from wdsprep.dataset.buckets import buckets_of_phase
 from wdsprep.dataset.damage import naming_next_step, naming_repair
-from wdsprep.dataset.digests import FORM, form_of
 from wdsprep.dataset.file_names import (
     BESIDE,
     HUB_FILES,
@@ -118,30 +117,6 @@ def write_manifest(store: Store, manifest: Manifest) -> None:
     with store.write(MANIFEST) as sink:
         for piece in manifest.pieces():
             sink.write(piece)
-
-
-def read_format(
-    url: str,
-    *,
-    overwrite: bool = False,
-    new: Mapping[str, Any] = FORM,
-    names: Iterable[str] = FORM,
-) -> Mapping[str, Any]:
-    """Return the format of the dataset that will be continued at `url`, or else `new`.
-
-    The format is what the settings with these `names` say. It is `new` with `overwrite`, if there
-    is no dataset, and if the dataset cannot be read: opening it raises the error later.
-    """
-    if overwrite:
-        return new
-    store = open_store(url)
-    with contextlib.suppress(FormatError, NotFoundError):  # a manifest may be half a GB
-        if unit := next(done_units(store), None):
-            return form_of(read_receipt(store, unit).settings, names)
-    with contextlib.suppress(FormatError):
-        if found := read_manifest(store):
-            return form_of(found.settings, names)
-    return new
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -44,6 +44,3 @@ DTYPES = ("auto", "fp16", "bf16", "fp32")
 work."""
 HALF = "half"
 """The dtype that `auto` becomes where networks differ: each has its own half precision."""
-DECODES = ("auto", "fast", "full")
-"""Ways to decode JPEGs: large ones at a reduced scale, or all in full. `auto` is fast, or what a
-dataset was begun with."""

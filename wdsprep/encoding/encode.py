@@ -179,7 +179,6 @@ def _make_target(dataset: DatasetPlan, edition: Edition) -> EncodeTarget:
         latents=dataset.place,
         settings=dataset.settings,
         edition=edition.mark,
-        keeps_content=dataset.keeps_content,
         captions=dataset.captions,
     )
 

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from wdsprep.dataset.buckets import buckets_encoded
-from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import RECEIPTS, latent_unit
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.shapes import Size
@@ -30,13 +30,12 @@ class ImageShard:
     """An image shard from which a latent shard is made.
 
     `digest` is the digest of its bytes in the manifest of the images. A tar that no manifest lists
-    has none. `kind` is the kind of digest for the name, size and date of such a tar.
+    has none.
     """
 
     name: str
     item: Item
     digest: str = ""
-    kind: DigestKind = DigestKind.BLAKE3
 
     @property
     def input(self) -> str:
@@ -53,7 +52,7 @@ class ImageShard:
 
     @property
     def whole_input(self) -> str:
-        return self.digest or self.kind.hex(replace(self.item, take=0).to_json().encode())
+        return self.digest or hex_digest(replace(self.item, take=0).to_json().encode())
 
     @property
     def likely_samples(self) -> int:
@@ -65,13 +64,13 @@ class ImageShard:
         """Return this description of a shard as bytes: a third of the object's memory."""
         item = self.item
         parts = item.name, item.parts, item.extra, item.take, item.samples
-        return pickle.dumps((self.name, self.digest, self.kind.value, parts))
+        return pickle.dumps((self.name, self.digest, parts))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "ImageShard":
-        own, digest, kind, (name, parts, extra, take, samples) = pickle.loads(data)  # noqa: S301  ours
+        own, digest, (name, parts, extra, take, samples) = pickle.loads(data)  # noqa: S301  ours
         item = Item(name=name, parts=parts, extra=extra, take=take, samples=samples)
-        return cls(name=own, item=item, digest=digest, kind=DigestKind(kind))
+        return cls(name=own, item=item, digest=digest)
 
     def is_done_by(self, made_of: str) -> bool:
         """Return whether latents made from the input `made_of` have all samples that are wanted.
@@ -141,14 +140,13 @@ def find_image_shards(
     resolution: int,
     *,
     shapes: Sequence[Size] = (),
-    kind: DigestKind = DigestKind.BLAKE3,
 ) -> ImageShards:
     """Return the image shards that may have images large enough for a resolution.
 
     The resolution 0 stands for the lowest bucket of a dataset, and so for all shards. Tars that
     pack did not make are all returned; for them, raise UsageError if the resolution is 0. Raise
     SourceError if no shards are found. `shapes` are the shapes of the latents, if they are not
-    square, and `kind` is the kind of digest of the latents.
+    square.
     """
     is_pattern = bool(set(url) & set("*?[{")) and not Path(url).is_dir()
     store = None if is_pattern else open_store(url)
@@ -156,7 +154,7 @@ def find_image_shards(
     if store is not None and manifest is None:
         check_place(url, [entry.name for entry in islice(store.list(RECEIPTS), 1)])
     if store is None or manifest is None:
-        return _find_tars(url, resolution, kind)
+        return _find_tars(url, resolution)
     check_kind(store, manifest.dataset, "images")
     manifest = refresh_manifest(store, manifest)
     resolution = resolution or min(manifest.settings["buckets"])
@@ -180,7 +178,6 @@ def _select_shards(
     buckets = manifest.settings["buckets"]
     wanted = {"resolution": resolution} | ({"shapes": shapes} if shapes else {})
     encoded = set(buckets_encoded(wanted, buckets))
-    kind = DigestKind.from_settings(manifest.settings)
     shards = tuple(
         ImageShard(
             name=latent_unit(shard.name),
@@ -188,7 +185,6 @@ def _select_shards(
                 name=shard.name, parts=((shard.name, shard.nbytes, ""),), samples=shard.samples
             ),
             digest=shard.digest,
-            kind=kind,
         )
         for shard in manifest.shards
         if shard.bucket in encoded
@@ -212,7 +208,7 @@ def _explain_no_shards(url: str, manifest: Manifest, least_side: int) -> str:
     return f"{url} holds no image of {least_side} pixels or more: choose a lower --resolution"
 
 
-def _find_tars(url: str, resolution: int, kind: DigestKind) -> ImageShards:
+def _find_tars(url: str, resolution: int) -> ImageShards:
     """Return the tars that another program packed, as image shards.
 
     Their latents lie in the folder of the resolution, under the name of the tar without its suffix.
@@ -243,7 +239,7 @@ def _find_tars(url: str, resolution: int, kind: DigestKind) -> ImageShards:
                 f"{shards[name].item.name} and {item.name} would both become {name}.tar: give the "
                 f"tars to encode, such as '{source.url}/*.tar'"
             )
-        shards[name] = ImageShard(name=name, item=item, kind=kind)
+        shards[name] = ImageShard(name=name, item=item)
     return ImageShards(
         url=source.url,
         resolution=resolution,

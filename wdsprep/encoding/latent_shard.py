@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from wdsprep.dataset.coarse_histograms import count_sample
-from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.draft import Draft, DraftTar
 from wdsprep.dataset.file_names import empty_name, latent_shard, rejects_name, rows_name
 from wdsprep.dataset.image_positions import ImagePositions
@@ -121,7 +121,7 @@ class LatentShard:
         `files` are the digests of further files that the receipt lists, such as those of the empty
         caption. The files of `beside` are written with the shard.
         """
-        kind, beside = DigestKind.from_settings(settings), {**beside, **self._rows_file()}
+        beside = {**beside, **self._rows_file()}
         for one in chain.from_iterable(self._waiting.values()):
             self._open_tar().add(one.key, self._spool.members(one))
         receipt = Receipt(
@@ -137,7 +137,7 @@ class LatentShard:
             files={
                 rejects_name(self._shard.name): self.rejects.digest,
                 **files,
-                **{name: kind.hex(data) for name, data in beside.items()},
+                **{name: hex_digest(data) for name, data in beside.items()},
             },
         )
         return self._draft.finish(receipt, beside)
@@ -260,7 +260,6 @@ def write_empty(
     edition: Edition,
     fields: Sequence[Field],
     empty: Callable[[], Mapping[str, Any]],
-    kind: DigestKind,
 ) -> dict[str, str]:
     """Write the arrays of the empty caption, for classifier-free guidance, where they are missing.
 
@@ -268,14 +267,13 @@ def write_empty(
     file by its name.
     """
     made = lambda field: b"".join(npy_of(field, empty()[field.name]))  # noqa: E731
-    return put_empty(edition, fields, made, kind)
+    return put_empty(edition, fields, made)
 
 
 def put_empty(
     edition: Edition,
     fields: Sequence[Field],
     made: Callable[[Field], bytes],
-    kind: DigestKind,
 ) -> dict[str, str]:
     """Write the files of the empty caption, unless another worker has written them.
 
@@ -293,5 +291,5 @@ def put_empty(
                     write_bytes(store, name, data, exclusive=True)
                 except ExistsError:
                     data = store.read(name)
-        digests[name] = kind.hex(data)
+        digests[name] = hex_digest(data)
     return digests

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, repair_step
-from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.stored_dataset import find_claim, refresh_manifest
 from wdsprep.encoding.captions.sources import CaptionSource
@@ -34,11 +34,10 @@ from wdsprep.encoding.models.find_model import (
     check_resolution,
     check_shapes,
     find_model,
-    rehash_weights,
 )
 from wdsprep.encoding.options import Encode, EncodeOptions, EncodeWorkerOptions
 from wdsprep.encoding.pending_shards import PackedShards, pending_shards
-from wdsprep.encoding.recipe_defaults import choices_for, format_at, settings_of, settle_recipe
+from wdsprep.encoding.recipe_defaults import choices_for, settings_of, settle_recipe
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.encoding.run_plan import DatasetPlan, EncodePlan, units_of
 from wdsprep.encoding.worker_plan import EncodeWorkerPlan, plan_for_machines, settle_runner
@@ -94,7 +93,6 @@ class _Phase:
 
     recipe: Encode
     place: str
-    format: Mapping[str, Any]
     source: ImageShards
     wanted: tuple[ImageShard, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -109,10 +107,6 @@ class _Phase:
     def needs(self) -> ModelNeeds:
         """Return the networks of the model that the settings of the dataset depend on."""
         return ModelNeeds(self.recipe.text, not self.is_of_text)
-
-    @property
-    def kind(self) -> DigestKind:
-        return DigestKind.from_settings(self.format)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,14 +152,11 @@ def joint_recipe(recipes: Sequence[Encode]) -> Encode:
 
 
 def _find_phase(images: str, place: str, recipe: Encode, options: EncodeOptions) -> _Phase:
-    format_there = format_at(place, recipe, overwrite=options.overwrite)
-    kind = DigestKind.from_settings(format_there)
-    source = find_image_shards(images, recipe.resolution, shapes=recipe.sizes, kind=kind)
+    source = find_image_shards(images, recipe.resolution, shapes=recipe.sizes)
     check_apart(source.url if is_glob(images) else images, place)
     return _Phase(
         recipe=replace(recipe, resolution=source.resolution),
         place=place,
-        format=format_there,
         source=source,
         wanted=source.first(options.limit),
     )
@@ -188,7 +179,7 @@ def _choose_model(
             check_resolution(found, phase.recipe.resolution)
             check_shapes(found, phase.recipe.sizes)
     worker_plan = plan_for_machines(options)
-    recipe, model = settle_recipe(recipe, rehash_weights(found, phases[0].kind), worker_plan.device)
+    recipe, model = settle_recipe(recipe, found, worker_plan.device)
     settings = _find_settings(phases, recipe, {needs: found}, worker_plan.device)
     both = zip(phases, settings, strict=True)
     chosen = _ModelChoice(model=model, recipe=recipe, worker_plan=worker_plan)
@@ -204,20 +195,19 @@ def _find_settings(
     would have. But all are computed in fp32 if `joint`, the recipe of the whole run, is in fp32.
     `models` has the models that were found so far; others are found and added.
     """
-    asked: dict[tuple[ModelNeeds, DigestKind], Model] = {}
+    asked: dict[ModelNeeds, Model] = {}
     settings = []
     for phase in phases:
         needs, recipe = phase.needs, phase.recipe
         if needs not in models:
             models[needs] = find_model(recipe.model, text=needs.text, has_vae=needs.vae)
-        if (needs, phase.kind) not in asked:
-            model = rehash_weights(models[needs], phase.kind)
-            asked[needs, phase.kind] = settle_recipe(recipe, model, device)[1]
-        model = asked[needs, phase.kind]
+        if needs not in asked:
+            asked[needs] = settle_recipe(recipe, models[needs], device)[1]
+        model = asked[needs]
         own = replace(recipe, **choices_for(recipe, model, device))
         if joint.dtype == "fp32":  # where text has no bf16, what is beside it is not in fp16 either
             own = replace(own, dtype="fp32")
-        settings.append(settings_of(model, own, phase.format))
+        settings.append(settings_of(model, own))
     return settings
 
 
@@ -290,7 +280,6 @@ def _plan_dataset(
         stale=found.stale,
         removals=tuple(found.lines),
         is_limited=phase.wanted != source.shards,
-        keeps_content=manifest.keeps_content,
     )
 
 
@@ -302,9 +291,8 @@ def _check_empty_caption(store: Store, manifest: Manifest) -> None:
     """
     files = (item for files in manifest.ledger.column("files") for item in files.items())
     known = {(name, digest) for name, digest in files if name.startswith("empty.")}
-    kind = DigestKind.from_settings(manifest.settings)
     for name in {name for name, _ in known}:
         with suppress(NotFoundError):  # the first worker writes it
-            if (name, kind.hex(store.read(name))) not in known:
+            if (name, hex_digest(store.read(name))) not in known:
                 damage = DamageError(f"{store.url}/{name}", UNLIKE_RECEIPT)
                 raise damage.with_next_step(repair_step(store.url))

@@ -9,7 +9,7 @@ from typing import Any
 from wdsprep.changed_settings import ABOVE, SettingWords, follows
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.score_columns import SCORES
-from wdsprep.encoding import DECODES, DTYPES, MODELS
+from wdsprep.encoding import DTYPES, MODELS
 from wdsprep.encoding.captions.options import CaptionOptions, OneCaption
 from wdsprep.encoding.models.presets import describe_training_sizes
 from wdsprep.encoding.output_places import check_apart_text, places_of
@@ -23,6 +23,7 @@ from wdsprep.encoding.recipe_options import (
 )
 from wdsprep.encoding.shape_lists import check_one_resolution
 from wdsprep.errors import UsageError
+from wdsprep.images.nearest_shape import DECODES
 from wdsprep.options import about, refuse_unknown_options
 from wdsprep.runners.options import (
     OUTPUT,

@@ -121,8 +121,7 @@ def pending_shards(
     stale -= same.keys()
     now = done | same
     if stale and not redo_changed:
-        is_dated = is_foreign and not manifest.keeps_content
-        raise _changed_error(store, manifest, sorted(stale), is_dated=is_dated)
+        raise _changed_error(store, manifest, sorted(stale))
     if not is_whole:
         stale &= made_of.keys()
     pending = [shard for shard in wanted if not shard.is_done_by(now.get(shard.name, ""))]
@@ -173,17 +172,10 @@ def _find_unchanged_tars(
     return {unit: shard.input for unit, shard in shards.items() if unit not in other}
 
 
-def _changed_error(
-    store: Store, manifest: Manifest, names: Sequence[str], *, is_dated: bool
-) -> FingerprintError:
-    """Return the error for images that have changed since they were encoded or scored.
-
-    `is_dated` is true if perhaps only their dates differ, and no digest of their content is known.
-    """
+def _changed_error(store: Store, manifest: Manifest, names: Sequence[str]) -> FingerprintError:
+    """Return the error for images that have changed since they were encoded or scored."""
     does, did = ("scores", "scored") if manifest.is_scored else ("encodes", "encoded")
     what = f"changed or gone since {store.url} was {did}"
-    if is_dated:
-        what += ", or only their dates have changed, which this older dataset cannot tell"
     new = "scores" if manifest.is_scored else "latents"
     command = SCORER if manifest.is_scored else "wdsprep encode"
     return FingerprintError(

@@ -1,13 +1,10 @@
 """Defaults of a recipe, chosen for a model and a device, and the settings that follow."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from wdsprep.dataset.digests import FORM
 from wdsprep.dataset.npy_arrays import layout
 from wdsprep.dataset.settings import as_json
-from wdsprep.dataset.stored_dataset import read_format
 from wdsprep.encoding import HALF
 from wdsprep.encoding.gpus import has_bf16
 from wdsprep.encoding.latent_arrays import fields
@@ -15,7 +12,7 @@ from wdsprep.encoding.models.find_model import Model, rule_of
 from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import UsageError
-from wdsprep.images.nearest_shape import DECODE, FAST, FULL
+from wdsprep.images.nearest_shape import DECODE
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 
 RecipeT = TypeVar("RecipeT", bound=Recipe)
@@ -84,30 +81,7 @@ def dtype_of(wanted: str, device: str, model: Model) -> str:
     return "bf16" if has_bf16() else "fp32"
 
 
-def new_format(recipe: Recipe) -> dict[str, Any]:
-    """Return the settings that say the format of a new dataset.
-
-    They are the kind of digest and the like, and for latents also how JPEGs are decoded.
-    """
-    return dict(FORM) if recipe.is_of_text else {**FORM, DECODE: FAST}
-
-
-def format_at(place: str, recipe: Recipe, *, overwrite: bool = False) -> Mapping[str, Any]:
-    """Return the format of the dataset at `place`, or that of a new one.
-
-    For latents it says how JPEGs are decoded.
-    """
-    new = new_format(recipe)
-    return read_format(place, overwrite=overwrite, new=new, names=(*FORM, DECODE))
-
-
-def _decode_settings(recipe: Recipe, form: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the setting for decoding JPEGs, or {} if they are decoded in full or not at all."""
-    chosen = form.get(DECODE, FULL) if recipe.decode == "auto" else recipe.decode
-    return {} if recipe.is_of_text or chosen == FULL else {DECODE: chosen}
-
-
-def settings_of(model: Model, recipe: Recipe, form: Mapping[str, Any] = FORM) -> dict[str, Any]:
+def settings_of(model: Model, recipe: Recipe) -> dict[str, Any]:
     """Return all settings that decide the bytes of a dataset encoded with a model and a recipe.
 
     They include what a reader needs to know about the arrays. Limits and shapes of images are
@@ -121,13 +95,15 @@ def settings_of(model: Model, recipe: Recipe, form: Mapping[str, Any] = FORM) ->
         "shapes": list(map(list, recipe.sizes)),
     }
     usual = {"max_area": MAX_AREA, "max_bytes": MAX_NBYTES, "max_crop": 1.0, "shapes": []}
-    of_images = {"crop": "centre", "seed": recipe.seed, **rule_of(model)}
-    of_images |= _decode_settings(recipe, form)
-    form = {name: told for name, told in form.items() if name != DECODE}
+    of_images = {
+        "crop": "centre",
+        DECODE: recipe.decode,
+        "seed": recipe.seed,
+        **rule_of(model),
+    }
     if recipe.is_of_text:
         of_images, limits = {}, {"max_bytes": recipe.max_bytes}
     settings = {
-        **form,
         "dtype": recipe.dtype,
         "latents": recipe.latents,
         "layout": layout(fields(model, recipe)),

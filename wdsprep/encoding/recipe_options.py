@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from wdsprep.changed_settings import SettingWords, say_named
+from wdsprep.changed_settings import SettingWords
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import Size
-from wdsprep.encoding import DECODES, DTYPES, HALF, LATENTS, TEXTS
+from wdsprep.encoding import DTYPES, HALF, LATENTS, TEXTS
 from wdsprep.encoding.shape_lists import (
     SDXL_RESOLUTION,
     SHAPES_SETTING,
@@ -21,7 +21,7 @@ from wdsprep.encoding.shape_lists import (
     sizes_of,
 )
 from wdsprep.errors import UsageError
-from wdsprep.images.nearest_shape import FULL
+from wdsprep.images.nearest_shape import DECODES
 from wdsprep.images.options import AREA, NBYTES
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.options import Options, about
@@ -38,10 +38,6 @@ OTHER_TEMPLATE = "the diffusers here puts other words around a caption, or clean
 
 def _say_arguments(before: Any, now: Any) -> str:
     return f"--text-length or diffusers gives encode_prompt {now} (was {before})"
-
-
-def _say_decode(before: str | None, now: str | None) -> str:
-    return say_named("--decode", before or FULL, now or FULL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,14 +146,11 @@ class RecipeOptions(Options):
         default=DECODES[0],
         metadata=about(
             "Decode large JPEGs at 1/2, 1/4 or 1/8 of their size, so that each side still has "
-            "about twice the pixels that are needed (fast), or always at full size (full). auto "
-            "is fast, or what the dataset was begun with.",
+            "about twice the pixels that are needed (fast), or always at full size (full).",
             MODEL,
             choices=DECODES,
             usual=True,
-            page="decode large JPEGs [at a reduced size](#decoding) (fast), or at full size; "
-            "auto is fast, or what the dataset was begun with",
-            settings={"decode": SettingWords(say=_say_decode)},
+            page="decode large JPEGs [at a reduced size](#decoding) (fast), or at full size",
         ),
     )
     seed: int = field(

@@ -46,7 +46,6 @@ class DatasetPlan:
     """The number of images in the missing shards; 0 if nobody has counted them."""
     is_limited: bool
     """True if --limit leaves some images out."""
-    keeps_content: bool
     """True if receipts record what foreign tars held."""
 
     @property

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
+from blake3 import blake3
+
 from wdsprep.dataset.damage import repair_step
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal
@@ -52,7 +54,7 @@ class ShardRows:
         if not source.has_images and is_read_in_parts(store, self.shard):
             yield from self._texts(source, store)
             return
-        item, digest = self.shard.item, self.shard.kind.new()
+        item, digest = self.shard.item, blake3()
         rows = source.read_keyed(
             item,
             watch=None if self.shard.is_foreign else digest.update,
@@ -65,9 +67,7 @@ class ShardRows:
             yield key, row
         is_known = not (self.shard.is_foreign or item.take)
         if is_known and digest.hexdigest() != self.shard.digest:
-            raise HopelessError(
-                self._damage_message(self._describe_damage(f"another {self.shard.kind.shown}"))
-            )
+            raise HopelessError(self._damage_message(self._describe_damage("another BLAKE3")))
 
     def _texts(self, source: TarsSource, store: Store) -> Iterator[tuple[str, Sample | Refusal]]:
         """Yield each sample without its image, and check the size and the headers of the shard.

@@ -22,7 +22,6 @@ class EncodeTarget:
     settings: Settings
     edition: str = ""
     """The mark of the dataset's edition."""
-    keeps_content: bool = True
     """True if receipts record what foreign tars held."""
     captions: CaptionSource = field(default_factory=CaptionSource)
 

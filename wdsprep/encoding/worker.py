@@ -20,7 +20,6 @@ from queue import Empty
 from typing import TYPE_CHECKING, Any, cast
 
 from wdsprep.dataset.coarse_histograms import sum_counts
-from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.file_names import taken_name
 from wdsprep.dataset.npy_arrays import fields_of
@@ -65,10 +64,6 @@ class ShardInProgress:
     output: LatentShard
 
     @property
-    def keeps_content(self) -> bool:
-        return self.target.keeps_content and self.shard.is_foreign
-
-    @property
     def progress(self) -> RunProgress:
         output, item = self.output, self.shard.item
         inputs = output.samples + output.rejects.counts.total()
@@ -91,20 +86,19 @@ class _Dataset:
         self._edition = Edition(store=open_store(target.latents), mark=target.edition)
         self._fields = fields_of(target.settings["layout"])
         self._shapes = fields_by_shape(target.settings)
-        kind = DigestKind.from_settings(target.settings)
-        self._empty = write_empty(self._edition, self._fields, empty, kind)
+        self._empty = write_empty(self._edition, self._fields, empty)
 
     def find_done(self, shard: ImageShard) -> Receipt | None:
         settings = self._target.settings
         return find_receipt(self._edition.store, shard.name, shard.input, settings)
 
     def begin(self, shard: ImageShard, drafts: ExitStack) -> ShardInProgress:
-        draft = drafts.enter_context(Draft(self._edition, shard.name, self._target.settings))
+        draft = drafts.enter_context(Draft(self._edition, shard.name))
         output = closing(LatentShard(draft, shard, self._fields, self._shapes))
         return ShardInProgress(self._target, shard, drafts.enter_context(output))
 
     def finish(self, making: ShardInProgress, content: Content) -> Receipt:
-        files = content.file if making.keeps_content else {}
+        files = content.file if making.shard.is_foreign else {}
         beside = {}
         if self._target.captions.digest:
             beside[taken_name(making.shard.name)] = making.output.taken.to_bytes()
@@ -165,7 +159,7 @@ class EncodeWorker:
                         making[number] = dataset.begin(shard, drafts)
                 if not making:
                     return receipts
-                content = Content(is_kept=any(each.keeps_content for each in making.values()))
+                content = Content(is_kept=any(each.shard.is_foreign for each in making.values()))
                 for _ in self._encode(making, content):
                     yield self._progress(unit, making)
                 for number, each in making.items():

@@ -15,7 +15,6 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any
 
-from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.file_names import HUB_FILES, empty_name, latent_unit
 from wdsprep.dataset.image_positions import may_have_rows
 from wdsprep.dataset.json_records import read_record
@@ -218,7 +217,6 @@ def _units(
                 UnitSource(
                     url=place,
                     shard=there[shard.name],
-                    digest=DigestKind.from_settings(manifest.settings),
                     arrays=_members_to_read(manifest, names, layout),
                     gives_columns=manifest.is_scored,
                     gives_caption=bool(_text_names(manifest) & names),

@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import TypedDict
 
-from wdsprep.dataset.digests import DigestKind
+from blake3 import blake3
+
 from wdsprep.dataset.json_records import Hex, Name, Nbytes, Text, read_record
 from wdsprep.dataset.sealed_json import canonical_json
 from wdsprep.dataset.tar.write import Buffer
@@ -50,7 +51,7 @@ class OutputFile:
     nbytes: int = 0
 
     def __post_init__(self) -> None:
-        self.hash = DigestKind.BLAKE3.new()
+        self.hash = blake3()
 
     def write(self, data: bytes | memoryview, /) -> None:
         self.hash.update(data)
@@ -161,7 +162,7 @@ class CheckWork:
         """Return whether all files of a mark are as they were written."""
         store, nbytes = shared_store(self.out), 0
         for file in mark.files:
-            found = DigestKind.BLAKE3.new()
+            found = blake3()
             try:
                 with stream(store, file.name, watch=found.update, expected=file.nbytes) as reader:
                     while data := reader.read(CHUNK_NBYTES):

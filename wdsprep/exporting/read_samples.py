@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_place, naming_repair, repair_step
-from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.image_positions import NOWHERE, ImagePositions
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reindex import read_positions
@@ -37,7 +36,6 @@ class UnitSource:
 
     url: str
     shard: Shard
-    digest: DigestKind
     arrays: tuple[str, ...] | None = None
     """The arrays that are read; None for all arrays."""
     gives_caption: bool = True
@@ -98,7 +96,7 @@ class UnitReader:
         Raise DamageError at the end if its receipt has another digest or number of samples.
         """
         source, count = self._first, 0
-        with HashedTape(shared_store(source.url), source.shard, source.digest) as tape:
+        with HashedTape(shared_store(source.url), source.shard) as tape:
             for one in _read_tar(tape.at, tape.view, source, _member_names(source)):
                 count += 1
                 yield one

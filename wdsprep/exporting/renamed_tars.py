@@ -26,7 +26,7 @@ def write_tar(
     first = next(samples, None)
     if first is None:
         return
-    with out.open(name) as file, TarWriter(file, None) as tar:
+    with out.open(name) as file, TarWriter(file, hashed=False) as tar:
         tar.add(first.key, members(first))
         yield
         for sample in samples:

@@ -16,8 +16,9 @@ from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.shapes import Size, shape_name, shapes_of
 
 DECODE = "decode"
-"""The setting of latents that says how JPEGs are decoded; of a dataset that has none, in full."""
-FAST, FULL = "fast", "full"
+"""The setting of latents that says how JPEGs are decoded."""
+DECODES = FAST, FULL = "fast", "full"
+"""Ways to decode JPEGs: large ones at a reduced scale, or all in full."""
 OVERSAMPLING = 1.9
 """The least factor by which an image that is decoded at a reduced scale is larger than what it is
 scaled to. With two, JPEGs of 1,000 pixels to
@@ -110,7 +111,7 @@ class Shapes:
 def cut_of(settings: Mapping[str, Any]) -> Shapes:
     """Return the shapes to which a dataset cuts images, by its settings."""
     side = settings["resolution"]
-    oversampling = OVERSAMPLING if settings.get(DECODE, FULL) == FAST else 0.0
+    oversampling = OVERSAMPLING if settings.get(DECODE) == FAST else 0.0
     sizes = shapes_of(settings) or [(side, side)]
     return Shapes.from_sizes(sizes, settings.get("max_crop", 1.0), oversampling)
 

@@ -6,7 +6,7 @@ A cache does not hold them, but its trainer has them in files, or uses zeros.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.npy_arrays import Field, is_finite, text_fields
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.errors import SourceError, UsageError
@@ -69,5 +69,5 @@ def empty_setting(given: str, empty: Empty) -> dict[str, Any]:
     """Return the settings about the empty caption: `zeros`, or the digest of its arrays."""
     if not given:
         return {}
-    said = given if given == ZEROS else DigestKind.BLAKE3.hex(b"".join(empty.values()))
+    said = given if given == ZEROS else hex_digest(b"".join(empty.values()))
     return {"empty": said}

@@ -12,7 +12,6 @@ from wdsprep.runners.options import WorkerOptions
 from wdsprep.text import examples, plural, shown
 
 if TYPE_CHECKING:
-    from wdsprep.dataset.digests import DigestKind
     from wdsprep.dataset.manifest import Manifest
     from wdsprep.dataset.shapes import Size
     from wdsprep.dataset.unit_locks import Edition
@@ -51,8 +50,6 @@ def import_(options: ImportOptions) -> "Outcome":
     The options are those of `wdsprep import`. After an interrupt or a kill, the same call goes on
     where it was.
     """
-    from wdsprep.dataset.digests import DigestKind
-    from wdsprep.dataset.stored_dataset import read_format
     from wdsprep.encoding.shape_lists import sizes_of
     from wdsprep.importing.column_names import parse_columns
     from wdsprep.importing.empty_caption import empty_of, empty_setting
@@ -73,10 +70,8 @@ def import_(options: ImportOptions) -> "Outcome":
     items = list(cache.items())
     plan = _plan(cache, items, asked, resolution=resolution, sizes=sizes, text_length=text_length)
     pixels = resolution_of(plan, resolution, cache.url)
-    form = read_format(latents, overwrite=options.overwrite)
     settings = settings_of(
         plan,
-        form=form,
         kind=cache.kind,
         resolution=pixels,
         scale=options.scale,
@@ -85,7 +80,7 @@ def import_(options: ImportOptions) -> "Outcome":
     settings |= {"caption_col": options.caption_col} if options.caption_col else {}
     no_caption = empty_of(options.empty, plan.fields)
     settings |= empty_setting(options.empty, no_caption)
-    shards = _shards(cache, items, pixels, DigestKind.from_settings(form))
+    shards = _shards(cache, items, pixels)
     edition, manifest = open_dataset_to_write(
         latents, "latents", settings, overwrite=options.overwrite
     )
@@ -141,7 +136,7 @@ def _plan(
 
 
 def _shards(
-    cache: "LatentCache", items: "Sequence[Item]", resolution: int, kind: "DigestKind"
+    cache: "LatentCache", items: "Sequence[Item]", resolution: int
 ) -> "tuple[ImageShard, ...]":
     """Return the files of the cache as units of work, whose names begin with the resolution.
 
@@ -166,7 +161,7 @@ def _shards(
                 "one"
             )
         keys.add(key)
-        found[name] = ImageShard(name=name, item=item, kind=kind)
+        found[name] = ImageShard(name=name, item=item)
     return tuple(found.values())
 
 

@@ -266,7 +266,6 @@ def resolution_of(plan: ImportPlan, given: int, what: str) -> int:
 def settings_of(
     plan: ImportPlan,
     *,
-    form: Mapping[str, Any],
     kind: str,
     resolution: int,
     scale: float | None,
@@ -281,7 +280,6 @@ def settings_of(
     has_moments = chosen.of(MEAN) is not None or chosen.of(MEAN_STD) is not None
     latents = "none" if LATENT_NPY not in names else "moments" if has_moments else "given"
     settings = {
-        **form,
         "columns": {column.role: column.name for column in chosen.columns},
         "latents": latents,
         "layout": layout(plan.fields),

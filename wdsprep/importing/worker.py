@@ -7,7 +7,6 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.reject_codes import Code
@@ -39,9 +38,8 @@ class ImportWorker:
         self._shapes = fields_by_shape(work.settings)
         self._empty: Mapping[str, str] = {}
         if work.empty:
-            kind = DigestKind.from_settings(work.settings)
             fields = work.plan.fields
-            self._empty = put_empty(self._edition, fields, lambda f: work.empty[f.name], kind)
+            self._empty = put_empty(self._edition, fields, lambda f: work.empty[f.name])
 
     def __call__(self, shard: ImageShard) -> Generator[RunProgress, None, Receipt]:
         """Import one file: write its shard and rejects, and its receipt last. Yield progress.
@@ -52,7 +50,7 @@ class ImportWorker:
         if done := find_receipt(self._edition.store, shard.name, shard.input, work.settings):
             return done
         with (
-            Draft(self._edition, shard.name, work.settings) as draft,
+            Draft(self._edition, shard.name) as draft,
             closing(LatentShard(draft, shard, work.plan.fields, self._shapes)) as output,
         ):
             told = time.monotonic()

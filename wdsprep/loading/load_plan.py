@@ -4,9 +4,9 @@ All of this happens before any sample is read.
 """
 
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -112,13 +112,6 @@ class LoadPlan:
         """Return the summary of this plan, followed by the rank, the step and the epoch."""
         rank = f"rank {self.rank} of {self.world}, " if self.world > 1 else ""
         return f"{self.summary}; {rank}at step {step:,}, epoch {self.order.epoch(step):,}"
-
-    def with_settings(self, settings: Mapping[str, Any]) -> "LoadPlan":
-        """Return this plan for latents that are made on the fly with other settings."""
-        datasets = tuple(replace(dataset, settings=settings) for dataset in self.datasets)
-        effects = replace(self.effects, datasets=datasets)
-        order = replace(self.order, also=effects.parameters)
-        return replace(self, datasets=datasets, effects=effects, order=order)
 
     @property
     def share(self) -> int:

@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from wdsprep.dataset.digests import FIRST_FORM, FORM
 from wdsprep.dataset.npy_arrays import FLIPPED
 from wdsprep.dataset.removed_samples import removed_from
 from wdsprep.errors import FingerprintError, FormatError, UsageError
@@ -124,7 +123,6 @@ def load(options: LoadOptions) -> "Loader":
         raise UsageError("max_area= is for pixels=; with encode=, give Encode(max_area=)")
     if encoding is not None and tee:
         check_tee(datasets, options.where)
-        encoding = encoding.in_format_at(tee)
     datasets = _select_samples(
         datasets, options.where, encoding, pixels=pixels, tee=tee, cached=cached
     )
@@ -317,15 +315,12 @@ class Loader(IterableDataset[dict[str, Any]]):
         """Set the loader to the place of a saved state, at which the next iteration begins.
 
         Raise FingerprintError if the state is of other data or another order, and FormatError
-        if it is no state. If an older wdsprep saved the state, images to encode are decoded as
-        that version did.
+        if it is no state.
         """
         if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
             raise FormatError(f"this is not the state of a loader, but {brief(state)}")
         row, world, worker = self._read_place(state)
         own = {name: state[name] for name in state if name not in ("row", "worker")}
-        if self._encoding is not None and own.get("latents"):
-            self._use_older_format(self._encoding, own)
         try:
             step = self._plan.order.resume(own)
         except FingerprintError as error:
@@ -356,24 +351,9 @@ class Loader(IterableDataset[dict[str, Any]]):
         if where and places and state.get("where") == where:
             return (
                 f"where={where!r} selects other samples than when the state was saved, since the "
-                "dataset has changed or wdsprep now compares whole numbers exactly: "
+                "dataset has changed: "
             )
         return ""
-
-    def _use_older_format(self, encoding: "Encoding", state: Mapping[str, Any]) -> None:
-        """Set the plan to decode images as an older wdsprep did, if that saved the state.
-
-        The oldest versions identify models by another digest, which takes a while to compute.
-        """
-        mine = self._plan.effects.parameters["latents"]
-        if state["latents"] == mine or not self._plan.order.fits({**state, "latents": mine}):
-            return
-        for form in (FORM, FIRST_FORM):
-            older = encoding.in_format(form)
-            plan = self._plan.with_settings(older.settings)
-            if plan.order.fits(state):
-                self._plan, self._encoding = plan, older
-                return
 
     def _move(self, place: int, worker: tuple[int, int, int] | None) -> None:
         """Set the place at which the next iteration begins.

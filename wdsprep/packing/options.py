@@ -5,14 +5,13 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from wdsprep.changed_settings import ABOVE, SettingWords
 from wdsprep.dataset.buckets import parse_buckets
-from wdsprep.dataset.digests import FORM
 from wdsprep.dataset.file_names import SELECTION
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import UsageError
@@ -440,17 +439,13 @@ class PackOptions(WorkerRangeOptions, FetchOptions, PackRules, ListenedOptions):
         return self.rules(parse_size(self.max_bytes) or MAX_DOWNLOAD_NBYTES)
 
 
-def settings_of(
-    options: PackOptions, source: str, form: Mapping[str, Any] = FORM
-) -> dict[str, Any]:
+def settings_of(options: PackOptions, source: str) -> dict[str, Any]:
     """Return the settings that, with the content of the source, decide an image dataset's bytes.
 
-    `source` is the kind of the source, and `form` the format of the dataset. The settings of
-    downloads are those of this run, which may allow more than the settings of the dataset do: see
-    `wdsprep.dataset.settings`.
+    `source` is the kind of the source. The settings of downloads are those of this run, which may
+    allow more than the settings of the dataset do: see `wdsprep.dataset.settings`.
     """
     found = {
-        **form,
         "buckets": list(options.sides),
         "caption_col": options.caption_col,
         "check": options.check,

@@ -33,7 +33,6 @@ def pack(options: PackOptions) -> "Outcome":
     continues the run.
     """
     from wdsprep.dataset.settings import loosened
-    from wdsprep.dataset.stored_dataset import read_format
     from wdsprep.packing.retry_rejected import Curable, Retries, read_retries
     from wdsprep.packing.slices import make_plan, restore_inputs, survey_source
     from wdsprep.packing.work import PackWork
@@ -70,8 +69,7 @@ def pack(options: PackOptions) -> "Outcome":
     slice_size = rules.samples_per_shard if found.kind == "folder" else 1
     check_slices(-(-seen.count // slice_size))  # before --overwrite removes anything
     listener.begun(seen)
-    form = read_format(images, overwrite=options.overwrite)
-    settings = settings_of(options, found.kind, form)
+    settings = settings_of(options, found.kind)
     edition, manifest = open_dataset_to_write(
         images, "images", settings, overwrite=options.overwrite
     )
@@ -105,7 +103,6 @@ def pack(options: PackOptions) -> "Outcome":
         settings=manifest.settings,
         edition=edition.mark,
         generations=plan.generations,
-        keeps_content=manifest.keeps_content,
         threads=worker_plan.threads,
         retries=frozenset(part.name for part in retries.slices),
         fetch_rules=worker_plan.fetch,

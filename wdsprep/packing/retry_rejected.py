@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from io import BytesIO
 
 from wdsprep.dataset.damage import DELETE_STEP, UNLIKE_RECEIPT, naming_repair, repair_step
-from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import (
     FIRST_RETRY,
     RETRIES,
@@ -229,11 +229,10 @@ def _settle_receipt(store: Store, receipt: Receipt, gone: frozenset[str]) -> Rec
     name = rejects_name(receipt.unit)
     what = f"{store.url}/{name}"
     before, after = store.read(name), BytesIO()
-    kind = DigestKind.from_settings(receipt.settings)
-    digest = kind.hex(before)
+    digest = hex_digest(before)
     if digest not in (receipt.files[name], receipt.files.get(UNSETTLED)):
         raise DamageError(what, UNLIKE_RECEIPT).with_next_step(repair_step(store.url))
-    rejects = RejectsFile(after, kind)
+    rejects = RejectsFile(after)
     for reject in read_rejects(before, what):
         if not is_moved(reject, gone):
             rejects.add(reject)

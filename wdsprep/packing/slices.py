@@ -13,7 +13,6 @@ generation, a *hole*, its list of inputs is left: it alone still tells which ite
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.file_names import (
     BESIDE,
     FIRST_RETRY,
@@ -81,7 +80,6 @@ class SlicePlan:
     generations: tuple[int, ...]
     older: PackedItems
     packed: Mapping[str, str]  # the digests of what the slices that are done are made from
-    kind: DigestKind  # the kind of these digests
     holes: tuple[Slice, ...] = ()
     count: int = 0  # the number of slices pending
 
@@ -102,7 +100,7 @@ class SlicePlan:
         for part in self.wanted():
             if part.name not in self.packed:
                 yield part
-            elif self.survey.kept is None and part.digest(self.kind) != self.packed[part.name]:
+            elif self.survey.kept is None and part.digest != self.packed[part.name]:
                 raise FingerprintError(
                     f"{self.survey.source.url} changes while it is packed: run the same command "
                     "again when it no longer changes"
@@ -194,7 +192,6 @@ def make_plan(
         generations=manifest.generations,
         older=PackedItems(packed_items(store, [*filled, *earlier])),
         packed=packed,
-        kind=DigestKind.from_settings(manifest.settings),
         holes=holes,
     )
     unchanged = _pending_if_unchanged(store, plan, complete=manifest.complete)
@@ -256,7 +253,7 @@ def _pending_if_unchanged(
     for part in plan.wanted():
         if part.name not in plan.packed:
             pending += 1
-        elif plan.packed[part.name] != (digest := part.digest(plan.kind)):
+        elif plan.packed[part.name] != (digest := part.digest):
             if not is_dated(store, part):
                 return None
             dated[part.name] = digest
@@ -268,15 +265,14 @@ def _pending_if_unchanged(
 
 def restore_inputs(edition: Edition, manifest: Manifest, seen: SourceSurvey) -> None:
     """Write lost lists of inputs again, for packed slices of one item that the source still has."""
-    kind = DigestKind.from_settings(manifest.settings)
     there = {entry.name for entry in edition.store.list(INPUTS)}
     own = ((receipt.input, receipt.unit) for receipt in _own_receipts(manifest))
     gone = {digest: unit for digest, unit in own if inputs_name(unit) not in there}
     for item in seen.items() if gone else ():
         part = Slice(number=0, items=(item,))
-        if unit := gone.get(part.digest(kind)):
+        if unit := gone.get(part.digest):
             with edition.holding(unit):
-                if find_receipt(edition.store, unit, part.digest(kind), manifest.settings):
+                if find_receipt(edition.store, unit, part.digest, manifest.settings):
                     write_bytes(edition.store, inputs_name(unit), part.inputs)
 
 
@@ -348,23 +344,11 @@ def _check_contents(
     units: Collection[str],
     compared: Compared,
 ) -> None:
-    """Read the items of units again, and raise FingerprintError if their content has changed.
-
-    Raise it too if the receipt of a unit has no digest of the content, as in datasets that an older
-    wdsprep began.
-    """
+    """Read the items of units again, and raise FingerprintError if their content has changed."""
     if not units:
         return
     touched = set(units)
     contents = {r.unit: r.content for r in _own_receipts(manifest) if r.unit in touched}
-    unknown = [unit for unit, content in contents.items() if not content]
-    if unknown:
-        names = _find_dated(store, seen, unknown, "have other dates")
-        raise _changed_error(
-            seen,
-            f"{names}, and this dataset, made by an older wdsprep, keeps no digest of what they "
-            f'held: put the dates back ("cp -a" keeps them), or {OVERWRITE}',
-        )
     if changed := changed_units(store, seen.source, contents, compared):
         names = _find_dated(store, seen, changed, "changed")
         if names.count > len(changed):

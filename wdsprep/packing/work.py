@@ -24,7 +24,6 @@ class PackWork:
     """The mark of the dataset's edition."""
     generations: tuple[int, ...] = (0,)
     threads: int = 1
-    keeps_content: bool = True
     """True if receipts record the content of their slices."""
     retries: frozenset[str] = frozenset()
     """The names of the retry slices that are known."""

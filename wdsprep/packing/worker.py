@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from wdsprep import fetch
 from wdsprep.dataset.buckets import bucket_of
 from wdsprep.dataset.coarse_histograms import count_sample
-from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.draft import Draft, DraftTar
 from wdsprep.dataset.file_names import image_shard, inputs_name, rejects_name, sample_key
 from wdsprep.dataset.receipts import RETRIED, Receipt, Shard
@@ -79,12 +79,12 @@ def pack_slice(
     run. `fetching` returns the downloads of a slice, or None if its source has the images.
     """
     unit, inputs, expected = part.name, part.inputs, part.samples
-    digest = DigestKind.from_settings(work.settings).hex(inputs)
+    digest = hex_digest(inputs)
     if done := find_receipt(edition.store, unit, digest, work.settings):
         return done
-    with Draft(edition, unit, work.settings) as draft:
+    with Draft(edition, unit) as draft:
         shards, rejects, left_out = _Shards(draft, work.rules), draft.rejects, LeftOut()
-        content = Content(is_kept=work.keeps_content)
+        content = Content()
         downloads = fetching(part)
         with downloads or nullcontext():
             told = time.monotonic()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wdsprep.dataset.coarse_histograms import quantile
-from wdsprep.dataset.digests import format_of
+from wdsprep.dataset.digests import FORMAT
 from wdsprep.dataset.manifest import Manifest, table_rows
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.shapes import shape_counts
@@ -66,7 +66,7 @@ def overview(manifest: Manifest) -> dict[str, Any]:
         "complete": manifest.complete,
         "counts": {n: c for n, c in manifest.counts.items() if "<" not in n and n not in shapes},
         "extra": dict(manifest.extra),
-        "format": format_of(manifest.settings),
+        "format": FORMAT,
         "generations": list(manifest.generations),
         "inputs": manifest.inputs,
         "kind": manifest.kind,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.digests import hex_digest
 from wdsprep.encoding.models import weights
 from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.scoring.options import WantedHead
@@ -37,7 +37,7 @@ class Head:
     digest: str
 
 
-def read_head(wanted: WantedHead, kind: DigestKind) -> Head:
+def read_head(wanted: WantedHead) -> Head:
     store, name = split_url(wanted.place)
     entry = next((each for each in store.list(name) if each.name == name), None)
     if entry is None:
@@ -48,7 +48,7 @@ def read_head(wanted: WantedHead, kind: DigestKind) -> Head:
             f"{human_bytes(LARGEST_NBYTES)}: give a head, not a whole model"
         )
     data = store.read(name)
-    return Head(column=wanted.column, place=wanted.place, data=data, digest=kind.hex(data))
+    return Head(column=wanted.column, place=wanted.place, data=data, digest=hex_digest(data))
 
 
 class LinearHead:

@@ -12,7 +12,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from wdsprep.dataset.digests import DigestKind
 from wdsprep.encoding.models.config_files import Config, check_part, check_sizes, check_weight_index
 from wdsprep.encoding.models.model_files import (
     COMMIT,
@@ -73,7 +72,6 @@ class ScoreModel:
     """the bytes of each of them"""
     weights: str
     """a digest over the names and bytes of `files`"""
-    digest_kind: DigestKind
     role: Role
     labels: Mapping[int, str] = field(default_factory=dict)
     """the columns of a classifier, by the number of its output"""
@@ -102,7 +100,7 @@ class ScoreModel:
 
 
 def find_score_model(
-    wanted: NamedModel, kind: DigestKind, told: Callable[[str], None] = lambda _line: None
+    wanted: NamedModel, told: Callable[[str], None] = lambda _line: None
 ) -> ScoreModel:
     """Return the model that a user named, with all of its files on this machine.
 
@@ -111,7 +109,7 @@ def find_score_model(
     name = wanted.place
     folder = Path(name).expanduser()
     if name not in PRESETS and folder.is_dir():
-        return _load(wanted, Folder(folder.absolute(), name), kind)
+        return _load(wanted, Folder(folder.absolute(), name))
     place, _, revision = name.partition("@")
     repo = PRESETS.get(place, place)
     if is_local(repo):
@@ -121,7 +119,7 @@ def find_score_model(
         )
     cached = find_cached(name, repo, revision)
     if cached and COMMIT.fullmatch(revision):
-        return _load(wanted, cached, kind)
+        return _load(wanted, cached)
     try:
         files = ask_hub_or_keep(name, repo, revision, told, cached)
     except UnreachableError as error:
@@ -130,17 +128,17 @@ def find_score_model(
             f"`hf download {repo}` on a machine with a network and copy its cache here, or give a "
             "folder"
         ) from None
-    return _load(wanted, files, kind)
+    return _load(wanted, files)
 
 
-def _load(wanted: NamedModel, place: ModelFiles, kind: DigestKind) -> ScoreModel:
+def _load(wanted: NamedModel, place: ModelFiles) -> ScoreModel:
     try:
-        return _read(wanted, place, kind)
+        return _read(wanted, place)
     except OSError as error:
         raise WorkError(f"the files of {place.what} cannot be read: {error}") from error
 
 
-def _read(wanted: NamedModel, place: ModelFiles, kind: DigestKind) -> ScoreModel:
+def _read(wanted: NamedModel, place: ModelFiles) -> ScoreModel:
     """Return the model in a folder or a repository.
 
     The configs are checked first, so that the weights of an unsuitable model are not downloaded.
@@ -167,8 +165,7 @@ def _read(wanted: NamedModel, place: ModelFiles, kind: DigestKind) -> ScoreModel
         revision=place.revision,
         files=files,
         sizes=file_sizes(folder, files),
-        weights=weights_digest(folder, files, kind),
-        digest_kind=kind,
+        weights=weights_digest(folder, files),
         role=role,
     )
     if role is not Role.CLASSIFIER:
@@ -346,7 +343,7 @@ def check_here(model: ScoreModel) -> ScoreModel:
     place = model.name.partition("@")[0]
     folder = find_on_node(model, PRESETS.get(place, place))
     try:
-        digest = weights_digest(folder, model.files, model.digest_kind)
+        digest = weights_digest(folder, model.files)
     except OSError as error:
         raise WorkError(f"{model.name} cannot be read on this node: {error}") from None
     if digest != model.weights:

@@ -12,14 +12,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median_low
 
-from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.npy_arrays import Field, layout
 from wdsprep.dataset.receipts import Settings
 from wdsprep.dataset.samples import parse_json
 from wdsprep.dataset.score_columns import NUMBER, SCORES, TEXT, columns_of
 from wdsprep.dataset.shard_reader import ShardReader
-from wdsprep.dataset.stored_dataset import read_format
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
 from wdsprep.encoding.options import EncodeWorkerOptions
@@ -138,7 +136,7 @@ def score(options: ScoreOptions) -> Outcome:
         whole=plan.source.is_whole,
         extra=partial(dict, model=", ".join(plan.made_by)),
     )
-    work = _work(plan, options, edition.mark, keeps_content=manifest.keeps_content)
+    work = _work(plan, options, edition.mark)
     count, before = len(left.shards), manifest.samples
     runner = None
     if count:
@@ -178,20 +176,17 @@ def _plan_of(options: ScoreOptions, listener: JobListener) -> ScorePlan:
     Models are downloaded if they are missing, and each is loaded and tried once.
     """
     images, out = absolute(options.images), absolute(options.out)
-    form = read_format(out, overwrite=options.overwrite)
-    kind = DigestKind.from_settings(form)
-    source = find_image_shards(images, options.resolution, kind=kind)
+    source = find_image_shards(images, options.resolution)
     check_apart(source.url if is_glob(images) else images, out)
     by = settle_runner(options.part(EncodeWorkerOptions), listener.told, doing="scoring")
     library = language_library() if options.language else ""
-    models = _models(options, kind, listener.told)
+    models = _models(options, listener.told)
     columns = _columns(models, has_captions=options.language)
     worker_plan = plan_for_machines(by)
     dtype = _dtype(options.dtype, worker_plan.device)
     tried = _tried(models)
     fields = _fields(tried)
     settings = {
-        **form,
         "latents": "none",
         "layout": layout(fields),
         "max_area": options.max_area,
@@ -245,9 +240,7 @@ def _left_to_do(
     return left
 
 
-def _work(
-    plan: ScorePlan, options: ScoreOptions, edition: str, *, keeps_content: bool
-) -> ScoreWork:
+def _work(plan: ScorePlan, options: ScoreOptions, edition: str) -> ScoreWork:
     worker_plan = plan.worker_plan
     return ScoreWork(
         images=plan.source.url,
@@ -264,7 +257,6 @@ def _work(
         or (CPU_BATCH if worker_plan.device == "cpu" else GPU_BATCH),
         threads=worker_plan.threads,
         gpus=worker_plan.gpus_per_worker,
-        keeps_content=keeps_content,
     )
 
 
@@ -272,19 +264,15 @@ def _dtype(wanted: str, device: str) -> str:
     return wanted if wanted != "auto" else "fp32" if device == "cpu" else "fp16"
 
 
-def _models(
-    options: ScoreOptions, kind: DigestKind, told: Callable[[str], None]
-) -> list[ScoreModel]:
+def _models(options: ScoreOptions, told: Callable[[str], None]) -> list[ScoreModel]:
     """Return all models that the options name, with their columns and heads."""
-    found = [find_score_model(each, kind, told) for each in options.model]
+    found = [find_score_model(each, told) for each in options.model]
     found = with_labels(found, options.label)
     found = [replace(each, processor=options.processor) for each in found]
-    return [_kept(each, options.embedding) for each in _with_heads(found, options.head, kind)]
+    return [_kept(each, options.embedding) for each in _with_heads(found, options.head)]
 
 
-def _with_heads(
-    models: Sequence[ScoreModel], wanted: Sequence[WantedHead], kind: DigestKind
-) -> list[ScoreModel]:
+def _with_heads(models: Sequence[ScoreModel], wanted: Sequence[WantedHead]) -> list[ScoreModel]:
     """Read the heads, and return the models with each head on the model that it is for.
 
     That is the model that the head names, or the only one with embeddings. Raise UsageError if no
@@ -305,7 +293,7 @@ def _with_heads(
                 f"{which}"
             )
         own = left[able[0]]
-        left[able[0]] = replace(own, heads=(*own.heads, read_head(head, kind)))
+        left[able[0]] = replace(own, heads=(*own.heads, read_head(head)))
     return left
 
 

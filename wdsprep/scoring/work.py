@@ -35,7 +35,6 @@ class ScoreWork:
     """The threads that decode images, and the batches that a CPU computes at once; 0: as many as
     its node has cores for `gpus`."""
     gpus: float = 0.0
-    keeps_content: bool = True
     """True if receipts record what foreign tars held."""
 
     def open(self) -> "ScoreWorker":

@@ -116,7 +116,7 @@ class ScoreWorker:
         work = self._work
         if done := find_receipt(self._edition.store, shard.name, shard.input, work.settings):
             return done
-        content = Content(is_kept=work.keeps_content and shard.is_foreign)
+        content = Content(is_kept=shard.is_foreign)
         rows = ShardRows(
             source=tars_of(work.images, work.max_nbytes),
             shard=shard,
@@ -124,7 +124,7 @@ class ScoreWorker:
             has_images=bool(self._networks),
         )
         with (
-            Draft(self._edition, shard.name, work.settings) as draft,
+            Draft(self._edition, shard.name) as draft,
             closing(LatentShard(draft, shard, self._fields)) as output,
         ):
             scored: list[ScoredSample | Reject] = []
@@ -138,7 +138,7 @@ class ScoreWorker:
             yield _progress(shard, scored)
             self._write(scored, output)
             output.counts.update(rows.left_out.counts())
-            files = content.file if work.keeps_content and shard.is_foreign else {}
+            files = content.file if shard.is_foreign else {}
             return output.finish(work.settings, files)
 
     def _scored(self, rows: ShardRows) -> Iterator[ScoredSample | Reject | None]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol, TypeVar
 
-from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import is_retry, slice_name
 from wdsprep.dataset.json_records import Nbytes
 from wdsprep.dataset.reject_codes import Code
@@ -92,9 +92,10 @@ class Slice:
         """Return the content of the inputs file: all that the slice is made from."""
         return "".join(item.to_json() for item in self.items).encode()
 
-    def digest(self, kind: DigestKind) -> str:
+    @property
+    def digest(self) -> str:
         """Return the digest of the inputs, as the receipt has it."""
-        return kind.hex(self.inputs)
+        return hex_digest(self.inputs)
 
 
 Made = TypeVar("Made")

@@ -10,7 +10,7 @@ from wdsprep.encoding import LATENTS, MODELS, TEXTS
 from wdsprep.encoding.models.presets import TOKENS
 from wdsprep.encoding.shape_lists import ShapesGiven
 from wdsprep.errors import UsageError
-from wdsprep.images.nearest_shape import FAST, FULL
+from wdsprep.images.nearest_shape import DECODES
 from wdsprep.options import Options, about
 from wdsprep.scoring.options import PRESETS
 
@@ -107,11 +107,11 @@ class PlanOptions(Options):
         default=False, metadata=about("Plan with latents of mirror images too.", MODEL)
     )
     decode: str = field(
-        default=FAST,
+        default=DECODES[0],
         metadata=about(
             "Plan with JPEGs decoded at a reduced scale, or in full.",
             MODEL,
-            choices=(FAST, FULL),
+            choices=DECODES,
             usual=True,
         ),
     )

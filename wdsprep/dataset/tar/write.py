@@ -13,7 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from zlib import adler32
 
-from wdsprep.dataset.digests import DigestKind, Hash
+from blake3 import blake3
+
 from wdsprep.dataset.tar import BLOCK, END, ZEROS
 from wdsprep.dataset.tar.index import encode_index
 from wdsprep.dataset.tar.member_names import leads_out
@@ -100,16 +101,16 @@ class TarWriter:
     def __init__(
         self,
         sink: Sink,
-        digest: DigestKind | None = DigestKind.BLAKE3,
         *,
+        hashed: bool = True,
         flush_nbytes: int = FLUSH_NBYTES,
     ) -> None:
         """Write the tar to this sink, so many bytes at a time.
 
-        Without a `digest` nothing is hashed.
+        If it is not `hashed`, its digest stays empty.
         """
         self._sink, self._flush_nbytes = sink, flush_nbytes
-        self._hash = digest.new() if digest else None
+        self._hash = blake3() if hashed else None
         self._blocks: list[Buffer] = []
         self._offsets = array("Q", [0])
         self._keys: set[str] = set()
@@ -229,7 +230,7 @@ class TarWriter:
             one.result()
 
 
-def _update(digest: Hash, pieces: Iterable[Buffer]) -> None:
+def _update(digest: blake3, pieces: Iterable[Buffer]) -> None:
     for piece in pieces:
         digest.update(piece)
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import CAPTION_TABLE, lookup_name, taken_name
 from wdsprep.dataset.json_records import Nbytes, Text, read_record
 from wdsprep.dataset.manifest import Manifest
@@ -101,7 +101,7 @@ class CaptionTable:
         It tells whether a table is the same as before without reading it.
         """
         files = [[entry.name, entry.nbytes, entry.stamp] for entry in self.entries]
-        return DigestKind.BLAKE3.hex(json.dumps([FORM, self.by, self.column, files]).encode())
+        return hex_digest(json.dumps([FORM, self.by, self.column, files]).encode())
 
     def values(self) -> Iterator[tuple[str, int, list[Any], list[Any]]]:
         """Yield the rows of a table in parts.

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wdsprep.dataset.digests import DigestKind
+from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.npy_arrays import BFLOAT16, MASK, OF_SIZES, Field
 from wdsprep.encoding import HALF
 from wdsprep.encoding.models.base import DTYPES, TokenizerResult, TokenizerResultKey, Tokens
@@ -318,7 +318,7 @@ class DryRun:
         with self._lock:
             self._run(SHORT)
             asked = [(one.name, one.texts, to_list(one.made["input_ids"])) for one in self._calls]
-        return DigestKind.BLAKE3.hex(repr(asked).encode("utf-8", "replace"))[:32]
+        return hex_digest(repr(asked).encode("utf-8", "replace"))[:32]
 
     def layers(self) -> dict[str, list[Any]]:
         """Return the indices of the hidden states that the pipeline uses, by the encoder's name.

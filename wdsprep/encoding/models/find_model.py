@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.npy_arrays import Field
 from wdsprep.dataset.shapes import Size, shape_name
 from wdsprep.encoding.models.config_files import (
@@ -86,8 +85,6 @@ class Model:
     """the commit; empty for a folder"""
     weights: str
     """a digest over the names and bytes of `files`"""
-    kind: DigestKind
-    """the kind of that digest"""
     files: tuple[str, ...]
     sizes: tuple[int, ...]
     """the bytes of each of them"""
@@ -283,8 +280,7 @@ def _read_model(name: str, place: ModelFiles, wanted: ModelNeeds) -> Model:
         name=name,
         folder=str(folder),
         revision=place.revision,
-        weights=weights_digest(folder, parts.files, DigestKind.BLAKE3),
-        kind=DigestKind.BLAKE3,
+        weights=weights_digest(folder, parts.files),
         files=parts.files,
         sizes=file_sizes(folder, parts.files),
         vae=parts.vae,
@@ -361,13 +357,6 @@ def rule_of(model: Model) -> dict[str, Any]:
     return patch | lists
 
 
-def rehash_weights(model: Model, kind: DigestKind) -> Model:
-    """Return the model with a digest of this kind over its files."""
-    if kind is model.kind:
-        return model
-    return replace(model, weights=weights_digest(Path(model.folder), model.files, kind), kind=kind)
-
-
 def check_weights(model: Model) -> Model:
     """Return the driver's model as it lies on this node.
 
@@ -377,7 +366,7 @@ def check_weights(model: Model) -> Model:
     repo = _repo_of(model.name.partition("@")[0])
     folder = TINY if model.name == "tiny" else find_on_node(model, repo)
     try:
-        digest = weights_digest(folder, model.files, model.kind)
+        digest = weights_digest(folder, model.files)
     except OSError as error:
         raise WorkError(f"{model.name} cannot be read on this node: {error}") from None
     if digest != model.weights:

@@ -18,7 +18,9 @@ from math import prod
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from wdsprep.dataset.digests import DigestKind
+from blake3 import blake3
+
+from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import WorkError
 
@@ -34,14 +36,14 @@ SETTLED_S = 2.0
 UNUSED_S = 180 * 24 * 3600
 
 
-def weights_digest(folder: Path, files: Sequence[str], kind: DigestKind) -> str:
+def weights_digest(folder: Path, files: Sequence[str]) -> str:
     """Return one digest of a model's files, the same that `b3sum FILES | b3sum` prints."""
-    record = _record_path(folder, kind)
+    record = _record_path(folder)
     if record and sum((folder / file).stat().st_size for file in files) >= LARGE_NBYTES:
-        sums = _cached_digests(record, folder, files, kind)
+        sums = _cached_digests(record, folder, files)
     else:
-        sums = _digest_files(folder, files, kind)
-    return kind.hex("".join(f"{sums[file]}  {file}\n" for file in files).encode())
+        sums = _digest_files(folder, files)
+    return hex_digest("".join(f"{sums[file]}  {file}\n" for file in files).encode())
 
 
 class TensorEntry(NamedTuple):
@@ -96,14 +98,14 @@ def _check_entry(listed: Mapping[str, Any], nbytes: int) -> TensorEntry:
     return TensorEntry(str(dtype), numel, begin, end, tuple(shape))
 
 
-def _digest_files(folder: Path, files: Sequence[str], kind: DigestKind) -> dict[str, str]:
+def _digest_files(folder: Path, files: Sequence[str]) -> dict[str, str]:
     """Return the digest of each file, computed in threads, since hashing releases the GIL."""
-    found = read_each(lambda file: _digest_file(folder / file, kind), files, FILES_AT_ONCE)
+    found = read_each(lambda file: _digest_file(folder / file), files, FILES_AT_ONCE)
     return dict(zip(files, found, strict=True))
 
 
-def _digest_file(path: Path, kind: DigestKind) -> str:
-    found = kind.new()
+def _digest_file(path: Path) -> str:
+    found = blake3()
     buffer = memoryview(bytearray(BLOCK_NBYTES))
     with path.open("rb", buffering=0) as file:
         while nbytes := file.readinto(buffer):
@@ -111,9 +113,7 @@ def _digest_file(path: Path, kind: DigestKind) -> str:
     return found.hexdigest()
 
 
-def _cached_digests(
-    path: Path, folder: Path, files: Sequence[str], kind: DigestKind
-) -> dict[str, str]:
+def _cached_digests(path: Path, folder: Path, files: Sequence[str]) -> dict[str, str]:
     """Return the digest of each file, from the record at `path` if it has it.
 
     Missing digests are computed and written to the record, by one process at a time.
@@ -127,7 +127,7 @@ def _cached_digests(
             if (noted := record.get(file, {})).get("mark") == mark
             and (digest := noted.get("digest"))
         }
-        computed = _digest_files(folder, [file for file in files if file not in known], kind)
+        computed = _digest_files(folder, [file for file in files if file not in known])
         settled = time.time_ns() - SETTLED_S * 1e9
         kept = {
             file: {"mark": marks[file], "digest": digest}
@@ -145,7 +145,7 @@ def _file_mark(path: Path) -> list[int]:
     return [found.st_size, found.st_mtime_ns, found.st_ino]
 
 
-def _record_path(folder: Path, kind: DigestKind) -> Path | None:
+def _record_path(folder: Path) -> Path | None:
     """Return the path of the record with the digests of a folder on this machine.
 
     Another machine may have other files in that folder. Return None for a user without a home.
@@ -154,7 +154,7 @@ def _record_path(folder: Path, kind: DigestKind) -> Path | None:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     except RuntimeError:
         return None
-    name = DigestKind.BLAKE3.hex(f"{kind.value} {socket.gethostname()} {folder}".encode())
+    name = hex_digest(f"{socket.gethostname()} {folder}".encode())
     return cache / "wdsprep" / "weights" / f"{name[:32]}.json"
 
 

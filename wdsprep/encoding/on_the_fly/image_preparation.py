@@ -5,11 +5,10 @@ image of a sample for it. `reject_of` makes the reject of a sample that cannot b
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from wdsprep.dataset.digests import FORM, DigestKind
 from wdsprep.dataset.rejects import Refusal, Reject, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.read import TarSample
@@ -19,10 +18,9 @@ from wdsprep.encoding.models.find_model import (
     check_resolution,
     check_shapes,
     find_model,
-    rehash_weights,
 )
 from wdsprep.encoding.options import Encode, check_makes_latents
-from wdsprep.encoding.recipe_defaults import format_at, new_format, settings_of, settle_recipe
+from wdsprep.encoding.recipe_defaults import settings_of, settle_recipe
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.images.crop import NO_PIXELS, Crop, crop
 from wdsprep.images.nearest_shape import Shapes
@@ -43,22 +41,12 @@ class Encoding:
     recipe: Recipe
     device: str
     batch_size: int = 0
-    form: Mapping[str, Any] = field(default_factory=lambda: FORM)
     make: "Callable[[Model, Recipe, str], Encoder]"
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
         """Return the settings of the dataset that `encode` would write."""
-        return settings_of(self.model, self.recipe, self.form)
-
-    def in_format(self, form: Mapping[str, Any]) -> "Encoding":
-        """Return the encoding for a dataset or a loader's state that has this format."""
-        model = rehash_weights(self.model, DigestKind.from_settings(form))
-        return self if form == self.form else replace(self, model=model, form=form)
-
-    def in_format_at(self, place: str) -> "Encoding":
-        """Return the encoding in the format of the dataset at `place`, or of a new one."""
-        return self.in_format(format_at(place, self.recipe))
+        return settings_of(self.model, self.recipe)
 
     def load(self) -> "Encoder":
         return self.make(self.model, self.recipe, self.device)
@@ -81,7 +69,6 @@ def find_encoding(encode: Encode, device: str) -> Encoding:
         recipe=recipe,
         device=device,
         batch_size=int(encode.batch_size),
-        form=new_format(recipe),
         make=encoding.make_encoder,
     )
 

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from wdsprep.dataset.damage import naming_next_step, verify_step
-from wdsprep.dataset.digests import DigestKind
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.rejects import Reject, RejectedError
@@ -97,9 +96,7 @@ class LatentWriter:
         self._left = {n: left[name] for n, name in enumerate(names) if name in left}
         self._fields = fields(encoding.model, encoding.recipe)
         self._shapes = fields_by_shape(encoding.settings)
-        self._empty = write_empty(
-            self._edition, self._fields, empty, DigestKind.from_settings(encoding.settings)
-        )
+        self._empty = write_empty(self._edition, self._fields, empty)
         self._gathered: dict[int, GatheredShard] = {}
         self._writer = ThreadPoolExecutor(1, "wdsprep-tee")
         self._writing: deque[Future[None]] = deque()
@@ -178,7 +175,7 @@ class LatentWriter:
             come = made.come | self._find_size_rejects(shard, made.come)
         settings = self._encoding.settings
         with (
-            Draft(self._edition, shard.name, settings) as draft,
+            Draft(self._edition, shard.name) as draft,
             closing(LatentShard(draft, shard, self._fields, self._shapes)) as output,
         ):
             for index, one in sorted(come.items()):
@@ -222,7 +219,7 @@ class LatentWriter:
 
     def _is_unchanged(self, shard: ImageShard) -> bool:
         """Read the image shard again, and return whether it still has its digest."""
-        with HashedTape(open_store(self._source.url), shard.item, shard.kind) as tape:
+        with HashedTape(open_store(self._source.url), shard.item) as tape:
             return tape.digest() == shard.digest
 
     def close(self) -> None:

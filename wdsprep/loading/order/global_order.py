@@ -47,7 +47,7 @@ import numpy as np
 
 from wdsprep.dataset.manifest import differences
 from wdsprep.dataset.random_numbers import GOLDEN, Ints, key_of
-from wdsprep.errors import FingerprintError, FormatError, NewerFormatError, UsageError
+from wdsprep.errors import FingerprintError, FormatError, OtherFormatError, UsageError
 from wdsprep.loading.order.mixing import (
     Node,
     Shares,
@@ -219,7 +219,7 @@ class Order:
         if not (type(version) is type(step) is int and 0 <= step < MAX_STEP):
             raise FormatError("this is not the state of a loader: it has no version and step")
         if version > VERSION:
-            raise NewerFormatError(
+            raise OtherFormatError(
                 f"the state is of version {brief(version)}, newer than this wdsprep reads "
                 f"({VERSION}): upgrade wdsprep"
             )

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from wdsprep.dataset.digests import DigestKind
-from wdsprep.encoding.models.find_model import Model, find_model, rehash_weights
+from wdsprep.encoding.models.find_model import Model, find_model
 from wdsprep.errors import UsageError, WdsprepError
 from wdsprep.reporting.facts.datasets import ReportDataset
 
@@ -56,7 +55,6 @@ def find_decoding(latents: ReportDataset, wanted: str) -> Decoding:
         return Decoding(model=None, reason=f"{missing[0]} is not installed here")
     try:
         model = find_model(name, text=settings["text"], is_offline=True)
-        model = rehash_weights(model, DigestKind.from_settings(settings))
     except WdsprepError as error:
         if wanted:
             raise
