@@ -32,8 +32,8 @@ PLACES = {
     "pycurl": ("fetch",),
     "PIL": ("images", "scoring", "reporting", "cli"),
     "pyarrow": (
-        *("sources", "images", "importing", "encoding", "loading", "changes", "exporting"),
-        "reporting",
+        *("dataset", "sources", "images", "importing", "encoding", "loading", "changes"),
+        *("exporting", "reporting"),
     ),
     "ray": ("runners", "loading"),
     "numpy": (

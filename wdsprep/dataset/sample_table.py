@@ -1,0 +1,275 @@
+"""The table of a shard of images: `256/000000.parquet` beside `256/000000.tar`, one row a sample.
+
+A table is decided by the json and the keys of its tar: the same samples give the same rows, whoever
+writes them. Writers make it of what they write, `index` and `repair` of what they read. Its rows
+have the order of the shard. What was decided, so that questions to tables need no other rule:
+
+- All tables of images have the columns `COLUMNS`, in this order and of these types, also those of
+  tars that another program packed. So tables of any number of shards and datasets are one table.
+- `key` is the key of the sample in the tar, and the only column without nulls.
+- The other columns have the fields of the json by their names. A field that is missing or null, or
+  whose value is not of the column's type, is null. Whole numbers are int64, and never bool.
+- `meta` is the JSON text of the field `meta`, whatever that is, as `facts_bytes` writes it.
+- `rest` is the JSON text of an object: all fields of the json that no column has, by their names,
+  those with a value of another type included. It is null if there are none, as always in shards of
+  wdsprep. So a name is looked up in its column, then in `rest`, and if neither has it, in `meta`.
+- A sample whose json is missing, or is no JSON object, has a key and nothing else.
+
+Parquet's bytes carry the version of pyarrow, so a receipt has the digest of the bytes as they were
+written, and what is made again is compared by its rows.
+"""
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from io import BytesIO
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from wdsprep.dataset.samples import META, facts_bytes
+from wdsprep.errors import DamageError
+from wdsprep.text import one_line
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    from numpy.typing import NDArray
+    from pyarrow import parquet as pq
+
+KEY, REST = "key", "rest"
+TEXT, TEXTS, WHOLE = "text", "texts", "whole"
+COLUMNS: Mapping[str, str] = {
+    KEY: TEXT,
+    "source": TEXT,
+    "caption": TEXT,
+    "captions": TEXTS,
+    "width": WHOLE,
+    "height": WHOLE,
+    "source_width": WHOLE,
+    "source_height": WHOLE,
+    "bucket": WHOLE,
+    "changes": TEXTS,
+    "url": TEXT,
+    "sha256": TEXT,
+    "md5": TEXT,
+    "sha512": TEXT,
+    META: TEXT,
+    REST: TEXT,
+}
+"""The columns of a table of images, and what each holds: a text, a list of texts, a whole number"""
+MARK = {"wdsprep": "table 1"}
+"""What tells a table of ours from a file that another program has under such a name."""
+BATCH_ROWS, BATCH_NBYTES = 1024, 8 << 20
+"""The rows, or bytes of `meta`, that are held as objects of Python."""
+GROUP_ROWS = 4096
+"""The rows of each row group but the last. One is in memory while a table is written."""
+LARGEST = 1 << 63
+_FIELDS = tuple(name for name in COLUMNS if name not in (KEY, META, REST))
+_KNOWN = {*_FIELDS, KEY, META}
+
+
+class TableWriter:
+    """A table that is being written, in memory."""
+
+    def __init__(self) -> None:
+        self._out = BytesIO()
+        self._writer: pq.ParquetWriter | None = None
+        self._batches: list[pa.RecordBatch] = []
+        self._begin_batch()
+
+    def _begin_batch(self) -> None:
+        self._keys: list[str] = []
+        self._rows: list[list[Any]] = []
+        self._metas: list[bytes | None] = []
+        self._rests: dict[int, dict[str, Any]] = {}
+        self._nbytes = 0
+
+    def add(self, key: str, facts: Mapping[str, Any], meta: bytes | None = None) -> None:
+        """Add the row of a sample, given the object in its json.
+
+        `meta` is the JSON text of the field `meta`, if the caller has encoded it.
+        """
+        if meta is None and facts.get(META) is not None:
+            meta = facts_bytes(facts[META])
+        if not facts.keys() <= _KNOWN or facts.get(KEY, key) != key:
+            self._rests[len(self._keys)] = _find_rest(key, facts)
+        self._keys.append(key)
+        self._rows.append([*map(facts.get, _FIELDS)])
+        self._metas.append(meta)
+        self._nbytes += len(meta or b"")
+        if len(self._keys) == BATCH_ROWS or self._nbytes >= BATCH_NBYTES:
+            self._end_batch()
+
+    def finish(self) -> bytes:
+        """Return the bytes of the table."""
+        if self._keys or not self._batches:
+            self._end_batch()
+        writer = self._open()
+        writer.write_table(self._table())
+        writer.close()
+        return self._out.getvalue()
+
+    def _end_batch(self) -> None:
+        import pyarrow as pa
+
+        arrays = {KEY: _text_array(_encode(self._keys))}
+        fields = zip(*self._rows, strict=True) if self._rows else [()] * len(_FIELDS)
+        for name, values in zip(_FIELDS, fields, strict=True):
+            arrays[name] = self._make_array(name, values)
+        arrays[META] = _text_array(self._metas)
+        rests = map(self._rests.get, range(len(self._keys)))
+        arrays[REST] = _text_array([facts_bytes(rest) if rest else None for rest in rests])
+        self._batches.append(pa.record_batch([*arrays.values()], schema=table_schema()))
+        self._begin_batch()
+        if sum(map(len, self._batches)) >= GROUP_ROWS:
+            table = self._table()
+            self._open().write_table(table[:GROUP_ROWS])
+            self._batches = table[GROUP_ROWS:].to_batches()
+
+    def _make_array(self, name: str, values: Sequence[Any]) -> "pa.Array":
+        """Return the column of a field. Values of another type go to the rest of their rows."""
+        kind = COLUMNS[name]
+        if not _are_fit(kind, values):
+            values = list(values)
+            for row, value in enumerate(values):
+                if not _are_fit(kind, [value]):
+                    self._rests.setdefault(row, {})[name] = value
+                    values[row] = None
+        return _ARRAYS[kind](values)
+
+    def _table(self) -> "pa.Table":
+        import pyarrow as pa
+
+        return pa.Table.from_batches(self._batches, table_schema())
+
+    def _open(self) -> "pq.ParquetWriter":
+        self._writer = self._writer or _open_writer(self._out)
+        return self._writer
+
+
+def _open_writer(out: BytesIO) -> "pq.ParquetWriter":
+    from pyarrow import parquet as pq
+
+    writer = pq.ParquetWriter(
+        out,
+        table_schema(),
+        compression="zstd",
+        store_schema=False,
+        use_dictionary=["bucket", "captions.list.element", "changes.list.element"],
+        write_page_checksum=True,
+        write_statistics=False,
+    )
+    writer.add_key_value_metadata(MARK)
+    return writer
+
+
+def read_table(data: bytes, what: str) -> "pa.Table":
+    """Return the rows of a table. Raise DamageError, which names the file `what`, if it is none."""
+    import pyarrow as pa
+    from pyarrow import parquet as pq
+
+    try:
+        table = pq.read_table(BytesIO(data), page_checksum_verification=True)
+    except (pa.ArrowException, OSError) as error:
+        raise DamageError(what, f"it is no Parquet file ({one_line(str(error))})") from None
+    if not table.schema.equals(table_schema().with_metadata(MARK), check_metadata=True):
+        raise DamageError(what, "its columns are not those of a table of samples")
+    return table
+
+
+def table_without(data: bytes, rows: Iterable[int], what: str) -> bytes:
+    """Return the bytes of a table without the rows of these numbers."""
+    import numpy as np
+
+    table = read_table(data, what)
+    stays = np.ones(len(table), np.bool_)
+    stays[list(rows)] = False
+    out = BytesIO()
+    with _open_writer(out) as writer:
+        writer.write_table(table.take(np.flatnonzero(stays)), row_group_size=GROUP_ROWS)
+    return out.getvalue()
+
+
+def table_schema() -> "pa.Schema":
+    """Return the names and types of the columns of all tables of images."""
+    import pyarrow as pa
+
+    texts = pa.list_(pa.field("element", pa.string()))  # as Parquet calls it
+    types = {TEXT: pa.string(), TEXTS: texts, WHOLE: pa.int64()}
+    fields = [pa.field(name, types[kind], name != KEY) for name, kind in COLUMNS.items()]
+    return pa.schema(fields)
+
+
+def _find_rest(key: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that no column has: a key that is not that of the sample is one."""
+    rest = {n: value for n, value in facts.items() if n not in _KNOWN and value is not None}
+    return rest if facts.get(KEY, key) == key else {**rest, KEY: facts[KEY]}
+
+
+def _are_fit(kind: str, values: Sequence[Any]) -> bool:
+    """Return whether a column of this kind can hold all these values."""
+    given = [value for value in values if value is not None]
+    types = {*map(type, given)}
+    if kind == TEXT:
+        return types <= {str}
+    if kind == TEXTS:
+        return types <= {list, tuple} and {*map(type, chain.from_iterable(given))} <= {str}
+    return types <= {int} and min(given, default=0) >= -LARGEST and max(given, default=0) < LARGEST
+
+
+# --- arrays of Arrow, made of buffers: `pa.array` of a list would import pandas
+def _encode(values: Iterable[str | None]) -> list[bytes | None]:
+    return [None if value is None else value.encode("utf-8", "replace") for value in values]
+
+
+def _text_array(values: Sequence[bytes | None]) -> "pa.Array":
+    import numpy as np
+    import pyarrow as pa
+
+    lengths = np.fromiter((-1 if v is None else len(v) for v in values), np.int64, len(values))
+    data = b"".join(filter(None, values))
+    offsets = pa.py_buffer(_offsets(lengths))
+    buffers = [_validity(lengths >= 0), offsets, pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.string(), len(values), buffers)
+
+
+def _texts_array(values: Sequence[Sequence[str] | None]) -> "pa.Array":
+    import numpy as np
+    import pyarrow as pa
+
+    lengths = np.fromiter((-1 if v is None else len(v) for v in values), np.int64, len(values))
+    items = _text_array(_encode(text for value in values for text in value or ()))
+    buffers = [_validity(lengths >= 0), pa.py_buffer(_offsets(lengths))]
+    kind = table_schema().field("captions").type
+    return pa.Array.from_buffers(kind, len(values), buffers, children=[items])
+
+
+def _whole_array(values: Sequence[int | None]) -> "pa.Array":
+    import numpy as np
+    import pyarrow as pa
+
+    valid = np.fromiter((v is not None for v in values), np.bool_, len(values))
+    numbers = array("q", [v or 0 for v in values])
+    return pa.Array.from_buffers(pa.int64(), len(values), [_validity(valid), pa.py_buffer(numbers)])
+
+
+_ARRAYS: Mapping[str, Any] = {
+    TEXT: lambda values: _text_array(_encode(values)),
+    TEXTS: _texts_array,
+    WHOLE: _whole_array,
+}
+
+
+def _offsets(lengths: "NDArray[np.int64]") -> "NDArray[np.int32]":
+    import numpy as np
+
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(np.maximum(lengths, 0), out=offsets[1:])
+    return offsets
+
+
+def _validity(valid: "NDArray[np.bool_]") -> "pa.Buffer | None":
+    """Return the bits that say which values are not null, or None if all are not."""
+    import numpy as np
+    import pyarrow as pa
+
+    return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
