@@ -66,8 +66,8 @@ def test_every_field_is_in_its_column_or_in_the_rest() -> None:
         wanted = json.loads(facts_bytes(there))
         assert back(row, f"{number:06d}") == wanted
     assert table["width"].to_pylist()[1] == 512
-    assert table["source_height"].to_pylist()[2] == -(2**63)
-    assert table["captions"].to_pylist()[4] == []
+    assert table["source_height"].to_pylist()[1] == -(2**63)
+    assert table["captions"].to_pylist()[3] == []
 
 
 def test_equal_rows_have_equal_bytes_however_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
