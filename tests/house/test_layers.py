@@ -30,6 +30,7 @@ PLACES = {
     "boto3": ("store",),
     "botocore": ("store",),
     "pycurl": ("fetch",),
+    "jinja2": ("reporting",),
     "PIL": ("images", "scoring", "reporting", "cli"),
     "pyarrow": (
         *("dataset", "sources", "images", "importing", "encoding", "loading", "changes"),

@@ -35,20 +35,19 @@ from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
 from wdsprep.errors import NotFoundError, StoreError, UsageError
-from wdsprep.reporting.facts.datasets import open_all
-from wdsprep.reporting.facts.funnel import pace_of
-from wdsprep.reporting.facts.histograms import column_histogram
-from wdsprep.reporting.facts.latent_statistics import latent_of, spectrum_of
-from wdsprep.reporting.page.markup import UNREADABLE, el
-from wdsprep.reporting.page.sections import reject_example
+from wdsprep.reporting.contact_sheet import facts_of_image
+from wdsprep.reporting.datasets import open_all
+from wdsprep.reporting.distributions import column_histogram, latent_of, spectrum_of
+from wdsprep.reporting.funnel import pace_of
+from wdsprep.reporting.page import UNREADABLE, fill
+from wdsprep.reporting.pictures import crop_of, find_decoding, open_image
 from wdsprep.reporting.report import ReportListener, report
-from wdsprep.reporting.sheet.items import facts_of_image
-from wdsprep.reporting.sheet.picking import Joiner, SheetPlace, SheetSample, pick, read_sample
+from wdsprep.reporting.samples import LatentFinder, ReadSample, SamplePlace, pick, read_sample
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
 from wdsprep.store.local import LocalStore
 
-PLACE = SheetPlace(shard=Shard(name="64/0.tar", samples=1, nbytes=1, digest=""), number=0)
+PLACE = SamplePlace(Shard(name="64/0.tar", samples=1, nbytes=1, digest=""), 0)
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +130,6 @@ def opened(uri: str) -> Image.Image:
 def test_the_crop_is_the_square_that_was_encoded(made: Made) -> None:
     """To the rounding: Pillow's scaling here, torch's there."""
     from wdsprep.images.crop import crop
-    from wdsprep.reporting.sheet.pictures import crop_of, open_image
 
     for sample in samples_of(made.images):
         data = {"jpg": sample["jpg"]}
@@ -144,17 +142,17 @@ def test_the_crop_is_the_square_that_was_encoded(made: Made) -> None:
 def test_latents_are_found_behind_rejects_by_their_number(made: Made) -> None:
     datasets = open_all([str(made.images), str(made.latents)])
     assert datasets.images is not None
-    joiner = Joiner(datasets.latents[0])
+    finder = LatentFinder(datasets.latents[0])
     latents = latents_of(made.latents)
     for shard in datasets.images.manifest.shards:
         for number in range(shard.samples):
-            image = read_sample(datasets.images.store, SheetPlace(shard=shard, number=number))
-            joined = joiner.find(image)
-            if joined.sample is None:
-                assert (image.key in latents, joined.reason) == (False, "rejected: truncated")
+            image = read_sample(datasets.images.store, SamplePlace(shard, number))
+            found = finder.find(image)
+            if found.problem:
+                assert (image.key in latents, found.problem) == (False, "rejected: truncated")
             else:
-                assert joined.sample.key == image.key
-                assert joined.sample.facts == latents[image.key]["json"]
+                assert found.key == image.key
+                assert found.facts == latents[image.key]["json"]
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +241,7 @@ def test_nothing_is_read_of_shards_but_the_picked_samples(
         return data
 
     monkeypatch.setattr(LocalStore, "read", read)
-    with patch("wdsprep.reporting.facts.histograms.SAMPLES", 2):
+    with patch("wdsprep.reporting.distributions.SAMPLES", 2):
         made.report(name="little", samples=1, model="none")
     whole = sum(s.nbytes for root in (made.images, made.latents) for s in manifest_of(root).shards)
     assert sum(nbytes) < whole / 3
@@ -294,7 +292,6 @@ def test_moments_are_shown_by_their_means(made: Made) -> None:
 
 def test_a_model_that_is_not_at_hand_is_no_error(made: Made) -> None:
     latents = open_all([str(made.latents)]).latents[0]
-    from wdsprep.reporting.sheet.decoding import find_decoding
 
     def decoding(model: str, **changes: object) -> str:
         from dataclasses import replace
@@ -378,15 +375,15 @@ def test_a_pause_between_two_runs_is_not_work(
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers() | st.sampled_from([10**400, -(10**60), 1 << 63]), min_size=1))
 def test_a_histogram_of_whole_numbers_has_whole_bins(numbers: list[int]) -> None:
-    samples = [SheetSample(place=PLACE, facts={"score": number}) for number in numbers]
+    samples = [ReadSample(PLACE, facts={"score": number}) for number in numbers]
     bars = column_histogram("score", samples, True).bars
     assert len(bars) <= 12
     counted = [number for number in numbers if abs(number) < 1e300]
-    assert sum(bar.count for bar in bars) == len(counted)
+    assert sum(bar.height for bar in bars) == len(counted)
     for bar in bars:
         least, _, most = bar.range.replace(",", "").partition(" to ")
         ends = range(int(least), int(most or least) + 1)
-        assert bar.count == sum(number in ends for number in counted)
+        assert bar.height == sum(number in ends for number in counted)
 
 
 def test_removed_samples_are_called_removed(made: Made, tmp_path: Path) -> None:
@@ -410,8 +407,8 @@ def test_removed_samples_are_called_removed(made: Made, tmp_path: Path) -> None:
     assert "left out by a filter" not in page.text
 
 
-def latent_sample(key: str, array: object) -> SheetSample:
-    return SheetSample(place=PLACE, key=key, members=(("latent.npy", npy(array)),))
+def latent_sample(key: str, array: object) -> ReadSample:
+    return ReadSample(PLACE, key, {"latent.npy": npy(array)})
 
 
 def test_statistics_of_latents_show_what_is_wrong_with_them() -> None:
@@ -455,11 +452,12 @@ def test_latents_are_shown_as_a_trainer_takes_them() -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.text(st.characters(codec=None), max_size=40))
 def test_any_text_stays_text(text: str) -> None:
-    element = parsed(el("p", text, title=text)).one("p")
+    html = fill('<p title="{{ text }}">{{ text }}</p>', text=text)
+    element = parsed(html).one("p")
     clean = re.sub("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]", UNREADABLE, text)
     assert element.text == clean
     assert element.attributes["title"] == clean
-    el("p", text).encode()
+    html.encode()
 
 
 def test_what_looks_like_html_is_text(page: Page) -> None:
@@ -623,10 +621,12 @@ def test_on_s3_as_on_a_disk(made: Made, on_s3: str) -> None:
     assert min(times) > 1_700_000_000
 
 
-def test_signed_urls_end_at_their_paths_on_the_page() -> None:
+def test_signed_urls_end_at_their_paths_on_the_page(made: Made, tmp_path: Path) -> None:
     signed = "https://host/a.jpg?sig=SECRET"
     facts = {"url": signed, "meta": {"from": f"{signed}&more"}, "width": 1, "height": 1}
-    reject = Reject(key="0", source="t#0", code=Code.HTTP_4XX, detail="HTTP 404", url=signed)
-    page = repr(facts_of_image(facts)) + "".join(map(str, reject_example(reject)))
+    reject = Reject(key="0", source="t#0", code=Code.NOT_AN_IMAGE, detail="HTTP 404", url=signed)
+    images = copytree(made.images, tmp_path / "images")
+    (images / "rejects/000003.jsonl").write_text(reject.to_json())
+    page = repr(facts_of_image(facts)) + made.report(images, name="signed", samples=0).text
     assert page.count("https://host/a.jpg") == 3
     assert "SECRET" not in page

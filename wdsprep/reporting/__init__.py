@@ -4,10 +4,12 @@
 the README of datasets on the Hugging Face hub with it, and `plan` calculates with it. The page of a
 report is for people to look at, and needs nothing but a browser:
 
-1. `report` is the run, and `facts` collects what the page states: counts from receipts, the rest
-   from some samples, some rejects and the times of the receipts. No shard is read whole.
-2. `sheet` has the samples to show: picked by chance, read where they are, with their latents.
-3. `page` writes both as HTML, and escapes everything that comes from data.
+1. `report` is the run: `datasets` opens what is given, and `gather` collects all that the page
+   states. No shard is read whole.
+2. `funnel` counts from receipts and rejects, and `distributions` measures samples that `samples`
+   picks by chance and reads where they are.
+3. `contact_sheet` has the samples to show, `copies` groups of copies, `pictures` their pictures.
+4. `page` fills the template `page.html`, which escapes everything that comes from data.
 
 `options` has the options of `inspect`, `report` and `card`.
 

@@ -25,9 +25,9 @@ from wdsprep.dataset.shapes import batch_that_fits
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.options import Place, takes_datasets
-from wdsprep.reporting.facts.datasets import ReportDataset, check_folder, open_each
+from wdsprep.reporting.datasets import ReportDataset, check_folder, open_each
 from wdsprep.reporting.options import REPO, CardOptions
-from wdsprep.reporting.sheet.picking import SheetSample, pick, read_sample
+from wdsprep.reporting.samples import ReadSample, pick, read_sample
 from wdsprep.store import split_url
 from wdsprep.store.base import local_path, write_bytes
 from wdsprep.store.schemes import place_scheme, root_and_name
@@ -125,7 +125,7 @@ def _hub_place(url: str) -> tuple[str, str]:
 
 def _common_repo(given: Sequence[ReportDataset]) -> str:
     """Return the one repository that all datasets are in, or "" if there is none."""
-    found = {_hub_place(one.url)[0] for one in given}
+    found = {_hub_place(one.store.url)[0] for one in given}
     return found.pop() if len(found) == 1 else ""
 
 
@@ -136,7 +136,7 @@ def _place_datasets(given: Sequence[ReportDataset], repo: str) -> list[PlacedDat
             both = " and ".join(one.shown for one in given if _config_name(one) == name)
             raise UsageError(f"{both} have the same name, {name}: rename one of them")
     folders = [*names] if len(given) > 1 else [""]
-    for number, (there, folder) in enumerate(_hub_place(one.url) for one in given):
+    for number, (there, folder) in enumerate(_hub_place(one.store.url) for one in given):
         if there == repo:
             folders[number] = folder
     three = zip(given, names, folders, strict=True)
@@ -145,7 +145,7 @@ def _place_datasets(given: Sequence[ReportDataset], repo: str) -> list[PlacedDat
 
 def _config_name(given: ReportDataset) -> str:
     """Return the last part of a dataset's URL, in characters that the hub accepts."""
-    last = given.url.rstrip("/").rpartition("/")[2]
+    last = given.store.url.rstrip("/").rpartition("/")[2]
     return re.sub(r"[^\w.-]", "-", last, flags=re.ASCII) or "default"
 
 
@@ -186,7 +186,7 @@ def _uploads(placed: Sequence[PlacedDataset], repo: str, output: str) -> Iterato
         return shlex.join(words)
 
     for one in placed:
-        if _hub_place(one.given.url)[0] != repo:
+        if _hub_place(one.given.store.url)[0] != repo:
             yield upload(one.given.shown, one.folder or ".")
     if not output:
         return
@@ -207,7 +207,7 @@ def _is_card_of(output: str, given: ReportDataset) -> bool:
     if not output:
         return False
     store, name = split_url(output)
-    return (store.url, name) == (given.url, CARD)
+    return (store.url, name) == (given.store.url, CARD)
 
 
 # --- what it says
@@ -239,7 +239,8 @@ def _yaml_header(placed: Sequence[PlacedDataset], repo: str, license: str) -> It
     yield f"license: {json.dumps(license)}\n" if license else f"# {LICENCE}\n"
     yield f"pretty_name: {json.dumps(repo.partition('/')[2])}\n"
     yield "task_categories:\n- text-to-image\n"
-    yield f"size_categories:\n- {size_category(max(one.given.samples for one in placed))}\n"
+    most = max(one.given.manifest.samples for one in placed)
+    yield f"size_categories:\n- {size_category(most)}\n"
     yield "tags:\n- webdataset\n- wdsprep\n"
     yield "configs:\n"
     for number, one in enumerate(placed):
@@ -366,16 +367,16 @@ def _latent_facts(given: ReportDataset) -> Iterator[str]:
     rows = [("model", span(model, in_table=True))]
     for name, told in SETTINGS.items():
         value = manifest.settings.get(name, "")
-        if value != "" and not (name == "resolution" and given.is_of_text):
+        if value != "" and not (name == "resolution" and given.manifest.is_of_text):
             value = str(value)[:DIGITS] if name == "weights" else value
             rows.append((told, span(value, in_table=True)))
     yield from table(("setting", "value"), rows)
     yield "\n"
     members = [(span(each.name), span(each)) for each in fields_of(manifest.settings["layout"])]
     yield from table(("array", "type and shape"), members)
-    if given.shapes:
+    if shapes := given.overview["shapes"]:
         yield "\nImages have these shapes, and their latents are in proportion:\n\n"
-        shapes = [(name, f"{count:,}") for name, count in given.shapes.items()]
+        shapes = [(name, f"{count:,}") for name, count in shapes.items()]
         yield from table(("shape", "samples"), shapes)
 
 
@@ -436,10 +437,10 @@ def _sample_lines(one: PlacedDataset, samples: int, seed: int) -> Iterator[str]:
         yield f"- {_sample_line(sample)}\n"
 
 
-def _sample_line(sample: SheetSample) -> str:
+def _sample_line(sample: ReadSample) -> str:
     if sample.problem:
         return f"sample {sample.place.number:,} of {span(sample.place.shard.name)} cannot be read"
-    caption = sample.member("txt").decode("utf-8", "replace")
+    caption = sample.caption
     caption = caption if len(caption) <= LONGEST else f"{caption[:LONGEST]}…"
     sides = [sample.facts.get(name) for name in ("width", "height")]
     size = f", {sides[0]} x {sides[1]}" if all(type(side) is int for side in sides) else ""

@@ -40,9 +40,9 @@ def report(datasets: Sequence[Place], options: ReportOptions) -> WrittenReport:
     file too. The same datasets, table, seed and model give the same bytes,
     where pictures are decoded on the same device.
     """
-    from wdsprep.reporting.facts.datasets import check_output, open_all
-    from wdsprep.reporting.facts.gather import gather, plan_of
-    from wdsprep.reporting.page.page import page_of
+    from wdsprep.reporting.datasets import check_output, open_all
+    from wdsprep.reporting.gather import gather, plan_of
+    from wdsprep.reporting.page import page_of
 
     output, listener = os.fspath(options.output), options.heard_by
     opened = open_all([os.fspath(dataset) for dataset in datasets])
@@ -63,4 +63,4 @@ def report(datasets: Sequence[Place], options: ReportOptions) -> WrittenReport:
         data = page_of(facts).encode()
         sink.write(data)
     store.publish([name])
-    return WrittenReport(output=output, nbytes=len(data), samples=len(facts.items))
+    return WrittenReport(output=output, nbytes=len(data), samples=facts.samples)

@@ -1,9 +1,13 @@
-"""Open the datasets of a report: at most one of images, and latents made of them."""
+"""The datasets of a report or a card: at most one of images, and latents, text or scores of them.
+
+`open_all` opens them and refuses what does not belong together, and `check_output` says where a
+report may be written.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.manifest import Manifest
@@ -31,33 +35,8 @@ class ReportDataset:
     manifest: Manifest
 
     @property
-    def url(self) -> str:
-        return self.store.url
-
-    @property
-    def samples(self) -> int:
-        return self.manifest.samples
-
-    @property
-    def nbytes(self) -> int:
-        return self.manifest.nbytes
-
-    @property
-    def inputs(self) -> int:
-        return self.manifest.inputs
-
-    @property
-    def rejected(self) -> int:
-        return sum(self.manifest.rejects.values())
-
-    @property
-    def resolution(self) -> int:
-        """Return the resolution at which latents were encoded."""
-        return int(self.manifest.settings["resolution"])
-
-    @property
-    def is_of_text(self) -> bool:
-        return self.manifest.is_of_text
+    def is_of_images(self) -> bool:
+        return self.manifest.dataset == "images"
 
     @property
     def has_latents(self) -> bool:
@@ -73,40 +52,35 @@ class ReportDataset:
         """Return the name of latents, text or scores in a report, such as `latents 256`."""
         if self.manifest.is_scored:
             return SCORES
-        return "text" if self.is_of_text else f"latents {self.resolution}"
+        if self.manifest.is_of_text:
+            return "text"
+        return f"latents {self.manifest.settings['resolution']}"
 
     @cached_property
     def overview(self) -> dict[str, Any]:
         """Return the facts that `inspect` shows too."""
         return overview(self.manifest)
 
-    @property
-    def shapes(self) -> dict[str, int]:
-        """Return the number of samples of each shape, for latents of several shapes."""
-        found: dict[str, int] = self.overview["shapes"]
-        return found
-
     def encoded_buckets(self, images: "ReportDataset") -> tuple[int, ...]:
         """Return the buckets of a dataset of images that these latents are made of."""
-        of, made = images.manifest.settings["buckets"], self.manifest.ledger.units()
-        return buckets_encoded(self.manifest.settings, of, made=made)
+        buckets, units = images.manifest.settings["buckets"], self.manifest.ledger.units()
+        return buckets_encoded(self.manifest.settings, buckets, made=units)
 
     @cached_property
     def buckets(self) -> dict[str, list[Shard]]:
         """Return the shards by the folder that they are in."""
-        found: dict[str, list[Shard]] = {}
+        shards: dict[str, list[Shard]] = {}
         for shard in self.manifest.shards:
-            found.setdefault(shard.name.partition("/")[0], []).append(shard)
-        return found
+            shards.setdefault(shard.name.partition("/")[0], []).append(shard)
+        return shards
 
     @cached_property
     def units(self) -> dict[str, Receipt]:
         return {receipt.unit: receipt for receipt in self.manifest.receipts}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Datasets:
-    """The datasets of a report, sorted by kind."""
+class Datasets(NamedTuple):
+    """The datasets of a report, sorted by kind. All but the images count as latents."""
 
     images: ReportDataset | None
     latents: tuple[ReportDataset, ...]
@@ -115,46 +89,44 @@ class Datasets:
     def every(self) -> tuple[ReportDataset, ...]:
         return (*((self.images,) if self.images else ()), *self.latents)
 
+    @property
+    def title(self) -> str:
+        """Return the paths of the datasets as the user gave them: `a, b and c`."""
+        *names, last = [dataset.shown for dataset in self.every]
+        return " and ".join(filter(None, (", ".join(names), last)))
+
 
 def open_all(urls: Sequence[str]) -> Datasets:
     """Open the datasets of a report. An unfinished dataset is read as far as it has come.
 
     Raise UsageError if there is no dataset, if two are of images, or if one was made of other
-    images than those of the report.
+    images than those of the report: keys may be the same in these, and the report would show the
+    wrong pictures.
     """
     every = open_each(urls)
-    images = [given for given in every if given.manifest.dataset == "images"]
+    images = [dataset for dataset in every if dataset.is_of_images]
     if not every:
         raise UsageError("nothing to report on: give the path or URL of a dataset")
     if len(images) > 1:
-        names = " and ".join(given.shown for given in images)
+        names = " and ".join(dataset.shown for dataset in images)
         raise UsageError(f"{names} are both datasets of images: give a report one of them")
-    latents = tuple(given for given in every if given.manifest.dataset != "images")
-    for each in latents if images else ():
-        _check_images(each, images[0])
-    return Datasets(images=images[0] if images else None, latents=latents)
-
-
-def _check_images(latents: ReportDataset, images: ReportDataset) -> None:
-    """Raise UsageError if no shard of latents, text or scores was made of these images.
-
-    Keys may be the same in other images, so the report would show the wrong pictures.
-    """
-    made_of = latents.manifest.image_digests()
-    if made_of and made_of.isdisjoint(images.manifest.image_digests()):
-        raise UsageError(
-            f"{latents.shown} was not made of {images.shown} as it is now: give it the images that "
-            "it was made of, or a report of its own"
-        )
+    latents = tuple(dataset for dataset in every if not dataset.is_of_images)
+    for dataset in latents if images else ():
+        made_of = dataset.manifest.image_digests()
+        if made_of and made_of.isdisjoint(images[0].manifest.image_digests()):
+            raise UsageError(
+                f"{dataset.shown} was not made of {images[0].shown} as it is now: give it the "
+                "images that it was made of, or a report of its own"
+            )
+    return Datasets(images[0] if images else None, latents)
 
 
 def open_each(urls: Sequence[str]) -> tuple[ReportDataset, ...]:
-    return tuple(_open_dataset(url) for url in dict.fromkeys(urls))
-
-
-def _open_dataset(url: str) -> ReportDataset:
-    store, manifest = open_dataset(url)
-    return ReportDataset(shown=url, store=store, manifest=refresh_manifest(store, manifest))
+    opened = ((url, *open_dataset(url)) for url in dict.fromkeys(urls))
+    return tuple(
+        ReportDataset(shown=url, store=store, manifest=refresh_manifest(store, manifest))
+        for url, store, manifest in opened
+    )
 
 
 def check_output(output: str, datasets: Datasets, *, replaces: Callable[[], bool]) -> None:
@@ -167,7 +139,12 @@ def check_output(output: str, datasets: Datasets, *, replaces: Callable[[], bool
     if not output.lower().endswith((".html", ".htm")):
         raise UsageError(f"-o {output}: give the report a name that ends in .html")
     check_folder(output, datasets.every, "report")
-    if _is_foreign_file(output) and not replaces():
+    store, name = split_url(output)
+    try:
+        start = store.read(name, nbytes=HEAD_NBYTES)
+    except NotFoundError:
+        return
+    if start and MARK not in start and not replaces():
         raise UsageError(
             f"{output} exists already and is not a report: give another -o, or --yes to replace it"
         )
@@ -182,23 +159,13 @@ def check_folder(
     """
     if is_web(output):
         raise UsageError(f"-o {output}: a web address is only read: give {ANY_PLACE}")
-    where = _folder(output)
-    for given in every:
-        folder = _folder(given.url)
-        if f"{where}/".startswith(f"{folder}/") and where[len(folder) + 1 :] not in besides:
+    place = _folder(output)
+    for dataset in every:
+        folder = _folder(dataset.store.url)
+        if f"{place}/".startswith(f"{folder}/") and place[len(folder) + 1 :] not in besides:
             raise UsageError(
-                f"{output} is inside the dataset {given.shown}: write the {what} somewhere else"
+                f"{output} is inside the dataset {dataset.shown}: write the {what} somewhere else"
             )
-
-
-def _is_foreign_file(output: str) -> bool:
-    """Return whether a file exists that is neither a report nor empty."""
-    store, name = split_url(output)
-    try:
-        start = store.read(name, nbytes=HEAD_NBYTES)
-    except NotFoundError:
-        return False
-    return bool(start) and MARK not in start
 
 
 def _folder(url: str) -> str:

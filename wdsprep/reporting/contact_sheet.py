@@ -1,0 +1,272 @@
+"""The samples that a report shows: picked in each bucket, or those with extreme scores.
+
+With images and latents, an item is one key: the image as it came, the crop, and for each dataset of
+latents what was made of it. With latents alone, an item is a latent sample.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from wdsprep.dataset.score_columns import TEXT
+from wdsprep.dataset.shapes import shapes_of
+from wdsprep.dataset.thread_map import read_each
+from wdsprep.errors import FormatError, WdsprepError, without_secrets
+from wdsprep.reporting.datasets import Datasets, ReportDataset
+from wdsprep.reporting.distributions import latent_of
+from wdsprep.reporting.pictures import (
+    Decoders,
+    Decoding,
+    SheetPicture,
+    crop_of,
+    draw_latent,
+    format_sides,
+    open_picture,
+    psnr,
+    thumbnail,
+)
+from wdsprep.reporting.samples import (
+    LatentFinder,
+    ReadSample,
+    SamplePlace,
+    find_image,
+    pick,
+    read_sample,
+)
+from wdsprep.text import plural
+
+META_LENGTH = 400
+FactPairs = list[tuple[str, str]]
+
+
+class SheetItem(NamedTuple):
+    """One sample on the contact sheet. `score` is the name and value that it is shown for."""
+
+    key: str
+    caption: str = ""
+    facts: Sequence[tuple[str, str]] = ()
+    pictures: Sequence[SheetPicture] = ()
+    problem: str = ""
+    score: tuple[str, str] | None = None
+
+
+def count_items(datasets: Datasets, count: int) -> tuple[int, int]:
+    """Count the samples that a report shows, and how many latents they have at most."""
+    shown = latents = 0
+    for base in _bases(datasets):
+        for bucket, shards in base.buckets.items():
+            samples = min(count, sum(shard.samples for shard in shards))
+            shown += samples
+            latents += samples * sum(d.has_latents for d in _made_of_bucket(datasets, base, bucket))
+    return shown, latents
+
+
+def _bases(datasets: Datasets) -> Sequence[ReportDataset]:
+    """Return the datasets whose samples become items: the images, or else all latents."""
+    return (datasets.images,) if datasets.images else datasets.latents
+
+
+def _made_of_bucket(datasets: Datasets, base: ReportDataset, bucket: str) -> list[ReportDataset]:
+    """Return the datasets of latents that were made of a bucket of images, or latents alone."""
+    if not base.is_of_images:
+        return [base]
+    return [made for made in datasets.latents if int(bucket) in made.encoded_buckets(base)]
+
+
+class Sheet(NamedTuple):
+    """What the items of a contact sheet are made of, and the tools that make their pictures."""
+
+    datasets: Datasets
+    decodings: Mapping[str, Decoding]
+    """The model of each dataset of latents, by its path."""
+    decoders: Decoders
+    max_area: int
+    heard: Callable[[str], None]
+
+    def groups(self, count: int, seed: str) -> dict[str, list[SheetItem]]:
+        """Return `count` items of each bucket, or all that it has, by the name of their group."""
+        total, _ = count_items(self.datasets, count)
+        groups: dict[str, list[SheetItem]] = {}
+        drawn = 0
+        for base in _bases(self.datasets):
+            for bucket, shards in base.buckets.items():
+                name = f"bucket {bucket}" if base.is_of_images else f"{base.shown}, {bucket}"
+                for item in self._items(base, bucket, pick(shards, count, f"{seed} {bucket}")):
+                    groups.setdefault(name, []).append(item)
+                    drawn += 1
+                    self.heard(f"{drawn:,} of {plural(total, 'sample')} drawn")
+        return groups
+
+    def _items(
+        self, base: ReportDataset, bucket: str, places: Sequence[SamplePlace]
+    ) -> Iterator[SheetItem]:
+        readers = base.store.readers
+        samples = read_each(lambda place: read_sample(base.store, place), places, readers)
+        made = _made_of_bucket(self.datasets, base, bucket)
+        columns = [samples]
+        if base.is_of_images:
+            columns = [
+                read_each(LatentFinder(latents).find, samples, latents.store.readers)
+                for latents in made
+            ]
+        for number, sample in enumerate(samples):
+            if sample.problem:
+                yield unread_item(sample)
+                continue
+            joined = zip(made, (column[number] for column in columns), strict=True)
+            yield self._item(base, sample, joined)
+
+    def _item(
+        self,
+        base: ReportDataset,
+        sample: ReadSample,
+        joined: Iterable[tuple[ReportDataset, ReadSample]],
+    ) -> SheetItem:
+        image, pictures = None, []
+        facts = [("source", str(sample.facts.get("source", "")))]
+        if base.is_of_images:
+            facts = facts_of_image(sample.facts)
+            image, picture = open_picture(sample, self.max_area)
+            pictures.append(picture)
+        for latents, found in joined:
+            if found.problem:
+                facts.append((latents.label, found.problem))
+                continue
+            facts += _facts_of_latent(latents, found.facts)
+            if latents.has_latents:
+                pictures += self._latent_pictures(latents, found, image)
+        return SheetItem(sample.key, sample.caption, facts, pictures)
+
+    def _latent_pictures(
+        self, latents: ReportDataset, sample: ReadSample, image: Any
+    ) -> Iterator[SheetPicture]:
+        """Yield pictures of the crop, of its latent, and of what the decoder makes of the latent.
+
+        The crop is left out without an image, and the decoded picture without a model or a readable
+        latent. Any other picture that cannot be made has a note.
+        """
+        settings, crop = latents.manifest.settings, None
+        side = settings["resolution"]
+        if image is not None:
+            try:
+                crop = crop_of(image, sample.facts, shapes_of(settings) or ((side, side),))
+            except (KeyError, TypeError, ValueError, ZeroDivisionError):
+                yield SheetPicture("crop", note="its json states no crop", kind="crop")
+            else:
+                size = format_sides(*crop.size)
+                alt = f"the part that was encoded, at {size} pixels"
+                yield thumbnail(crop, "crop", alt, size)._replace(kind="crop")
+        try:
+            latent = latent_of(sample, settings)
+        except FormatError as error:
+            yield SheetPicture("latent", note=str(error))
+            return
+        yield draw_latent(latent, f"its latent for {side} pixels in false colours")
+        model = self.decodings[latents.shown].model
+        if model is None:
+            return
+        try:
+            shown = self.decoders.decode(model, latent)
+        except WdsprepError as error:
+            yield SheetPicture("decoded", note=str(error))
+            return
+        is_like = crop is not None and crop.size == shown.size
+        measure = f"{psnr(crop, shown):.1f} dB" if crop and is_like else format_sides(*shown.size)
+        yield thumbnail(shown, "decoded", "what the VAE's decoder makes of the latent", measure)
+
+
+def unread_item(sample: ReadSample) -> SheetItem:
+    """Return the item of a sample that could not be read."""
+    place = sample.place
+    return SheetItem(f"sample {place.number:,} of {place.shard.name}", problem=sample.problem)
+
+
+def facts_of_image(facts: Mapping[str, Any]) -> FactPairs:
+    """Return the facts that the sheet shows of an image, as pairs of texts."""
+    pairs = [("source", str(facts.get("source", "")))]
+    if "url" in facts:
+        pairs.append(("url", without_secrets(str(facts["url"]))))
+    size, came = ((facts.get(f"{of}width"), facts.get(f"{of}height")) for of in ("", "source_"))
+    pairs.append(("size", format_sides(*size)))
+    if came != size:
+        pairs.append(("came as", format_sides(*came)))
+    if isinstance(changes := facts.get("changes"), list) and changes:
+        pairs.append(("converted", ", ".join(map(str, changes))))
+    meta, shown = facts.get("meta"), (facts.get("caption"), facts.get("url"))
+    if isinstance(meta, dict):
+        meta = {name: value for name, value in meta.items() if value not in shown}
+    if meta:
+        text = without_secrets(json.dumps(meta, ensure_ascii=False))
+        pairs.append(("meta", text if len(text) <= META_LENGTH else f"{text[:META_LENGTH]}…"))
+    return pairs
+
+
+def _facts_of_latent(latents: ReportDataset, facts: Mapping[str, Any]) -> FactPairs:
+    if latents.columns:
+        return [(name, _shown_value(facts.get(name))) for name in latents.columns]
+    parts = []
+    if latents.has_latents:
+        scaled = f"scaled to {format_sides(facts.get('scaled_width'), facts.get('scaled_height'))}"
+        crop = facts.get("crop")
+        if isinstance(crop, list) and len(crop) == 4:
+            scaled += f", cut from {crop[0]}, {crop[1]}"
+        parts.append(scaled)
+    if tokens := facts.get("tokens"):
+        parts.append(f"{tokens} tokens" + (", caption cut" if facts.get("cut") else ""))
+    return [(latents.label, "; ".join(parts))]
+
+
+def _shown_value(value: Any) -> str:
+    """Return the value of a column as text, with four digits of a float."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+EACH = 4
+"""The number of samples that are shown of each end."""
+MOST_COLUMNS = 12
+
+
+class ColumnEnds(NamedTuple):
+    """The samples with the lowest and the highest numbers of a column.
+
+    `compared` counts the samples that were compared.
+    """
+
+    column: str
+    low: Sequence[SheetItem]
+    high: Sequence[SheetItem]
+    compared: int
+
+
+def column_ends(
+    images: ReportDataset, scores: ReportDataset, samples: Sequence[ReadSample], max_area: int
+) -> Iterator[ColumnEnds]:
+    """Yield the samples with the lowest and highest numbers of each column, of those given.
+
+    Only the first MOST_COLUMNS columns of numbers are looked at.
+    """
+
+    def item(column: str, sample: ReadSample) -> SheetItem:
+        image = find_image(images, scores, sample)
+        return SheetItem(
+            key=sample.key,
+            caption=image.caption,
+            facts=_facts_of_latent(scores, sample.facts),
+            pictures=() if image.problem else (open_picture(image, max_area)[1],),
+            problem=image.problem,
+            score=(column, _shown_value(sample.facts[column])),
+        )
+
+    numeric = [name for name, holds in scores.columns.items() if holds != TEXT]
+    for column in numeric[:MOST_COLUMNS]:
+        known = [one for one in samples if isinstance(one.facts.get(column), int | float)]
+        known.sort(key=lambda sample, column=column: (sample.facts[column], sample.key))  # type: ignore[misc]
+        items = min(EACH, len(known) // 2)
+        if items:
+            low, high = known[:items], known[-items:]
+            yield ColumnEnds(
+                column,
+                [item(column, sample) for sample in low],
+                [item(column, sample) for sample in high],
+                len(known),
+            )

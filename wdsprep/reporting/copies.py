@@ -1,0 +1,144 @@
+"""Groups of copies to show side by side, from the table that `wdsprep duplicates --table` wrote.
+
+Groups whose copies differ most from the image that stays come first: whoever sees that these are
+copies need not doubt the others.
+"""
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from wdsprep.dataset.thread_map import read_each
+from wdsprep.errors import FormatError, UsageError
+from wdsprep.reporting.contact_sheet import SheetItem, facts_of_image, unread_item
+from wdsprep.reporting.datasets import Datasets
+from wdsprep.reporting.pictures import open_picture
+from wdsprep.reporting.samples import ReadSample, places_of, read_sample
+from wdsprep.store import split_url
+from wdsprep.text import command
+
+GROUPS, COPIES = 8, 3
+"""The most groups that are shown, and the most copies of each beside the image that stays."""
+
+
+class CopyGroup(NamedTuple):
+    """A group of copies: the image that stays, then some of its copies.
+
+    `copies` counts all of its copies, whether they are shown or not.
+    """
+
+    items: Sequence[SheetItem]
+    copies: int
+
+
+class ShownCopies(NamedTuple):
+    """The groups of copies that a report shows.
+
+    `total` counts all groups whose remaining image is in the dataset.
+    """
+
+    groups: Sequence[CopyGroup]
+    total: int
+    table: str
+
+
+def choose_copies(
+    datasets: Datasets, table: str, max_area: int, heard: Callable[[str], None]
+) -> ShownCopies:
+    """Read a table of copies, and return up to 8 groups whose copies differ most, with pictures.
+
+    A group shows the image that stays and up to 3 copies. An image of more than `max_area` pixels
+    has a note in place of a picture. `heard` gets a line before the table is read. Raise UsageError
+    if no dataset of images is given, or if the table lists other samples.
+    """
+    images = datasets.images
+    if images is None:
+        raise UsageError("--duplicates shows images: give the dataset of images too")
+    heard(f"reading {table}")
+    mismatch = UsageError(
+        f"--duplicates {table} lists other samples than {images.shown} has now: run "
+        f"{command('duplicates', images.shown)} with --table again"
+    )
+    group, duplicate, distance = _columns(table, "group", "duplicate", "distance")
+    if len(group) != images.manifest.samples:
+        raise mismatch
+    is_copy = duplicate > 0
+    total = np.count_nonzero((group > 0) & ~is_copy & np.isin(group, group[is_copy]))
+    chosen = _choose_groups(group, duplicate, distance)
+    shown = np.concatenate([np.arange(0), *(rows[: 1 + COPIES] for rows in chosen)])
+    store = images.store
+    places = places_of(images.manifest.shards, shown.tolist())
+    read = read_each(lambda place: read_sample(store, place), places, store.readers)
+    samples = dict(zip(shown.tolist(), read, strict=True))
+    keys = _keys(table, samples) if samples else {}
+    if any(sample.key != keys[row] for row, sample in samples.items() if not sample.problem):
+        raise mismatch
+
+    def item(row: int) -> SheetItem:
+        text = "equal to the byte" if duplicate[row] == 2 else f"{distance[row]} of 64 bits differ"
+        return _item(samples[row], text if is_copy[row] else "it stays", max_area)
+
+    groups = [
+        CopyGroup([item(row) for row in rows[: 1 + COPIES].tolist()], len(rows) - 1)
+        for rows in chosen
+    ]
+    return ShownCopies(groups, int(total), table)
+
+
+def _choose_groups(group: Any, duplicate: Any, distance: Any) -> list[Any]:
+    """Return the rows of up to 8 groups of copies, those that differ most first.
+
+    The first row of a group is that of the image that stays. A group is left out unless this
+    dataset has both that image and a copy of it.
+    """
+    rows = np.flatnonzero(group)
+    order = rows[np.lexsort((rows, -distance[rows], duplicate[rows] > 0, group[rows]))]
+    starts = np.flatnonzero(np.diff(group[order], prepend=-1))
+    groups = np.split(order, starts[1:])
+    whole = [rows for rows in groups if len(rows) > 1 and not duplicate[rows[0]]]
+    return sorted(whole, key=lambda rows: -int(distance[rows].max()))[:GROUPS]
+
+
+def _item(sample: ReadSample, title: str, max_area: int) -> SheetItem:
+    if sample.problem:
+        return unread_item(sample)
+    picture = open_picture(sample, max_area)[1]._replace(title=title)
+    return SheetItem(sample.key, sample.caption, facts_of_image(sample.facts), [picture])
+
+
+def _columns(url: str, *names: str) -> list[Any]:
+    """Return whole columns of numbers of a table of copies."""
+    batches = [[batch.column(name).to_numpy() for name in names] for batch in _batches(url, *names)]
+    return [np.concatenate([np.arange(0), *(b[at] for b in batches)]) for at in range(len(names))]
+
+
+def _keys(url: str, rows: Any) -> dict[int, str]:
+    """Return the keys in some rows of a table of copies, by the number of the row."""
+    keys, first = {}, 0
+    for batch in _batches(url, "key"):
+        for row in rows:
+            if first <= row < first + len(batch):
+                keys[row] = str(batch.column("key")[row - first])
+        first += len(batch)
+    return keys
+
+
+def _batches(url: str, *names: str) -> Iterator[pa.RecordBatch]:
+    store, name = split_url(url)
+    try:
+        # opened by Python: Arrow opens no path that is not UTF-8
+        data = (store.root / name).open("rb") if store.root else io.BytesIO(store.read(name))
+        with data, pq.ParquetFile(data) as file:
+            for batch in file.iter_batches(columns=list(names), use_threads=False):
+                if batch.schema.names != list(names):
+                    raise KeyError(names)
+                yield batch
+    except (pa.ArrowException, KeyError, OSError) as error:
+        raise FormatError(
+            f"--duplicates {url} is not a table of copies: give the file that wdsprep duplicates "
+            "--table has written"
+        ) from error

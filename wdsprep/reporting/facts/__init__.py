@@ -1,1 +1,0 @@
-"""Collect the facts of a report about datasets."""

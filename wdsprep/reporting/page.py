@@ -1,0 +1,172 @@
+"""The page of a report, from the template `page.html`, which escapes whatever is put into it.
+
+Captions, names, hosts and keys come from the web. What looks like an element, a comment or the end
+of an attribute in them becomes text on the page, and characters that no text should have become
+replacement characters.
+
+The page opens from a disk and loads nothing: its content security policy allows no request, and no
+script but its own, whose digest it names.
+"""
+
+import base64
+import hashlib
+import re
+import time
+from collections.abc import Iterator
+from importlib.resources import files
+from math import pi, sqrt
+from typing import Any
+
+import jinja2
+import numpy as np
+
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.shapes import shape_name, shapes_of
+from wdsprep.errors import without_secrets
+from wdsprep.reporting.datasets import NAME, ReportDataset
+from wdsprep.reporting.distributions import FAR, SIDES, VERY_FAR, Bar, Channel, usual_share
+from wdsprep.reporting.funnel import EXAMPLES, RunPace, losses
+from wdsprep.reporting.gather import ReportFacts
+from wdsprep.reporting.pictures import format_sides
+from wdsprep.text import human_bytes, human_time, plural
+from wdsprep.version import __version__
+
+MINUS, DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
+UNREADABLE = "\N{REPLACEMENT CHARACTER}"
+# Control characters except tab and line feed, and halves of surrogate pairs, which JSON may have.
+_BAD = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+CURVE_POINTS = 60
+SHORT = 220
+
+
+def page_of(facts: ReportFacts) -> str:
+    """Return the HTML page of a report."""
+    template, style, script = map(_asset, ("page.html", "page.css", "page.js"))
+    policy = (
+        f"default-src 'none'; img-src data:; style-src 'sha256-{_digest(style)}'; "
+        f"script-src 'sha256-{_digest(script)}'; base-uri 'none'; form-action 'none'"
+    )
+    return fill(template, facts=facts, policy=policy, style=style, script=script)
+
+
+def fill(template: str, **values: Any) -> str:
+    """Return a template filled with values, all of which become text."""
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.globals |= {
+        "NAME": NAME,
+        "EXAMPLES": EXAMPLES,
+        "FAR": FAR,
+        "VERY_FAR": VERY_FAR,
+        "SHORT": SHORT,
+        "MINUS": MINUS,
+        "Code": Code,
+        "version": __version__,
+        "n": "{:,}".format,
+        **{function.__name__: function for function in FUNCTIONS},
+    }
+    return _BAD.sub(UNREADABLE, environment.from_string(template).render(values))
+
+
+def _asset(name: str) -> str:
+    return (files("wdsprep.reporting") / name).read_text("utf-8")
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
+
+
+def share(count: float, total: float) -> str:
+    """Return a share in percent.
+
+    A share above 0 is never shown as 0 %, and a share below 1 never as 100 %.
+    """
+    if not total:
+        return DASH
+    percent = 100 * count / total
+    if 0 < percent < 0.1:
+        return "< 0.1 %"
+    if 99.9 < percent < 100:
+        return "> 99.9 %"
+    return f"{percent:.1f} %"
+
+
+def percent(share: float) -> str:
+    """Return a place or a width of a drawing, in percent of it."""
+    return f"{100 * share:.3f}".rstrip("0").rstrip(".") + "%"
+
+
+def signed(value: float, places: int) -> str:
+    return f"{value:+.{places}f}".replace("-", MINUS)
+
+
+def rate(inputs_per_s: float) -> str:
+    return f"{inputs_per_s:,.1f}" if inputs_per_s >= 1 else f"{inputs_per_s:.2g}"
+
+
+def span(seconds: float) -> str:
+    return human_time(seconds) if seconds >= 10 or not seconds else f"{seconds:.1f} s"
+
+
+def pace_bars(pace: RunPace) -> list[Bar]:
+    """Return a bar for each period of a run: after which time it begins, and its rate."""
+    period = pace.active_s / len(pace.rates)
+    return [Bar(span(at * period), rate(height), height) for at, height in enumerate(pace.rates)]
+
+
+def moments(first_s: float, last_s: float) -> str:
+    """Return two times, the second without its date if that is the same."""
+    first, last = (time.strftime("%Y-%m-%d %H:%M", time.gmtime(at)) for at in (first_s, last_s))
+    return f"{first} to {last[11:] if first[:10] == last[:10] else last} UTC"
+
+
+def bell_paths(channel: Channel) -> tuple[str, str]:
+    """Return the paths of a channel's distribution, and of the bell curve that it should fill."""
+    count = len(channel.shares)
+    z = np.linspace(-SIDES, SIDES, CURVE_POINTS + 1)
+    bell = 2 * SIDES / count * np.exp(-z * z / 2) / sqrt(2 * pi)
+    most = max(*channel.shares, bell.max()) * 1.08
+    steps = " ".join(
+        f"H{100 * number / count:.2f}V{100 - 100 * share / most:.2f}"
+        for number, share in enumerate(channel.shares)
+    )
+    curve = "L".join(
+        f"{x:.2f} {y:.2f}" for x, y in zip(10 * (z + SIDES), 100 - 100 * bell / most, strict=True)
+    )
+    return f"M0 100{steps}H100V100Z", f"M{curve}"
+
+
+def shown_settings(dataset: ReportDataset) -> Iterator[tuple[str, str]]:
+    """Yield the names and values of the settings that decide the bytes of a dataset."""
+    shown = {**dataset.manifest.extra, **dataset.manifest.settings}
+    if sizes := shapes_of(shown):
+        shown["shapes"] = [shape_name(size) for size in sizes]
+    for line in shown.pop("layout", ()):
+        first, *others = line["shape"]
+        length = f"1 to {first}" if line.get("variable") else first
+        shown[line["name"]] = f"{line['dtype']} {format_sides(length, *others)}"
+    for name, value in sorted(shown.items()):
+        if isinstance(value, list) and not any(isinstance(item, dict | list) for item in value):
+            value = ", ".join(map(str, value))
+        if isinstance(value, bool):
+            value = "yes" if value else "no"
+        yield name.replace("_", "-"), DASH if value in ("", None) else str(value)
+
+
+FUNCTIONS = (
+    *(
+        share,
+        percent,
+        signed,
+        rate,
+        span,
+        moments,
+        pace_bars,
+        bell_paths,
+        shown_settings,
+        usual_share,
+        losses,
+    ),
+    *(human_bytes, plural, without_secrets),
+)

@@ -1,1 +1,0 @@
-"""The page of a report: facts and samples as HTML that needs no network."""

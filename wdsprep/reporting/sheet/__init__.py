@@ -1,1 +1,0 @@
-"""Pick, read, decode and draw the samples that a report shows."""
