@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,6 +23,8 @@ from wdsprep.errors import SourceError, WdsprepError
 from wdsprep.loading.shard_access.sample_cache import CacheDir
 from wdsprep.loading.tables import open_keyed_table
 from wdsprep.sources.parsing import parsing_file
+from wdsprep.sources.tables.parquet import read_rows
+from wdsprep.store import open_store
 
 COLUMNS = {"image": "jpeg", "caption": "str"}
 ROWS = [[jpeg(n), b"a picture"] for n in range(3)]
@@ -399,3 +402,23 @@ def test_import_says_which_table_is_damaged(tmp_path: Path) -> None:
 
 def test_an_index_is_read_before_any_shard(tmp_path: Path) -> None:
     assert [item.samples for item in source_of(mds(tmp_path / "mds")).items()] == [3]
+
+
+def test_a_dictionary_whose_value_is_named_many_times_is_refused_before_it_is_unpacked(
+    tmp_path: Path,
+) -> None:
+    """The page has few bytes, and each row of a batch would have the long text of its own."""
+    rows = 300
+    text = pa.DictionaryArray.from_arrays(np.zeros(rows, np.int32), pa.array(["x" * 2_000_000]))
+    table = pa.table({"key": [f"{n:012d}" for n in range(rows)], "text": text})
+    pq.write_table(table, tmp_path / "t.parquet", store_schema=False)
+    before, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(pool)
+    try:
+        with pytest.raises(SourceError, match=r"t.parquet has .* a part of it unpacks to"):
+            list(read_rows(open_store(str(tmp_path)), "t.parquet"))
+        with pytest.raises(SourceError, match=r"t.parquet has .* a part of it unpacks to"):
+            open_keyed_table(str(tmp_path / "t.parquet"), None, named=["text"])
+    finally:
+        pa.set_memory_pool(before)
+    assert pool.max_memory() < 50 << 20

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from wdsprep.dataset.rejects import RejectedError
@@ -26,6 +27,9 @@ from wdsprep.sources.tables import TableRow
 from wdsprep.store.base import Store
 
 BATCH_ROWS = 1_000
+READ_ROWS, READ_NBYTES, NESTED_ROWS = 1 << 16, 16 << 20, 16
+"""The most rows that are read at once, about how many bytes of them, and how many rows are read
+at least, and of nested values."""
 BUFFER_NBYTES = 1 << 20
 NUMBERS = {"bool": "|b1", "int": "<i8", "uint64": "<u8", "float": "<f4", "double": "<f8"}
 """Kinds of columns of numbers, and how NumPy may hold them."""
@@ -172,7 +176,12 @@ class OpenParquet:
 
     A footer may lie, and what pages hold is not known before they are read: one that unpacks to
     2 GB does so, and so does a list of as many values, before they are refused. What a footer says
-    of column chunks is not asked for: over damaged ones pyarrow ends the process."""
+    of column chunks is not asked for: over damaged ones pyarrow ends the process.
+
+    A page may name one long value of its dictionary a million times. So texts and bytes are read as
+    their dictionaries, and a batch is made of these only once it is known how long it will be.
+    Arrow does not do that for values in structs and lists, so of those few rows are read at once.
+    """
 
     def __init__(self, store: Store, name: str) -> None:
         self.what = f"{store.url}/{name}"
@@ -180,13 +189,21 @@ class OpenParquet:
         with self._parsing():
             file = pa.PythonFile(data, "r")
             self._file = pq.ParquetFile(file, buffer_size=BUFFER_NBYTES, pre_buffer=False)
-            self.schema: pa.Schema = self._file.schema_arrow
+            self.schema: pa.Schema = _without_dictionaries(self._file.schema_arrow)
             about = self._file.metadata
+            texts = [field.name for field in self.schema if _is_variable(field.type)]
+            self._file = pq.ParquetFile(
+                file,
+                metadata=about,
+                read_dictionary=texts,
+                buffer_size=BUFFER_NBYTES,
+                pre_buffer=False,
+            )
             names = list(self.schema.names)
             groups = [about.row_group(group) for group in range(about.num_row_groups)]
             self.groups = [group.num_rows for group in groups]
             unpacked = [group.total_byte_size for group in groups]
-        self._nbytes = data.nbytes
+        self._nbytes, self._unpacked = data.nbytes, unpacked
         check_columns(self.what, names)
         for rows in (*self.groups, sum(self.groups)):
             check_rows(self.what, rows, data.nbytes)
@@ -201,14 +218,24 @@ class OpenParquet:
         self, rows: int, *, groups: Sequence[int] | None = None, columns: Collection[str] = ()
     ) -> Iterator[pa.RecordBatch]:
         """Yield up to `rows` rows at a time, of these row groups and columns, or of all."""
-        wanted = range(len(self.groups)) if groups is None else groups
+        names = list(columns or self.schema.names)
+        has_nested = any(pa.types.is_nested(self.schema.field(name).type) for name in names)
         with self._parsing():
-            batches = self._file.iter_batches(
-                rows, row_groups=wanted, columns=list(columns) or None, use_threads=False
-            )
-            for batch in batches:
-                check_unpacked(self.what, batch.nbytes, self._nbytes)
-                yield batch
+            for group in range(len(self.groups)) if groups is None else groups:
+                mean_nbytes = max(1, self._unpacked[group] // max(1, self.groups[group]))
+                some = NESTED_ROWS if has_nested else max(NESTED_ROWS, READ_NBYTES // mean_nbytes)
+                batches = self._file.iter_batches(
+                    min(some, READ_ROWS), row_groups=[group], columns=names, use_threads=False
+                )
+                for batch in batches:
+                    for at in range(0, batch.num_rows, rows):
+                        yield self._decode(batch.slice(at, rows))
+
+    def _decode(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return a batch without dictionaries. Raise SourceError if it would be too large."""
+        check_unpacked(self.what, sum(map(_decoded_nbytes, batch.columns)), self._nbytes)
+        schema = pa.schema([self.schema.field(name) for name in batch.schema.names])
+        return batch.cast(schema)
 
     def runs(self, rows: int) -> Iterator[tuple[int, int, int]]:
         """Yield runs of row groups: the first group, the one after the last, the number of rows.
@@ -230,6 +257,37 @@ class OpenParquet:
     def _parsing(self) -> AbstractContextManager[None]:
         advice = "fetch it again, or move it away"
         return parsing_file(self.what, "is not a valid Parquet file", advice)
+
+
+def _without_dictionaries(schema: pa.Schema) -> pa.Schema:
+    fields = [
+        field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
+        for field in schema
+    ]
+    return pa.schema(fields, schema.metadata)
+
+
+def _is_variable(kind: pa.DataType) -> bool:
+    return any(
+        test(kind)
+        for test in (
+            pa.types.is_string,
+            pa.types.is_binary,
+            pa.types.is_large_string,
+            pa.types.is_large_binary,
+        )
+    )
+
+
+def _decoded_nbytes(column: pa.Array) -> int:
+    """Return how many bytes the values of a column have without a dictionary."""
+    if not pa.types.is_dictionary(column.type):
+        return int(column.nbytes)
+    column.validate()
+    if not _is_variable(column.type.value_type):
+        return int(column.nbytes) + len(column) * 8
+    lengths = pc.cast(pc.binary_length(column.dictionary), pa.int64())
+    return int(pc.sum(lengths.take(column.indices)).as_py() or 0)  # which checks the indices
 
 
 class StoreFile(io.RawIOBase):
