@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ import torch
 from tests.kit.gpus import pretend_cuda
 from wdsprep.encoding.encode import make_encoder
 from wdsprep.encoding.gpus import ALLOCATOR, prepare_allocator
-from wdsprep.encoding.models.device import check_age
+from wdsprep.encoding.models.device import check_age, check_precision
 from wdsprep.encoding.models.find_model import TINY, find_model
-from wdsprep.encoding.recipe_defaults import dtype_of
+from wdsprep.encoding.recipe_defaults import settings_of, settle_recipe
 from wdsprep.encoding.recipe_options import Recipe
 
 
@@ -42,27 +41,68 @@ def test_a_gpu_that_torch_has_no_code_for_is_named(monkeypatch: pytest.MonkeyPat
     check_age(torch.device("cpu"))
 
 
+CARDS = {"T4": (7, 5), "A10G": (8, 6), "H100": (9, 0), "MI300X": (9, 4)}
+KINDS: dict[str, dict[str, Any]] = {
+    "sd2": {"force_upcast": False},
+    "sdxl": {"force_upcast": True},
+    "dc": {"_class_name": "AutoencoderDC", "encoder_block_out_channels": [4, 4, 4, 4]},
+}
+
+
 @pytest.mark.parametrize(
-    ("config", "dtype"),
+    ("kind", "card", "images", "both"),
     [
-        ({"force_upcast": True}, "bf16"),
-        ({"force_upcast": False}, "fp16"),
-        ({"_class_name": "AutoencoderDC", "encoder_block_out_channels": [4, 4, 4, 4]}, "half"),
+        ("sd2", "T4", "fp16", "fp16"),
+        ("sd2", "A10G", "fp16", "fp16"),
+        ("sdxl", "T4", "fp32", "half+fp32"),
+        ("sdxl", "A10G", "tf32", "half+tf32"),
+        ("sdxl", "H100", "tf32", "half+tf32"),
+        ("sdxl", "MI300X", "fp32", "half+fp32"),
+        ("dc", "A10G", "tf32", "half+tf32"),
+        ("dc", "T4", "fp32", "half+fp32"),
     ],
 )
-def test_text_alone_has_the_dtype_that_it_has_beside_latents(
-    config: dict[str, Any], dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_no_vae_is_farther_from_fp32_than_fp16_is_and_the_settings_say_its_precision(
+    kind: str, card: str, images: str, both: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wdsprep.encoding.recipe_defaults.has_bf16", lambda: True)
     shutil.copytree(TINY, tmp_path / "model")
     path = tmp_path / "model/vae/config.json"
-    path.write_text(json.dumps(json.loads(path.read_bytes()) | config))
-    both = find_model(str(tmp_path / "model"), text="emb")
-    alone = find_model(str(tmp_path / "model"), text="emb", has_vae=False)
-    assert dtype_of("auto", "cuda", both) == dtype_of("auto", "cuda", alone) == dtype
-    path.unlink()
-    alone = find_model(str(tmp_path / "model"), text="emb", has_vae=False)
-    assert dtype_of("auto", "cuda", alone) == "fp16"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | KINDS[kind]))
+    monkeypatch.setattr("wdsprep.encoding.gpus.has_driver", lambda: True)
+    monkeypatch.setattr(torch.version, "hip", "6.4" if card.startswith("MI") else None)
+    is_new = CARDS[card] >= (8, 0)
+    pretend_cuda(
+        monkeypatch,
+        is_available=True,
+        get_device_capability=CARDS[card],
+        is_bf16_supported=lambda including_emulation: is_new or including_emulation,
+    )
+    for wanted, dtype in (
+        ({"text": "none"}, images),
+        ({}, both),
+        ({"latents": "none"}, "fp16"),
+        ({"latents": "none", "text": "tokens"}, "fp32"),
+        ({"dtype": "bf16"}, "bf16"),
+    ):
+        recipe = Recipe(resolution=64, **wanted)
+        model = find_model(str(tmp_path / "model"), text=recipe.text, has_vae=not recipe.is_of_text)
+        settled, model = settle_recipe(recipe, model, "cuda")
+        assert settings_of(model, settled)["dtype"] == dtype
+        assert settle_recipe(recipe, model, "cpu")[0].dtype == wanted.get("dtype", "fp32")
+
+
+def test_a_gpu_without_tf32_does_not_compute_otherwise_without_a_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu(monkeypatch, "T4", (7, 5))
+    with pytest.raises(RuntimeError, match=r"^T4 has no TF32, in which the VAE of this run comp"):
+        make_encoder(
+            find_model("tiny", text="none"), Recipe(resolution=64, dtype="half+tf32"), "cuda"
+        )
+    for dtype in ("half+fp32", "fp16", "fp32"):
+        check_precision(torch.device("cuda"), dtype)
+    gpu(monkeypatch, "A10G", (8, 6))
+    check_precision(torch.device("cuda"), "half+tf32")
 
 
 @pytest.mark.parametrize("chosen", ["", *ALLOCATOR])
@@ -90,18 +130,3 @@ def test_torch_takes_that_setting_without_a_word() -> None:
         timeout=100,
     )
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.parametrize(("is_native", "dtype"), [(True, "bf16"), (False, "fp32")])
-def test_emulated_bf16_is_not_chosen(
-    is_native: bool, dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("wdsprep.encoding.gpus.has_driver", lambda: True)
-    pretend_cuda(
-        monkeypatch,
-        is_available=True,
-        is_bf16_supported=lambda including_emulation: is_native or including_emulation,
-    )
-    overflowing = replace(find_model("tiny", text="none"), upcast=True)
-    assert dtype_of("auto", "cuda", overflowing) == dtype
-    assert dtype_of("bf16", "cuda", overflowing) == "bf16"

@@ -172,7 +172,7 @@ def test_configs_decide_shapes_and_scales(tmp_path: Path) -> None:
     bare = lay_out(tmp_path, {"config.json": json.dumps(flux).encode(), **weights})
     model = find_model(str(bare), text="none")
     assert (model.vae, model.channels, model.scale, model.shift) == ("", 16, 0.3611, 0.1159)
-    assert model.upcast
+    assert not model.fits_fp16
     assert fields(model, Recipe(resolution=512, text="none")) == (
         Field(name="latent.npy", dtype="<f2", shape=(16, 64, 64)),
     )

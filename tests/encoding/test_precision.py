@@ -1,4 +1,4 @@
-"""fp32 is fp32, whatever the process allows, and afterwards that is allowed again."""
+"""fp32 is whole, or TF32 in convolutions, as asked; around that it is what the trainer allows."""
 
 import threading
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from wdsprep.encoding.models.encoder import load_encoder
 from wdsprep.encoding.models.find_model import find_model
-from wdsprep.encoding.models.precision import whole_fp32
+from wdsprep.encoding.models.precision import precision_of, whole_fp32
 from wdsprep.encoding.recipe_options import Recipe
 
 BACKENDS: Any = torch.backends
@@ -72,16 +72,37 @@ def test_what_is_set_for_several_operators_afterwards_holds() -> None:
     BACKENDS.fp32_precision = before
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_the_networks_compute_in_fp32_where_that_is_asked_for(
+def test_threads_that_want_another_precision_wait_for_each_other() -> None:
+    seen: list[set[str]] = []
+
+    def other() -> None:
+        with precision_of("tf32")():
+            seen.append({*now().values()})
+
+    thread = threading.Thread(target=other)
+    with whole_fp32():
+        thread.start()
+        thread.join(0.05)
+        assert not seen
+        assert set(now().values()) == {"ieee"}
+    thread.join(60)
+    assert seen == [{"ieee", "tf32"}]
+
+
+WHOLE = dict.fromkeys(OPERATORS, "ieee")
+IN_TF32 = WHOLE | {"conv": "tf32", "rnn": "tf32"}
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "tf32", "half+tf32"])
+def test_the_networks_compute_in_the_precision_that_is_asked_for(
     dtype: str, trainer: dict[str, str]
 ) -> None:
     made = load_encoder(
         find_model("tiny", text="none"), Recipe(resolution=64, text="none", dtype=dtype), "cpu"
     )
-    whole = dict.fromkeys(OPERATORS, "ieee")
+    usual = {"fp32": WHOLE, "bf16": trainer}.get(dtype, IN_TF32)
     pixels, noise = torch.zeros((1, 3, 64, 64), dtype=torch.uint8), torch.zeros(1, dtype=torch.long)
-    for exact, wanted in ((False, whole if dtype == "fp32" else trainer), (True, whole)):
+    for exact, wanted in ((False, usual), (True, WHOLE)):
         seen: list[dict[str, str]] = []
         with register_module_forward_hook(lambda *_, seen=seen: seen.append(now())):
             made.encode_images(pixels, noise, exact=exact)

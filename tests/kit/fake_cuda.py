@@ -170,7 +170,8 @@ class FakeCuda:
         self._patch.setattr(
             torch, "tensor", lambda data, **options: tensor(data, **options | _unpinned(options))
         )
-        self._patch.setattr(recipe_defaults, "has_bf16", lambda: True)
+        for ability in ("has_bf16", "has_tf32"):
+            self._patch.setattr(recipe_defaults, ability, lambda: True)
         self._patch.setattr(gpu_memory, "free_nbytes", lambda _device: self.free)
         self._patch.setattr(torch.cuda, "empty_cache", lambda: None)
         return self

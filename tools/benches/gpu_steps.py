@@ -471,7 +471,7 @@ def vae(bench: Bench) -> None:
         exact = _latents(
             bench.encoder(model, side, dtype="fp32", text="none", latents="mean"), pixels
         )
-        for dtype in ("fp16", "bf16", "fp32"):
+        for dtype in ("fp16", "bf16", "tf32", "fp32"):
             encoder = bench.encoder(model, side, dtype=dtype, text="none", latents="mean")
             contenders[dtype] = _launcher(encoder, pixels)
             deviations[dtype] = _rms(_latents(encoder, pixels), exact)

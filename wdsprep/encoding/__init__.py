@@ -42,5 +42,9 @@ TEXTS = ("emb", "tokens", "none")
 DTYPES = ("auto", "fp16", "bf16", "fp32")
 """Dtypes of the models, not of what is stored; `auto` goes by the device, and is chosen before the
 work."""
-HALF = "half"
-"""The dtype that `auto` becomes where networks differ: each has its own half precision."""
+HALF, TF32 = "half", "tf32"
+VAE_DTYPES = ("fp16", TF32, "fp32")
+"""The precisions that `auto` may choose for a VAE on a GPU."""
+CHOSEN_DTYPES = (HALF, TF32, *(f"{HALF}+{vae}" for vae in VAE_DTYPES))
+"""Further dtypes that `auto` becomes on a GPU. With `half` each text encoder has its own half
+precision; after a plus comes the precision of the VAE, as in `half+tf32`."""

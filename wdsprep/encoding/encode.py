@@ -219,13 +219,14 @@ def _extra_entries(model: str, speeds: Speeds | None, known: Any) -> dict[str, A
 def make_encoder(model: Model, recipe: Recipe, device: str) -> "Encoder":
     """Load the encoder in a worker, after a check of the worker's GPU and of the weights.
 
-    Raise RuntimeError if the GPU is too old for torch, and WorkError if the weights are not those
-    of the driver.
+    Raise RuntimeError if the GPU is too old for torch or for the recipe, and WorkError if the
+    weights are not those of the driver.
     """
     from torch import device as torch_device
 
-    from wdsprep.encoding.models.device import check_age
+    from wdsprep.encoding.models.device import check_age, check_precision
     from wdsprep.encoding.models.encoder import load_encoder
 
     check_age(torch_device(device))
+    check_precision(torch_device(device), recipe.dtype)
     return load_encoder(check_weights(model), recipe, device)

@@ -7,6 +7,10 @@ begins at once on a machine without one, and its own process never holds torch t
 import ctypes
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 NVIDIA = "libcuda.so.1"  # what the CUDA runtime in torch loads, and does without GPUs if it cannot
 AMD = Path("/dev/kfd")  # what its counterpart opens
@@ -36,6 +40,25 @@ def has_bf16() -> bool:
     import torch
 
     return not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def has_tf32() -> bool:
+    """Return whether the GPU of this machine computes convolutions in TF32.
+
+    Without a GPU it is true: a worker whose GPU cannot do it says so.
+    """
+    if not has_driver():
+        return True
+    import torch
+
+    return not torch.cuda.is_available() or computes_tf32("cuda")
+
+
+def computes_tf32(device: "torch.device | str") -> bool:
+    """Return whether a GPU computes convolutions in TF32, as NVIDIA's do from Ampere on."""
+    import torch
+
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def prepare_allocator() -> None:

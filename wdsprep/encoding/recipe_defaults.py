@@ -5,8 +5,8 @@ from typing import Any, TypeVar
 
 from wdsprep.dataset.npy_arrays import layout
 from wdsprep.dataset.settings import as_json
-from wdsprep.encoding import HALF
-from wdsprep.encoding.gpus import has_bf16
+from wdsprep.encoding import HALF, TF32
+from wdsprep.encoding.gpus import has_bf16, has_tf32
 from wdsprep.encoding.latent_arrays import fields
 from wdsprep.encoding.models.find_model import Model, rule_of
 from wdsprep.encoding.models.presets import PRESETS
@@ -35,7 +35,7 @@ def choices_for(recipe: Recipe, model: Model, device: str) -> dict[str, Any]:
     """Return the values of a recipe that depend on the model and the device, by field."""
     chosen: dict[str, Any] = {
         "latents": latents_of(recipe.latents, model),
-        "dtype": dtype_of(recipe.dtype, device, model),
+        "dtype": recipe.dtype if recipe.dtype != "auto" else choose_dtype(recipe, model, device),
     }
     if model.pipeline is not None:
         preset = PRESETS.get(model.name.partition("@")[0])
@@ -62,23 +62,22 @@ def latents_of(wanted: str, model: Model) -> str:
     return "mean"
 
 
-def dtype_of(wanted: str, device: str, model: Model) -> str:
-    """Return the dtype to compute in: `wanted`, or for `auto` a half precision on a GPU, else fp32.
+def choose_dtype(recipe: Recipe, model: Model, device: str) -> str:
+    """Return the dtype that `auto` stands for on a device: fp32 on a CPU.
 
-    `half` stands for the half precision of each network of a pipeline. A VAE that is known to
-    overflow in fp16 gets bf16. A GPU without bf16 gets fp32 in place of either. Text alone gets the
-    dtype that it would have with latents.
+    On a GPU, text encoders get their half precision, and a VAE gets fp16 if it does not overflow in
+    it. Other VAEs get TF32, or fp32 on a GPU without it, as bf16 deviates more than fp16. If text
+    encoders may need bf16 and the GPU lacks it, all networks get fp32.
     """
-    if wanted != "auto":
-        return wanted
-    if device != "cuda":
+    if device != "cuda" or (recipe.is_of_text and recipe.text != "emb"):
         return "fp32"
-    is_plain = model.pipeline is None and model.is_plain
-    if not is_plain:
-        return HALF if has_bf16() else "fp32"
-    if not model.upcast:
-        return "fp16"
-    return "bf16" if has_bf16() else "fp32"
+    vae = "fp16" if model.fits_fp16 else TF32 if has_tf32() else "fp32"
+    if recipe.text != "emb":
+        return vae
+    if model.pipeline is not None and not has_bf16():
+        return "fp32"
+    text = HALF if model.pipeline else "fp16"
+    return text if recipe.is_of_text or text == vae else f"{HALF}+{vae}"
 
 
 def settings_of(model: Model, recipe: Recipe) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, cast
 from wdsprep.changed_settings import SettingWords
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import Size
-from wdsprep.encoding import DTYPES, HALF, LATENTS, TEXTS
+from wdsprep.encoding import CHOSEN_DTYPES, DTYPES, LATENTS, TEXTS
 from wdsprep.encoding.shape_lists import (
     SDXL_RESOLUTION,
     SHAPES_SETTING,
@@ -131,15 +131,15 @@ class RecipeOptions(Options):
     dtype: str = field(
         default=DTYPES[0],
         metadata=about(
-            "Compute in this precision; auto is fp32 on a CPU, and on a GPU the half precision "
-            "that is right for each network.",
+            "Compute in this precision; auto is fp32 on a CPU, and on a GPU the precision that is "
+            "right for each network.",
             MODEL,
             choices=DTYPES,
-            inner=(HALF,),
+            inner=CHOSEN_DTYPES,
             usual=True,
-            page="compute in this precision; auto is fp32 on the CPU, and on a GPU [the half "
-            "precision of each network](#precision). A value that overflows is computed again in "
-            "fp32",
+            page="compute in this precision; auto is fp32 on the CPU, and on a GPU [the precision "
+            "that is right for each network](#precision). A value that overflows is computed again "
+            "in fp32",
         ),
     )
     decode: str = field(

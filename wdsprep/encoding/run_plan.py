@@ -84,8 +84,9 @@ class EncodePlan:
 
 def headlines(plan: EncodePlan) -> Iterator[str]:
     """Yield the first lines of a plan: the images, the datasets, the model and the device."""
-    dtype = plan.recipe.dtype
-    precision = "fp16 and bf16" if dtype == HALF else dtype
+    text, _, vae = plan.recipe.dtype.partition("+")
+    precision = "fp16 and bf16" if text == HALF else text
+    precision += f", its VAE in {vae}," if vae else ""
     wanted = ", ".join(map(_describe_images, plan.datasets))
     device = plan.worker_plan.device
     yield f"{plan.images}: {wanted}; model {plan.model.name} in {precision} on {device}"

@@ -28,7 +28,7 @@ KL = {
 
 def kl(scale: float) -> AutoencoderKL:
     """Of 4 channels, as with Stable Diffusion."""
-    return AutoencoderKL(**KL, latent_channels=4, scaling_factor=scale)
+    return AutoencoderKL(**KL, latent_channels=4, scaling_factor=scale, force_upcast=False)
 
 
 def kl16(scale: float, shift: float) -> AutoencoderKL:

@@ -195,7 +195,7 @@ class EncodeOutput(CommandOutput[Sequence[Outcome]]):
         if exact and samples:
             lines.append(
                 f"{plural(exact, self._noun)} overflowed and had to be computed again in fp32: "
-                "--dtype bf16 or fp32 may be faster"
+                "--dtype fp32 may be faster"
             )
         return lines
 

@@ -15,11 +15,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from wdsprep.dataset.npy_arrays import BFLOAT16, Field, is_of_text, text_fields
+from wdsprep.encoding import TF32
 from wdsprep.encoding.models.batch_size import is_out_of_memory
 from wdsprep.errors import WorkError
 
 T = TypeVar("T")
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPES = {
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    TF32: torch.float32,  # in memory: only what convolutions multiply is rounded
+    "fp32": torch.float32,
+}
 TENSORS = {
     "<f2": torch.float16,
     "<f4": torch.float32,

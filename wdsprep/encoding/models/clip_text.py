@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from wdsprep.dataset.npy_arrays import EMB, TOKENS
 from wdsprep.encoding.models.base import DTYPES, InTwoPrecisions, Rows, Tokens
 from wdsprep.encoding.models.compiled import CompiledNetwork
+from wdsprep.encoding.models.encode_prompt import dtype_of_tower
 from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.models.load_networks import load_tokenizer, load_tower
 from wdsprep.encoding.recipe_options import Recipe
@@ -63,7 +64,8 @@ class ClipText:
         from transformers import CLIPTextModel
 
         prepare = CompiledNetwork if recipe.compile else None
-        self.network: InTwoPrecisions[Any] = InTwoPrecisions(load, recipe.dtype, prepare)
+        dtype = dtype_of_tower(recipe.dtype, "", CLIPTextModel.__name__)
+        self.network: InTwoPrecisions[Any] = InTwoPrecisions(load, dtype, prepare)
 
     def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:
         pin = self._device.type == "cuda"  # else a copy waits for the batch before

@@ -22,6 +22,8 @@ import torch
 
 from wdsprep.dataset.npy_arrays import is_of_text
 from wdsprep.dataset.shapes import Size
+from wdsprep.encoding import TF32
+from wdsprep.encoding.gpus import computes_tf32
 from wdsprep.encoding.models.base import Encoded, Encoder, NoRoomError, Tokens
 from wdsprep.encoding.models.batch_size import (
     EXACT_BATCH,
@@ -402,6 +404,18 @@ def _elapsed_seconds(one: Launched) -> float:
         return one.ended - one.began  # type: ignore[operator]
     one.ended.synchronize()
     return float(one.began.elapsed_time(one.ended)) / 1000
+
+
+def check_precision(device: torch.device, dtype: str) -> None:
+    """Raise RuntimeError if a GPU cannot compute in TF32, but the VAE of a run is to.
+
+    torch would compute in fp32 without a word, and the run would mix the two.
+    """
+    if device.type == "cuda" and dtype.endswith(TF32) and not computes_tf32(device):
+        raise RuntimeError(
+            f"{device_name(device)} has no TF32, in which the VAE of this run computes: leave it "
+            "out with CUDA_VISIBLE_DEVICES or --accelerator-type, or give --dtype fp32"
+        )
 
 
 def check_age(device: torch.device) -> None:

@@ -376,6 +376,7 @@ def find_absent_part(error: BaseException) -> str:
 
 def dtype_of_tower(dtype: str, pipeline: str, tower: str) -> str:
     """Return the dtype of a text encoder; `half` stands for the half precision of its class."""
-    if dtype != HALF:
-        return dtype
+    text = dtype.partition("+")[0]
+    if text != HALF:
+        return text
     return "bf16" if pipeline in IN_ONE_PRECISION else half_precision_of(tower)

@@ -9,7 +9,6 @@ computes it again in fp32.
 torch is imported with this module, diffusers and transformers when models are loaded.
 """
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from wdsprep.dataset.npy_arrays import LATENT, Field, is_of_text, text_fields
+from wdsprep.encoding import HALF, TF32
 from wdsprep.encoding.latent_arrays import fields
 from wdsprep.encoding.models.base import (
     DTYPES,
@@ -35,10 +35,10 @@ from wdsprep.encoding.models.compiled import CompiledNetwork, check_compiler
 from wdsprep.encoding.models.division_by_one import leave_out_divisions
 from wdsprep.encoding.models.dry_run import token_source
 from wdsprep.encoding.models.find_model import Model
-from wdsprep.encoding.models.gpu_memory import dtype_of_vae, is_split
+from wdsprep.encoding.models.gpu_memory import is_split
 from wdsprep.encoding.models.load_networks import load_vae, silence_libraries
 from wdsprep.encoding.models.pipeline_text import PipelineText
-from wdsprep.encoding.models.precision import whole_fp32
+from wdsprep.encoding.models.precision import precision_of, whole_fp32
 from wdsprep.encoding.models.vae import Moments, Rule
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import WorkError
@@ -62,13 +62,15 @@ class LatentEncoder:
         self.is_compiled = recipe.compile
         self.has_text = recipe.text != "none"
         self._by_name = {field.name: field for field in self.fields}
-        self._is_fp32 = recipe.dtype == "fp32"
+        self._text_precision = precision_of(recipe.dtype)
         self._rule = Rule(model, recipe.latents)
-        dtype = dtype_of_vae(model, recipe.dtype)
+        dtype = recipe.dtype.rpartition("+")[2]  # that of the VAE, if there is one
+        dtype = "fp16" if dtype == HALF else dtype
+        self._image_precision = precision_of(dtype)
         self.itemsize = DTYPES[dtype].itemsize
         self._moments: InTwoPrecisions[Any] = InTwoPrecisions(
             lambda wanted: _load_moments(model, DTYPES[wanted], device, is_compiled=recipe.compile),
-            dtype,
+            "fp32" if dtype == TF32 else dtype,
             CompiledNetwork if recipe.compile else None,
         )
         self.is_split = is_split(model, recipe, device, self.itemsize)
@@ -102,20 +104,20 @@ class LatentEncoder:
 
     def image_rows(self, pixels: Tensor, noise: Tensor, *, exact: bool = False) -> Rows:
         """Return the latents of images in fp32, before they are converted for storage."""
-        with self._full_precision(exact=exact), torch.inference_mode():
+        with whole_fp32() if exact else self._image_precision(), torch.inference_mode():
             moments = self._moments.get(exact=exact)(pixels)
             return Rows({LATENT: self._rule(moments, noise)})
 
     def text_rows(self, texts: Sequence[Tokens], *, exact: bool = False) -> Rows:
         if self._text is None:
             raise ValueError("nothing is made of captions here")
-        with self._full_precision(exact=exact), torch.inference_mode():
+        with whole_fp32() if exact else self._text_precision(), torch.inference_mode():
             return self._text.rows(texts, exact=exact)
 
     def empty(self) -> dict[str, Tensor]:
         if self._text is None:
             return {}
-        with self._full_precision(exact=True), torch.inference_mode():
+        with whole_fp32(), torch.inference_mode():
             made = self._store(self._text.empty(exact=False))
             if not made.ok.all():
                 made = self._store(self._text.empty(exact=True))
@@ -152,9 +154,6 @@ class LatentEncoder:
                 ok.append(fits(value, dtype))
             arrays[name] = value.to(dtype).contiguous()
         return Encoded(arrays, torch.stack(ok).all(0), rows.lengths)
-
-    def _full_precision(self, *, exact: bool) -> "contextlib.AbstractContextManager[None]":
-        return whole_fp32() if exact or self._is_fp32 else contextlib.nullcontext()
 
 
 def fits(value: Tensor, dtype: torch.dtype = torch.float16) -> Tensor:

@@ -104,10 +104,8 @@ class Model:
     """the side of the squares of z that become channels of one place; 1 leaves z as it is"""
     is_sampled: bool
     """whether the VAE gives a distribution, and not the latent itself"""
-    upcast: bool
-    """whether the VAE's config warns that half precision overflows, even if the VAE is left out"""
-    is_plain: bool
-    """whether the VAE is an AutoencoderKL, even if it is left out for text alone"""
+    fits_fp16: bool
+    """whether the VAE is an AutoencoderKL whose config does not warn that fp16 overflows"""
     note: str
     """what a user should know of it, or nothing"""
     towers: tuple[Tower, ...] = ()
@@ -139,8 +137,7 @@ def find_model(
 ) -> Model:
     """Return the model that a user named, with all of its files on this machine.
 
-    Without `has_vae` these are the files for text, and the VAE's config, which decides the dtype.
-    With `is_offline` nothing is downloaded.
+    Without `has_vae` these are the files for text alone. With `is_offline` nothing is downloaded.
     """
     wanted = ModelNeeds(text, has_vae)
     if name == "tiny":
@@ -261,12 +258,10 @@ def _read_model(name: str, place: ModelFiles, wanted: ModelNeeds) -> Model:
         raise UsageError(f"{what} lacks {', '.join(parts.missing)}: choose another --model")
     jsons = {file for file in parts.files if file.endswith(".json")}
     of_vae = f"{parts.vae}/config.json" if parts.vae else "config.json"
-    if text != "none" and of_vae in place.names():
-        jsons.add(of_vae)
     configs = place.fetch(sorted(jsons))
     _check_configs(place, configs, parts, jsons)
     config = Config.read(configs / of_vae) if of_vae in jsons else Config(configs)
-    rule = replace(NO_VAE, upcast=config.get("force_upcast") is True)
+    rule = NO_VAE
     if wanted.vae:
         rule = vae_rule(what, config, parts.kind, has_unet="unet" in parts.index)
     towers: tuple[Tower, ...] = ()
@@ -292,8 +287,7 @@ def _read_model(name: str, place: ModelFiles, wanted: ModelNeeds) -> Model:
         shift=rule.shift,
         patch=rule.patch,
         is_sampled=rule.is_sampled,
-        upcast=rule.upcast,
-        is_plain=config.get("_class_name", "AutoencoderKL") == "AutoencoderKL",
+        fits_fp16=rule.fits_fp16,
         towers=towers,
         pipeline=parts.pipeline,
         pipeline_kind="" if parts.is_plain else parts.kind,

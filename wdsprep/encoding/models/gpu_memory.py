@@ -4,7 +4,6 @@ from pathlib import Path
 
 import torch
 
-from wdsprep.encoding import HALF
 from wdsprep.encoding.models.base import DTYPES
 from wdsprep.encoding.models.batch_size import TEXT_NBYTES, free_nbytes, peak_nbytes
 from wdsprep.encoding.models.encode_prompt import dtype_of_tower
@@ -50,12 +49,6 @@ def _text_nbytes(model: Model, recipe: Recipe) -> int:
         weights_nbytes(model, name, DTYPES[dtype].itemsize) for name, dtype in dtypes.items()
     )
     return sum(weights) + TEXT_NBYTES
-
-
-def dtype_of_vae(model: Model, dtype: str) -> str:
-    if dtype != HALF:
-        return dtype
-    return "fp16" if model.vae_kind == "AutoencoderKL" and not model.upcast else "bf16"
 
 
 def weights_nbytes(model: Model, folder: str, itemsize: int) -> int:

@@ -50,7 +50,7 @@ class VaeRule:
     shift: float | tuple[float, ...] = 0.0
     patch: int = 1
     is_sampled: bool = True
-    upcast: bool = False
+    fits_fp16: bool = False
 
     @property
     def own_factor(self) -> int:
@@ -69,7 +69,7 @@ def _kl(config: Config) -> VaeRule:
         factor=_factor(config, "block_out_channels"),
         scale=config.above_zero("scaling_factor", SCALE),
         shift=config.real("shift_factor", 0.0),
-        upcast=config.get("force_upcast") is True,
+        fits_fp16=config.get("force_upcast") is not True,
     )
 
 
