@@ -240,7 +240,7 @@ class OnGpu:
 def card(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU computes what is computed on this one, for encoders that are `OnGpu`."""
     monkeypatch.setattr(
-        "wdsprep.encoding.worker.Engine", lambda encoder, **how: Engine(encoder.own, **how)
+        EncodeWorker, "engine_class", lambda _worker, encoder, **how: Engine(encoder.own, **how)
     )
     monkeypatch.setattr(
         "wdsprep.encoding.encode.make_encoder", lambda *given: OnGpu(make_encoder(*given))

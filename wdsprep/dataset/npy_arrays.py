@@ -27,7 +27,9 @@ FLIPPED = "latent_flipped.npy"
 """The latents of the mirrored image, where that was asked for."""
 OF_SIZES = ("time_ids.npy", "original_size.npy", "target_size.npy", "crop_coords.npy")
 """Arrays that are made of an image's sizes; all others but latents are made of its caption."""
-OF_IMAGES = frozenset((LATENT, FLIPPED, *OF_SIZES))
+NUMBERS = "numbers.npy"
+"""The numbers that models give an image, which become columns of scores."""
+OF_IMAGES = frozenset((LATENT, FLIPPED, NUMBERS, *OF_SIZES))
 IMAGE_EMB = "image_emb.npy"
 """An image's embedding, among scores; the name of its model may stand before it."""
 MASK = "mask.npy"

@@ -100,13 +100,7 @@ class Engine:
             self._part = Part.TEXT
         encoder.bring(Part.IMAGE)  # whose batches are sized by what is free
         self._batches = DeviceBatches(encoder, batch_size, lanes=threads, gpu_share=gpu_share)
-        self._batcher = Batcher(
-            encoder,
-            lambda row, code: self._store_results([row], [code]),
-            flips=any(field.name == FLIPPED for field in encoder.fields),
-            image_window=most_waiting if len(self._image_shapes) > 1 else 0,
-            text_window=most_waiting if encoder.groups_texts and self._batches.text_size > 1 else 0,
-        )
+        self._batcher = self._make_batcher(most_waiting)
         window = max(self._batcher.image_window, self._batcher.text_window)
         self.limit = EngineLimit(self._samples_inside + decoders + window, waiting_nbytes)
         self._launchable = threading.Semaphore(QUEUED_BATCHES + MOST_LAUNCHED * self._batches.lanes)
@@ -116,12 +110,22 @@ class Engine:
         self._feeders = 0
         self._feeders_lock = threading.Lock()
         self._fed: queue.SimpleQueue[PendingBlock | None] = queue.SimpleQueue()
-        self._spare: deque[torch.Tensor] = deque(maxlen=SPARE_BATCHES)
+        self._spare: deque[torch.Tensor] = deque(maxlen=self._most_spare)
         self._failure: BaseException | None = None
         self._pool = ThreadPoolExecutor(decoders, "decode", torch.set_num_threads, (1,))
         self._warm_up()
         self._assembler = threading.Thread(target=self._assemble, name="assembler", daemon=True)
         self._assembler.start()
+
+    def _make_batcher(self, most_waiting: int) -> Batcher:
+        encoder = self._encoder
+        return Batcher(
+            encoder,
+            lambda row, code: self._store_results([row], [code]),
+            flips=any(field.name == FLIPPED for field in encoder.fields),
+            image_window=most_waiting if len(self._image_shapes) > 1 else 0,
+            text_window=most_waiting if encoder.groups_texts and self._batches.text_size > 1 else 0,
+        )
 
     @property
     def _image_shapes(self) -> set[Size]:
@@ -269,10 +273,14 @@ class Engine:
         """
         try:
             with formats.quiet:  # once for all of them
-                for sample, made in zip(samples, block.samples, strict=True):
-                    self._cut(sample, made)
+                self._prepare(samples, block.samples)
         finally:
             self.limit.hold(block.pixels_nbytes - nbytes)
+
+    def _prepare(self, samples: Sequence[SampleInput], made: Sequence[SampleUnderWay]) -> None:
+        """Give the samples of a block what batches are made of: the crops of their images."""
+        for sample, own in zip(samples, made, strict=True):
+            self._cut(sample, own)
 
     def _cut(self, sample: SampleInput, made: SampleUnderWay) -> None:
         numbers = self._cut_numbers(sample)
@@ -351,7 +359,7 @@ class Engine:
 
     def _image_batch(self, rows: Sequence[Row], shape: tuple[int, int], size: int) -> ImageBatch:
         width, height = shape
-        pixels = self._pixel_memory((size, 3, height, width))
+        pixels = self._host_memory((size, 3, height, width))
         if rows:
             torch.stack([row.pixels for row in rows], out=pixels[: len(rows)])
         pixels[len(rows) :].zero_()
@@ -359,7 +367,9 @@ class Engine:
         self._release_pixels([row for row in rows if row.is_last])
         return ImageBatch.of(pixels, keys, seed=self._seed)
 
-    def _pixel_memory(self, shape: tuple[int, ...]) -> torch.Tensor:
+    def _host_memory(
+        self, shape: tuple[int, ...], dtype: torch.dtype = torch.uint8
+    ) -> torch.Tensor:
         """Return memory for the pixels of a batch, pinned if there is a GPU.
 
         The memory of a finished batch of the same shape is used again: getting new pages from the
@@ -367,11 +377,20 @@ class Engine:
         """
         for _ in range(len(self._spare)):
             pixels = self._spare.popleft()
-            if pixels.shape == shape:
+            if (pixels.shape, pixels.dtype) == (shape, dtype):
                 return pixels
             self._spare.append(pixels)
         pin = self._encoder.device.type == "cuda"
-        return torch.empty(shape, dtype=torch.uint8, pin_memory=pin)
+        return torch.empty(shape, dtype=dtype, pin_memory=pin)
+
+    @property
+    def _most_spare(self) -> int:
+        """Return how many pieces of memory are kept for later batches."""
+        return SPARE_BATCHES
+
+    def _keep_memory(self, batch: ImageBatch) -> None:
+        """Keep the memory of a finished batch for later ones."""
+        self._spare.append(batch.pixels)
 
     def _release_pixels(self, rows: Sequence[Row]) -> None:
         """Drop the pixels of rows that have been copied into a batch, and tell the limit."""
@@ -396,7 +415,7 @@ class Engine:
                 return
             found = made.result()
             if isinstance(batch, ImageBatch):
-                self._spare.append(batch.pixels)
+                self._keep_memory(batch)
             self._store_results(rows, [Code.NOT_FINITE if each is None else each for each in found])
 
     def _store_results(self, rows: Sequence[Row], found: "Sequence[Arrays | Code]") -> None:

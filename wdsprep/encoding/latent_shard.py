@@ -23,7 +23,7 @@ from wdsprep.dataset.image_positions import ImagePositions
 from wdsprep.dataset.npy_arrays import OF_SIZES, Field, is_of_text, text_fields
 from wdsprep.dataset.receipts import Receipt, Settings
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import RejectedError
+from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.samples import Sample, facts_bytes, parse_json
 from wdsprep.dataset.shapes import shape_name
 from wdsprep.dataset.tar.write import Data, nbytes_of
@@ -64,6 +64,14 @@ class LatentShard:
         self.rejects = draft.rejects
         self.samples = self.nbytes = 0
         self.counts: Counter[str] = Counter()
+
+    @property
+    def so_far(self) -> tuple[int, int, Mapping[str, int]]:
+        """Return the samples, their bytes and the rejects by code that have come so far."""
+        return self.samples, self.nbytes, self.rejects.counts
+
+    def refuse(self, reject: Reject) -> None:
+        self.rejects.add(reject)
 
     def add(self, key: str, sample: Sample, result: Result) -> None:
         is_packed = not self._shard.is_foreign

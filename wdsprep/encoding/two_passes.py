@@ -33,7 +33,17 @@ class TextPass:
         self.nbytes = 0
         """The bytes of the captions: first an upper estimate, then those on disk, 0 at the end."""
         self._places: dict[str, tuple[int, int]] = {}
-        self.rejects, self.counts, self.taken = _CaptionRejects(), Counter[str](), CaptionUse()
+        self._codes: dict[str, Code] = {}
+        """The reasons for which captions were rejected, by key."""
+        self.counts, self.taken = Counter[str](), CaptionUse()
+
+    def refuse(self, reject: Reject) -> None:
+        """Note that a caption was rejected.
+
+        A sample that is rejected for another reason is rejected again in the pass over images.
+        """
+        if reject.code in (Code.NO_TOKENS, Code.NOT_FINITE):
+            self._codes[reject.key] = reject.code
 
     def add(self, key: str, _sample: Sample, result: Result) -> None:
         own = {name: array.clone() for name, array in result.arrays.items()}  # not its whole batch
@@ -45,7 +55,7 @@ class TextPass:
 
         Raise RejectedError if the caption was rejected.
         """
-        if code := self.rejects.codes.get(key):
+        if code := self._codes.get(key):
             raise RejectedError(code)
         tokens, arrays = pickle.loads(self._spool.get(self._places[key]))  # noqa: S301  ours
         return replace(result, tokens=tokens, arrays={**result.arrays, **arrays})
@@ -59,26 +69,12 @@ class TextPass:
         self._spool.close()
 
 
-class _CaptionRejects:
-    """The reasons for which captions were rejected, by key.
-
-    A sample that is rejected for another reason is rejected again in the pass over images.
-    """
-
-    def __init__(self) -> None:
-        self.codes: dict[str, Code] = {}
-
-    def add(self, reject: Reject) -> None:
-        if reject.code in (Code.NO_TOKENS, Code.NOT_FINITE):
-            self.codes[reject.key] = reject.code
-
-
 class ImagePass:
     """A latent shard that gets encoded images, each joined with its caption from a `TextPass`."""
 
     def __init__(self, output: LatentShard, texts: TextPass) -> None:
         self._output, self._texts = output, texts
-        self.rejects, self.counts, self.taken = output.rejects, output.counts, output.taken
+        self.refuse, self.counts, self.taken = output.refuse, output.counts, output.taken
 
     def add(self, key: str, sample: Sample, result: Result) -> None:
         self._output.add(key, sample, self._texts.join(key, result))

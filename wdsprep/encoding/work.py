@@ -22,21 +22,19 @@ class EncodeTarget:
     settings: Settings
     edition: str = ""
     """The mark of the dataset's edition."""
-    """True if receipts record what foreign tars held."""
     captions: CaptionSource = field(default_factory=CaptionSource)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EncodeWork:
-    """The picklable description of a worker of `encode`, which a runner opens.
+class ShardWork:
+    """The picklable description of a worker that makes shards from image shards.
 
     A unit of work is a `JointUnit`. Its parts are image shards, each with the number of the target
-    in `targets` that its latents go to.
+    in `targets` that what is made of them goes to.
     """
 
     images: str
     targets: tuple[EncodeTarget, ...]
-    make_encoder: Callable[[], "Encoder"]
     max_area: int
     max_nbytes: int = MAX_NBYTES
     batch_size: int
@@ -48,6 +46,20 @@ class EncodeWork:
     """The number of GPUs that the worker has, or its share of one."""
     gpu_share: float = 1.0
     """The worker's share of the memory of its GPU."""
+
+    def load(self) -> "Encoder":
+        """Load the models of a worker."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodeWork(ShardWork):
+    """The picklable description of a worker of `encode`, which a runner opens."""
+
+    make_encoder: Callable[[], "Encoder"]
+
+    def load(self) -> "Encoder":
+        return self.make_encoder()
 
     def open(self) -> "EncodeWorker":
         prepare_allocator()

@@ -47,7 +47,7 @@ from wdsprep.sources.fingerprints import Content
 from wdsprep.store import open_store
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.work import EncodeTarget, EncodeWork
+    from wdsprep.encoding.work import EncodeTarget, ShardWork
 
 
 NOTHING_LEFT = RunProgress(samples=0, nbytes=0, share=1.0, rejects={})
@@ -65,13 +65,13 @@ class ShardInProgress:
 
     @property
     def progress(self) -> RunProgress:
-        output, item = self.output, self.shard.item
-        inputs = output.samples + output.rejects.counts.total()
+        item = self.shard.item
+        samples, nbytes, rejects = self.output.so_far
         return RunProgress(
-            samples=output.samples,
-            nbytes=output.nbytes,
-            share=share_done(inputs, item.take or item.samples),
-            rejects=dict(output.rejects.counts),
+            samples=samples,
+            nbytes=nbytes,
+            share=share_done(samples + sum(rejects.values()), item.take or item.samples),
+            rejects=dict(rejects),
         )
 
 
@@ -81,8 +81,13 @@ class _Dataset:
     Opening it writes the arrays of the empty caption, computed by `empty`, where they are missing.
     """
 
-    def __init__(self, target: "EncodeTarget", empty: Callable[[], Mapping[str, Any]]) -> None:
-        self._target = target
+    def __init__(
+        self,
+        target: "EncodeTarget",
+        empty: Callable[[], Mapping[str, Any]],
+        shard_class: type[LatentShard],
+    ) -> None:
+        self._target, self._shard_class = target, shard_class
         self._edition = Edition(store=open_store(target.latents), mark=target.edition)
         self._fields = fields_of(target.settings["layout"])
         self._shapes = fields_by_shape(target.settings)
@@ -94,7 +99,7 @@ class _Dataset:
 
     def begin(self, shard: ImageShard, drafts: ExitStack) -> ShardInProgress:
         draft = drafts.enter_context(Draft(self._edition, shard.name))
-        output = closing(LatentShard(draft, shard, self._fields, self._shapes))
+        output = closing(self._shard_class(draft, shard, self._fields, self._shapes))
         return ShardInProgress(self._target, shard, drafts.enter_context(output))
 
     def finish(self, making: ShardInProgress, content: Content) -> Receipt:
@@ -108,11 +113,14 @@ class _Dataset:
 class EncodeWorker:
     """A worker of `encode`: a process with its models, which encodes several shards at once."""
 
-    def __init__(self, work: "EncodeWork") -> None:
+    engine_class: type[Engine] = Engine
+    shard_class: type[LatentShard] = LatentShard
+
+    def __init__(self, work: "ShardWork") -> None:
         self._source = tars_of(work.images, work.max_nbytes)
-        self._encoder = work.make_encoder()
-        self._parts = [Part.of(fields_of(target.settings["layout"])) for target in work.targets]
-        self._engine = Engine(
+        self._encoder = work.load()
+        self._parts = [self._part_of(target) for target in work.targets]
+        self._engine = self.engine_class(
             self._encoder,
             cuts=[cut_of(target.settings) for target in work.targets],
             parts=self._parts,
@@ -128,9 +136,13 @@ class EncodeWorker:
         )
         self._name = f"{socket.gethostname()}:{os.getpid()}"
         empty = cache(self._engine.empty)
-        self._datasets = [_Dataset(target, empty) for target in work.targets]
+        self._datasets = [_Dataset(target, empty, self.shard_class) for target in work.targets]
         self._sources = [target.captions for target in work.targets]
         self._captions = {source: source.open() for source in {*self._sources}}
+
+    def _part_of(self, target: "EncodeTarget") -> Part:
+        """Return the part of a sample from which a dataset is made."""
+        return Part.of(fields_of(target.settings["layout"]))
 
     @property
     def units_at_once(self) -> int:
@@ -323,7 +335,7 @@ def _add_reject(outputs: Mapping[int, Taking], entry: SkippedSample) -> None:
     for named, numbers in entry.named:
         for number in numbers:
             outputs[number].taken.note_row(named)
-            outputs[number].rejects.add(entry.reject)
+            outputs[number].refuse(entry.reject)
 
 
 def _add_result(output: Taking, fed: FedSample, made: Result | RejectedError) -> None:
@@ -338,4 +350,4 @@ def _add_result(output: Taking, fed: FedSample, made: Result | RejectedError) ->
             output.taken.note_unnamed(fed.key)
     except RejectedError as refused:
         source, code, detail = fed.sample.source, refused.code, refused.detail
-        output.rejects.add(Reject(key=fed.key, source=source, code=code, detail=detail))
+        output.refuse(Reject(key=fed.key, source=source, code=code, detail=detail))

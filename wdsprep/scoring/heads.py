@@ -20,6 +20,7 @@ from wdsprep.store import split_url
 from wdsprep.text import brief, human_bytes
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 LARGEST_NBYTES = 64 << 20
@@ -54,10 +55,12 @@ def read_head(wanted: WantedHead) -> Head:
 class LinearHead:
     """A head that computes numbers from embeddings, in fp32."""
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: Head, device: "torch.device | str" = "cpu") -> None:
         self.column, self._place = head.column, head.place
         tensors, self._activation = _opened(head)
-        self._layers = [*_layers(head.place, tensors)]
+        self._layers = [
+            (weight.to(device), bias.to(device)) for weight, bias in _layers(head.place, tensors)
+        ]
         outputs = len(self._layers[-1][0])
         if outputs != 1:
             raise UsageError(f"--head {head.place} has {outputs} outputs: give a head with one")
@@ -75,7 +78,7 @@ class LinearHead:
         for number, (weight, bias) in enumerate(self._layers):
             if number and self._activation:
                 found = getattr(functional, self._activation)(found)
-            found = functional.linear(found, weight.to(found.device), bias.to(found.device))
+            found = functional.linear(found, weight, bias)
         return found[:, 0]
 
 

@@ -117,9 +117,10 @@ class ImageProcessor:
         each image of Pillow. That call stays the method if no other has the same outcome, or if the
         processor is a slow one.
         """
+        wanted = [self._prepare_image(image) for image in images]
+        self.blank = wanted[0]
         if not self.is_fast:
             return
-        wanted = [self._prepare_image(image) for image in images]
         methods: tuple[tuple[Callable[[DecodedImage], Any], Any], ...] = (
             (self._scale_channels, self._finish_planes),
             (self._prepare_planes, list),

@@ -24,9 +24,11 @@ from wdsprep.encoding.options import EncodeWorkerOptions
 from wdsprep.encoding.pending_shards import (
     PackedShards,
     PendingShards,
+    joint_units,
     pending_shards,
     remove_stale_units,
 )
+from wdsprep.encoding.work import EncodeTarget
 from wdsprep.encoding.worker_plan import (
     EncodeWorkerPlan,
     plan_for_machines,
@@ -143,7 +145,7 @@ def score(options: ScoreOptions) -> Outcome:
         runner = runner_of(plan.by, plan.worker_plan, units=count, phase=plan.out, name="score")
     track = options.track if count else ""
     with track_run(track, [plan.out], listener, settings=plan.settings, before=before) as status:
-        units = PackedShards.take_from(left.shards).hand_out()
+        units = joint_units([PackedShards.take_from(left.shards)])
         (outcome,) = do_runs([run], runner, work, units, status=status)
     return outcome
 
@@ -242,21 +244,21 @@ def _left_to_do(
 
 def _work(plan: ScorePlan, options: ScoreOptions, edition: str) -> ScoreWork:
     worker_plan = plan.worker_plan
+    target = EncodeTarget(latents=plan.out, settings=plan.settings, edition=edition)
     return ScoreWork(
         images=plan.source.url,
-        scores=plan.out,
-        settings=plan.settings,
-        edition=edition,
+        targets=(target,),
         models=tuple(each.model for each in plan.tried),
-        has_captions=options.language,
         device=worker_plan.device,
         dtype=plan.dtype,
         max_area=options.max_area,
         max_nbytes=int(options.max_bytes),
         batch_size=int(options.batch_size)
         or (CPU_BATCH if worker_plan.device == "cpu" else GPU_BATCH),
+        decoders=worker_plan.threads,
         threads=worker_plan.threads,
         gpus=worker_plan.gpus_per_worker,
+        gpu_share=worker_plan.gpu_share,
     )
 
 
@@ -334,18 +336,18 @@ def _tried(models: Sequence[ScoreModel]) -> list[TriedModel]:
     if not models:
         return []
     from wdsprep.scoring.image_processors import make_probes
-    from wdsprep.scoring.networks import check_heads, load_networks
+    from wdsprep.scoring.networks import ScoreEncoder, check_heads
 
     found = []
     for model in models:
         bare = replace(model, heads=(), embedding="fp32")
-        (network,) = load_networks([bare], "cpu", "fp32")
-        width = network.check(make_probes())
+        encoder = ScoreEncoder([bare], "cpu", "fp32")
+        width = encoder.check(make_probes())
         check_heads(model, width)
         found.append(
             TriedModel(
                 model=model,
-                processor=str(network.processor),
+                processor=str(encoder.processors[0]),
                 width=width if model.embedding else 0,
             )
         )

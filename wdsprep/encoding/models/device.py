@@ -48,18 +48,25 @@ def device_name(device: torch.device) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ImageBatch:
-    """A batch of images, as pixels on the host: the first `count` rows, and then padding."""
+    """A batch of images on the host: the first `count` rows of each input, and then padding.
+
+    The first input are the pixels. What follows are the keys of their noise, or whatever else the
+    encoder takes.
+    """
 
     count: int
-    pixels: torch.Tensor
-    noise: torch.Tensor
+    inputs: tuple[torch.Tensor, ...]
 
     @classmethod
     def of(cls, pixels: torch.Tensor, keys: Sequence[str], *, seed: int) -> "ImageBatch":
         """Return a batch of images, with the noise of their keys; further rows are padding."""
         noise = torch.zeros(len(pixels), dtype=torch.int64)
         noise[: len(keys)] = noise_keys(seed, keys)
-        return cls(len(keys), pixels, noise)
+        return cls(len(keys), (pixels, noise))
+
+    @property
+    def pixels(self) -> torch.Tensor:
+        return self.inputs[0]
 
     @property
     def size(self) -> int:
@@ -67,7 +74,7 @@ class ImageBatch:
 
     @property
     def shape(self) -> Size:
-        height, width = self.pixels.shape[2:]
+        *_, height, width = self.pixels.shape
         return width, height
 
     @property
@@ -78,12 +85,11 @@ class ImageBatch:
     def pick(self, rows: Sequence[int], size: int) -> "ImageBatch":
         """Return a batch of some of the rows, padded with the first of them to a size."""
         index = torch.tensor(_pad_rows(rows, size))
-        return ImageBatch(len(rows), self.pixels[index], self.noise[index])
+        return ImageBatch(len(rows), tuple(each[index] for each in self.inputs))
 
     def encoded(self, encoder: Encoder, *, exact: bool) -> Encoded:
-        pixels = self.pixels.to(encoder.device, non_blocking=True)
-        noise = self.noise.to(encoder.device, non_blocking=True)
-        return encoder.encode_images(pixels, noise, exact=exact)
+        inputs = [each.to(encoder.device, non_blocking=True) for each in self.inputs]
+        return encoder.encode_images(*inputs, exact=exact)
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ def load_weights(
     return made
 
 
-def load_tokenizer(model: Model, kind: Any, folder: str) -> Any:
+def load_tokenizer(model: "HasFiles", kind: Any, folder: str) -> Any:
     path = Path(model.folder, folder)
     with explain_load_errors(path, kind):
         made = kind.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)

@@ -173,7 +173,7 @@ def _split_batch(whole: ImageBatch, size: int) -> list[ImageBatch]:
     """
     full = whole.count // size * size
     parts = [
-        ImageBatch(size, whole.pixels[start : start + size], whole.noise[start : start + size])
+        ImageBatch(size, tuple(each[start : start + size] for each in whole.inputs))
         for start in range(0, full, size)
     ]
     left = range(full, whole.count)
