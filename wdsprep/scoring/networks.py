@@ -33,6 +33,7 @@ TOLERANCE = 1e-3
 """The most by which an output may differ, from rounding, if its companions in a batch differ."""
 LONGEST = 4096
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "": lambda logits: logits,
     "softmax": lambda logits: logits.softmax(-1),
     "sigmoid": torch.sigmoid,
 }
@@ -103,8 +104,7 @@ class ScoringNetwork:
             }
         )
         if self.model.role is Role.CLASSIFIER:
-            activate = ACTIVATIONS.get(self.model.activation, lambda logits: logits)
-            made = activate(output.logits.float())
+            made = ACTIVATIONS[self.model.activation](output.logits.float())
             return [made[:, number] for number in self.model.labels], None
         columns = []
         if self.model.role is Role.DUAL:
