@@ -90,7 +90,7 @@ class Batcher:
         together, and those without tokens are refused.
         """
         waiting = self._captions
-        if waiting and (now or head is not None or self._count_after(waiting[0]) >= size - 1):
+        if waiting and (now or head is not None or self.count_after(waiting[0]) >= size - 1):
             self._tokenize()
         return self._take_batch(
             self._texts,
@@ -100,7 +100,7 @@ class Batcher:
             head=head,
         )
 
-    def _count_after(self, sample: SampleUnderWay) -> int:
+    def count_after(self, sample: SampleUnderWay) -> int:
         """Return how many samples have been added after this one."""
         return self._come - sample.number
 
@@ -134,7 +134,7 @@ class Batcher:
             return None
         oldest = min(rows, key=lambda shape: rows[shape][0].sample.number)
         first = rows[oldest][0].sample
-        has_waited = self._count_after(first) >= most or first.block is head
+        has_waited = self.count_after(first) >= most or first.block is head
         whole = (shape for shape, own in rows.items() if len(own) >= size_of(shape))
         shape = oldest if has_waited else next(whole, oldest if now else None)
         if shape is None:

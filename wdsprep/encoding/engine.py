@@ -94,23 +94,23 @@ class Engine:
         self._encoder, self._seed = encoder, seed
         self._cuts = tuple(cuts) or (Shapes.square(encoder.resolution),)
         self._parts = tuple(parts) or (Part.BOTH,) * len(self._cuts)
-        self._max_area = max_area
+        self.max_area = max_area
         self._part = Part.BOTH if encoder.has_text else Part.IMAGE
         if is_of_text(encoder.fields):
             self._part = Part.TEXT
         encoder.bring(Part.IMAGE)  # whose batches are sized by what is free
-        self._batches = DeviceBatches(encoder, batch_size, lanes=threads, gpu_share=gpu_share)
+        self.batches = DeviceBatches(encoder, batch_size, lanes=threads, gpu_share=gpu_share)
         self._batcher = self._make_batcher(most_waiting)
         window = max(self._batcher.image_window, self._batcher.text_window)
         self.limit = EngineLimit(self._samples_inside + decoders + window, waiting_nbytes)
-        self._launchable = threading.Semaphore(QUEUED_BATCHES + MOST_LAUNCHED * self._batches.lanes)
+        self._launchable = threading.Semaphore(QUEUED_BATCHES + MOST_LAUNCHED * self.batches.lanes)
         self._finishing = threading.Lock()
         self._unfinished: deque[PendingBlock] = deque()
         self._turn = threading.Lock()
         self._feeders = 0
         self._feeders_lock = threading.Lock()
-        self._fed: queue.SimpleQueue[PendingBlock | None] = queue.SimpleQueue()
-        self._spare: deque[torch.Tensor] = deque(maxlen=self._most_spare)
+        self.fed: queue.SimpleQueue[PendingBlock | None] = queue.SimpleQueue()
+        self.spare: deque[torch.Tensor] = deque(maxlen=self._most_spare)
         self._failure: BaseException | None = None
         self._pool = ThreadPoolExecutor(decoders, "decode", torch.set_num_threads, (1,))
         self._warm_up()
@@ -124,7 +124,7 @@ class Engine:
             lambda row, code: self._store_results([row], [code]),
             flips=any(field.name == FLIPPED for field in encoder.fields),
             image_window=most_waiting if len(self._image_shapes) > 1 else 0,
-            text_window=most_waiting if encoder.groups_texts and self._batches.text_size > 1 else 0,
+            text_window=most_waiting if encoder.groups_texts and self.batches.text_size > 1 else 0,
         )
 
     @property
@@ -136,18 +136,18 @@ class Engine:
     @property
     def _samples_inside(self) -> int:
         """Return how many samples to admit, so that devices never wait and batches fill up."""
-        lanes, size, text_size = self._batches.lanes, self._batches.size, self._batches.text_size
+        lanes, size, text_size = self.batches.lanes, self.batches.size, self.batches.text_size
         deep = text_size if self._part is Part.TEXT else size
         return max((BATCHES_INSIDE + lanes) * deep, (2 + lanes) * text_size)
 
     @property
     def block_size(self) -> int:
         """Return the number of samples to feed together."""
-        return max(1, min(MOST_IN_BLOCK, self._batches.size // 4))
+        return max(1, min(MOST_IN_BLOCK, self.batches.size // 4))
 
     @property
     def stats(self) -> Stats:
-        return self._batches.stats
+        return self.batches.stats
 
     @contextlib.contextmanager
     def feeding(self) -> Iterator[None]:
@@ -163,7 +163,7 @@ class Engine:
         finally:
             with self._feeders_lock:
                 self._feeders -= 1
-            self._fed.put(None)  # perhaps nobody is left to fill the last batch
+            self.fed.put(None)  # perhaps nobody is left to fill the last batch
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -196,7 +196,7 @@ class Engine:
             self._unfinished.append(block)
         if has_images:
             block.decoded = self._pool.submit(self._decode, block, samples, nbytes)
-        self._fed.put(block)
+        self.fed.put(block)
         return block
 
     def _begin_sample(
@@ -212,7 +212,7 @@ class Engine:
     def _enter(self, samples: int, nbytes: int) -> bool:
         if self.limit.enter(samples, nbytes, POLL_S):
             return True
-        self._fed.put(None)  # perhaps the oldest one waits for others that cannot come
+        self.fed.put(None)  # perhaps the oldest one waits for others that cannot come
         return False
 
     def _leave(self, block: PendingBlock) -> None:
@@ -226,7 +226,7 @@ class Engine:
         They are computed in a thread that launches batches, and so on one core of a CPU.
         """
         self._encoder.bring(Part.TEXT)
-        return self._batches.run(self._encoder.empty)
+        return self.batches.run(self._encoder.empty)
 
     def _warm_up(self) -> None:
         """Compute empty batches, so that the error of a broken device comes before samples are fed.
@@ -240,12 +240,12 @@ class Engine:
         shapes = self._image_shapes if self._encoder.is_compiled else {(side, side)}
         nothing: list[DeviceBatch] = []
         if Part.IMAGE in self._part:
-            sizes = {shape: self._batches.size_of(shape) for shape in sorted(shapes)}
+            sizes = {shape: self.batches.size_of(shape) for shape in sorted(shapes)}
             nothing += [self._image_batch([], shape, size) for shape, size in sizes.items()]
         if Part.TEXT in self._part:
             tokens = self._encoder.tokens([""])
-            nothing.append(TextBatch.of(tokens, self._batches.text_size, self._encoder.device))
-        self._batches.warm_up(nothing)
+            nothing.append(TextBatch.of(tokens, self.batches.text_size, self._encoder.device))
+        self.batches.warm_up(nothing)
 
     @property
     def is_idle(self) -> bool:
@@ -263,7 +263,7 @@ class Engine:
         self._failure = self._failure or EngineError("the engine is closed")
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._assembler.join()
-        self._batches.close()
+        self.batches.close()
 
     def _decode(self, block: PendingBlock, samples: Sequence[SampleInput], nbytes: int) -> None:
         """Decode the images of a block and cut them to their shapes.
@@ -287,7 +287,7 @@ class Engine:
         wanted = [n for n, part in enumerate(made.parts) if Part.IMAGE in part]
         shapes = [self._cuts[numbers[n]] for n in wanted]
         if shapes:
-            found = crops(sample.image, shapes, max_area=self._max_area)
+            found = crops(sample.image, shapes, max_area=self.max_area)
             for n, cut in zip(wanted, found, strict=True):
                 made.cuts[n] = cut
 
@@ -307,8 +307,8 @@ class Engine:
             torch.set_num_threads(1)
             while self._failure is None:
                 with contextlib.suppress(queue.Empty):
-                    self._collect(self._fed.get(timeout=POLL_S))
-                self._submit_batches(all_of_it=self._feeders == 0 and self._fed.empty())
+                    self._collect(self.fed.get(timeout=POLL_S))
+                self._submit_batches(all_of_it=self._feeders == 0 and self.fed.empty())
 
     def _collect(self, block: PendingBlock | None) -> None:
         if block is None:
@@ -336,7 +336,7 @@ class Engine:
                 self._launchable.release()
                 return
             rows, batch = found
-            self._batches.submit(batch).add_done_callback(partial(self._hand_out, rows, batch))
+            self.batches.submit(batch).add_done_callback(partial(self._hand_out, rows, batch))
 
     def _next_batch(self, *, all_of_it: bool) -> tuple[list[Row], DeviceBatch] | None:
         """Take a batch that is ready from the batcher, and return its rows and the batch, or None.
@@ -344,7 +344,7 @@ class Engine:
         Batches of captions come first. A batch that is not full is ready with `all_of_it`, if its
         first row has waited too long, or if the limit is full and that row is of the oldest block.
         """
-        batches, now = self._batches, all_of_it
+        batches, now = self.batches, all_of_it
         head = self._oldest_block() if self.limit.is_full else None
         text = self._batcher.next_texts(batches.text_size, now=now, head=head)
         if text is not None:
@@ -359,27 +359,25 @@ class Engine:
 
     def _image_batch(self, rows: Sequence[Row], shape: tuple[int, int], size: int) -> ImageBatch:
         width, height = shape
-        pixels = self._host_memory((size, 3, height, width))
+        pixels = self.host_memory((size, 3, height, width))
         if rows:
             torch.stack([row.pixels for row in rows], out=pixels[: len(rows)])
         pixels[len(rows) :].zero_()
         keys = [row.noise for row in rows]
-        self._release_pixels([row for row in rows if row.is_last])
+        self.release_pixels([row for row in rows if row.is_last])
         return ImageBatch.of(pixels, keys, seed=self._seed)
 
-    def _host_memory(
-        self, shape: tuple[int, ...], dtype: torch.dtype = torch.uint8
-    ) -> torch.Tensor:
+    def host_memory(self, shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> torch.Tensor:
         """Return memory for the pixels of a batch, pinned if there is a GPU.
 
         The memory of a finished batch of the same shape is used again: getting new pages from the
         system may take longer than filling them.
         """
-        for _ in range(len(self._spare)):
-            pixels = self._spare.popleft()
+        for _ in range(len(self.spare)):
+            pixels = self.spare.popleft()
             if (pixels.shape, pixels.dtype) == (shape, dtype):
                 return pixels
-            self._spare.append(pixels)
+            self.spare.append(pixels)
         pin = self._encoder.device.type == "cuda"
         return torch.empty(shape, dtype=dtype, pin_memory=pin)
 
@@ -390,9 +388,9 @@ class Engine:
 
     def _keep_memory(self, batch: ImageBatch) -> None:
         """Keep the memory of a finished batch for later ones."""
-        self._spare.append(batch.pixels)
+        self.spare.append(batch.pixels)
 
-    def _release_pixels(self, rows: Sequence[Row]) -> None:
+    def release_pixels(self, rows: Sequence[Row]) -> None:
         """Drop the pixels of rows that have been copied into a batch, and tell the limit."""
         nbytes = 0
         for row in rows:
@@ -446,7 +444,7 @@ class Engine:
         if blocks:
             self._oldest_block()  # forgets the blocks that are done
             if self.limit.is_full:
-                self._fed.put(None)  # another block is the oldest now
+                self.fed.put(None)  # another block is the oldest now
 
     def _oldest_block(self) -> PendingBlock | None:
         """Return the oldest block that is not done, or None."""

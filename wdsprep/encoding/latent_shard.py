@@ -53,7 +53,7 @@ class LatentShard:
         If samples have several shapes, `shapes` are the fields of each by its name, in the order in
         which the shapes stand in the shard.
         """
-        self._draft, self._shard, self._fields = draft, shard, fields
+        self._draft, self._shard, self.fields = draft, shard, fields
         self._shapes = shapes or {}
         self._waiting: dict[str, list[SpooledSample]] = {name: [] for name in self._shapes}
         self._rows = {name: array("I") for name in self._shapes or ("",)}
@@ -76,7 +76,7 @@ class LatentShard:
     def add(self, key: str, sample: Sample, result: Result) -> None:
         is_packed = not self._shard.is_foreign
         shape = shape_of(result) if self._shapes else ""
-        fields = self._shapes.get(shape, self._fields)
+        fields = self._shapes.get(shape, self.fields)
         members = members_of(fields, key, sample, result, is_packed=is_packed)
         self.add_members(key, members, cut=result.tokens.cut, shape=shape)
 

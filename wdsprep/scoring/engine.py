@@ -80,7 +80,7 @@ class ScoreBatcher(Batcher):
         shard = self._shards[0]
         rows, shard.rows = shard.rows[:size], shard.rows[size:]
         if rows and (
-            len(rows) == size or shard.is_whole or self._count_after(rows[0].sample) >= 2 * size - 1
+            len(rows) == size or shard.is_whole or self.count_after(rows[0].sample) >= 2 * size - 1
         ):
             return (0, 0), rows, size
         shard.rows = rows
@@ -99,7 +99,7 @@ class ScoreEngine(Engine):
 
     def _warm_up(self) -> None:
         if self._encoder.networks:
-            self._batches.warm_up([self._fill(self._blank_inputs, self._batches.size)])
+            self.batches.warm_up([self._fill(self._blank_inputs, self.batches.size)])
 
     @property
     def _blank_inputs(self) -> list[Sequence[Tensor]]:
@@ -113,7 +113,7 @@ class ScoreEngine(Engine):
             try:
                 yield
             finally:
-                self._fed.put(PendingBlock(lambda _block: None))
+                self.fed.put(PendingBlock(lambda _block: None))
 
     def _collect(self, block: PendingBlock | None) -> None:
         if block is not None and not block.samples:
@@ -128,7 +128,7 @@ class ScoreEngine(Engine):
         scaled = {}
         for sample, own in zip(samples, made, strict=True):
             try:
-                image = DecodedImage(decode_image(sample.image, max_area=self._max_area))
+                image = DecodedImage(decode_image(sample.image, max_area=self.max_area))
                 scaled[own] = image, [each.scale(image) for each in self._encoder.processors]
             except Exception as error:  # noqa: BLE001 (told apart by as_rejected)
                 own.cuts[0] = as_rejected(error, Code.UNREADABLE)
@@ -153,14 +153,14 @@ class ScoreEngine(Engine):
     def _image_batch(self, rows: Sequence[Row], _shape: tuple[int, int], size: int) -> ImageBatch:
         prepared = [row.crop.inputs for row in rows if isinstance(row.crop, PreparedImage)]
         inputs = self._encoder.inputs_of(prepared, [row.sample.caption for row in rows])
-        self._release_pixels(rows)
+        self.release_pixels(rows)
         return self._fill(inputs, size if self._encoder.device.type == "cuda" else len(rows))
 
     def _fill(self, inputs: Sequence[Sequence[Tensor]], size: int) -> ImageBatch:
         """Return a batch of samples whose rows of each input are given, padded to a size."""
         stacks = []
         for rows in inputs:
-            stack = self._host_memory((size, *rows[0].shape), rows[0].dtype)
+            stack = self.host_memory((size, *rows[0].shape), rows[0].dtype)
             torch.stack(list(rows), out=stack[: len(rows)])
             stack[len(rows) :] = rows[0]
             stacks.append(stack)
@@ -171,4 +171,4 @@ class ScoreEngine(Engine):
         return SPARE_BATCHES * len(self._blank_inputs)
 
     def _keep_memory(self, batch: ImageBatch) -> None:
-        self._spare.extend(batch.inputs)
+        self.spare.extend(batch.inputs)

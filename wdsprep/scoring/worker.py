@@ -19,6 +19,7 @@ from wdsprep.encoding.work import EncodeTarget
 from wdsprep.encoding.worker import EncodeWorker
 from wdsprep.scoring.engine import ScoreEngine
 from wdsprep.scoring.languages import RepeatedCaptions, caption_columns
+from wdsprep.scoring.networks import ScoreEncoder
 
 
 class ScoreShard(LatentShard):
@@ -69,7 +70,7 @@ class ScoreShard(LatentShard):
     def _write(self, key: str, sample: Sample, facts: dict[str, Any], arrays: Arrays) -> None:
         source = sample.facts.get("source", sample.source)
         members: list[tuple[str, Data]] = [
-            *((field.name, npy_of(field, arrays[field.name])) for field in self._fields),
+            *((field.name, npy_of(field, arrays[field.name])) for field in self.fields),
             ("json", facts_bytes({**facts, "key": key, "source": source})),
             ("txt", b""),
         ]
@@ -81,6 +82,7 @@ class ScoreWorker(EncodeWorker):
 
     engine_class = ScoreEngine
     shard_class = ScoreShard
+    _encoder: ScoreEncoder
 
     def _part_of(self, _target: EncodeTarget) -> Part:
         return Part.of(self._encoder.fields)
