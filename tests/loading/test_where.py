@@ -289,6 +289,9 @@ def test_what_no_sample_has_or_meets_is_one_line(data: str, cache_home: Path) ->
     with pytest.raises(UsageError, match=r"no sample has meta\.score, .* join a table that has it"):
         load(data, where="width > 3 or meta.score > 3")
     assert not list(cache_home.glob("*.arrays"))
+    for text, near in [("widht > 3", "width"), ("meta.lng == 'en'", "lang"), ("lange[0]", "lang")]:
+        with pytest.raises(UsageError, match=rf"asks for; did you mean {near}\?$"):
+            load(data, where=text)
     with pytest.raises(UsageError, match=r"meets where='width < 3': ask for less"):
         load(data, where="width < 3")
     with pytest.raises(UsageError, match="give a condition"):

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import repeat
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,20 @@ from wdsprep.dataset.condition_syntax import EVALUATOR, Condition, format_path
 from wdsprep.dataset.kept_file import KeptWriter, open_or_make
 from wdsprep.dataset.random_numbers import Ints, key_of
 from wdsprep.dataset.sample_selection import Numbers, SampleSelection, ShardSamples, keep_selection
-from wdsprep.dataset.samples import PathParts, value_at_path
+from wdsprep.dataset.samples import META, PathParts, value_at_path
 from wdsprep.errors import UsageError
-from wdsprep.loading.sample_metadata import JoinedMetadata, MetadataBlock, scan_metadata
+from wdsprep.loading.sample_metadata import (
+    JoinedMetadata,
+    MetadataBlock,
+    read_metadata,
+    scan_metadata,
+)
 from wdsprep.loading.served_datasets import Dataset, JoinedDataset
 from wdsprep.loading.shard_access.sample_cache import CacheDir, cache_folder
 from wdsprep.loading.subsets import select
 from wdsprep.loading.table_keys import LACKING
 from wdsprep.loading.tables import KeyedTable, is_table, open_keyed_table, open_scores_table
+from wdsprep.options import nearest_name
 from wdsprep.text import examples, human_bytes, plural
 
 SHOWN = 200
@@ -180,18 +186,34 @@ class Subset:
         keep_selection(writer, len(files.names), select_shards())
         unknown = [name for name, is_known in zip(self.names, seen, strict=True) if not is_known]
         if unknown:
-            ways = (
-                "latents do not keep the columns of their images: join a table that has it, or "
-                "load the images with encode="
-                if self.whole.files.kind == "latents"
-                else '"wdsprep inspect DATASET KEY" shows the json of a sample'
-            )
             looked_in = ", ".join([files.store.url, *(j.dataset.store.url for j in self.joined)])
             raise UsageError(
                 f"{looked_in}: no sample has {format_path(unknown[0])}, which "
-                f"where={self.shown!r} asks for; {ways}"
+                f"where={self.shown!r} asks for; {self._way_on(unknown[0])}"
             )
         writer.facts["damaged"], writer.facts["lacking"] = others.tolist()
+
+    def _way_on(self, unknown: PathParts) -> str:
+        """Return what to do about a name that no sample has."""
+        names = {name for table in self.tables for name in table.offered}
+        for one in self._first_facts():
+            names.update(one)
+            names.update(one[META] if isinstance(one.get(META), dict) else ())
+        wrong = next(part for part in reversed(unknown) if isinstance(part, str))
+        if near := nearest_name(wrong, names):
+            return f"did you mean {near}?"
+        if self.whole.files.kind == "latents":
+            return (
+                "latents do not keep the columns of their images: join a table that has it, or "
+                "load the images with encode="
+            )
+        return '"wdsprep inspect DATASET KEY" shows the json of a sample'
+
+    def _first_facts(self) -> list[dict[str, Any]]:
+        """Return the json of the first samples."""
+        shards = range(len(self.whole.files.names))
+        blocks = (block for shard in shards for block in read_metadata(self.whole.files, shard))
+        return [one for block in islice(blocks, 1) for one in block.facts if one is not None]
 
 
 def select_where(
