@@ -103,8 +103,8 @@ def load(options: LoadOptions) -> "Loader":
     trainer.
 
     `encode` makes latents of image shards on the fly, on the trainer's device: the same batches
-    and states as with stored latents. `tee` is where to keep these latents, as `wdsprep encode`
-    would.
+    and states as with stored latents, in which a GPU may give other last bits. `tee` is where to
+    keep these latents, as `wdsprep encode` would.
     """
     is_plain = not (
         options.pixels or options.captions or options.drop_text or options.flip or options.pin

@@ -143,7 +143,7 @@ class EncodingReader:
                 return _make_row(one, 0, begun.tokens[0], arrays)
         raise FormatError(
             f"{batch.keys[row]} and {ATTEMPTS} samples tried in its place have no finite latents: "
-            'encode in another dtype, such as "bf16" or "fp32"'
+            'encode with dtype="fp32"'
         )
 
 
