@@ -21,6 +21,7 @@ from wdsprep.dataset.file_names import SELECTION
 from wdsprep.dataset.stored_dataset import take_claim
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.captions.table import report_captions
+from wdsprep.encoding.gpus import require_gpu
 from wdsprep.encoding.make_run_plan import make_plan
 from wdsprep.encoding.models.find_model import Model, check_weights
 from wdsprep.encoding.options import EncodeOne, EncodeOptions
@@ -219,14 +220,15 @@ def _extra_entries(model: str, speeds: Speeds | None, known: Any) -> dict[str, A
 def make_encoder(model: Model, recipe: Recipe, device: str) -> "Encoder":
     """Load the encoder in a worker, after a check of the worker's GPU and of the weights.
 
-    Raise RuntimeError if the GPU is too old for torch or for the recipe, and WorkError if the
-    weights are not those of the driver.
+    Raise RuntimeError if the GPU is too old for torch or for the recipe, and WorkError if torch
+    cannot use one, or if the weights are not those of the driver.
     """
     from torch import device as torch_device
 
     from wdsprep.encoding.models.device import check_age, check_precision
     from wdsprep.encoding.models.encoder import load_encoder
 
+    require_gpu(device)
     check_age(torch_device(device))
     check_precision(torch_device(device), recipe.dtype)
     return load_encoder(check_weights(model), recipe, device)

@@ -143,10 +143,12 @@ def make_encoding(
     if raw or pixels:
         raise UsageError("encode= makes latents: leave out raw= and pixels=")
     # all that encoding needs, which stored latents do not
+    from wdsprep.encoding.gpus import visible_gpus
     from wdsprep.encoding.on_the_fly.image_preparation import find_encoding
 
-    own = "cuda" if torch.cuda.is_available() else "cpu"
-    return find_encoding(encode, own if device is None else str(device))
+    if encode.device != "auto" or device is not None:
+        return find_encoding(encode, str(device))
+    return find_encoding(encode, "cuda" if visible_gpus() else "cpu")
 
 
 def check_tee(datasets: tuple[Dataset, ...], where: str | None) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wdsprep.encoding.gpus import prepare_allocator
+from wdsprep.encoding.gpus import prepare_allocator, require_gpu
 from wdsprep.encoding.work import ShardWork
 from wdsprep.scoring.models import ScoreModel, check_here
 
@@ -26,6 +26,7 @@ class ScoreWork(ShardWork):
         from wdsprep.encoding.models.device import check_age
         from wdsprep.scoring.networks import ScoreEncoder
 
+        require_gpu(self.device)
         check_age(device(self.device))
         return ScoreEncoder(list(map(check_here, self.models)), self.device, self.dtype)
 

@@ -141,6 +141,9 @@ class FoundModel(Protocol):
     def sizes(self) -> Sequence[int]: ...
 
 
+def _tell_nobody(_line: str) -> None: ...
+
+
 def find_on_node(model: FoundModel, repo: str) -> Path:
     """Return the folder of the driver's model on this node, after downloading what is missing.
 
@@ -152,7 +155,9 @@ def find_on_node(model: FoundModel, repo: str) -> Path:
         return folder
     revision = model.revision
     try:
-        return Repository(model.name, repo, revision, revision, sizes, str).fetch(model.files)
+        return Repository(model.name, repo, revision, revision, sizes, _tell_nobody).fetch(
+            model.files
+        )
     except UsageError as error:  # the driver has it: here is no token, or an older library
         raise WorkError(f"{model.name} cannot be found on this node: {error}") from error
 
