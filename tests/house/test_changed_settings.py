@@ -37,6 +37,12 @@ def test_what_differs_is_named_by_its_option_with_both_values() -> None:
     ]
 
 
+def test_a_precision_that_no_option_names_is_said_to_follow_from_the_device() -> None:
+    assert said(EncodeOptions, {"dtype": "half+tf32"}, {"dtype": "fp32"}) == [
+        "--dtype, or auto on this device, is fp32 (was half+tf32)"
+    ]
+
+
 def test_an_option_without_a_value_is_named_as_it_is_typed() -> None:
     assert said(EncodeOptions, {}, {"flip": True}) == ["--flip (was not given)"]
     assert said(EncodeOptions, {"flip": True}, {}) == ["no --flip (was given)"]

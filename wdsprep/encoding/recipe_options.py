@@ -36,6 +36,11 @@ OF_TEXT = ("pipeline", "text")
 OTHER_TEMPLATE = "the diffusers here puts other words around a caption, or cleans it otherwise"
 
 
+def _say_dtype(before: str | None, now: str | None) -> str:
+    was = f"was {before}" if before else "it was not said"
+    return f"--dtype, or auto on this device, is {now} ({was})"
+
+
 def _say_arguments(before: Any, now: Any) -> str:
     return f"--text-length or diffusers gives encode_prompt {now} (was {before})"
 
@@ -140,6 +145,7 @@ class RecipeOptions(Options):
             page="compute in this precision; auto is fp32 on the CPU, and on a GPU [the precision "
             "that is right for each network](#precision). A value that overflows is computed again "
             "in fp32",
+            settings={"dtype": SettingWords(say=_say_dtype)},
         ),
     )
     decode: str = field(
