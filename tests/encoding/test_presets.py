@@ -7,12 +7,12 @@ import pytest
 
 from wdsprep.cli import main
 from wdsprep.dataset.npy_arrays import OF_SIZES
-from wdsprep.encoding.cost_estimate import CLIP_ALONE
 from wdsprep.encoding.latent_arrays import fields
 from wdsprep.encoding.models.find_model import find_model
 from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.encoding.recipe_defaults import settle_recipe
 from wdsprep.encoding.recipe_options import Recipe
+from wdsprep.encoding.sample_sizes import CLIP_ALONE
 
 FAMILIES = {
     "sd2": "StableDiffusion",

@@ -42,7 +42,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "repair nothing": ("repair", "AT/shaped", "--quick", "--yes"),
     "index": ("index", "AT/shaped"),
     "rebuild": ("rebuild", "AT/shaped"),
-    "plan": ("plan", "AT/images", "--gpu", "A100"),
+    "plan": ("plan", "AT/images"),
     "report": ("report", "AT/images", "AT/latents-64", "--model", "none", "-o", "HERE/page.html"),
     "card": ("card", "AT/images", "AT/latents-64", "-o", "HERE/card.md"),
     "duplicates": ("duplicates", "AT/images", "--hashes", "AT/hashes"),

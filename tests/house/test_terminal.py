@@ -74,7 +74,7 @@ def test_names_captions_and_facts_of_a_folder_are_harmless(said: Said, tmp_path:
     said.by("inspect", out, keys[0], "-o", tmp_path / f"members{NAME}")
     said.by("inspect", out, f"9{HOSTILE}", code=1)
     said.by("rebuild", out)
-    said.by("plan", out, "--rate", "32=100")
+    said.by("plan", out, "--resolution", "32")
     said.by("report", out, "-o", tmp_path / f"page{NAME}.html")
 
 

@@ -11,8 +11,7 @@ the `engine`, which keeps a device busy (in `two_passes` where it cannot hold al
 `memory_limit` bounds what is inside, `batching` says which of the `encoded_samples` share a batch,
 and `device_batches` computes several at once. `latent_shard` writes what comes back, and
 `sample_spool` keeps what has to wait for its turn. `models` find and run a model family. `work` is
-what a worker is given, `progress` how fast it goes, and `cost_estimate` reckons what it takes, by
-`measured_speeds` or a table.
+what a worker is given, `progress` how fast it goes, and `sample_sizes` says what a sample takes.
 
 Trainers may also encode on the fly, and get the latents that `encode` would store:
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wdsprep.dataset.coarse_histograms import quantile
+from wdsprep.dataset.coarse_histograms import histogram, quantile
 from wdsprep.dataset.digests import FORMAT
 from wdsprep.dataset.manifest import Manifest, table_rows
 from wdsprep.dataset.receipts import Shard
@@ -85,6 +85,19 @@ def overview(manifest: Manifest) -> dict[str, Any]:
             for resolution, (samples, count) in phases(manifest).items()
         }
     return facts
+
+
+def images_from(manifest: Manifest, resolution: int) -> int:
+    """Return how many images have a shorter side of this resolution or more.
+
+    It is exact for a bucket and for 256, 384, 512, 768, 1024, 1536, and so on; for a number between
+    two of these it counts from the next one on, and so too few.
+    """
+    counted = phases(manifest)
+    if resolution in counted:
+        return counted[resolution][0]
+    sides = histogram(manifest.counts, "side")
+    return sum(number for (least, _), number in sides if least >= resolution)
 
 
 def _by_bucket(shards: Sequence[Shard]) -> dict[str, dict[str, int]]:

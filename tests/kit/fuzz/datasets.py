@@ -136,7 +136,7 @@ def words_of(root: Path, name: str, out: Path) -> Iterator[tuple[str | Path, ...
     if is_of_images:
         yield "duplicates", place, "--workers", "1"
         yield "encode", place, out, "--resolution", "32", *TOY
-        yield "plan", place, "--rate", "32=9,64=9"
+        yield "plan", place, "--resolution", "32,64"
         yield "pack", root / "downloads", place, *PACK
     else:
         yield "verify", images, place, "--workers", "1"

@@ -17,17 +17,17 @@ from wdsprep.cli.output.shared import echo
     declared="wdsprep.cli.commands.plan_options:PlanOptions",
     headings=("Images", "Speed", "Model", "Output"),
     examples=(
-        "wdsprep plan shards/images --gpu A10G --gpus 8",
-        "wdsprep plan shards/images --trial shards/trial",
-        "wdsprep plan --counts 256=490M,512=300M --gpu A100 --gpus 128",
+        "wdsprep plan shards/images --resolution 1024 --model sdxl",
+        "wdsprep plan shards/images --trial shards/trial --gpus 8 --price 1.21",
+        "wdsprep plan --counts 256=490M,512=300M --trial shards/trial --gpus 128",
     ),
 )
 @OUTPUT
 def plan_command(**options: Any) -> None:
-    """Estimate what encoding takes: GPU hours, dollars, cores, bytes, requests.
+    """Say what encoding takes: GPU hours, dollars, days, bytes.
 
-    The plan is for the dataset IMAGES, or for --counts. The speed of a GPU is given by --rate, was
-    measured in a --trial, or comes from the table of --gpu.
+    The plan is for the dataset IMAGES, or for --counts. The speed of a GPU is what a --trial has
+    measured. Without one, only bytes are known.
     """
     from wdsprep.cli.output.plan import plan_lines
 

@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from wdsprep.encoding.cost_estimate import Choice, sample_nbytes
 from wdsprep.encoding.models.presets import PRESETS, TOKENS, Preset
+from wdsprep.encoding.sample_sizes import Choice, sample_nbytes
 from wdsprep.text import human_bytes, join_lines
 
 SIDES = (512, 1024)

@@ -31,48 +31,26 @@ class TextArray:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextTower:
-    """A text encoder, by the numbers that decide its memory and its operations."""
+    """A text encoder, and the number of its parameters."""
 
     name: str
     parameters: float
-    multiplied: float
-    """the parameters that each token is multiplied with: not embeddings, nor those for images"""
-    attended: int
-    """layers times the width that attention has in one"""
-
-    @property
-    def nbytes(self) -> float:
-        """Return the bytes of a text encoder's weights in half precision."""
-        return 2 * self.parameters
-
-    def operations(self, tokens: int) -> float:
-        """Return the operations of a text encoder for a caption with this number of tokens.
-
-        A multiplication and an addition count as two.
-        """
-        return 2 * self.multiplied * tokens + 4 * self.attended * tokens**2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TowerRun:
-    """The use of a text encoder: the length of captions, and the template around them."""
+    """The use of a text encoder: the length of captions, and what its tokenizer gives."""
 
     tower: TextTower
     length: int
-    """the most tokens of a caption, and the length to which captions are padded"""
-    template: int = 0
-    """tokens beside the caption's"""
-    is_padded: bool = True
+    """the most tokens of a caption"""
     ids: int = 0
-    """the ids that its tokenizer gives for any caption; 0: `length` and `template` together"""
+    """the ids that its tokenizer gives for any caption; 0: as many as `length`"""
 
     @property
     def listed(self) -> int:
         """Return the number of ids that are stored for a caption."""
-        return self.ids or self.length + self.template
-
-    def tokens(self, caption: int) -> int:
-        return self.template + (self.length if self.is_padded else min(caption, self.length))
+        return self.ids or self.length
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +60,7 @@ class Preset:
     repo: str
     """its repository on the hub; empty for the model in this package"""
     vae: str
-    """the class, or another name by which its operations are known"""
+    """the class"""
     channels: int
     factor: int
     resolution: int = 1024
@@ -97,7 +75,8 @@ class Preset:
 
     @property
     def tower_nbytes(self) -> float:
-        return sum(run.tower.nbytes for run in self.runs)
+        """Return the bytes of the text encoders' weights in half precision."""
+        return sum(2 * run.tower.parameters for run in self.runs)
 
     @property
     def is_trimmed(self) -> bool:
@@ -105,24 +84,17 @@ class Preset:
 
 
 # Counted from the sizes in their configs.
-CLIP_TINY = TextTower(name="toy", parameters=0.19e6, multiplied=0.1e6, attended=128)
-CLIP_L = TextTower(name="CLIP-L", parameters=0.123e9, multiplied=84.9e6, attended=12 * 768)
-CLIP_H = TextTower(name="CLIP-H", parameters=0.340e9, multiplied=289.4e6, attended=23 * 1024)
-CLIP_G = TextTower(name="CLIP-G", parameters=0.695e9, multiplied=629.1e6, attended=32 * 1280)
-T5_XXL = TextTower(name="T5-XXL", parameters=4.762e9, multiplied=4.630e9, attended=24 * 4096)
-UMT5_XL = TextTower(name="UMT5-XL", parameters=1.224e9, multiplied=1.158e9, attended=24 * 2048)
-GEMMA2_2B = TextTower(name="Gemma-2-2B", parameters=2.614e9, multiplied=2.024e9, attended=26 * 2048)
-QWEN25_7B = TextTower(
-    name="Qwen2.5-VL-7B", parameters=8.292e9, multiplied=7.070e9, attended=28 * 3584
-)
-QWEN3_4B = TextTower(name="Qwen3-4B", parameters=4.022e9, multiplied=3.633e9, attended=36 * 4096)
-QWEN3_4B_HEAD = TextTower(
-    name="Qwen3-4B", parameters=4.022e9, multiplied=4.022e9, attended=36 * 4096
-)
-CHATGLM3 = TextTower(name="ChatGLM3-6B", parameters=6.244e9, multiplied=5.711e9, attended=28 * 4096)
-LLAMA_8B = TextTower(
-    name="Llama-3.1-8B", parameters=8.030e9, multiplied=7.504e9, attended=32 * 4096
-)
+CLIP_TINY = TextTower(name="toy", parameters=0.19e6)
+CLIP_L = TextTower(name="CLIP-L", parameters=0.123e9)
+CLIP_H = TextTower(name="CLIP-H", parameters=0.340e9)
+CLIP_G = TextTower(name="CLIP-G", parameters=0.695e9)
+T5_XXL = TextTower(name="T5-XXL", parameters=4.762e9)
+UMT5_XL = TextTower(name="UMT5-XL", parameters=1.224e9)
+GEMMA2_2B = TextTower(name="Gemma-2-2B", parameters=2.614e9)
+QWEN25_7B = TextTower(name="Qwen2.5-VL-7B", parameters=8.292e9)
+QWEN3_4B = TextTower(name="Qwen3-4B", parameters=4.022e9)
+CHATGLM3 = TextTower(name="ChatGLM3-6B", parameters=6.244e9)
+LLAMA_8B = TextTower(name="Llama-3.1-8B", parameters=8.030e9)
 
 KL, FLUX2, QWEN, DC = (
     "AutoencoderKL",
@@ -208,7 +180,7 @@ PRESETS: Mapping[str, Preset] = {
         channels=128,
         factor=16,
         arrays=(_emb(512, 3 * 2560),),
-        runs=(TowerRun(tower=QWEN3_4B_HEAD, length=512),),
+        runs=(TowerRun(tower=QWEN3_4B, length=512),),
     ),
     "pixart-sigma": Preset(
         repo="PixArt-alpha/PixArt-Sigma-XL-2-1024-MS",
@@ -224,7 +196,7 @@ PRESETS: Mapping[str, Preset] = {
         channels=32,
         factor=32,
         arrays=(_emb(300, 2304, is_trimmed=True),),
-        runs=(TowerRun(tower=GEMMA2_2B, length=300, template=SANA_TEMPLATE),),
+        runs=(TowerRun(tower=GEMMA2_2B, length=300, ids=300 + SANA_TEMPLATE),),
     ),
     "lumina2": Preset(
         repo="Alpha-VLLM/Lumina-Image-2.0",
@@ -241,7 +213,7 @@ PRESETS: Mapping[str, Preset] = {
         factor=8,
         resolution=1328,
         arrays=(_emb(512, 3584, is_trimmed=True),),
-        runs=(TowerRun(tower=QWEN25_7B, length=512, template=39, is_padded=False, ids=1058),),
+        runs=(TowerRun(tower=QWEN25_7B, length=512, ids=1058),),
     ),
     "z-image": Preset(
         repo="Tongyi-MAI/Z-Image",

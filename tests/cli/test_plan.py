@@ -1,0 +1,167 @@
+"""A plan is arithmetic on counts and what a trial has measured; its sizes are those of the format."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.kit.encodes import encode_here, packed, pictures
+from tests.kit.packs import jpeg, manifest_of, pack, write_files
+from wdsprep.cli import main
+from wdsprep.dataset.npy_arrays import Field
+from wdsprep.dataset.tar.write import TarWriter
+from wdsprep.encoding.models.presets import PRESETS
+from wdsprep.encoding.sample_sizes import Choice, sample_nbytes
+
+COUNTS = ["plan", "--counts", "256=490M,512=300M"]
+
+
+def lines(words: list[str], capfd: pytest.CaptureFixture[str]) -> list[str]:
+    capfd.readouterr()
+    assert main(words) == 0
+    return [line.strip() for line in capfd.readouterr().out.splitlines()]
+
+
+@pytest.mark.parametrize("latents", ["sample", "moments"])
+@pytest.mark.parametrize("text", ["emb", "tokens", "none"])
+@pytest.mark.parametrize("flip", [False, True])
+def test_a_sample_takes_what_it_takes_in_a_tar(latents: str, text: str, flip: bool) -> None:
+    choice = Choice(latents=latents, flip=flip, text=text)
+    shape = (8 if latents == "moments" else 4, 32, 32)
+    names = ("latent.npy", "latent_flipped.npy") if flip else ("latent.npy",)
+    fields = [Field(name=name, dtype="<f2", shape=shape) for name in names]
+    if text == "emb":
+        fields.append(Field(name="emb.npy", dtype="<f2", shape=(77, 1024)))
+    if text == "tokens":
+        fields.append(Field(name="tokens.npy", dtype="<i4", shape=(77,)))
+    tar = TarWriter(io.BytesIO())
+    arrays = [(field.name, field.header + bytes(field.array_nbytes)) for field in fields]
+    tar.add("000000000001", [*arrays, ("json", b"{}"), ("txt", b"a caption")])
+    assert tar.nbytes == sample_nbytes(256, choice)
+
+
+def test_a_trial_says_the_speed_and_the_bytes_of_a_sample_and_the_whole_run_takes_it_away(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    images = packed(pictures(tmp_path / "pictures", range(6)), tmp_path / "images")
+    latents = tmp_path / "latents"
+    encode_here(images, latents, limit=4)
+    trial = manifest_of(latents).extra["trial"]
+    assert trial["device"] == "cpu"
+    assert 0 < trial["busy"] <= 1
+    encode_here(images, latents, limit=4)
+    assert manifest_of(latents).extra["trial"] == trial
+    manifest = manifest_of(latents)
+    words = ["plan", str(images), "--trial", str(latents), "--gpus", "2", "--price", "3"]
+    (phase,) = json.loads("".join(lines([*words, "--json"], capfd)))["phases"]
+    assert (phase["resolution"], phase["samples"], phase["rate"]) == (64, 6, trial["each"])
+    assert phase["gpu_hours"] == pytest.approx(6 / trial["each"] / 3600)
+    assert phase["wall_hours"] == phase["gpu_hours"] / 2
+    assert phase["dollars"] == phase["gpu_hours"] * 3
+    assert phase["nbytes_written"] == round(6 * manifest.nbytes / manifest.samples)
+    shards = manifest_of(images).shards
+    assert (phase["nbytes_read"], phase["shards"]) == (sum(s.nbytes for s in shards), len(shards))
+    said = lines([*COUNTS, "--trial", str(latents), "--gpus", "2"], capfd)
+    assert said[0] == "resolution 64: 790,000,000 images"
+    assert said[1] == (
+        f"speed     {trial['each']:,.1f} images/s for a GPU (measured in {latents}: tiny on cpu, "
+        f"busy {trial['busy']:.0%} of the time)"
+    )
+    assert main([*COUNTS, "--trial", str(latents), "--resolution", "64,256"]) == 2
+    assert "no --trial was made at 256: wdsprep encode shards/images trial --res" in (
+        capfd.readouterr().err
+    )
+    encode_here(images, latents)
+    assert manifest_of(latents).extra == {"model": "tiny"}
+    assert main(["plan", str(images), "--trial", str(latents)]) == 2
+    assert "is not a trial" in capfd.readouterr().err
+
+
+def test_without_a_trial_bytes_are_told_and_what_others_published(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    said = lines(COUNTS, capfd)
+    assert said[:2] == [
+        "resolution 256: 790,000,000 images",
+        "bytes     134.3 TB written in 79,000 shards: 170.0 kB a sample",
+    ]
+    assert said[3] == "resolution 512: 300,000,000 images"
+    assert "58 images a second for each A100" in said[-2]
+    assert said[-1].startswith("to measure a GPU of yours: wdsprep encode shards/images trial --re")
+    assert lines([*COUNTS, "--latents", "none"], capfd)[0] == "text: 790,000,000 images"
+
+
+def test_a_dataset_has_the_images_that_are_large_enough_at_any_resolution(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sizes = [(300, 400), (520, 600), (800, 900), (1100, 1024)]
+    files = {f"{number}.jpg": jpeg(number, size) for number, size in enumerate(sizes)}
+    images = str(
+        pack(write_files(tmp_path / "pictures", files), tmp_path / "images", "--buckets", "256,512")
+    )
+    words = ["plan", images, "--resolution", "256,512,768,1024", "--json"]
+    phases = json.loads("".join(lines(words, capfd)))["phases"]
+    assert {phase["resolution"]: phase["samples"] for phase in phases} == {
+        256: 4,
+        512: 3,
+        768: 2,
+        1024: 1,
+    }
+    assert [phase["shards"] for phase in phases] == [2, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "give a dataset of images, or --counts"),
+        (["--counts", "256"], "write 256=490M,512=300M"),
+        (["--counts", "256=0"], "no image is large enough for 256, 512: give a smaller"),
+        (["--counts", "256=1M", "--resolution", "512"], "no image is large enough for 512"),
+        (
+            ["--counts", "256=1M", "--latents", "none", "--flip"],
+            "--flip is for images, of which --latents none encodes none",
+        ),
+        (["--counts", "256=1M", "--model", "tiny"], "--model 'tiny': give one of sd1"),
+        (
+            ["--counts", "256=1M", "--model", "sana", "--latents", "moments"],
+            "--latents moments: the VAE of sana gives no distribution",
+        ),
+    ],
+)
+def test_what_cannot_be_planned_is_said(
+    words: list[str], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *words]) == 2
+    assert said in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("model", [name for name in PRESETS if name != "tiny"])
+def test_each_model_can_be_planned_at_any_size(
+    model: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["plan", "--counts", "1024=1M", "--resolution", "256,512,1024", "--model", model]
+    phases = json.loads("".join(lines([*words, "--json"], capfd)))["phases"]
+    assert [phase["resolution"] for phase in phases] == [256, 512, 1024]
+    written = [phase["nbytes_written"] for phase in phases]
+    assert written == sorted(written)
+
+
+@pytest.mark.parametrize(
+    ("model", "full", "at_60"),
+    [
+        *[("sdxl", 0.32, 0.32), ("sd3", 2.73, 2.73), ("flux", 4.20, 4.20)],
+        *[("flux2-klein", 7.9, 7.9), ("pixart-sigma", 2.46, 0.49), ("sana", 1.38, 0.28)],
+        *[("lumina2", 1.18, 0.28), ("qwen-image", 3.67, 0.43), ("z-image", 2.62, 0.31)],
+        *[("auraflow", 1.05, 0.25), ("chroma", 4.19, 0.50), ("kolors", 2.11, 2.11)],
+        *[("hidream", 34.6, 34.6)],
+    ],
+)
+def test_text_takes_what_its_shapes_say(model: str, full: float, at_60: float) -> None:
+    """In MB; headers and padding are a few kB."""
+    for tokens, wanted in ((10**6, full), (60, at_60)):
+        each, none = (
+            sample_nbytes(512, Choice(model=model, text=text, tokens=tokens))
+            for text in ("emb", "none")
+        )
+        assert (each - none) / 1e6 == pytest.approx(wanted, rel=0.02)
