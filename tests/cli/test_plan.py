@@ -1,4 +1,4 @@
-"""A plan is arithmetic on counts and what a trial has measured; its sizes are those of the format."""
+"""A plan is arithmetic on counts and what a trial measured; its sizes are those of the format."""
 
 import io
 import json

@@ -33,7 +33,7 @@ DAYS_FROM_H = 48
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """What a dataset of `encode --limit` has measured: the speed of one GPU, and a sample's bytes."""
+    """The speed of one GPU and the bytes of a sample, as a run of `encode --limit` had them."""
 
     resolution: int
     rate: float
@@ -181,9 +181,9 @@ def _lines(
         if each.rate and each.gpu_hours is not None and each.wall_hours is not None:
             yield f"  speed     {each.rate:,.1f} images/s for a GPU ({each.source})"
             dollars = "" if each.dollars is None else f", ${each.dollars:,.2f}"
-            days = each.wall_hours >= DAYS_FROM_H
-            wall = f"{each.wall_hours / 24:,.1f} days" if days else f"{each.wall_hours:,.1f} h"
-            yield f"  GPUs      {each.gpu_hours:,.1f} GPU hours{dollars}; {wall} on {options.gpus:,}"
+            hours = each.wall_hours
+            wall = f"{hours / 24:,.1f} days" if hours >= DAYS_FROM_H else f"{hours:,.1f} h"
+            yield f"  GPUs      {each.gpu_hours:,.1f} GPU hours{dollars}; {wall} on {options.gpus}"
         read = f"{human_bytes(each.nbytes_read)} read, " if each.nbytes_read else ""
         yield (
             f"  bytes     {read}{human_bytes(each.nbytes_written)} written in "
