@@ -69,6 +69,8 @@ class About:
     choices: Sequence[str] = ()
     read: Callable[[Any], Any] | None = None
     """Returns the value for what a user gives, or raises UsageError; its results pass unchanged."""
+    bare: Any = None
+    """The value that it has on a command line where no value follows it; None if one must."""
     parse: Callable[[str], Any] | None = None
     """Converts a word of a command line for `read`, if that takes neither a number nor a text."""
     inner: Sequence[str] = ()

@@ -28,7 +28,14 @@ from wdsprep.cli import main
 from wdsprep.cli.output.duplicates import DuplicatesOutput
 from wdsprep.cli.output.export import ExportOutput
 from wdsprep.cli.output.select import SelectOutput
-from wdsprep.cli.output.shared import CommandOutput, complain, echo, rejects_lines
+from wdsprep.cli.output.shared import (
+    CommandOutput,
+    KeptLine,
+    complain,
+    echo,
+    many_rejects_lines,
+    rejects_lines,
+)
 from wdsprep.cli.output.verify import VerifyOutput
 from wdsprep.runners.job import JobStatus
 from wdsprep.terminal import CLEAR, TERMINAL, LogLines, ProgressLine, cells, fit_parts, wrap_line
@@ -337,6 +344,22 @@ def test_samples_that_a_tar_has_in_pieces_are_told_with_what_brings_them_togethe
     assert count == "1 reject (tar_scattered 1): see out/rejects/"
     assert advice.startswith("the members of 1 sample stand apart in the tar, so captions may")
     assert "tar --sort=name" in advice
+
+
+def test_over_a_tenth_of_rejects_is_a_warning_that_names_the_option_that_takes_them() -> None:
+    remedies = {"too_small": "--upscale takes them"}
+    (line,) = many_rejects_lines({"too_small": 14, "corrupt": 1}, 20, "out", remedies)
+    assert isinstance(line, KeptLine)
+    assert line == (
+        "warning: 15 of 35 were rejected, 14 of them as too_small: --upscale takes them"
+    )
+    (line,) = many_rejects_lines({"corrupt": 1}, 8, "out", remedies)
+    assert line == (
+        "warning: 1 of 9 was rejected, all of them as corrupt: out/rejects/ says why for each"
+    )
+    assert not many_rejects_lines({"too_small": 2}, 18, "out", remedies)
+    wished = {"filtered": 50, "removed": 50, "http_4xx": 50}
+    assert not many_rejects_lines({**wished, "too_small": 1}, 10, "out", remedies)
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80])

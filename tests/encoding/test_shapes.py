@@ -448,10 +448,21 @@ def assert_same(found: Any, wanted: Any) -> None:
 
 BETWEEN_BUCKETS = {"resolution": 96, "shapes": (), "max_crop": 1.0}
 ABOVE_BUCKETS = {"resolution": 192, "shapes": (), "max_crop": 1.0}
+ENLARGED = {"upscale": 1.5}
+ENLARGED_SQUARES = {"resolution": 96, "shapes": (), "max_crop": 1.0, "upscale": 2}
 
 
 @pytest.mark.parametrize(
-    "how", [{}, {"max_crop": 1.0}, {"shapes": ()}, BETWEEN_BUCKETS, ABOVE_BUCKETS]
+    "how",
+    [
+        {},
+        {"max_crop": 1.0},
+        {"shapes": ()},
+        BETWEEN_BUCKETS,
+        ABOVE_BUCKETS,
+        ENLARGED,
+        ENLARGED_SQUARES,
+    ],
 )
 def test_batches_made_on_the_way_are_those_of_stored_shapes_bit_for_bit(
     images: Path, latents: Path, tmp_path: Path, how: dict[str, Any]
@@ -488,6 +499,53 @@ def test_squares_of_any_resolution_are_made_of_the_images_that_are_large_enough(
     assert large
     assert small
     assert main(["verify", str(images), str(tmp_path / "out")]) == 0
+
+
+@pytest.mark.parametrize("how", [ENLARGED, ENLARGED_SQUARES])
+def test_small_images_are_scaled_up_where_asked_and_all_say_so(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], how: dict[str, Any]
+) -> None:
+    how = {"resolution": 64, "shapes": NEAREST} | how
+    text, out = tmp_path / "text", tmp_path / "out"
+    encode_here(images, out, text_out=str(text), **how)
+    most, small = how["upscale"], 0
+    sizes = manifest_of(out).settings.get("shapes", [[how["resolution"]] * 2])
+    for key, sample in latents_of(out).items():
+        facts = sample["json"]
+        left, top, right, bottom = facts["crop"]
+        times = max((right - left) / facts["width"], (bottom - top) / facts["height"])
+        small += times > 1
+        assert facts.get("upscaled") == (round(times, 4) if times > 1 else None), key
+        assert times <= most
+    manifest = manifest_of(out)
+    assert manifest.counts["upscaled"] == small > 5
+    assert manifest.settings["upscale"] == most
+    assert min(map(min, sizes)) > 30  # so that images of the lowest bucket are scaled up
+    assert latents_of(text).keys() >= latents_of(out).keys()
+    assert main(["verify", str(images), str(out), str(text)]) == 0
+    words = ["encode", str(images), str(out), "--text-out", str(text), *TOY]
+    words += ["--resolution", str(how["resolution"]), f"--upscale={most}"]
+    with in_this_process():
+        assert main([*words, *(["--shapes", NEAREST] if how["shapes"] else [])]) == 0
+    assert f"{small} images scaled up, by at most {most} times" in capsys.readouterr().out
+    other = {**how, "upscale": 1.25}
+    with pytest.raises(FingerprintError, match=f"--upscale 1.25 .was {most}"):
+        encode_here(images, out, text_out=str(text), **other)
+    key = next(key for key, sample in latents_of(out).items() if "upscaled" in sample["json"])
+    wdsprep.remove(out, keys=[key], yes=True)
+    assert manifest_of(out).counts["upscaled"] == small - 1
+
+
+def test_the_option_takes_a_number_or_none(images: Path, tmp_path: Path) -> None:
+    words = ["--resolution", "96", "--limit", "9", *TOY]
+    with in_this_process():
+        for number, given in enumerate((["--upscale"], ["--upscale", "1.5"], ["--upscale=1.5"])):
+            assert main(["encode", str(images), str(tmp_path / f"{number}"), *given, *words]) == 0
+    settings = [manifest_of(tmp_path / f"{number}").settings for number in range(3)]
+    assert settings[0] == settings[1] == settings[2]
+    assert settings[0]["upscale"] == 1.5
+    for wrong in ("0.5", "17", "big"):
+        assert main(["encode", str(images), f"--upscale={wrong}", *words]) == 2
 
 
 def test_latents_that_wdsprep_0_2_made_of_one_bucket_are_sound_and_get_the_rest(

@@ -169,6 +169,7 @@ def command_alone(images: Path) -> int:
     [
         ({"shapes": "nearest:32,2"}, "--shapes is for images"),
         ({"max_crop": 0.2}, "--max-crop is for images"),
+        ({"upscale": 1.5}, "--upscale is for images"),
         ({"flip": True}, "--flip is for images"),
         ({"text": "none"}, "--latents none and --text none leave nothing"),
         ({"resolution": (64, 128)}, "--latents none makes one dataset"),

@@ -5,9 +5,10 @@ import random
 
 import pytest
 
+from wdsprep.dataset.buckets import buckets_encoded, least_side_of
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.images.nearest_shape import Fit, Shapes, shape_name
+from wdsprep.images.nearest_shape import Fit, Shapes, cut_of, shape_name
 
 LIST = [(64, 64), (48, 80), (80, 48), (32, 128), (128, 32), (56, 72), (72, 56)]
 
@@ -59,6 +60,20 @@ def test_nothing_is_enlarged() -> None:
         Shapes.square(64).fit(63, 64)
     assert caught.value.detail == "63 x 64"
     assert shapes.least_side == 32
+
+
+def test_what_is_scaled_up_is_so_by_no_more_than_was_asked_for() -> None:
+    shapes = Shapes.from_sizes(LIST, upscale=1.1)
+    assert shapes.fit(64, 60) == Fit(64, 64, 68, 64)
+    assert shapes.fit(59, 64) == Fit(64, 64, 64, 69)
+    with pytest.raises(RejectedError) as caught:
+        shapes.fit(58, 64)  # 64 / 58 is just over 1.1
+    assert caught.value.code is Code.TOO_SMALL
+    settings = {"resolution": 110, "upscale": 1.1}
+    assert cut_of(settings).fit(100, 300) == Fit(110, 110, 110, 330)  # 1.1 times to the pixel
+    assert least_side_of(settings) == cut_of(settings).least_side == 100
+    assert buckets_encoded(settings, (64, 96, 110)) == (96, 110)
+    assert buckets_encoded({"resolution": 110}, (64, 96, 110)) == (110,)
 
 
 def test_what_would_lose_too_much_is_rejected() -> None:

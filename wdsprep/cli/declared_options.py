@@ -50,10 +50,13 @@ def option_of(declared: Option) -> click.Option:
     """Return the click option for a declared option."""
     about = declared.about
     names = [about.spelling or declared.dashed, declared.name]
+    bare: dict[str, Any] = {"is_flag": True if declared.is_flag else None}
+    if about.bare is not None:
+        bare = {"is_flag": False, "flag_value": about.bare}
     made = HeadedOption(
         names,
         # with False instead of None, the value of `--min-size=-5` would be an option of its own
-        is_flag=True if declared.is_flag else None,
+        **bare,
         multiple=about.is_many,
         required=declared.is_required,
         type=None if declared.is_flag else Value(declared),

@@ -7,6 +7,9 @@ those images of the second that are large enough.
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from functools import lru_cache
+from math import ceil
 from typing import Any
 
 from wdsprep.errors import UsageError
@@ -45,17 +48,34 @@ def buckets_of_phase(resolution: int, buckets: Sequence[int]) -> tuple[int, ...]
     return tuple(bucket for bucket in buckets if bucket >= resolution)
 
 
+def least_side_of(settings: Mapping[str, Any]) -> int:
+    """Return the shortest side of the images from which latents with these settings are made."""
+    side = min(map(min, settings.get("shapes", [[settings["resolution"]]])))
+    return least_to_reach(side, settings.get("upscale", 1))
+
+
+def least_to_reach(side: int, most: float) -> int:
+    """Return the least number of pixels that becomes `side` when it is scaled by at most `most`."""
+    return ceil(side / _exact(most))
+
+
+@lru_cache(64)
+def _exact(number: float) -> Fraction:
+    """Return the fraction that a decimal number stands for, such as 11/10 for 1.1."""
+    return Fraction(str(number))
+
+
 def buckets_encoded(
     settings: Mapping[str, Any], buckets: Sequence[int], *, made: Iterable[str] = ()
 ) -> tuple[int, ...]:
     """Return the buckets of images from which latents with these settings are made.
 
     These are the buckets that may hold an image large enough for the square, or for one of the
-    shapes. `made` are the units of a complete dataset. If that has squares, but no unit from the
-    lowest of these buckets, only the buckets whose images are all large enough are returned:
-    wdsprep 0.2 made squares of those alone.
+    shapes, if need be after it was scaled up. `made` are the units of a complete dataset. If that
+    has squares, but no unit from the lowest of these buckets, only the buckets whose images are all
+    large enough are returned: wdsprep 0.2 made squares of those alone.
     """
-    least_side = min(map(min, settings.get("shapes", [[settings["resolution"]]])))
+    least_side = least_side_of(settings)
     found = tuple(buckets[max(0, bisect_right(buckets, least_side) - 1) :])
     all_large = buckets_of_phase(least_side, buckets)
     made_of = {unit.partition("/")[0] for unit in made}

@@ -23,8 +23,8 @@ def count_sample(
     """Count one sample in `counts`, by the facts in its json and the name of its shape.
 
     Of an image, the length of the caption and the shorter side are counted, in bins, and how often
-    it comes in an epoch, if its json says that; of latents or text, a cut or an empty caption and
-    the shape; of scores, nothing.
+    it comes in an epoch, if its json says that; of latents or text, a cut or an empty caption, an
+    image that was scaled up and the shape; of scores, nothing.
     """
     if dataset == "images":
         counts[bin_name("caption", len(facts["caption"]))] += 1
@@ -36,6 +36,8 @@ def count_sample(
         return
     counts["cut"] += bool(facts.get("cut"))
     counts["empty_caption"] += not facts.get("caption")
+    if "upscaled" in facts:
+        counts["upscaled"] += 1
     if shape:
         counts[shape] += 1
 

@@ -144,6 +144,7 @@ class LatentSettings(_LatentNeeds, total=False):
     max_area: Pixels
     max_bytes: Nbytes
     max_crop: float
+    upscale: float
     patch: Annotated[int, between(1, 64, "a size of patches")]
     pipeline: Text
     scale: float | list[float]

@@ -2,12 +2,13 @@
 
 import pickle
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from wdsprep.dataset.buckets import buckets_encoded
+from wdsprep.dataset.buckets import buckets_encoded, least_side_of
 from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import RECEIPTS, latent_unit
 from wdsprep.dataset.manifest import Manifest
@@ -140,13 +141,14 @@ def find_image_shards(
     resolution: int,
     *,
     shapes: Sequence[Size] = (),
+    upscale: float = 1.0,
 ) -> ImageShards:
     """Return the image shards that may have images large enough for a resolution.
 
     The resolution 0 stands for the lowest bucket of a dataset, and so for all shards. Tars that
     pack did not make are all returned; for them, raise UsageError if the resolution is 0. Raise
     SourceError if no shards are found. `shapes` are the shapes of the latents, if they are not
-    square.
+    square, and `upscale` is how much images may be scaled up.
     """
     is_pattern = bool(set(url) & set("*?[{")) and not Path(url).is_dir()
     store = None if is_pattern else open_store(url)
@@ -158,12 +160,14 @@ def find_image_shards(
     check_kind(store, manifest.dataset, "images")
     manifest = refresh_manifest(store, manifest)
     resolution = resolution or min(manifest.settings["buckets"])
-    shards = _select_shards(url, manifest, resolution, shapes)
+    wanted: dict[str, Any] = {"resolution": resolution, "upscale": upscale}
+    wanted |= {"shapes": shapes} if shapes else {}
+    shards = _select_shards(url, manifest, wanted)
     lowest = min(int(shard.name.partition("/")[0]) for shard in shards)
     return ImageShards(
         url=store.url,
         resolution=resolution,
-        text_resolution=min(resolution, lowest) if shapes else resolution,
+        text_resolution=min(resolution, lowest) if shapes or upscale > 1 else resolution,
         shards=shards,
         is_whole=manifest.complete,
         max_area=manifest.settings["max_area"],
@@ -173,11 +177,9 @@ def find_image_shards(
 
 
 def _select_shards(
-    url: str, manifest: Manifest, resolution: int, shapes: Sequence[Size]
+    url: str, manifest: Manifest, settings: Mapping[str, Any]
 ) -> tuple[ImageShard, ...]:
-    buckets = manifest.settings["buckets"]
-    wanted = {"resolution": resolution} | ({"shapes": shapes} if shapes else {})
-    encoded = set(buckets_encoded(wanted, buckets))
+    encoded = set(buckets_encoded(settings, manifest.settings["buckets"]))
     shards = tuple(
         ImageShard(
             name=latent_unit(shard.name),
@@ -190,9 +192,7 @@ def _select_shards(
         if shard.bucket in encoded
     )
     if not shards:
-        raise SourceError(
-            _explain_no_shards(url, manifest, min(map(min, shapes), default=resolution))
-        )
+        raise SourceError(_explain_no_shards(url, manifest, least_side_of(settings)))
     return shards
 
 
@@ -205,7 +205,8 @@ def _explain_no_shards(url: str, manifest: Manifest, least_side: int) -> str:
             f"{url} holds no image, as all were rejected ({human_counts(manifest.rejects)}; "
             f"{url}/rejects/ lists them): pack again, with other limits or another source"
         )
-    return f"{url} holds no image of {least_side} pixels or more: choose a lower --resolution"
+    remedy = "choose a lower --resolution, or --upscale"
+    return f"{url} holds no image of {least_side} pixels or more: {remedy}"
 
 
 def _find_tars(url: str, resolution: int) -> ImageShards:

@@ -31,8 +31,9 @@ from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.captions.sources import CaptionUse
 from wdsprep.encoding.encoded_samples import Result
 from wdsprep.encoding.image_shards import ImageShard
-from wdsprep.encoding.sample_spool import Members, SampleSpool, SpooledSample
+from wdsprep.encoding.sample_spool import Counted, Members, SampleSpool, SpooledSample
 from wdsprep.errors import ExistsError, NotFoundError, TarError
+from wdsprep.images.crop import Crop
 from wdsprep.store.base import write_bytes
 
 Files = Mapping[str, str]
@@ -78,13 +79,21 @@ class LatentShard:
         shape = shape_of(result) if self._shapes else ""
         fields = self._shapes.get(shape, self.fields)
         members = members_of(fields, key, sample, result, is_packed=is_packed)
-        self.add_members(key, members, cut=result.tokens.cut, shape=shape)
+        self.add_members(key, members, counted=counted_facts(result), shape=shape)
 
-    def add_members(self, key: str, members: Members, *, cut: bool | None, shape: str = "") -> None:
+    def add_members(
+        self,
+        key: str,
+        members: Members,
+        *,
+        counted: Counted = None,
+        shape: str = "",
+    ) -> None:
         """Add a sample to the shard, given its members, of which the caption is the last.
 
-        `cut` says whether its caption was cut, or is None for a sample without a caption. Raise
-        RejectedError if the sample was removed from this dataset, or if a tar cannot hold its key.
+        `counted` are the facts in its json that the receipt counts, or None for a sample without a
+        caption. Raise RejectedError if the sample was removed from this dataset, or if a tar cannot
+        hold its key.
         """
         if self._draft.removed and self._was_removed(members):
             raise RejectedError(Code.REMOVED)
@@ -95,8 +104,8 @@ class LatentShard:
         self._rows[shape].append(self._inputs)
         self.samples += 1
         self.nbytes += sum([nbytes_of(data) for _, data in members])
-        if cut is not None:
-            told = {"cut": cut, "caption": members[-1][1]}
+        if counted is not None:
+            told = {**counted, "caption": members[-1][1]}
             count_sample(self.counts, "latents", told, shape)
 
     def _was_removed(self, members: Members) -> bool:
@@ -173,6 +182,16 @@ def shape_of(result: Result) -> str:
     return shape_name((fit.width, fit.height))
 
 
+def counted_facts(result: Result) -> dict[str, Any]:
+    """Return the facts in the json of a sample that its receipt counts, beside the caption."""
+    return {"cut": result.tokens.cut, **_upscaled(result.crop)}
+
+
+def _upscaled(crop: Crop) -> dict[str, float]:
+    """Return the fact that an image was scaled up, and how much; {} if it was not."""
+    return {"upscaled": round(crop.scale, 4)} if crop.width and crop.scale > 1 else {}
+
+
 def members_of(
     fields: Sequence[Field], key: str, sample: Sample, result: Result, *, is_packed: bool
 ) -> list[tuple[str, Data]]:
@@ -239,6 +258,7 @@ def facts_of(
         "source_height": crop.height,
         "source_width": crop.width,
         "width": crop.width,
+        **_upscaled(crop),
         **(_copy_facts(sample.facts, "source_height", "source_width") if is_packed else {}),
     }
 

@@ -152,7 +152,9 @@ def joint_recipe(recipes: Sequence[Encode]) -> Encode:
 
 
 def _find_phase(images: str, place: str, recipe: Encode, options: EncodeOptions) -> _Phase:
-    source = find_image_shards(images, recipe.resolution, shapes=recipe.sizes)
+    source = find_image_shards(
+        images, recipe.resolution, shapes=recipe.sizes, upscale=recipe.upscale
+    )
     check_apart(source.url if is_glob(images) else images, place)
     return _Phase(
         recipe=replace(recipe, resolution=source.resolution),

@@ -82,7 +82,8 @@ RESOLUTION = about(
     MODEL,
     read=check_resolutions,
     code=Code.TOO_SMALL,
-    remedy="a smaller --resolution takes smaller images",
+    remedy="--overwrite with --upscale (or a larger one) takes smaller images, as does a lower "
+    "--resolution",
     parse=parse_resolutions,
     metavar="N,...",
     order=-2,
@@ -327,6 +328,7 @@ def recipes_for(
         "latents": "none",
         "shapes": (),
         "max_crop": 1.0,
+        "upscale": 1.0,
         "flip": False,
         "decode": DECODES[0],
     }

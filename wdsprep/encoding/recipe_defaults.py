@@ -91,9 +91,16 @@ def settings_of(model: Model, recipe: Recipe) -> dict[str, Any]:
         "max_area": recipe.max_area,
         "max_bytes": recipe.max_bytes,
         "max_crop": recipe.max_crop,
+        "upscale": recipe.upscale,
         "shapes": list(map(list, recipe.sizes)),
     }
-    usual = {"max_area": MAX_AREA, "max_bytes": MAX_NBYTES, "max_crop": 1.0, "shapes": []}
+    usual = {
+        "max_area": MAX_AREA,
+        "max_bytes": MAX_NBYTES,
+        "max_crop": 1.0,
+        "upscale": 1.0,
+        "shapes": [],
+    }
     of_images = {
         "crop": "centre",
         DECODE: recipe.decode,

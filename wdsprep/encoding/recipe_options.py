@@ -28,6 +28,7 @@ from wdsprep.options import Options, about
 from wdsprep.runners.options import WORKERS
 
 MODEL, IMAGES = "Model", "Images"
+UPSCALE, MOST_UPSCALE = 1.5, 16
 MOST_COMPILED = 4
 """The most shapes for which --compile compiles a VAE, one after the other, while its GPU waits. For
 one shape of SD2's that took 115 s on two busy cores; no GPU has measured it."""
@@ -79,6 +80,23 @@ class RecipeOptions(Options):
             parse=float,
             order=-1,
             example="0.2",
+        ),
+    )
+    upscale: float = field(
+        default=1.0,
+        metadata=about(
+            f"Scale up images that are too small, by at most this factor, {UPSCALE:g} if none is "
+            "given. Without the option they are rejected.",
+            MODEL,
+            least=1,
+            most=MOST_UPSCALE,
+            bare=UPSCALE,
+            metavar="[MOST]",
+            order=-1,
+            example="[MOST]",
+            page="[scale up images](#small-images) that are smaller than the square or their "
+            f"shape, by at most so many times; {UPSCALE:g} if no number follows. Without the "
+            "option they are rejects",
         ),
     )
     latents: str = field(
@@ -207,6 +225,7 @@ class Recipe(RecipeOptions):
         of_images = {
             "--shapes": bool(self.shapes),
             "--max-crop": self.max_crop < 1,
+            "--upscale": self.upscale > 1,
             "--flip": self.flip,
             "--decode": self.decode != DECODES[0],
         }

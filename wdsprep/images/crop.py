@@ -1,8 +1,9 @@
 """The crop of an image that the VAE sees: from bytes to uint8 pixels.
 
 The pixel rule comes first, so an image of a foreign tar ends as `pack` would have stored it. Then
-it is scaled to cover its shape, and the centre is cut out: `nearest_shape` says which. Pillow
-decodes and torch scales, for these reasons:
+it is scaled to cover its shape, and the centre is cut out: `nearest_shape` says which. It is made
+larger only if that is asked for, by the same bicubic filter. Pillow decodes and torch scales, for
+these reasons:
 
 - Pillow is as fast as torchvision once its pixels are taken where they lie, as four bytes each
   (through Arrow, without a copy); torch scales four channels as fast as three. Its own scaling is
@@ -55,6 +56,11 @@ class Crop:
     width: int
     height: int
     fit: Fit
+
+    @property
+    def scale(self) -> float:
+        """Return how many times larger the image was made; it is below 1 if it was made smaller."""
+        return max(self.fit.width / self.width, self.fit.height / self.height)
 
 
 NO_PIXELS = torch.empty((3, 0, 0), dtype=torch.uint8)

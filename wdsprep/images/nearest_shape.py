@@ -11,6 +11,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+from wdsprep.dataset.buckets import least_to_reach
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.shapes import Size, shape_name, shapes_of
@@ -52,20 +53,26 @@ class Fit:
 class Shapes:
     """A list of shapes from the tallest to the widest, no ratio twice.
 
-    An image that would lose more than `max_crop` of its area is rejected. A JPEG is decoded at a
+    An image that would lose more than `max_crop` of its area is rejected, and so is one that would
+    have to be scaled up by more than `upscale`. A JPEG is decoded at a
     reduced scale if `oversampling` times the pixels of the scaled image remain on each side; with
     0 it is decoded in full.
     """
 
     sizes: tuple[Size, ...]
     max_crop: float = 1.0
+    upscale: float = 1.0
     oversampling: float = field(default=0.0, repr=False)  # by the rest loaders keep which fit where
 
     @classmethod
     def from_sizes(
-        cls, sizes: Iterable[Size], max_crop: float = 1.0, oversampling: float = 0.0
+        cls,
+        sizes: Iterable[Size],
+        max_crop: float = 1.0,
+        upscale: float = 1.0,
+        oversampling: float = 0.0,
     ) -> "Shapes":
-        return cls(tuple(sorted(sizes, key=_ratio)), max_crop, oversampling)
+        return cls(tuple(sorted(sizes, key=_ratio)), max_crop, upscale, oversampling)
 
     @classmethod
     def square(cls, side: int, oversampling: float = 0.0) -> "Shapes":
@@ -73,8 +80,8 @@ class Shapes:
 
     @property
     def least_side(self) -> int:
-        """Return the shortest side of all shapes. An image with a shorter one fits none of them."""
-        return min(map(min, self.sizes))
+        """Return the shortest side of an image that can fit one of the shapes."""
+        return least_to_reach(min(map(min, self.sizes)), self.upscale)
 
     def nearest(self, width: int, height: int) -> Size:
         """Return the shape whose ratio is nearest to that of an image.
@@ -93,13 +100,14 @@ class Shapes:
     def fit(self, width: int, height: int) -> Fit:
         """Return where an upright image of this size is cut.
 
-        Raise RejectedError if it would have to be enlarged, or would lose too much.
+        Raise RejectedError if it would have to be scaled up too much, or would lose too much.
         """
         size = self.nearest(width, height)
         wide, high = covering_size(width, height, size)
         found = Fit(*size, wide, high)
         shown = f"{width} x {height}"
-        if width < found.width or height < found.height:
+        least_width, least_height = (least_to_reach(side, self.upscale) for side in size)
+        if width < least_width or height < least_height:
             where = "" if len(self.sizes) == 1 else f", for {shape_name(size)}"
             raise RejectedError(Code.TOO_SMALL, shown + where)
         if found.lost > self.max_crop:
@@ -113,7 +121,8 @@ def cut_of(settings: Mapping[str, Any]) -> Shapes:
     side = settings["resolution"]
     oversampling = OVERSAMPLING if settings.get(DECODE) == FAST else 0.0
     sizes = shapes_of(settings) or [(side, side)]
-    return Shapes.from_sizes(sizes, settings.get("max_crop", 1.0), oversampling)
+    max_crop, upscale = settings.get("max_crop", 1.0), settings.get("upscale", 1.0)
+    return Shapes.from_sizes(sizes, max_crop, upscale, oversampling)
 
 
 def covering_size(width: int, height: int, size: Size) -> Size:

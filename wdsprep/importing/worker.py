@@ -70,7 +70,7 @@ class ImportWorker:
 
     def _add(self, output: LatentShard, row: Row) -> None:
         shape, members = self._members(row)
-        output.add_members(row.key, members, cut=False, shape=shape)
+        output.add_members(row.key, members, counted={}, shape=shape)
 
     def _members(self, row: Row) -> tuple[str, list[tuple[str, bytes]]]:
         """Return the shape and the members of a sample. The shape is empty if all are squares."""

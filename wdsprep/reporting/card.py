@@ -352,6 +352,7 @@ SETTINGS = {
     "dtype": "computed in",
     "seed": "seed of the noise",
     "max_crop": "most that is cut off an image",
+    "upscale": "most that an image is scaled up",
     "decode": "decoding of large JPEGs",
     "caption_field": "captions from the field",
     "weights": "digest of the weights",

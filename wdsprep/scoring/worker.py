@@ -74,7 +74,7 @@ class ScoreShard(LatentShard):
             ("json", facts_bytes({**facts, "key": key, "source": source})),
             ("txt", b""),
         ]
-        self.add_members(key, members, cut=None)
+        self.add_members(key, members)
 
 
 class ScoreWorker(EncodeWorker):

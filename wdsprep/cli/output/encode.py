@@ -10,6 +10,7 @@ from wdsprep.cli.output.shared import (
     captionless_lines,
     left_out_lines,
     load_step,
+    many_rejects_lines,
     rejects_lines,
     shapes_lines,
     void_line,
@@ -148,6 +149,9 @@ class EncodeOutput(CommandOutput[Sequence[Outcome]]):
             lines.append(f"{plural(cut, 'caption')} cut to the length of the text encoder")
         if report := self._report(outcome):
             lines += captions_lines(report)
+        if upscaled := manifest.counts.get("upscaled"):
+            most = manifest.settings["upscale"]
+            lines.append(f"{plural(upscaled, 'image')} scaled up, by at most {most:g} times")
         lines += rejects_lines(manifest.rejects, place)
         lines += left_out_lines(LeftOut.among(manifest.counts))
         if outcome.has_captions and manifest.settings["text"] != "none":
@@ -159,13 +163,19 @@ class EncodeOutput(CommandOutput[Sequence[Outcome]]):
         lines += self.failed_units(outcome)
         if outcome.is_void and not outcome.quarantined:
             lines.append(self._void_line(manifest, place))
+        elif not outcome.is_void:
+            lines += many_rejects_lines(
+                manifest.rejects, manifest.samples, place, self._remedies(manifest)
+            )
         return lines
+
+    def _remedies(self, manifest: Manifest) -> dict[str, str]:
+        return {code: self._name_dataset(line, manifest) for code, line in REMEDIES.items()}
 
     def _void_line(self, manifest: Manifest, place: str) -> str:
         """Return the line for a run that encoded no image: why, and what to do."""
         if manifest.rejects.get(Code.NOT_FINITE.value, 0) < sum(manifest.rejects.values()):
-            remedies = {code: self._name_dataset(line, manifest) for code, line in REMEDIES.items()}
-            return void_line(manifest.rejects, place, remedies)
+            return void_line(manifest.rejects, place, self._remedies(manifest))
         model, dtype = manifest.extra["model"], manifest.settings["dtype"]
         where = "fp32" if dtype == "fp32" else f"{dtype} or in fp32"
         return KeptLine(

@@ -11,10 +11,11 @@ from wdsprep.cli.output.shared import (
     broken_tars_lines,
     captionless_lines,
     left_out_lines,
+    many_rejects_lines,
     rejects_lines,
     void_line,
 )
-from wdsprep.dataset.coarse_histograms import REPEATS
+from wdsprep.dataset.coarse_histograms import REPEATS, histogram
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.reject_codes import Code, by_stage
 from wdsprep.dataset.stored_dataset import phases
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 KOHYA = ".caption"
 """The extension of the captions that kohya's tools write."""
+USUAL_RESOLUTIONS = (256, 512, 768, 1024)
+"""Resolutions that people train at. Each is an edge of the histogram of shorter sides."""
 WORST_HOSTS = 5
 AGAIN = "--retry-rejected fetches them again"
 REMEDIES: dict[str, str] = {
@@ -111,6 +114,7 @@ class PackOutput(CommandOutput[Outcome]):
             remedies = REMEDIES | (REMEDIES_OF_URLS if fetched else {})
             lines.append(void_line(manifest.rejects, images, remedies))
         elif manifest.shards and not packed.quarantined:
+            lines += many_rejects_lines(manifest.rejects, manifest.samples, images, REMEDIES)
             following = next_command(images, _first_phase(manifest))
             lines.append(f"next: {following}, with --model tiny for a trial")
         return lines
@@ -208,15 +212,25 @@ def _allows_more(name: str, options: Mapping[str, Any], settings: Mapping[str, A
 
 
 def _table(manifest: Manifest) -> Iterator[str]:
-    """Yield the lines of the tables of buckets and phases."""
+    """Yield the lines of the table of buckets, and on the images for each resolution."""
     yield ""
     yield f"{'bucket':>8} {'samples':>12} {'shards':>8} {'size':>10}"
     yield from _bucket_rows(manifest)
     yield ""
-    for resolution, (samples, shards_of) in phases(manifest).items():
-        if samples:
-            held = f"{plural(samples, 'sample')} in {plural(shards_of, 'shard')}"
-            yield f"phase {resolution}: {held}"
+    large = _large_enough(manifest)
+    if manifest.samples:
+        parts = [f"{count:,} at {resolution}" for resolution, count in large.items()]
+        yield f"images large enough to encode: {', '.join(parts)}"
+
+
+def _large_enough(manifest: Manifest) -> dict[int, int]:
+    """Return how many images are large enough for each bucket and each usual resolution."""
+    found = {resolution: samples for resolution, (samples, _) in phases(manifest).items()}
+    sides = histogram(manifest.counts, "side")
+    for resolution in USUAL_RESOLUTIONS:
+        if resolution > min(found):
+            found[resolution] = sum(n for (least, _), n in sides if least >= resolution)
+    return dict(sorted(found.items()))
 
 
 def _bucket_rows(manifest: Manifest) -> list[str]:

@@ -45,6 +45,10 @@ def complain(text: str, *, traced: bool = True) -> None:
     TERMINAL.write(f"{over_ctrl_c}wdsprep: {one_line(text)}", err=True)
 
 
+WISHED = ("fetch", "filter", "remove")
+"""The stages of rejects that are reported apart, or that the user asked for."""
+
+
 # --- results of runs
 class KeptLine(str):
     """A line that --quiet keeps: a finding, a warning, or the JSON that was asked for."""
@@ -163,6 +167,25 @@ def rejects_lines(rejects: Mapping[str, int], url: str) -> list[str]:
         remedy = "write the tars in the order of names (tar --sort=name), then run with --overwrite"
         lines.append(KeptLine(f"{apart}, so captions may be lost: {remedy}"))
     return lines
+
+
+def many_rejects_lines(
+    rejects: Mapping[str, int], samples: int, url: str, remedies: Mapping[str, str]
+) -> list[KeptLine]:
+    """Return the warning that over a tenth of the samples were rejected, and what to do; else none.
+
+    Samples that could not be fetched, or that were left out by the user's own wish, do not count.
+    `samples` is the number of those that were kept.
+    """
+    own = {code: count for code, count in rejects.items() if Code.named(code).stage not in WISHED}
+    count, of = sum(own.values()), samples + sum(own.values())
+    if count * 10 <= of:
+        return []
+    worst = max(sorted(own), key=lambda code: own[code])
+    which = f"{own[worst]:,} of them" if own[worst] < count else "all of them"
+    remedy = remedies.get(worst, f"{url}/rejects/ says why for each")
+    are = "was" if count == 1 else "were"
+    return [KeptLine(f"warning: {count:,} of {of:,} {are} rejected, {which} as {worst}: {remedy}")]
 
 
 def void_line(rejects: Mapping[str, int], url: str, remedies: Mapping[str, str]) -> str:

@@ -32,7 +32,13 @@ from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.encoded_samples import Result
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
 from wdsprep.encoding.latent_arrays import fields
-from wdsprep.encoding.latent_shard import LatentShard, members_of, shape_of, write_empty
+from wdsprep.encoding.latent_shard import (
+    LatentShard,
+    counted_facts,
+    members_of,
+    shape_of,
+    write_empty,
+)
 from wdsprep.encoding.on_the_fly.image_preparation import Encoding, prepare_image, reject_of
 from wdsprep.encoding.pending_shards import pending_shards, remove_stale_units
 from wdsprep.encoding.sample_spool import SampleSpool, SpooledSample
@@ -75,7 +81,9 @@ class LatentWriter:
         or are gone since they were encoded.
         """
         recipe = encoding.recipe
-        source = find_image_shards(images, recipe.resolution, shapes=recipe.sizes)
+        source = find_image_shards(
+            images, recipe.resolution, shapes=recipe.sizes, upscale=recipe.upscale
+        )
         url = absolute(url)
         check_apart(source.url, url)
         self._source, self._encoding = source, encoding
@@ -116,7 +124,7 @@ class LatentWriter:
         shape = come.shapes[index] = shape_of(result) if self._shapes else ""
         arrays = self._shapes.get(shape, self._fields)
         members = members_of(arrays, key, sample, result, is_packed=True)
-        come.come[index] = come.samples.put(key, members, cut=result.tokens.cut)
+        come.come[index] = come.samples.put(key, members, counted=counted_facts(result))
         self._write_if_whole(shard)
 
     def refuse(self, refused: Mapping[tuple[int, int], Reject | None]) -> None:
@@ -184,7 +192,7 @@ class LatentWriter:
                 else:
                     members, shape = made.samples.members(one), made.shapes[index]
                     try:
-                        output.add_members(one.key, members, cut=one.cut, shape=shape)
+                        output.add_members(one.key, members, counted=one.counted, shape=shape)
                     except RejectedError as error:
                         output.rejects.add(Reject(key=one.key, source="", code=error.code))
             output.finish(settings, self._empty)

@@ -56,11 +56,12 @@ def find_latent_shapes(
     if not counts.any():
         raise UsageError(
             f"all images of {images.store.url} are too small or would lose too much: choose a "
-            "lower resolution, other shapes or a greater max_crop"
+            "lower resolution, other shapes, a greater max_crop or upscale"
         )
     if rejected := chosen.samples - int(counts.sum()):
         _log.warning(
-            "%s: left out %s of %s, which are too small or would lose more than max_crop",
+            "%s: left out %s of %s, which are too small (upscale= takes some) or would lose more "
+            "than max_crop",
             images.store.url,
             plural(rejected, "image"),
             f"{chosen.samples:,}",
