@@ -50,6 +50,8 @@ class Terminal:
         self._drawn: TextIO | None = None
         self._ticker: threading.Event | None = None
         self.is_quiet = self.is_verbose = self.is_debugging = False
+        self.left_off: Callable[[], str] = str
+        """Returns what of the job that is shown would be kept and lost now; "" if nothing is."""
 
     @contextmanager
     def during_command(self) -> Iterator[None]:
@@ -66,6 +68,7 @@ class Terminal:
         try:
             yield
         finally:
+            self.left_off = str
             self.is_quiet = self.is_verbose = self.is_debugging = False
             of_python.removeHandler(lines)
             logging.captureWarnings(False)

@@ -15,10 +15,13 @@ import pytest
 import wdsprep
 from tests.kit.packs import photos
 from tests.kit.terminals import draw_at_once
+from wdsprep.cli import main
 from wdsprep.errors import UsageError
+from wdsprep.runners.base import Event, Step
 from wdsprep.runners.job import JobListener, JobStatus
 from wdsprep.runners.options import ListenedOptions
 from wdsprep.runners.progress import JobProgress, progress_of_call
+from wdsprep.runners.run import Run
 from wdsprep.terminal import CLEAR, TERMINAL
 
 FUNCTIONS = (wdsprep.pack, wdsprep.encode, wdsprep.import_, wdsprep.select, wdsprep.remove)
@@ -227,3 +230,32 @@ def test_samples_are_counted_where_their_number_is_known_and_units_come_last(
     status = JobStatus(samples=3, samples_of=20, units=2, rejects={"too_small": 1})
     first, *_, last = Encoding(waits=False).parts(status)
     assert (first, last) == ("4 of 20 images", "shard 0 of 2")
+
+
+def test_an_interrupt_says_what_is_kept_and_what_is_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first slice is finished, the second is not."""
+    heard: list[JobStatus] = []
+    take = Run.take
+
+    def interrupt_second(run: Run, event: Event) -> None:
+        take(run, event)
+        heard.append(run.status())
+        if isinstance(event, Step) and heard[-1].units_done == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "take", interrupt_second)
+    words = ["pack", str(photos(tmp_path / "photos", 8)), str(tmp_path / "images")]
+    words += ["--buckets", "32", "--samples-per-shard", "5", "--workers", "1"]
+    assert main(words) == 130
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert heard[-1].unfinished == 3
+    assert last == (
+        "wdsprep: interrupted: 1 of 2 slices are kept, the work on 3 images of others is lost: run "
+        "the same command to go on from here"
+    )
+    monkeypatch.setattr(Run, "take", take)
+    assert main(words) == 0
+    assert "3 images packed in" in capsys.readouterr().out
+    assert TERMINAL.left_off() == ""

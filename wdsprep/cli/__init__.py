@@ -175,7 +175,8 @@ def _main(arguments: list[str]) -> int:
         return UsageError.exit_code
     except (KeyboardInterrupt, click.Abort) as error:
         resumes = isinstance(error, Interrupted) and error.resumes
-        complain(f"interrupted: {_after_interrupt(arguments, resumes=resumes)}", traced=False)
+        parts = ["interrupted", TERMINAL.left_off(), _after_interrupt(arguments, resumes=resumes)]
+        complain(": ".join(filter(None, parts)), traced=False)
         return INTERRUPTED
     except WdsprepError as error:
         complain(str(error))

@@ -19,11 +19,13 @@ class JobStatus:
 
     A count that the job does not keep is 0. `units_done` counts all units that the dataset has;
     the other counts are of this job alone. `samples_of` is how many samples the units of this job
-    hold, those that become rejects included.
+    hold, and `unfinished` how many of units under way are done, which are lost with the job; both
+    with those that become rejects.
     """
 
     samples: int = 0
     samples_of: int = 0
+    unfinished: int = 0
     nbytes: int = 0
     nbytes_of: int = 0
     rejects: Mapping[str, int] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from wdsprep import terminal
 from wdsprep.runners.job import JobListener, JobStatus
-from wdsprep.terminal import LogLines, ProgressLine
+from wdsprep.terminal import TERMINAL, LogLines, ProgressLine
 from wdsprep.text import human_bytes, human_counts, human_time, plural
 
 IN_WORKER = "RAY_RAYLET_PID"
@@ -54,6 +54,7 @@ class JobProgress:
 
     def status(self, status: Callable[[], JobStatus]) -> None:
         self._at_work = self._at_work or time.monotonic()
+        TERMINAL.left_off = lambda: self.left_off(status())
         self.line.offer(lambda: self.parts(status()))
 
     def parts(self, status: JobStatus) -> list[str]:
@@ -76,6 +77,14 @@ class JobProgress:
             *([f"rejects: {human_counts(status.rejects)}"] if status.rejects else []),
             *([unit] if status.samples_of else []),
         ]
+
+    def left_off(self, status: JobStatus) -> str:
+        """Return what is kept and lost if the job ends now; "" if nothing is lost."""
+        if not status.unfinished:
+            return ""
+        are = "is" if status.units == 1 else "are"
+        kept = f"{status.units_done:,} of {plural(status.units, self.unit)} {are} kept"
+        return f"{kept}, the work on {plural(status.unfinished, self.counted)} of others is lost"
 
     def _pace(self, status: JobStatus) -> tuple[str, str]:
         seconds = max(self.working_s, terminal.FIRST_S)

@@ -276,6 +276,7 @@ class Run:
             self._total,
             share_done=(finished + under_way) / max(1, self.count),
             samples=self._total.samples + sum(progress.samples for progress in going),
+            unfinished=sum(one.samples + sum(one.rejects.values()) for one in going),
             nbytes=self._total.nbytes + sum(progress.nbytes for progress in going),
             rejects=sum_counts((self._total.rejects, *(progress.rejects for progress in going))),
         )
@@ -411,6 +412,7 @@ def joint_status(runs: Sequence[Run]) -> JobStatus:
     return JobStatus(
         samples=sum(status.samples for status in statuses),
         samples_of=sum(samples_of) if all(samples_of) else 0,
+        unfinished=sum(status.unfinished for status in statuses),
         nbytes=sum(status.nbytes for status in statuses),
         rejects=sum_counts(status.rejects for status in statuses),
         units_done=sum(status.units_done for status in statuses),
