@@ -102,6 +102,7 @@ def test_quiet_leaves_warnings_and_what_was_asked_for(
     downloads: Path, words: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     fast = ["--workers", "1"]
+    (downloads / "c.jpg").unlink()
     assert main([*words, *fast]) == 0
     assert "".join(capfd.readouterr()) == ""
     (downloads / "a.txt").unlink()

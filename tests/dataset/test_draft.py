@@ -4,6 +4,7 @@ import pytest
 
 from tests.kit.packs import temporaries
 from wdsprep.dataset.draft import Draft
+from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.store.local import LocalStore
@@ -27,4 +28,31 @@ def test_a_stop_in_the_middle_of_a_failure_leaves_no_file(
 
     with pytest.raises(SystemExit):
         fill(Draft(Edition(store=LocalStore(tmp_path)), "000000"))
+    assert not temporaries(tmp_path)
+
+
+def test_who_comes_second_drops_its_files_and_says_once_that_the_work_was_done_twice(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    edition = Edition(store=LocalStore(tmp_path))
+    for unit in ("000000", "000001"):
+        receipt = Receipt(
+            dataset="images",
+            unit=unit,
+            generation=0,
+            settings={},
+            input="",
+            inputs=0,
+            shards=(),
+            rejects={},
+            counts={},
+            files={},
+        )
+        with Draft(edition, unit, {}) as quick, Draft(edition, unit, {}) as slow:
+            quick.finish(receipt, {"beside": b"quick"})
+            assert not caplog.records or unit == "000001"
+            assert slow.finish(receipt, {"beside": b"slow"}) == receipt
+        assert edition.store.read("beside") == b"quick"
+    (record,) = caplog.records
+    assert "another run or worker has finished 000000 first" in record.getMessage()
     assert not temporaries(tmp_path)

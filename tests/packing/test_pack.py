@@ -35,8 +35,11 @@ from tests.kit.packs import (
     write_table,
 )
 from wdsprep.cli import main
+from wdsprep.dataset.draft import Draft
+from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.runners.job import JobListener
+from wdsprep.store import open_store
 
 # --- the whole of it
 
@@ -151,6 +154,20 @@ def test_what_folders_tell_is_asked_of_folders_alone(
     with pytest.raises(UsageError, match=said):
         wdsprep.pack(tmp_path / "in", tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_says_that_another_is_at_work_on_the_dataset(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, out = photos(tmp_path / "photos", 3), tmp_path / "out"
+    words = ["pack", str(source), str(out), *BUCKETS, "--workers", "1"]
+    with Draft(Edition(store=open_store(str(out))), "000000", {}):
+        assert main(words) == 0
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"{out}: another run seems to be at work on it now: ")
+    assert main(words) == 0
+    assert caplog.records == [record]
+    check_dataset(out)
 
 
 def test_max_alpha_rejects_what_shows_too_little_and_is_a_setting(tmp_path: Path) -> None:

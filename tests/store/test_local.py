@@ -198,10 +198,10 @@ def test_sweep_removes_the_leftovers_of_the_dead_only(local: LocalStore) -> None
         assert event.wait(30)
     assert names(local) == []
     assert (len(files_of(roots[0])), len(files_of(roots[1]))) == (1, 1)
-    assert local.sweep() == 0
+    assert local.sweep() == (0, 2)
     os.kill(writers[0].pid or 0, signal.SIGKILL)
     writers[0].join()
-    assert local.sweep() == 1
+    assert local.sweep() == (1, 1)
     assert (files_of(roots[0]), len(files_of(roots[1]))) == ([], 1)
     go_on[1].set()
     writers[1].join()
@@ -219,9 +219,12 @@ def test_sweep_leaves_other_hosts_and_other_files_alone(local: LocalStore) -> No
     for path in (young, old, mine, other):
         path.write_bytes(b"x")
     os.utime(old, (0, 0))
-    assert local.sweep() == 2
+    assert local.sweep() == (2, 1)
     assert files_of(local.root) == sorted([young.name, other.name])
     assert names(local) == [other.name]
+    an_hour_ago = young.stat().st_mtime - 3600
+    os.utime(young, (an_hour_ago, an_hour_ago))
+    assert local.sweep() == (0, 0)
 
 
 def test_sweep_during_writes_harms_none_of_them(local: LocalStore) -> None:
@@ -341,7 +344,7 @@ def test_read_only_file_system_is_one_clear_line(tmp_path: Path) -> None:
             with pytest.raises(AccessError) as caught:
                 act()
             assert one_line(caught.value, f"{local.url}/{name}", "is read-only: choose another")
-        assert local.sweep() == 0
+        assert local.sweep().removed == 0
         assert files_of(local.root) == ["a/f"]
         assert local.read("a/f") == b"old"
 

@@ -98,10 +98,10 @@ def test_uploads_of_nobody_knows_whom_are_aborted_when_old_and_under_names_of_ou
     theirs = ["256/000000.tar", "data/theirs", "data/x/theirs", "database", "other"]
     begin_uploads(bucket, "data/256/000000.tar", "data/x/000000.tar", *theirs)
     ours = re.compile(r"\w+/\d+\.tar").fullmatch
-    assert parted.sweep(ours) == 0
+    assert parted.sweep(ours) == (0, 2)
     request.getfixturevalue("aged")
-    assert parted.sweep() == 0
-    assert parted.sweep(ours) == 2
+    assert parted.sweep().removed == 0
+    assert parted.sweep(ours) == (2, 0)
     assert uploads(bucket) == theirs
 
 
@@ -159,10 +159,10 @@ def test_the_upload_of_a_dead_writer_is_aborted_at_once_that_of_a_living_one_nev
     with writing(parted, "alive", "dead", "stopped") as writers:
         alive, dead, stopped = writers
         os.kill(stopped[0].pid, signal.SIGSTOP)
-        assert parted.sweep(lambda _name: True) == 0
+        assert parted.sweep(lambda _name: True) == (0, 3)
         dead[0].kill()
         dead[0].join()
-        assert parted.sweep(lambda _name: True) == 1
+        assert parted.sweep(lambda _name: True) == (1, 2)
         assert uploads(bucket) == ["data/alive", "data/stopped"]
         os.kill(stopped[0].pid, signal.SIGCONT)
         for writer, go_on in (alive, stopped):
@@ -181,7 +181,7 @@ def test_an_upload_that_could_not_be_aborted_is_so_by_the_next_sweep(
         with pytest.raises(ZeroDivisionError):
             break_off(store, bucket, ZeroDivisionError())
         assert uploads(bucket) == ["data/big"]
-        assert store.sweep() == 1
+        assert store.sweep().removed == 1
         assert uploads(bucket) == []
 
 

@@ -93,7 +93,7 @@ def test_same_tree_gives_the_same_list(store: Store) -> None:
 
 def test_list_of_a_place_nobody_wrote_to_is_empty(store: Store) -> None:
     assert names(store) == []
-    assert store.sweep() == 0
+    assert store.sweep().removed == 0
 
 
 def test_stamp_changes_with_the_file(store: Store) -> None:

@@ -3,6 +3,7 @@
 `unit_locks` says why. Until then they lie under temporary names, or in uploads that nobody sees.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
@@ -19,6 +20,7 @@ from wdsprep.store.base import FileSink
 from wdsprep.store.local import allow_files
 
 OTHER_FILES = 512
+_log = logging.getLogger("wdsprep")
 
 
 class Draft:
@@ -82,6 +84,7 @@ class Draft:
         try:
             with self._edition.holding(self.unit, giving=files):
                 if done := self._done(receipt):
+                    _warn_of_other_run(self._edition.store.url, self.unit)
                     return done
                 check()
                 self._check_removed()
@@ -109,6 +112,22 @@ class Draft:
 
     def _done(self, receipt: Receipt) -> Receipt | None:
         return find_receipt(self._edition.store, self.unit, receipt.input, receipt.settings)
+
+
+_warned = set[str]()
+"""The datasets for which this process has warned of another run."""
+
+
+def _warn_of_other_run(url: str, unit: str) -> None:
+    """Log a warning, once for each dataset, that another run does the work of this one."""
+    if url not in _warned:
+        _warned.add(url)
+        _log.warning(
+            "%s: another run or worker has finished %s first, so the same work was done twice: end "
+            "one of the runs",
+            url,
+            unit,
+        )
 
 
 class _DroppedError(Exception):

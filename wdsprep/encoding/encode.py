@@ -34,7 +34,7 @@ from wdsprep.encoding.worker_plan import runner_of
 from wdsprep.options import OverloadedFunction, takes_options
 from wdsprep.runners.base import Runner
 from wdsprep.runners.job import JobListener
-from wdsprep.runners.run import Outcome, Run, RunProgress, do_runs, sweep
+from wdsprep.runners.run import Outcome, Run, RunProgress, do_runs, sweep_to_begin
 from wdsprep.runners.track import track_run
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _begin_datasets(plan: EncodePlan) -> list[Edition]:
     """
     editions = [take_claim(dataset.claim) for dataset in plan.datasets]
     for dataset, edition in zip(plan.datasets, editions, strict=True):
-        sweep(edition.store, dataset.claim.manifest)
+        sweep_to_begin(edition.store, dataset.claim.manifest)
         if dataset.captions.digest:
             plan.captions.put(edition.store)
         remove_stale_units(edition, dataset.stale)

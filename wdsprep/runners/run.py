@@ -31,7 +31,7 @@ from wdsprep.errors import AccessError, FormatError, StoreError, WorkError
 from wdsprep.runners.base import Event, Finished, Quarantined, Runner, Step, Unit, Work
 from wdsprep.runners.job import Heard, Job, JobStatus
 from wdsprep.store import open_store
-from wdsprep.store.base import Store
+from wdsprep.store.base import Store, Swept
 from wdsprep.text import NotebookTable, human_counts, plural
 
 _log = logging.getLogger("wdsprep")
@@ -468,10 +468,21 @@ def open_dataset_to_write(
     """
     store = open_store(url)
     edition, manifest = open_edition(store, dataset, settings, overwrite=overwrite)
-    sweep(store, manifest)
+    sweep_to_begin(store, manifest)
     return edition, refresh_manifest(store, manifest)
 
 
-def sweep(store: Store, manifest: Manifest) -> None:
+def sweep_to_begin(store: Store, manifest: Manifest) -> None:
+    """Remove what killed workers have left, and log a warning of another run that is at work."""
+    if sweep(store, manifest).unfinished:
+        _log.warning(
+            "%s: another run seems to be at work on it now: both would do the same work, and do "
+            "each other no harm; end one of them",
+            store.url,
+        )
+
+
+def sweep(store: Store, manifest: Manifest) -> Swept:
     with contextlib.suppress(AccessError):  # S3 credentials that may write need not list uploads
-        store.sweep(file_filter(manifest))
+        return store.sweep(file_filter(manifest))
+    return Swept()

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from wdsprep.errors import UsageError
 from wdsprep.store.schemes import SCHEMES
@@ -80,6 +80,16 @@ class FileSink(Sink, Protocol):
         """
 
 
+class Swept(NamedTuple):
+    """The number of unseen files that were removed, and of those that others seem to write now.
+
+    A store that does not tell of unseen files counts none.
+    """
+
+    removed: int = 0
+    unfinished: int = 0
+
+
 class Store(Protocol):
     """A place that holds files by name, such as a local folder or a prefix in a bucket."""
 
@@ -110,8 +120,8 @@ class Store(Protocol):
     def delete(self, name: str, /) -> None:
         """Remove a file. A file that is not there is no error."""
 
-    def sweep(self, ours: Ours = none_of_ours) -> int:
-        """Remove what killed writers left behind unseen, and return the number of things removed.
+    def sweep(self, ours: Ours = none_of_ours) -> Swept:
+        """Remove what killed writers left behind unseen, and return how much was there.
 
         Files that do not show by themselves that they are wdsprep's are removed only if `ours`
         says so of their name.

@@ -38,6 +38,7 @@ from wdsprep.store.base import (
     Entry,
     FileSink,
     Ours,
+    Swept,
     check_name,
     check_prefix,
     none_of_ours,
@@ -56,6 +57,8 @@ WRITTEN_NBYTES = 128 << 10
 """The bytes that are written at once. For one of several MB the kernel looks for as much memory in
 one piece, and on a machine that has run for long (Linux 6, ext4) such writes came to a sixth of the
 speed."""
+FRESH_S = 600.0
+"""The age of another host's temporary file from which on its writer seems to write no more."""
 FOREIGN_LEFTOVER_S = 86_400  # another host's lock may be out of sight: only old files are its dead
 
 
@@ -124,15 +127,17 @@ class LocalStore:
                 return
             _sync_folder(path.parent)
 
-    def sweep(self, ours: Ours = none_of_ours) -> int:
+    def sweep(self, ours: Ours = none_of_ours) -> Swept:
         del ours  # the names of temporary files show it
-        swept = 0
+        removed = unfinished = 0
         for folder, _, names in os.walk(self.root):
             for name in names:
-                match = TEMPORARY.fullmatch(name)
-                if match and _remove_if_dead(Path(folder) / name, host=match[1]):
-                    swept += 1
-        return swept
+                if match := TEMPORARY.fullmatch(name):
+                    path = Path(folder) / name
+                    is_removed = _remove_if_dead(path, host=match[1])
+                    removed += is_removed
+                    unfinished += not is_removed and _is_fresh(path, host=match[1])
+        return Swept(removed, unfinished)
 
     @contextlib.contextmanager
     def hold(self, name: str, /, *, giving: Sequence[FileSink] = ()) -> Iterator[None]:
@@ -400,6 +405,16 @@ def _remove_if_dead(path: Path, *, host: str) -> bool:
             return True
         finally:
             os.close(fd)
+    return False
+
+
+def _is_fresh(path: Path, *, host: str) -> bool:
+    """Return whether a temporary file is there that its writer seems to write now.
+
+    One of this host is locked by its writer. Of another host the date of the last write tells.
+    """
+    with contextlib.suppress(OSError):
+        return path.exists() and (host == HOST or _age_s(path) < FRESH_S)
     return False
 
 

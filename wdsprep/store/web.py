@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import unquote, urlsplit
 
 from wdsprep.errors import AccessError, NotFoundError, ShortReadError, StoreError, UsageError
-from wdsprep.store.base import Entry, FileSink, Ours, OverNetwork, none_of_ours
+from wdsprep.store.base import Entry, FileSink, Ours, OverNetwork, Swept, none_of_ours
 from wdsprep.store.byte_range import Range
 from wdsprep.store.schemes import ANY_PLACE
 
@@ -85,9 +85,9 @@ class WebStore(OverNetwork):
     def delete(self, name: str, /) -> None:
         self._refuse(name)
 
-    def sweep(self, ours: Ours = none_of_ours) -> int:
+    def sweep(self, ours: Ours = none_of_ours) -> Swept:
         del ours
-        return 0
+        return Swept()
 
     def hold(
         self, name: str, /, *, giving: Sequence[FileSink] = ()

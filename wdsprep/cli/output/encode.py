@@ -155,7 +155,7 @@ class EncodeOutput(CommandOutput[Sequence[Outcome]]):
         lines += rejects_lines(manifest.rejects, place)
         lines += left_out_lines(LeftOut.among(manifest.counts))
         if outcome.has_captions and manifest.settings["text"] != "none":
-            lines += captionless_lines(outcome)
+            lines += captionless_lines(outcome, "sample" if manifest.is_of_text else "image")
         elif manifest.settings["text"] != "none":
             warning = TEXTLESS if manifest.is_of_text else CAPTIONLESS
             lines.append(KeptLine(self._name_dataset(warning, manifest)))

@@ -22,6 +22,7 @@ from wdsprep.store.base import (
     FileSink,
     Ours,
     OverNetwork,
+    Swept,
     check_name,
     check_prefix,
     none_of_ours,
@@ -251,10 +252,10 @@ class ObjectStore(OverNetwork):
     def let_go(self, name: str, /) -> None:
         self._holds.let_go(self._key(name), f"{self.url}/{name}")
 
-    def sweep(self, ours: Ours = none_of_ours) -> int:
+    def sweep(self, ours: Ours = none_of_ours) -> Swept:
         """Remove nothing: the library does not tell of unfinished uploads."""
         del ours
-        return 0
+        return Swept()
 
     def publish(self, names: Collection[str] | None = None) -> None:
         """Do nothing: each file is there for all once it is written."""

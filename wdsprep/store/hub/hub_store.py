@@ -28,6 +28,7 @@ from wdsprep.store.base import (
     FileSink,
     Ours,
     OverNetwork,
+    Swept,
     check_name,
     check_prefix,
     none_of_ours,
@@ -247,7 +248,7 @@ class HubStore(OverNetwork):
     def let_go(self, name: str, /) -> None:
         self._stage.files.let_go(self._path(name))
 
-    def sweep(self, ours: Ours = none_of_ours) -> int:
+    def sweep(self, ours: Ours = none_of_ours) -> Swept:
         return self._stage.files.sweep(ours)
 
     def publish(self, names: Collection[str] | None = None) -> None:

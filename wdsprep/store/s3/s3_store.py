@@ -11,6 +11,7 @@ import datetime
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,7 @@ from wdsprep.store.base import (
     FileSink,
     Ours,
     OverNetwork,
+    Swept,
     check_name,
     check_prefix,
     none_of_ours,
@@ -45,6 +47,7 @@ from wdsprep.store.s3.uploads import (
 )
 
 ABANDONED_UPLOAD = datetime.timedelta(days=1)
+FRESH_UPLOAD = datetime.timedelta(hours=1)
 ANSWERS = {  # boto3 takes a body that never came for an empty answer
     "list_objects_v2": "IsTruncated",
     "list_multipart_uploads": "IsTruncated",
@@ -231,26 +234,32 @@ class S3Store(OverNetwork):
     def publish(self, names: Collection[str] | None = None) -> None:
         """Do nothing: each file is there for all once it is written."""
 
-    def sweep(self, ours: Ours = none_of_ours) -> int:
-        """Abort the unfinished uploads of dead writers, and return how many.
+    def sweep(self, ours: Ours = none_of_ours) -> Swept:
+        """Abort the unfinished uploads of dead writers, and return how many there were.
 
         An upload whose writer is unknown is aborted if it is more than a day old, as no live
         writer takes that long over a file, and if `ours` says so of its name. Notes of old
         uploads are removed too.
         """
         with self._store_errors(""):
-            lost = [upload for upload in self._uploads() if self._has_lost_its_writer(upload, ours)]
-            for upload in lost:
-                abort_upload(self._ask, {"Key": upload["Key"], "UploadId": upload["UploadId"]})
+            found = Counter[Writer]()
+            for upload in self._uploads():
+                writer = self._writer(upload, ours)
+                if writer is Writer.DEAD:
+                    abort_upload(self._ask, {"Key": upload["Key"], "UploadId": upload["UploadId"]})
+                found[writer] += 1
         remove_old_notes()
-        return len(lost)
+        return Swept(found[Writer.DEAD], found[Writer.ALIVE])
 
-    def _has_lost_its_writer(self, upload: dict[str, Any], ours: Ours) -> bool:
+    def _writer(self, upload: dict[str, Any], ours: Ours) -> Writer:
+        """Return whether an upload is dead or alive; an unknown one that is ours by its age."""
         key, age = upload["Key"], datetime.datetime.now(datetime.timezone.utc) - upload["Initiated"]
         writer = writer_of(f"{self._bucket}/{key}/{upload['UploadId']}")
-        if writer is Writer.UNKNOWN:
-            return age > ABANDONED_UPLOAD and bool(ours(key[len(self._prefix) :]))
-        return writer is Writer.DEAD
+        if writer is not Writer.UNKNOWN or not ours(key[len(self._prefix) :]):
+            return writer
+        if age > ABANDONED_UPLOAD:
+            return Writer.DEAD
+        return Writer.ALIVE if age < FRESH_UPLOAD else writer
 
     def _uploads(self) -> Iterator[dict[str, Any]]:
         ask = {"Prefix": self._prefix}
