@@ -40,7 +40,7 @@ def test_who_comes_second_drops_its_files_and_says_once_that_the_work_was_done_t
             dataset="images",
             unit=unit,
             generation=0,
-            settings={},
+            settings={"buckets": [64]},
             input="",
             inputs=0,
             shards=(),
@@ -48,7 +48,7 @@ def test_who_comes_second_drops_its_files_and_says_once_that_the_work_was_done_t
             counts={},
             files={},
         )
-        with Draft(edition, unit, {}) as quick, Draft(edition, unit, {}) as slow:
+        with Draft(edition, unit) as quick, Draft(edition, unit) as slow:
             quick.finish(receipt, {"beside": b"quick"})
             assert not caplog.records or unit == "000001"
             assert slow.finish(receipt, {"beside": b"slow"}) == receipt

@@ -161,7 +161,7 @@ def test_a_run_says_that_another_is_at_work_on_the_dataset(
 ) -> None:
     source, out = photos(tmp_path / "photos", 3), tmp_path / "out"
     words = ["pack", str(source), str(out), *BUCKETS, "--workers", "1"]
-    with Draft(Edition(store=open_store(str(out))), "000000", {}):
+    with Draft(Edition(store=open_store(str(out))), "000000"):
         assert main(words) == 0
     (record,) = caplog.records
     assert record.getMessage().startswith(f"{out}: another run seems to be at work on it now: ")
