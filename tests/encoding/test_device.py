@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ def test_a_gpu_that_torch_has_no_code_for_is_named(monkeypatch: pytest.MonkeyPat
 
 
 CARDS = {"T4": (7, 5), "A10G": (8, 6), "H100": (9, 0), "MI300X": (9, 4)}
+"""All but the first have bf16. A T4 emulates it, slowly."""
 KINDS: dict[str, dict[str, Any]] = {
     "sd2": {"force_upcast": False},
     "sdxl": {"force_upcast": True},
@@ -68,15 +70,7 @@ def test_no_vae_is_farther_from_fp32_than_fp16_is_and_the_settings_say_its_preci
     shutil.copytree(TINY, tmp_path / "model")
     path = tmp_path / "model/vae/config.json"
     path.write_text(json.dumps(json.loads(path.read_bytes()) | KINDS[kind]))
-    monkeypatch.setattr("wdsprep.encoding.gpus.has_driver", lambda: True)
-    monkeypatch.setattr(torch.version, "hip", "6.4" if card.startswith("MI") else None)
-    is_new = CARDS[card] >= (8, 0)
-    pretend_cuda(
-        monkeypatch,
-        is_available=True,
-        get_device_capability=CARDS[card],
-        is_bf16_supported=lambda including_emulation: is_new or including_emulation,
-    )
+    pretend_card(monkeypatch, card)
     for wanted, dtype in (
         ({"text": "none"}, images),
         ({}, both),
@@ -89,6 +83,41 @@ def test_no_vae_is_farther_from_fp32_than_fp16_is_and_the_settings_say_its_preci
         settled, model = settle_recipe(recipe, model, "cuda")
         assert settings_of(model, settled)["dtype"] == dtype
         assert settle_recipe(recipe, model, "cpu")[0].dtype == wanted.get("dtype", "fp32")
+
+
+@pytest.mark.parametrize(
+    ("name", "card", "dtype"),
+    [
+        ("Flux", "T4", "fp32"),
+        ("Flux", "A10G", "half+tf32"),
+        ("Flux", "MI300X", "half+fp32"),
+        ("StableDiffusionXL", "A10G", "half+fp16"),  # the one of the tests warns of nothing
+    ],
+)
+def test_text_encoders_of_a_pipeline_have_their_half_precision_beside_the_vae(
+    name: str,
+    card: str,
+    dtype: str,
+    family: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pretend_card(monkeypatch, card)
+    model = find_model(str(family(name)), text="emb")
+    settled, model = settle_recipe(Recipe(resolution=64), model, "cuda")
+    assert settings_of(model, settled)["dtype"] == dtype
+    alone, _ = settle_recipe(Recipe(resolution=64, latents="none"), model, "cuda")
+    assert alone.dtype == dtype.partition("+")[0]
+
+
+def pretend_card(monkeypatch: pytest.MonkeyPatch, card: str) -> None:
+    monkeypatch.setattr("wdsprep.encoding.gpus.has_driver", lambda: True)
+    monkeypatch.setattr(torch.version, "hip", "6.4" if card.startswith("MI") else None)
+    pretend_cuda(
+        monkeypatch,
+        is_available=True,
+        get_device_capability=CARDS[card],
+        is_bf16_supported=lambda including_emulation: card != "T4" or including_emulation,
+    )
 
 
 def test_a_gpu_without_tf32_does_not_compute_otherwise_without_a_word(
