@@ -275,6 +275,47 @@ def test_latents_alone_keep_a_reject_and_the_numbers_of_those_that_stay(pair: Pa
     assert rows_of(latents / f"{shard}.rows") == [n - 1 for n in kept if n]
 
 
+@pytest.mark.parametrize("then", ["latents", "both", "latents again"])
+def test_latents_that_were_forgotten_follow_their_images_later(pair: Pair, then: str) -> None:
+    """By two removals, of which the second has other numbers; one shard loses all it has."""
+    _, images, latents = pair
+    lost = [*GONE, *members(images / "128/000001.tar")]
+    before = {place: samples(place) for place in (images, latents)}
+    if then == "latents again":
+        remove(latents, keys=lost[1])
+    first = wdsprep.remove(images, keys=lost[:2])
+    assert first.beside == (str(latents),)
+    assert remove(images, keys=lost[:2]).done
+    remove(images, keys=lost[2:])
+    assert check(images, latents).findings != ()
+    given = {"latents": [latents], "latents again": [latents], "both": [images, latents]}
+    later = ["000002000000"] if then == "both" else []
+    removal = remove(*given[then], keys=[*lost, *later])
+    assert (removal.done, removal.nowhere, removal.beside) == (True, 0, ())
+    assert check(images, latents).findings == check(images, latents).notes == ()
+    for place, there in before.items():
+        left = {key: each for key, each in there.items() if key not in (*lost, *later)}
+        assert samples(place) == left
+        assert list(samples(place)) == list(left)
+    assert encode_here(images, latents).samples == 0
+    assert not remove(images, latents, keys=lost).is_needed
+
+
+def test_all_takes_along_the_latents_beside(pair: Pair, tmp_path: Path) -> None:
+    _, images, latents = pair
+    other = tmp_path / "elsewhere"
+    shutil.copytree(latents, other)
+    removal = remove(images, keys=GONE, all=True)
+    assert [(place.shown, place.samples) for place in removal.places] == [
+        (str(images), 3),
+        (str(latents), 3),
+    ]
+    assert removal.beside == ()
+    assert check(images, latents).findings == ()
+    assert encode_here(images, latents).samples == 0
+    assert GONE[0] in samples(other)
+
+
 def test_latents_of_shapes_and_of_a_limit_follow_their_images(pair: Pair, tmp_path: Path) -> None:
     _, images, _ = pair
     shaped, first = tmp_path / "shaped", tmp_path / "first"
@@ -403,6 +444,7 @@ def test_each_refusal_is_one_line_and_changes_nothing(
     packed_anew = tmp_path / "other"
     shutil.copytree(latents, packed_anew)
     remove(images, keys=GONE[0])
+    (images / "removed").unlink()  # so that nobody knows what became of the shard
     assert "--redo-changed" in said(
         images, packed_anew, "--sources", write_list(tmp_path, "photo-0000.jpg"), "--yes", code=1
     )
@@ -580,6 +622,32 @@ def test_a_manifest_that_is_lost_in_an_unfinished_removal_is_written_by_repair(p
     assert check(images, latents).findings == ()
     assert samples(images).keys() == samples(latents).keys()
     assert not samples(images).keys() & {*GONE}
+
+
+@pytest.mark.parametrize("gives_images", [False, True])
+def test_latents_that_follow_later_do_so_after_a_kill(
+    pair: Pair, once: Any, gives_images: bool
+) -> None:
+    _, images, latents = pair
+    given = [images, latents] if gives_images else [latents]
+    keys = [GONE[1], "000000000002"] if gives_images else GONE[1:2]
+
+    def remove_cut(left: int) -> Cut:
+        for place, files in once[1].items():
+            restore(place, files)
+        remove(images, keys=GONE[1])
+        with contextlib.suppress(CutError), Cut(left) as cut:
+            remove(*given, keys=keys)
+        return cut
+
+    steps = 1_000 - remove_cut(1_000).left
+    after = contents(images, latents)
+    assert steps > 6
+    for step in range(steps):
+        remove_cut(step)
+        remove(*given, keys=keys)
+        assert contents(images, latents) == after, step
+    assert check(images, latents).findings == ()
 
 
 @pytest.mark.system

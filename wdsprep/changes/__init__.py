@@ -1,7 +1,8 @@
 """Change finished datasets, make new ones of them, and find copies in them.
 
 - `remove` removes samples: `samples_to_remove` has the samples that a user lists, `find_samples`
-  finds them, and `rewrite_units` writes a unit of work again without them.
+  finds them, and `rewrite_units` writes a unit of work again without them. `forgotten_latents`
+  finds latents beside the images, and what they have to lose later.
 - `select` copies samples into new datasets: `selected_samples` says which samples,
   `merged_datasets` which datasets become one, and `shard_plan` which shards. `selected_datasets`
   has a run for each new dataset, and `copy_samples` the work on a shard.

@@ -160,17 +160,23 @@ class Finder:
             keys = every or self.wanted.keys.of_slice(slice_name)
             if lost and not keys.issuperset(lost.keys):  # `every`, perhaps millions, stays as it is
                 keys = keys | set(lost.keys)
-            is_current = lost is not None and image_shard_digest(receipt.input) == lost.digest
-            shards = {}
+            if lost and image_shard_digest(receipt.input) != lost.digest:
+                lost = None
+            shards: dict[Shard, KeysByNumber] = {}
             for shard in receipt.shards if keys else ():
                 with ShardReader(place.store, shard) as reader, naming_place(reader.place):
-                    if not (numbered := reader.find(keys)):
-                        continue
-                    shards[shard] = numbered
-                    if not is_current:
+                    if numbered := reader.find(keys):
+                        shards[shard] = numbered
+            rejects = self._find_rejects(place, receipt, keys, found, lost.keys if lost else ())
+            gone = {*rejects, *(key for numbered in shards.values() for key in numbered.values())}
+            if lost and not gone.issubset(lost.keys):  # some are removed from these latents alone
+                lost = None
+                rejects = self._find_rejects(place, receipt, keys, found)
+            if lost is None:
+                for shard, numbered in shards.items():
+                    with ShardReader(place.store, shard) as reader, naming_place(reader.place):
                         found.marks |= _sources(reader, numbered)
-            rejects = self._find_rejects(place, receipt, keys, found)
-            _add_unit(found, receipt.unit, shards, rejects, lost if is_current else None)
+            _add_unit(found, receipt.unit, shards, rejects, lost)
         return found
 
     def _scan_shard(
@@ -223,18 +229,19 @@ class Finder:
         receipt: Receipt,
         keys: SortedKeys | set[str],
         found: FoundSamples,
+        lost: Collection[str] = (),
     ) -> tuple[str, ...]:
         """Return the keys of the wanted rejects of a unit.
 
         Their marks are added to `found`. A wanted key that was removed before is not returned, but
-        added to the known keys of `found`.
+        added to the known keys of `found`, unless the images have `lost` it.
         """
         marks = place.has_images and self.wanted.kinds
         if not receipt.rejects or not (keys or marks):
             return ()
         going = []
         for reject in rejects_in(place.store, receipt.unit):
-            if reject.code is Code.REMOVED:
+            if reject.code is Code.REMOVED and reject.key not in lost:
                 found.known |= {reject.key} if reject.key in keys else set()
                 continue
             hits = set(self._wanted_marks(reject.source, reject.url)) if marks else set()

@@ -101,6 +101,12 @@ class RemoveOptions(ListenedOptions):
             "Let other samples with the same image or URL be packed: for duplicates.", SAMPLES
         ),
     )
+    all: bool = field(
+        default=False,
+        metadata=about(
+            "Remove them too from the datasets beside that were made of these images.", SAMPLES
+        ),
+    )
     yes: bool = field(default=False, metadata=about("Remove without asking.", SAMPLES))
 
 

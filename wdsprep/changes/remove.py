@@ -22,9 +22,13 @@ their images: if images are not marked, nothing was begun, and the marks of the 
 A removed sample is recognised by its source, its URL, or the SHA-256 of its image (with
 `keep_copies`, for duplicates, by its source alone), and becomes a reject `removed`: in a `pack`, an
 append, a retry, after a repair, and also after --overwrite, since people who asked to be left out
-have not changed their minds over an option; deleting the file `removed` forgets all. Latents get
-their samples from the images. So a sample that was removed from latents alone is a reject `removed`
-there, and comes back only if an encode makes that shard again while the images have the sample.
+have not changed their minds over an option; deleting the file `removed` forgets all. What became
+of each image shard is kept there too, so that latents that were not given can follow their images
+later (`forgotten_latents`).
+
+Latents get their samples from the images. So a sample that was removed from latents alone is a
+reject `removed` there, and comes back only if an encode makes that shard again while the images
+have the sample.
 """
 
 import os
@@ -35,6 +39,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from wdsprep.changes.find_samples import DatasetPlace, Finder, FoundSamples, by_latent_unit
+from wdsprep.changes.forgotten_latents import (
+    NO_NEIGHBOURS,
+    Neighbours,
+    find_lost,
+    find_neighbours,
+)
 from wdsprep.changes.image_hashes import delete_hashes
 from wdsprep.changes.options import RemoveOptions
 from wdsprep.changes.rewrite_units import UnitChange
@@ -53,6 +63,7 @@ from wdsprep.dataset.removed_samples import (
     Marks,
     Removed,
     ShardRemoval,
+    ShardSuccessor,
     UnitRemoval,
     removed_from,
     write_removed,
@@ -95,16 +106,20 @@ def remove(datasets: Sequence[Place], options: RemoveOptions) -> "Removal":
     urls_of = [absolute(url) for url in datasets]
     if len(set(urls_of)) < len(urls_of):
         raise UsageError("the same dataset is given twice: give each once")
+    shown = [os.fspath(url).rstrip("/") or "/" for url in datasets]
+    neighbours = find_neighbours(urls_of)
+    if options.all:
+        urls_of += neighbours.made_of_them
+        shown += neighbours.made_of_them
     wanted = WantedSamples.of(
         keys=options.keys, urls=options.urls, sha256=options.sha256, sources=options.sources
     )
     ended = _finish_begun(urls_of, listener)
     if not wanted and not ended:
         raise UsageError("nothing to remove: give --keys, --urls, --sha256 or --sources")
-    shown = [os.fspath(url).rstrip("/") or "/" for url in datasets]
     places = [_open(*both) for both in zip(urls_of, shown, strict=True)]
     finder = Finder(wanted=wanted, keeps_copies=options.keep_copies, heard=listener.listed)
-    job = _RemovalJob(places, finder)
+    job = _RemovalJob(places, finder, neighbours)
     job.find()
     removal = job.removal(ended=ended)
     if not removal.is_needed:
@@ -149,6 +164,8 @@ class Removal(NotebookTable):
     unmatched: int = 0
     """The number of URLs, digests and sources that no image has."""
     ended: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    """The datasets beside these that were made of the images, and were not given."""
     done: bool = False
 
     def table_rows(self) -> Iterator[tuple[str, object]]:
@@ -236,8 +253,9 @@ def _moved_images(latents: Removed, urls: Sequence[str]) -> str:
         store, manifest = open_dataset(url)
         if manifest.dataset != "images":
             continue
-        before = {one.digest for unit in removed_from(store).units for one in unit.shards}
-        if not wanted.isdisjoint(before | manifest.image_digests()):
+        removed = removed_from(store)
+        before = {one.digest for unit in removed.units for one in unit.shards}
+        if not wanted.isdisjoint(before | removed.successors.keys() | manifest.image_digests()):
             return url
     return ""
 
@@ -256,11 +274,16 @@ def _find_begun(url: str) -> dict[str, Removed]:
 class _RemovalJob:
     """The work of one removal, in some datasets."""
 
-    def __init__(self, places: Sequence[DatasetPlace], finder: Finder | None = None) -> None:
+    def __init__(
+        self,
+        places: Sequence[DatasetPlace],
+        finder: Finder | None = None,
+        neighbours: Neighbours = NO_NEIGHBOURS,
+    ) -> None:
         self._images = [place for place in places if place.has_images]
         self._latents = [place for place in places if not place.has_images]
         self._places = {place.url: place for place in (*self._latents, *self._images)}
-        self._finder = finder
+        self._finder, self._neighbours = finder, neighbours
         self._found = {url: FoundSamples() for url in self._places}
         self._made_of: dict[str, str] = {}  # by latents, their images
         self._removed = {url: removed_from(place.store) for url, place in self._places.items()}
@@ -295,7 +318,7 @@ class _RemovalJob:
             if place.has_images:
                 new = finder.find_in_images(place, receipts)
             else:
-                lost = self._lost_by(self._made_of[place.url])
+                lost = self._lost_by(place, receipts)
                 self._check_current(place, receipts, lost)
                 new = finder.find_in_latents(place, receipts, lost)
         known.units |= new.units
@@ -303,21 +326,37 @@ class _RemovalJob:
         known.hits |= new.hits
         known.known |= new.known
 
-    def _lost_by(self, images: str) -> dict[str, ShardRemoval]:
-        return by_latent_unit(self._found[images].units.values()) if images else {}
+    def _lost_by(
+        self, latents: DatasetPlace, receipts: Sequence[Receipt]
+    ) -> dict[str, ShardRemoval]:
+        """Return what the image shards of units of latents lose, and what they lost before.
+
+        They lost it before if these latents were forgotten when samples were removed from images.
+        """
+        images = self._made_of[latents.url]
+        if not images:
+            return {}
+        now = self._found.get(images, FoundSamples()).units.values()
+        return find_lost(removed_from(open_store(images)), images, receipts, by_latent_unit(now))
 
     def _images_of(self, latents: DatasetPlace) -> str:
-        """Return the URL of the images that latents were made of, or "" if they are not given.
+        """Return the URL of the images that latents were made of, or "" if nobody knows them.
 
-        It is the one of whose shards the latents state the most as their inputs.
+        It is the one of whose shards, as they are or were, the latents state the most as their
+        inputs: one that is given, or else one beside the latents from which samples were removed.
         """
         inputs = latents.manifest.image_digests()
-
-        def shared(images: DatasetPlace) -> int:
-            return sum(shard.digest in inputs for shard in images.manifest.shards)
-
-        best = max(self._images, key=shared, default=None)
-        return best.url if best is not None and shared(best) else ""
+        known = {place.url: place.manifest.image_digests() for place in self._images}
+        for url in known:
+            known[url] |= self._removed[url].successors.keys()
+        shared = {url: len(inputs & digests) for url, digests in known.items()}
+        if not any(shared.values()):
+            shared = {
+                url: len(inputs & successors.keys())
+                for url, successors in self._neighbours.successors.items()
+            }
+        best = max(shared, key=lambda url: shared[url], default="")
+        return best if best and shared[best] else ""
 
     def _check_current(
         self, place: DatasetPlace, receipts: Sequence[Receipt], lost: Mapping[str, ShardRemoval]
@@ -361,6 +400,7 @@ class _RemovalJob:
             known=len(known - there),
             unmatched=len(wanted.marks) - len(hits) if wanted else 0,
             ended=ended,
+            beside=tuple(url for url in self._neighbours.made_of_them if url not in self._places),
         )
 
     def _place(self, place: DatasetPlace) -> RemovalPlace:
@@ -405,9 +445,9 @@ class _RemovalJob:
                     f"if it was killed, run {command('remove', place.url)}, then the same command "
                     "again"
                 )
-            new = Removed(
+            new = replace(
+                there,
                 marks=there.marks | Marks.sort(self._marks(place)),
-                changes=there.changes,
                 units=tuple(found.units.values()),
                 images=self._made_of.get(place.url, ""),
             )
@@ -431,14 +471,19 @@ class _RemovalJob:
         """Take over what a removal of an earlier run has left to do, for `change`.
 
         If images were never marked, nothing was removed from their latents either: what is left to
-        do for these latents is dropped.
+        do for these latents is dropped, but for what their images had lost before.
         """
         for url, removed in begun.items():
             self._made_of[url] = removed.images
             units = {unit.unit: unit for unit in removed.units}
             if removed.images in self._places and not self._removed[removed.images].units:
                 now = self._places[removed.images].manifest.image_digests()
-                if any(unit.made_of in now for unit in units.values()):
+                before = self._removed[removed.images]
+                if any(
+                    unit.made_of in now
+                    or ((lost := before.follow(unit.made_of)) and lost.rows != unit.lost_rows)
+                    for unit in units.values()
+                ):
                     units = {}
             self._found[url].units = units
 
@@ -453,8 +498,9 @@ class _RemovalJob:
         digests: dict[str, dict[str, str]] = {url: {} for url in self._places}
         for url in (*(p.url for p in self._images), *(p.url for p in self._latents)):
             place = self._places[url]
-            images = digests.get(self._made_of.get(url, ""), {})
             units = list(self._found[url].units.values())
+            images = self._successors_of(url, units)
+            images |= digests.get(self._made_of.get(url, ""), {})
 
             def rewrite(
                 unit: UnitRemoval, place: DatasetPlace = place, images: Mapping[str, str] = images
@@ -472,8 +518,16 @@ class _RemovalJob:
                 elif receipt is not None and place.has_images:
                     digests[url] |= _digests_after(unit, receipt)
         for place in (*self._latents, *self._images):
-            self._finish_dataset(place, gone[place.url])
+            self._finish_dataset(place, gone[place.url], digests[place.url])
         self._publish()
+
+    def _successors_of(self, latents: str, units: Sequence[UnitRemoval]) -> dict[str, str]:
+        """Return by unit the digests of image shards that lost samples in an earlier removal."""
+        if not (images := self._made_of.get(latents, "")):
+            return {}
+        before = removed_from(open_store(images))
+        each = ((unit.unit, before.follow(unit.made_of)) for unit in units)
+        return {unit: successor.digest for unit, successor in each if successor}
 
     def settle(self) -> None:
         """Do what an earlier removal left to do if it was killed after its last write.
@@ -488,11 +542,14 @@ class _RemovalJob:
         for place in self._places.values():
             place.store.publish()
 
-    def _finish_dataset(self, place: DatasetPlace, gone: set[str]) -> None:
+    def _finish_dataset(
+        self, place: DatasetPlace, gone: set[str], digests: Mapping[str, str]
+    ) -> None:
         """Write the manifest without the units in `gone`, and leave only marks in `removed`.
 
-        First delete the lookup of captions and the hashes of changed shards. Do nothing if no unit
-        of the dataset was to be changed.
+        Of images, what became of their shards is noted there too: `digests` has the new digests by
+        the units of latents. First delete the lookup of captions and the hashes of changed shards.
+        Do nothing if no unit of the dataset was to be changed.
         """
         if not self._found[place.url].units and not self._removed[place.url].units:
             return
@@ -507,7 +564,14 @@ class _RemovalJob:
             there = dated_manifest(place.store) or place.manifest
             write_manifest(place.store, _without_units(there, gone, place))
             now = removed_from(place.store)
-            write_removed(place.store, replace(now, units=(), images=""))
+            new = {
+                shard.digest: ShardSuccessor(digest=digests[unit], rows=shard.rows)
+                for unit, shard in by_latent_unit(now.units).items()
+                if unit in digests
+            }
+            successors = {**now.successors, **new} if place.has_images else now.successors
+            done = replace(now, units=(), images="", successors=successors)
+            write_removed(place.store, done)
 
 
 def _digests_after(removal: UnitRemoval, receipt: Receipt) -> dict[str, str]:

@@ -10,8 +10,8 @@ who made a unit while that happened makes it again.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, pairwise
 from typing import Any, TypedDict
 
@@ -19,7 +19,7 @@ from blake3 import blake3
 
 from wdsprep.dataset.damage import naming_next_step
 from wdsprep.dataset.file_names import REMOVED
-from wdsprep.dataset.json_records import Count, Hex, Name, Nbytes, read_record
+from wdsprep.dataset.json_records import Count, Hex, Name, Nbytes, Text, read_record
 from wdsprep.dataset.receipts import Receipt, image_shard_digest
 from wdsprep.dataset.sealed_json import OTHER_DIGEST, canonical_json, check_format
 from wdsprep.errors import BusyError, DamageError, NotFoundError
@@ -153,6 +153,17 @@ def _fits(shard: ShardRemoval) -> bool:
     return rises and len(shard.rows) == len(shard.keys)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardSuccessor:
+    """What became of an image shard that lost samples: its new digest, or "" if it lost all.
+
+    `rows` are the numbers that the lost samples had in it.
+    """
+
+    digest: Text
+    rows: tuple[Count, ...]
+
+
 class _Format(TypedDict):
     format: Count
 
@@ -160,6 +171,7 @@ class _Format(TypedDict):
 class _Head(_Format):
     changes: Nbytes
     images: str
+    successors: dict[Hex, ShardSuccessor]
     units: list[UnitRemoval]
 
 
@@ -168,13 +180,15 @@ class Removed:
     """The removed samples of a dataset, as digests.
 
     `units` are what a removal has still to do. `images` is the place of the images that latents
-    among these were made of.
+    among these were made of. `successors` has what became of image shards, by the digests that they
+    had, so that latents of the old ones can follow them later.
     """
 
     marks: Marks
     changes: int = 0
     units: tuple[UnitRemoval, ...] = ()
     images: str = ""
+    successors: Mapping[str, ShardSuccessor] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.marks)
@@ -182,9 +196,31 @@ class Removed:
     def has(self, kind: str, value: str) -> bool:
         return mark_of(kind, value) in self.marks
 
+    def follow(self, digest: str) -> ShardSuccessor | None:
+        """Return what became of an image shard by all removals, or None if it lost nothing.
+
+        Its rows have the numbers of the shard with this digest.
+        """
+        lost: list[int] = []
+        last, known = self.successors.get(digest), {digest}
+        while last is not None:
+            lost = sorted([*lost, *_numbers_before(lost, last.rows)])
+            after = self.successors.get(last.digest)
+            if after is None or last.digest in known:
+                return ShardSuccessor(digest=last.digest, rows=tuple(lost))
+            known.add(last.digest)
+            last = after
+        return None
+
     def to_bytes(self) -> bytes:
         units = [asdict(unit) for unit in self.units]
-        head = {"changes": self.changes, "format": FORMAT, "images": self.images, "units": units}
+        head = {
+            "changes": self.changes,
+            "format": FORMAT,
+            "images": self.images,
+            "successors": {name: asdict(one) for name, one in self.successors.items()},
+            "units": units,
+        }
         body = canonical_json(head) + b"\n" + self.marks.data
         return blake3(body).hexdigest().encode() + b"\n" + body
 
@@ -199,9 +235,26 @@ class Removed:
         units = tuple(map(UnitRemoval.from_json, found["units"]))
         if len(marks) % MARK_NBYTES or not all(_fits(s) for u in units for s in u.shards):
             raise DamageError(what, "its marks or rows cannot be right")
+        successors = {
+            name: ShardSuccessor(digest=one["digest"], rows=tuple(one["rows"]))
+            for name, one in found["successors"].items()
+        }
         return cls(
-            marks=Marks(marks), changes=found["changes"], units=units, images=found["images"]
+            marks=Marks(marks),
+            changes=found["changes"],
+            units=units,
+            images=found["images"],
+            successors=successors,
         )
+
+
+def _numbers_before(lost: Sequence[int], rows: Iterable[int]) -> Iterator[int]:
+    """Yield the numbers that samples had before the `lost` ones went. All numbers rise."""
+    before = 0
+    for row in rows:
+        while before < len(lost) and lost[before] <= row + before:
+            before += 1
+        yield row + before
 
 
 NONE_REMOVED = Removed(marks=Marks())

@@ -1,5 +1,6 @@
 """The output of `wdsprep remove`: progress, what it will remove, and the result."""
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -52,6 +53,11 @@ def _found(removal: Removal) -> Iterator[str]:
         yield f"{plural(removal.nowhere, 'key')} in none of these datasets ({some})"
     if removal.unmatched:
         yield f"{plural(removal.unmatched, 'line')} of the lists that match no image here"
+    if removal.beside:
+        yield (
+            f"{', '.join(removal.beside)}: made of these images, and keeps their samples: add "
+            "--all to remove them there too"
+        )
 
 
 def _place(place: RemovalPlace) -> str:
@@ -84,11 +90,11 @@ def _outcome(removal: Removal) -> Iterator[str]:
     samples = sum(place.samples for place in removal.places)
     yield f"removed: {plural(samples, 'sample')}; later packs leave them out"
     kinds = {place.dataset for place in removal.places}
-    if "latents" not in kinds:
-        yield (
-            "latents made of these images still have them: remove the same keys from each, then "
-            "encode with --redo-changed"
-        )
+    if removal.beside:
+        words = shlex.join(["wdsprep", "remove", *removal.beside])
+        yield f'{", ".join(removal.beside)} still has them: "{words} --keys ..." removes them'
+    elif "latents" not in kinds:
+        yield "latents made of these images, if there are any elsewhere, still have them"
     yield from _beyond(removal)
 
 
