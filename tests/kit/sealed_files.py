@@ -45,6 +45,15 @@ def mutate_sealed(data: bytes, rng: Random) -> bytes:
     return sealed(changed)
 
 
+def mutate_settings(root: Path, rng: Random) -> None:
+    """Change a value of a dataset's settings alike in its manifest and all receipts."""
+    before = json.loads(unsealed((root / MANIFEST).read_bytes()))["settings"]
+    changed = mutate_json(json.dumps(before).encode(), rng, times=1)
+    settings = before if b"[[[[" in changed else json.loads(changed)  # no parser reads that deep
+    for path in (root / MANIFEST, *root.glob("receipts/**/*.json")):
+        path.write_bytes(resealed(path.read_bytes(), lambda body: {**body, "settings": settings}))
+
+
 def mutate_removed(data: bytes, rng: Random) -> bytes:
     head, _, marks = data.partition(b"\n")[2].partition(b"\n")
     if rng.random() < 0.2:

@@ -14,9 +14,12 @@ import numpy as np
 
 import wdsprep
 from tests.kit.encodes import encode_here
-from tests.kit.fuzz.cases import TOY, Kind, Make, Run, command, library, serve
+from tests.kit.fuzz.cases import HERE, TOY, Kind, Make, Run, change_one, command, library, serve
+from tests.kit.fuzz.mutations import mutate, mutate_json
 from tests.kit.packs import packing_here, photos
-from tests.kit.sealed_files import mutate_file
+from tests.kit.scores import score_here
+from tests.kit.scoring_models import small
+from tests.kit.sealed_files import mutate_file, mutate_settings
 from wdsprep.cli import main
 from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.removed_samples import Removed, UnitRemoval, removed_from, write_removed
@@ -29,12 +32,13 @@ ENCODED: dict[str, dict[str, Any]] = {
     "moments": {"resolution": 32, "latents": "moments", "text": "tokens"},
     "words": {"resolution": 32, "latents": "none"},
 }
-OTHERS = ("captioned", "imported", "removed-from", "selected")
+OTHERS = ("captioned", "imported", "removed-from", "selected", "scores")
+EXPORTED = {"to-mds": "images", "to-imagefolder": "images", "to-parquet": "latents"}
 FORMS = (*(FORMS_OF_LATENTS := ("wids", "parquet", "mds")), "energon", "webshart")
 OF_IMAGES = ("images", "removed-from", "selected")
 
 
-def make_datasets(root: Path, names: Sequence[str] = (*ENCODED, *OTHERS)) -> Path:
+def make_datasets(root: Path, names: Sequence[str] = (*ENCODED, *OTHERS, *EXPORTED)) -> Path:
     """Small datasets below a folder: images, and those of these names."""
     downloads = photos(root / "downloads", 8)
     (downloads / "zzz.jpg").write_bytes(b"no image")
@@ -55,6 +59,11 @@ def make_datasets(root: Path, names: Sequence[str] = (*ENCODED, *OTHERS)) -> Pat
             _remove(root)
         if "selected" in names:
             wdsprep.select(root / "images", root / "selected", count=4)
+        if "scores" in names:
+            small("vit", root / "scorer")
+            score_here(root / "images", root / "scores", model=f"vit={root / 'scorer'}")
+        for form in EXPORTED.keys() & {*names}:
+            wdsprep.export(root / EXPORTED[form], root / form, to=form.partition("-")[2])
     return root
 
 
@@ -96,6 +105,9 @@ def _runs_of(name: str) -> Callable[[Path, Path], list[Run]]:
 
     def runs(root: Path, out: Path) -> list[Run]:
         found = [command(*words) for words in words_of(root, name, out)]
+        if name == "scores":
+            joined = {"join": root / name, "pixels": 32}
+            return [*found, *(_load(root / "images", {**joined, **more}) for more in SCORED)]
         return [*found, *map(partial(_load, root / name), LOADS[name in ("removing", *OF_IMAGES)])]
 
     return runs
@@ -120,6 +132,9 @@ LOADS: dict[bool, list[dict[str, Any]]] = {  # by whether it is of images
 }
 
 
+SCORED: list[dict[str, Any]] = [{}, {"where": "nsfw >= 0"}]
+
+
 def words_of(root: Path, name: str, out: Path) -> Iterator[tuple[str | Path, ...]]:
     place, images = root / name, root / "images"
     is_of_images = name in (*OF_IMAGES, "removing")
@@ -138,6 +153,12 @@ def words_of(root: Path, name: str, out: Path) -> Iterator[tuple[str | Path, ...
         yield "encode", place, out, "--resolution", "32", *TOY
         yield "plan", place, "--resolution", "32,64"
         yield "pack", root / "downloads", place, *PACK
+    elif name == "scores":
+        joined = "--join", place, "--where", "nsfw >= 0"
+        yield "duplicates", images, *joined, "--keep", "nsfw", "--workers", "1"
+        yield "select", images, out, *joined, "--workers", "1"
+        yield "export", images, out, "--to", "parquet", "--join", place, "--workers", "1"
+        yield "score", images, place, "--model", f"vit={root / 'scorer'}", *HERE
     else:
         yield "verify", images, place, "--workers", "1"
         yield "select", images, place, f"{out}/{{name}}", "--count", "2", "--workers", "1"
@@ -156,7 +177,7 @@ def words_of(root: Path, name: str, out: Path) -> Iterator[tuple[str | Path, ...
 
 def _make(name: str) -> Make:
     def make(sound: Path, place: Path, _rng: Random) -> None:
-        for each in {"downloads", "images", name}:
+        for each in {"downloads", "images", name, *(["scorer"] * (name == "scores"))}:
             shutil.copytree(sound / "datasets" / each, place / each)
         for file in (sound / "datasets").glob("*.*"):
             shutil.copy2(file, place / file.name)
@@ -165,10 +186,13 @@ def _make(name: str) -> Make:
 
 
 def _change(name: str) -> Callable[[Path, Random], str]:
-    """Change a file that says something, or one that holds something."""
+    """Change the settings, a file that says something, or one that holds something."""
 
     def change(root: Path, rng: Random) -> str:
         place = root / name
+        if rng.random() < 0.3:
+            mutate_settings(place, rng)
+            return f"{name}: settings"
         endings = RECORDS if rng.random() < 0.75 else DATA
         files = [
             path.relative_to(place).as_posix()
@@ -183,6 +207,27 @@ def _change(name: str) -> Callable[[Path, Random], str]:
     return change
 
 
+def _make_export(name: str, source: str) -> Make:
+    def make(sound: Path, place: Path, _rng: Random) -> None:
+        for each in (name, source):
+            shutil.copytree(sound / "datasets" / each, place / each)
+
+    return make
+
+
+def _runs_of_export(name: str, source: str) -> Callable[[Path, Path], list[Run]]:
+    def runs(root: Path, _out: Path) -> list[Run]:
+        form = name.partition("-")[2]
+        return [command("export", root / source, root / name, "--to", form, "--workers", "1")]
+
+    return runs
+
+
+def mutate_mark(data: bytes, rng: Random) -> bytes:
+    """Change a value of a mark of an export; other files lose a byte."""
+    return mutate_json(data, rng) if data.startswith(b'{"') else data[:-1]
+
+
 RECORDS = (".json", ".jsonl", "", ".sqlite")
 DATA = (".idx", ".rows", ".npy", ".tar")
 KINDS = tuple(
@@ -195,6 +240,15 @@ KINDS = tuple(
         is_ours=True,
     )
     for name in ("images", *ENCODED, *OTHERS, "removing")
+) + tuple(
+    Kind(
+        name=f"export-{name}",
+        make=_make_export(name, source),
+        change=change_one(f"{name}/**/*.*", mutate, mutate_mark),
+        runs=_runs_of_export(name, source),
+        is_ours=True,
+    )
+    for name, source in EXPORTED.items()
 )
 
 
