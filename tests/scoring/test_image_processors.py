@@ -11,7 +11,7 @@ from PIL import Image
 from transformers import AutoImageProcessor, ConvNextImageProcessor, ViTImageProcessor
 
 from tests.kit.scoring_models import KINDS, SQUARE
-from wdsprep.scoring.image_processors import DecodedImage, ImageProcessor, make_probes
+from wdsprep.scoring.image_processors import DecodedImage, ImageProcessor
 from wdsprep.scoring.models import find_score_model
 from wdsprep.scoring.options import NamedModel
 
@@ -23,7 +23,6 @@ def prepare_and_compare(
 ) -> Sequence[DecodedImage]:
     """Prepare images of noise, check each bit against transformers, and return the images."""
     processor = ImageProcessor(find_score_model(NamedModel("", str(folder))))
-    processor.choose_method(make_probes())
     own = AutoImageProcessor.from_pretrained(folder)
     random = np.random.default_rng(1)
     noises = [random.integers(0, 256, (*size, 3), np.uint8) for size in SIZES]

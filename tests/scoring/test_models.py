@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,8 @@ from safetensors.torch import load_file, save_file
 from tests.kit.scores import columns_in, score_here
 from tests.kit.scoring_models import head, small
 from wdsprep.errors import UsageError, WdsprepError
+
+PROCESSOR = "preprocessor_config.json"
 
 
 @pytest.fixture
@@ -114,6 +117,36 @@ def test_images_of_different_sizes_are_refused(
     refused(images, tmp_path / "out", "makes images of different sizes", model=str(model))
 
 
+@pytest.mark.parametrize(
+    ("kind", "file", "changes", "words"),
+    [
+        ("vit", PROCESSOR, {"size": -5}, "says size -5"),
+        ("vit", PROCESSOR, {"size": {"height": 20_000, "width": 20_000}}, "says width 20000"),
+        ("clip", PROCESSOR, {"size": {"shortest_edge": 60_000}}, "says shortest_edge 60000"),
+        ("vit", PROCESSOR, {"image_mean": [0.5] * 4}, "as an image processor"),
+        ("vit", PROCESSOR, {"resample": 99}, "as an image processor"),
+        ("vit", PROCESSOR, {"rescale_factor": "a"}, "as an image processor"),
+        ("vit", "config.json", {"id2label": 7}, "as a config"),
+        ("dinov2", "config.json", {"model_type": ["dinov2"]}, "as a config"),
+        ("clip", "tokenizer_config.json", {"model_max_length": "long"}, "as AutoTokenizer"),
+        ("clip", "tokenizer_config.json", {"pad_token": None}, "as a tokenizer"),
+    ],
+)
+def test_whatever_a_file_of_a_model_makes_libraries_say_is_its_line(
+    kind: str,
+    file: str,
+    changes: dict[str, Any],
+    words: str,
+    images: Path,
+    copied: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    model = copied(kind)
+    change(model / file, **changes)
+    named = model if "tokenizer" in file else model / file  # several files make a tokenizer
+    refused(images, tmp_path / "out", f"^{re.escape(str(named))} .*{words}", model=str(model))
+
+
 def test_two_models_with_the_same_column_are_refused(
     images: Path, models: Path, tmp_path: Path
 ) -> None:
@@ -166,6 +199,10 @@ def test_a_column_cannot_have_a_name_that_samples_have(
         (lambda path: head(path, 25), "embeddings of 25 numbers, and those of .* have 24"),
         (lambda path: head(path, 24, value=float("nan")), "not finite"),
         (lambda path: path.write_bytes(b"junk" * 9), "not a safetensors file of floats"),
+        (
+            lambda path: save_file({f"{'9' * 5000}.weight": torch.ones(1, 24)}, path),
+            "h.safetensors is not a safetensors file of floats",
+        ),
         (lambda path: save_file({"weight": torch.ones(2, 24)}, path), "has 2 outputs"),
         (lambda path: save_file({"conv.weight": torch.ones(1, 3, 3)}, path), "not a linear layer"),
         (

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.digests import hex_digest
 from wdsprep.encoding.models import weights
+from wdsprep.encoding.models.load_networks import cause_of
 from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.scoring.options import WantedHead
 from wdsprep.store import split_url
@@ -56,11 +57,17 @@ class LinearHead:
     """A head that computes numbers from embeddings, in fp32."""
 
     def __init__(self, head: Head, device: "torch.device | str" = "cpu") -> None:
-        self.column, self._place = head.column, head.place
-        tensors, self._activation = _opened(head)
-        self._layers = [
-            (weight.to(device), bias.to(device)) for weight, bias in _layers(head.place, tensors)
-        ]
+        self.column = head.column
+        try:
+            tensors, self._activation = _opened(head)
+            layers = _layers(head.place, tensors)
+        except UsageError:
+            raise
+        except Exception as error:
+            raise UsageError(
+                f"--head {head.place} is not a safetensors file of floats ({cause_of(error)})"
+            ) from error
+        self._layers = [(weight.to(device), bias.to(device)) for weight, bias in layers]
         outputs = len(self._layers[-1][0])
         if outputs != 1:
             raise UsageError(f"--head {head.place} has {outputs} outputs: give a head with one")
@@ -85,22 +92,17 @@ class LinearHead:
 def _opened(head: Head) -> "tuple[Mapping[str, Tensor], str]":
     """Return the tensors in the file of a head, and the activation that its metadata names, or "".
 
-    Raise UsageError if the file cannot be read, or if the activation is unknown.
+    Raise UsageError if the activation is unknown, and any other error if the file is damaged.
     """
     import torch
 
     kinds = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-    try:
-        entries, start = weights.read_tensor_header(BytesIO(head.data))
-        metadata: Any = json.loads(head.data[8:start]).get("__metadata__") or {}
-        tensors = {}
-        for name, entry in entries.items():
-            data = bytearray(head.data[start + entry.begin : start + entry.end])
-            tensors[name] = torch.frombuffer(data, dtype=kinds[entry.dtype]).view(entry.shape)
-    except (ValueError, KeyError, RuntimeError) as error:
-        raise UsageError(
-            f"--head {head.place} is not a safetensors file of floats ({error})"
-        ) from None
+    entries, start = weights.read_tensor_header(BytesIO(head.data))
+    metadata: Any = json.loads(head.data[8:start]).get("__metadata__") or {}
+    tensors = {}
+    for name, entry in entries.items():
+        data = bytearray(head.data[start + entry.begin : start + entry.end])
+        tensors[name] = torch.frombuffer(data, dtype=kinds[entry.dtype]).view(entry.shape)
     activation = str(metadata.get("activation", "")) if isinstance(metadata, dict) else ""
     if activation not in ACTIVATIONS:
         raise UsageError(
@@ -125,7 +127,7 @@ def _layers(place: str, tensors: "Mapping[str, Tensor]") -> "list[tuple[Tensor, 
     for name in weights:
         weight = tensors[name].float()
         bias = tensors[_bias(name)].float() if _bias(name) in tensors else None
-        fits = weight.ndim == 2 and width in (None, weight.shape[1])
+        fits = weight.ndim == 2 and weight.numel() and width in (None, weight.shape[1])
         if not fits or (bias is not None and bias.shape != weight.shape[:1]):
             raise UsageError(
                 f"--head {place} has {name}, which is not a linear layer that fits the one before"

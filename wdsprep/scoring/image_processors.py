@@ -22,7 +22,7 @@ from torch import Tensor
 from wdsprep.encoding.models.load_networks import explain_load_errors
 from wdsprep.errors import UsageError
 from wdsprep.images.crop import copy_planes, view_pixels
-from wdsprep.scoring.models import ScoreModel
+from wdsprep.scoring.models import PROCESSORS, ScoreModel
 
 Prepared = Mapping[str, Tensor]
 """An image as a processor gives it, without the dimension of a batch."""
@@ -68,7 +68,8 @@ class ImageProcessor:
         from transformers import AutoImageProcessor
 
         path = Path(model.folder)
-        with explain_load_errors(path, AutoImageProcessor):
+        file = next(path / name for name in PROCESSORS if name in model.files)
+        with explain_load_errors(file, "an image processor"):
             self._own = AutoImageProcessor.from_pretrained(
                 str(path),
                 backend=BACKENDS[model.processor],
@@ -82,6 +83,8 @@ class ImageProcessor:
             raise UsageError(
                 f"{model.name} has no {model.processor} image processor: leave --processor out"
             )
+        with explain_load_errors(file, "an image processor"):
+            self._choose_method(make_probes())
 
     @property
     def identity(self) -> str:
@@ -110,7 +113,7 @@ class ImageProcessor:
         """Return the inputs of the network for images."""
         return self.finish([self.scale(image) for image in images])
 
-    def choose_method(self, images: Sequence[DecodedImage]) -> None:
+    def _choose_method(self, images: Sequence[DecodedImage]) -> None:
         """Choose the fastest method of preparing images that changes no bit of the outcome.
 
         Methods are tried on these images, and compared with a call of the model's processor for
@@ -119,6 +122,7 @@ class ImageProcessor:
         """
         wanted = [self._prepare_image(image) for image in images]
         self.blank = wanted[0]
+        """What it makes of an image: the shape of all that it makes."""
         if not self.is_fast:
             return
         methods: tuple[tuple[Callable[[DecodedImage], Any], Any], ...] = (

@@ -12,7 +12,14 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from wdsprep.encoding.models.config_files import Config, check_part, check_sizes, check_weight_index
+from wdsprep.encoding.models.config_files import (
+    Config,
+    check_part,
+    check_sides,
+    check_sizes,
+    check_weight_index,
+)
+from wdsprep.encoding.models.load_networks import explain_load_errors
 from wdsprep.encoding.models.model_files import (
     COMMIT,
     Folder,
@@ -152,13 +159,17 @@ def _read(wanted: NamedModel, place: ModelFiles) -> ScoreModel:
     for name in jsons:
         check_part(Config.read(folder / name), remedy=ANOTHER)
     check_sizes(config)
+    for name in names & {*PROCESSORS}:
+        check_sides(Config.read(folder / name))
     _check_processor(place.what, folder, names)
-    role = _role_of(place.what, config)
+    with explain_load_errors(folder / CONFIG, "a config"):
+        role = _role_of(place.what, config)
+        labels, activation = _labels_of(place.what, config) if role is Role.CLASSIFIER else ({}, "")
     weights = _weights(place, folder, names)
     tokenizer = [name for name in TOKENIZER if name in names] if role is Role.DUAL else []
     files = tuple(sorted({*jsons, *indexes, *weights, *tokenizer}))
     folder = place.fetch(files)
-    found = ScoreModel(
+    return ScoreModel(
         name=wanted.place,
         prefix=wanted.name,
         folder=str(folder),
@@ -167,11 +178,9 @@ def _read(wanted: NamedModel, place: ModelFiles) -> ScoreModel:
         sizes=file_sizes(folder, files),
         weights=weights_digest(folder, files),
         role=role,
+        labels=labels,
+        activation=activation,
     )
-    if role is not Role.CLASSIFIER:
-        return found
-    labels, activation = _labels_of(place.what, config)
-    return replace(found, labels=labels, activation=activation)
 
 
 def _check_names(what: str, names: frozenset[str]) -> None:

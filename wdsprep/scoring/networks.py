@@ -25,7 +25,7 @@ from wdsprep.encoding.models.load_networks import (
 from wdsprep.encoding.models.precision import whole_fp32
 from wdsprep.errors import UsageError
 from wdsprep.scoring.heads import LinearHead
-from wdsprep.scoring.image_processors import DecodedImage, ImageProcessor, Prepared, make_probes
+from wdsprep.scoring.image_processors import DecodedImage, ImageProcessor, Prepared
 from wdsprep.scoring.models import Role, ScoreModel
 from wdsprep.text import plural
 
@@ -49,8 +49,12 @@ class ScoringNetwork:
         self._networks = InTwoPrecisions(self._load, dtype)
         self.kind = type(self._networks.get())
         self._heads = [LinearHead(head, device) for head in model.heads]
-        self._tokenizer = self._load_tokenizer() if model.role is Role.DUAL else None
-        self.token_names = tuple(self.tokens([""]))
+        self._tokenizer: Any = None
+        self.token_names: tuple[str, ...] = ()
+        if model.role is Role.DUAL:
+            with explain_load_errors(Path(model.folder), "a tokenizer"):
+                self._tokenizer = self._load_tokenizer()
+                self.token_names = tuple(self.tokens([""]))
 
     def _load(self, dtype: str) -> Any:
         import transformers
@@ -143,12 +147,9 @@ class ScoreEncoder:
         for model in models:
             own = ImageProcessor(model)
             processor = shared.setdefault(own.identity, own)
-            if processor is own:
-                own.choose_method(make_probes())
             self.networks.append(ScoringNetwork(model, self.device, dtype, processor))
         self.processors = tuple(shared.values())
         self.blank = [processor.blank for processor in self.processors]
-        """What each processor makes of an image: the shape of all that it makes."""
         sides = [own.shape[-1] for prepared in self.blank for own in prepared.values()]
         self.resolution = max(sides, default=1)
         self.fields: tuple[Field, ...] = ()

@@ -25,9 +25,13 @@ MOST_LAYERS = 1 << 12
 MOST_WIDTH = 1 << 16
 MOST_STATES = 1 << 21
 """The widths of all layers of a text encoder together: Llama 3.1 of 405B has 2,064,384."""
+MOST_SIDE = 1 << 11
+"""The most pixels of a side of what an image processor makes: 2,048 x 2,048 take 50 MB an image."""
 MOST_BLOCKS = 8
 """The most blocks of a VAE, of which each but the last halves the sides."""
 LAYERS = re.compile(r"layers?$|^depths?$|blocks?$")
+SIDES = re.compile(r"size|edge|height|width|crop|patch")
+"""Matches the names of numbers by which an image processor decides the size of what it makes."""
 BEYOND = re.compile(r"theta|window|base")
 """Matches the names of numbers that may be larger than `MOST`: nothing is allocated by them."""
 NO_CODE = "which wdsprep never does: choose another --model, or add --text none"
@@ -143,6 +147,17 @@ def check_sizes(config: Config) -> None:
                     f"{config.path} says {name} {brief(value)}, and no network has over {most:,}: "
                     "choose another --model"
                 )
+
+
+def check_sides(config: Config) -> None:
+    """Raise UsageError if an image processor's config has sides that no network of images takes."""
+    for name, value in _each_value(config.values):
+        is_side = isinstance(value, int | float) and SIDES.search(name)
+        if is_side and not 0 <= value <= MOST_SIDE:
+            raise UsageError(
+                f"{config.path} says {name} {brief(value)}, and no network takes images of under 0 "
+                f"or over {MOST_SIDE:,} pixels a side: choose another --model"
+            )
 
 
 def check_weight_index(config: Config, folder: str, files: frozenset[str]) -> None:

@@ -112,9 +112,10 @@ def load_config(model: Model, kind: Any, folder: str) -> Any:
 
 @contextlib.contextmanager
 def explain_load_errors(path: Path, kind: Any) -> Iterator[None]:
-    """Turn any error of a library that loads a model's files into a WorkError that names them.
+    """Turn any error that files of a model raise while they are read into a WorkError of one line.
 
-    Anyone may have written these files, and they can make the library raise any error.
+    `kind` is the class that they are loaded as, or its name. Anyone may have written these files,
+    and they can make a library raise any error.
     """
     try:
         yield
@@ -137,7 +138,8 @@ def load_error(path: Path, kind: Any, error: BaseException) -> WorkError:
     line = cause_of(error)
     if "ignore_mismatched_sizes" in line:  # a table that was logged has more, and is left out
         line = "its weights are of other sizes than its config.json says"
-    return WorkError(f"{path} cannot be loaded as {kind.__name__}: {line}")
+    name = getattr(kind, "__name__", kind)
+    return WorkError(f"{path} cannot be loaded as {name}: {line}")
 
 
 def cause_of(error: BaseException) -> str:
