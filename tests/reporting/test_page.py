@@ -1,7 +1,6 @@
 """The page of a report in a real browser: safe, usable with and without its script, fit to see."""
 
 import io
-import re
 import socket
 from collections.abc import Iterator
 from itertools import pairwise
@@ -357,12 +356,5 @@ def test_cards_of_extreme_scores_say_what_they_are_shown_for(scored: Page) -> No
     assert highest.one("p", class_="score").text == "caption_length 98"
     assert highest.one("p", class_="caption").text == ("many words " * 9).strip()
     assert highest.one("h5").text == "000000000002"
-
-
-def test_whole_numbers_fall_into_bins_of_whole_numbers(scored: Page) -> None:
-    scores = scored.path.with_name("scores")
-    for name, total in (("caption_length", 14), ("caption_repeats", 14)):
-        rows = scored.rows(f"{scores}, {name}")
-        assert all(re.fullmatch(r"[\d,]+( to [\d,]+)?", row[0]) for row in rows), rows
-        assert sum(int(row[1]) for row in rows) == total
-    assert [row[0] for row in scored.rows(f"{scores}, caption_repeats")] == ["1"]
+    rows = scored.rows(f"{scored.path.with_name('scores')}, caption_repeats")
+    assert rows == [["1", "14", "100.0 %"]]

@@ -18,6 +18,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 from wdsprep.dataset.file_names import CARD
 from wdsprep.dataset.npy_arrays import fields_of
@@ -84,15 +85,17 @@ def card(datasets: Sequence[Place], options: CardOptions) -> Card:
         raise UsageError(f"--repo {repo}: give the owner and the name, such as {REPO}")
     if not re.fullmatch(r"[a-z0-9.+-]*", license):
         raise UsageError(f"--license {license}: give a name of the hub, such as cc-by-4.0 or other")
-    given = open_each([os.fspath(dataset) for dataset in datasets])
-    if not given:
+    opened = open_each([os.fspath(dataset) for dataset in datasets])
+    if not opened:
         raise UsageError("nothing to make a card of: give the path or URL of a dataset")
     if repo == REPO:
-        repo = _common_repo(given) or repo
-    placed = _place_datasets(given, repo)
+        repos = {_hub_place(dataset.store.url)[0] for dataset in opened}
+        repo = (repos.pop() if len(repos) == 1 else "") or repo
+    placed = _place_datasets(opened, repo)
     if output:
-        _check_output(output, given, replaces=lambda: options.yes or listener.asked(output))
-    text = _add_mark("".join(_card_parts(placed, repo, license, options.samples, options.seed)))
+        _check_output(output, opened, replaces=lambda: options.yes or listener.asked(output))
+    text = "".join(_card_parts(placed, repo, license, options.samples, options.seed))
+    text += MARK.format(_digest(text))
     if output:
         store, name = split_url(output)
         write_bytes(store, name, text.encode())
@@ -101,18 +104,12 @@ def card(datasets: Sequence[Place], options: CardOptions) -> Card:
 
 
 # --- where it goes
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlacedDataset:
+class PlacedDataset(NamedTuple):
     """A dataset with its name and its folder in the repository of the card."""
 
-    given: ReportDataset
+    dataset: ReportDataset
     name: str
     folder: str
-
-    @property
-    def path(self) -> str:
-        """Return the start of the paths of its files in the repository."""
-        return f"{self.folder}/" if self.folder else ""
 
 
 def _hub_place(url: str) -> tuple[str, str]:
@@ -123,57 +120,40 @@ def _hub_place(url: str) -> tuple[str, str]:
     return root.removeprefix("hf://datasets/").partition("@")[0], folder
 
 
-def _common_repo(given: Sequence[ReportDataset]) -> str:
-    """Return the one repository that all datasets are in, or "" if there is none."""
-    found = {_hub_place(one.store.url)[0] for one in given}
-    return found.pop() if len(found) == 1 else ""
-
-
-def _place_datasets(given: Sequence[ReportDataset], repo: str) -> list[PlacedDataset]:
-    names = [_config_name(one) for one in given]
-    for name in names:
-        if names.count(name) > 1:
-            both = " and ".join(one.shown for one in given if _config_name(one) == name)
-            raise UsageError(f"{both} have the same name, {name}: rename one of them")
-    folders = [*names] if len(given) > 1 else [""]
-    for number, (there, folder) in enumerate(_hub_place(one.store.url) for one in given):
-        if there == repo:
-            folders[number] = folder
-    three = zip(given, names, folders, strict=True)
-    return [PlacedDataset(given=one, name=name, folder=folder) for one, name, folder in three]
-
-
-def _config_name(given: ReportDataset) -> str:
-    """Return the last part of a dataset's URL, in characters that the hub accepts."""
-    last = given.store.url.rstrip("/").rpartition("/")[2]
-    return re.sub(r"[^\w.-]", "-", last, flags=re.ASCII) or "default"
+def _place_datasets(datasets: Sequence[ReportDataset], repo: str) -> list[PlacedDataset]:
+    placed: list[PlacedDataset] = []
+    for dataset in datasets:
+        last = dataset.store.url.rstrip("/").rpartition("/")[2]
+        name = re.sub(r"[^\w.-]", "-", last, flags=re.ASCII) or "default"  # as the hub accepts it
+        for other in placed:
+            if other.name == name:
+                both = f"{other.dataset.shown} and {dataset.shown}"
+                raise UsageError(f"{both} have the same name, {name}: rename one of them")
+        repo_there, folder = _hub_place(dataset.store.url)
+        if repo_there != repo:
+            folder = name if len(datasets) > 1 else ""
+        placed.append(PlacedDataset(dataset, name, folder))
+    return placed
 
 
 def _check_output(
-    output: str, given: Sequence[ReportDataset], *, replaces: Callable[[], bool]
+    output: str, datasets: Sequence[ReportDataset], *, replaces: Callable[[], bool]
 ) -> None:
     if not output.lower().endswith(".md"):
         raise UsageError(f"-o {output}: give the card a name that ends in .md, as {CARD}")
-    check_folder(output, given, "card", besides=(CARD,))
+    check_folder(output, datasets, "card", besides=(CARD,))
     store, name = split_url(output)
     try:
-        there = store.read(name, nbytes=MOST_NBYTES)
+        text = store.read(name, nbytes=MOST_NBYTES).decode("utf-8", "replace")
     except NotFoundError:
         return
-    if there and not _is_ours(there.decode("utf-8", "replace")) and not replaces():
+    card = _MARKED.fullmatch(text)
+    is_ours = card is not None and _digest(card[1]) == card[2]
+    if text and not is_ours and not replaces():
         raise UsageError(
             f"{output} exists already, and is not a card or was changed since: give another -o, or "
             "--yes to replace it"
         )
-
-
-def _add_mark(text: str) -> str:
-    return text + MARK.format(_digest(text))
-
-
-def _is_ours(text: str) -> bool:
-    found = _MARKED.fullmatch(text)
-    return found is not None and _digest(found[1]) == found[2]
 
 
 def _digest(text: str) -> str:
@@ -181,33 +161,27 @@ def _digest(text: str) -> str:
 
 
 def _uploads(placed: Sequence[PlacedDataset], repo: str, output: str) -> Iterator[str]:
-    def upload(place: str, there: str) -> str:
-        words = ["hf", "upload", repo, _on_disk(place), there, "--repo-type", "dataset"]
-        return shlex.join(words)
+    """Yield the commands that upload what is not in the repository.
+
+    Of a remote dataset a copy is uploaded, which the user has to make.
+    """
+
+    def upload(place: str, path: str) -> str:
+        source = place if local_path(place) is not None else f"COPY-OF-{place.rpartition('/')[2]}"
+        return shlex.join(["hf", "upload", repo, source, path, "--repo-type", "dataset"])
 
     for one in placed:
-        if _hub_place(one.given.store.url)[0] != repo:
-            yield upload(one.given.shown, one.folder or ".")
+        if _hub_place(one.dataset.store.url)[0] != repo:
+            yield upload(one.dataset.shown, one.folder or ".")
     if not output:
         return
-    is_in_one = len(placed) == 1 and not placed[0].folder and _is_card_of(output, placed[0].given)
-    if not is_in_one and _hub_place(output) != (repo, CARD):
-        yield upload(output, CARD)
-
-
-def _on_disk(place: str) -> str:
-    """Return the path for `hf upload`.
-
-    For a remote dataset it stands for a copy that the user has to make.
-    """
-    return place if local_path(place) is not None else f"COPY-OF-{place.rpartition('/')[2]}"
-
-
-def _is_card_of(output: str, given: ReportDataset) -> bool:
-    if not output:
-        return False
     store, name = split_url(output)
-    return (store.url, name) == (given.store.url, CARD)
+    first = placed[0]
+    is_of_first = (store.url, name) == (first.dataset.store.url, CARD)
+    if len(placed) == 1 and not first.folder and is_of_first:
+        return
+    if _hub_place(output) != (repo, CARD):
+        yield upload(output, CARD)
 
 
 # --- what it says
@@ -218,7 +192,7 @@ def _card_parts(
     yield f"# {repo.partition('/')[2]}\n\n"
     yield "Shards of captioned images, and what models made of them, for training diffusion\n"
     yield "models: WebDataset tars, made with wdsprep.\n\n"
-    rows = [(span(one.name), *_table_row(one.given)) for one in placed]
+    rows = [(span(one.name), *_table_row(one.dataset)) for one in placed]
     yield from table(("dataset", "what", "samples", "shards", "size"), rows)
     for one in placed:
         yield from _dataset_section(one)
@@ -239,17 +213,18 @@ def _yaml_header(placed: Sequence[PlacedDataset], repo: str, license: str) -> It
     yield f"license: {json.dumps(license)}\n" if license else f"# {LICENCE}\n"
     yield f"pretty_name: {json.dumps(repo.partition('/')[2])}\n"
     yield "task_categories:\n- text-to-image\n"
-    most = max(one.given.manifest.samples for one in placed)
+    most = max(one.dataset.manifest.samples for one in placed)
     yield f"size_categories:\n- {size_category(most)}\n"
     yield "tags:\n- webdataset\n- wdsprep\n"
     yield "configs:\n"
     for number, one in enumerate(placed):
+        path = f"{one.folder}/" if one.folder else ""
         yield f"- config_name: {json.dumps(one.name)}\n"
         yield "  default: true\n" if not number else ""
         yield "  data_files:\n  - split: train\n    path:\n"
-        for bucket in one.given.buckets:
-            yield f"    - {json.dumps(f'{one.path}{_escape_glob(bucket)}/**/*.tar')}\n"
-    images = [one for one in placed if one.given.manifest.dataset == "images"]
+        for bucket in one.dataset.buckets:
+            yield f"    - {json.dumps(f'{path}{_escape_glob(bucket)}/**/*.tar')}\n"
+    images = [one for one in placed if one.dataset.is_of_images]
     if images:
         yield "dataset_info:\n"
     for one in images:
@@ -305,24 +280,24 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
         yield f"| {' | '.join(row)} |\n"
 
 
-def _table_row(given: ReportDataset) -> tuple[str, ...]:
-    facts = given.overview
-    what = given.label if given.manifest.dataset == "latents" else "images"
+def _table_row(dataset: ReportDataset) -> tuple[str, ...]:
+    facts = dataset.overview
+    what = "images" if dataset.is_of_images else dataset.label
     what += "" if facts["complete"] else ", not complete"
     return what, f"{facts['samples']:,}", f"{facts['shards']:,}", human_bytes(facts["nbytes"])
 
 
 def _dataset_section(one: PlacedDataset) -> Iterator[str]:
-    given = one.given
+    dataset = one.dataset
     yield f"\n## {span(one.name)}\n\n"
-    if given.manifest.dataset == "images":
-        yield from _image_facts(given)
+    if dataset.is_of_images:
+        yield from _image_facts(dataset)
     else:
-        yield from _latent_facts(given)
+        yield from _latent_facts(dataset)
 
 
-def _image_facts(given: ReportDataset) -> Iterator[str]:
-    facts = given.overview
+def _image_facts(dataset: ReportDataset) -> Iterator[str]:
+    facts = dataset.overview
     yield "Images with captions. A bucket has those whose shorter side is at least its number of\n"
     yield "pixels, and below the next one's.\n\n"
     rows = [
@@ -360,22 +335,22 @@ SETTINGS = {
 DIGITS = 16
 
 
-def _latent_facts(given: ReportDataset) -> Iterator[str]:
-    manifest = given.manifest
+def _latent_facts(dataset: ReportDataset) -> Iterator[str]:
+    manifest = dataset.manifest
     model = str(manifest.extra.get("model", "unknown"))
     if model.startswith(("/", ".", "~")):  # the path on a machine is private
         model = model.rstrip("/").rpartition("/")[2]
     rows = [("model", span(model, in_table=True))]
     for name, told in SETTINGS.items():
         value = manifest.settings.get(name, "")
-        if value != "" and not (name == "resolution" and given.manifest.is_of_text):
+        if value != "" and not (name == "resolution" and dataset.manifest.is_of_text):
             value = str(value)[:DIGITS] if name == "weights" else value
             rows.append((told, span(value, in_table=True)))
     yield from table(("setting", "value"), rows)
     yield "\n"
     members = [(span(each.name), span(each)) for each in fields_of(manifest.settings["layout"])]
     yield from table(("array", "type and shape"), members)
-    if shapes := given.overview["shapes"]:
+    if shapes := dataset.overview["shapes"]:
         yield "\nImages have these shapes, and their latents are in proportion:\n\n"
         shapes = [(name, f"{count:,}") for name, count in shapes.items()]
         yield from table(("shape", "samples"), shapes)
@@ -394,11 +369,11 @@ dataset = datasets.load_dataset("{repo}", "{names[0]}", split="train", streaming
 print(next(iter(dataset)))
 ```
 """
-    trained = [one for one in placed if one.given.manifest.dataset == "latents"]
+    trained = [one for one in placed if not one.dataset.is_of_images]
     if trained:
         folder = repo.partition("/")[2]
         place = f"{folder}/{trained[0].folder}".rstrip("/")
-        first = trained[0].given.manifest
+        first = trained[0].dataset.manifest
         batch = batch_that_fits(first.settings, first.counts, first.samples)
         yield f"""
 With `wdsprep`, in an order that a seed decides, on any number of GPUs; first
@@ -429,9 +404,9 @@ FORMAT = """
 
 
 def _sample_lines(one: PlacedDataset, samples: int, seed: int) -> Iterator[str]:
-    given = one.given
-    places = pick(given.manifest.shards, samples, f"card {seed}")
-    store = given.store
+    dataset = one.dataset
+    places = pick(dataset.manifest.shards, samples, f"card {seed}")
+    store = dataset.store
     found = read_each(lambda place: read_sample(store, place), places, store.readers)
     yield f"\nOf {span(one.name)}:\n\n"
     for sample in found:

@@ -105,10 +105,8 @@ class Sheet(NamedTuple):
         made = _made_of_bucket(self.datasets, base, bucket)
         columns = [samples]
         if base.is_of_images:
-            columns = [
-                read_each(LatentFinder(latents).find, samples, latents.store.readers)
-                for latents in made
-            ]
+            finders = [(LatentFinder(latents), latents.store.readers) for latents in made]
+            columns = [read_each(finder.find, samples, readers) for finder, readers in finders]
         for number, sample in enumerate(samples):
             if sample.problem:
                 yield unread_item(sample)
@@ -128,13 +126,13 @@ class Sheet(NamedTuple):
             facts = facts_of_image(sample.facts)
             image, picture = open_picture(sample, self.max_area)
             pictures.append(picture)
-        for latents, found in joined:
-            if found.problem:
-                facts.append((latents.label, found.problem))
+        for dataset, latent in joined:
+            if latent.problem:
+                facts.append((dataset.label, latent.problem))
                 continue
-            facts += _facts_of_latent(latents, found.facts)
-            if latents.has_latents:
-                pictures += self._latent_pictures(latents, found, image)
+            facts += _facts_of_latent(dataset, latent.facts)
+            if dataset.has_latents:
+                pictures += self._latent_pictures(dataset, latent, image)
         return SheetItem(sample.key, sample.caption, facts, pictures)
 
     def _latent_pictures(
@@ -259,7 +257,7 @@ def column_ends(
 
     numeric = [name for name, holds in scores.columns.items() if holds != TEXT]
     for column in numeric[:MOST_COLUMNS]:
-        known = [one for one in samples if isinstance(one.facts.get(column), int | float)]
+        known = [sample for sample in samples if isinstance(sample.facts.get(column), int | float)]
         known.sort(key=lambda sample, column=column: (sample.facts[column], sample.key))  # type: ignore[misc]
         items = min(EACH, len(known) // 2)
         if items:

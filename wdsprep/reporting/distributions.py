@@ -78,8 +78,8 @@ def survey_of(dataset: ReportDataset, seed: str, heard: Counting) -> SampleSurve
         lambda done: heard(done, len(places)),
     )
     samples = [sample for sample in read if not sample.problem]
-    histograms = [of for of in _histograms(dataset, samples) if of.total]
-    return SampleSurvey(len(places), samples, histograms)
+    charts = [chart for chart in _histograms(dataset, samples) if chart.total]
+    return SampleSurvey(len(places), samples, charts)
 
 
 def _histograms(dataset: ReportDataset, samples: Sequence[ReadSample]) -> list[Histogram]:
@@ -98,10 +98,10 @@ def _histograms(dataset: ReportDataset, samples: Sequence[ReadSample]) -> list[H
         coarse = Counter([*names, *(bin_name("caption", length) for length in captions)])
     is_of_all = is_counted or is_every
     ratios = [width / height for width, height in sizes]
-    found = np.bincount(np.searchsorted(RATIOS, ratios, side="right"), minlength=len(ASPECTS))
+    heights = np.bincount(np.searchsorted(RATIOS, ratios, side="right"), minlength=len(ASPECTS))
     aspects = [
         Bar(name.replace("about ", "").replace("under ", "<").replace("over ", ">"), name, count)
-        for name, count in zip(ASPECTS, found.tolist(), strict=True)
+        for name, count in zip(ASPECTS, heights.tolist(), strict=True)
     ]
     return [
         Histogram("Shorter side", "pixels", _coarse_bars(coarse, "side"), is_of_all),
