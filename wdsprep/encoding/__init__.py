@@ -42,8 +42,6 @@ DTYPES = ("auto", "fp16", "bf16", "fp32")
 """Dtypes of the models, not of what is stored; `auto` goes by the device, and is chosen before the
 work."""
 HALF, TF32 = "half", "tf32"
-VAE_DTYPES = ("fp16", TF32, "fp32")
-"""The precisions that `auto` may choose for a VAE on a GPU."""
-CHOSEN_DTYPES = (HALF, TF32, *(f"{HALF}+{vae}" for vae in VAE_DTYPES))
+CHOSEN_DTYPES = (HALF, TF32, "half+fp16", "half+tf32", "half+fp32")
 """Further dtypes that `auto` becomes on a GPU. With `half` each text encoder has its own half
 precision; after a plus comes the precision of the VAE, as in `half+tf32`."""
