@@ -33,7 +33,15 @@ from typing import Any, ClassVar, ParamSpec, Protocol, TypeAlias, TypeVar, cast,
 
 from wdsprep.changed_settings import SettingWords, describing_changes
 from wdsprep.errors import UsageError
-from wdsprep.text import brief, one_line, plural, real_number, whole_number
+from wdsprep.text import (
+    brief,
+    did_you_mean,
+    nearest_name,
+    one_line,
+    plural,
+    real_number,
+    whole_number,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -182,7 +190,7 @@ class Option:
         about = self.about
         if about.choices and value not in (*about.choices, *about.inner):
             raise UsageError(
-                f"{self.spelled} {brief(value)}: give one of "
+                f"{self.spelled} {brief(value)}{did_you_mean(value, about.choices)}: give one of "
                 f"{', '.join(filter(None, about.choices))}"
             )
         least, most = about.least, about.most
@@ -333,21 +341,6 @@ def remedies_of(declared: Callable[..., Any]) -> dict[str, str]:
     """Return the words that say how more samples pass an option, by the code of its rejects."""
     abouts = [option.about for option in options_of(declared)]
     return {about.code: about.remedy for about in abouts if about.code}
-
-
-def nearest_name(wrong: str, names: Iterable[str]) -> str:
-    """Return the name that is most like a wrong one, or the only longer one that begins with it.
-
-    Return "" if no name is similar enough.
-    """
-    import difflib
-
-    known = {name.lstrip("-"): name for name in names}  # the dashes would make all names alike
-    plain = wrong.lstrip("-")
-    near = difflib.get_close_matches(plain, known, 1, 0.7)
-    longer = [name for name in known if len(plain) > 2 and name.startswith(plain)]
-    found = near or (longer if len(longer) == 1 else [])
-    return known[found[0]] if found else ""
 
 
 def _suggestion(function: str, wrong: str, names: Iterable[str]) -> str:

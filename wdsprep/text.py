@@ -58,12 +58,36 @@ def check_at_least(least: float, **given: Any) -> None:
             raise UsageError(f"--{name.replace('_', '-')} {value}: give {least:g} or more")
 
 
+def nearest_name(wrong: str, names: Iterable[str]) -> str:
+    """Return the name that is most like a wrong one, or the only longer one that begins with it.
+
+    Return "" if no name is similar enough.
+    """
+    import difflib
+
+    known = {name.lstrip("-"): name for name in names}  # the dashes would make all names alike
+    plain = wrong.lstrip("-")
+    near = difflib.get_close_matches(plain, known, 1, 0.7)
+    longer = [name for name in known if len(plain) > 2 and name.startswith(plain)]
+    found = near or (longer if len(longer) == 1 else [])
+    return known[found[0]] if found else ""
+
+
+def did_you_mean(wrong: object, names: Iterable[str]) -> str:
+    """Return ` (did you mean NAME?)` with the name that is most like a wrong one, else ""."""
+    near = nearest_name(wrong.lower(), names) if isinstance(wrong, str) else ""
+    return f" (did you mean {near}?)" if near else ""
+
+
 def check_one_of(known: Sequence[str], **given: Any) -> None:
     """Raise UsageError, with the name of the option, if a value is not one of the known words."""
     for name, value in given.items():
         if value not in known:
             words = ", ".join(word for word in known if word)
-            raise UsageError(f"--{name.replace('_', '-')} {brief(value)}: give one of {words}")
+            meant = did_you_mean(value, known)
+            raise UsageError(
+                f"--{name.replace('_', '-')} {brief(value)}{meant}: give one of {words}"
+            )
 
 
 def parse_size(given: Any) -> int:
@@ -148,12 +172,19 @@ def plural(number: int, noun: str, many: str = "") -> str:
     return f"{number:,} {noun if number == 1 else many or noun + 's'}"
 
 
-def command(*words: str) -> str:
-    """Return a command of wdsprep for a message.
+def command_line(*words: str) -> str:
+    """Return a command of wdsprep for the last line of a command: it can be pasted."""
+    return f"wdsprep {shlex.join(words)}"
 
-    The text between the double quotes can be pasted.
-    """
-    return f'"wdsprep {shlex.join(words)}"'
+
+def command(*words: str) -> str:
+    """Return a command of wdsprep for a message, in double quotes."""
+    return f'"{command_line(*words)}"'
+
+
+def install_extra(name: str) -> str:
+    """Return how to install an extra of wdsprep, which is in no index of packages yet."""
+    return f"run pip install '.[{name}]' in a clone of wdsprep"
 
 
 EXAMPLES = 3

@@ -390,7 +390,7 @@ def test_the_command_shows_groups_and_what_to_do_next(images: Path) -> None:
     assert second.endswith(" equal")
     assert summary.startswith("4 copies in 2 groups: 1 equal to the byte, 3 within 6 bits; 16 sam")
     assert flat == "2 with too little detail, compared by their bytes alone"
-    assert last == 'next: "wdsprep remove images --keys copies.txt --keep-copies"'
+    assert last == "next: wdsprep remove images --keys copies.txt --keep-copies"
     told = run("duplicates", "images", "--json", cwd=tmp_path)
     assert json.loads(told.stdout)["near"] == 3
 

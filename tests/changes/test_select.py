@@ -386,7 +386,7 @@ def test_the_command_tells_what_came_of_it(made: Path, capsys: pytest.CaptureFix
     assert main(words) == 0
     out = capsys.readouterr().out
     assert "sub/images: 30 samples in 2 shards" in out
-    assert 'next: "wdsprep verify sub/images sub/latents"' in out
+    assert "next: wdsprep verify sub/images sub/latents" in out
     assert main([*words, "--json"]) == 0
     first, second = map(json.loads, capsys.readouterr().out.splitlines())
     assert (first["dataset"], first["copied"], first["samples"]) == ("sub/images", 0, 30)

@@ -13,7 +13,7 @@ import click
 import pytest
 from PIL import Image
 
-from tests.kit.packs import tar_bytes
+from tests.kit.packs import jpeg, pack, tar_bytes, write_files
 from wdsprep.cli import cli, main
 from wdsprep.cli.base_command import Command, HeadedOption
 from wdsprep.cli.output.pack import next_command
@@ -368,3 +368,38 @@ def test_an_interrupt_that_python_cannot_raise_comes_again(signum: signal.Signal
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
     assert done.returncode == 130
     assert done.stderr.strip() == "wdsprep: interrupted: run the same command to go on from here"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["inspect", "sets/imagse"], "(did you mean sets/images?)"),
+        (["verify", "sets/image"], "(did you mean sets/images?)"),
+        (["rebuild", "sets/imags"], "(did you mean sets/images?)"),
+        (["report", "sets/images/"], ""),
+        (["pack", "fotos", "out"], "photos?): put images in it"),
+        (["encode", "sets/imagess", "out", "--resolution", "64"], "(did you mean "),
+        (["duplicates", "sets/images", "--join", "tabel.csv", "--keep", "a"], "mean table.csv?)"),
+        (["remove", "sets/images", "--keys", "kyes.txt"], "(did you mean keys.txt?)"),
+        (["export", "sets/images", "out", "--to", "kohia"], "(did you mean kohya?)"),
+        (["score", "sets/images", "out", "--model", "clop"], "(did you mean clip?)"),
+        (["encod"], "'encod' (did you mean encode?): see wdsprep --help"),
+    ],
+)
+def test_a_name_that_is_nearly_right_is_suggested(
+    words: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pack(write_files(tmp_path / "photos", {"a.jpg": jpeg(0, (80, 70))}), tmp_path / "sets/images")
+    (tmp_path / "table.csv").write_text("key,a\n1,2\n")
+    (tmp_path / "keys.txt").write_text("1\n")
+    capfd.readouterr()
+    code = main(words)
+    error = capfd.readouterr().err
+    assert (code in (1, 2)) is bool(said)
+    assert said in error
+    assert ("did you mean" in error) is bool(said)

@@ -201,6 +201,6 @@ def test_what_is_missing_is_said_before_anything_is_done(
     with pytest.raises(UsageError, match="wandb, tensorboard"):
         wdsprep.pack(photos, "out", track="mlflow")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(UsageError, match=r"pip install 'wdsprep\[wandb\]'"):
+    with pytest.raises(UsageError, match=r"pip install '\.\[wandb\]'"):
         wdsprep.encode("nowhere", "out", resolution=32, track="wandb")
     assert not Path("out").exists()

@@ -36,7 +36,7 @@ def test_without_the_library_a_line_says_how_to_get_it(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wdsprep.scoring.languages.LIBRARY", "no-such-library")
-    with pytest.raises(UsageError, match=r"pip install 'wdsprep\[language\]'"):
+    with pytest.raises(UsageError, match=r"pip install '\.\[language\]'"):
         score_here(images, tmp_path / "scores", language=True)
 
 

@@ -139,6 +139,6 @@ def test_without_the_library_the_error_names_the_extra(url: str, extra: str) -> 
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
     )
-    assert f"run pip install 'wdsprep[{extra}]'" in done.stdout
+    assert f"run pip install '.[{extra}]' in a clone" in done.stdout
     assert "UsageError" in done.stdout
     assert done.stdout.count("\n") == 1

@@ -10,7 +10,7 @@ from contextlib import closing
 from itertools import islice
 
 from wdsprep.errors import UsageError
-from wdsprep.store import split_url
+from wdsprep.store import did_you_mean_place, split_url
 from wdsprep.store.base import local_path, stream
 
 NameList = str | os.PathLike[str] | Iterable[str]
@@ -34,7 +34,10 @@ def read_lines(what: str, given: NameList) -> Iterator[str]:
     place = os.fspath(given)
     is_missing = local_path(place) is not None and not is_file(local_path(place) or ".")
     if is_missing:
-        raise UsageError(f"{place} does not exist: give a file with one of the {what} on each line")
+        meant = did_you_mean_place(place)
+        raise UsageError(
+            f"{place} does not exist: give a file with one of the {what} on each line{meant}"
+        )
     store, name = split_url(place)
     with closing(stream(store, name)) as file:
         for line in file:

@@ -40,6 +40,7 @@ from wdsprep.dataset.removed_samples import NONE_REMOVED, Removed, UnitRemoval, 
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import DamageError, NotAFileError, NotFoundError, StoreError
+from wdsprep.store import did_you_mean_place
 from wdsprep.store.base import Entry, Store, is_hidden
 from wdsprep.store.local import TEMPORARY
 from wdsprep.text import human_bytes, plural
@@ -110,7 +111,7 @@ def survey(store: Store, shown: str, heard: Callable[[int], None]) -> DatasetSur
     if manifest is None and not read.sound:
         raise NotFoundError(
             f"{shown} holds no dataset, since it has neither a sound {MANIFEST} nor a sound "
-            "receipt: give the folder or URL that pack or encode wrote"
+            f"receipt: give the folder or URL that pack or encode wrote{did_you_mean_place(shown)}"
         )
     said = manifest or read.sound[0]
     maker = maker_of(said.dataset, said.settings)

@@ -170,8 +170,11 @@ def _main(arguments: list[str]) -> int:
         return found if isinstance(found, int) else 0
     except click.ClickException as error:
         context = error.ctx if isinstance(error, click.UsageError) else None
+        said = re.sub(
+            r"\. Did you mean '?(.*?)'?\?$", r" (did you mean \1?)", error.format_message()
+        )
         hint = f": see {context.command_path} --help" if context else ""
-        complain(f"{error.format_message().rstrip('.')}{hint}", traced=False)
+        complain(f"{said.rstrip('.')}{hint}", traced=False)
         return UsageError.exit_code
     except (KeyboardInterrupt, click.Abort) as error:
         resumes = isinstance(error, Interrupted) and error.resumes

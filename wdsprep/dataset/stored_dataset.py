@@ -56,7 +56,7 @@ from wdsprep.errors import (
     TarError,
     UsageError,
 )
-from wdsprep.store import open_store
+from wdsprep.store import did_you_mean_place, open_store
 from wdsprep.store.base import Store, is_hidden
 from wdsprep.text import EXAMPLES, Counting, command, examples, ignore_count, shown
 
@@ -415,7 +415,7 @@ def write_rebuilt(url: str, heard: Counting = ignore_count) -> Manifest:
     if not any(done_units(store)):
         raise NotFoundError(
             f"{url} has no receipts, so it holds no dataset: give the folder or URL that pack or "
-            "encode wrote"
+            f"encode wrote{did_you_mean_place(url)}"
         )
     with Edition.from_store(store).holding_manifest():
         manifest = rewrite_manifest(store, heard)
@@ -534,7 +534,7 @@ def open_dataset(url: str) -> tuple[Store, Manifest]:
         check_place(url, list(islice(names, LOOKED_AT)))
         raise NotFoundError(
             f"{url} holds no dataset, as it has no {MANIFEST}: give the folder or URL that pack or "
-            "encode wrote"
+            f"encode wrote{did_you_mean_place(url)}"
         )
     return store, manifest
 

@@ -27,7 +27,7 @@ from wdsprep.loading.options import Places, Stream, Streams
 from wdsprep.loading.order.mixing import StreamAmount
 from wdsprep.loading.served_datasets import Dataset
 from wdsprep.loading.subsets import select_shards, split_by_shape
-from wdsprep.store import open_store
+from wdsprep.store import did_you_mean_place, open_store
 from wdsprep.store.base import Entry, Store
 from wdsprep.text import command, plural
 
@@ -274,4 +274,5 @@ def _check_tars(url: str, listed: Mapping[str, Entry], has_tars: bool) -> None:
     if not has_tars:
         is_pattern = url.endswith(".tar") or any(sign in url for sign in "*?{")
         hint = ": give the folder that the tars are in" if is_pattern else ""
+        hint = hint or did_you_mean_place(url)
         raise NotFoundError(f"{url} holds no dataset, neither {MANIFEST} nor tars{hint}")

@@ -33,7 +33,7 @@ from wdsprep.loading.table_keys import (
 )
 from wdsprep.sources.patterns import table_kind
 from wdsprep.sources.tables.files import open_table
-from wdsprep.store import split_url
+from wdsprep.store import did_you_mean_place, split_url
 from wdsprep.text import examples
 
 if TYPE_CHECKING:
@@ -115,7 +115,8 @@ def open_keyed_table(
     store, name = split_url(place)
     entry = next((each for each in store.list(name) if each.name == name), None)
     if entry is None:
-        raise NotFoundError(f"{place} does not exist: give the path or URL of a table")
+        meant = did_you_mean_place(place)
+        raise NotFoundError(f"{place} does not exist: give the path or URL of a table{meant}")
     table = open_table(store.url, name)
     there = table.columns()
     if KEY not in there:

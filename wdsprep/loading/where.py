@@ -38,8 +38,7 @@ from wdsprep.loading.shard_access.sample_cache import CacheDir, cache_folder
 from wdsprep.loading.subsets import select
 from wdsprep.loading.table_keys import LACKING
 from wdsprep.loading.tables import KeyedTable, is_table, open_keyed_table, open_scores_table
-from wdsprep.options import nearest_name
-from wdsprep.text import examples, human_bytes, plural
+from wdsprep.text import examples, human_bytes, nearest_name, plural
 
 SHOWN = 200
 """The longest condition, in characters, that a state has in full; a longer one is shortened."""

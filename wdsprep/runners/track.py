@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from wdsprep.errors import UsageError, values_without_secrets, without_secrets
 from wdsprep.runners.job import Heard, JobListener, JobStatus
-from wdsprep.text import check_one_of
+from wdsprep.text import check_one_of, install_extra
 
 TRACKERS = ("wandb", "tensorboard")
 PROJECT, FOLDER = "wdsprep", "runs"
@@ -175,7 +175,7 @@ def check_tracker(kind: str) -> str:
         return kind
     check_one_of(TRACKERS, track=kind)
     if importlib.util.find_spec(kind) is None:
-        raise UsageError(f"--track {kind} needs a further package: pip install 'wdsprep[{kind}]'")
+        raise UsageError(f"--track {kind} needs a further package: {install_extra(kind)}")
     return kind
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from wdsprep.dataset.score_columns import NUMBER, TEXT, WHOLE
 from wdsprep.errors import UsageError
+from wdsprep.text import install_extra
 
 LIBRARY = "py3langid"
 UNKNOWN = "und"
@@ -36,9 +37,7 @@ def language_library() -> str:
     try:
         return f"{LIBRARY} {version(LIBRARY)}"
     except PackageNotFoundError:
-        raise UsageError(
-            f"--language needs {LIBRARY}: run pip install 'wdsprep[language]'"
-        ) from None
+        raise UsageError(f"--language needs {LIBRARY}: {install_extra('language')}") from None
 
 
 @cache

@@ -36,7 +36,8 @@ from wdsprep.encoding.models.weights import weights_digest
 from wdsprep.errors import UsageError, WorkError
 from wdsprep.scoring.heads import Head
 from wdsprep.scoring.options import NAME, PRESETS, NamedModel, WantedLabel
-from wdsprep.text import brief, examples, plural, shortened
+from wdsprep.store import did_you_mean_place
+from wdsprep.text import brief, did_you_mean, examples, plural, shortened
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
@@ -120,9 +121,10 @@ def find_score_model(
     place, _, revision = name.partition("@")
     repo = PRESETS.get(place, place)
     if is_local(repo):
+        meant = did_you_mean(place, PRESETS) or did_you_mean_place(name)
         raise UsageError(
-            f"--model {name} is not a folder here: give one, a repository of the hub as OWNER/NAME "
-            f"or OWNER/NAME@REVISION, or {', '.join(PRESETS)}"
+            f"--model {name} is not a folder here{meant}: give one, a repository of the hub as "
+            f"OWNER/NAME or OWNER/NAME@REVISION, or {', '.join(PRESETS)}"
         )
     cached = find_cached(name, repo, revision)
     if cached and COMMIT.fullmatch(revision):

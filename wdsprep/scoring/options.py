@@ -212,7 +212,7 @@ class ScoreOptions(EncodeWorkerOptions, ListenedOptions):
         default=False,
         metadata=about(
             "Add columns for the language of each caption, its length and how often it occurs; "
-            "needs wdsprep[language].",
+            "needs the extra `language`.",
             CAPTIONS,
             page="add columns of the caption: its [language](#captions), its length, its share of "
             "letters, and how often it occurs",

@@ -34,7 +34,7 @@ from wdsprep.sources.patterns import (
 )
 from wdsprep.sources.tables.files import TableFiles
 from wdsprep.sources.tars import TarsSource
-from wdsprep.store import open_store, shared_store, split_url
+from wdsprep.store import did_you_mean_place, open_store, shared_store, split_url
 from wdsprep.store.base import Store, is_hidden, is_web, stream
 from wdsprep.store.schemes import ANY_PLACE, KEYED
 from wdsprep.text import check_one_of, command, examples
@@ -120,7 +120,7 @@ def recognise_tables(url: str) -> TableFiles:
         return TableFiles(url=url, pattern="", kinds=frozenset({kind}))
     if kind in TABLES and not _is_folder(url):
         if not GLOB.search(url) and not _is_file(url):
-            raise SourceError(f"{url} does not exist: check the path")
+            raise SourceError(f"{url} does not exist: check the path{did_you_mean_place(url)}")
         folder, pattern = _split_pattern(url)
         return TableFiles(url=folder, pattern=pattern, kinds=frozenset({kind}))
     if kind or is_web(url) or (not _is_folder(url) and _is_file(url)):
@@ -135,7 +135,10 @@ def recognise_tables(url: str) -> TableFiles:
     names = list(islice(there, LOOKED_AT))
     if not (kinds := frozenset(map(table_kind, names)) & TABLES):
         holds = "holds no table" if names else "is empty or does not exist"
-        raise SourceError(f"{url} {holds}: give .parquet, .csv, .tsv or .jsonl, or their folder")
+        meant = "" if names else did_you_mean_place(url)
+        raise SourceError(
+            f"{url} {holds}: give .parquet, .csv, .tsv or .jsonl, or their folder{meant}"
+        )
     if kinds > PARQUET:
         some = (next(name for name in names if table_kind(name) == kind) for kind in sorted(kinds))
         raise UsageError(
@@ -187,7 +190,10 @@ def _find_source(url: str, columns: Columns, rows_per_item: int) -> Source:
     kind = table_kind(url)
     if extension(url) in IMAGES:
         if not GLOB.search(url) and not _is_file(url):
-            raise SourceError(f"{url} does not exist: check the path, and give the images' folder")
+            meant = did_you_mean_place(url)
+            raise SourceError(
+                f"{url} does not exist: check the path, and give the images' folder{meant}"
+            )
         what = "a pattern of images" if GLOB.search(url) else "one image"
         raise SourceError(f"{url} is {what}: give the folder that it is in")
     if not kind and (is_tar(url) or GLOB.search(url)):
@@ -277,7 +283,8 @@ def _folder_source(url: str, columns: Columns, rows_per_item: int) -> Source:
         )
     if not kinds:
         raise UnclearSourceError(
-            f"{url} is empty or does not exist", "put images in it, or give another source"
+            f"{url} is empty or does not exist{did_you_mean_place(url)}",
+            "put images in it, or give another source",
         )
     tables = frozenset() if images else _table_kinds(store.url, names)
     if tables:

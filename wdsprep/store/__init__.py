@@ -17,7 +17,10 @@ Out: Bytes, listings, and marks that only one process holds at a time.
 """
 
 import functools
+import os
 import threading
+from itertools import islice
+from pathlib import Path
 
 from wdsprep.errors import UsageError
 from wdsprep.store.base import Store, is_web, local_path
@@ -29,6 +32,10 @@ from wdsprep.store.schemes import (
     place_scheme,
     root_and_name,
 )
+from wdsprep.text import nearest_name
+
+MOST_NEIGHBOURS = 10_000
+"""The most names beside a wrong path among which a similar one is looked for."""
 
 
 def open_store(url: str) -> Store:
@@ -69,6 +76,21 @@ def split_url(url: str) -> tuple[Store, str]:
     if not folder:
         folder = "/" if url.startswith("/") else "."
     return open_store(folder), name
+
+
+def did_you_mean_place(url: str) -> str:
+    """Return ` (did you mean PLACE?)` with a local neighbour of a similar name, else ""."""
+    path = local_path(url)
+    if path is None:
+        return ""
+    parent, slash, name = path.rstrip(os.sep).rpartition(os.sep)
+    try:
+        there = Path(parent or slash or ".").expanduser().iterdir()
+        neighbours = [entry.name for entry in islice(there, MOST_NEIGHBOURS)]
+    except OSError:
+        return ""
+    near = nearest_name(name, neighbours)
+    return f" (did you mean {parent}{slash}{near}?)" if near else ""
 
 
 _OPENING = threading.Lock()  # lru_cache alone lets many threads open the same, which is slow on S3

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wdsprep.errors import UsageError
+from wdsprep.text import install_extra
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,8 +33,8 @@ class StorePlace:
         """Return the class of the store. Raise UsageError if its library is not installed."""
         if self.needs and not importlib.util.find_spec(self.needs):
             raise UsageError(
-                f"{self.form} needs {self.needs}, which is not installed: run "
-                f"pip install 'wdsprep[{self.extra}]'"
+                f"{self.form} needs {self.needs}, which is not installed: "
+                f"{install_extra(self.extra)}"
             )
         opener: Callable[[str], Any] = getattr(importlib.import_module(self.module), self.store)
         return opener

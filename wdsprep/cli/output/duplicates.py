@@ -8,7 +8,7 @@ from wdsprep.changes.duplicate_groups import CopiedSample, DuplicateGroup
 from wdsprep.changes.duplicates import Duplicates
 from wdsprep.cli.output.shared import CommandOutput, KeptLine
 from wdsprep.runners.job import JobListener, JobStatus
-from wdsprep.text import command, human_time, plural
+from wdsprep.text import command_line, human_time, plural
 
 SHOWN_COPIES = 3
 
@@ -74,6 +74,6 @@ def _next_steps(found: Duplicates) -> Iterator[str]:
     if not found.equal + found.near:
         return
     for dataset, keys in zip(found.datasets, found.output, strict=False):
-        yield f"next: {command('remove', dataset, '--keys', keys, '--keep-copies')}"
+        yield f"next: {command_line('remove', dataset, '--keys', keys, '--keep-copies')}"
     if not found.output and not found.table:
         yield "next: run the same with -o FILE to write the keys of the copies, for wdsprep remove"

@@ -8,7 +8,7 @@ from wdsprep.dataset.score_columns import columns_of
 from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome
 from wdsprep.scoring.score import ScoreBegun, example_condition
-from wdsprep.text import command, human_bytes, plural
+from wdsprep.text import command_line, human_bytes, plural
 
 
 class ScoreOutput(CommandOutput[Outcome]):
@@ -42,7 +42,7 @@ class ScoreOutput(CommandOutput[Outcome]):
         condition = "" if outcome.quarantined else example_condition(place, manifest)
         if condition:
             words = ("select", self._images, "OUT", "--join", place, "--where", condition)
-            lines.append(f"next: {command(*words)[1:-1]}")
+            lines.append(f"next: {command_line(*words)}")
         return lines
 
     def facts(self, outcome: Outcome) -> Iterator[dict[str, Any]]:

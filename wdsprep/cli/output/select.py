@@ -7,7 +7,7 @@ from wdsprep.changes.select import Selected
 from wdsprep.cli.output.shared import CommandOutput, rejects_lines
 from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome
-from wdsprep.text import command, human_bytes, plural
+from wdsprep.text import command_line, human_bytes, plural
 
 
 class SelectOutput(CommandOutput[Selected]):
@@ -41,7 +41,9 @@ class SelectOutput(CommandOutput[Selected]):
         yield self.headline(outcomes)
         for place, outcome in selected.outcomes.items():
             yield from self._dataset(place, outcome)
-        yield from self.retry_lines(outcomes) or [f"next: {command('verify', *selected.outcomes)}"]
+        yield from self.retry_lines(outcomes) or [
+            f"next: {command_line('verify', *selected.outcomes)}"
+        ]
 
     def _dataset(self, place: str, outcome: Outcome) -> Iterator[str]:
         manifest = outcome.manifest

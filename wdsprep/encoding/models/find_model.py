@@ -6,7 +6,6 @@ safetensors are read, and no code that comes with a model is run. This module do
 a driver knows the shapes of all latents that workers will make.
 """
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,8 +44,8 @@ from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.encoding.models.vae_rules import NO_VAE, add_batch_norm, multiple_of, vae_rule
 from wdsprep.encoding.models.weights import weights_digest
 from wdsprep.errors import UsageError, WorkError
-from wdsprep.options import nearest_name
-from wdsprep.text import shortened
+from wdsprep.store import did_you_mean_place
+from wdsprep.text import did_you_mean, shortened
 
 TINY = Path(__file__).parent / "tiny"
 TINY_NOTE = (
@@ -163,23 +162,7 @@ def _suggest_name(name: str) -> str:
     model = name.partition("@")[0]
     if model in PRESETS:
         return ""
-    near = nearest_name(model.lower(), PRESETS) or _nearest_folder(name)
-    return f" (did you mean {near}?)" if near else ""
-
-
-def _nearest_folder(name: str) -> str:
-    """Return the path of a folder in the same place with a similar name, or "" if there is none."""
-    parent, slash, own = name.rstrip(os.sep).rpartition(os.sep)
-    try:
-        folders = [
-            each.name
-            for each in Path(parent or slash or ".").expanduser().iterdir()
-            if each.is_dir()
-        ]
-    except OSError:
-        return ""
-    near = nearest_name(own, folders)
-    return f"{parent}{slash}{near}" if near else ""
+    return did_you_mean(model, PRESETS) or did_you_mean_place(name)
 
 
 def _repo_of(name: str) -> str:
