@@ -15,7 +15,7 @@ from wdsprep.cli.output.shared import (
     rejects_lines,
     void_line,
 )
-from wdsprep.dataset.coarse_histograms import REPEATS, histogram
+from wdsprep.dataset.coarse_histograms import REPEATS
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.reject_codes import Code, by_stage
 from wdsprep.dataset.stored_dataset import phases
@@ -23,6 +23,7 @@ from wdsprep.options import remedies_of
 from wdsprep.packing.options import PackOptions
 from wdsprep.packing.retry_rejected import retryable
 from wdsprep.packing.slices import SourceSurvey
+from wdsprep.reporting.overview import images_from
 from wdsprep.runners.job import JobListener, JobStatus
 from wdsprep.runners.run import Outcome
 from wdsprep.sources.base import LeftOut
@@ -225,12 +226,9 @@ def _table(manifest: Manifest) -> Iterator[str]:
 
 def _large_enough(manifest: Manifest) -> dict[int, int]:
     """Return how many images are large enough for each bucket and each usual resolution."""
-    found = {resolution: samples for resolution, (samples, _) in phases(manifest).items()}
-    sides = histogram(manifest.counts, "side")
-    for resolution in USUAL_RESOLUTIONS:
-        if resolution > min(found):
-            found[resolution] = sum(n for (least, _), n in sides if least >= resolution)
-    return dict(sorted(found.items()))
+    buckets = phases(manifest)
+    usual = (resolution for resolution in USUAL_RESOLUTIONS if resolution > min(buckets))
+    return {side: images_from(manifest, side) for side in sorted({*buckets, *usual})}
 
 
 def _bucket_rows(manifest: Manifest) -> list[str]:
