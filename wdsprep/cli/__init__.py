@@ -1,7 +1,6 @@
 """The command line: parse, call the library, print. Nothing heavy is imported before it is needed.
 
-Option names have dashes; underscores mean the same. `pack` takes the options of img2dataset too,
-which `img2dataset` translates.
+Option names have dashes; underscores mean the same.
 
 `commands` has a file for each command, with its help and its call of the library, and `output` a
 file for each of what it prints. Options are declared beside the functions of the library
@@ -46,8 +45,7 @@ from wdsprep.version import __version__
 
 IN_PYTHON = ("load", "stream")
 """The functions without a command, which a trainer calls."""
-OVERWRITES = re.compile(r"--(incremental[-_]mode[ =])?overwrite\b")
-"""Matches the option that starts over, as wdsprep or img2dataset writes it."""
+OVERWRITE = "--overwrite"
 
 
 def option_name(name: str) -> str:
@@ -159,8 +157,7 @@ def _after_interrupt(arguments: list[str], *, resumes: bool) -> str:
     """Return the next step after an interrupt."""
     if not resumes:
         return "run the same command again"
-    over = OVERWRITES.search(" ".join(arguments))
-    again = f"the same without {over[0]}" if over else "the same command"
+    again = f"the same without {OVERWRITE}" if OVERWRITE in arguments else "the same command"
     return f"run {again} to go on from here"
 
 

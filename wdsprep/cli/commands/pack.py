@@ -6,14 +6,14 @@ import click
 
 import wdsprep
 from wdsprep.cli.base_command import OUTPUT
+from wdsprep.cli.declared_options import DeclaredCommand
 from wdsprep.cli.exit_codes import DONE_WITH_DAMAGE
-from wdsprep.cli.img2dataset import PackCommand
 from wdsprep.cli.output.shared import tell
 
 
 @click.command(
     "pack",
-    cls=PackCommand,
+    cls=DeclaredCommand,
     function="wdsprep.packing.pack:pack",
     declared="wdsprep.packing.options:PackOptions",
     headings=("Source", "Images", "Captions and columns", "Downloading", "Workers", "Output"),
