@@ -24,7 +24,7 @@ import time
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from wdsprep.errors import values_without_secrets, without_secrets
 from wdsprep.text import Counting, LogFormatter, human_time, one_line, plural
@@ -36,6 +36,16 @@ COMMAND = re.compile(r"next: |\"wdsprep |^ {2,}")
 """Matches lines that are not broken: commands, and rows of tables."""
 
 Parts = str | Sequence[str]
+
+
+class LeftOff(NamedTuple):
+    """What a job leaves that ends early: what is kept and lost, in words, and whether any is kept.
+
+    The words are empty if nothing is lost.
+    """
+
+    words: str = ""
+    is_kept: bool = True
 
 
 class Terminal:
@@ -50,8 +60,8 @@ class Terminal:
         self._drawn: TextIO | None = None
         self._ticker: threading.Event | None = None
         self.is_quiet = self.is_verbose = self.is_debugging = False
-        self.left_off: Callable[[], str] = str
-        """Returns what of the job that is shown would be kept and lost now; "" if nothing is."""
+        self.left_off: Callable[[], LeftOff] = LeftOff
+        """Returns what would be left of the job that is shown if it ended now."""
 
     @contextmanager
     def during_command(self) -> Iterator[None]:
@@ -68,7 +78,7 @@ class Terminal:
         try:
             yield
         finally:
-            self.left_off = str
+            self.left_off = LeftOff
             self.is_quiet = self.is_verbose = self.is_debugging = False
             of_python.removeHandler(lines)
             logging.captureWarnings(False)

@@ -59,7 +59,7 @@ COMMAND = f"""
 from tests.kit.encode_work import command; command(*sys.argv[1:])
 """
 INTERRUPTED = "wdsprep: interrupted: run the same command to go on from here"
-LOST = r"\d+ of 12 shards are kept, the work on \d+ images? of others is lost: "
+LOST = r"\d+ of 12 shards are kept, and the work on \d+ images? of others is lost: "
 
 
 @pytest.fixture(scope="module")

@@ -204,8 +204,8 @@ def test_interrupted_it_leaves_nothing_half_written_and_resumes(
     run.send(signum, whole_group=whole_group)
     assert run.end() == 130
     assert re.fullmatch(
-        r"wdsprep: interrupted: (\d+ of \d+ slices are kept, the work on \d+ images? of others is "
-        r"lost: )?run the same command to go on from here",
+        r"wdsprep: interrupted: (\d+ of \d+ slices are kept, and the work on \d+ images? of others "
+        r"is lost: )?run the same command to go on from here",
         run.stderr.split("captions")[1].split("\n", 1)[1].strip(),
     )
     wait_gone(run.workers, timeout_s=0.5)

@@ -252,10 +252,12 @@ def test_an_interrupt_says_what_is_kept_and_what_is_lost(
     last = capsys.readouterr().err.splitlines()[-1]
     assert heard[-1].unfinished == 3
     assert last == (
-        "wdsprep: interrupted: 1 of 2 slices are kept, the work on 3 images of others is lost: run "
-        "the same command to go on from here"
+        "wdsprep: interrupted: 1 of 2 slices are kept, and the work on 3 images of others is lost: "
+        "run the same command to go on from here"
     )
     monkeypatch.setattr(Run, "take", take)
     assert main(words) == 0
     assert "3 images packed in" in capsys.readouterr().out
-    assert TERMINAL.left_off() == ""
+    assert TERMINAL.left_off() == ("", True)
+    nothing = JobProgress(waits=False).left_off(JobStatus(units=1, unfinished=9))
+    assert nothing == ("no shard was finished, and the work on 9 samples is lost", False)

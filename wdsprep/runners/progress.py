@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from wdsprep import terminal
 from wdsprep.runners.job import JobListener, JobStatus
-from wdsprep.terminal import TERMINAL, LogLines, ProgressLine
+from wdsprep.terminal import TERMINAL, LeftOff, LogLines, ProgressLine
 from wdsprep.text import human_bytes, human_counts, human_time, plural
 
 IN_WORKER = "RAY_RAYLET_PID"
@@ -78,13 +78,15 @@ class JobProgress:
             *([unit] if status.samples_of else []),
         ]
 
-    def left_off(self, status: JobStatus) -> str:
-        """Return what is kept and lost if the job ends now; "" if nothing is lost."""
+    def left_off(self, status: JobStatus) -> LeftOff:
+        """Return what is kept and what is lost if the job ends now."""
         if not status.unfinished:
-            return ""
-        are = "is" if status.units == 1 else "are"
-        kept = f"{status.units_done:,} of {plural(status.units, self.unit)} {are} kept"
-        return f"{kept}, the work on {plural(status.unfinished, self.counted)} of others is lost"
+            return LeftOff()
+        lost = f"the work on {plural(status.unfinished, self.counted or 'sample')}"
+        if not status.units_done:
+            return LeftOff(f"no {self.unit} was finished, and {lost} is lost", False)
+        kept = f"{status.units_done:,} of {plural(status.units, self.unit)} are kept"
+        return LeftOff(f"{kept}, and {lost} of others is lost")
 
     def _pace(self, status: JobStatus) -> tuple[str, str]:
         seconds = max(self.working_s, terminal.FIRST_S)

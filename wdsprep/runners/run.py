@@ -161,6 +161,7 @@ class Run:
     ) -> None:
         self._edition, self._store = edition, edition.store
         self._manifest, self.count = manifest, count
+        self._published = manifest
         self._limit, self._whole = limit, whole
         self._extra, self._settle = extra, settle
         self._failed_hosts: Counter[str] = Counter()
@@ -268,13 +269,19 @@ class Run:
         self._next_checkpoint = len(self._lines) + max(self._checkpoint_after, len(lines) // 4)
 
     def status(self) -> JobStatus:
-        """Return the state of this run: its finished units, and the progress of those under way."""
-        going = self._going.values()
+        """Return the state of this run: its finished units, and the progress of those under way.
+
+        Of a run that has ended, the published manifest says which units are finished.
+        """
+        has_ended = self._published is not self._manifest
+        published = set(self._published.ledger.units()) if has_ended else set[str]()
+        going = [progress for unit, progress in self._going.items() if unit not in published]
         under_way = sum(map(self._share, going))
         finished = len(self._lines) + len(self._quarantined)
         return replace(
             self._total,
             share_done=(finished + under_way) / max(1, self.count),
+            units_done=max(self._total.units_done, len(published)),
             samples=self._total.samples + sum(progress.samples for progress in going),
             unfinished=sum(one.samples + sum(one.rejects.values()) for one in going),
             nbytes=self._total.nbytes + sum(progress.nbytes for progress in going),

@@ -19,7 +19,13 @@ from wdsprep.dataset.samples import parse_json
 from wdsprep.dataset.score_columns import NUMBER, SCORES, TEXT, columns_of
 from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.unit_locks import Edition
-from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
+from wdsprep.encoding.image_shards import (
+    ImageShard,
+    ImageShards,
+    count_samples,
+    find_image_shards,
+    tars_of,
+)
 from wdsprep.encoding.options import EncodeWorkerOptions
 from wdsprep.encoding.pending_shards import (
     PackedShards,
@@ -134,6 +140,7 @@ def score(options: ScoreOptions) -> Outcome:
         edition,
         left.manifest,
         count=len(left.shards),
+        samples=count_samples(left.shards),
         limit=options.limit if plan.wanted != plan.source.shards else 0,
         whole=plan.source.is_whole,
         extra=partial(dict, model=", ".join(plan.made_by)),

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from wdsprep.cli.output.shared import (
+    LOADS_TORCH,
     CommandOutput,
     KeptLine,
     broken_tars_lines,
@@ -49,8 +50,7 @@ class EncodeOutput(CommandOutput[Sequence[Outcome]]):
 
     unit, touched, done = "shard", "touched tar", "encoded"
     counted, spared = "image", "--batch-size or --max-area"
-    waiting = "waiting for the first worker, which loads torch and the model"
-    first = "computing the first batch"
+    first, waiting = "computing the first batch", LOADS_TORCH
 
     def __init__(self, places: Mapping[int | str, str], *, as_json: bool) -> None:
         """Prepare the output of `encode`.

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from wdsprep.cli.output.shared import CommandOutput, rejects_lines
+from wdsprep.cli.output.shared import LOADS_TORCH, CommandOutput, rejects_lines
 from wdsprep.dataset.score_columns import columns_of
 from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome
@@ -14,7 +14,7 @@ from wdsprep.text import command_line, human_bytes, plural
 class ScoreOutput(CommandOutput[Outcome]):
     """The output of `score`: the models, a progress line, and the result."""
 
-    unit, done, counted = "shard", "scored", "sample"
+    unit, done, counted, waiting = "shard", "scored", "sample", LOADS_TORCH
 
     def __init__(self, images: str, scores: str, *, as_json: bool) -> None:
         super().__init__(as_json=as_json)

@@ -45,6 +45,8 @@ def complain(text: str, *, traced: bool = True) -> None:
     TERMINAL.write(f"{over_ctrl_c}wdsprep: {one_line(text)}", err=True)
 
 
+LOADS_TORCH = "waiting for the first worker, which loads torch and the model"
+"""The words for the time until a worker that computes is heard of."""
 WISHED = ("fetch", "filter", "remove")
 """The stages of rejects that are reported apart, or that the user asked for."""
 
