@@ -341,6 +341,21 @@ class Unopenable:
 
 
 @dataclass(frozen=True)
+class HangsAtFirst:
+    """The first worker never opens."""
+
+    folder: str
+
+    def open(self) -> Call:
+        try:
+            Path(self.folder, "hangs").touch(exist_ok=False)
+        except FileExistsError:
+            return Square().open()
+        time.sleep(1000)
+        raise AssertionError
+
+
+@dataclass(frozen=True)
 class Threadless:
     """From its opening on, no thread can be started."""
 

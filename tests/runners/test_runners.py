@@ -10,7 +10,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -21,6 +23,7 @@ from tests.kit.runner_work import (
     Collected,
     Cursed,
     Endless,
+    HangsAtFirst,
     KillOnce,
     Number,
     Square,
@@ -303,3 +306,14 @@ def test_a_place_where_all_units_fail_is_given_up_and_they_are_done_elsewhere(
     told = r"a place is given up for now: \d units in a row failed there, while others were done"
     assert sum(bool(re.match(told, line)) for line in caplog.messages) == 1
     assert ("NobodyKnewError: gone" in caplog.text) == lives_on
+
+
+@pytest.mark.system
+def test_a_worker_that_hangs_while_it_opens_is_ended_and_replaced(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner: Any = make_runner(kind, RunnerSettings(workers=1))
+    events = replace(runner, opening_patience_s=6.0).run(HangsAtFirst(str(tmp_path)), numbers(3))
+    assert sum(isinstance(event, Finished) for event in events) == 3
+    assert "could not begin" in caplog.text
+    assert "worker opened no further for 6 s, and was ended" in caplog.text

@@ -6,10 +6,10 @@ import pytest
 
 import wdsprep
 from wdsprep.runners import stuck_workers
-from wdsprep.runners.schedule import Done, Lost, Ready, Returned, UnitProgress
+from wdsprep.runners.schedule import Done, Lost, Opening, Ready, Returned, UnitProgress
 from wdsprep.runners.stuck_workers import LOOK_S, Watch
 
-PATIENCE_S = 60.0
+PATIENCE_S, OPENING_S = 60.0, 300.0
 PAGE = Path(wdsprep.__file__).parent / "encoding/README.md"
 
 
@@ -25,13 +25,13 @@ class Time:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         patch.setattr("wdsprep.runners.stuck_workers.time.monotonic", lambda: self.now)
-        self.watch = Watch(PATIENCE_S)
+        self.watch = Watch(PATIENCE_S, OPENING_S)
 
     def passes(self, seconds: float) -> list[int]:
         found = []
         for _ in range(round(seconds / LOOK_S)):
             self.now += LOOK_S
-            found = self.watch.overdue()
+            found = [slot for slot, _ in self.watch.overdue()]
         return found
 
 
@@ -76,3 +76,18 @@ def test_a_driver_that_was_stopped_itself_gives_nobody_up(time: Time) -> None:
     time.now += 100 * PATIENCE_S
     assert time.watch.overdue() == []
     assert time.passes(PATIENCE_S - LOOK_S) == [0]
+
+
+def test_a_worker_that_opens_no_further_is_overdue_and_one_that_downloads_is_not(
+    time: Time,
+) -> None:
+    for slot in (0, 1):
+        time.watch.heard(slot, 0, Opening())
+    for megabytes in range(10):
+        time.watch.heard(1, 0, Opening(value=megabytes))
+        assert time.passes(OPENING_S / 5) == [0] * (megabytes >= 4)
+    ((slot, lost),) = time.watch.overdue()
+    assert (slot, lost.reason) == (0, "worker opened no further for 300 s, and was ended")
+    time.watch.heard(0, 0, lost)
+    time.watch.heard(1, 0, Ready())
+    assert time.passes(10 * OPENING_S) == []

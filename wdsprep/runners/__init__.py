@@ -8,8 +8,8 @@
 4. A worker that dies with several units leaves *suspects*: from then on each is given alone,
    so that the one which kills is told from its neighbours, and only that is quarantined. A place
    where all fail or die is given up, and their last attempt is made elsewhere.
-5. A worker whose units come no further for long (`stuck_workers`) is ended, and judged as if it had
-   died.
+5. A worker whose units, or whose opening, come no further for long (`stuck_workers`, `opening`) is
+   ended, and judged as if it had died.
 6. A worker that cannot open costs the run one place, which is given up after `max_attempts`, unless
    what is wrong is the request, or no worker was ever ready: that ends the run.
 7. A unit may say more by what it raises: `HopelessError`, that it need not be tried again;

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from wdsprep.errors import WorkError
 from wdsprep.runners.base import Event, Unit, Work
 from wdsprep.runners.out_of_memory import ONE_BLAS_THREAD, KillsCounted, reason_of_end
 from wdsprep.runners.runner_settings import RunnerSettings
-from wdsprep.runners.schedule import Fatal, Lost, SlotMessage, drive
+from wdsprep.runners.schedule import Fatal, Lost, Opening, SlotMessage, drive
 from wdsprep.runners.stuck_workers import LOOK_S, PATIENCE_S, Watch
 from wdsprep.runners.worker import GRACE_S, place_of
 from wdsprep.runners.worker_versions import Installed, installed, refusal
@@ -59,6 +59,7 @@ class LocalRunner:
 
     settings: RunnerSettings
     patience_s: float = PATIENCE_S
+    opening_patience_s: float = PATIENCE_S
 
     def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
         return drive(
@@ -82,9 +83,9 @@ class _Processes:
         self._work = pickle.dumps(work)
         self._workers: dict[int, _Worker] = {}
         self._slots: dict[Connection, int] = {}
-        self._unborn: list[SlotMessage] = []
-        """Messages about workers for which no process could be started."""
-        self._watch = Watch(runner.patience_s)
+        self._news: list[SlotMessage] = []
+        """Messages that workers which are started open, or could not be started."""
+        self._watch = Watch(runner.patience_s, runner.opening_patience_s)
         self._kills = KillsCounted()
 
     def start(self, slot: int) -> None:
@@ -98,10 +99,11 @@ class _Processes:
         except (OSError, MemoryError) as error:
             reason = f"a worker process could not be started: {error or 'out of memory'}"
             lost = Lost(reason=reason, place=self._place(slot), error=WorkError(reason))
-            self._unborn.append((slot, 0, lost))
+            self._news.append((slot, 0, lost))
             return
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        self._news.append((slot, 0, Opening()))
         _send(worker.pipe, self._work)
 
     def _environment(self, slot: int) -> dict[str, str]:
@@ -121,9 +123,11 @@ class _Processes:
         self._watch.heard(slot, 0, Lost(reason="its place is broken"))
 
     def hear(self) -> Iterable[SlotMessage]:
-        unborn, self._unborn = self._unborn, []
-        yield from unborn
-        for pipe in wait(list(self._slots), 0 if unborn else LOOK_S):
+        news, self._news = self._news, []
+        for slot, order, message in news:
+            self._watch.heard(slot, order, message)
+            yield slot, order, message
+        for pipe in wait(list(self._slots), 0 if news else LOOK_S):
             assert isinstance(pipe, Connection)  # noqa: S101  for mypy: we wait for nothing else
             slot = self._slots[pipe]
             try:
@@ -138,11 +142,11 @@ class _Processes:
                     self._bury(slot)
             self._watch.heard(slot, order, message)
             yield slot, order, message
-        for slot in self._watch.overdue():
+        for slot, lost in self._watch.overdue():
             self._workers[slot].process.kill()
             self._bury(slot)
-            self._watch.heard(slot, 0, lost := self._watch.lost())
-            yield slot, 0, lost
+            self._watch.heard(slot, 0, lost)
+            yield slot, 0, replace(lost, place=self._place(slot))
 
     def _bury(self, slot: int) -> int:
         worker = self._workers.pop(slot)

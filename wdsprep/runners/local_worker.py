@@ -28,6 +28,7 @@ from multiprocessing.connection import Connection, wait
 from typing import NoReturn
 
 from wdsprep.runners.base import Unit
+from wdsprep.runners.opening import report_opening
 from wdsprep.runners.schedule import Failed, Lost, Message
 from wdsprep.runners.worker import GRACE_S, Worker, error_line, open_worker
 
@@ -76,7 +77,8 @@ def _exit_now(code: int) -> NoReturn:
 
 def _serve(channel: _Channel, units_at_once: int) -> None:
     pipe = channel.pipe
-    worker, message = open_worker(lambda: pickle.loads(pipe.recv_bytes()))  # noqa: S301
+    with _reporting(channel):
+        worker, message = open_worker(lambda: pickle.loads(pipe.recv_bytes()))  # noqa: S301
     gc.freeze()  # or a full collection looks at all of torch: 0.2 s in which nothing runs
     channel.send(0, message)
     if worker is None:
@@ -90,6 +92,25 @@ def _serve(channel: _Channel, units_at_once: int) -> None:
             else:
                 job = (worker, channel, order, unit)
                 threading.Thread(target=_work_aside, args=job, name=unit.name, daemon=True).start()
+
+
+@contextmanager
+def _reporting(channel: _Channel) -> Iterator[None]:
+    """Tell the driver of progress while the block, which opens the work, lasts."""
+    is_over = threading.Event()
+
+    def report() -> None:
+        with suppress(OSError):  # no driver any more: the main thread hears of it too
+            for message in report_opening(is_over):
+                channel.send(0, message)
+
+    reporter = threading.Thread(target=report, daemon=True)
+    reporter.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        reporter.join()
 
 
 @contextmanager

@@ -57,7 +57,10 @@ TRIED_AGAIN = 100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Opening:
-    """The message that a worker has its place, and begins to open."""
+    """The message that a worker has its place and opens; it comes again as it gets further."""
+
+    value: object = None
+    """How far it is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

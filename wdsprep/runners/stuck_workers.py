@@ -5,7 +5,7 @@ the end of the run. What shows it is that nothing it holds comes further, for fa
 step takes. It is ended then, and judged like one that died. Where it goes on after all, as on a
 machine that was paused, there are two attempts at one unit, which is harmless.
 
-A worker that is not open yet is not watched: how long it takes to load models, nobody knows.
+A worker that opens is watched too, from when it has its place: `opening` tells how far it is.
 
 Time is counted as the driver lives it: one that was stopped itself finds nobody overdue.
 """
@@ -14,8 +14,11 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import takewhile
 
-from wdsprep.runners.schedule import Done, Failed, Lost, Message, Returned, UnitProgress
+from wdsprep.runners.schedule import Lost, Message, Opening, UnitProgress
 
 PATIENCE_S = 2700.0
 """Longer than eight attempts at a server that never answers. Pages say it in minutes."""
@@ -24,50 +27,58 @@ LOOK_S = 5.0
 
 
 class Watch:
-    def __init__(self, patience_s: float) -> None:
-        self._patience_s = patience_s
+    """The progress of all workers, those that open and those that hold units."""
+
+    def __init__(self, patience_s: float, opening_patience_s: float = PATIENCE_S) -> None:
         self._now_s, self._looked = 0.0, time.monotonic()
         self._held: dict[int, dict[int, object]] = {}
-        """The progress that each order of a worker reported last."""
-        self._since: OrderedDict[int, float] = OrderedDict()
-        """The time when a worker that holds something last made progress; the longest ago is the
-        first."""
+        """The progress that each order of a worker reported last; the order 0 is its opening."""
+        self._working = _Waiting(patience_s)
+        self._opening = _Waiting(opening_patience_s)
 
     def given(self, slot: int, order: int) -> None:
         self._held.setdefault(slot, {})[order] = None
-        self._since.setdefault(slot, self._now_s)
+        self._working.since.setdefault(slot, self._now_s)
 
     def heard(self, slot: int, order: int, message: Message) -> None:
-        held = self._held.get(slot, {})
-        if isinstance(message, Lost):
-            self._held.pop(slot, None)
-            self._since.pop(slot, None)
-            return
-        if isinstance(message, Done | Failed | Returned):
-            del held[order]
-        elif isinstance(message, UnitProgress):
-            if held[order] == message.value:
+        held = self._held.setdefault(slot, {})
+        if isinstance(message, Opening | UnitProgress):
+            if order in held and held[order] == message.value:
                 return
             held[order] = message.value
-        self._since.pop(slot, None)
+        elif isinstance(message, Lost):
+            del self._held[slot]
+            held = {}
+        else:
+            held.pop(order, None)
+        for workers in (self._opening, self._working):
+            workers.since.pop(slot, None)
         if held:
-            self._since[slot] = self._now_s
+            (self._opening if 0 in held else self._working).since[slot] = self._now_s
 
-    def overdue(self) -> list[int]:
-        """Return the slots of workers whose units have made no progress for `patience_s`.
+    def overdue(self) -> list[tuple[int, Lost]]:
+        """Return the slots of workers that came no further for too long, and what to say of each.
 
         Call this after each wait for messages: each call counts the time since the last one, but
         at most 5 s.
         """
         before, self._looked = self._looked, time.monotonic()
         self._now_s += min(self._looked - before, LOOK_S)
-        found = []
-        for slot, since_s in self._since.items():
-            if self._now_s - since_s < self._patience_s:
-                break
-            found.append(slot)
-        return found
+        working, opening = self._working, self._opening
+        hung = f"worker made no progress for {working.patience_s:,.0f} s, and was ended"
+        closed = f"worker opened no further for {opening.patience_s:,.0f} s, and was ended"
+        return [
+            *((slot, Lost(reason=hung)) for slot in working.overdue(self._now_s)),
+            *((slot, Lost(reason=closed)) for slot in opening.overdue(self._now_s)),
+        ]
 
-    def lost(self) -> Lost:
-        """Return the message that a worker hung and was ended."""
-        return Lost(reason=f"worker made no progress for {self._patience_s:,.0f} s, and was ended")
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """The workers of one kind, and when each last made progress, the longest ago first."""
+
+    patience_s: float
+    since: OrderedDict[int, float] = field(default_factory=OrderedDict)
+
+    def overdue(self, now_s: float) -> Iterator[int]:
+        return takewhile(lambda slot: now_s - self.since[slot] >= self.patience_s, self.since)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from wdsprep.errors import UsageError, WdsprepError, WorkError
+from wdsprep.runners.opening import awaiting
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelInfo
@@ -96,7 +97,7 @@ class Repository:
         if nbytes > LARGE_NBYTES:
             self.tell(f"fetching {nbytes / 1e6:,.0f} MB of {self.repo} at {self.revision[:10]}")
         try:
-            with _HubErrors(self.what, self.repo, self.branch):
+            with _HubErrors(self.what, self.repo, self.branch), awaiting(_blobs_of(self.repo)):
                 for name in missing:
                     if cached and (cached.path / name).is_file():  # of another size
                         hf_hub_download(self.repo, name, revision=self.branch, force_download=True)
@@ -111,6 +112,13 @@ class Repository:
         if Path(path).name != self.revision:
             raise WorkError(f"{self.repo} changed while it was fetched: run the same command again")
         return Path(path)
+
+
+def _blobs_of(repo: str) -> Path:
+    """Return the folder of the hub's cache in which files of a repository arrive."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE, f"models--{repo.replace('/', '--')}", "blobs")
 
 
 def file_sizes(folder: Path, names: Sequence[str]) -> tuple[int, ...]:

@@ -22,10 +22,10 @@ class WdsprepWorker:
         self._arguments = work, tags, others
         self._worker: Any = None
 
-    def open(self) -> Any:
+    def open(self) -> Generator[Any, None, None]:
         module = import_for_driver("wdsprep.runners.ray.worker", self._version, self._path, THEN)
         self._worker = module.RayWorker(*self._arguments)
-        return self._worker.open()
+        yield from self._worker.open()
 
     def do(self, unit: Any) -> Generator[Any, None, None]:
         yield from self._worker.do(unit)

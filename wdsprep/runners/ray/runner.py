@@ -46,6 +46,7 @@ from wdsprep.runners.schedule import (
     Fatal,
     Lost,
     Message,
+    Ready,
     Returned,
     SlotMessage,
     drive,
@@ -66,6 +67,7 @@ class RayRunner:
 
     settings: RunnerSettings
     patience_s: float = PATIENCE_S
+    opening_patience_s: float = PATIENCE_S
 
     def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
         settings = self.settings
@@ -133,7 +135,7 @@ class _Actors:
         self._actors: dict[int, _Actor] = {}
         self._awaited: dict[Any, tuple[int, int]] = {}  # refs and streams -> slot, order
         self._doubts: deque[tuple[float, int, _Actor, RayError]] = deque()
-        self._watch = Watch(runner.patience_s)
+        self._watch = Watch(runner.patience_s, runner.opening_patience_s)
 
     def start(self, slot: int) -> None:
         births = self._births[slot] = self._births.get(slot, 0) + 1
@@ -141,7 +143,7 @@ class _Actors:
         others = max(self._planned, len(self._actors)) * self._units_per_worker
         handle = self._class.options(name=name).remote(*self._arguments, others)
         self._actors[slot] = _Actor(handle)
-        self._await(handle.open.remote(), slot)
+        self._await(handle.open.options(num_returns="streaming").remote(), slot)
 
     def give(self, slot: int, order: int, unit: Unit) -> None:
         actor = self._actors[slot]
@@ -180,16 +182,16 @@ class _Actors:
                 continue
             slot, order = self._awaited[awaited]
             actor = self._actors[slot]
-            if message := self._read(slot, awaited):
+            if message := self._read(slot, order, awaited):
                 yield from _with_returned(slot, order, actor, message)
         while self._doubts and self._doubts[0][0] <= time.monotonic():
             _, slot, actor, error = self._doubts.popleft()
             if self._actors.get(slot) is actor:
                 yield from _with_returned(slot, 0, actor, self._bury(slot, error))
-        for slot in self._watch.overdue():
+        for slot, lost in self._watch.overdue():
             actor = self._actors[slot]
             self._dismiss(slot)
-            yield from _with_returned(slot, 0, actor, self._watch.lost())
+            yield from _with_returned(slot, 0, actor, lost)
 
     def _ready(self) -> list[Any]:
         """Return all answers that are there, after a wait for the first.
@@ -209,7 +211,7 @@ class _Actors:
             ready = ray.wait(awaited, num_returns=len(awaited), timeout=0)[0]
         return ready
 
-    def _read(self, slot: int, awaited: Any) -> Message | None:
+    def _read(self, slot: int, order: int, awaited: Any) -> Message | None:
         is_stream = isinstance(awaited, ray.ObjectRefGenerator)
         if not is_stream:
             self._forget(awaited)
@@ -218,25 +220,25 @@ class _Actors:
         except (RayError, StopIteration) as error:
             if is_stream:
                 self._forget(awaited)
-            return self._read_failure(slot, error, is_stream=is_stream)
+            return self._read_failure(slot, error, is_of_unit=bool(order))
         if value is None:  # it has stopped
             return self._bury(slot, None)
         message: Message = value
         if isinstance(value, tuple):
             self._actors[slot].node, message = value
-        if is_stream and isinstance(message, Done | Failed | Fatal):
+        if is_stream and isinstance(message, Ready | Done | Failed | Fatal):
             self._forget(awaited)
         if isinstance(message, Lost):
             self._dismiss(slot)
         return message
 
-    def _read_failure(self, slot: int, error: Exception, *, is_stream: bool) -> Message | None:
+    def _read_failure(self, slot: int, error: Exception, *, is_of_unit: bool) -> Message | None:
         actor = self._actors[slot]
-        if not is_stream and (line := worker_versions.find_refusal(str(error))):
+        if not is_of_unit and (line := worker_versions.find_refusal(str(error))):
             return Fatal(error=WorkError(line), trace="")
-        if isinstance(error, RayTaskError) and is_stream:  # a value that cannot be pickled
+        if isinstance(error, RayTaskError) and is_of_unit:  # a value that cannot be pickled
             return Failed(reason=death_reason(error), trace=str(error))
-        if is_stream and actor.is_doubted:
+        if is_of_unit and actor.is_doubted:
             return None
         if isinstance(error, ActorUnavailableError):
             actor.is_doubted = True

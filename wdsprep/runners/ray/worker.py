@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import gc
 import pickle
+import threading
 import time
 from collections.abc import Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import ray
 
 from wdsprep.runners.base import Unit
+from wdsprep.runners.opening import report_opening
 from wdsprep.runners.ray.metrics import WorkersMetrics
-from wdsprep.runners.schedule import Message, UnitProgress
+from wdsprep.runners.schedule import Message, Opening, UnitProgress
 from wdsprep.runners.worker import Worker, open_worker
 
 MESSAGES_A_SECOND = 500.0
@@ -33,10 +36,19 @@ class RayWorker:
         self._metrics = WorkersMetrics(tags)
         self._pause_s = max(0, others - UNPACED) / MESSAGES_A_SECOND
 
-    def open(self) -> tuple[str, Message]:
-        self._worker, message = open_worker(lambda: pickle.loads(self._work))  # noqa: S301  ours
+    def open(self) -> Generator[tuple[str, Message], None, None]:
+        """Open the work, and yield messages of its progress, each with the id of this node."""
+        node = ray.get_runtime_context().get_node_id()
+        yield node, Opening()
+        is_over = threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            opened = pool.submit(open_worker, lambda: pickle.loads(self._work))  # noqa: S301  ours
+            opened.add_done_callback(lambda _opened: is_over.set())
+            for progress in report_opening(is_over):
+                yield node, progress
+        self._worker, message = opened.result()
         gc.freeze()  # as in local workers
-        return ray.get_runtime_context().get_node_id(), message
+        yield node, message
 
     def do(self, unit: Unit) -> Generator[Message, None, None]:
         assert self._worker is not None  # noqa: S101  a worker that is not open gets no unit
