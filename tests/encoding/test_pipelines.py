@@ -31,6 +31,7 @@ from tests.kit.gpus import pretend_cuda
 from tests.kit.packs import tree
 from wdsprep.checks.verify import verify
 from wdsprep.dataset.npy_arrays import OF_SIZES, text_fields
+from wdsprep.encoding.models import batch_size
 from wdsprep.encoding.models.base import Tokens
 from wdsprep.encoding.models.encode_prompt import explain_pipeline_errors
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
@@ -429,12 +430,25 @@ def test_captions_beyond_the_length_are_cut_and_counted(family: Family) -> None:
 
 
 @pytest.mark.parametrize(
-    ("free", "comes_to"), [(10**12, "both"), (300_000_000, "in turn"), (1_000_000, "neither")]
+    ("free", "share", "comes_to"),
+    [
+        (10**12, 1.0, "both"),
+        (300_000_000, 1.0, "in turn"),
+        (600_000_000, 1.0, "both"),
+        (600_000_000, 0.5, "in turn"),  # another worker of this GPU may not have begun
+        (1_000_000, 1.0, "neither"),
+    ],
 )
 def test_a_gpu_holds_both_kinds_of_network_or_one_or_says_what_it_lacks(
-    free: int, comes_to: str, family: Family, monkeypatch: pytest.MonkeyPatch
+    free: int, share: float, comes_to: str, family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pretend_cuda(monkeypatch, mem_get_info=(free, free))
+    shares: list[float] = []
+    pretend_cuda(
+        monkeypatch, mem_get_info=(free, free), set_per_process_memory_fraction=shares.append
+    )
+    monkeypatch.setattr(batch_size, "_gpu_share", 1.0)
+    batch_size.limit_memory(share)
+    assert shares == [share]
     model = find_model(str(family("QwenImage")), text="emb")
     recipe = Recipe(resolution=SIDE, dtype="half")
     if comes_to == "neither":

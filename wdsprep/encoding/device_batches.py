@@ -42,18 +42,17 @@ class DeviceBatches:
         batch_size: int,
         *,
         lanes: int = 1,
-        gpu_share: float = 1.0,
         enter: Callable[[], object] = lambda: None,
     ) -> None:
         """Prepare the threads that launch and finish batches.
 
-        With a `batch_size` of 0 the size is chosen: that of a GPU fits into the part `gpu_share` of
-        its memory. `lanes` is the number of batches that a CPU computes at once. `enter` is called
-        in each thread before it uses the device.
+        With a `batch_size` of 0 the size is chosen: that of a GPU fits into its free memory.
+        `lanes` is the number of batches that a CPU computes at once. `enter` is called in each
+        thread before it uses the device.
         """
         self.lanes = lanes if encoder.device.type == "cpu" else 1
         self._enter = enter
-        self._devices = [Device(encoder, batch_size, gpu_share) for _ in range(self.lanes)]
+        self._devices = [Device(encoder, batch_size) for _ in range(self.lanes)]
         self._free: SimpleQueue[Device] = SimpleQueue()
         for device in self._devices:
             self._free.put(device)

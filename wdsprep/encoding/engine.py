@@ -77,7 +77,6 @@ class Engine:
         max_area: int,
         decoders: int,
         threads: int,
-        gpu_share: float = 1.0,
         cuts: Sequence[Shapes] = (),
         parts: Sequence[Part] = (),
         most_waiting: int = MOST_WAITING,
@@ -99,7 +98,7 @@ class Engine:
         if is_of_text(encoder.fields):
             self._part = Part.TEXT
         encoder.bring(Part.IMAGE)  # whose batches are sized by what is free
-        self.batches = DeviceBatches(encoder, batch_size, lanes=threads, gpu_share=gpu_share)
+        self.batches = DeviceBatches(encoder, batch_size, lanes=threads)
         self._batcher = self._make_batcher(most_waiting)
         window = max(self._batcher.image_window, self._batcher.text_window)
         self.limit = EngineLimit(self._samples_inside + decoders + window, waiting_nbytes)

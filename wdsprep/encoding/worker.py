@@ -35,6 +35,7 @@ from wdsprep.encoding.feeder import Block, FedSample, Feeder, SkippedSample
 from wdsprep.encoding.image_shards import ImageShard, tars_of
 from wdsprep.encoding.latent_shard import LatentShard, write_empty
 from wdsprep.encoding.models.base import Part
+from wdsprep.encoding.models.batch_size import limit_memory
 from wdsprep.encoding.models.device import device_name
 from wdsprep.encoding.network_swaps import Turns, Visit
 from wdsprep.encoding.progress import EncodeProgress
@@ -118,6 +119,8 @@ class EncodeWorker:
 
     def __init__(self, work: "ShardWork") -> None:
         self._source = tars_of(work.images, work.max_nbytes)
+        if work.gpu_share < 1:
+            limit_memory(work.gpu_share)
         self._encoder = work.load()
         self._parts = [self._part_of(target) for target in work.targets]
         self._engine = self.engine_class(
@@ -129,7 +132,6 @@ class EncodeWorker:
             max_area=work.max_area,
             decoders=work.decoders or _count_cores(work.gpus),
             threads=max(1, work.threads),
-            gpu_share=work.gpu_share,
         )
         self._turns = Turns(
             self._encoder.bring, self._engine, at_once=SHARDS_PER_WORKER, most=SHARDS_IN_TURN

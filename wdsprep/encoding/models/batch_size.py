@@ -39,17 +39,29 @@ PERHAPS_OUT_OF_MEMORY = (
 OF_DEVICES = re.compile("cuda|cudnn|cublas|out of memory|allocate memory|find an engine", re.I)
 
 
-def auto_batch_size(encoder: "Encoder", gpu_share: float = 1.0) -> int:
+_gpu_share = 1.0
+"""The share of the memory of its GPU that this process may use."""
+
+
+def limit_memory(share: float) -> None:
+    """Let this process use a share of the memory of its GPU, as others use the rest.
+
+    They may not have begun, so that their memory looks free.
+    """
+    global _gpu_share  # as torch has one allocator in a process
+    _gpu_share = share
+    torch.cuda.set_per_process_memory_fraction(share)
+
+
+def auto_batch_size(encoder: "Encoder") -> int:
     """Return the number of images in a batch on a device.
 
     On a CPU it is always the same, so that everybody gets the same bytes. On a GPU it is what fits
-    into the free memory, and into the worker's share `gpu_share`: other workers of the GPU may not
-    have begun.
+    into the free memory.
     """
     if encoder.device.type != "cuda":
         return CPU_BATCH
-    free, total = torch.cuda.mem_get_info(encoder.device)
-    room = min(free, total * gpu_share) * SHARE_OF_FREE_MEMORY
+    room = free_nbytes(encoder.device) * SHARE_OF_FREE_MEMORY
     return fitting_batch_size(room, encoder.resolution, encoder.itemsize)
 
 
@@ -98,8 +110,11 @@ def peak_nbytes(size: int, resolution: int, itemsize: int) -> int:
 
 
 def free_nbytes(device: torch.device) -> int:
-    """Return the free bytes of a GPU, or the largest number for a CPU."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else sys.maxsize
+    """Return the free bytes of this process's share of a GPU, or the largest number for a CPU."""
+    if device.type != "cuda":
+        return sys.maxsize
+    free, total = torch.cuda.mem_get_info(device)
+    return min(free, int(total * _gpu_share) - torch.cuda.memory_reserved(device))
 
 
 def is_device_error(error: BaseException) -> bool:

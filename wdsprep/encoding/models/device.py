@@ -190,14 +190,14 @@ class Launched:
 
 
 class Device:
-    def __init__(self, encoder: Encoder, batch_size: int, gpu_share: float = 1.0) -> None:
+    def __init__(self, encoder: Encoder, batch_size: int) -> None:
         self._encoder = encoder
         self._is_cuda = encoder.device.type == "cuda"
         self._warms_up = self._is_cuda or encoder.is_compiled
         self._of_late: dict[tuple[tuple[int, ...], bool], deque[float]] = {}
         """The seconds that the latest batches of each shape took."""
         self._first_launch = 0.0
-        self.stats = Stats(batch_size=batch_size or auto_batch_size(encoder, gpu_share))
+        self.stats = Stats(batch_size=batch_size or auto_batch_size(encoder))
         self._fits = self._is_cuda and not batch_size
         """True if the batch size follows from memory, and so may depend on the shape of images."""
         self.stats.text_size = encoder.text_batch_size or self.size
