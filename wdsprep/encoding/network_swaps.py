@@ -8,7 +8,6 @@ more than `most` begin this one before it changes, so that each gets its turn.
 """
 
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from typing import Protocol
 
 from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.two_passes import TextPass
+from wdsprep.store.spool import spool_folder
 
 TEXTS_NBYTES = 32 << 30
 """The most bytes of captions that wait for their images."""
@@ -120,7 +120,7 @@ class Turns:
         if visit.texts is None or not visit.texts.nbytes or not self._texts:
             return True
         nbytes = visit.texts.nbytes + sum(texts.nbytes for texts in self._texts)
-        free = shutil.disk_usage(tempfile.gettempdir()).free
+        free = shutil.disk_usage(spool_folder()).free
         return nbytes <= min(TEXTS_NBYTES, free // DISK_SHARE)
 
     def _change_pass(self) -> None:

@@ -1,0 +1,50 @@
+"""Where bytes wait: on a disk, unless the user says otherwise."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from wdsprep.store import spool
+from wdsprep.store.spool import Spool, is_in_memory, spool_folder
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A /tmp in memory, and two other folders: the first in memory too, the second on a disk."""
+    if not Path("/dev/shm").is_dir() or not is_in_memory("/dev/shm"):
+        pytest.skip("no file system in memory")
+    for name in spool.ASKED_BY:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", "/dev/shm")
+    monkeypatch.setattr(spool, "ON_DISK", ("/dev/shm", str(tmp_path)))
+    return tmp_path
+
+
+def test_a_folder_in_memory_is_told_from_one_on_a_disk(tmp_path: Path) -> None:
+    assert not is_in_memory(str(Path(__file__).parent))
+    assert not is_in_memory("/proc")
+    assert is_in_memory("/dev/shm") or not Path("/dev/shm").is_dir()
+    assert tmp_path.is_dir()
+
+
+def test_bytes_do_not_wait_in_memory_unasked(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert spool_folder() == str(folders)
+    waiting = Spool()
+    place = waiting.put(b"some bytes")
+    assert waiting.get(place) == b"some bytes"
+    waiting.close()
+    monkeypatch.setenv("TMPDIR", "/dev/shm")
+    assert spool_folder() == "/dev/shm"
+
+
+@pytest.mark.usefixtures("folders")
+def test_if_there_is_no_disk_the_user_hears_of_it_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(spool, "ON_DISK", ("/dev/shm", "/nowhere"))
+    assert spool_folder() == spool_folder() == "/dev/shm"
+    (line,) = caplog.messages
+    assert line == "what waits on disk waits in memory, where /dev/shm lies: set TMPDIR to a disk"
