@@ -135,7 +135,7 @@ def test_every_sample_and_every_reject_is_found_by_its_key(pair: Pair) -> None:
         assert isinstance(found, FoundSample)
         left, top, right, bottom = samples[key]["json"]["crop"]
         assert found.facts["shape"] == f"{right - left}x{bottom - top}"
-        assert dict(found.members)["txt"].decode() == samples[key]["txt"]
+        assert found.members["txt"].decode() == samples[key]["txt"]
     for key in lost:
         assert isinstance(inspect(latents, key), Reject)
     with pytest.raises(NotFoundError):

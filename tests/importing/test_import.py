@@ -37,8 +37,8 @@ def of_sample(place: Path, key: str) -> dict[str, Any]:
     """The arrays of a sample as floats, its json and its caption."""
     found = wdsprep.inspect(str(place), key)
     assert isinstance(found, FoundSample)
-    arrays = {n: values_of(field_of(n, d), d) for n, d in found.members if n.endswith(".npy")}
-    members = dict(found.members)
+    members = found.members
+    arrays = {n: values_of(field_of(n, d), d) for n, d in members.items() if n.endswith(".npy")}
     return {
         **{name.removesuffix(".npy"): array.astype(np.float32) for name, array in arrays.items()},
         "json": json.loads(members["json"]),

@@ -100,20 +100,23 @@ def write_latents(
     for number, size in enumerate(sizes):
         keys = [f"{base + sum(sizes[:number]) + n:012d}" for n in range(size)]
         shard = write_shard(store, f"{bucket}/{number:06d}.tar", keys, fields)
-        receipts.append(
-            Receipt(
-                dataset="latents",
-                unit=f"{bucket}/{number:06d}",
-                generation=0,
-                settings=settings,
-                input="",
-                inputs=size,
-                shards=(shard,),
-                rejects={},
-            )
-        )
+        receipts.append(receipt_of(shard, settings))
     publish(store, settings, receipts, fields, extra or {})
     return url
+
+
+def receipt_of(shard: Shard, settings: Mapping[str, Any], *, input: str = "") -> Receipt:
+    """Of a unit that lost no sample; `input` is the digest of its image shard."""
+    return Receipt(
+        dataset="latents",
+        unit=shard.name.removesuffix(".tar"),
+        generation=0,
+        settings=settings,
+        input=input,
+        inputs=shard.samples,
+        shards=(shard,),
+        rejects={},
+    )
 
 
 def publish(

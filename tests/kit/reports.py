@@ -7,11 +7,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from tests.kit.latent_sets import field as array_field
-from tests.kit.latent_sets import layout, write_shard
+from tests.kit.latent_sets import layout, receipt_of, write_shard
 from tests.kit.packs import jpeg, manifest_of, pack, write_files
 from wdsprep.dataset.file_names import MANIFEST, receipt_name
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.tar.read import file_tape, read_samples
 from wdsprep.reporting.report import WrittenReport, report
 from wdsprep.store import open_store
@@ -76,18 +75,7 @@ def fake_latents(images: Path, latents: Path, kind: str = "sample") -> Path:
         with file_tape(images / shard.name) as tape:
             keys = [sample.key for sample in read_samples(tape, shard.name)]
         written = write_shard(store, shard.name, keys, wanted)
-        receipts.append(
-            Receipt(
-                dataset="latents",
-                unit=shard.name.removesuffix(".tar"),
-                generation=0,
-                settings=settings,
-                input=shard.digest,
-                inputs=len(keys),
-                shards=(written,),
-                rejects={},
-            )
-        )
+        receipts.append(receipt_of(written, settings, input=shard.digest))
         write_bytes(store, receipt_name(receipts[-1].unit), receipts[-1].to_bytes())
     manifest = Manifest(dataset="latents", settings=settings, receipts=tuple(receipts))
     write_bytes(store, MANIFEST, manifest.to_bytes())

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.kit.damaged import check, pack_here, source_of_photos
-from tests.kit.latent_sets import field, layout, npy, write_shard
+from tests.kit.latent_sets import field, layout, npy, receipt_of, write_shard
 from tests.kit.packs import manifest_of, tree, upload
 from wdsprep.cli import main
 from wdsprep.cli.output.inspect import settings_lines
@@ -18,7 +18,6 @@ from wdsprep.dataset.coarse_histograms import bin_name, quantile
 from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.npy_arrays import Field
-from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.stored_dataset import open_dataset
 from wdsprep.dataset.tar.read import file_tape, read_samples
@@ -68,7 +67,7 @@ def test_every_sample_is_found_by_its_key_as_it_lies_in_its_shard(images: Path) 
     for key, fields in every_sample(images):
         found = find(images, key)
         assert isinstance(found, FoundSample)
-        assert dict(found.members) == fields
+        assert found.members == fields
         assert found.facts["json"]["key"] == key
 
 
@@ -119,20 +118,8 @@ def latents(root: Path, keys: list[list[str]]) -> str:
     receipts = []
     with patch("tests.kit.latent_sets.members", members):
         for number, some in enumerate(keys):
-            unit = f"64/{number:06d}"
-            shard = write_shard(store, f"{unit}.tar", some, fields)
-            receipts.append(
-                Receipt(
-                    dataset="latents",
-                    unit=unit,
-                    generation=0,
-                    settings=settings,
-                    input="",
-                    inputs=len(some),
-                    shards=(shard,),
-                    rejects={},
-                )
-            )
+            shard = write_shard(store, f"64/{number:06d}.tar", some, fields)
+            receipts.append(receipt_of(shard, settings))
     manifest = Manifest(dataset="latents", settings=settings, receipts=tuple(receipts))
     write_bytes(store, MANIFEST, manifest.to_bytes())
     return store.url
@@ -236,7 +223,7 @@ def test_on_s3_as_on_a_disk(images: Path, bucket: str) -> None:
     key, fields = list(every_sample(images))[-1]
     found = find(url, key)
     assert isinstance(found, FoundSample)
-    assert dict(found.members) == fields
+    assert found.members == fields
     assert not check(url).findings
     store = open_store(url)
     shard = manifest_of(images).shards[0].name

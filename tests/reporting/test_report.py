@@ -364,7 +364,7 @@ def test_bins_of_whole_numbers_are_whole_and_count_every_number(numbers: list[fl
 def test_removed_samples_are_called_removed(made: Made, tmp_path: Path) -> None:
     images = copytree(made.images, tmp_path / "images")
     latents = copytree(made.latents, tmp_path / "latents")
-    for root in (images, latents):
+    for root in (latents, images):
         remove(root, keys=["000000000001", "000001000001"], yes=True)
     page = made.report(images, latents, name="removed", model="none", samples=0)
     minus = "\N{MINUS SIGN}"

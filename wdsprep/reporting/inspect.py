@@ -72,42 +72,35 @@ def inspect(options: InspectOptions) -> "Overview | FoundSample | Reject":
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SampleLocation:
-    """The place of a sample: its shard, its number there, and the byte at which it begins.
+class FoundSample:
+    """A sample that was found by its key: its place, and the bytes of its members.
 
-    `shape` is empty unless the dataset has several shapes.
+    It is number `number` in `shard`, and begins at the byte `start`. `shape` is empty unless the
+    dataset has several shapes.
     """
 
+    key: str
     shard: str
     number: int
     start: int
-    shape: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FoundSample:
-    """A sample that was found by its key, with the bytes of its members."""
-
-    key: str
-    place: SampleLocation
-    members: tuple[tuple[str, bytes], ...]
+    shape: str
+    members: Mapping[str, bytes]
     written: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        names = ", ".join(name for name, _ in self.members)
-        return f"<FoundSample {self.key!r}: {self.place.number:,} of {self.place.shard}: {names}>"
+        names = ", ".join(self.members)
+        return f"<FoundSample {self.key!r}: {self.number:,} of {self.shard}: {names}>"
 
     @property
     def facts(self) -> dict[str, Any]:
-        place = self.place
         return {
-            "json": next((_json(data) for name, data in self.members if name == "json"), {}),
+            "json": _json(self.members.get("json", b"{}")),
             "key": self.key,
-            "members": {name: member_facts(name, data) for name, data in self.members},
-            "number": place.number,
-            "shape": place.shape,
-            "shard": place.shard,
-            "start": place.start,
+            "members": {name: member_facts(name, data) for name, data in self.members.items()},
+            "number": self.number,
+            "shape": self.shape,
+            "shard": self.shard,
+            "start": self.start,
         }
 
     def write(self, folder: str) -> list[str]:
@@ -117,7 +110,7 @@ class FoundSample:
         """
         store = open_store(folder)
         stem = self.key.rpartition("/")[2]
-        named = {f"{stem}.{name}": data for name, data in self.members}
+        named = {f"{stem}.{name}": data for name, data in self.members.items()}
         for name, data in named.items():
             write_bytes(store, name, data)
         store.publish(named)
@@ -234,11 +227,15 @@ class _Finder:
         number = next(numbers, None)
         if number is None:
             return None
-        shard, members = reader.shard, reader.sample(number).fields
-        shape = next((name for name, run in self._runs(shard).items() if number in run), "")
-        start, _ = reader.span(number)
-        place = SampleLocation(shard=shard.name, number=number, start=start, shape=shape)
-        return FoundSample(key=key, place=place, members=tuple(members.items()))
+        runs = self._runs(reader.shard)
+        return FoundSample(
+            key=key,
+            shard=reader.shard.name,
+            number=number,
+            start=reader.span(number)[0],
+            shape=next((name for name, run in runs.items() if number in run), ""),
+            members=reader.sample(number).fields,
+        )
 
     def _runs(self, shard: ShardSize) -> Mapping[str, range]:
         """Return the range of samples of each shape; empty for a dataset without shapes."""
