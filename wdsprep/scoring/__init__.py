@@ -4,7 +4,8 @@
 encoders and other encoders of transformers, and says which columns each gives; `heads` reads linear
 layers on top of them; `image_processors` prepares images for `networks`, which loads and runs the
 models. `languages` makes the columns of captions. `work` is what a worker is given, and `worker`
-makes the scores of one image shard.
+writes the scores of one image shard; `engine` makes batches of images for the engine of `encode`,
+by which they are computed.
 
 Scores are stored like a text dataset: its shards have the names, keys and order of the image
 shards. The json of a sample has the columns, and embeddings are its arrays.

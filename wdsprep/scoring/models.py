@@ -31,15 +31,15 @@ from wdsprep.encoding.models.model_files import (
     find_on_node,
     is_local,
 )
-from wdsprep.encoding.models.pipeline_parts import variant_of
-from wdsprep.encoding.models.weights import weights_digest
+from wdsprep.encoding.models.pipeline_parts import weight_files
+from wdsprep.encoding.models.weights import check_digest, weights_digest
 from wdsprep.errors import UsageError, WorkError
 from wdsprep.scoring.heads import Head
 from wdsprep.scoring.options import NAME, PRESETS, NamedModel, WantedLabel
 from wdsprep.store import did_you_mean_place
 from wdsprep.text import brief, did_you_mean, examples, plural, shortened
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG = "config.json"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 TOKENIZER = (
     *("added_tokens.json", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"),
@@ -127,10 +127,11 @@ def find_score_model(
             f"OWNER/NAME or OWNER/NAME@REVISION, or {', '.join(PRESETS)}"
         )
     cached = find_cached(name, repo, revision)
-    if cached and COMMIT.fullmatch(revision):
-        return _load(wanted, cached)
+    whole = cached if cached and _is_whole(cached.names()) else None
+    if whole and COMMIT.fullmatch(revision):
+        return _load(wanted, whole)
     try:
-        files = ask_hub_or_keep(name, repo, revision, told, cached)
+        files = ask_hub_or_keep(name, repo, revision, told, whole)
     except UnreachableError as error:
         raise WorkError(
             f"{name} is not on this machine and the hub cannot be reached ({error}): run "
@@ -138,6 +139,12 @@ def find_score_model(
             "folder"
         ) from None
     return _load(wanted, files)
+
+
+def _is_whole(names: frozenset[str]) -> bool:
+    """Return whether a folder of the hub's cache has what every model needs."""
+    needed = {CONFIG, *weight_files(names, "model")}
+    return needed <= names and bool(names & {*PROCESSORS})
 
 
 def _load(wanted: NamedModel, place: ModelFiles) -> ScoreModel:
@@ -153,9 +160,9 @@ def _read(wanted: NamedModel, place: ModelFiles) -> ScoreModel:
     The configs are checked first, so that the weights of an unsuitable model are not downloaded.
     """
     names = place.names()
-    _check_names(place.what, names)
+    weights = _find_weights(place.what, names)
     jsons = [name for name in (CONFIG, *PROCESSORS, "tokenizer_config.json") if name in names]
-    indexes = [f"{WEIGHTS}.index.json"] if WEIGHTS not in names else []
+    indexes = [name for name in weights if name.endswith(".json")]
     folder = place.fetch([*jsons, *indexes])
     config = Config.read(folder / CONFIG)
     for name in jsons:
@@ -167,9 +174,10 @@ def _read(wanted: NamedModel, place: ModelFiles) -> ScoreModel:
     with explain_load_errors(folder / CONFIG, "a config"):
         role = _role_of(place.what, config)
         labels, activation = _labels_of(place.what, config) if role is Role.CLASSIFIER else ({}, "")
-    weights = _weights(place, folder, names)
+    for name in indexes:
+        check_weight_index(Config.read(folder / name), "", frozenset(weights))
     tokenizer = [name for name in TOKENIZER if name in names] if role is Role.DUAL else []
-    files = tuple(sorted({*jsons, *indexes, *weights, *tokenizer}))
+    files = tuple(sorted({*jsons, *weights, *tokenizer}))
     folder = place.fetch(files)
     return ScoreModel(
         name=wanted.place,
@@ -185,10 +193,11 @@ def _read(wanted: NamedModel, place: ModelFiles) -> ScoreModel:
     )
 
 
-def _check_names(what: str, names: frozenset[str]) -> None:
-    """Raise UsageError if the names of a model's files show that it cannot be used.
+def _find_weights(what: str, names: frozenset[str]) -> list[str]:
+    """Return the files of a model's weights, of which an index may be one.
 
-    It needs a config, an image processor and weights in safetensors, and must not be an adapter.
+    Raise UsageError if the names of the files show that the model cannot be used: it needs a
+    config, an image processor and weights in safetensors, and must not be an adapter.
     """
     if CONFIG not in names:
         raise UsageError(
@@ -204,14 +213,15 @@ def _check_names(what: str, names: frozenset[str]) -> None:
             f"{what} has {ADAPTER}, so its weights lie elsewhere: merge them, or choose another "
             "--model"
         )
-    if not names & {WEIGHTS, f"{WEIGHTS}.index.json"}:
-        pickled = sorted(n for n in names if n.endswith(PICKLES) and "/" not in n)
-        if pickled:
+    weights = weight_files(names, "model")
+    if missing := [name for name in weights if name not in names]:
+        if pickled := sorted(n for n in names if n.endswith(PICKLES) and "/" not in n):
             raise UsageError(
                 f"{what} has only pickled weights ({pickled[0]}), which can run code when they are "
                 "opened: convert it to safetensors, or pass another --model"
             )
-        raise UsageError(f"{what} lacks {WEIGHTS}: choose another --model")
+        raise UsageError(f"{what} lacks {missing[0]}: choose another --model")
+    return weights
 
 
 def _check_processor(what: str, folder: Path, names: frozenset[str]) -> None:
@@ -222,21 +232,6 @@ def _check_processor(what: str, folder: Path, names: frozenset[str]) -> None:
         raise UsageError(
             f"{what} has no image processor in {PROCESSORS[1]}: choose another --model"
         )
-
-
-def _weights(place: ModelFiles, folder: Path, names: frozenset[str]) -> list[str]:
-    if WEIGHTS in names:
-        return [WEIGHTS]
-    index = Config.read(folder / f"{WEIGHTS}.index.json")
-    check_weight_index(index, "", names)
-    listed = index.get("weight_map", {})
-    found = sorted({*listed.values()}) if isinstance(listed, dict) else []
-    if not found or variant_of(found) or not all(name.endswith(".safetensors") for name in found):
-        raise UsageError(
-            f"{place.what} has a {WEIGHTS}.index.json that lists no weights in safetensors: choose "
-            "another --model"
-        )
-    return found
 
 
 def _role_of(what: str, config: Config) -> Role:
@@ -353,15 +348,7 @@ def check_here(model: ScoreModel) -> ScoreModel:
     """
     place = model.name.partition("@")[0]
     folder = find_on_node(model, PRESETS.get(place, place))
-    try:
-        digest = weights_digest(folder, model.files)
-    except OSError as error:
-        raise WorkError(f"{model.name} cannot be read on this node: {error}") from None
-    if digest != model.weights:
-        raise WorkError(
-            f"{folder} holds other weights of {model.name} than the driver has: copy the driver's "
-            "files there"
-        )
+    check_digest(model, folder)
     return replace(model, folder=str(folder))
 
 

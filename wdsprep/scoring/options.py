@@ -245,7 +245,8 @@ class ScoreOptions(EncodeWorkerOptions, ListenedOptions):
             usual=True,
             order=-2,
             example="auto|N",
-            page="images at once; auto is 16 on a CPU and 64 on a GPU. Too large a batch is halved",
+            page="images at once; auto is 16 on a CPU and 64 on a GPU. A size that does not fit "
+            "into memory is halved, and stays so",
         ),
     )
     overwrite: bool = field(default=False, metadata=overwrite("the dataset SCORES"))

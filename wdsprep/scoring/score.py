@@ -70,22 +70,6 @@ STORED = {"fp16": "<f2", "fp32": "<f4"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ScoreBegun:
-    """The models and columns of a run, known before its first worker starts."""
-
-    models: tuple[ScoreModel, ...]
-    processors: tuple[str, ...]
-    """The name and kind of each model's image processor."""
-    columns: Mapping[str, str]
-    embeddings: tuple[Field, ...]
-    worker_plan: EncodeWorkerPlan
-    shards: int
-    samples: int
-    is_whole: bool
-    """True if the manifest of the images says that they are completely packed."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TriedModel:
     """A model that has been loaded and tried once, with the findings."""
 
@@ -135,7 +119,7 @@ def score(options: ScoreOptions) -> Outcome:
         plan.out, "latents", plan.settings, overwrite=options.overwrite
     )
     left = _left_to_do(plan, edition, manifest, options, listener)
-    listener.begun(_begun(plan))
+    listener.begun(plan)
     run = Run(
         edition,
         left.manifest,
@@ -368,16 +352,3 @@ def _fields(tried: Sequence[TriedModel]) -> list[Field]:
         for each in tried
         if each.width
     ]
-
-
-def _begun(plan: ScorePlan) -> ScoreBegun:
-    return ScoreBegun(
-        models=tuple(each.model for each in plan.tried),
-        processors=tuple(each.processor for each in plan.tried),
-        columns=plan.columns,
-        embeddings=plan.fields,
-        worker_plan=plan.worker_plan,
-        shards=len(plan.wanted),
-        samples=sum(shard.item.take or shard.item.samples for shard in plan.wanted),
-        is_whole=plan.source.is_whole,
-    )

@@ -7,7 +7,7 @@ from wdsprep.cli.output.shared import LOADS_TORCH, CommandOutput, rejects_lines
 from wdsprep.dataset.score_columns import columns_of
 from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome
-from wdsprep.scoring.score import ScoreBegun, example_condition
+from wdsprep.scoring.score import ScorePlan, example_condition
 from wdsprep.text import command_line, human_bytes, plural
 
 
@@ -23,11 +23,12 @@ class ScoreOutput(CommandOutput[Outcome]):
             told=self.told, compared=self.compared, begun=self._begin, status=self.status
         )
 
-    def _begin(self, begun: ScoreBegun) -> None:
-        for model, processor in zip(begun.models, begun.processors, strict=True):
-            self.told(f"{model.name}: {model.role.value}, {processor}")
-        of = f"{plural(begun.samples, 'image')} in {plural(begun.shards, 'shard')}"
-        given = [*begun.columns, *(f"{field.name} {field}" for field in begun.embeddings)]
+    def _begin(self, plan: ScorePlan) -> None:
+        for tried in plan.tried:
+            self.told(f"{tried.model.name}: {tried.model.role.value}, {tried.processor}")
+        samples = sum(shard.item.take or shard.item.samples for shard in plan.wanted)
+        of = f"{plural(samples, 'image')} in {plural(len(plan.wanted), 'shard')}"
+        given = [*plan.columns, *(f"{field.name} {field}" for field in plan.fields)]
         self.told(f"{self._images}: {of}; each gets {', '.join(given)}")
         self.start_counting()
 

@@ -42,7 +42,7 @@ from wdsprep.encoding.models.pipeline_parts import (
 )
 from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.encoding.models.vae_rules import NO_VAE, add_batch_norm, multiple_of, vae_rule
-from wdsprep.encoding.models.weights import weights_digest
+from wdsprep.encoding.models.weights import check_digest, weights_digest
 from wdsprep.errors import UsageError, WorkError
 from wdsprep.store import did_you_mean_place
 from wdsprep.text import did_you_mean, shortened
@@ -342,15 +342,7 @@ def check_weights(model: Model) -> Model:
     """
     repo = _repo_of(model.name.partition("@")[0])
     folder = TINY if model.name == "tiny" else find_on_node(model, repo)
-    try:
-        digest = weights_digest(folder, model.files)
-    except OSError as error:
-        raise WorkError(f"{model.name} cannot be read on this node: {error}") from None
-    if digest != model.weights:
-        raise WorkError(
-            f"{folder} holds other weights of {model.name} than the driver has: copy the driver's "
-            "files there"
-        )
+    check_digest(model, folder)
     return replace(model, folder=str(folder))
 
 

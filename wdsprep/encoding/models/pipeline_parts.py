@@ -122,7 +122,7 @@ def parts_of(place: ModelFiles, text: str, *, has_vae: bool = True) -> ModelPart
     prefix = f"{vae}/" if vae else ""
     wanted = []
     if has_vae:
-        wanted += [f"{prefix}config.json", *_weight_files(names, f"{prefix}{VAE_WEIGHTS}")]
+        wanted += [f"{prefix}config.json", *weight_files(names, f"{prefix}{VAE_WEIGHTS}")]
     pipeline = None if text == "none" or is_bare else _find_pipeline(place, index)
     if pipeline:
         wanted += [INDEX, *_text_files(names, pipeline, text)]
@@ -146,7 +146,7 @@ def _tower_files(names: frozenset[str], text: str) -> list[str]:
     wanted = [name for name in TOKENIZER if name in names]
     wanted += [] if "tokenizer/tokenizer.json" in names else VOCABULARY
     if text == "emb":
-        wanted += ["text_encoder/config.json", *_weight_files(names, "text_encoder/model")]
+        wanted += ["text_encoder/config.json", *weight_files(names, "text_encoder/model")]
     return wanted
 
 
@@ -163,7 +163,7 @@ def _text_files(names: frozenset[str], pipeline: TextPipeline, text: str) -> Ite
         if text == "emb":
             stems = [f"{part.name}/{stem}" for stem in TEXT_WEIGHTS]
             there = [stem for stem in stems if any(name.startswith(stem) for name in names)]
-            yield from _weight_files(names, (there or stems)[0])
+            yield from weight_files(names, (there or stems)[0])
 
 
 def _tokenizer_files(names: frozenset[str], part: Component) -> Iterator[str]:
@@ -181,7 +181,7 @@ def _tokenizer_files(names: frozenset[str], part: Component) -> Iterator[str]:
         yield f"{part.name}/{'tokenizer_config.json' if is_bytes else 'tokenizer.json'}"
 
 
-def _weight_files(names: frozenset[str], stem: str) -> list[str]:
+def weight_files(names: frozenset[str], stem: str) -> list[str]:
     """Return the files of a network's weights: one file, or an index and numbered files.
 
     Half precision is chosen only if there is nothing else, as fp32 is computed from the same files.

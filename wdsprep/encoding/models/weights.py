@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, Protocol
 
 from blake3 import blake3
 
@@ -44,6 +44,30 @@ def weights_digest(folder: Path, files: Sequence[str]) -> str:
     else:
         sums = _digest_files(folder, files)
     return hex_digest("".join(f"{sums[file]}  {file}\n" for file in files).encode())
+
+
+class HasDigest(Protocol):
+    """A model with the names of its files and their digest."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def files(self) -> Sequence[str]: ...
+    @property
+    def weights(self) -> str: ...
+
+
+def check_digest(model: HasDigest, folder: Path) -> None:
+    """Raise WorkError if the files in a folder of this node are not those of the driver's model."""
+    try:
+        digest = weights_digest(folder, model.files)
+    except OSError as error:
+        raise WorkError(f"{model.name} cannot be read on this node: {error}") from None
+    if digest != model.weights:
+        raise WorkError(
+            f"{folder} holds other weights of {model.name} than the driver has: copy the driver's "
+            "files there"
+        )
 
 
 class TensorEntry(NamedTuple):
