@@ -63,6 +63,14 @@ def test_pickles_are_refused(images: Path, copied: Callable[[str], Path], tmp_pa
     refused(images, tmp_path / "out", "has only pickled weights", model=str(model))
 
 
+def test_weights_in_half_precision_are_taken_if_there_are_no_others(
+    images: Path, copied: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = copied("vit")
+    (model / "model.safetensors").rename(model / "model.fp16.safetensors")
+    assert score_here(images, tmp_path / "out", model=str(model), limit=3).samples == 3
+
+
 def test_weights_that_lack_a_tensor_are_refused(
     images: Path, copied: Callable[[str], Path], tmp_path: Path
 ) -> None:
