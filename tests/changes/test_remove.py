@@ -103,7 +103,7 @@ def pair(once: tuple[Pair, dict[Path, dict[str, bytes]]]) -> Pair:
     return once[0]
 
 
-def remove(*datasets: Path, **asked: Any) -> Removal:
+def remove(*datasets: Path | str, **asked: Any) -> Removal:
     return wdsprep.remove(*datasets, yes=True, **asked)
 
 
@@ -314,6 +314,19 @@ def test_all_takes_along_the_latents_beside(pair: Pair, tmp_path: Path) -> None:
     assert check(images, latents).findings == ()
     assert encode_here(images, latents).samples == 0
     assert GONE[0] in samples(other)
+
+
+@pytest.mark.system
+def test_latents_beside_in_a_bucket_are_found_and_follow(pair: Pair, bucket: str) -> None:
+    _, *places = pair
+    far = [f"s3://{bucket}/some/{place.name}" for place in places]
+    for place, url in zip(places, far, strict=True):
+        upload(place, url)
+    assert remove(far[0], keys=GONE[:1]).beside == (far[1],)
+    assert remove(far[1], keys=GONE[:1]).done
+    removal = remove(far[0], keys=GONE[1:], all=True)
+    assert [place.samples for place in removal.places] == [2, 2]
+    assert not wdsprep.verify(*far).findings
 
 
 def test_latents_of_shapes_and_of_a_limit_follow_their_images(pair: Pair, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import wdsprep
 from tests.kit.encodes import encode_here
 from tests.kit.fuzz.cases import HERE, TOY, Kind, Make, Run, change_one, command, library, serve
-from tests.kit.fuzz.mutations import mutate, mutate_json
+from tests.kit.fuzz.mutations import mutate, mutate_json_line
 from tests.kit.packs import packing_here, photos
 from tests.kit.scores import score_here
 from tests.kit.scoring_models import small
@@ -225,7 +225,7 @@ def _runs_of_export(name: str, source: str) -> Callable[[Path, Path], list[Run]]
 
 def mutate_mark(data: bytes, rng: Random) -> bytes:
     """Change a value of a mark of an export; other files lose a byte."""
-    return mutate_json(data, rng) if data.startswith(b'{"') else data[:-1]
+    return mutate_json_line(data, rng) if data.startswith(b'{"') else data[:-1]
 
 
 RECORDS = (".json", ".jsonl", "", ".sqlite")
