@@ -536,7 +536,9 @@ def test_small_images_are_scaled_up_where_asked_and_all_say_so(
     assert manifest_of(out).counts["upscaled"] == small - 1
 
 
-def test_the_option_takes_a_number_or_none(images: Path, tmp_path: Path) -> None:
+def test_the_option_takes_a_number_or_none(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["--resolution", "96", "--limit", "9", *TOY]
     with in_this_process():
         for number, given in enumerate((["--upscale"], ["--upscale", "1.5"], ["--upscale=1.5"])):
@@ -546,6 +548,10 @@ def test_the_option_takes_a_number_or_none(images: Path, tmp_path: Path) -> None
     assert settings[0]["upscale"] == 1.5
     for wrong in ("0.5", "17", "big"):
         assert main(["encode", str(images), f"--upscale={wrong}", *words]) == 2
+    capsys.readouterr()
+    assert main(["encode", "--upscale", "images", *words]) == 2
+    said = "wdsprep: --upscale 'images': give a number, or put the option last, without one\n"
+    assert capsys.readouterr().err == said
 
 
 def test_latents_that_wdsprep_0_2_made_of_one_bucket_are_sound_and_get_the_rest(

@@ -25,7 +25,14 @@ class Value(click.ParamType):  # type: ignore[type-arg]
         self._declared = declared
 
     def convert(self, value: Any, _param: Any, _ctx: Any) -> Any:
-        return self._declared.read_text(value) if isinstance(value, str) else value
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._declared.read_text(value)
+        except UsageError as error:
+            if self._declared.about.bare is None or value[:1].isdecimal():
+                raise
+            raise UsageError(f"{error}, or put the option last, without one") from None
 
     def shell_complete(self, _ctx: Any, _param: Any, incomplete: str) -> list[CompletionItem]:
         about = self._declared.about

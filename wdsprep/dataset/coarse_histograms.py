@@ -29,8 +29,8 @@ def count_sample(
     if dataset == "images":
         counts[bin_name("caption", len(facts["caption"]))] += 1
         counts[bin_name("side", min(facts["width"], facts["height"]))] += 1
-        if "repeats" in facts:
-            counts[f"{REPEATS}{facts['repeats']}"] += 1
+        if type(repeats := facts.get("repeats")) is int:
+            counts[f"{REPEATS}{repeats}"] += 1
         return
     if dataset == SCORES:
         return

@@ -144,7 +144,7 @@ class LatentSettings(_LatentNeeds, total=False):
     max_area: Pixels
     max_bytes: Nbytes
     max_crop: float
-    upscale: float
+    upscale: Annotated[float, between(1, 17, "how much images are scaled up")]
     patch: Annotated[int, between(1, 64, "a size of patches")]
     pipeline: Text
     scale: float | list[float]

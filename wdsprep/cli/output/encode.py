@@ -150,7 +150,7 @@ class EncodeOutput(CommandOutput[Sequence[Outcome]]):
         if report := self._report(outcome):
             lines += captions_lines(report)
         if upscaled := manifest.counts.get("upscaled"):
-            most = manifest.settings["upscale"]
+            most = manifest.settings.get("upscale", 1.0)
             lines.append(f"{plural(upscaled, 'image')} scaled up, by at most {most:g} times")
         lines += rejects_lines(manifest.rejects, place)
         lines += left_out_lines(LeftOut.among(manifest.counts))

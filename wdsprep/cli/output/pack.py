@@ -245,7 +245,8 @@ def _bucket_rows(manifest: Manifest) -> list[str]:
 
 def _repeats_lines(counts: Mapping[str, int]) -> list[str]:
     """Return the line on how many images come how often; none without --repeats-from-folders."""
-    repeats = {int(name.removeprefix(REPEATS)): n for name, n in counts.items() if REPEATS in name}
+    own = {name.removeprefix(REPEATS): n for name, n in counts.items() if name.startswith(REPEATS)}
+    repeats = {int(name): n for name, n in own.items() if name.isdecimal() and len(name) < 20}
     parts = [f"{plural(n, 'image')} x {times}" for times, n in sorted(repeats.items())]
     return [f"repeats: {', '.join(parts)}"] if parts else []
 
