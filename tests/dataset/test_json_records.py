@@ -185,6 +185,8 @@ LATENTS = {"layout": LAYOUT, "resolution": 64, "latents": "sample", "text": "non
         ("latents", {"scale": [1.0, 2.0]}),
         ("latents", {"shift": "1"}),
         ("latents", {"patch": 0}),
+        ("latents", {"upscale": 0}),
+        ("latents", {"upscale": 1e300}),
         ("latents", {"captions": "../../x"}),
         ("latents", {"shapes": [[64, 64], [64, 0]]}),
         ("latents", {"shapes": [[64, 65]]}),
