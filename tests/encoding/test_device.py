@@ -14,7 +14,7 @@ import torch
 
 from tests.kit.gpus import pretend_cuda
 from wdsprep.encoding.encode import make_encoder
-from wdsprep.encoding.gpus import ALLOCATOR, prepare_allocator
+from wdsprep.encoding.gpus import ALLOCATOR, has_bf16, prepare_allocator
 from wdsprep.encoding.models.device import check_age, check_precision
 from wdsprep.encoding.models.find_model import TINY, find_model
 from wdsprep.encoding.recipe_defaults import settings_of, settle_recipe
@@ -132,6 +132,23 @@ def test_a_gpu_without_tf32_does_not_compute_otherwise_without_a_word(
         check_precision(torch.device("cuda"), dtype)
     gpu(monkeypatch, "A10G", (8, 6))
     check_precision(torch.device("cuda"), "half+tf32")
+
+
+def test_a_gpu_without_bf16_does_not_emulate_what_was_chosen_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a cluster whose head has no GPU."""
+    monkeypatch.setattr("wdsprep.encoding.gpus.has_driver", lambda: False)
+    assert has_bf16()
+    gpu(monkeypatch, "T4", (7, 5))
+    pretend_cuda(monkeypatch, is_bf16_supported=lambda including_emulation: including_emulation)
+    cuda = torch.device("cuda")
+    with pytest.raises(RuntimeError, match=r"^T4 has no bf16, .* give --dtype fp32$"):
+        check_precision(cuda, "half", has_bf16_text=True)
+    check_precision(cuda, "half", has_bf16_text=False)
+    check_precision(cuda, "bf16", has_bf16_text=True)  # the user wants it
+    pretend_cuda(monkeypatch, is_bf16_supported=lambda including_emulation: not including_emulation)
+    check_precision(cuda, "half", has_bf16_text=True)
 
 
 @pytest.mark.parametrize("chosen", ["", *ALLOCATOR])

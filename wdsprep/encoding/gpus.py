@@ -98,13 +98,13 @@ def _explain_unusable() -> str:
 def has_bf16() -> bool:
     """Return whether the GPU of this machine computes in bf16 without slow emulation.
 
-    Without a GPU it is true: the GPUs of a cluster are taken to be new enough.
+    Without a GPU it is true: a worker whose GPU cannot do it says so.
     """
     if not has_driver():
         return True
     import torch
 
-    return not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
+    return not torch.cuda.is_available() or computes_bf16()
 
 
 def has_tf32() -> bool:
@@ -117,6 +117,13 @@ def has_tf32() -> bool:
     import torch
 
     return not torch.cuda.is_available() or computes_tf32("cuda")
+
+
+def computes_bf16() -> bool:
+    """Return whether the GPU of this process computes in bf16 without emulation."""
+    import torch
+
+    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 def computes_tf32(device: "torch.device | str") -> bool:

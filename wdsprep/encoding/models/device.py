@@ -22,8 +22,8 @@ import torch
 
 from wdsprep.dataset.npy_arrays import is_of_text
 from wdsprep.dataset.shapes import Size
-from wdsprep.encoding import TF32
-from wdsprep.encoding.gpus import computes_tf32
+from wdsprep.encoding import HALF, TF32
+from wdsprep.encoding.gpus import computes_bf16, computes_tf32
 from wdsprep.encoding.models.base import Encoded, Encoder, NoRoomError, Tokens
 from wdsprep.encoding.models.batch_size import (
     EXACT_BATCH,
@@ -412,15 +412,23 @@ def _elapsed_seconds(one: Launched) -> float:
     return float(one.began.elapsed_time(one.ended)) / 1000
 
 
-def check_precision(device: torch.device, dtype: str) -> None:
-    """Raise RuntimeError if a GPU cannot compute in TF32, but the VAE of a run is to.
+def check_precision(device: torch.device, dtype: str, *, has_bf16_text: bool = False) -> None:
+    """Raise RuntimeError if a GPU lacks a precision that was chosen for it where it was not known.
 
-    torch would compute in fp32 without a word, and the run would mix the two.
+    That is TF32 for a VAE, in place of which torch would compute in fp32 without a word, so that
+    the run would mix the two; and bf16 for text encoders, which it would emulate slowly.
     """
-    if device.type == "cuda" and dtype.endswith(TF32) and not computes_tf32(device):
+    if device.type != "cuda":
+        return
+    lacks = ""
+    if dtype.endswith(TF32) and not computes_tf32(device):
+        lacks = "TF32, in which the VAE of this run computes"
+    elif dtype.startswith(HALF) and has_bf16_text and not computes_bf16():
+        lacks = "bf16, in which text encoders of this run compute"
+    if lacks:
         raise RuntimeError(
-            f"{device_name(device)} has no TF32, in which the VAE of this run computes: leave it "
-            "out with CUDA_VISIBLE_DEVICES or --accelerator-type, or give --dtype fp32"
+            f"{device_name(device)} has no {lacks}: leave it out with CUDA_VISIBLE_DEVICES or "
+            "--accelerator-type, or give --dtype fp32"
         )
 
 
