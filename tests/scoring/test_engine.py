@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from transformers import ViTForImageClassification
 
@@ -12,8 +13,13 @@ from tests.kit.encodes import pictures
 from tests.kit.packs import pack
 from tests.kit.scores import columns_in, score_here
 from tests.kit.scoring_models import small
+from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.models.device import Device
 from wdsprep.runners.base import BrokenWorkerError
+from wdsprep.scoring.engine import ScoreEngine
+from wdsprep.scoring.models import find_score_model
+from wdsprep.scoring.networks import ScoreEncoder
+from wdsprep.scoring.options import NamedModel
 
 CHECKS = [2, 2]
 """The batches by which a model is tried before a run."""
@@ -78,6 +84,35 @@ def test_several_batches_are_launched_before_the_first_is_finished(
     monkeypatch.setattr(Device, "finish", late)
     score_here(images, tmp_path / "scores", model=str(models / "vit"), batch_size=1)
     assert not waits
+
+
+def test_on_a_gpu_a_batch_is_padded_in_pinned_memory_that_is_used_again(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is none here: memory is asked for as on one, and comes from the CPU."""
+    model = find_score_model(NamedModel("", str(models / "clip")))
+    encoder, empty, asked = ScoreEncoder([model], "cpu", "fp32"), torch.empty, list[Any]()
+    made = ScoreEngine(
+        encoder, seed=0, batch_size=4, max_area=1, decoders=1, threads=1, parts=[Part.IMAGE]
+    )
+
+    def unpinned(shape: Any, **how: Any) -> Any:
+        asked.append((how["dtype"], how.pop("pin_memory")))
+        return empty(shape, **how)
+
+    monkeypatch.setattr(torch, "empty", unpinned)
+    monkeypatch.setattr(encoder, "device", torch.device("cuda"))
+    inputs = encoder.inputs_of([encoder.blank] * 3, ["a", "b", "c"])
+    batches = []
+    for _ in range(2):
+        batch = made.fill(inputs, 4)
+        assert (batch.count, batch.size) == (3, 4)
+        assert all(torch.equal(own[3], own[0]) for own in batch.inputs)
+        batches.append([own.data_ptr() for own in batch.inputs])
+        made.keep_memory(batch)
+    assert asked == [(torch.float32, True), (torch.int64, True), (torch.int64, True)]
+    assert batches[0] == batches[1]
+    made.close()
 
 
 def test_what_overflows_in_half_precision_is_computed_with_the_weights_of_fp32(

@@ -16,7 +16,7 @@ import pytest
 
 import wdsprep
 from tests.kit.encodes import Here, packed, pictures
-from tests.kit.packs import SCRIPT, tree, upload, write_files
+from tests.kit.packs import SCRIPT, tree, write_files
 from tests.kit.scores import arrays_in, columns_in, members, pictures_in, score_here
 from tests.kit.scoring_models import KINDS, LABELS, alone, small
 from wdsprep.cli import main
@@ -25,7 +25,6 @@ from wdsprep.cli.demo.pictures import KINDS as PICTURES
 from wdsprep.cli.demo.pictures import SUFFIXES
 from wdsprep.dataset.score_columns import columns_of
 from wdsprep.errors import FingerprintError, UsageError
-from wdsprep.store import open_store
 
 CLOSE = 1e-5
 
@@ -105,15 +104,6 @@ def test_a_killed_run_goes_on_to_the_same_bytes(images: Path, models: Path, tmp_
     begun.wait()
     subprocess.run(scored(killed, images, models), check=True, timeout=300)
     assert tree(killed) == tree(whole)
-
-
-@pytest.mark.system
-def test_bytes_are_the_same_on_ray(images: Path, models: Path, tmp_path: Path) -> None:
-    score_here(images, tmp_path / "here", model=str(models / "clip"))
-    words = scored(tmp_path / "ray", images, models, "--workers", "2", "--cpus-per-worker", "1")
-    words[words.index("local")] = "ray"
-    subprocess.run(words, check=True, timeout=300)
-    assert tree(tmp_path / "ray") == tree(tmp_path / "here")
 
 
 def test_a_shard_that_was_lost_is_made_again_to_the_same_bytes(
@@ -247,21 +237,3 @@ def test_without_a_model_or_language_there_is_nothing_to_do(images: Path, tmp_pa
 
 def test_text_of_samples_is_not_copied_into_scores(scores: Path) -> None:
     assert {own["txt"] for own in members(scores).values()} == {b""}
-
-
-@pytest.mark.system
-def test_scores_on_s3_are_those_of_a_disk(
-    bucket: str, images: Path, models: Path, tmp_path: Path
-) -> None:
-    there = f"s3://{bucket}"
-    upload(images, f"{there}/images")
-    score_here(images, tmp_path / "here", model=str(models / "vit"))
-    score_here(f"{there}/images", f"{there}/scores", model=str(models / "vit"))
-    assert not wdsprep.verify(f"{there}/images", f"{there}/scores").findings
-    wdsprep.select(
-        f"{there}/images", str(tmp_path / "good"), join=f"{there}/scores", where="nsfw > 0"
-    )
-    store = open_store(f"{there}/scores")
-    for path in (tmp_path / "here").glob("*/*.tar"):
-        name = str(path.relative_to(tmp_path / "here"))
-        assert store.read(name) == path.read_bytes()

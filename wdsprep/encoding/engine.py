@@ -385,7 +385,7 @@ class Engine:
         """Return how many pieces of memory are kept for later batches."""
         return SPARE_BATCHES
 
-    def _keep_memory(self, batch: ImageBatch) -> None:
+    def keep_memory(self, batch: ImageBatch) -> None:
         """Keep the memory of a finished batch for later ones."""
         self.spare.append(batch.pixels)
 
@@ -412,7 +412,7 @@ class Engine:
                 return
             found = made.result()
             if isinstance(batch, ImageBatch):
-                self._keep_memory(batch)
+                self.keep_memory(batch)
             self._store_results(rows, [Code.NOT_FINITE if each is None else each for each in found])
 
     def _store_results(self, rows: Sequence[Row], found: "Sequence[Arrays | Code]") -> None:

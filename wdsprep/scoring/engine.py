@@ -99,7 +99,7 @@ class ScoreEngine(Engine):
 
     def _warm_up(self) -> None:
         if self._encoder.networks:
-            self.batches.warm_up([self._fill(self._blank_inputs, self.batches.size)])
+            self.batches.warm_up([self.fill(self._blank_inputs, self.batches.size)])
 
     @property
     def _blank_inputs(self) -> list[Sequence[Tensor]]:
@@ -154,10 +154,12 @@ class ScoreEngine(Engine):
         prepared = [row.crop.inputs for row in rows if isinstance(row.crop, PreparedImage)]
         inputs = self._encoder.inputs_of(prepared, [row.sample.caption for row in rows])
         self.release_pixels(rows)
-        return self._fill(inputs, size if self._encoder.device.type == "cuda" else len(rows))
+        return self.fill(inputs, size)
 
-    def _fill(self, inputs: Sequence[Sequence[Tensor]], size: int) -> ImageBatch:
-        """Return a batch of samples whose rows of each input are given, padded to a size."""
+    def fill(self, inputs: Sequence[Sequence[Tensor]], size: int) -> ImageBatch:
+        """Return a batch of samples, given the rows of each input, padded to `size` on a GPU."""
+        if self._encoder.device.type != "cuda":
+            size = len(inputs[0])
         stacks = []
         for rows in inputs:
             stack = self.host_memory((size, *rows[0].shape), rows[0].dtype)
@@ -170,5 +172,5 @@ class ScoreEngine(Engine):
     def _most_spare(self) -> int:
         return SPARE_BATCHES * len(self._blank_inputs)
 
-    def _keep_memory(self, batch: ImageBatch) -> None:
+    def keep_memory(self, batch: ImageBatch) -> None:
         self.spare.extend(batch.inputs)

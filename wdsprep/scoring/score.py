@@ -18,7 +18,6 @@ from wdsprep.dataset.receipts import Settings
 from wdsprep.dataset.samples import parse_json
 from wdsprep.dataset.score_columns import NUMBER, SCORES, TEXT, columns_of
 from wdsprep.dataset.shard_reader import ShardReader
-from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.image_shards import (
     ImageShard,
     ImageShards,
@@ -29,7 +28,6 @@ from wdsprep.encoding.image_shards import (
 from wdsprep.encoding.options import EncodeWorkerOptions
 from wdsprep.encoding.pending_shards import (
     PackedShards,
-    PendingShards,
     joint_units,
     pending_shards,
     remove_stale_units,
@@ -118,7 +116,19 @@ def score(options: ScoreOptions) -> Outcome:
     edition, manifest = open_dataset_to_write(
         plan.out, "latents", plan.settings, overwrite=options.overwrite
     )
-    left = _left_to_do(plan, edition, manifest, options, listener)
+    left = pending_shards(
+        edition.store,
+        manifest,
+        plan.source.shards,
+        plan.wanted,
+        redo_changed=options.redo_changed,
+        is_whole=plan.source.is_whole,
+        tars=tars_of(plan.source.url, int(options.max_bytes)),
+        compared=listener.compared,
+    )
+    remove_stale_units(edition, left.stale)
+    for line in left.lines:
+        listener.told(line)
     listener.begun(plan)
     run = Run(
         edition,
@@ -176,7 +186,8 @@ def _plan_of(options: ScoreOptions, listener: JobListener) -> ScorePlan:
     models = _models(options, listener.told)
     columns = _columns(models, has_captions=options.language)
     worker_plan = plan_for_machines(by)
-    dtype = _dtype(options.dtype, worker_plan.device)
+    usual = "fp32" if worker_plan.device == "cpu" else "fp16"
+    dtype = usual if options.dtype == "auto" else options.dtype
     tried = _tried(models)
     fields = _fields(tried)
     settings = {
@@ -205,34 +216,6 @@ def _plan_of(options: ScoreOptions, listener: JobListener) -> ScorePlan:
     )
 
 
-def _left_to_do(
-    plan: ScorePlan,
-    edition: Edition,
-    manifest: Manifest,
-    options: ScoreOptions,
-    listener: JobListener,
-) -> PendingShards:
-    """Return the shards that are left to score, after removing the scores of changed images.
-
-    The user is told how many shards were removed. Raise FingerprintError if images have changed or
-    are gone, unless --redo-changed is given.
-    """
-    left = pending_shards(
-        edition.store,
-        manifest,
-        plan.source.shards,
-        plan.wanted,
-        redo_changed=options.redo_changed,
-        is_whole=plan.source.is_whole,
-        tars=tars_of(plan.source.url, int(options.max_bytes)),
-        compared=listener.compared,
-    )
-    remove_stale_units(edition, left.stale)
-    for line in left.lines:
-        listener.told(line)
-    return left
-
-
 def _work(plan: ScorePlan, options: ScoreOptions, edition: str) -> ScoreWork:
     worker_plan = plan.worker_plan
     target = EncodeTarget(latents=plan.out, settings=plan.settings, edition=edition)
@@ -251,10 +234,6 @@ def _work(plan: ScorePlan, options: ScoreOptions, edition: str) -> ScoreWork:
         gpus=worker_plan.gpus_per_worker,
         gpu_share=worker_plan.gpu_share,
     )
-
-
-def _dtype(wanted: str, device: str) -> str:
-    return wanted if wanted != "auto" else "fp32" if device == "cpu" else "fp16"
 
 
 def _models(options: ScoreOptions, told: Callable[[str], None]) -> list[ScoreModel]:
