@@ -275,7 +275,7 @@ def test_latents_alone_keep_a_reject_and_the_numbers_of_those_that_stay(pair: Pa
     assert rows_of(latents / f"{shard}.rows") == [n - 1 for n in kept if n]
 
 
-@pytest.mark.parametrize("then", ["latents", "both", "latents again"])
+@pytest.mark.parametrize("then", ["latents", "both", "latents again", "no key"])
 def test_latents_that_were_forgotten_follow_their_images_later(pair: Pair, then: str) -> None:
     """By two removals, of which the second has other numbers; one shard loses all it has."""
     _, images, latents = pair
@@ -287,10 +287,10 @@ def test_latents_that_were_forgotten_follow_their_images_later(pair: Pair, then:
     assert first.beside == (str(latents),)
     assert remove(images, keys=lost[:2]).done
     remove(images, keys=lost[2:])
-    assert check(images, latents).findings != ()
-    given = {"latents": [latents], "latents again": [latents], "both": [images, latents]}
+    assert kinds(images, latents) == {Kind.BEHIND}
     later = ["000002000000"] if then == "both" else []
-    removal = remove(*given[then], keys=[*lost, *later])
+    given = {"keys": [*lost, *later]} if then != "no key" else {}
+    removal = remove(*([images, latents] if then == "both" else [latents]), **given)
     assert (removal.done, removal.nowhere, removal.beside) == (True, 0, ())
     assert check(images, latents).findings == check(images, latents).notes == ()
     for place, there in before.items():
@@ -520,10 +520,10 @@ def test_latents_whose_images_are_gone_lose_samples_all_the_same(
 
 
 def test_a_damaged_list_is_found_and_stops_what_would_bring_things_back(pair: Pair) -> None:
-    root, images, _ = pair
-    remove(images, keys=GONE[0])
+    root, images, latents = pair
+    remove(images, latents, keys=GONE[0])
     flip(images / "removed", 8 * 100)
-    assert findings(images) == ["removed removed"]
+    assert findings(images, latents) == ["removed removed"]
     with pytest.raises(FormatError, match="put it back from a copy"):
         packed(root, images)
 

@@ -115,13 +115,13 @@ def remove(datasets: Sequence[Place], options: RemoveOptions) -> "Removal":
         keys=options.keys, urls=options.urls, sha256=options.sha256, sources=options.sources
     )
     ended = _finish_begun(urls_of, listener)
-    if not wanted and not ended:
-        raise UsageError("nothing to remove: give --keys, --urls, --sha256 or --sources")
     places = [_open(*both) for both in zip(urls_of, shown, strict=True)]
     finder = Finder(wanted=wanted, keeps_copies=options.keep_copies, heard=listener.listed)
     job = _RemovalJob(places, finder, neighbours)
     job.find()
     removal = job.removal(ended=ended)
+    if not (wanted or ended or removal.is_needed):
+        raise UsageError("nothing to remove: give --keys, --urls, --sha256 or --sources")
     if not removal.is_needed:
         job.settle()
         return removal

@@ -17,6 +17,7 @@ class Kind(Enum):
     DAMAGED = "damaged"
     WRONG = "wrong"  # what was written breaks the format
     CHANGED = "changed"  # latents of images that have gone or changed since
+    BEHIND = "behind"  # latents of images that have lost samples since
     UNMATCHED = "unmatched"  # latents that do not fit their images
     UNREADABLE = "unreadable"
     UNCHECKED = "unchecked"
@@ -79,6 +80,7 @@ _NEXT = {
     Kind.MANIFEST: 'run "wdsprep repair {url}"',
     Kind.INDEX: 'run "wdsprep repair {url}"',
     Kind.CHANGED: 'run the same "{maker}" again with --redo-changed',
+    Kind.BEHIND: 'run "wdsprep remove {url}" to let it lose them too',
     Kind.UNMATCHED: 'delete {url}/receipts/{unit}.json and run the same "{maker}" again',
     Kind.UNREADABLE: "check the disk and the permissions, then verify again",
     Kind.UNCHECKED: "verify again, with fewer --workers where memory is short",

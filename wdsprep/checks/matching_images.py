@@ -8,6 +8,7 @@ the image shard, and a digest of them is enough.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from wdsprep.checks.dataset_check import DatasetSurvey
 from wdsprep.checks.findings import Kind
@@ -15,6 +16,8 @@ from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import latent_shard, latent_unit
 from wdsprep.dataset.receipts import Shard, image_shard_digest
+from wdsprep.dataset.removed_samples import NONE_REMOVED, removed_from
+from wdsprep.errors import DamageError
 from wdsprep.text import plural
 
 
@@ -48,10 +51,18 @@ def find_limited_shards(latents: DatasetSurvey) -> dict[str, int]:
 def check_pairs(latents: DatasetSurvey, images: DatasetSurvey) -> None:
     """Compare the receipts of latents with those of images, and add findings to the latents."""
     there = {shard.name: shard for receipt in images.receipts for shard in receipt.shards}
+    removed = NONE_REMOVED
+    with suppress(DamageError):  # of which the images have a finding
+        removed = removed_from(images.edition.store)
     for receipt in latents.receipts:
         name, inputs = latent_shard(receipt.unit), receipt.inputs
         shard, shown = there.get(name), images.place.shown
-        if shard is None:
+        successor = removed.follow(image_shard_digest(receipt.input))
+        if successor and successor.digest == (shard.digest if shard else ""):
+            lost = plural(len(successor.rows), "sample has", "samples have")
+            what = f"{lost} been removed from the {name} of {shown} since"
+            _find(latents, receipt.unit, Kind.BEHIND, what)
+        elif shard is None:
             _find(latents, receipt.unit, Kind.CHANGED, f"{shown} has no shard {name}")
         elif image_shard_digest(receipt.input) != shard.digest:
             what = f"it was not made of the {name} that {shown} has now"

@@ -92,7 +92,7 @@ def _outcome(removal: Removal) -> Iterator[str]:
     kinds = {place.dataset for place in removal.places}
     if removal.beside:
         words = shlex.join(["wdsprep", "remove", *removal.beside])
-        yield f'{", ".join(removal.beside)} still has them: "{words} --keys ..." removes them'
+        yield f'{", ".join(removal.beside)} still has them: "{words}" removes them'
     elif "latents" not in kinds:
         yield "latents made of these images, if there are any elsewhere, still have them"
     yield from _beyond(removal)
