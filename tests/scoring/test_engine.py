@@ -115,6 +115,18 @@ def test_on_a_gpu_a_batch_is_padded_in_pinned_memory_that_is_used_again(
     made.close()
 
 
+def test_fewer_images_of_a_large_side_share_a_batch(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = ScoreEncoder([find_score_model(NamedModel("", str(models / "vit")))], "cpu", "fp32")
+    given: dict[str, Any] = {"seed": 0, "max_area": 1, "decoders": 1, "threads": 1}
+    monkeypatch.setattr("wdsprep.scoring.engine.BATCH_NBYTES", 5 * 4 * 3 * 32 * 32)
+    for wanted, size in ((4, 4), (16, 5)):
+        made = ScoreEngine(encoder, batch_size=wanted, **given)
+        assert made.stats.batch_size == size
+        made.close()
+
+
 def test_what_overflows_in_half_precision_is_computed_with_the_weights_of_fp32(
     images: Path, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,8 @@ from wdsprep.images.nearest_shape import Fit
 from wdsprep.scoring.image_processors import DecodedImage, Prepared
 from wdsprep.scoring.networks import ScoreEncoder
 
+BATCH_NBYTES = 256 << 20
+"""The most bytes of the prepared images of a batch: the engine holds a few batches of them."""
 NO_FIT = Fit(0, 0, 0, 0)
 
 
@@ -92,6 +95,12 @@ class ScoreEngine(Engine):
 
     _encoder: ScoreEncoder
     _batcher: ScoreBatcher
+
+    def __init__(self, encoder: ScoreEncoder, *, batch_size: int, **options: Any) -> None:
+        """Start the engine, with a smaller `batch_size` if prepared images are that large."""
+        rows = encoder.inputs_of([encoder.blank], [""])
+        most = BATCH_NBYTES // max(1, sum(own[0].nbytes for own in rows))
+        super().__init__(encoder, batch_size=max(1, min(batch_size, most)), **options)
 
     def _make_batcher(self, most_waiting: int) -> ScoreBatcher:
         del most_waiting

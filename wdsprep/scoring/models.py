@@ -168,8 +168,6 @@ def _read(wanted: NamedModel, place: ModelFiles) -> ScoreModel:
     for name in jsons:
         check_part(Config.read(folder / name), remedy=ANOTHER)
     check_sizes(config)
-    for name in names & {*PROCESSORS}:
-        check_sides(Config.read(folder / name))
     _check_processor(place.what, folder, names)
     with explain_load_errors(folder / CONFIG, "a config"):
         role = _role_of(place.what, config)
@@ -225,13 +223,18 @@ def _find_weights(what: str, names: frozenset[str]) -> list[str]:
 
 
 def _check_processor(what: str, folder: Path, names: frozenset[str]) -> None:
-    """Raise UsageError if a model's processor is for text alone."""
+    """Raise UsageError if a model's processor is for text alone, or makes too large images."""
     if PROCESSORS[0] in names:
-        return
-    if not isinstance(Config.read(folder / PROCESSORS[1]).get("image_processor"), dict):
-        raise UsageError(
-            f"{what} has no image processor in {PROCESSORS[1]}: choose another --model"
-        )
+        check_sides(Config.read(folder / PROCESSORS[0]))
+    if PROCESSORS[1] in names:
+        config = Config.read(folder / PROCESSORS[1])
+        own = config.get("image_processor")
+        if isinstance(own, dict):
+            check_sides(replace(config, values=own))
+        elif PROCESSORS[0] not in names:
+            raise UsageError(
+                f"{what} has no image processor in {PROCESSORS[1]}: choose another --model"
+            )
 
 
 def _role_of(what: str, config: Config) -> Role:
