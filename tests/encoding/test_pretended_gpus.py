@@ -76,10 +76,15 @@ def test_a_gpu_on_which_no_worker_can_open_is_given_up(
     ]
 
 
-def test_shards_of_a_gpu_that_fails_at_its_first_batch_are_done_by_others(
-    images: Path, undisturbed: dict[str, bytes], tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("batch", [1, 3])
+def test_shards_of_a_gpu_that_soon_fails_are_done_by_others(
+    batch: int,
+    images: Path,
+    undisturbed: dict[str, bytes],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    making = Making(fails_at=1, bad_places=("1",), pause_s=0.01)  # so that both get some
+    making = Making(fails_at=batch, bad_places=("1",), pause_s=0.01)  # so that both get some
     outcome = encode(images, tmp_path / "out", making, gpus="01", limit=4 * SAMPLES)
     assert outcome.samples == 4 * SAMPLES
     check_done(tmp_path / "out", undisturbed, outcome)
