@@ -57,7 +57,9 @@ def count_items(datasets: Datasets, count: int) -> tuple[int, int]:
         for bucket, shards in base.buckets.items():
             samples = min(count, sum(shard.samples for shard in shards))
             shown += samples
-            latents += samples * sum(d.has_latents for d in _made_of_bucket(datasets, base, bucket))
+            latents += samples * sum(
+                d.has_latents for d in _made_of_bucket(datasets, base, bucket=bucket)
+            )
     return shown, latents
 
 
@@ -66,7 +68,7 @@ def _bases(datasets: Datasets) -> Sequence[ReportDataset]:
     return (datasets.images,) if datasets.images else datasets.latents
 
 
-def _made_of_bucket(datasets: Datasets, base: ReportDataset, bucket: str) -> list[ReportDataset]:
+def _made_of_bucket(datasets: Datasets, base: ReportDataset, *, bucket: str) -> list[ReportDataset]:
     """Return the datasets of latents that were made of a bucket of images, or latents alone."""
     if not base.is_of_images:
         return [base]
@@ -102,7 +104,7 @@ class Sheet(NamedTuple):
     ) -> Iterator[SheetItem]:
         readers = base.store.readers
         samples = read_each(lambda place: read_sample(base.store, place), places, readers)
-        made = _made_of_bucket(self.datasets, base, bucket)
+        made = _made_of_bucket(self.datasets, base, bucket=bucket)
         columns = [samples]
         if base.is_of_images:
             finders = [(LatentFinder(latents), latents.store.readers) for latents in made]
@@ -153,7 +155,7 @@ class Sheet(NamedTuple):
             else:
                 size = format_sides(*crop.size)
                 alt = f"the part that was encoded, at {size} pixels"
-                yield thumbnail(crop, "crop", alt, size)._replace(kind="crop")
+                yield thumbnail(crop, "crop", alt=alt, measure=size)._replace(kind="crop")
         try:
             latent = latent_of(sample, settings)
         except FormatError as error:
@@ -170,7 +172,8 @@ class Sheet(NamedTuple):
             return
         is_like = crop is not None and crop.size == shown.size
         measure = f"{psnr(crop, shown):.1f} dB" if crop and is_like else format_sides(*shown.size)
-        yield thumbnail(shown, "decoded", "what the VAE's decoder makes of the latent", measure)
+        alt = "what the VAE's decoder makes of the latent"
+        yield thumbnail(shown, "decoded", alt=alt, measure=measure)
 
 
 def unread_item(sample: ReadSample) -> SheetItem:
@@ -237,12 +240,18 @@ class ColumnEnds(NamedTuple):
 
 
 def column_ends(
-    images: ReportDataset, scores: ReportDataset, samples: Sequence[ReadSample], max_area: int
+    images: ReportDataset | None,
+    scores: ReportDataset,
+    *,
+    samples: Sequence[ReadSample],
+    max_area: int,
 ) -> Iterator[ColumnEnds]:
     """Yield the samples with the lowest and highest numbers of each column, of those given.
 
-    Only the first MOST_COLUMNS columns of numbers are looked at.
+    Only the first MOST_COLUMNS columns of numbers are looked at. Without images there are none.
     """
+    if images is None:
+        return
 
     def item(column: str, sample: ReadSample) -> SheetItem:
         image = find_image(images, scores, sample)

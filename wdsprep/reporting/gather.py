@@ -104,9 +104,7 @@ def gather(
             surveyed=surveyed,
             spectrum=spectrum_of(samples, settings) if dataset.has_latents else None,
             decoding=decodings.get(dataset.shown),
-            ends=list(column_ends(datasets.images, dataset, samples, max_area))
-            if datasets.images
-            else (),
+            ends=list(column_ends(datasets.images, dataset, samples=samples, max_area=max_area)),
         )
 
     return ReportFacts(

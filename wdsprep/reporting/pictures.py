@@ -70,7 +70,7 @@ def open_picture(sample: ReadSample, max_area: int) -> tuple[Any, SheetPicture]:
         image = open_image(sample.members, max_area)
     except RejectedError as error:
         return None, SheetPicture("original", note=f"{error.code} {error.detail}".strip())
-    return image, thumbnail(image, "original", "the image", format_sides(*image.size))
+    return image, thumbnail(image, "original", alt="the image", measure=format_sides(*image.size))
 
 
 def open_image(members: Mapping[str, bytes], max_area: int) -> Image.Image:
@@ -86,7 +86,7 @@ def open_image(members: Mapping[str, bytes], max_area: int) -> Image.Image:
         return formats.load(image, kind).convert("RGB")
 
 
-def thumbnail(image: Image.Image, title: str, alt: str, measure: str) -> SheetPicture:
+def thumbnail(image: Image.Image, title: str, *, alt: str, measure: str) -> SheetPicture:
     """Return a picture of the image for the sheet, at most 256 pixels high and 384 wide."""
     scale = min(1.0, SIDE / image.height, LONGEST / image.width)
     size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
