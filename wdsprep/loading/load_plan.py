@@ -146,9 +146,10 @@ def make_encoding(
     from wdsprep.encoding.gpus import visible_gpus
     from wdsprep.encoding.on_the_fly.image_preparation import find_encoding
 
-    if encode.device != "auto" or device is not None:
-        return find_encoding(encode, str(device))
-    return find_encoding(encode, "cuda" if visible_gpus() else "cpu")
+    own = str(device or encode.device)
+    if own == "auto":
+        own = "cuda" if visible_gpus() else "cpu"
+    return find_encoding(encode, own)
 
 
 def check_tee(datasets: tuple[Dataset, ...], where: str | None) -> None:
