@@ -94,7 +94,7 @@ def change_one(pattern: str, *ways: Mutator) -> Callable[[Path, Random], str]:
     """Change one of the files of a pattern in one of these ways."""
 
     def change(place: Path, rng: Random) -> str:
-        path = rng.choice(sorted(place.rglob(pattern)))
+        path = rng.choice(sorted(path for path in place.rglob(pattern) if path.is_file()))
         path.write_bytes(rng.choice(ways)(path.read_bytes(), rng))
         return path.relative_to(place).as_posix()
 
