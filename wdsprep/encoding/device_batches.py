@@ -6,7 +6,7 @@ that. On a CPU launching is computing: there are several lanes, each of which co
 alone, on one core. A sum that is split between cores depends on their number, and splitting costs
 more than it brings.
 
-The engine of `encode` and a trainer's own device both work through this.
+The engine of `encode` and `score`, and a trainer's own device, both work through this.
 """
 
 import threading

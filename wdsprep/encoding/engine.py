@@ -10,6 +10,9 @@
    device never to wait, and larger if samples wait for others of their shape; and the bytes that
    they take. Room is free again when the results of a block have been taken.
 
+`score` has an engine of its own kind (`scoring.engine`), whose samples are prepared by the image
+processors of models, and whose batches never span shards.
+
 The arrays of a sample depend on the sample and the size of a batch alone, never on its neighbours.
 The error of a thread that fails is kept, and `check` raises it in any thread that waits.
 

@@ -4,7 +4,8 @@ A `Feeder` reads one image shard in a thread of its own and gives its images to 
 order. What comes back is written here in that order. A worker has several shards under way at once.
 If several datasets lack a shard, it is read once: the engine cuts each image for all of them, and
 each gets its own files and receipt. A dataset of text alone gets the text of each sample, whatever
-its image is: no image is cut for it, so a damaged image does not matter.
+its image is: no image is cut for it, so a damaged image does not matter. The worker of `score` is
+one of these, with another engine and another kind of shard.
 """
 
 import os

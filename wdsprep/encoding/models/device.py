@@ -445,6 +445,5 @@ def check_age(device: torch.device) -> None:
         raise RuntimeError(  # of this place alone: a cluster may have others
             f"{device_name(device)} (sm_{major}{minor}) is too old for torch {torch.__version__}, "
             f"which is built for sm_{min(codes)} and newer: install a torch that is built for it, "
-            "leave it out with CUDA_VISIBLE_DEVICES or --accelerator-type, or encode with "
-            "--device cpu"
+            "leave it out with CUDA_VISIBLE_DEVICES or --accelerator-type, or give --device cpu"
         )
