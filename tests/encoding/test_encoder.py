@@ -17,7 +17,7 @@ from torch.nn.functional import cosine_similarity, interpolate
 
 import wdsprep
 from tests.kit import packs
-from wdsprep.cli.demo.drawings import draw
+from tools.tiny.drawings import draw
 from wdsprep.encoding.models.base import Encoded, Encoder
 from wdsprep.encoding.models.decoder import Decoder
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder

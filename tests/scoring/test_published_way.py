@@ -10,7 +10,7 @@ import wdsprep
 from tests.kit.encodes import encode_here
 from tests.kit.scores import columns_in, score_here
 from tests.kit.webserver import Connection, Request, WebServer, ok, status
-from wdsprep.cli.demo.drawings import draw
+from tools.tiny.drawings import draw
 from wdsprep.cli.demo.pictures import KINDS
 
 pytestmark = pytest.mark.system

@@ -19,8 +19,8 @@ from tests.kit.encodes import Here, packed, pictures
 from tests.kit.packs import SCRIPT, tree, write_files
 from tests.kit.scores import arrays_in, columns_in, members, pictures_in, score_here
 from tests.kit.scoring_models import KINDS, LABELS, alone, small
+from tools.tiny.drawings import draw
 from wdsprep.cli import main
-from wdsprep.cli.demo.drawings import draw
 from wdsprep.cli.demo.pictures import KINDS as PICTURES
 from wdsprep.cli.demo.pictures import SUFFIXES
 from wdsprep.dataset.score_columns import columns_of

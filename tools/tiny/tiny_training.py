@@ -17,7 +17,7 @@ from PIL import Image, ImageOps
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, interpolate, unfold
 
-from wdsprep.cli.demo.drawings import draw
+from tools.tiny.drawings import draw
 
 SCALE = 0.18215  # as Stable Diffusion's
 SIDE = 256

@@ -5,17 +5,63 @@ from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
-from PIL import Image
+from PIL import Image, ImageDraw
 
-from wdsprep.cli.demo.drawings import PictureSize, draw
-
+PictureSize = tuple[int, int]
 PICTURES = 60
 FOLDERS = ("holiday", "scans", "web")
 SIDES = (260, 280, 300, 340, 384, 440, 480, 520, 640)
 SHAPES = (1.0, 1.0, 1.33, 1.5, 0.75, 0.67, 1.78)
 SMALL: PictureSize = (160, 120)
 LONG: PictureSize = (1600, 90)
+COLOURS = {
+    "black": (25, 25, 30),
+    "blue": (45, 90, 200),
+    "green": (60, 150, 70),
+    "grey": (135, 135, 140),
+    "orange": (235, 140, 45),
+    "pink": (240, 150, 180),
+    "purple": (125, 65, 160),
+    "red": (205, 50, 45),
+    "white": (240, 240, 235),
+    "yellow": (245, 215, 70),
+}
+CORNERS = {"disc": 60, "triangle": 3, "square": 4, "hexagon": 6}
+PLACES = ((0.25, 0.3), (0.75, 0.3), (0.3, 0.7), (0.7, 0.75), (0.5, 0.5))
+
+
+class Drawing(NamedTuple):
+    """A picture with its caption."""
+
+    image: Image.Image
+    caption: str
+
+
+def draw(seed: object, size: PictureSize) -> Drawing:
+    """Draw some shapes on clouds, as seed and size decide, with a caption that names them."""
+    random = Random(f"{seed}")  # noqa: S311 (a picture, no secret)
+    ground, *colours = random.sample(list(COLOURS), random.randint(2, 4))
+    clouds = Image.frombytes("L", (5, 4), random.randbytes(20)).resize(size)
+    shade = tuple(value * 2 // 3 for value in COLOURS[ground])
+    image = Image.composite(
+        Image.new("RGB", size, COLOURS[ground]), Image.new("RGB", size, shade), clouds
+    )
+    shapes = []
+    for colour, (x, y) in zip(colours, random.sample(PLACES, len(colours)), strict=True):
+        name = random.choice(list(CORNERS))
+        radius = random.uniform(0.1, 0.25) * min(size)
+        around = (x * size[0], y * size[1], radius)
+        ImageDraw.Draw(image).regular_polygon(
+            around, CORNERS[name], random.randrange(360), fill=COLOURS[colour]
+        )
+        shapes.append(f"{_article(colour)} {name}")
+    return Drawing(image, f"{' and '.join(shapes)} on {_article(ground)} background")
+
+
+def _article(colour: str) -> str:
+    return f"{'an' if colour[0] in 'aeiou' else 'a'} {colour}"
 
 
 def write_pictures(
@@ -115,11 +161,12 @@ def _write_broken(folder: Path) -> int:
     whole, small = draw("broken", (400, 300)), draw("small", SMALL)
     jpg, png, page = KINDS["jpg"], KINDS["png"], b"<!DOCTYPE html><html><body>404</body></html>"
     banner = draw("banner", LONG).image
-    broken = {f"cut-{number}.jpg": jpg(whole.image)[: 4000 * (number + 1)] for number in range(3)}
+    sound = jpg(whole.image)
+    broken = {f"cut-{quarters}.jpg": sound[: len(sound) * quarters // 4] for quarters in (1, 2, 3)}
     broken |= {"cut.png": png(whole.image)[:5000], "empty.jpg": b"", "banner.jpg": jpg(banner)}
     broken |= {f"moved-{number}.jpg": page for number in range(3)}
     broken |= {f"small-{number}.jpg": jpg(small.image) for number in range(3)}
-    broken |= {f"foreign-{number}.jpg": jpg(whole.image) for number in range(2)}
+    broken |= {f"foreign-{number}.jpg": sound for number in range(2)}
     for name, data in broken.items():
         (folder / name).write_bytes(data)
         caption = "un été à la mer" if name.startswith("foreign") else whole.caption

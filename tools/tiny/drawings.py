@@ -1,8 +1,7 @@
-"""Draw pictures with captions, for a demo that needs no download.
+"""Draw pictures with captions, for the training of the toy model.
 
 A drawing is a scene of shapes or a landscape, in named colours and textures, and its caption says
-what is in it. It depends on its seed and its size alone. `tools/tiny/make-tiny` trains on drawings
-too, so a change here changes the toy model.
+what is in it. It depends on its seed and its size alone. A change here changes the toy model.
 
 A texture is a mask of the pixels that have the second shade of a colour.
 """
@@ -147,7 +146,7 @@ class Drawing:
 
 def draw(seed: object, size: PictureSize) -> Drawing:
     """Draw an RGB picture of a size, with its caption."""
-    random = Random(f"{seed}")  # noqa: S311 (a picture, no secret)
+    random = Random(f"{seed}")
     scene = _landscape if random.random() < 0.35 else _shapes
     image, caption = scene(random, size)
     if random.random() < 0.3:
