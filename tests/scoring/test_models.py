@@ -14,7 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from tests.kit.scores import columns_in, score_here
 from tests.kit.scoring_models import head, small
+from wdsprep.encoding.models.model_files import Folder
 from wdsprep.errors import UsageError, WdsprepError
+from wdsprep.scoring.models import find_score_model
+from wdsprep.scoring.options import NamedModel
 
 PROCESSOR = "preprocessor_config.json"
 
@@ -258,6 +261,18 @@ def test_the_slow_processor_is_taken_if_asked_and_stands_in_the_settings(
 
 def test_a_folder_that_is_not_there_is_refused(images: Path, tmp_path: Path) -> None:
     refused(images, tmp_path / "out", "is not a folder here", model=os.fspath(tmp_path / "nothing"))
+
+
+def test_a_cache_without_the_weights_is_completed_by_the_hub(
+    models: Path, copied: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part, commit = copied("vit"), "a" * 40
+    (part / "model.safetensors").unlink()
+    cached, whole = (Folder(path, "owner/vit", commit) for path in (part, models / "vit"))
+    monkeypatch.setattr("wdsprep.scoring.models.find_cached", lambda *_: cached)
+    monkeypatch.setattr("wdsprep.scoring.models.ask_hub_or_keep", lambda *given: given[-1] or whole)
+    found = find_score_model(NamedModel("", f"owner/vit@{commit}"))
+    assert found.folder == str(models / "vit")
 
 
 def test_words_that_are_no_options_are_refused() -> None:

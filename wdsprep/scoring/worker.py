@@ -1,5 +1,6 @@
 """The worker of `score`: that of `encode`, with an engine and a shard for scores."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,11 +35,8 @@ class ScoreShard(LatentShard):
 
     @property
     def so_far(self) -> tuple[int, int, Mapping[str, int]]:
-        codes: dict[str, int] = {}
-        for entry in self._entries:
-            if isinstance(entry, Reject):
-                codes[entry.code] = codes.get(entry.code, 0) + 1
-        return len(self._entries) - sum(codes.values()), 0, codes
+        codes = Counter(own.code.value for own in self._entries if isinstance(own, Reject))
+        return len(self._entries) - codes.total(), 0, codes
 
     def refuse(self, reject: Reject) -> None:
         self._entries.append(reject)
