@@ -14,6 +14,7 @@ from tests.kit import encodes
 from tests.kit.counted_work import count_work
 from tests.kit.encodes import one_error, packed, pictures, rejected, run
 from tests.kit.packs import jpeg, manifest_of, tree, write_files
+from wdsprep.dataset.shapes import batch_that_fits
 from wdsprep.encoding.output_places import places_of
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.runners.run import Outcome
@@ -247,14 +248,14 @@ def test_the_end_says_how_the_parts_are_loaded_together(
     assert f"{SHARDS} shards, {COUNT} captions for resolution 64; model tiny" in told.err
     assert f"\nshards/text: {COUNT} samples in {SHARDS} shards, " in told.out
     for resolution in BOTH:
-        batch_size = manifest_of(tmp_path / f"shards/latents-{resolution}").samples
+        manifest = manifest_of(tmp_path / f"shards/latents-{resolution}")
+        batch = batch_that_fits(manifest.settings, manifest.counts, manifest.samples)
         joined = f'"shards/latents-{resolution}", join=["shards/text"]'
-        both = f"wdsprep.load({joined}, global_batch={min(64, batch_size)})"
+        both = f"wdsprep.load({joined}, global_batch={batch})"
         assert told.out.count(f"next: {both}") == 1
     assert told.out.count("next: ") == 2
     loader = wdsprep.load("shards/latents-128", join=["shards/text"], global_batch=6)
-    batch = next(iter(loader))
-    assert {"latent", "emb"} <= batch.keys()
+    assert {"latent", "emb"} <= next(iter(loader)).keys()
     assert run(images, "--resolution", "64", "--text-out", "shards/text", "--json") == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(line["latents"], line["encoded"]) for line in found] == [
