@@ -22,6 +22,7 @@ from tests.kit.damaged import check, findings, flip, restore
 from tests.kit.encode_work import Making
 from tests.kit.encodes import Here, encode_here, members
 from tests.kit.packs import (
+    check_tables,
     jpeg,
     manifest_of,
     pack,
@@ -38,9 +39,10 @@ from wdsprep.checks.findings import Kind
 from wdsprep.checks.repair import do_repair, plan_repair
 from wdsprep.cli import main
 from wdsprep.dataset.draft import Draft
-from wdsprep.dataset.file_names import MANIFEST, MANIFEST_HOLD, unit_of_file
+from wdsprep.dataset.file_names import MANIFEST, MANIFEST_HOLD, is_table, unit_of_file
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.removed_samples import NONE_REMOVED, removed_from, write_removed
+from wdsprep.dataset.sample_table import read_table
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import (
     BusyError,
@@ -131,6 +133,8 @@ def traces(gone: dict[str, dict[str, bytes]]) -> list[bytes]:
 def in_files(root: Path, bits: list[bytes]) -> list[str]:
     """But in the lists of inputs: names of files stand there, which the source has still."""
     files = {name: data for name, data in tree(root).items() if not name.startswith("inputs/")}
+    for name in [name for name in files if is_table(name)]:  # whose bytes are compressed
+        files[name] += repr(read_table(files[name], name).to_pylist()).encode()
     return [name for name, data in files.items() if any(bit in data for bit in bits)]
 
 
@@ -147,6 +151,7 @@ def test_no_byte_of_it_is_left_and_all_others_are_as_before(pair: Pair) -> None:
     for place in before:
         assert list(samples(place)) == list(before[place])
         assert in_files(place, traces(gone[place])) == []
+        check_tables(place)
         assert manifest_of(place).complete
     assert check(images, latents).findings == check(images, latents).notes == ()
     removed = [reject for reject in rejects_of(images) if reject["code"] == "removed"]
@@ -889,6 +894,7 @@ def test_a_lock_of_a_run_that_was_killed_at_its_very_end_goes(pair: Pair, out_ur
 
 KILLED_HOLDER = """
 import os, signal, sys
+from wdsprep.dataset.sample_table import read_table
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.store import open_store
 with Edition.from_store(open_store(sys.argv[1])).holding_manifest():

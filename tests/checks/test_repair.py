@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pyarrow import parquet as pq
 
 import wdsprep
 from tests.kit.damaged import (
@@ -20,7 +21,7 @@ from tests.kit.damaged import (
     source_of_photos,
 )
 from tests.kit.encodes import in_this_process
-from tests.kit.packs import BUCKETS, SCRIPT, manifest_of, packing_here, photos, tree
+from tests.kit.packs import BUCKETS, SCRIPT, check_tables, manifest_of, packing_here, photos, tree
 from wdsprep.checks.findings import Kind
 from wdsprep.checks.repair import Repair, do_repair, plan_repair
 from wdsprep.cli import main
@@ -82,6 +83,7 @@ def test_repair_and_pack_bring_back_every_kind_of_file(packed: Packed) -> None:
     for names in (
         ["32/000001.tar"],
         ["64/000000.tar.idx"],
+        ["64/000000.parquet", "64/000000.tar.idx"],
         ["receipts/000002.json"],
         ["inputs/000001.jsonl", "32/000000.tar.idx"],
         [reject, "64/000003.tar"],
@@ -94,6 +96,23 @@ def test_repair_and_pack_bring_back_every_kind_of_file(packed: Packed) -> None:
         assert not check(images).findings
         pack_here(source, images)
         assert tree(images) == whole, names
+
+
+def test_a_table_that_another_pyarrow_makes_again_is_that_of_its_receipt(
+    packed: Packed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _source, images, whole = packed
+    real = pq.ParquetWriter
+    monkeypatch.setattr(
+        pq, "ParquetWriter", lambda *args, **more: real(*args, **{**more, "compression": "gzip"})
+    )
+    (images / "32/000001.parquet").unlink()
+    assert repair(images).indexes == ("32/000001.parquet",)
+    changed = {name for name, data in tree(images).items() if whole.get(name) != data}
+    assert changed == {"32/000001.parquet", "receipts/000001.json", MANIFEST}
+    monkeypatch.undo()
+    assert not check(images).findings
+    check_tables(images)
 
 
 def test_repair_and_pack_bring_back_what_was_deleted(packed: Packed) -> None:

@@ -7,19 +7,24 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import click
+import pyarrow as pa
 import pytest
 from PIL import Image
+from pyarrow import parquet as pq
 
 from tests.kit.packs import jpeg, pack, tar_bytes, write_files
 from wdsprep.cli import cli, main
 from wdsprep.cli.base_command import Command, HeadedOption
 from wdsprep.cli.output.pack import next_command
+from wdsprep.dataset.sample_table import read_table
 from wdsprep.encoding import MODELS
 from wdsprep.version import __version__
 
+BESIDE = (".idx", ".parquet")
 PROGRAM = Path(sys.executable).with_name("wdsprep")
 
 
@@ -319,12 +324,38 @@ def test_version_is_the_packages(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_index_writes_what_pack_would(downloads: Path) -> None:
     assert run("pack", str(downloads)).returncode == 0
-    indexes = sorted(Path("shards/images").rglob("*.idx"))
-    whole = [path.read_bytes() for path in indexes]
-    for path in indexes:
+    files = sorted(path for path in Path("shards/images").glob("*/*") if path.suffix in BESIDE)
+    whole = [path.read_bytes() for path in files]
+    for path in files:
         path.unlink()
-    assert run("index", "shards/images").stdout == "2 indexes written, of 2 samples\n"
-    assert [path.read_bytes() for path in indexes] == whole
+    said = "2 indexes and 2 tables written, of 2 samples\n"
+    assert run("index", "shards/images").stdout == said
+    assert [path.read_bytes() for path in files] == whole
+
+
+def test_index_makes_tables_of_the_tars_of_others_beside_theirs(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    facts = {"caption": "a cat", "width": 3, "score": 0.5, "key": "other"}
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.tar").write_bytes(
+            tar_bytes([("x.jpg", b"1"), ("x.json", json.dumps(facts).encode()), ("y.jpg", b"2")])
+        )
+    pq.write_table(pa.table({"key": ["x"], "status": ["success"]}), tmp_path / "b.parquet")
+    theirs = (tmp_path / "b.parquet").read_bytes()
+    assert main(["index", str(tmp_path)]) == 0
+    assert capfd.readouterr().out == "2 indexes and 2 tables written, of 4 samples\n"
+    assert (tmp_path / "b.parquet").read_bytes() == theirs
+    rows = read_table((tmp_path / "a.tar.parquet").read_bytes(), "a").to_pylist()
+    assert [row["key"] for row in rows] == ["x", "y"]
+    assert (rows[0]["caption"], rows[0]["width"], rows[1]["caption"]) == ("a cat", 3, None)
+    assert json.loads(rows[0]["rest"]) == {"score": 0.5, "key": "other"}
+    (tmp_path / "a.tar").write_bytes(tar_bytes([("z.jpg", b"1")]))
+    os.utime(tmp_path / "a.tar", (time.time() + 60, time.time() + 60))
+    assert main(["index", str(tmp_path)]) == 0
+    assert capfd.readouterr().out == "1 index and 1 table written, of 1 sample\n"
+    rows = read_table((tmp_path / "a.tar.parquet").read_bytes(), "a").to_pylist()
+    assert [row["key"] for row in rows] == ["z"]
 
 
 def test_index_says_what_to_do_about_a_tar_that_it_cannot_index_and_that_all_have_one(
@@ -337,7 +368,7 @@ def test_index_says_what_to_do_about_a_tar_that_it_cannot_index_and_that_all_hav
     (tmp_path / "a.tar").write_bytes(tar_bytes(members[:2]))
     assert [main(["index", str(tmp_path)]) for _ in range(2)] == [0, 0]
     said = capfd.readouterr().out.splitlines()
-    assert said[0] == "1 index written, of 2 samples"
+    assert said[0] == "1 index and 1 table written, of 2 samples"
     assert said[1] == f"nothing left to do: each tar in {tmp_path} has its index"
 
 

@@ -24,8 +24,10 @@ from blake3 import blake3
 from PIL import Image
 
 from wdsprep.cli import cli
+from wdsprep.dataset.file_names import table_name, tar_of
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.rejects import Refusal
+from wdsprep.dataset.sample_table import TableWriter, have_same_rows
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.read import file_tape, index_tar
 from wdsprep.packing.slices import survey_source
@@ -268,6 +270,24 @@ def outcome(root: Path) -> dict[str, str]:
 TWENTY = ("--samples-per-shard", "20")
 
 
+def check_tables(root: Path) -> None:
+    """Each shard has its table: of its samples in their order, and as its receipt says."""
+    receipts = [receipt for receipt in manifest_of(root).receipts if receipt.dataset == "images"]
+    stated = {name: digest for receipt in receipts for name, digest in receipt.files.items()}
+    tables = [table_name(shard.name) for receipt in receipts for shard in receipt.shards]
+    assert {path.relative_to(root).as_posix() for path in root.rglob("*.parquet")} == {*tables}
+    for name in tables:
+        data = (root / name).read_bytes()
+        assert stated[name] == blake3(data).hexdigest()
+        writer = TableWriter()
+        with tarfile.open(root / tar_of(name)) as tar:
+            for member in tar:
+                key, _, field = member.name.partition(".")
+                if field == "json" and (file := tar.extractfile(member)):
+                    writer.add(key, json.loads(file.read()))
+        assert have_same_rows(data, writer.finish(), name)
+
+
 def check_dataset(root: Path) -> None:
     """What holds for every dataset, whatever it was made of."""
     manifest = manifest_of(root)
@@ -279,6 +299,7 @@ def check_dataset(root: Path) -> None:
         assert shard.samples > 0
         with file_tape(path) as tape:
             assert index_tar(tape, shard.name) == Path(f"{path}.idx").read_bytes()
+    check_tables(root)
     samples = samples_of(root)
     for sample in samples:
         keys.append(sample["__key__"])
@@ -294,6 +315,7 @@ def check_dataset(root: Path) -> None:
     assert len(rejects) == sum(manifest.rejects.values())
     assert sum(receipt.inputs for receipt in manifest.receipts) == len(keys) + len(rejects)
     names = {shard.name + end for shard in manifest.shards for end in ("", ".idx")}
+    names |= {table_name(shard.name) for shard in manifest.shards}
     names |= {
         f"{kind}/{receipt.unit}.json{'l' * (kind != 'receipts')}"
         for receipt in manifest.receipts

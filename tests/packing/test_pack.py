@@ -34,6 +34,7 @@ from tests.kit.packs import (
     write_files,
     write_table,
 )
+from tests.kit.paths import format_recipe
 from wdsprep.cli import main
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.unit_locks import Edition
@@ -57,6 +58,13 @@ def test_a_folder_of_photos_packs_with_no_option_at_all(tmp_path: Path) -> None:
     check_dataset(tmp_path / "shards/images")
     captions = [sample["txt"] for sample in samples_of(tmp_path / "shards/images")]
     assert captions == ["", "the sea", "", ""]
+    page: dict[str, Any] = {}
+    exec(format_recipe("read_tables"), page)
+    rows = page["read_tables"](tmp_path / "shards/images")
+    assert rows[rows.width >= 500][["caption", "source"]].values.tolist() == [
+        ["", "holiday 2/IMG_0002.JPG"],
+        ["", "holiday 3/IMG_0003.JPG"],
+    ]
 
 
 def test_a_sample_holds_its_image_facts_and_captions(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from tests.kit.packs import (
     jpeg,
     manifest_of,
     pack,
+    photos,
     rows_of,
     sample,
     source_of,
@@ -33,7 +34,9 @@ from wdsprep.dataset.rejects import Refusal
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.write import header
 from wdsprep.errors import SourceError
-from wdsprep.sources.base import LeftOut
+from wdsprep.sources.base import Columns, LeftOut
+from wdsprep.sources.patterns import ALL_TARS
+from wdsprep.sources.tars import TarsSource
 
 HOSTILE = ("../../x", "/etc/y", "a/./b", "..", "c//d", "~/e", "f\\g")
 
@@ -320,3 +323,20 @@ def test_joined_tars_lose_nothing(tmp_path: Path) -> None:
     words = ["pack", str(tmp_path / "in"), str(tmp_path / "out"), "--workers", "1", *BUCKETS]
     assert main(words) == 0
     assert manifest_of(tmp_path / "out").samples == 3
+
+
+def test_tables_of_samples_are_no_part_of_a_source(tmp_path: Path) -> None:
+    """Neither beside shards of ours nor beside indexed tars, so indexing changes no input."""
+    images = pack(photos(tmp_path / "in", 3), tmp_path / "images")
+    theirs = tmp_path / "theirs"
+    for path in images.glob("*/*.tar"):
+        (theirs / path.parent.name).mkdir(parents=True)
+        shutil.copy(path, theirs / path.parent.name)
+    ours, others = (
+        TarsSource(url=str(root), pattern=ALL_TARS, columns=Columns()) for root in (images, theirs)
+    )
+    before = list(others.items())
+    assert main(["index", str(theirs)]) == 0
+    assert {path.name for path in theirs.glob("*/*.parquet")} == {"000000.tar.parquet"}
+    assert list(others.items()) == before
+    assert [*map(list, map(ours.read, ours.items()))] == [*map(list, map(others.read, before))]

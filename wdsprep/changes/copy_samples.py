@@ -462,17 +462,19 @@ class _NewShard:
             return
         names = [[member.name for member in members] for members in found.members]
         sizes = [end - begin for begin, end in found.reach]
-        self._open_tar().add_tarred(found.keys, names, sizes, found.blocks())
+        self._open_tar().add_tarred(found.keys, names, sizes, found.blocks(), found.facts)
 
     def add_renamed(self, found: CopiedSamples, prefix: str) -> None:
         """Add samples under keys with a prefix, which are written into their json too."""
         for number, key in enumerate(found.keys):
             new = f"{prefix}{key}"
-            changed = {"json": facts_bytes({**found.facts[number], "key": new})}
-            self._open_tar().add(new, list((found.fields(number) | changed).items()))
+            facts = {**found.facts[number], "key": new}
+            fields = found.fields(number) | {"json": facts_bytes(facts)}
+            self._open_tar().add(new, list(fields.items()), facts=facts)
 
     def _open_tar(self) -> DraftTar:
-        self.tar = self.tar or self.draft.tar(self.name)
+        has_table = self.work.dataset == "images"
+        self.tar = self.tar or self.draft.tar(self.name, has_table=has_table)
         return self.tar
 
     def count(self, found: CopiedSamples, part: PlacedPart) -> None:

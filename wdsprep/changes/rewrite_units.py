@@ -13,7 +13,7 @@ size and digest that each shard has then.
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,17 +29,20 @@ from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import (
     index_name,
     inputs_name,
+    names_beside,
     receipt_name,
     rejects_name,
     rows_name,
+    table_name,
 )
 from wdsprep.dataset.image_positions import ImagePositions, may_have_rows
 from wdsprep.dataset.json_records import read_lines
 from wdsprep.dataset.receipts import Receipt, Shard
-from wdsprep.dataset.reindex import make_index, write_index, write_rows
+from wdsprep.dataset.reindex import make_index, write_index, write_rows, write_table
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectsFile, hide_source, read_rejects
 from wdsprep.dataset.removed_samples import Removed, ShardRemoval, UnitRemoval
+from wdsprep.dataset.sample_table import table_without
 from wdsprep.dataset.samples import key_order, parse_json, parse_object
 from wdsprep.dataset.score_columns import counted_as
 from wdsprep.dataset.shapes import shape_ranges
@@ -66,6 +69,8 @@ class RewrittenShard:
     shard: Shard
     index: bytes
     gone: tuple[Fields, ...]
+    table: bytes = b""
+    """The table of the remaining samples; empty if the old one was not as its receipt said."""
 
 
 class UnitChange:
@@ -94,7 +99,7 @@ class UnitChange:
             if self._image is None and self._removal.is_ahead_of(receipt):
                 self._removal = replace(self._removal, made_of="", lost_rows=())
             shards = self._unchanged_shards(receipt)
-            made = [self._rewrite_shard(shard, naming) for shard in shards]
+            made = [self._rewrite_shard(shard, receipt, naming) for shard in shards]
             after = self._new_receipt(receipt, made)
             if not after.inputs and self._removal.made_of:
                 self._store.delete(receipt_name(unit))
@@ -106,8 +111,9 @@ class UnitChange:
             naming.close()
             for one in made:
                 write_bytes(self._store, index_name(one.shard.name), one.index)
-            self._finish_shards(after)
-            return after
+                if one.table:
+                    write_bytes(self._store, table_name(one.shard.name), one.table)
+            return self._finish_shards(after)
 
     def check_begun(self) -> None:
         """Raise DamageError if a file keeps `rewrite` from finishing what a killed run began.
@@ -165,7 +171,7 @@ class UnitChange:
         after = replace(receipt, shards=tuple(shards), counts=counts)
         after = self._with_rejects(after)
         if receipt.dataset == "images":
-            return self._with_inputs(after)
+            return self._with_inputs(self._with_tables(after, made, emptied))
         return self._with_rows(receipt, self._with_new_image(after))
 
     def _is_ahead_of(self, receipt: Receipt) -> bool:
@@ -242,6 +248,16 @@ class UnitChange:
         for reject in kept:
             rejects.add(reject)
         return out.getvalue(), rejects
+
+    def _with_tables(
+        self, receipt: Receipt, made: Sequence[RewrittenShard], emptied: Collection[str]
+    ) -> Receipt:
+        """Return a receipt with the digests of the new tables. That of none is empty."""
+        gone = {table_name(name) for name in emptied}
+        files = {name: digest for name, digest in receipt.files.items() if name not in gone}
+        for one in made:
+            files[table_name(one.shard.name)] = hex_digest(one.table) if one.table else ""
+        return replace(receipt, files=files)
 
     def _with_inputs(self, receipt: Receipt) -> Receipt:
         data = self._read(inputs_name(receipt.unit), b"")
@@ -334,10 +350,11 @@ class UnitChange:
             raise self._unlike_receipt(name)
         return data
 
-    def _finish_shards(self, receipt: Receipt) -> None:
-        """Write the missing index of each changed shard, and delete the empty shards.
+    def _finish_shards(self, receipt: Receipt) -> Receipt:
+        """Write what is missing beside each changed shard, delete empty shards, return the receipt.
 
-        An index whose size does not fit the samples of the shard counts as missing.
+        An index whose size does not fit the samples of the shard counts as missing, and so does a
+        table whose digest is not that in the receipt.
         """
         now = {shard.name: shard for shard in receipt.shards}
         for each in self._removal.shards:
@@ -347,6 +364,10 @@ class UnitChange:
             name, nbytes = index_name(each.name), 8 * (now[each.name].samples + 1)
             if not any(e.nbytes == nbytes for e in self._store.list(name) if e.name == name):
                 write_index(self._store, each.name)
+            stated = receipt.files.get(name := table_name(each.name))
+            if stated is not None and hex_digest(self._read(name, b"")) != stated:
+                receipt = write_table(self._store, receipt, each.name)
+        return receipt
 
     def _delete_all(self) -> None:
         """Delete the shards and rejects of a unit that has no receipt any more."""
@@ -355,7 +376,7 @@ class UnitChange:
         self._store.delete(rejects_name(self._removal.unit))
 
     def _delete(self, tar: str) -> None:
-        for name in (tar, index_name(tar), rows_name(tar)):
+        for name in (tar, *names_beside(tar)):
             self._store.delete(name)
 
     def _read(self, name: str, missing: bytes | None = None) -> bytes:
@@ -370,11 +391,24 @@ class UnitChange:
         return DamageError(f"{self._store.url}/{name}", UNLIKE_RECEIPT)
 
     # --- shards
-    def _rewrite_shard(self, shard: ShardRemoval, naming: ExitStack) -> RewrittenShard:
+    def _rewrite_shard(
+        self, shard: ShardRemoval, receipt: Receipt, naming: ExitStack
+    ) -> RewrittenShard:
         sink = naming.enter_context(self._store.write(shard.name))
         new = self._copy_rest(shard, sink.write)
         sink.end()
-        return new
+        return replace(new, table=self._new_table(shard, receipt))
+
+    def _new_table(self, shard: ShardRemoval, receipt: Receipt) -> bytes:
+        """Return the table of the samples that stay, or b"" if the receipt is not of the old one.
+
+        Then the table is made of the new shard.
+        """
+        name = table_name(shard.name)
+        stated = receipt.files.get(name)
+        if not stated or hex_digest(data := self._read(name, b"")) != stated:
+            return b""
+        return table_without(data, shard.rows, f"{self._store.url}/{name}")
 
     def _copy_rest(self, removal: ShardRemoval, write: Callable[[bytes], object]) -> RewrittenShard:
         """Copy the samples of a shard that stay, check its digest, and return the new shard."""

@@ -27,6 +27,7 @@ from wdsprep.dataset.file_names import (
     rejects_name,
     retry_of_inputs,
     rows_name,
+    table_name,
     taken_name,
     unit_of_file,
     unit_of_receipt,
@@ -279,6 +280,8 @@ def expected_files(receipt: Receipt) -> Iterator[ExpectedFile]:
         index_nbytes = 8 * (shard.samples + 1)
         index = index_name(shard.name)
         yield ExpectedFile(name=index, unit=unit, nbytes=index_nbytes, kind=Kind.INDEX)
+        if receipt.dataset == "images":
+            yield ExpectedFile(name=table_name(shard.name), unit=unit, kind=Kind.INDEX)
         if (rows := rows_name(shard.name)) in receipt.files:
             kind = Kind.INDEX if keys_may_tell(receipt) else Kind.DAMAGED
             yield ExpectedFile(name=rows, unit=unit, nbytes=NBYTES * shard.samples, kind=kind)

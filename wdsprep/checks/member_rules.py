@@ -1,6 +1,5 @@
 """Rules for the members of a sample, as `shards/README.md` states them."""
 
-import json
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -10,6 +9,7 @@ from wdsprep.dataset.buckets import bucket_of
 from wdsprep.dataset.npy_arrays import Field, fields_of, is_finite, is_imported, is_of_text
 from wdsprep.dataset.receipts import Receipt, Settings, Shard
 from wdsprep.dataset.rejects import RejectedError
+from wdsprep.dataset.samples import parse_json
 from wdsprep.dataset.score_columns import columns_of, is_of_kind, is_scored
 from wdsprep.dataset.shapes import (
     cut_size,
@@ -206,15 +206,26 @@ def array_problem(field: Field, data: memoryview, nbytes: int) -> str:
     return ""
 
 
-def text_problem(key: str, json_data: bytes, txt: bytes, rules: CheckRules) -> str:
-    """Return what is wrong with the json and the caption of a sample, or "" if nothing is."""
+def read_facts(json_data: bytes) -> dict[str, Any] | str:
+    """Return the object in the json of a sample, or what is wrong with the json."""
     try:
-        facts = json.loads(json_data.decode("utf-8", "surrogatepass"))
-        caption = txt.decode()
+        facts = parse_json(json_data.decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError) as error:
-        return f"json or txt cannot be read ({error})"
-    if not isinstance(facts, dict):
-        return "json is not an object"
+        return f"json cannot be read ({error})"
+    return facts if isinstance(facts, dict) else "json is not an object"
+
+
+def text_problem(
+    key: str, facts: Mapping[str, Any], json_data: bytes, txt: bytes, rules: CheckRules
+) -> str:
+    """Return what is wrong with the json and the caption of a sample, or "" if nothing is.
+
+    `facts` are the object in the json.
+    """
+    try:
+        caption = txt.decode()
+    except ValueError as error:
+        return f"txt cannot be read ({error})"
     if b"null" in json_data and _has_null(facts):
         return "json has a null value"
     if wrong := rules.check_facts(facts):

@@ -25,17 +25,18 @@ from wdsprep.dataset.file_names import (
     OURS,
     inputs_name,
     is_retry,
+    is_table,
     latent_unit,
     receipt_name,
     rejects_name,
     rows_name,
     sample_key,
+    tar_of,
     unit_of_file,
-    without_index,
 )
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt
-from wdsprep.dataset.reindex import AGAIN, UNTOLD, write_index, write_rows
+from wdsprep.dataset.reindex import AGAIN, UNTOLD, write_index, write_rows, write_table
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectsFile, is_moved, read_rejects
 from wdsprep.dataset.samples import key_order
@@ -177,8 +178,10 @@ def plan_repair(found: DatasetSurvey) -> Repair:
         kept=kept,
         mended={unit: tuple(findings) for unit, findings in mended.items()},
         unsettled=unsettled,
-        indexes=tuple(f.name for f in indexes if f.unit not in units),
-        writes_manifest=bool(changes) or any(f.kind is Kind.MANIFEST for f in found.findings),
+        # tables last, which are read by the indexes
+        indexes=tuple(sorted((f.name for f in indexes if f.unit not in units), key=is_table)),
+        writes_manifest=bool(changes)
+        or any(f.kind is Kind.MANIFEST or is_table(f.name) for f in found.findings),
         beyond=tuple(beyond),
     )
 
@@ -266,7 +269,7 @@ def do_repair(repair: Repair, heard: Callable[[int], None] = lambda _count: None
     for name in repair.indexes:
         (unit,) = {f.unit for f in repair.survey.findings if f.name == name}
         with edition.holding(unit):
-            repairer.index(name)
+            repairer.index(unit, name)
     if repair.writes_manifest:
         with edition.holding_manifest():
             _write_manifest(edition.store, repair.survey)
@@ -314,8 +317,8 @@ class _Repairer:
             self._store.delete(inputs_name(unit))
             self._tell()
 
-    def index(self, name: str) -> None:
-        tar = without_index(name)
+    def index(self, unit: str, name: str) -> None:
+        tar = tar_of(name)
         if self._repair.survey.has_changed({tar, name}):
             self.changed.append(name)
             return
@@ -323,6 +326,8 @@ class _Repairer:
             self._store.delete(name)
             if write_rows(self._store, read_receipt(self._store, latent_unit(tar))) is None:
                 raise FormatError(f"{self._store.url}/{name} cannot be made, as {UNTOLD}: {AGAIN}")
+        elif is_table(name):
+            write_table(self._store, read_receipt(self._store, unit), tar)
         else:
             write_index(self._store, tar)
         self._tell()
@@ -356,7 +361,7 @@ def mend_rejects(store: Store, receipt: Receipt, gone: Collection[str]) -> None:
         receipt,
         inputs=len(taken) + len(known),
         rejects=dict(rejects.counts),
-        files={name: rejects.digest},
+        files={**{n: d for n, d in receipt.files.items() if is_table(n)}, name: rejects.digest},
     )
     write_bytes(store, receipt_name(receipt.unit), mended.to_bytes())
 

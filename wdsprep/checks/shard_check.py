@@ -7,7 +7,8 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from wdsprep.checks.member_rules import CheckRules, text_problem
+from wdsprep.checks.member_rules import CheckRules, read_facts, text_problem
+from wdsprep.dataset.sample_table import TableWriter
 from wdsprep.dataset.shard_reader import HashedTape
 from wdsprep.dataset.tar import BLOCK, padded
 from wdsprep.dataset.tar.index import encode_index
@@ -26,10 +27,12 @@ SHOWN = 2
 class CheckedShard:
     """The content of a shard, as far as it was checked.
 
-    `count` is the number of problems that its samples have, and `problems` are the first of them.
-    `stopped` is why the check ended before the end of the tar.
+    `table` gets the rows of its sound samples, if a table is wanted. `count` is the number of
+    problems that its samples have, and `problems` are the first of them. `stopped` is why the check
+    ended before the end of the tar.
     """
 
+    table: TableWriter | None = None
     offsets: "array[int]" = field(default_factory=lambda: array("Q"))
     keys: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -107,9 +110,16 @@ class _ShardChecker:
         if self._number < self._rules.members:
             self.found.note(f"{self._key}: it has {self._number} of {self._rules.members} members")
         elif len(self._texts) == 2:
-            texts = self._texts["json"], self._texts["txt"]
-            if problem := text_problem(self._key, *texts, self._rules):
-                self.found.note(f"{self._key}: {problem}")
+            self._close_texts(self._texts["json"], self._texts["txt"])
+
+    def _close_texts(self, json_data: bytes, txt: bytes) -> None:
+        facts = read_facts(json_data)
+        if isinstance(facts, str):
+            self.found.note(f"{self._key}: {facts}")
+        elif problem := text_problem(self._key, facts, json_data, txt, self._rules):
+            self.found.note(f"{self._key}: {problem}")
+        elif self.found.table:
+            self.found.table.add(self._key, facts)
 
     def _member(self, name: str, start: int, nbytes: int) -> str:
         if self._number >= self._rules.members:

@@ -23,6 +23,7 @@ from wdsprep.dataset.file_names import (
     rejects_name,
     rows_name,
     sample_key,
+    table_name,
     taken_name,
 )
 from wdsprep.dataset.image_positions import (
@@ -36,6 +37,7 @@ from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reindex import UNTOLD
 from wdsprep.dataset.rejects import UNSETTLED, read_rejects
 from wdsprep.dataset.removed_samples import UnitRemoval, removed_from
+from wdsprep.dataset.sample_table import TableWriter, have_same_rows
 from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.dataset.shard_reader import HashedTape
@@ -109,7 +111,7 @@ def check_unit(unit: CheckUnit) -> Generator[int, None, UnitFindings]:
 
 def _check_begun(unit: CheckUnit, removal: UnitRemoval) -> tuple[Finding, ...]:
     """Return a finding about damage that keeps a removal from finishing a unit, or nothing."""
-    from wdsprep.changes.rewrite_units import UnitChange  # needs numpy, which images do not
+    from wdsprep.changes.rewrite_units import UnitChange  # which needs numpy
 
     store = shared_store(unit.place.url)
     try:
@@ -182,7 +184,8 @@ class _Checker:
         Yield now and then how many bytes have been read so far. Of a damaged tar the index is not
         checked.
         """
-        walked = CheckedShard()
+        table = TableWriter() if self._receipt.dataset == "images" else None
+        walked = CheckedShard(table)
         try:
             with HashedTape(self._store, shard) as tape:
                 yield from check_shard(tape, rules_of(self._receipt, shard), walked)
@@ -199,6 +202,8 @@ class _Checker:
         else:
             self._keys[shard.name] = walked.keys
             self._index(index_name(shard.name), walked.index)
+            if walked.table:
+                self._check_table(table_name(shard.name), walked.table)
 
     def _find_keys_problem(self, shard: Shard, keys: list[str]) -> str:
         """Return what is wrong with the keys of a sound shard, or "" if nothing is."""
@@ -213,6 +218,18 @@ class _Checker:
     def _index(self, name: str, index: bytes) -> None:
         if name not in self._unit.known and self._read(name, Kind.INDEX) not in (None, index):
             self._find(name, Kind.INDEX, "it is not the index of its tar")
+
+    def _check_table(self, name: str, table: TableWriter) -> None:
+        """Add a finding if a table is not as its receipt says, or has other rows than `table`.
+
+        Only the rows have to be those of the tar: another pyarrow may write other bytes.
+        """
+        if name in self._unit.known or (data := self._read(name, Kind.INDEX)) is None:
+            return
+        if hex_digest(data) != self._receipt.files.get(name):
+            self._find(name, Kind.INDEX, self._other)
+        elif data != (made := table.finish()) and not have_same_rows(data, made, name):
+            self._find(name, Kind.INDEX, "its rows are not what the json in its tar says")
 
     def _read(self, name: str, missing: Kind = Kind.MISSING) -> bytes | None:
         try:

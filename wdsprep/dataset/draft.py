@@ -6,12 +6,22 @@
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from types import TracebackType
+from typing import Any
 
-from wdsprep.dataset.file_names import index_name, receipt_name, rejects_name
+from wdsprep.dataset.digests import hex_digest
+from wdsprep.dataset.file_names import (
+    index_name,
+    is_table,
+    receipt_name,
+    rejects_name,
+    table_name,
+)
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.rejects import RejectsFile
 from wdsprep.dataset.removed_samples import removed_from
+from wdsprep.dataset.sample_table import TableWriter
 from wdsprep.dataset.stored_dataset import check_same, find_receipt
 from wdsprep.dataset.tar.write import Data, TarWriter
 from wdsprep.dataset.unit_locks import Edition
@@ -50,11 +60,13 @@ class Draft:
             self._receipt.__exit__(*why)
             self._named.__exit__(*why)
 
-    def tar(self, name: str) -> "DraftTar":
+    def tar(self, name: str, *, has_table: bool = False) -> "DraftTar":
+        """Begin a tar, with its index and, if it is to have one, the table of its samples."""
         allow_files(len(self._beside) + OTHER_FILES)  # each stays open until all are whole
         sink = self._open(name)
         writer = TarWriter(sink)
-        return DraftTar(sink, writer, name, self._writers, self._beside)
+        table = TableWriter() if has_table else None
+        return DraftTar(sink, writer, name, self._writers, self._beside, table)
 
     def _open(self, name: str) -> FileSink:
         self._files.append(self._named.enter_context(self._edition.store.write(name)))
@@ -68,13 +80,16 @@ class Draft:
     ) -> Receipt:
         """Give the files their names, the receipt last, and return the receipt of the unit.
 
-        `beside` are more files of the unit, by name. If another run has finished the unit
-        meanwhile, all files are dropped, and the receipt of that run is returned. `check` is called
-        before the names are given, and may raise an error. Raise BusyError if samples were removed
-        from the dataset meanwhile, or if the unit was locked for too long.
+        The digests of the tables are added to the receipt. `beside` are more files of the unit, by
+        name. If another run has finished the unit meanwhile, all files are dropped, and the receipt
+        of that run is returned. `check` is called before the names are given, and may raise an
+        error. Raise BusyError if samples were removed from the dataset meanwhile, or if the unit
+        was locked for too long.
         """
         for name, data in {**self._beside, **beside}.items():
             self._open(name).write(data)
+        tables = {name: hex_digest(self._beside[name]) for name in self._beside if is_table(name)}
+        receipt = replace(receipt, files={**receipt.files, **tables})
         name = receipt_name(self.unit)
         last = self._receipt.enter_context(self._edition.store.write(name, exclusive=True))
         last.write(receipt.to_bytes())
@@ -135,7 +150,7 @@ class _DroppedError(Exception):
 
 
 class DraftTar:
-    """A shard that is being written, and its index."""
+    """A shard that is being written, its index and its table."""
 
     def __init__(
         self,
@@ -144,8 +159,9 @@ class DraftTar:
         name: str,
         writers: ExitStack,
         beside: dict[str, bytes],
+        table: TableWriter | None,
     ) -> None:
-        self.name, self._sink, self._beside = name, sink, beside
+        self.name, self._sink, self._beside, self._table = name, sink, beside, table
         self._closing = writers.enter_context(ExitStack())  # ends the tar's thread
         self._writer = self._closing.enter_context(writer)
 
@@ -157,8 +173,22 @@ class DraftTar:
     def nbytes(self) -> int:
         return self._writer.nbytes
 
-    def add(self, key: str, fields: Sequence[tuple[str, Data]]) -> None:
+    def add(
+        self,
+        key: str,
+        fields: Sequence[tuple[str, Data]],
+        *,
+        facts: Mapping[str, Any] | None = None,
+        meta: bytes | None = None,
+    ) -> None:
+        """Add a sample.
+
+        If the shard has a table, `facts` are the object in its json, and `meta` is the text of
+        their `meta`, if that is known.
+        """
         self._writer.add(key, fields)
+        if self._table and facts is not None:
+            self._table.add(key, facts, meta)
 
     def add_tarred(
         self,
@@ -166,8 +196,12 @@ class DraftTar:
         names: Sequence[Sequence[str]],
         sizes: Sequence[int],
         blocks: Iterable[bytes | memoryview],
+        facts: Sequence[Mapping[str, Any]],
     ) -> None:
         self._writer.add_tarred(keys, names, sizes, blocks)
+        if self._table:
+            for key, one in zip(keys, facts, strict=True):
+                self._table.add(key, one)
 
     def reserve(self, key: str, names: Sequence[str]) -> None:
         """Reserve the key of a sample. Raise now the error that `add` would raise later."""
@@ -176,12 +210,14 @@ class DraftTar:
     def finish(self, *, waits: bool = False) -> Shard:
         """Complete the tar, and return its entry for the receipt.
 
-        The index is kept for the draft to write. With `waits`, bytes of the tar that would stay in
-        memory until the whole unit is finished are sent now.
+        The index and the table are kept for the draft to write. With `waits`, bytes of the tar that
+        would stay in memory until the whole unit is finished are sent now.
         """
         written = self._writer.finish()
         self._closing.close()
         self._beside[index_name(self.name)] = written.index
+        if self._table:
+            self._beside[table_name(self.name)] = self._table.finish()
         if waits:
             self._sink.end(waits=True)
         return Shard(

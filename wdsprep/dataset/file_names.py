@@ -8,6 +8,7 @@ A dataset of images has these:
     removed                  what `wdsprep remove` took out, by digests: it stays away
     256/000000.tar           what unit 000000 has made for bucket 256
     256/000000.tar.idx       where its samples begin
+    256/000000.parquet       what is known of its samples, one row each
     256/000000_01.tar        what did not fit into that
     inputs/000000.jsonl      what the unit was made of
     rejects/000000.jsonl     what did not make it
@@ -49,7 +50,7 @@ FIRST_RETRY = 1_000_000_000
 """Units from this number on have no rows of their own: they try again what failed in others."""
 RETRIES = f"{INPUTS}{FIRST_RETRY}"[:-6]
 """The start of the names of input lists of retries."""
-SHARD = re.compile(r"(\d+)/(\d{6,})(_\d+)?\.tar(\.idx)?")
+SHARD = re.compile(r"(\d+)/(\d{6,})(_\d+)?\.(?:tar(?:\.idx)?|parquet)")
 BESIDE = re.compile(r"(rejects|inputs)/(\d{6,})\.jsonl")
 # Of shards that pack made. Others may have the names of what a user keeps beside them.
 LATENTS = re.compile(
@@ -74,6 +75,7 @@ _BUCKET = re.compile(r"(?:receipts/|rejects/|captions/)?(\d+)/")
 _FOLDER_OR_ENDING = re.compile(
     r"^(receipts|rejects|inputs|captions)/|\.(jsonl?|tar(\.idx|\.rows)?)$"
 )
+_TABLE = ".parquet"
 _HELD = re.compile(rf"(.+{re.escape(HELD)})(\.\d+)?")
 
 
@@ -127,6 +129,36 @@ def rows_name(tar: str) -> str:
     return f"{tar}.rows"
 
 
+def table_name(tar: str) -> str:
+    """Return the name of the table of a tar's samples in a dataset."""
+    return f"{tar.removesuffix('.tar')}{_TABLE}"
+
+
+def foreign_table_name(tar: str) -> str:
+    """Return the name of the table of a tar that another program packed.
+
+    That program may have a file of its own beside it: img2dataset has 00000.parquet.
+    """
+    return f"{tar}{_TABLE}"
+
+
+def is_foreign_table(name: str) -> bool:
+    return name.endswith(f".tar{_TABLE}")
+
+
+def is_rows(name: str) -> bool:
+    return name.endswith(".rows")
+
+
+def is_table(name: str) -> bool:
+    return name.endswith(_TABLE)
+
+
+def names_beside(tar: str) -> tuple[str, str, str]:
+    """Return the names of the files that may lie beside a tar, and go with it."""
+    return index_name(tar), rows_name(tar), table_name(tar)
+
+
 def lookup_name(digest: str) -> str:
     return f"{CAPTIONS}{digest}.sqlite"
 
@@ -135,12 +167,14 @@ def taken_name(unit: str) -> str:
     return f"{CAPTIONS}{unit}.jsonl"
 
 
-def without_index(name: str) -> str:
-    """Return the name of the tar that an index or a file of rows belongs to.
+def tar_of(name: str) -> str:
+    """Return the name of the tar that an index, a file of rows or a table belongs to.
 
     Any other name, such as that of a tar, is returned as it is.
     """
-    return name.removesuffix(".idx").removesuffix(".rows")
+    if is_table(name) and not is_foreign_table(name):
+        return f"{name.removesuffix(_TABLE)}.tar"
+    return name.removesuffix(".idx").removesuffix(".rows").removesuffix(_TABLE)
 
 
 def is_index(name: str) -> bool:

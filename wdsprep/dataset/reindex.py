@@ -1,14 +1,25 @@
-"""`index`: give tars and latents of others the files that a loader needs.
+"""`index`: give tars of others the files that a loader needs, and make lost ones again.
 
-A tar that something else made gets its index. Latents that were made before there were rows
+A tar that something else made gets its index and the table of its samples. Latents that lack rows
 (`wdsprep.dataset.image_positions`) get those that a join needs.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from wdsprep.dataset.damage import naming_repair, repair_step
 from wdsprep.dataset.digests import hex_digest
-from wdsprep.dataset.file_names import MANIFEST, index_name, is_index, rows_name
+from wdsprep.dataset.file_names import (
+    MANIFEST,
+    foreign_table_name,
+    index_name,
+    is_index,
+    is_table,
+    receipt_name,
+    rows_name,
+    table_name,
+)
 from wdsprep.dataset.image_positions import (
     ImagePositions,
     are_pack_keys,
@@ -17,13 +28,17 @@ from wdsprep.dataset.image_positions import (
     none_moved,
     positions_from_keys,
 )
+from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.rejects import rejects_in
+from wdsprep.dataset.sample_table import TableWriter
+from wdsprep.dataset.samples import parse_object
 from wdsprep.dataset.shapes import shape_ranges
-from wdsprep.dataset.shard_reader import ShardReader
-from wdsprep.dataset.stored_dataset import read_manifest
+from wdsprep.dataset.shard_reader import NamedShard, ShardReader
+from wdsprep.dataset.stored_dataset import read_manifest, read_receipt
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import index_tar, open_tape
+from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import DamageError, NotFoundError, SourceError, UsageError
 from wdsprep.store import open_store
 from wdsprep.store.base import Entry, Store, write_bytes
@@ -46,16 +61,20 @@ def index(
 ) -> dict[str, int]:
     """Write the index of each tar below `folder` that has none, or a cut or an older one.
 
-    In a dataset of latents, also write the rows of each tar that lacks them and needs them.
-    Return the number of samples of each tar that was indexed, and of each file of rows, by name.
-    `heard` gets how many files are done, and how many there are to do, first for indexes and then
-    for rows. `told` gets a line about rows that cannot be made.
+    Also write the table of each tar of images that has none or got an index, and the rows of each
+    tar of latents that lacks them and needs them. Return the number of samples of each tar that was
+    indexed, and of each table and each file of rows, by name. `heard` gets how many files are done,
+    and how many there are to do, for indexes, for tables and for rows. `told` gets a line about
+    what cannot be made.
     """
     store = open_store(folder)
     there = {
         entry.name: entry
         for entry in store.list()
-        if entry.name.endswith((".tar", ".rows")) or is_index(entry.name) or entry.name == MANIFEST
+        if entry.name.endswith((".tar", ".rows"))
+        or entry.name == MANIFEST
+        or is_index(entry.name)
+        or is_table(entry.name)
     }
     tars = sorted(name for name in there if name.endswith(".tar"))
     if not tars:
@@ -70,9 +89,14 @@ def index(
         except BadSampleError as error:
             error.with_next_step(f"{_tar_step(error)}, then index again")
             raise
-    if MANIFEST in there:
+    manifest = read_manifest(store) if MANIFEST in there else None
+    if manifest is None:
+        bare = [name for name in tars if name in done or foreign_table_name(name) not in there]
+        done |= _write_foreign_tables(store, bare, heard)
+    else:
         with naming_repair(store):
-            done |= _write_rows(store, there.keys(), heard, told)
+            done |= _write_tables(store, manifest, there.keys(), heard)
+            done |= _write_rows(store, manifest, there.keys(), heard, told)
     store.publish()
     return done
 
@@ -83,17 +107,89 @@ def _tar_step(error: BadSampleError) -> str:
     return "fetch or make the tar again"
 
 
+def _write_foreign_tables(store: Store, tars: Sequence[str], heard: Counting) -> dict[str, int]:
+    """Write the tables of tars that another program packed; return their samples, by table."""
+    done: dict[str, int] = {}
+    for number, tar in enumerate(tars):
+        heard(number, len(tars))
+        table = make_table(store, tar, is_foreign=True)
+        write_bytes(store, name := foreign_table_name(tar), table.data)
+        done[name] = table.samples
+    return done
+
+
+def _write_tables(
+    store: Store, manifest: Manifest, there: Collection[str], heard: Counting
+) -> dict[str, int]:
+    """Write the missing tables of a dataset of images; return their samples, by table."""
+    edition, done = Edition.from_store(store), dict[str, int]()
+    lacking = [
+        (receipt.unit, shard)
+        for receipt in (manifest.receipts if manifest.dataset == "images" else ())
+        for shard in receipt.shards
+        if table_name(shard.name) not in there and shard.name in there
+    ]
+    for number, (unit, shard) in enumerate(lacking):
+        heard(number, len(lacking))
+        with edition.holding(unit):
+            write_table(store, read_receipt(store, unit), shard.name)
+        done[table_name(shard.name)] = shard.samples
+    return done
+
+
+class MadeTable(NamedTuple):
+    """The bytes of a table, and the number of its rows."""
+
+    data: bytes
+    samples: int
+
+
+def make_table(store: Store, tar: str, *, is_foreign: bool = False) -> MadeTable:
+    """Make the table of a tar from the keys and the json of its samples.
+
+    The tar has an index. A sample that cannot be read is damage, or in a tar of another program a
+    row without a key.
+    """
+    table = TableWriter()
+    samples = len(store.read(index_name(tar))) // 8 - 1
+    with ShardReader(store, NamedShard(tar, samples), is_foreign=is_foreign) as reader:
+        for block in reader.json():
+            for key, data in zip(block.keys, block.json, strict=True):
+                if data is None and not is_foreign:
+                    raise DamageError(reader.place, "it has a sample that cannot be read")
+                table.add(key, parse_object(data or b"") or {})
+    return MadeTable(table.finish(), samples)
+
+
+def write_table(store: Store, receipt: Receipt, tar: str) -> Receipt:
+    """Write the table of a tar of images again, and return the receipt with its digest.
+
+    The receipt is written too if its digest is another: another pyarrow writes other bytes. The
+    caller holds the unit.
+    """
+    name, data = table_name(tar), make_table(store, tar).data
+    write_bytes(store, name, data)
+    if receipt.files.get(name) == (digest := hex_digest(data)):
+        return receipt
+    after = replace(receipt, files={**receipt.files, name: digest})
+    write_bytes(store, receipt_name(receipt.unit), after.to_bytes())
+    return after
+
+
 def _write_rows(
-    store: Store, there: Iterable[str], heard: Counting, told: Callable[[str], None]
+    store: Store,
+    manifest: Manifest,
+    there: Iterable[str],
+    heard: Counting,
+    told: Callable[[str], None],
 ) -> dict[str, int]:
     """Write the missing files of positions; return the samples of each file written, by its name.
 
     `told` gets a line about files that cannot be made.
     """
-    manifest = read_manifest(store)
     missing = [
         receipt
-        for receipt in (manifest.receipts if manifest else ())
+        for receipt in manifest.receipts
         if may_have_rows(receipt) and receipt.shards
         if rows_name(receipt.shards[0].name) not in there
     ]

@@ -1,5 +1,8 @@
 """The table of a shard of images: `256/000000.parquet` beside `256/000000.tar`, one row a sample.
 
+A tar that another program packed has it as `NAME.tar.parquet`, since img2dataset has a file of its
+own under `NAME.parquet`.
+
 A table is decided by the json and the keys of its tar: the same samples give the same rows, whoever
 writes them. Writers make it of what they write, `index` and `repair` of what they read. Its rows
 have the order of the shard. What was decided, so that questions to tables need no other rule:
@@ -20,7 +23,8 @@ written, and what is made again is compared by its rows.
 """
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from functools import cache
 from io import BytesIO
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -47,6 +51,7 @@ COLUMNS: Mapping[str, str] = {
     "source_width": WHOLE,
     "source_height": WHOLE,
     "bucket": WHOLE,
+    "repeats": WHOLE,
     "changes": TEXTS,
     "url": TEXT,
     "sha256": TEXT,
@@ -55,9 +60,9 @@ COLUMNS: Mapping[str, str] = {
     META: TEXT,
     REST: TEXT,
 }
-"""The columns of a table of images, and what each holds: a text, a list of texts, a whole number"""
+"""The columns of a table of images, and what each holds: text, a list of texts, whole numbers."""
 MARK = {"wdsprep": "table 1"}
-"""What tells a table of ours from a file that another program has under such a name."""
+"""What tells a table of ours from the file that another program has under such a name."""
 BATCH_ROWS, BATCH_NBYTES = 1024, 8 << 20
 """The rows, or bytes of `meta`, that are held as objects of Python."""
 GROUP_ROWS = 4096
@@ -86,12 +91,13 @@ class TableWriter:
     def add(self, key: str, facts: Mapping[str, Any], meta: bytes | None = None) -> None:
         """Add the row of a sample, given the object in its json.
 
-        `meta` is the JSON text of the field `meta`, if the caller has encoded it.
+        A caller that has encoded `meta` gives its JSON text, and no fields that no column has.
         """
-        if meta is None and facts.get(META) is not None:
-            meta = facts_bytes(facts[META])
-        if not facts.keys() <= _KNOWN or facts.get(KEY, key) != key:
-            self._rests[len(self._keys)] = _find_rest(key, facts)
+        if meta is None:
+            if facts.get(META) is not None:
+                meta = facts_bytes(facts[META])
+            if not facts.keys() <= _KNOWN or facts.get(KEY, key) != key:
+                self._rests[len(self._keys)] = _find_rest(key, facts)
         self._keys.append(key)
         self._rows.append([*map(facts.get, _FIELDS)])
         self._metas.append(meta)
@@ -111,30 +117,32 @@ class TableWriter:
     def _end_batch(self) -> None:
         import pyarrow as pa
 
-        arrays = {KEY: _text_array(_encode(self._keys))}
         fields = zip(*self._rows, strict=True) if self._rows else [()] * len(_FIELDS)
+        columns: dict[str, Sequence[Any]] = {KEY: self._keys}
         for name, values in zip(_FIELDS, fields, strict=True):
-            arrays[name] = self._make_array(name, values)
-        arrays[META] = _text_array(self._metas)
+            columns[name] = self._find_unfit(name, values)
+        columns[META] = self._metas
         rests = map(self._rests.get, range(len(self._keys)))
-        arrays[REST] = _text_array([facts_bytes(rest) if rest else None for rest in rests])
-        self._batches.append(pa.record_batch([*arrays.values()], schema=table_schema()))
+        columns[REST] = [facts_bytes(rest) if rest else None for rest in rests]
+        arrays = [_make_array(COLUMNS[name], values) for name, values in columns.items()]
+        self._batches.append(pa.record_batch(arrays, schema=table_schema()))
         self._begin_batch()
         if sum(map(len, self._batches)) >= GROUP_ROWS:
             table = self._table()
             self._open().write_table(table[:GROUP_ROWS])
             self._batches = table[GROUP_ROWS:].to_batches()
 
-    def _make_array(self, name: str, values: Sequence[Any]) -> "pa.Array":
-        """Return the column of a field. Values of another type go to the rest of their rows."""
+    def _find_unfit(self, name: str, values: Sequence[Any]) -> Sequence[Any]:
+        """Return the values of a field that its column can hold; others go to the rest."""
         kind = COLUMNS[name]
-        if not _are_fit(kind, values):
-            values = list(values)
-            for row, value in enumerate(values):
-                if not _are_fit(kind, [value]):
-                    self._rests.setdefault(row, {})[name] = value
-                    values[row] = None
-        return _ARRAYS[kind](values)
+        if values.count(None) == len(values) or _are_fit(kind, values):
+            return values
+        values = list(values)
+        for row, value in enumerate(values):
+            if not _are_fit(kind, [value]):
+                self._rests.setdefault(row, {})[name] = value
+                values[row] = None
+        return values
 
     def _table(self) -> "pa.Table":
         import pyarrow as pa
@@ -176,6 +184,28 @@ def read_table(data: bytes, what: str) -> "pa.Table":
     return table
 
 
+def is_marked(metadata: Mapping[bytes, bytes] | None) -> bool:
+    """Return whether a Parquet file with this metadata is a table of samples of ours."""
+    return {name.encode(): value.encode() for name, value in MARK.items()}.items() <= (
+        metadata or {}
+    ).items()
+
+
+def have_same_rows(one: bytes, other: bytes, what: str) -> bool:
+    """Return whether two tables have the same rows. What is no table has none.
+
+    Rows are counted before any are unpacked.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet as pq
+
+    try:
+        counts = {pq.read_metadata(BytesIO(data)).num_rows for data in (one, other)}
+        return len(counts) == 1 and bool(read_table(one, what).equals(read_table(other, what)))
+    except (DamageError, pa.ArrowException, OSError):
+        return False
+
+
 def table_without(data: bytes, rows: Iterable[int], what: str) -> bytes:
     """Return the bytes of a table without the rows of these numbers."""
     import numpy as np
@@ -189,14 +219,21 @@ def table_without(data: bytes, rows: Iterable[int], what: str) -> bytes:
     return out.getvalue()
 
 
+@cache
 def table_schema() -> "pa.Schema":
     """Return the names and types of the columns of all tables of images."""
     import pyarrow as pa
 
+    types = _types()
+    return pa.schema(pa.field(name, types[kind], name != KEY) for name, kind in COLUMNS.items())
+
+
+@cache
+def _types() -> Mapping[str, "pa.DataType"]:
+    import pyarrow as pa
+
     texts = pa.list_(pa.field("element", pa.string()))  # as Parquet calls it
-    types = {TEXT: pa.string(), TEXTS: texts, WHOLE: pa.int64()}
-    fields = [pa.field(name, types[kind], name != KEY) for name, kind in COLUMNS.items()]
-    return pa.schema(fields)
+    return {TEXT: pa.string(), TEXTS: texts, WHOLE: pa.int64()}
 
 
 def _find_rest(key: str, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,59 +254,47 @@ def _are_fit(kind: str, values: Sequence[Any]) -> bool:
 
 
 # --- arrays of Arrow, made of buffers: `pa.array` of a list would import pandas
-def _encode(values: Iterable[str | None]) -> list[bytes | None]:
-    return [None if value is None else value.encode("utf-8", "replace") for value in values]
-
-
-def _text_array(values: Sequence[bytes | None]) -> "pa.Array":
-    import numpy as np
+def _make_array(kind: str, values: Sequence[Any]) -> "pa.Array":
     import pyarrow as pa
 
-    lengths = np.fromiter((-1 if v is None else len(v) for v in values), np.int64, len(values))
-    data = b"".join(filter(None, values))
-    offsets = pa.py_buffer(_offsets(lengths))
-    buffers = [_validity(lengths >= 0), offsets, pa.py_buffer(data)]
+    nulls = values.count(None)
+    if nulls == len(values):
+        return pa.nulls(len(values), _types()[kind])
+    valid = _validity(values) if nulls else None
+    if kind == WHOLE:
+        numbers = array("q", [value or 0 for value in values] if nulls else values)
+        return pa.Array.from_buffers(pa.int64(), len(values), [valid, pa.py_buffer(numbers)])
+    if nulls:
+        values = [value or () for value in values]
+    if kind == TEXT:
+        return _text_array(values, valid)
+    offsets = pa.py_buffer(_offsets(values))
+    items = _text_array([*chain.from_iterable(values)], None)
+    return pa.Array.from_buffers(_types()[kind], len(values), [valid, offsets], children=[items])
+
+
+def _text_array(values: Sequence[Any], valid: "pa.Buffer | None") -> "pa.Array":
+    """Return texts, or bytes in UTF-8, as an array. An empty tuple stands for null."""
+    import pyarrow as pa
+
+    if not {*map(type, values)} <= {bytes, tuple}:
+        values = [value.encode("utf-8", "replace") if value else b"" for value in values]
+    buffers = [valid, pa.py_buffer(_offsets(values)), pa.py_buffer(b"".join(filter(None, values)))]
     return pa.Array.from_buffers(pa.string(), len(values), buffers)
 
 
-def _texts_array(values: Sequence[Sequence[str] | None]) -> "pa.Array":
-    import numpy as np
-    import pyarrow as pa
-
-    lengths = np.fromiter((-1 if v is None else len(v) for v in values), np.int64, len(values))
-    items = _text_array(_encode(text for value in values for text in value or ()))
-    buffers = [_validity(lengths >= 0), pa.py_buffer(_offsets(lengths))]
-    kind = table_schema().field("captions").type
-    return pa.Array.from_buffers(kind, len(values), buffers, children=[items])
-
-
-def _whole_array(values: Sequence[int | None]) -> "pa.Array":
-    import numpy as np
-    import pyarrow as pa
-
-    valid = np.fromiter((v is not None for v in values), np.bool_, len(values))
-    numbers = array("q", [v or 0 for v in values])
-    return pa.Array.from_buffers(pa.int64(), len(values), [_validity(valid), pa.py_buffer(numbers)])
-
-
-_ARRAYS: Mapping[str, Any] = {
-    TEXT: lambda values: _text_array(_encode(values)),
-    TEXTS: _texts_array,
-    WHOLE: _whole_array,
-}
-
-
-def _offsets(lengths: "NDArray[np.int64]") -> "NDArray[np.int32]":
+def _offsets(values: Sequence[Sized]) -> "NDArray[np.int32]":
     import numpy as np
 
-    offsets = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(np.maximum(lengths, 0), out=offsets[1:])
+    offsets = np.zeros(len(values) + 1, np.int32)
+    np.cumsum(np.fromiter(map(len, values), np.int64, len(values)), out=offsets[1:])
     return offsets
 
 
-def _validity(valid: "NDArray[np.bool_]") -> "pa.Buffer | None":
-    """Return the bits that say which values are not null, or None if all are not."""
+def _validity(values: Sequence[Any]) -> "pa.Buffer":
+    """Return the bits that say which values are not None."""
     import numpy as np
     import pyarrow as pa
 
-    return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    valid = np.fromiter((value is not None for value in values), np.bool_, len(values))
+    return pa.py_buffer(np.packbits(valid, bitorder="little"))

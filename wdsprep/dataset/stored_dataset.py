@@ -26,17 +26,17 @@ from wdsprep.dataset.file_names import (
     SHARD,
     bucket_of,
     held_name,
-    index_name,
+    is_table,
     latent_unit,
     maker_of,
+    names_beside,
     receipt_name,
     rejects_name,
     retry_of_inputs,
-    rows_name,
     taken_name,
+    tar_of,
     unit_of_file,
     unit_of_receipt,
-    without_index,
 )
 from wdsprep.dataset.manifest import Manifest, rebuild_hint
 from wdsprep.dataset.receipts import Receipt, Receipts, Settings, Shard, line_of, sort_by_unit
@@ -385,7 +385,7 @@ def retract(edition: Edition, unit: str, input_digest: str) -> None:
         if receipt.input == input_digest:
             store.delete(receipt_name(unit))
             for shard in receipt.shards:
-                for name in (shard.name, index_name(shard.name), rows_name(shard.name)):
+                for name in (shard.name, *names_beside(shard.name)):
                     store.delete(name)
             store.delete(rejects_name(unit))
             store.delete(taken_name(unit))
@@ -466,7 +466,7 @@ def tidy(edition: Edition, manifest: Manifest) -> None:
     shards = {shard.name for shard in manifest.ledger.shards()}
     strays: dict[str, list[str]] = {}
     for entry in edition.store.list():
-        unit, name = _maker_unit(manifest, entry.name), without_index(entry.name)
+        unit, name = _maker_unit(manifest, entry.name), tar_of(entry.name)
         if unit and name not in shards and (name.endswith(".tar") or unit not in ours):
             strays.setdefault(unit, []).append(entry.name)
     for unit, names in sorted(strays.items()):
@@ -492,11 +492,12 @@ def _remove_strays(store: Store, unit: str, names: Iterable[str]) -> None:
     """Delete the files `names` of a unit that has no receipt.
 
     If the unit has a receipt, delete only the tars among them that the receipt does not list, and
-    the indexes and rows of these tars. The caller holds the lock of the unit.
+    the files beside these tars. The caller holds the lock of the unit.
     """
     with contextlib.suppress(NotFoundError):
         shards = {shard.name for shard in read_receipt(store, unit).shards}
-        names = [n for n in names if ".tar" in n and without_index(n) not in shards]
+        of_tars = (n for n in names if ".tar" in n or is_table(n))
+        names = [n for n in of_tars if tar_of(n) not in shards]
     for name in names:
         store.delete(name)
 

@@ -41,7 +41,7 @@ from wdsprep.dataset.file_names import (
     retry_of_inputs,
 )
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.receipts import CONTENT, RETRIED, Receipt
+from wdsprep.dataset.receipts import RETRIED, Receipt
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import (
     UNSETTLED,
@@ -243,7 +243,7 @@ def _settle_receipt(store: Store, receipt: Receipt, gone: frozenset[str]) -> Rec
         inputs=inputs,
         rejects=dict(rejects.counts),
         counts={**receipt.counts, RETRIED: retried},
-        files={name: rejects.digest, **_content_file(receipt)},
+        files={**_settled_files(receipt), name: rejects.digest},
     )
     if digest != rejects.digest:
         _rewrite(store, replace(settled, files={**settled.files, UNSETTLED: digest}))
@@ -253,8 +253,8 @@ def _settle_receipt(store: Store, receipt: Receipt, gone: frozenset[str]) -> Rec
     return settled
 
 
-def _content_file(receipt: Receipt) -> dict[str, str]:
-    return {CONTENT: receipt.content} if receipt.content else {}
+def _settled_files(receipt: Receipt) -> dict[str, str]:
+    return {name: digest for name, digest in receipt.files.items() if name != UNSETTLED}
 
 
 def _rewrite(store: Store, receipt: Receipt) -> None:

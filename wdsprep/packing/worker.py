@@ -31,7 +31,7 @@ from wdsprep.fetch.downloads import Downloads, DownloadTurns
 from wdsprep.images.pixel_rule import Picture
 from wdsprep.packing.options import PackRules
 from wdsprep.packing.sample_checks import CheckedSample, check_samples, repeated_urls
-from wdsprep.packing.sample_json import repeats_of, sample_members
+from wdsprep.packing.sample_json import packed_sample, repeats_of
 from wdsprep.packing.slices import check_not_retried
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import RunProgress, share_done
@@ -181,19 +181,18 @@ class _Shards:
         bucket = bucket_of(picture.width, picture.height, self.rules.sides)
         has_repeats = self.rules.repeats_from_folders
         of_folder = {"repeats": repeats_of(sample.source)} if has_repeats else {}
-        fields = sample_members(key, sample, picture, bucket, self.rules.kept, of_folder)
-        nbytes = sum([len(data) for _, data in fields])
+        packed = packed_sample(key, sample, picture, bucket, self.rules.kept, of_folder)
+        nbytes = sum([len(data) for _, data in packed.members])
         current = self._open.get(bucket)
         if current is not None and self._is_full(current, nbytes):
             self._done.append(self._open.pop(bucket).finish(waits=True))
             current = None
         if current is None:
             current = self._begin(bucket)
-        current.add(key, fields)
+        current.add(key, packed.members, facts=packed.facts, meta=packed.meta)
         self.samples += 1
         self.nbytes += nbytes
-        facts = {"caption": sample.caption, "width": picture.width, "height": picture.height}
-        count_sample(self.counts, "images", facts | of_folder)
+        count_sample(self.counts, "images", packed.facts)
 
     def finish(self) -> tuple[Shard, ...]:
         while self._open:
@@ -207,5 +206,6 @@ class _Shards:
     def _begin(self, bucket: int) -> DraftTar:
         roll = self._rolled[bucket]
         self._rolled[bucket] += 1
-        self._open[bucket] = self.draft.tar(image_shard(bucket, self.draft.unit, roll))
+        name = image_shard(bucket, self.draft.unit, roll)
+        self._open[bucket] = self.draft.tar(name, has_table=True)
         return self._open[bucket]

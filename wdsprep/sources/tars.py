@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from wdsprep.dataset.file_names import is_index
+from wdsprep.dataset.file_names import is_foreign_table, is_index
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.samples import Sample
@@ -60,6 +60,8 @@ class TarsSource:
         tables: dict[str, Entry] = {}
         found = 0
         for entry in shared_store(self.url).list(wanted.start):
+            if is_foreign_table(entry.name):
+                continue
             if entry.name.endswith(".parquet"):
                 tables[entry.name.removesuffix(".parquet")] = entry  # a.parquet before a.tar
             elif wanted.takes(entry.name):
@@ -280,7 +282,8 @@ def _member_places(url: str, tar: str) -> dict[str, tuple[int, int]]:
 def _rows_beside(url: str, table: str) -> dict[str, dict[str, Any] | RejectedError]:
     """Return the rows of the Parquet table beside a tar, by key. Rows without a key are ignored.
 
-    A row that cannot be read is a RejectedError under the key UNREADABLE.
+    A row that cannot be read is a RejectedError under the key UNREADABLE. A table of ours has no
+    rows here: it says what the json in the tar says.
     """
     from wdsprep.sources.tables.parquet import read_rows
 
