@@ -21,8 +21,9 @@ from wdsprep.cli import cli
 
 PACKAGE = ROOT / "wdsprep"
 ROOMS = (
-    *("store", "dataset", "fetch", "images", "runners", "sources", "packing", "encoding"),
-    *("importing", "scoring", "loading", "changes", "checks", "reporting", "exporting", "cli"),
+    *("store", "dataset", "table", "fetch", "images", "runners", "sources", "packing"),
+    *("encoding", "importing", "scoring", "loading", "changes", "checks", "reporting"),
+    *("exporting", "cli"),
 )
 """From the ground up. Files beside them are the ground itself: every room may import them."""
 PLACES = {
@@ -33,12 +34,13 @@ PLACES = {
     "jinja2": ("reporting",),
     "PIL": ("images", "scoring", "reporting", "cli"),
     "pyarrow": (
-        *("dataset", "sources", "images", "importing", "encoding", "loading", "changes"),
-        *("exporting", "reporting"),
+        *("dataset", "table", "sources", "images", "importing", "encoding", "loading"),
+        *("changes", "exporting", "reporting"),
     ),
+    "duckdb": ("table",),
     "ray": ("runners", "loading"),
     "numpy": (
-        *("dataset", "images", "encoding", "importing", "scoring", "loading"),
+        *("dataset", "table", "images", "encoding", "importing", "scoring", "loading"),
         *("changes", "checks", "reporting", "exporting"),
     ),
     "torch": ("encoding", "loading", "images", "importing", "scoring", "exporting"),

@@ -116,6 +116,10 @@ class Condition:
         """
         return bool(self._evaluate(values))
 
+    def evaluate(self, values: Sequence[Any]) -> Any:
+        """Return the value of the text, or None if it has none, for the values of its `names`."""
+        return self._evaluate(values)
+
     def _compile(self, node: ast.expr) -> Evaluate:
         """Return a function that computes a node of the syntax tree from the values of all names.
 

@@ -72,7 +72,7 @@ def value_at_path(facts: Any, path: str | PathParts) -> Any:
     for part in parts:
         if isinstance(found, MAPPING):
             found = found.get(part)
-        elif isinstance(found, list | tuple) and -1 < (number := _list_index(part)) < len(found):
+        elif isinstance(found, list | tuple) and -1 < (number := list_index(part)) < len(found):
             found = found[number]
         else:
             return None
@@ -83,7 +83,7 @@ def split_path(path: str) -> PathParts:
     return tuple(_NUMBERED.sub(r".\1", path).split("."))
 
 
-def _list_index(part: str | int) -> int:
+def list_index(part: str | int) -> int:
     """Return the index into a list that a part of a path stands for, or -1 if it is none."""
     if isinstance(part, str):
         return int(part) if part.isdecimal() else -1

@@ -1,0 +1,461 @@
+"""DuckDB selects the rows that the closures of a condition select, whatever the rows hold."""
+
+import io
+import itertools
+import math
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wdsprep.dataset.condition_syntax import Condition
+from wdsprep.dataset.sample_table import TableWriter, read_table
+from wdsprep.dataset.samples import facts_bytes, parse_json, value_at_path
+from wdsprep.errors import FormatError
+from wdsprep.table import query
+from wdsprep.table.query import MOST_ROWS, Query, open_engine
+
+
+class Asked(Condition):
+    option = ""
+
+
+WIDE = [2**53 - 1, 2**53, 2**53 + 1, 2**63 - 1, -(2**53) - 1, -(2**63)]
+HUGE = [2**63, 2**64 - 1, 2**64, 2**70, 2**70 + 1, -(2**70), 10**400]
+FLOATS = [0.5, -1.5, 6.0, 1e-7, 5e-324, 2.0**53, 2.0**53 + 2, 1e22, 1e300, -1e308]
+ODD_FLOATS = [math.inf, -math.inf, math.nan]
+TEXTS = [
+    *("", "car", "a red car", "en", "e", "e5", "truck", "\u00fc", "\u65e5\u672c\u8a9e"),
+    *("\U0001f697 car", "7", "6.0", "-7", "07", ".5", "5.", "1e3", "+6", " 7", "7\n", "1_0"),
+    *("\u0663", "0x10", "7 cars", "nan", "inf", "-inf", "infinity", "1e999", "true", "null"),
+    *("None", ".", "-", "--7", "1-2", "1.2.3", "9007199254740993", "9007199254740992.0"),
+    *("18446744073709551616", "0.1000000000000000055511", "it's", '"car"', "a\\b", "a/b"),
+    *("100%", "a_b", "a\nb", "a\0b", "\x7f", "[1]", "{}", "'; drop table rows; --"),
+]  # fmt: skip
+INTS = [0, 1, -1, 2, 6, 7, 512, *WIDE]
+KEYS = [
+    *("lang", "cell", "aesthetic", "marks", "deep", "a name", "\u00fc", "7", 'q"k', "it's"),
+    *("a*b", "a.b", "a/b", "car", "width"),
+]  # fmt: skip
+NAMES = [
+    *("width", "height", "score", "caption", "source", "nsfw", "tags", "nothing", "small"),
+    *("lang", "cell", "aesthetic", "marks", "deep", "meta", "meta.width", "meta.lang"),
+    *("tags[0]", "captions[0]", "captions['1']", "captions", "captions.x", "captions[0].x"),
+    *("caption.x", "width[0]", "marks[0]", "marks[1]", "meta.cell", "marks[2147483648]"),
+    *("deep.lang", "deep.cell.car", "deep.marks[0]", "marks[0].lang", "deep['7']"),
+    *("meta['7']", "meta['a name']", "meta['\u00fc']", "meta['q\"k']", "meta[\"it's\"]"),
+    *("meta['a*b']", "meta['a.b']", "meta['a/b']", "meta['']", "meta['a\\\\']", "meta.meta"),
+    *("meta[0]", "meta[0].lang", "rest", "rest.lang"),
+]  # fmt: skip
+
+
+def json_value(rng: random.Random, depth: int = 0) -> Any:
+    kind = rng.randrange(13 if depth < 3 else 10)
+    if kind < 4:
+        return rng.choice(TEXTS)
+    if kind < 9:
+        return rng.choice([*INTS, *INTS, *FLOATS, *HUGE, True, False])
+    if kind == 9:
+        return None
+    if kind == 10:
+        return {rng.choice(KEYS): json_value(rng, depth + 1) for _ in range(rng.randrange(4))}
+    return [json_value(rng, depth + 1) for _ in range(rng.randrange(4))]
+
+
+def a_row(rng: random.Random) -> dict[str, Any]:
+    """Return what is known of a sample; half of the values are as those of most datasets."""
+    meta = {key: json_value(rng) for key in KEYS if rng.random() < 0.5}
+    if rng.random() < 0.5:
+        meta |= {"aesthetic": rng.randrange(100) / 10, "lang": rng.choice(["en", "de"])}
+        meta |= {"marks": [rng.choice(TEXTS[:10]) for _ in range(rng.randrange(3))]}
+    row: dict[str, Any] = {
+        "width": rng.choice(INTS),
+        "height": rng.choice([*INTS, None]),
+        "score": rng.choice([*FLOATS, *ODD_FLOATS, 7.0, None]),
+        "caption": rng.choice(TEXTS),
+        "source": rng.choice([*TEXTS, None]),
+        "nsfw": rng.choice([True, False, None]),
+        "tags": rng.choice([None, [], ["car"], ["car", None, "7"]]),
+        "small": rng.choice([0.1, 6.5, 1e30]),
+        "meta": rng.choice([meta] * 20 + [None, [meta], "car"]),
+    }
+    row["small"] = float(np.float32(row["small"]))
+    return row
+
+
+SCHEMA = {
+    "width": pa.int64(), "height": pa.int64(), "score": pa.float64(), "caption": pa.string(),
+    "source": pa.large_string(), "nsfw": pa.bool_(), "tags": pa.list_(pa.string()),
+    "small": pa.float32(), "meta": pa.string(),
+}  # fmt: skip
+
+
+def table_of(rows: Sequence[dict[str, Any]]) -> pa.Table:
+    columns = {
+        name: pa.array([row[name] for row in rows], kind)
+        for name, kind in SCHEMA.items()
+        if name != "meta"
+    }
+    encoded = [None if row["meta"] is None else facts_bytes(row["meta"]).decode() for row in rows]
+    return pa.table({**columns, "meta": pa.array(encoded, pa.string())})
+
+
+# --- conditions
+def constant(rng: random.Random) -> str:
+    value = rng.choice(
+        [*TEXTS, *TEXTS, 0, 1, 6, 7, 512, 0.5, 6.0, True, False, *INTS, *FLOATS, *HUGE, math.inf]
+    )
+    return repr(value).replace("inf", "1e999") if isinstance(value, float) else repr(value)
+
+
+def a_list(rng: random.Random) -> str:
+    return "[" + ", ".join(constant(rng) for _ in range(rng.randrange(5))) + "]"
+
+
+def a_value(rng: random.Random, depth: int) -> str:
+    kind = rng.randrange(10)
+    if depth and kind < 2:
+        sign = rng.choice("+-*/")
+        return f"({a_value(rng, depth - 1)} {sign} {a_value(rng, depth - 1)})"
+    if depth and kind == 2:
+        return f"({rng.choice('+-')} {a_value(rng, depth - 1)})"
+    if depth and kind == 3:
+        return f"({a_condition(rng, depth - 1)})"
+    return rng.choice(NAMES) if kind < 8 else constant(rng)
+
+
+def a_condition(rng: random.Random, depth: int = 3) -> str:
+    kind = rng.randrange(12)
+    if depth and kind < 3:
+        return rng.choice([" and ", " or "]).join(
+            f"({a_condition(rng, depth - 1)})" for _ in range(rng.randrange(2, 4))
+        )
+    if depth and kind == 3:
+        return f"not ({a_condition(rng, depth - 1)})"
+    value = a_value(rng, max(depth - 1, 0))
+    if kind == 4:
+        return value
+    if kind == 5:
+        return f"{value} is {rng.choice(['', 'not '])}None"
+    if kind == 6:
+        pieces = ["%", "%", "_", "car", "a", "7", " ", "\\", "'"]
+        pattern = "".join(rng.choice(pieces) for _ in range(4))
+        return f"like({value}, {pattern!r})"
+    links = []
+    for _ in range(rng.choice([1, 1, 1, 2, 3])):
+        if rng.randrange(4) == 0:
+            links.append(f"{rng.choice(['in', 'not in'])} {a_list(rng)}")
+        else:
+            sign = rng.choice(["<", "<=", ">", ">=", "==", "!=", "in", "not in"])
+            links.append(f"{sign} {a_value(rng, max(depth - 1, 0))}")
+    return " ".join([value, *links])
+
+
+def facts_of(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**row, "meta": parse_json(facts_bytes({"m": row["meta"]}))["m"]} for row in rows]
+
+
+def by_closures(condition: Condition, facts: Sequence[dict[str, Any]]) -> list[bool]:
+    return [
+        condition.holds([value_at_path(one, name) for name in condition.names]) for one in facts
+    ]
+
+
+def met(condition: Condition, *tables: pa.Table) -> list[bool]:
+    with open_engine() as engine:
+        return np.concatenate([*Query(condition, engine).masks(tables)]).tolist()
+
+
+def sample_facts(rng: random.Random) -> dict[str, Any]:
+    """Return the json of a sample, now and then with fields that no table has a column for."""
+    row = {name: value for name, value in a_row(rng).items() if name not in ("score", "small")}
+    row["captions"] = row.pop("tags")
+    if rng.random() < 0.3:
+        return {**row, **{rng.choice([*KEYS, *SCHEMA]): json_value(rng) for _ in range(3)}}
+    return row
+
+
+def sample_table(facts: Sequence[dict[str, Any]]) -> pa.Table:
+    writer = TableWriter()
+    for number, one in enumerate(facts):
+        writer.add(f"{number:06d}", one)
+    return read_table(writer.finish(), "a table")
+
+
+def test_400_conditions_select_of_1000_samples_what_their_closures_do_of_their_json() -> None:
+    rng = random.Random(7)
+    facts = [sample_facts(rng) for _ in range(1_000)]
+    table, facts = sample_table(facts), [parse_json(facts_bytes(one)) for one in facts]
+    with open_engine() as engine:
+        for _ in range(400):
+            condition = Asked(a_condition(rng))
+            (found,) = Query(condition, engine).masks([table])
+            assert found.tolist() == by_closures(condition, facts), condition.text
+
+
+def test_conditions_select_of_other_tables_what_their_closures_do() -> None:
+    rng = random.Random(8)
+    rows = [a_row(rng) for _ in range(200)]
+    table, facts = table_of(rows), facts_of(rows)
+    with open_engine() as engine:
+        for _ in range(200):
+            condition = Asked(a_condition(rng))
+            (found,) = Query(condition, engine).masks([table])
+            assert found.tolist() == by_closures(condition, facts), condition.text
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.randoms(use_true_random=False), st.integers(0, 2**32))
+def test_any_condition_selects_what_its_closures_do(chosen: random.Random, seed: int) -> None:
+    rng = random.Random(seed)
+    rows = [a_row(rng) for _ in range(20)]
+    condition = Asked(a_condition(chosen))
+    assert met(condition, table_of(rows)) == by_closures(condition, facts_of(rows))
+
+
+# --- what a condition cannot do
+HOSTILE = "'); DROP VIEW rows; SELECT ('"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"caption == {HOSTILE!r} or meta[{HOSTILE!r}] == 1",
+        f"like(caption, {HOSTILE!r}) or {HOSTILE!r} in caption or {HOSTILE!r} in meta.marks",
+        f"caption in [{HOSTILE!r}, 'x'] and {HOSTILE!r} < meta.lang",
+        "v1 is None and c0 is None and found is None and rows is None",
+        "like(caption, '%\\\\') or caption == '\\ud800' or 'a\\0b' in caption",
+    ],
+)
+def test_text_of_a_user_is_never_code(text: str) -> None:
+    rng = random.Random(1)
+    rows = [{**a_row(rng), "caption": rng.choice([HOSTILE, "x", "a\\", "a\0b"])} for _ in range(99)]
+    condition = Asked(text)
+    assert met(condition, table_of(rows)) == by_closures(condition, facts_of(rows))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "SELECT * FROM read_csv('/etc/passwd')",
+        "COPY (SELECT 1) TO '/tmp/made-by-duckdb'",
+        "ATTACH '/tmp/made-by-duckdb'",
+        "SELECT * FROM 'https://example.org/x.parquet'",
+        "INSTALL httpfs",
+        "LOAD httpfs",
+        "SET threads = 4",
+        "SET enable_external_access = true",
+        "SET python_enable_replacements = true",
+        "SELECT * FROM secret",
+    ],
+)
+def test_the_engine_reaches_no_files_network_settings_or_variables(asked: str) -> None:
+    secret = pa.table({"x": [1]})
+    with open_engine() as engine, pytest.raises(duckdb.Error):
+        engine.sql(asked).fetchall()
+    assert len(secret) == 1
+
+
+def test_the_engine_has_no_threads_and_a_forked_child_ends_cleanly() -> None:
+    script = """
+import os, pyarrow as pa
+from wdsprep.dataset.condition_syntax import Condition
+from wdsprep.table.query import Query, open_engine
+class Asked(Condition): option = ""
+table = pa.table({"a": pa.array(range(3_000)), "meta": ['{"b": "x"}'] * 3_000})
+table.take([0]), table.slice(0, 9).to_pandas
+before = set(os.listdir("/proc/self/task"))
+def ask():
+    with open_engine() as engine:
+        (mask,) = Query(Asked("a >= 7 and b == 'x'"), engine).masks([table])
+        return int(mask.sum()), len(set(os.listdir("/proc/self/task")) - before)
+assert ask() == (2_993, 0), ask()
+engine = open_engine()
+query = Query(Asked("a < 7 or b > 5"), engine)
+assert sum(int(mask.sum()) for mask in query.masks([table])) == 7
+child = os.fork()
+if not child:
+    assert ask()[0] == 2_993
+    raise SystemExit
+assert os.waitpid(child, 0)[1] == 0
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+# --- rows that should not be
+def test_damaged_meta_counts_as_missing_and_raises_nothing() -> None:
+    meta = ['{"a": 7}', '{"a":', "", "nul", '{"a": 7} x', "7", '{"a": 1e999}', "\0", None]
+    meta += ["[" * 5_000, '{"a": "\\ud800"}', '{"a": "\\u0000"}']
+    table = pa.table({"key": [f"{n}" for n in range(len(meta))], "meta": meta})
+    assert met(Asked("a is None"), table) == [False] + [True] * 9 + [False] * 2
+    assert met(Asked("a == 7 or a > 7 or a == '\\0'"), table) == [True] + [False] * 10 + [True]
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        pa.array([1, 2, None]),
+        pa.array([{"a": 7}, {"a": 8}, None]),
+        pa.array([b'{"a": 7}', b"", None]),
+        pa.nulls(3),
+        pa.array([None, [1], [7, None]]),
+        pa.array(['{"a": 7}', None, '{"a": 7}']).dictionary_encode(),
+    ],
+    ids=lambda meta: str(meta.type)[:6],
+)
+@pytest.mark.parametrize("rest", [False, True])
+def test_columns_of_any_type_mean_what_python_reads_of_them(meta: pa.Array, rest: bool) -> None:
+    table = pa.table({"meta": meta, "other": meta, "rest": meta if rest else pa.nulls(3)})
+    for text in ["a == 7", "a is None", "meta.a > 7 or other > 1", "other is None or not meta"]:
+        condition = Asked(text)
+        facts = table.to_pylist()
+        for one in facts:
+            if isinstance(one["meta"], str):
+                one["meta"] = parse_json(one["meta"])
+            rest_of_row = one.pop("rest")
+            if isinstance(rest_of_row, str):
+                rest_of_row = parse_json(rest_of_row)
+            if isinstance(rest_of_row, dict):
+                one |= {n: v for n, v in rest_of_row.items() if one.get(n) is None}
+        assert met(condition, table) == by_closures(condition, facts), text
+
+
+def test_texts_of_digits_dots_and_signs_are_the_numbers_that_python_reads() -> None:
+    texts = ["".join(signs) for n in range(6) for signs in itertools.product("09.-", repeat=n)]
+    table = pa.table({"a": texts})
+    facts = table.to_pylist()
+    for text in ["a > 5", "a * 2 <= 0.9", "a in [0, 9, 0.9]", "a + 0 is None", "-1 < a < 1"]:
+        assert met(Asked(text), table) == by_closures(Asked(text), facts)
+
+
+def test_a_column_that_stands_twice_is_one_line() -> None:
+    table = pa.table([[1], [2]], names=["a", "a"])
+    with pytest.raises(FormatError, match="a table has two columns a: leave one out"):
+        met(Asked("a > 1"), table)
+    assert met(Asked("b is None"), table) == [True]
+
+
+def test_sql_by_hand_differs_as_the_page_says() -> None:
+    rows = pa.table(
+        {"width": [2**62, 640], "score": [None, 5.0], "captions": [["a", "b"], ["b", "a"]],
+         "caption": ["7", "car"], "meta": ['{"aesthetic": 10}', '{"aesthetic": 9}']}
+    )  # fmt: skip
+
+    def by_hand(where: str) -> list[int]:
+        with open_engine() as engine:
+            engine.register("samples", rows)
+            found = engine.sql(f"SELECT width FROM samples WHERE {where}").fetchall()
+        return [width for (width,) in found]
+
+    differing = {
+        "not score > 5": ([2**62, 640], [640]),
+        "captions[1] == 'a'": ([640], [2**62]),
+        "width / 0 > 1": ([], [2**62, 640]),
+        "width * 4 > 1": ([2**62, 640], None),
+        "caption > 5": ([2**62], None),
+    }
+    for text, (ours, sql) in differing.items():
+        assert rows.filter(met(Asked(text), rows))["width"].to_pylist() == ours
+        if sql is None:
+            with pytest.raises(duckdb.Error):
+                by_hand(text)
+        else:
+            assert by_hand(text) == sql
+    assert by_hand("meta ->> 'aesthetic' > '5'") == [640]
+
+
+# --- many tables
+@pytest.mark.parametrize("nbytes", [query.MOST_NBYTES, 50_000])
+def test_tables_of_any_lengths_are_asked_in_order(
+    nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(query, "MOST_NBYTES", nbytes)
+    rng = np.random.default_rng(0)
+    lengths = [3, 0, MOST_ROWS - 3, 1, 2 * MOST_ROWS + 5, 0, 7]
+    values = [rng.integers(0, 9, length) for length in lengths]
+    tables = [pa.table({"n": value, "unused": value}) for value in values]
+    tables[3] = pa.table({"n": [f"{value}" for value in values[3]]})  # another type
+    with open_engine() as engine:
+        masks = list(Query(Asked("n >= 5"), engine).masks(iter(tables)))
+    assert [mask.tolist() for mask in masks] == [(value >= 5).tolist() for value in values]
+
+
+def test_a_table_without_the_columns_asked_for_has_none_of_their_values() -> None:
+    table = pa.table({"n": [1, 2]})
+    assert met(Asked("x is None and y is None"), table) == [True, True]
+    assert met(Asked("x > 1"), table, table) == [False] * 4
+    assert met(Asked("True"), table.slice(0, 0), table) == [True, True]
+
+
+def test_only_columns_that_may_matter_are_read() -> None:
+    out = io.BytesIO()
+    values = {"w": [1, 2], "h": [1, None], "meta": ['{"a": 7}', None], "url": ["a", "b"]}
+    pq.write_table(pa.table({**values, "rest": [None, '{"h": 3}']}), out)
+    wanted = {"w > 1": ["w"], "h > w": ["w", "h", "meta", "rest"], "a > 1": ["meta", "rest"]}
+    with open_engine() as engine, pq.ParquetFile(out) as file:
+        for text, columns in wanted.items():
+            query = Query(Asked(text), engine)
+            table = query.read(file)
+            assert table.column_names == columns
+            assert sum(mask.sum() for mask in query.masks([table])) == 1
+        query = Query(Asked("1"), engine)
+        (mask,) = query.masks([query.read(file)])
+        assert mask.tolist() == [True, True]
+
+
+def test_names_that_no_row_has_are_known_afterwards() -> None:
+    rows = table_of(
+        [{**a_row(random.Random(1)), "source": None, "meta": {"a": None, "b": [2**70]}}]
+    )
+    condition = Asked("a == 1 or b[0] > 1 or c is None or caption.x or source or width in [1]")
+    with open_engine() as engine:
+        asked = Query(condition, engine)
+        list(asked.masks([rows]))
+        assert asked.unseen == {("a",), ("c",), ("caption", "x"), ("source",)}
+        list(asked.masks([table_of([{**a_row(random.Random(1)), "meta": {"a": {}, "source": 1}}])]))
+        assert asked.unseen == {("c",), ("caption", "x")}
+
+
+# --- what it costs
+def nested(depth: int) -> str:
+    text = "width > 3"
+    for _ in range(depth):
+        text = f"width > ({text}) + score"
+    return text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        nested(30),
+        "not " * 98 + "width",
+        " + ".join(["width"] * 99) + " > 0",
+        " <= ".join(["width"] * 9_000),
+        " or ".join(["score > 5"] * 7_000),
+        " or ".join(f"name{n} == 5" for n in range(2_000)),
+        f"width in ({', '.join(map(str, range(4_000)))})",
+        f"caption not in ({', '.join(repr(f'{n:012}') for n in range(6_000))})",
+        f"like(caption, '{'%a' * 40_000}%')",
+        f"like(caption, '{'%a_a' * 20_000}%') or like(caption, '{'a_' * 9_000}')",
+        f"caption == '{'x' * 90_000}'",
+    ],
+    ids=lambda text: text[:20],
+)
+def test_long_and_deep_conditions_are_asked_in_time(text: str) -> None:
+    rng = random.Random(3)
+    rows = [{**a_row(rng), "caption": "a" * 2_000} for _ in range(20)]
+    condition, facts = Asked(text), facts_of(rows)
+    begun = time.process_time()
+    found = met(condition, table_of(rows))
+    assert time.process_time() - begun < 5
+    assert found == by_closures(condition, facts)

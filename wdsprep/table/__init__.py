@@ -1,0 +1,5 @@
+"""The tables of a dataset, and questions to them.
+
+In: rows of tables, as Arrow, and a condition in the language of `dataset.condition_syntax`. Out:
+which rows meet it. `condition_sql` compiles a condition to SQL, and `query` asks DuckDB.
+"""

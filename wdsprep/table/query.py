@@ -1,0 +1,178 @@
+"""Ask tables which of their rows meet a condition.
+
+DuckDB answers by the SQL of `condition_sql`, and the closures of the condition answer for the rows
+that are left to them. DuckDB gets Arrow and gives Arrow: it has no files, network, extensions,
+variables of Python or settings to change, and no threads of its own, so a process that is forked
+from this one ends as any other.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from wdsprep.dataset.condition_syntax import Condition
+from wdsprep.dataset.sample_table import REST
+from wdsprep.dataset.samples import META, PathParts, parse_json, value_at_path
+from wdsprep.errors import FormatError
+from wdsprep.table.condition_sql import Column, Selection, compile_condition, kind_of
+
+MOST_ROWS = 50_000
+"""Rows of a query: planning it takes some milliseconds, whatever it is asked of."""
+MOST_NBYTES = 64 << 20
+PARSED_ROWS = 4096
+"""Rows that Python holds at a time."""
+CONFIG: dict[str, str | bool | int | float | list[str]] = {
+    "threads": 1,
+    "async_threads": 0,
+    "python_enable_replacements": False,
+    "enable_external_access": False,
+    "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False,
+    "allow_community_extensions": False,
+    "temp_directory": "",
+    "memory_limit": "1GB",
+}
+Mask = NDArray[np.bool_]
+
+
+def open_engine() -> duckdb.DuckDBPyConnection:
+    """Return a connection to a DuckDB without any data, for one thread at a time."""
+    engine = duckdb.connect(":memory:", config=CONFIG)
+    engine.execute("SET lock_configuration = true")
+    return engine
+
+
+class Query:
+    """A condition to ask tables. `unseen` are the names that no row so far has a value for."""
+
+    def __init__(self, condition: Condition, engine: duckdb.DuckDBPyConnection) -> None:
+        self.condition = condition
+        self.unseen = set(condition.names)
+        self._engine = engine
+        self._compiled: dict[tuple[tuple[str, Column], ...], Selection | None] = {}
+
+    def read(self, file: pq.ParquetFile) -> pa.Table:
+        """Return the columns of a table that the condition needs.
+
+        What a row has in no column may be in `rest` or in `meta`, which are read only then.
+        """
+        names = file.schema_arrow.names
+        wanted = {str(path[0]) for path in self.condition.names}
+        table = _read_columns(file, wanted)
+        columns = wanted.intersection(names) - {REST}
+        if columns < wanted or any(table.column(name).null_count for name in columns):
+            table = _read_columns(file, {*wanted, META, REST})
+        return table
+
+    def masks(self, tables: Iterable[pa.Table]) -> Iterator[Mask]:
+        """Yield for each table which of its rows meet the condition.
+
+        Neighbouring tables of the same columns are asked together.
+        """
+        waiting: list[pa.Table] = []
+        for table in tables:
+            wanted = {META, REST, *(str(path[0]) for path in self.condition.names)}
+            columns = [name for name in table.column_names if name in wanted]
+            if twice := sorted({name for name in columns if columns.count(name) > 1}):
+                raise FormatError(f"a table has two columns {twice[0]}: leave one out")
+            rows = table.select(columns or range(table.num_columns)[:1])  # or it has no length
+            is_full = (
+                sum(map(len, waiting)) + len(rows) > MOST_ROWS
+                or sum(one.nbytes for one in waiting) + rows.nbytes > MOST_NBYTES
+            )
+            if waiting and (is_full or rows.schema != waiting[0].schema):
+                yield from self._ask_together(waiting)
+                waiting = []
+            waiting.append(rows)
+        if waiting:
+            yield from self._ask_together(waiting)
+
+    def _ask_together(self, tables: Sequence[pa.Table]) -> Iterator[Mask]:
+        rows = pa.concat_tables(tables)
+        fitting = MOST_NBYTES * len(rows) // max(rows.nbytes, 1)
+        step = max(1, min(fitting, MOST_ROWS))
+        slices = [rows.slice(start, step) for start in range(0, max(len(rows), 1), step)]
+        found = np.concatenate(list(map(self._ask, slices)))
+        yield from np.split(found, np.cumsum([len(table) for table in tables])[:-1])
+
+    def _ask(self, rows: pa.Table) -> Mask:
+        everything = np.arange(len(rows))
+        if not rows.num_columns:
+            return np.zeros(0, np.bool_)
+        if (selection := self._compile(rows)) is None:
+            return self._decide(rows, everything)
+        columns = [f"c{number}" for number in range(rows.num_columns)]
+        self._engine.register("rows", rows.rename_columns(columns))
+        asked = selection.sees if self.unseen else selection.meets
+        meets, *sees = self._engine.sql(asked).to_arrow_table().columns
+        self._engine.unregister("rows")
+        for path, has_value in zip(self.condition.names, sees, strict=False):
+            if path in self.unseen and self._is_seen(path, rows, has_value):
+                self.unseen.discard(path)
+        found: Mask = meets.fill_null(False).to_numpy()
+        if meets.null_count:
+            left = everything[meets.is_null().to_numpy()]
+            found[left] = self._decide(rows, left)
+        return found
+
+    def _compile(self, rows: pa.Table) -> Selection | None:
+        columns = {
+            name: Column(f"c{number}", kind_of(values.type), values.null_count > 0)
+            for number, (name, values) in enumerate(
+                zip(rows.column_names, rows.columns, strict=True)
+            )
+            if values.null_count < len(values)
+        }
+        key = tuple(columns.items())
+        if key not in self._compiled:
+            self._compiled[key] = compile_condition(self.condition, columns)
+        return self._compiled[key]
+
+    def _is_seen(self, path: PathParts, rows: pa.Table, has_value: pa.ChunkedArray) -> bool:
+        """Return whether one of the rows has a value for a name."""
+        if pc.any(has_value).as_py():
+            return True
+        left = np.flatnonzero(has_value.is_null().to_numpy())
+        return any(value_at_path(facts, path) is not None for facts in _facts(rows, left))
+
+    def _decide(self, rows: pa.Table, numbers: NDArray[np.int64]) -> Mask:
+        """Return whether these rows meet the condition, by its closures."""
+
+        def holds(facts: dict[str, Any]) -> bool:
+            values = [value_at_path(facts, path) for path in self.condition.names]
+            if self.unseen:
+                pairs = zip(self.condition.names, values, strict=True)
+                self.unseen.difference_update(path for path, value in pairs if value is not None)
+            return self.condition.holds(values)
+
+        return np.fromiter(map(holds, _facts(rows, numbers)), np.bool_, len(numbers))
+
+
+def _facts(rows: pa.Table, numbers: NDArray[np.int64]) -> Iterator[dict[str, Any]]:
+    """Yield what is known of each of these rows, as the json of its sample says it."""
+    for start in range(0, len(numbers), PARSED_ROWS):
+        for row in rows.take(numbers[start : start + PARSED_ROWS]).to_pylist():
+            facts = {name: value for name, value in row.items() if value is not None}
+            for name in {META, REST} & facts.keys():
+                facts[name] = _parse(facts[name])
+            rest = facts.pop(REST, None)
+            yield {**rest, **facts} if isinstance(rest, dict) else facts
+
+
+def _read_columns(file: pq.ParquetFile, names: Collection[str]) -> pa.Table:
+    there = [name for name in file.schema_arrow.names if name in names]
+    return file.read(there or file.schema_arrow.names[:1], use_threads=False)
+
+
+def _parse(text: Any) -> Any:
+    """Return what a JSON text says, or None if it is none; anything but a text as it is."""
+    try:
+        return parse_json(text) if isinstance(text, str) else text
+    except (ValueError, RecursionError):
+        return None
