@@ -21,7 +21,7 @@ from wdsprep.cli import cli
 
 PACKAGE = ROOT / "wdsprep"
 ROOMS = (
-    *("store", "dataset", "table", "fetch", "images", "runners", "sources", "packing"),
+    *("store", "dataset", "fetch", "images", "runners", "sources", "table", "packing"),
     *("encoding", "importing", "scoring", "loading", "changes", "checks", "reporting"),
     *("exporting", "cli"),
 )

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -22,6 +23,8 @@ from wdsprep.dataset.condition_syntax import Condition
 from wdsprep.dataset.sample_table import TableWriter, read_table
 from wdsprep.dataset.samples import facts_bytes, parse_json, value_at_path
 from wdsprep.errors import FormatError
+from wdsprep.sources.tables.parquet import open_parquet
+from wdsprep.store.local import LocalStore
 from wdsprep.table import query
 from wdsprep.table.query import MOST_ROWS, Query, open_engine
 
@@ -397,12 +400,13 @@ def test_a_table_without_the_columns_asked_for_has_none_of_their_values() -> Non
     assert met(Asked("True"), table.slice(0, 0), table) == [True, True]
 
 
-def test_only_columns_that_may_matter_are_read() -> None:
+def test_only_columns_that_may_matter_are_read(tmp_path: Path) -> None:
     out = io.BytesIO()
     values = {"w": [1, 2], "h": [1, None], "meta": ['{"a": 7}', None], "url": ["a", "b"]}
     pq.write_table(pa.table({**values, "rest": [None, '{"h": 3}']}), out)
     wanted = {"w > 1": ["w"], "h > w": ["w", "h", "meta", "rest"], "a > 1": ["meta", "rest"]}
-    with open_engine() as engine, pq.ParquetFile(out) as file:
+    (tmp_path / "t.parquet").write_bytes(out.getvalue())
+    with open_engine() as engine, open_parquet(LocalStore(tmp_path), "t.parquet") as file:
         for text, columns in wanted.items():
             query = Query(Asked(text), engine)
             table = query.read(file)

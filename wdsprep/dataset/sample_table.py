@@ -179,9 +179,14 @@ def read_table(data: bytes, what: str) -> "pa.Table":
         table = pq.read_table(BytesIO(data), page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
         raise DamageError(what, f"it is no Parquet file ({one_line(str(error))})") from None
-    if not table.schema.equals(table_schema().with_metadata(MARK), check_metadata=True):
-        raise DamageError(what, "its columns are not those of a table of samples")
+    check_schema(table.schema, what)
     return table
+
+
+def check_schema(schema: "pa.Schema", what: str) -> None:
+    """Raise DamageError if a file has other columns than a table of samples, or other types."""
+    if not schema.equals(table_schema().with_metadata(MARK), check_metadata=True):
+        raise DamageError(what, "its columns are not those of a table of samples")
 
 
 def is_marked(metadata: Mapping[bytes, bytes] | None) -> bool:

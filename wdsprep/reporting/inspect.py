@@ -1,5 +1,7 @@
 """`inspect`: what a dataset is, by its manifest alone, or one sample, by a few small reads.
 
+Samples that meet a condition are found in the tables (`matching_samples`).
+
 A key has the number of its slice, as the name of its shard has, and keys rise in a shard or in each
 of its shapes. So a sample is found by bisection over tar headers, whatever the size of the dataset.
 Keys of tars that another program packed follow no rule. For them the first header of every shard is
@@ -25,6 +27,7 @@ from wdsprep.dataset.shard_reader import ShardReader, ShardSize, read_shards
 from wdsprep.dataset.stored_dataset import open_dataset
 from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.options import OverloadedFunction, takes_options
+from wdsprep.reporting.matching_samples import MatchingSamples, find_matching
 from wdsprep.reporting.options import InspectOptions, OverviewOptions
 from wdsprep.reporting.overview import Overview
 from wdsprep.store import open_store
@@ -40,18 +43,21 @@ Q = ParamSpec("Q")
 
 def _overloaded(
     _whole: Callable[P, OverviewOptions], _sample: Callable[Q, InspectOptions]
-) -> "Callable[[object], OverloadedFunction[P, Overview, Q, Overview | FoundSample | Reject]]":
-    """Tell type checkers that `inspect` returns an overview, or a sample if it is given a key."""
+) -> "Callable[[object], OverloadedFunction[P, Overview, Q, Inspected]]":
+    """Tell type checkers that `inspect` returns an overview, or samples if it is told which."""
     return lambda function: cast("Any", function)
 
 
 @_overloaded(OverviewOptions, InspectOptions)
 @takes_options(InspectOptions)
-def inspect(options: InspectOptions) -> "Overview | FoundSample | Reject":
+def inspect(options: InspectOptions) -> "Inspected":
     """Return an overview of a dataset, or the sample with the key `key`, or its reject.
+
+    With `where`, return how many samples meet that condition, and the first `limit` of them.
 
         wdsprep.inspect("shards/images").facts["phases"]
         wdsprep.inspect("shards/images", "000000000012").facts
+        wdsprep.inspect("shards/images", where="width >= 768").first
         webdataset.WebDataset(wdsprep.inspect("shards/images").urls, shardshuffle=100)
 
     `out` is a folder, or a URL of a bucket or the hub, to write the members of the sample to.
@@ -60,7 +66,13 @@ def inspect(options: InspectOptions) -> "Overview | FoundSample | Reject":
     dataset, out, key = os.fspath(options.dataset), os.fspath(options.out), options.key
     if out and not key:
         raise UsageError("-o writes the sample with a KEY: give the KEY too")
+    if options.where and key:
+        raise UsageError("--where finds samples by a condition: leave out KEY")
     store, manifest = open_dataset(dataset)
+    if options.where:
+        return find_matching(
+            store, manifest, where=options.where, limit=options.limit, heard=options.heard
+        )
     if not key:
         return Overview(dataset=dataset, manifest=manifest)
     found = find_sample(
@@ -115,6 +127,9 @@ class FoundSample:
             write_bytes(store, name, data)
         store.publish(named)
         return [f"{store.url}/{name}" for name in named]
+
+
+Inspected = Overview | FoundSample | Reject | MatchingSamples
 
 
 def _json(data: bytes) -> Any:

@@ -29,6 +29,16 @@ class InspectOptions(OverviewOptions):
 
     key: str = field(default="", metadata=about("The key of the sample to show."))
     _: KW_ONLY
+    where: str = field(
+        default="",
+        metadata=about(
+            "Show the samples that meet this condition, such as 'width >= 768'.", SAMPLES
+        ),
+    )
+    limit: int = field(
+        default=20,
+        metadata=about("Show this many samples of --where.", SAMPLES, least=0, usual=True),
+    )
     out: "str | os.PathLike[str]" = field(
         default="",
         metadata=about(

@@ -1,5 +1,6 @@
 """The tables of a dataset, and questions to them.
 
-In: rows of tables, as Arrow, and a condition in the language of `dataset.condition_syntax`. Out:
-which rows meet it. `condition_sql` compiles a condition to SQL, and `query` asks DuckDB.
+In: a dataset, or rows of tables as Arrow, and a condition in the language of
+`dataset.condition_syntax`. Out: which rows meet it. `condition_sql` compiles a condition to SQL,
+`query` asks DuckDB, and `stored_tables` reads the tables beside the shards.
 """

@@ -6,20 +6,20 @@ variables of Python or settings to change, and no threads of its own, so a proce
 from this one ends as any other.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from wdsprep.dataset.condition_syntax import Condition
 from wdsprep.dataset.sample_table import REST
 from wdsprep.dataset.samples import META, PathParts, parse_json, value_at_path
 from wdsprep.errors import FormatError
+from wdsprep.sources.tables.parquet import OpenParquet
 from wdsprep.table.condition_sql import Column, Selection, compile_condition, kind_of
 
 MOST_ROWS = 50_000
@@ -57,17 +57,17 @@ class Query:
         self._engine = engine
         self._compiled: dict[tuple[tuple[str, Column], ...], Selection | None] = {}
 
-    def read(self, file: pq.ParquetFile) -> pa.Table:
+    def read(self, file: OpenParquet) -> pa.Table:
         """Return the columns of a table that the condition needs.
 
         What a row has in no column may be in `rest` or in `meta`, which are read only then.
         """
-        names = file.schema_arrow.names
+        names = file.schema.names
         wanted = {str(path[0]) for path in self.condition.names}
-        table = _read_columns(file, wanted)
+        table = file.read(wanted)
         columns = wanted.intersection(names) - {REST}
         if columns < wanted or any(table.column(name).null_count for name in columns):
-            table = _read_columns(file, {*wanted, META, REST})
+            table = file.read({*wanted, META, REST})
         return table
 
     def masks(self, tables: Iterable[pa.Table]) -> Iterator[Mask]:
@@ -163,11 +163,6 @@ def _facts(rows: pa.Table, numbers: NDArray[np.int64]) -> Iterator[dict[str, Any
                 facts[name] = _parse(facts[name])
             rest = facts.pop(REST, None)
             yield {**rest, **facts} if isinstance(rest, dict) else facts
-
-
-def _read_columns(file: pq.ParquetFile, names: Collection[str]) -> pa.Table:
-    there = [name for name in file.schema_arrow.names if name in names]
-    return file.read(there or file.schema_arrow.names[:1], use_threads=False)
 
 
 def _parse(text: Any) -> Any:

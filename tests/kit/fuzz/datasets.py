@@ -149,6 +149,7 @@ def words_of(root: Path, name: str, out: Path) -> Iterator[tuple[str | Path, ...
     yield "select", place, out, "--where", "width >= 40", "--workers", "1"
     yield "select", place, out, "--count", "2", "--workers", "1"
     if is_of_images:
+        yield "inspect", place, "--where", "width >= 40 or aesthetic > 1 or 'a' in captions"
         yield "duplicates", place, "--workers", "1"
         yield "encode", place, out, "--resolution", "32", *TOY
         yield "plan", place, "--resolution", "32,64"

@@ -15,11 +15,11 @@ from wdsprep.cli.output.shared import echo
     resumes=False,
     function="wdsprep.reporting.inspect:inspect",
     declared="wdsprep.reporting.options:InspectOptions",
-    headings=("Output",),
+    headings=("Samples", "Output"),
     examples=(
         "wdsprep inspect shards/images",
         "wdsprep inspect shards/images 000000000042 -o sample",
-        "wdsprep inspect shards/latents-256 --urls",
+        "wdsprep inspect shards/images --where 'width >= 768'",
     ),
 )
 @options(
@@ -33,7 +33,7 @@ from wdsprep.cli.output.shared import echo
 )
 @OUTPUT
 def inspect_command(dataset: str, key: str, **options: Any) -> None:
-    """Show what is in DATASET, or the sample with the key KEY."""
+    """Show what is in DATASET, the sample with the key KEY, or those that meet a condition."""
     from wdsprep.cli.output.inspect import describe
 
     echo(describe(dataset, key, **options))

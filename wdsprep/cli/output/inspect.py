@@ -10,6 +10,7 @@ from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.score_columns import SCORES
 from wdsprep.errors import UsageError
 from wdsprep.reporting.inspect import FoundSample, inspect
+from wdsprep.reporting.matching_samples import MatchingSamples
 from wdsprep.reporting.overview import Overview
 from wdsprep.terminal import ProgressLine
 from wdsprep.text import human_bytes, human_counts, join_lines, plural
@@ -17,16 +18,16 @@ from wdsprep.text import human_bytes, human_counts, join_lines, plural
 DESCRIBED = {"caption": "characters in a caption", "side": "pixels of the shorter side"}
 
 
-def describe(dataset: str, key: str, *, out: str, list_urls: bool, as_json: bool) -> str:
-    """Return the text that `wdsprep inspect` prints, and write the sample into `out` if given."""
-    if list_urls and key:
-        raise UsageError("--urls lists the shards of a whole dataset: leave out KEY")
+def describe(dataset: str, key: str, *, list_urls: bool, as_json: bool, **options: Any) -> str:
+    """Return the text that `wdsprep inspect` prints, and write the sample if that is asked for."""
+    if list_urls and (key or options["where"]):
+        raise UsageError("--urls lists the shards of a whole dataset: leave out KEY and --where")
     line = ProgressLine()
 
     def heard(done: int, of: int) -> None:
         line.show(f"searched {done:,} of {plural(of, 'shard')}")
 
-    found = inspect(dataset, key, out=out, heard=heard)
+    found = inspect(dataset, key, heard=heard, **options)
     line.clear()
     if isinstance(found, Overview):
         if list_urls:
@@ -37,6 +38,8 @@ def describe(dataset: str, key: str, *, out: str, list_urls: bool, as_json: bool
         return found.to_json().strip() if as_json else join_lines([_reject(found)])
     if as_json:
         return json.dumps(found.facts, ensure_ascii=False, sort_keys=True)
+    if isinstance(found, MatchingSamples):
+        return join_lines(_matching(found))
     return join_lines([*_sample(found), *(f"written: {path}" for path in found.written)])
 
 
@@ -72,6 +75,8 @@ def _range(least: int, most: int) -> str:
 
 
 MOST_LISTED = 8
+CAPTION = 60
+"""The most characters of a caption in a list of samples."""
 
 
 def settings_lines(settings: Settings, extra: Mapping[str, Any]) -> Iterator[str]:
@@ -134,6 +139,27 @@ def _sample(sample: FoundSample) -> Iterator[str]:
             yield f"{name:>14}: {json.dumps(value, ensure_ascii=False)}"
     caption = json.dumps(str(facts["json"].get("caption", "")), ensure_ascii=False)
     yield f"{'caption':>14}: {caption}"
+
+
+def _matching(found: MatchingSamples) -> Iterator[str]:
+    of = plural(found.samples, "sample")
+    yield f"{found.matching:,} of {of} of {found.dataset} meet {found.where!r}"
+    rows = [
+        (row.key, row.shard, f"{row.number:,}", f"{row.width or '?'}x{row.height or '?'}")
+        for row in found.first
+    ]
+    heads = ("key", "shard", "sample", "size")
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    captions = [
+        "caption",
+        *(json.dumps(row.caption or "", ensure_ascii=False) for row in found.first),
+    ]
+    for row, caption in zip((heads, *rows) if rows else (), captions, strict=False):
+        cells = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        start = caption if len(caption) <= CAPTION else f"{caption[:CAPTION]}..."
+        yield "  ".join([*cells, start])
+    if 0 < len(rows) < found.matching:
+        yield f"and {found.matching - len(rows):,} more: --limit shows more of them"
 
 
 def _statistics(member: Mapping[str, Any]) -> str:

@@ -184,11 +184,13 @@ class OpenParquet:
     Arrow does not do that for values in structs and lists, so of those few rows are read at once.
     """
 
-    def __init__(self, store: Store, name: str) -> None:
+    def __init__(self, store: Store, name: str, content: bytes | None = None) -> None:
+        """Open a file. `content` are its bytes, if the caller has them."""
         self.what = f"{store.url}/{name}"
-        data = StoreFile(store, name)
+        stored = StoreFile(store, name) if content is None else None
+        nbytes = stored.nbytes if stored else len(content or b"")
         with self._parsing():
-            file = pa.PythonFile(data, "r")
+            file = pa.PythonFile(stored, "r") if stored else pa.BufferReader(content)
             self._file = pq.ParquetFile(file, buffer_size=BUFFER_NBYTES, pre_buffer=False)
             self.schema: pa.Schema = _without_dictionaries(self._file.schema_arrow)
             about = self._file.metadata
@@ -199,17 +201,18 @@ class OpenParquet:
                 read_dictionary=texts,
                 buffer_size=BUFFER_NBYTES,
                 pre_buffer=False,
+                page_checksum_verification=is_marked(self.schema.metadata),  # as ours have sums
             )
             names = list(self.schema.names)
             groups = [about.row_group(group) for group in range(about.num_row_groups)]
             self.groups = [group.num_rows for group in groups]
             unpacked = [group.total_byte_size for group in groups]
-        self._nbytes, self._unpacked = data.nbytes, unpacked
+        self._nbytes, self._unpacked = nbytes, unpacked
         check_columns(self.what, names)
         for rows in (*self.groups, sum(self.groups)):
-            check_rows(self.what, rows, data.nbytes)
-        for nbytes in unpacked:
-            check_unpacked(self.what, nbytes, data.nbytes)
+            check_rows(self.what, rows, nbytes)
+        for group_nbytes in unpacked:
+            check_unpacked(self.what, group_nbytes, nbytes)
 
     @property
     def rows(self) -> int:
@@ -231,6 +234,15 @@ class OpenParquet:
                 for batch in batches:
                     for at in range(0, batch.num_rows, rows):
                         yield self._decode(batch.slice(at, rows))
+
+    def read(self, columns: Collection[str]) -> pa.Table:
+        """Return all rows, with those of these columns that the file has.
+
+        If it has none of them, return its first column, so the rows are known at least.
+        """
+        names = [name for name in self.schema.names if name in columns] or self.schema.names[:1]
+        schema = pa.schema([self.schema.field(name) for name in names])
+        return pa.Table.from_batches(self.batches(READ_ROWS, columns=names), schema)
 
     def _decode(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return a batch without dictionaries. Raise SourceError if it would be too large."""

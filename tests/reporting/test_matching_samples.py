@@ -1,0 +1,278 @@
+"""`inspect --where` finds in the tables what the closures of a condition find in the json."""
+
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import wdsprep
+from tests.kit.latent_sets import field, layout
+from tests.kit.packs import jpeg, manifest_of, pack, samples_of, upload, write_files
+from wdsprep.cli import main
+from wdsprep.dataset.digests import hex_digest
+from wdsprep.dataset.file_names import MANIFEST, receipt_name, table_name
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.sample_table import MARK
+from wdsprep.dataset.samples import value_at_path
+from wdsprep.dataset.stored_dataset import read_receipt
+from wdsprep.errors import DamageError, NotFoundError, UsageError
+from wdsprep.reporting.matching_samples import InspectCondition, MatchingSamples
+from wdsprep.store import open_store
+from wdsprep.store.base import write_bytes
+from wdsprep.store.local import LocalStore
+from wdsprep.table import stored_tables
+
+ASKED = (
+    "width >= 64",
+    "1 <= width / height < 1.5 and not caption == ''",
+    "aesthetic > 3 or aesthetic is None",
+    "meta.license in ('nc', 'by') and 'photo 1' in caption",
+    "like(source, '%7.jpg')",
+    "captions[1] == 'second'",
+    "tags[0] == 'big' and number > 9007199254740992",
+    "meta['a name'].deep == 2 or width * height > 5000",
+    "width",
+    "width < 0",
+)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three shards in two buckets. Their tars are gone: only tables tell of the samples."""
+    root = tmp_path_factory.mktemp("matching")
+    files: dict[str, bytes | str] = {}
+    for number in range(40):
+        facts = {"aesthetic": number / 5, "license": ["nc", "by", "\u00fc"][number % 3]}
+        facts |= {"tags": ["red", "big"][number % 2 :], "number": 2**53 + number % 2}
+        facts |= {"a name": {"deep": number % 4}, "captions": [f"photo {number}", "second"]}
+        files[f"photo-{number:02d}.jpg"] = jpeg(number)
+        if number % 3:
+            files[f"photo-{number:02d}.json"] = json.dumps(facts)
+    images = pack(
+        write_files(root / "photos", files),
+        root / "images",
+        "--caption-col",
+        "captions",
+        "--samples-per-shard",
+        "20",
+    )
+    (root / "json").write_text(json.dumps([sample["json"] for sample in samples_of(images)]))
+    for tar in images.rglob("*.tar"):
+        tar.unlink()
+    return images
+
+
+@pytest.fixture(params=["whole", "by column"])
+def _read(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "by column":
+        monkeypatch.setattr(stored_tables, "WHOLE_NBYTES", 0)
+
+
+def find(images: Path | str, where: str, **options: Any) -> MatchingSamples:
+    found = wdsprep.inspect(images, where=where, **options)
+    assert isinstance(found, MatchingSamples)
+    return found
+
+
+def by_closures(images: Path, where: str) -> Iterator[dict[str, Any]]:
+    condition = InspectCondition(where)
+    for facts in json.loads((images.parent / "json").read_text()):
+        if condition.holds([value_at_path(facts, path) for path in condition.names]):
+            yield facts
+
+
+def check_found(images: Path, url: Path | str, where: str) -> None:
+    expected = [*by_closures(images, where)]
+    found = find(url, where, limit=100)
+    assert (found.matching, found.samples) == (len(expected), 40)
+    for row, facts in zip(found.first, expected, strict=True):
+        assert row.key == facts["key"]
+        assert (row.width, row.height) == (facts["width"], facts["height"])
+        assert row.caption == facts.get("caption")
+        assert row.shard.startswith(f"{facts['bucket']}/")
+    numbers = [(row.shard, row.number) for row in found.first]
+    assert len(set(numbers)) == len(numbers)
+    assert find(url, where, limit=3).first == found.first[:3]
+
+
+@pytest.mark.usefixtures("_read")
+@pytest.mark.parametrize("where", ASKED)
+def test_tables_alone_tell_which_samples_meet_a_condition(images: Path, where: str) -> None:
+    assert len(manifest_of(images).shards) > 2
+    check_found(images, images, where)
+
+
+def test_the_conditions_select_some_samples_and_not_others(images: Path) -> None:
+    counts = {where: len([*by_closures(images, where)]) for where in ASKED}
+    assert counts.pop("width < 0") == 0
+    assert counts.pop("width") == 40
+    assert all(0 < count < 40 for count in counts.values()), counts
+
+
+@pytest.mark.usefixtures("_read")
+def test_on_s3_as_on_a_disk(images: Path, bucket: str) -> None:
+    upload(images, url := f"s3://{bucket}/matching")
+    for where in ASKED[:4]:
+        check_found(images, url, where)
+
+
+def test_the_screen_and_the_json(images: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    where = "like(caption, 'photo 1%')"
+    count = len([*by_closures(images, where)])
+    assert main(["inspect", str(images), "--where", where, "--limit", "2"]) == 0
+    head, titles, first, _, more = capfd.readouterr().out.splitlines()
+    assert head == f'{count} of 40 samples of {images} meet "{where}"'
+    assert titles.split() == ["key", "shard", "sample", "size", "caption"]
+    facts = next(by_closures(images, where))
+    assert first.split(maxsplit=4)[::3] == [facts["key"], f"{facts['width']}x{facts['height']}"]
+    assert more == f"and {count - 2} more: --limit shows more of them"
+    assert main(["inspect", str(images), "--where", where, "--limit", "1", "--json"]) == 0
+    said = json.loads(capfd.readouterr().out)
+    assert (said["matching"], said["samples"], len(said["first"])) == (count, 40, 1)
+    assert said["first"][0]["key"] == facts["key"]
+    assert main(["inspect", str(images), "--where", "width < 0"]) == 0
+    assert capfd.readouterr().out == f"0 of 40 samples of {images} meet 'width < 0'\n"
+
+
+def test_the_manifest_and_each_table_once_are_all_that_is_read(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+    real = LocalStore.read
+
+    def read(self: LocalStore, name: str, **part: Any) -> bytes:
+        names.append(name)
+        return real(self, name, **part)
+
+    monkeypatch.setattr(LocalStore, "read", read)
+    find(images, "width", limit=0)
+    tables = [path.relative_to(images).as_posix() for path in images.rglob("*.parquet")]
+    assert sorted(names) == sorted([MANIFEST, *tables])
+
+
+def test_of_a_large_table_only_the_columns_asked_for_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files: dict[str, bytes | str] = {}
+    for number in range(40):
+        files[f"{number}.jpg"] = jpeg(number, (64, 64))
+        noise = random.Random(number).randbytes(30_000).hex()
+        files[f"{number}.json"] = json.dumps({"noise": noise, "score": number})
+    images = pack(write_files(tmp_path / "photos", files), tmp_path / "images")
+    (size,) = (path.stat().st_size for path in images.rglob("*.parquet"))
+    assert size > stored_tables.WHOLE_NBYTES
+    nbytes = 0
+    real = LocalStore.read
+
+    def read(self: LocalStore, name: str, **part: Any) -> bytes:
+        nonlocal nbytes
+        data = real(self, name, **part)
+        nbytes += len(data) * name.endswith((".parquet", ".tar"))
+        return data
+
+    monkeypatch.setattr(LocalStore, "read", read)
+    assert find(images, "width >= 64").matching == 40
+    assert nbytes < size / 4
+    assert find(images, "score >= 30").matching == 10
+    assert nbytes > size
+
+
+# --- what is refused, in one line
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("wdth > 3", "no sample has wdth, .* did you mean width?"),
+        ("meta.licence == 'nc'", "no sample has meta.licence, .* did you mean license?"),
+        ("sha512 == 'a'", "no sample has sha512, .*shows the json of a sample"),
+        ("xyzzy == 1", "no sample has xyzzy, .*shows the json of a sample"),
+        ("width >=", '--where "width >=": invalid syntax'),
+        ("__import__('os').system('true')", "cannot be used"),
+    ],
+)
+def test_a_condition_that_means_nothing_is_one_line(images: Path, where: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as refused:
+        find(images, where)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_condition_goes_with_no_key_and_needs_images(
+    images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for words in (["000000000001"], ["--urls"]):
+        assert main(["inspect", str(images), *words, "--where", "width"]) == 2
+        assert "leave out KEY" in capfd.readouterr().err
+    settings = {"resolution": 64, "layout": layout((field("latent", (2, 2)),))}
+    manifest = Manifest(dataset="latents", settings=settings)
+    (tmp_path / MANIFEST).write_bytes(manifest.to_bytes())
+    with pytest.raises(UsageError, match="has latents, which have no tables to ask"):
+        find(tmp_path, "width")
+
+
+def a_copy(images: Path, tmp_path: Path) -> tuple[Path, str]:
+    """Copy a dataset, and return the path of the copy with the name of its first table."""
+    shutil.copytree(images, tmp_path / "images")
+    return tmp_path / "images", table_name(manifest_of(images).shards[0].name)
+
+
+@pytest.mark.usefixtures("_read")
+def test_a_missing_table_names_the_command_that_makes_it(images: Path, tmp_path: Path) -> None:
+    copy, name = a_copy(images, tmp_path)
+    (copy / name).unlink()
+    with pytest.raises(NotFoundError, match=f"{name} is missing: run .*wdsprep index {copy}"):
+        find(copy, "width")
+
+
+def another_table(data: bytes, kind: str) -> bytes:
+    """Return what somebody has made of a table."""
+    if kind == "cut":
+        return data[:-40]
+    if kind == "flipped":
+        at = data.index(b"(\xb5/\xfd") + 20  # in a page that zstd has packed
+        return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+    table = pq.read_table(pa.BufferReader(data))
+    if kind == "other rows":
+        table = table.slice(1)
+    width = table.schema.get_field_index("width")
+    if kind == "other type":
+        table = table.set_column(width, "width", table["width"].cast(pa.float64()))
+    if kind == "two names":
+        table = table.append_column("width", table["width"])
+    out = pa.BufferOutputStream()
+    with pq.ParquetWriter(out, table.schema.remove_metadata(), store_schema=False) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata(MARK)
+    return out.getvalue().to_pybytes()
+
+
+@pytest.mark.usefixtures("_read")
+@pytest.mark.parametrize("kind", ["cut", "flipped", "other rows", "other type", "two names"])
+def test_a_table_that_is_another_is_one_line_that_names_it(
+    images: Path, tmp_path: Path, kind: str
+) -> None:
+    copy, name = a_copy(images, tmp_path)
+    (copy / name).write_bytes(another_table((copy / name).read_bytes(), kind))
+    with pytest.raises(DamageError, match="wdsprep repair") as damage:
+        find(copy, "key and width and source and caption and sha256 and meta and bucket")
+    assert str(copy / name) in str(damage.value)
+    assert "\n" not in str(damage.value)
+
+
+def test_a_table_that_was_made_again_since_the_manifest_is_read(
+    images: Path, tmp_path: Path
+) -> None:
+    copy, name = a_copy(images, tmp_path)
+    (copy / name).write_bytes(data := another_table((copy / name).read_bytes(), "same"))
+    store = open_store(str(copy))
+    with pytest.raises(DamageError, match="not what its receipt says"):
+        find(copy, "width")
+    receipt = read_receipt(store, "000000")
+    receipt = replace(receipt, files={**receipt.files, name: hex_digest(data)})
+    write_bytes(store, receipt_name("000000"), receipt.to_bytes())
+    assert find(copy, "width").matching == 40
