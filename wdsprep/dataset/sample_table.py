@@ -83,7 +83,7 @@ class TableWriter:
 
     def _begin_batch(self) -> None:
         self._keys: list[str] = []
-        self._rows: list[list[Any]] = []
+        self._values: list[Any] = []  # of the fields of all rows, for which a list each costs more
         self._metas: list[bytes | None] = []
         self._rests: dict[int, dict[str, Any]] = {}
         self._nbytes = 0
@@ -99,7 +99,7 @@ class TableWriter:
             if not facts.keys() <= _KNOWN or facts.get(KEY, key) != key:
                 self._rests[len(self._keys)] = _find_rest(key, facts)
         self._keys.append(key)
-        self._rows.append([*map(facts.get, _FIELDS)])
+        self._values += map(facts.get, _FIELDS)
         self._metas.append(meta)
         self._nbytes += len(meta or b"")
         if len(self._keys) == BATCH_ROWS or self._nbytes >= BATCH_NBYTES:
@@ -117,10 +117,9 @@ class TableWriter:
     def _end_batch(self) -> None:
         import pyarrow as pa
 
-        fields = zip(*self._rows, strict=True) if self._rows else [()] * len(_FIELDS)
         columns: dict[str, Sequence[Any]] = {KEY: self._keys}
-        for name, values in zip(_FIELDS, fields, strict=True):
-            columns[name] = self._find_unfit(name, values)
+        for number, name in enumerate(_FIELDS):
+            columns[name] = self._find_unfit(name, self._values[number :: len(_FIELDS)])
         columns[META] = self._metas
         rests = map(self._rests.get, range(len(self._keys)))
         columns[REST] = [facts_bytes(rest) if rest else None for rest in rests]
@@ -132,12 +131,11 @@ class TableWriter:
             self._open().write_table(table[:GROUP_ROWS])
             self._batches = table[GROUP_ROWS:].to_batches()
 
-    def _find_unfit(self, name: str, values: Sequence[Any]) -> Sequence[Any]:
+    def _find_unfit(self, name: str, values: list[Any]) -> list[Any]:
         """Return the values of a field that its column can hold; others go to the rest."""
         kind = COLUMNS[name]
         if values.count(None) == len(values) or _are_fit(kind, values):
             return values
-        values = list(values)
         for row, value in enumerate(values):
             if not _are_fit(kind, [value]):
                 self._rests.setdefault(row, {})[name] = value
