@@ -102,7 +102,35 @@ def _serve(images: Path, model: Path, text: str) -> None:
     serve(wdsprep.load(images, encode=how, global_batch=2, device="cpu"), 1)
 
 
-KINDS = tuple(
+def _make_scoring(sound: Path, place: Path, rng: Random) -> None:
+    """Copy a model that scores, with a head for its embedding beside it."""
+    from tests.kit.scoring_models import KINDS, SIDE, head, small
+
+    folder = sound / "scoring" / rng.choice(KINDS)
+    copied(folder if folder.is_dir() else small(folder.name, folder), place)
+    head(place / "head.safetensors", {"clip": 24}.get(folder.name, SIDE))
+    place.with_name("images").symlink_to(sound / "datasets/images")
+
+
+def _score_runs(place: Path, out: Path) -> list[Run]:
+    images = place.with_name("images").resolve()
+    scores = ("score", images, out, *HERE, "--model", place)
+    return [
+        command(*scores),
+        command(*scores, "--head", f"good={place / 'head.safetensors'}", "--overwrite"),
+    ]
+
+
+SCORING_KINDS = tuple(
+    Kind(name=f"scoring-{name}", make=_make_scoring, change=change, runs=_score_runs, most=2)
+    for name, change in (
+        ("config", _change("config.json")),
+        ("processor", _change("preprocessor_config.json")),
+        ("head", _change("head.safetensors")),
+        ("damaged", damage),
+    )
+)
+KINDS = SCORING_KINDS + tuple(
     Kind(name=f"model-{name}", make=_make, change=change, runs=_runs, most=2)
     for name, change in (
         ("index", _change("model_index.json")),
