@@ -2,14 +2,14 @@
 
 import pickle
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 import wdsprep
-from wdsprep.dataset.damage import naming_next_step, naming_repair, readable, repair_step
+from wdsprep.dataset.damage import naming_next_step, naming_repair, repair_step
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.errors import (
     DamageError,
@@ -91,17 +91,6 @@ def test_steps_paste_into_a_shell() -> None:
     assert repair_step("my images", 'the same "wdsprep encode"') == (
         'run "wdsprep repair \'my images\'", then the same "wdsprep encode" again'
     )
-
-
-def test_what_was_read_before_the_damage_is_given_out() -> None:
-    def rows() -> Iterator[int]:
-        yield 1
-        raise DamageError("/data/a.tar", "it ends early")
-
-    found = readable(open_store("/data"), rows())
-    assert next(found) == 1
-    with pytest.raises(DamageError, match=r'ends early: run "wdsprep repair /data"'):
-        next(found)
 
 
 # What commands say.

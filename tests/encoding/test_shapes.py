@@ -40,7 +40,6 @@ from tests.kit.packs import (
 )
 from tests.kit.paths import FIND_TESTS, format_recipe
 from wdsprep.cli import main
-from wdsprep.cli.output.plan import plan_lines
 from wdsprep.dataset.buckets import buckets_of_phase
 from wdsprep.dataset.npy_arrays import OF_SIZES, Field
 from wdsprep.dataset.rejects import read_rejects
@@ -376,21 +375,6 @@ def test_lists_that_are_named_are_those_that_they_say() -> None:
 )
 def test_what_names_no_list_is_refused(given: Any, words: str) -> None:
     assert words in refusal(given), words
-
-
-def test_a_plan_says_what_shapes_take_for_the_phases_that_they_are_for() -> None:
-    counts = {512: 1e6, 1024: 3e5}
-    said = plan_lines(counts=counts, gpu="A100", shapes="sdxl").splitlines()
-    (line,) = (line for line in said if line.startswith("  shapes"))
-    assert "40 shapes, 512x2048 to 2048x512: one tar for each image shard, as without" in line
-    assert said.index(line) > next(n for n, text in enumerate(said) if "phase 1024" in text)
-    phases = json.loads(
-        plan_lines(counts=counts, gpu="A100", shapes="nearest:64,1.3", as_json=True)
-    )
-    assert [len(phase["shapes"]) for phase in phases["phases"]] == [3, 5]
-    assert "shapes  " not in plan_lines(counts=counts, gpu="A100")
-    with pytest.raises(UsageError, match="sdxl is for --resolution 1024"):
-        plan_lines(counts={512: 1e6}, gpu="A100", shapes="sdxl")
 
 
 @pytest.mark.parametrize(

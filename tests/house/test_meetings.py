@@ -4,7 +4,6 @@ Commands are processes, kills are SIGKILL; stops are a web server that holds bac
 """
 
 import contextlib
-import hashlib
 import os
 import random
 import signal
@@ -20,6 +19,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from blake3 import blake3
 
 from tests.kit.damaged import check, findings, flip, pack_here, source_of_photos
 from tests.kit.encodes import Means, encode_here, pictures
@@ -247,7 +247,7 @@ def test_of_two_attempts_at_a_shard_the_first_to_end_stays_whatever_the_other_ma
         done = files(out)
         receipt = last_of(slow)[0]
     assert tree(out) == done
-    assert receipt.shards[0].digest == hashlib.sha256(done[f"{shard.name}.tar"]).hexdigest()
+    assert receipt.shards[0].digest == blake3(done[f"{shard.name}.tar"]).hexdigest()
 
 
 def test_what_lacks_its_image_shard_stays_while_packing_is_not_at_its_end(tmp_path: Path) -> None:
@@ -360,7 +360,7 @@ def test_who_is_stopped_while_it_gives_names_holds_up_nobody_and_names_nothing_l
     said, complaint = slow.communicate(timeout=30)
     assert said.strip() == receipt.shards[0].digest, complaint  # the one that was finished
     assert tree(tmp_path / "out") == done
-    assert hashlib.sha256(done["32/000000.tar"]).hexdigest() == receipt.shards[0].digest
+    assert blake3(done["32/000000.tar"]).hexdigest() == receipt.shards[0].digest
 
 
 # --- retries, and files beside images that the web may not have any more

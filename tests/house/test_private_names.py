@@ -52,7 +52,7 @@ TAKEN = {
     "store.s3.reads": {"_endpoint", "_fp", "_get_conn", "_pool", "_put_conn"},
 }
 """By module. Those of the standard library and of our own modules are no concern of this."""
-PUBLIC = {"_exit", "_fields", "_make", "_value_"}  # documented, but for their looks
+PUBLIC = {"_exit", "_fields", "_make", "_replace", "_value_"}  # documented, but for their looks
 
 
 def own_names(tree: ast.Module) -> set[str]:

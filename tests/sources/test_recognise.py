@@ -33,7 +33,7 @@ def test_of_a_folder_with_images_and_tars_the_user_says_which_are_meant(mixed: P
     assert names(mixed, "csv") == names(mixed, "csv.gz") == ["u.csv[0:1]"]
     with pytest.raises(SourceError, match="no table of tsv is in"):
         names(mixed, "tsv")
-    with pytest.raises(UsageError, match="--input-format 'json': give one of auto, images, tars"):
+    with pytest.raises(UsageError, match=r"'json' \(did you mean jsonl\?\): give one of auto"):
         names(mixed, "json")
 
 
