@@ -39,7 +39,7 @@ Parts = str | Sequence[str]
 
 
 class LeftOff(NamedTuple):
-    """What a job leaves that ends early: what is kept and lost, in words, and whether any is kept.
+    """The words on a job that ends early: what is kept and lost, and whether any is kept.
 
     The words are empty if nothing is lost.
     """

@@ -155,7 +155,7 @@ def _fits(shard: ShardRemoval) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardSuccessor:
-    """What became of an image shard that lost samples: its new digest, or "" if it lost all.
+    """An image shard after it lost samples: its new digest, or "" if it lost all.
 
     `rows` are the numbers that the lost samples had in it.
     """

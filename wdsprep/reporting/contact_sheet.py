@@ -76,7 +76,7 @@ def _made_of_bucket(datasets: Datasets, base: ReportDataset, *, bucket: str) -> 
 
 
 class Sheet(NamedTuple):
-    """What the items of a contact sheet are made of, and the tools that make their pictures."""
+    """The datasets behind a contact sheet, and the tools that make its pictures."""
 
     datasets: Datasets
     decodings: Mapping[str, Decoding]

@@ -21,7 +21,7 @@ class InspectCondition(Condition):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleRow:
-    """What is shown of a sample. `number` is its number in its shard."""
+    """The facts of a sample that are shown. `number` is its number in its shard."""
 
     key: str
     shard: str

@@ -62,7 +62,7 @@ QUOTE, TRUE, FALSE, NULL, MINUS, LIST, OBJECT = map(ord, '"tfn-[{')
 
 
 class Kind(Enum):
-    """What the values of a column are."""
+    """The kind of the values in a column."""
 
     NUMBER = "number"
     TEXT = "text"
@@ -79,7 +79,7 @@ class Column(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """What to ask of a view `rows`.
+    """The expressions of a condition, to be asked of a view `rows`.
 
     `meets` has a column that says whether a row meets the condition, with NULL for one that is left
     to the closures. `sees` has others after it: for each name of the condition, whether the row has

@@ -52,7 +52,7 @@ class Images:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """What encoding at one resolution takes; hours and dollars are None where nobody knows."""
+    """The time and bytes of encoding at one resolution; hours and dollars are None if not known."""
 
     resolution: int
     samples: int
