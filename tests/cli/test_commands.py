@@ -434,3 +434,29 @@ def test_a_name_that_is_nearly_right_is_suggested(
     assert (code in (1, 2)) is bool(said)
     assert said in error
     assert ("did you mean" in error) is bool(said)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["verify", "photos"],
+        ["verify", "~no-such-user/images"],
+        ["remove", "photos", "--keys", "~no-such-user/keys.txt"],
+        ["score", "photos", "out", "--model", "~no-such-user/clip"],
+        ["encode", "photos", "out", "--resolution", "64", "--model", "~no-such-user/sd2"],
+        ["encode", "photos", "out", "--resolution", "64", "--shapes", "~no-such-user/list"],
+        ["pack", "~no-such-user/photos", "out"],
+    ],
+)
+def test_neither_a_name_that_is_there_nor_a_home_that_is_not_is_suggested(
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    assert main(words) in (1, 2)
+    error = capfd.readouterr().err
+    assert "did you mean" not in error
+    assert "a bug" not in error

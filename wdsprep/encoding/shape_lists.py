@@ -16,6 +16,7 @@ from wdsprep.changed_settings import SettingWords
 from wdsprep.dataset.shapes import Size, shape_name
 from wdsprep.errors import UsageError
 from wdsprep.images.nearest_shape import Shapes
+from wdsprep.store.base import expand_home
 from wdsprep.text import brief, real_number, shortened
 
 ShapesGiven = str | os.PathLike[str] | Iterable[Size]
@@ -154,7 +155,7 @@ def _nearest_shapes(text: str, resolution: int) -> Iterator[Size]:
 
 def _read_shapes(path: Path, what: str) -> Iterator[Size]:
     try:
-        lines = path.expanduser().read_text("utf-8-sig").splitlines()
+        lines = expand_home(path).read_text("utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UsageError(f"{what} cannot be read ({reason}): give {KINDS}") from None

@@ -37,6 +37,7 @@ from wdsprep.errors import UsageError, WorkError
 from wdsprep.scoring.heads import Head
 from wdsprep.scoring.options import NAME, PRESETS, NamedModel, WantedLabel
 from wdsprep.store import did_you_mean_place
+from wdsprep.store.base import expand_home
 from wdsprep.text import brief, did_you_mean, examples, plural, shortened
 
 CONFIG = "config.json"
@@ -115,7 +116,7 @@ def find_score_model(
     Files that are missing are downloaded from the hub. Raise UsageError if the model cannot score.
     """
     name = wanted.place
-    folder = Path(name).expanduser()
+    folder = expand_home(name)
     if name not in PRESETS and folder.is_dir():
         return _load(wanted, Folder(folder.absolute(), name))
     place, _, revision = name.partition("@")

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 
 from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.stored_dataset import read_manifest
@@ -35,7 +34,7 @@ from wdsprep.sources.patterns import (
 from wdsprep.sources.tables.files import TableFiles
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store import did_you_mean_place, open_store, shared_store, split_url
-from wdsprep.store.base import Store, is_hidden, is_web, stream
+from wdsprep.store.base import Store, expand_home, is_hidden, is_web, stream
 from wdsprep.store.schemes import ANY_PLACE, KEYED
 from wdsprep.text import check_one_of, command, examples
 
@@ -225,7 +224,7 @@ def _web_source(url: str, columns: Columns, rows_per_item: int) -> Source:
 
 
 def _is_folder(url: str) -> bool:
-    return "://" not in url and Path(url).expanduser().is_dir()
+    return "://" not in url and expand_home(url).is_dir()
 
 
 def _table_source(

@@ -20,10 +20,9 @@ import functools
 import os
 import threading
 from itertools import islice
-from pathlib import Path
 
 from wdsprep.errors import UsageError
-from wdsprep.store.base import Store, is_web, local_path
+from wdsprep.store.base import Store, expand_home, is_web, local_path
 from wdsprep.store.schemes import (
     ANY_PLACE,
     PLACES,
@@ -85,8 +84,8 @@ def did_you_mean_place(url: str) -> str:
         return ""
     parent, slash, name = path.rstrip(os.sep).rpartition(os.sep)
     try:
-        there = Path(parent or slash or ".").expanduser().iterdir()
-        neighbours = [entry.name for entry in islice(there, MOST_NEIGHBOURS)]
+        entries = islice(expand_home(parent or slash or ".").iterdir(), MOST_NEIGHBOURS)
+        neighbours = [entry.name for entry in entries if entry.name != name]
     except OSError:
         return ""
     near = nearest_name(name, neighbours)

@@ -210,7 +210,12 @@ def absolute(url: "str | os.PathLike[str]") -> str:
     path = local_path(url)
     if path is None:
         return url.rstrip("/")
-    return os.path.abspath(os.path.expanduser(path))  # noqa: PTH100,PTH111
+    return os.path.abspath(expand_home(path))  # noqa: PTH100
+
+
+def expand_home(path: str | os.PathLike[str]) -> Path:
+    """Return a path with the folder of a user in place of `~` or `~NAME`, if there is one."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111  pathlib raises where there is none
 
 
 def check_apart(source: str, output: str) -> None:

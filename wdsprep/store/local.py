@@ -41,6 +41,7 @@ from wdsprep.store.base import (
     Swept,
     check_name,
     check_prefix,
+    expand_home,
     none_of_ours,
 )
 from wdsprep.store.lock_holder import Wait
@@ -71,7 +72,7 @@ class LocalStore:
     readers = LOCAL_READERS
 
     def __init__(self, root: str | Path) -> None:
-        self.url = str(Path(root).expanduser())
+        self.url = str(expand_home(root))
         self.root = Path(self.url).absolute()  # wherever the program goes
         self._root = str(self.root)
 

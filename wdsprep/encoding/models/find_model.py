@@ -45,6 +45,7 @@ from wdsprep.encoding.models.vae_rules import NO_VAE, add_batch_norm, multiple_o
 from wdsprep.encoding.models.weights import check_digest, weights_digest
 from wdsprep.errors import UsageError, WorkError
 from wdsprep.store import did_you_mean_place
+from wdsprep.store.base import expand_home
 from wdsprep.text import did_you_mean, shortened
 
 TINY = Path(__file__).parent / "tiny"
@@ -141,7 +142,7 @@ def find_model(
     wanted = ModelNeeds(text, has_vae)
     if name == "tiny":
         return replace(_load(name, Folder(TINY, "tiny"), wanted), note=TINY_NOTE)
-    folder = Path(name).expanduser()
+    folder = expand_home(name)
     if name not in PRESETS and folder.is_dir():
         return _load(name, Folder(folder.absolute(), name), wanted)
     repo, _, revision = name.partition("@")

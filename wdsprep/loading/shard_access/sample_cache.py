@@ -47,6 +47,7 @@ from operator import sub
 from pathlib import Path
 
 from wdsprep.errors import StoreError, UsageError
+from wdsprep.store.base import expand_home
 from wdsprep.text import whole_number_or_none
 
 VERSION = 1
@@ -80,7 +81,7 @@ def open_cache_dir(folder: "str | os.PathLike[str] | None", nbytes: int | None) 
     nbytes = whole_number_or_none("cache_nbytes", nbytes)
     if folder is None or nbytes is None or nbytes < 1:
         raise UsageError("give both cache=, a folder, and cache_nbytes=, the bytes it may hold")
-    path = Path(folder).expanduser()
+    path = expand_home(folder)
     try:
         path.mkdir(parents=True, exist_ok=True)
         if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
