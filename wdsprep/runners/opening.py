@@ -35,7 +35,8 @@ def report_opening(is_over: threading.Event) -> Iterator[Opening]:
     """Yield a message now and then if bytes have moved, until the opening is over."""
     reported = 0
     while not is_over.wait(REPORT_S):
-        moved = _own_nbytes() + sum(map(_nbytes_in, +_growing))
+        folders = [folder for folder, awaiting_it in list(_growing.items()) if awaiting_it]
+        moved = _own_nbytes() + sum(map(_nbytes_in, folders))
         if abs(moved - reported) >= STEP_NBYTES:
             reported = moved
             yield Opening(value=moved)
