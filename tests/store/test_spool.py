@@ -1,5 +1,6 @@
 """Where bytes wait: on a disk, unless the user says otherwise."""
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -27,6 +28,16 @@ def test_a_folder_in_memory_is_told_from_one_on_a_disk(tmp_path: Path) -> None:
     assert not is_in_memory("/proc")
     assert is_in_memory("/dev/shm") or not Path("/dev/shm").is_dir()
     assert tmp_path.is_dir()
+
+
+def test_mounts_whose_names_are_not_utf_8_are_told_apart_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = tmp_path.stat().st_dev
+    mount = f"1 1 {os.major(device)}:{os.minor(device)} / /caf\xe9 rw - tmpfs none rw\n"
+    (tmp_path / "mounts").write_bytes(mount.encode("latin-1"))
+    monkeypatch.setattr(spool, "MOUNTS", tmp_path / "mounts")
+    assert is_in_memory(str(tmp_path))
 
 
 def test_bytes_do_not_wait_in_memory_unasked(

@@ -45,7 +45,7 @@ def is_in_memory(folder: str) -> bool:
     device = Path(folder).stat().st_dev
     own = f"{os.major(device)}:{os.minor(device)}"
     try:
-        mounts = [line.split() for line in MOUNTS.read_text().splitlines()]
+        mounts = [line.split() for line in MOUNTS.read_text(errors="replace").splitlines()]
     except OSError:
         return False
     return any(own == mount[2] and mount[mount.index("-") + 1] in IN_MEMORY for mount in mounts)
