@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,19 @@ def test_a_file_of_a_gpu_speaks_for_one_though_its_library_is_missing(
     (tmp_path / "nvidia0").touch()
     with pytest.raises(UsageError, match=r"--device cpu$"):
         gpus.visible_gpus()
+
+
+def test_without_a_gpu_that_works_a_precision_is_chosen_without_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def is_available() -> bool:
+        warnings.warn("CUDA initialization: the driver is too old", stacklevel=1)
+        return False
+
+    pretend_cuda(monkeypatch, is_available=is_available)
+    monkeypatch.setattr(gpus, "has_driver", lambda: True)
+    assert gpus.has_bf16()
+    assert gpus.has_tf32()
 
 
 def test_a_worker_that_was_promised_a_gpu_does_not_take_the_cpu(

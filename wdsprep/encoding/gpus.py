@@ -100,11 +100,7 @@ def has_bf16() -> bool:
 
     Without a GPU it is true: a worker whose GPU cannot do it says so.
     """
-    if not has_driver():
-        return True
-    import torch
-
-    return not torch.cuda.is_available() or computes_bf16()
+    return not (has_driver() and _torch_has_gpu()) or computes_bf16()
 
 
 def has_tf32() -> bool:
@@ -112,11 +108,7 @@ def has_tf32() -> bool:
 
     Without a GPU it is true: a worker whose GPU cannot do it says so.
     """
-    if not has_driver():
-        return True
-    import torch
-
-    return not torch.cuda.is_available() or computes_tf32("cuda")
+    return not (has_driver() and _torch_has_gpu()) or computes_tf32("cuda")
 
 
 def computes_bf16() -> bool:
