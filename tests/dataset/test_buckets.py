@@ -1,5 +1,3 @@
-from typing import Any
-
 import pytest
 
 from wdsprep.dataset.buckets import bucket_of, buckets_encoded, buckets_of_phase, parse_buckets
@@ -28,21 +26,13 @@ def test_a_phase_uses_every_bucket_that_is_large_enough() -> None:
 
 
 def test_squares_are_made_of_every_bucket_that_may_hold_a_large_enough_image() -> None:
-    def encoded(resolution: int, **more: Any) -> tuple[int, ...]:
-        return buckets_encoded({"resolution": resolution}, (256, 512), **more)
+    def encoded(resolution: int) -> tuple[int, ...]:
+        return buckets_encoded({"resolution": resolution}, (256, 512))
 
     assert encoded(256) == (256, 512)
     assert encoded(384) == (256, 512)
     assert encoded(512) == encoded(768) == encoded(1024) == (512,)
     assert encoded(64) == (256, 512)
-
-
-def test_a_dataset_of_wdsprep_0_2_was_made_of_the_buckets_whose_images_are_all_large() -> None:
-    before, now = ["512/000000"], ["256/000000", "512/000000"]
-    for settings in ({"resolution": 384}, {"resolution": 384, "shapes": [[384, 384]]}):
-        assert buckets_encoded(settings, (256, 512), made=now) == (256, 512)
-    assert buckets_encoded({"resolution": 384}, (256, 512), made=before) == (512,)
-    assert buckets_encoded({"resolution": 512}, (256, 512), made=before) == (512,)
 
 
 @pytest.mark.parametrize("text", ["", "512,256", "256,256", "a", "0,256", "256;512"])

@@ -22,7 +22,7 @@ from wdsprep.dataset.sample_selection import (
 )
 
 SIZES = np.array([5, 0, 9, 1, 30])
-GOLDEN = {  # as wdsprep 0.2.0 has them in states
+GOLDEN = {  # as they stand in states
     "shards": [
         "51e018b9d5064e9a0e6b1df7a14ffcf20e0cdfad0fab8f9c3b82d48df72b551d",
         "98b579d66483e62e330272eda84868565954739200a510914f7f8081e7851e9a",

@@ -141,9 +141,8 @@ def _images_of(latents: Origin, images: Group) -> int:
     """
     ledger = latents.manifest.ledger
     made = dict(zip(ledger.units(), ledger.column("input"), strict=True))
+    buckets = buckets_encoded(latents.manifest.settings, images.settings["buckets"])
     for at, origin in enumerate(images.origins):
-        of = images.settings["buckets"]
-        buckets = buckets_encoded(latents.manifest.settings, of, made=made)
         shards = [shard for shard in origin.shards if shard.bucket in buckets]
         wanted = {latent_unit(shard.name): shard.digest for shard in shards}
         if wanted == made:

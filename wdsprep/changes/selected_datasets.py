@@ -226,10 +226,7 @@ class SelectedDataset:
         images = self.group.follows
         if images is None:
             return frozenset()
-        made = {unit for each in self.group.origins for unit in each.manifest.ledger.units()}
-        return frozenset(
-            buckets_encoded(self.group.settings, images.settings["buckets"], made=made)
-        )
+        return frozenset(buckets_encoded(self.group.settings, images.settings["buckets"]))
 
     def _unit_name(self, made: PlannedShard) -> str:
         return made.slice if self.group.dataset == "images" else latent_unit(made.name)

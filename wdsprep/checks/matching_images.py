@@ -85,7 +85,7 @@ def _check_all_encoded(
     made = {receipt.unit for receipt in latents.receipts}
     if latents.manifest:
         made.update(latents.manifest.ledger.units())
-    encoded = buckets_encoded(latents.receipts[0].settings, buckets, made=made)
+    encoded = buckets_encoded(latents.receipts[0].settings, buckets)
     for name, shard in there.items():
         if shard.bucket in encoded and latent_unit(name) not in made and latents.is_complete:
             _find(latents, latent_unit(name), Kind.CHANGED, f"nothing was made of {name}")

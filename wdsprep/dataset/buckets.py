@@ -65,20 +65,10 @@ def _exact(number: float) -> Fraction:
     return Fraction(str(number))
 
 
-def buckets_encoded(
-    settings: Mapping[str, Any], buckets: Sequence[int], *, made: Iterable[str] = ()
-) -> tuple[int, ...]:
+def buckets_encoded(settings: Mapping[str, Any], buckets: Sequence[int]) -> tuple[int, ...]:
     """Return the buckets of images from which latents with these settings are made.
 
     These are the buckets that may hold an image large enough for the square, or for one of the
-    shapes, if need be after it was scaled up. `made` are the units of a complete dataset. If that
-    has squares, but no unit from the lowest of these buckets, only the buckets whose images are all
-    large enough are returned: wdsprep 0.2 made squares of those alone.
+    shapes, if need be after it was scaled up.
     """
-    least_side = least_side_of(settings)
-    found = tuple(buckets[max(0, bisect_right(buckets, least_side) - 1) :])
-    all_large = buckets_of_phase(least_side, buckets)
-    made_of = {unit.partition("/")[0] for unit in made}
-    if "shapes" in settings or not all_large or not made_of or str(found[0]) in made_of:
-        return found
-    return all_large
+    return tuple(buckets[max(0, bisect_right(buckets, least_side_of(settings)) - 1) :])

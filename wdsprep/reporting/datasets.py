@@ -63,8 +63,7 @@ class ReportDataset:
 
     def encoded_buckets(self, images: "ReportDataset") -> tuple[int, ...]:
         """Return the buckets of a dataset of images that these latents are made of."""
-        buckets, units = images.manifest.settings["buckets"], self.manifest.ledger.units()
-        return buckets_encoded(self.manifest.settings, buckets, made=units)
+        return buckets_encoded(self.manifest.settings, images.manifest.settings["buckets"])
 
     @cached_property
     def buckets(self) -> dict[str, list[Shard]]:
