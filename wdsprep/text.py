@@ -173,7 +173,7 @@ def plural(number: int, noun: str, many: str = "") -> str:
 
 
 def command_line(*words: str) -> str:
-    """Return a command of wdsprep for the last line of a command: it can be pasted."""
+    """Return a command of wdsprep that can be pasted, for the end of a line."""
     return f"wdsprep {shlex.join(words)}"
 
 
