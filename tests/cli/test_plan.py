@@ -3,6 +3,7 @@
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from wdsprep.cli import main
 from wdsprep.dataset.npy_arrays import Field
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.encoding.models.presets import PRESETS
+from wdsprep.encoding.progress import EncodeProgress, Speeds
 from wdsprep.encoding.sample_sizes import Choice, sample_nbytes
 
 COUNTS = ["plan", "--counts", "256=490M,512=300M"]
@@ -78,6 +80,18 @@ def test_a_trial_says_the_speed_and_the_bytes_of_a_sample_and_the_whole_run_take
     assert "is not a trial" in capfd.readouterr().err
 
 
+def test_a_trial_of_an_image_in_minutes_has_a_speed_too() -> None:
+    figures = {"busy_s": 390.0, "text_s": 0.0, "launch_s": 0.0, "wall_s": 400.0}
+    counts: dict[str, Any] = {"samples": 1, "nbytes": 1, "rejects": {}, "exact": 0, "parts": {}}
+    speeds = Speeds()
+    speeds.heard(
+        EncodeProgress(
+            worker="a", device="cpu", done=1, batch_size=1, share=1.0, **counts, **figures
+        )
+    )
+    assert speeds.trial(None)["trial"]["each"] == 0.0025
+
+
 def test_without_a_trial_bytes_are_told_and_what_others_published(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -98,7 +112,7 @@ def test_a_dataset_has_the_images_that_are_large_enough_at_any_resolution(
     sizes = [(300, 400), (520, 600), (800, 900), (1100, 1024)]
     files = {f"{number}.jpg": jpeg(number, size) for number, size in enumerate(sizes)}
     images = str(
-        pack(write_files(tmp_path / "pictures", files), tmp_path / "images", "--buckets", "256,512")
+        pack(write_files(tmp_path / "pictures", files), tmp_path / "my set", "--buckets", "256,512")
     )
     words = ["plan", images, "--resolution", "256,512,768,1024", "--json"]
     phases = json.loads("".join(lines(words, capfd)))["phases"]
@@ -109,6 +123,7 @@ def test_a_dataset_has_the_images_that_are_large_enough_at_any_resolution(
         1024: 1,
     }
     assert [phase["shards"] for phase in phases] == [2, 1, 1, 1]
+    assert lines(["plan", images], capfd)[-1].endswith(f"wdsprep plan '{images}' --trial trial")
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ class Speeds:
             return {"trial": before} if before else {}
         device = next(iter(self.workers.values())).device
         each = sum(rates.values()) / len(rates)
-        found = {"busy": round(self.busy, 3), "device": device, "each": round(each, 2)}
+        found = {"busy": round(self.busy, 3), "device": device, "each": float(f"{each:.4g}")}
         if self.text >= LEAST_SHOWN:
             found["text"] = round(self.text, 3)
         if self.launching:

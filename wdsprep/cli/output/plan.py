@@ -18,7 +18,7 @@ from wdsprep.encoding.sample_sizes import Choice, sample_nbytes
 from wdsprep.errors import UsageError
 from wdsprep.options import takes_options
 from wdsprep.reporting.overview import images_from
-from wdsprep.text import human_bytes, join_lines, plural
+from wdsprep.text import command_line, human_bytes, join_lines, plural
 
 USUAL = (256, 512)
 """The resolutions that are planned unless others are named: the phases of Stable Diffusion."""
@@ -200,9 +200,8 @@ def _lines(
 
 
 def _how_to_try(options: PlanOptions, resolution: int) -> str:
-    model = "" if options.model == "sd2" else f" --model {options.model}"
+    model = () if options.model == "sd2" else ("--model", options.model)
     images = os.fspath(options.images) or "shards/images"
-    return (
-        f"wdsprep encode {images} trial --resolution {resolution}{model} --limit 2000, then "
-        f"wdsprep plan {images} --trial trial"
-    )
+    tried = ("encode", images, "trial", "--resolution", str(resolution), *model, "--limit", "2000")
+    planned = command_line("plan", images, "--trial", "trial")
+    return f"{command_line(*tried)}, then {planned}"
