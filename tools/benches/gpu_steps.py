@@ -466,15 +466,15 @@ def vae(bench: Bench) -> None:
     sides = ((64, 2),) if bench.small else ((256, 64), (1024, 4))
     seconds = 0.02 if bench.small else 0.7
     for side, size in sides:
-        pixels, contenders = bench.pixels(size, side), {}
-        deviations: dict[str, float] = {}
-        exact = _latents(
-            bench.encoder(model, side, dtype="fp32", text="none", latents="mean"), pixels
-        )
-        for dtype in ("fp16", "bf16", "tf32", "fp32"):
-            encoder = bench.encoder(model, side, dtype=dtype, text="none", latents="mean")
-            contenders[dtype] = _launcher(encoder, pixels)
-            deviations[dtype] = _rms(_latents(encoder, pixels), exact)
+        pixels = bench.pixels(size, side)
+        encoders = {
+            dtype: bench.encoder(model, side, dtype=dtype, text="none", latents="mean")
+            for dtype in ("fp16", "bf16", "tf32", "fp32")
+        }
+        contenders = {dtype: _launcher(encoder, pixels) for dtype, encoder in encoders.items()}
+        latents = {dtype: _latents(encoder, pixels) for dtype, encoder in encoders.items()}
+        exact = latents.pop("fp32")
+        deviations = {dtype: _rms(rounded, exact) for dtype, rounded in latents.items()}
         contiguous = bench.encoder(model, side, dtype="fp16", text="none", latents="mean")
         network = contiguous._moments.get(exact=False)
         network.layout = torch.contiguous_format
