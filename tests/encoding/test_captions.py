@@ -6,6 +6,7 @@ import shutil
 import tarfile
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from wdsprep.encoding.captions.table import CaptionReport
 from wdsprep.encoding.encode import EncodeListener
 from wdsprep.errors import FingerprintError, FormatError, SourceError, UsageError, WdsprepError
 from wdsprep.runners.run import Outcome
-from wdsprep.store import open_store
+from wdsprep.store import open_store, spool
 from wdsprep.store.base import write_bytes
 
 FEW = 12
@@ -274,6 +275,17 @@ def test_a_lookup_that_is_damaged_is_told_and_made_again(few: Path, tmp_path: Pa
     assert not lookup.exists()
     text_here(few, out, captions=table)
     assert captions_in(out) == {key: f"new {key}" for key in keys}
+
+
+def test_captions_are_sorted_on_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If /tmp lies in memory, and the user has not asked for it."""
+    for name in spool.ASKED_BY:
+        monkeypatch.delenv(name, raising=False)
+    memory = tempfile.gettempdir()
+    monkeypatch.setattr(spool, "is_in_memory", lambda folder: folder == memory)
+    monkeypatch.setattr(spool, "ON_DISK", (str(tmp_path),))
+    with closing(LookupFile([])) as file:
+        assert Path(f"/proc/self/fd/{file._file.fileno()}").readlink().parent == tmp_path
 
 
 def test_workers_of_a_dataset_on_s3_share_a_copy_of_the_lookup(

@@ -29,6 +29,7 @@ from wdsprep.limits import MAX_TABLE_ROWS, MAX_TEXT_NBYTES
 from wdsprep.store import open_store
 from wdsprep.store.base import CHUNK_NBYTES, Store, stream
 from wdsprep.store.local import LocalStore
+from wdsprep.store.spool import spool_folder
 
 if TYPE_CHECKING:
     from wdsprep.encoding.captions.sorted_pairs import Pairs
@@ -70,10 +71,11 @@ class LookupFile:
 
     def __init__(self, pairs: "Iterable[Pairs]") -> None:
         """Sort names and captions, and write them into a new file."""
-        fd, path = tempfile.mkstemp(prefix="wdsprep-")
+        folder = spool_folder()
+        fd, path = tempfile.mkstemp(prefix="wdsprep-", dir=folder)
         self._file = os.fdopen(fd, "rb")
         try:
-            with _report_full_disk(), closing(_open_for_writing(path)) as out:
+            with _report_full_disk(folder), closing(_open_for_writing(path)) as out:
                 Path(path).unlink()
                 self.lookup = self._fill(out, pairs)
         except BaseException:
@@ -275,13 +277,13 @@ def _transaction(file: sqlite3.Connection) -> Iterator[None]:
 
 
 @contextmanager
-def _report_full_disk() -> Iterator[None]:
+def _report_full_disk(folder: str) -> Iterator[None]:
     try:
         yield
     except (sqlite3.OperationalError, OSError) as error:
         if "full" not in str(error) and getattr(error, "errno", None) != errno.ENOSPC:
             raise
         raise FullError(
-            f"{tempfile.gettempdir()} is full, where captions are sorted, which takes three times "
-            "their size: make room there, or set TMPDIR to another folder"
+            f"{folder} is full, where captions are sorted, which takes three times their size: "
+            "make room there, or set TMPDIR to another folder"
         ) from error
