@@ -25,6 +25,7 @@ from wdsprep.encoding.latent_shard import LatentShard
 from wdsprep.encoding.models.base import Encoded, Part
 from wdsprep.encoding.work import EncodeTarget, EncodeWork
 from wdsprep.encoding.worker import EncodeWorker
+from wdsprep.errors import WorkError
 from wdsprep.images.crop import crop
 from wdsprep.runners.base import BrokenWorkerError
 from wdsprep.runners.run import JointUnit
@@ -393,3 +394,11 @@ def test_a_shard_that_is_given_up_leaves_nothing_and_the_next_one_is_done(
     assert not do_all(call, [first, second])
     call.close()
     assert len(members(tmp_path / "out" / f"{first.name}.tar")) == 4
+
+
+def test_a_share_of_a_gpu_that_torch_cannot_use_is_refused_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_cuda(monkeypatch, is_available=False)
+    with pytest.raises(WorkError, match=r"cannot use the GPU of this machine.* --device cpu$"):
+        worker(tmp_path / "images", tmp_path / "out", Means(), gpu_share=0.5)

@@ -33,6 +33,7 @@ from wdsprep.encoding.captions.sources import Captions, CaptionSource
 from wdsprep.encoding.encoded_samples import Result
 from wdsprep.encoding.engine import Engine, EngineError
 from wdsprep.encoding.feeder import Block, FedSample, Feeder, SkippedSample
+from wdsprep.encoding.gpus import require_gpu
 from wdsprep.encoding.image_shards import ImageShard, tars_of
 from wdsprep.encoding.latent_shard import LatentShard, write_empty
 from wdsprep.encoding.models.base import Part
@@ -121,6 +122,7 @@ class EncodeWorker:
     def __init__(self, work: "ShardWork") -> None:
         self._source = tars_of(work.images, work.max_nbytes)
         if work.gpu_share < 1:
+            require_gpu("cuda")
             limit_memory(work.gpu_share)
         self._encoder = work.load()
         self._parts = [self._part_of(target) for target in work.targets]
