@@ -22,12 +22,17 @@ from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.sample_table import MARK
 from wdsprep.dataset.samples import value_at_path
 from wdsprep.dataset.stored_dataset import read_receipt
-from wdsprep.errors import DamageError, NotFoundError, UsageError
-from wdsprep.reporting.matching_samples import InspectCondition, MatchingSamples
+from wdsprep.errors import DamageError, FingerprintError, NotFoundError, UsageError
+from wdsprep.reporting.matching_samples import (
+    InspectCondition,
+    MatchingSamples,
+    find_matching,
+)
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
 from wdsprep.store.local import LocalStore
 from wdsprep.table import stored_tables
+from wdsprep.text import ignore_count
 
 ASKED = (
     "width >= 64",
@@ -121,6 +126,25 @@ def test_on_s3_as_on_a_disk(images: Path, bucket: str) -> None:
     upload(images, url := f"s3://{bucket}/matching")
     for where in ASKED[:4]:
         check_found(images, url, where)
+
+
+@pytest.mark.usefixtures("_read")
+@pytest.mark.parametrize("removed", ["000000000000", "000000000001", ""])
+def test_tables_that_another_run_changes_meanwhile_are_no_damage(
+    tmp_path: Path, removed: str
+) -> None:
+    """A table has fewer rows, or is gone with its only sample, or has been packed anew."""
+    photos = write_files(tmp_path / "photos", {f"{n}.jpg": jpeg(n) for n in range(3)})
+    before = manifest_of(images := pack(photos, tmp_path / "images"))
+    if removed:
+        wdsprep.remove(images, keys=[removed], yes=True)
+    else:
+        write_files(photos, {"1.txt": "other", "3.jpg": jpeg(3)})
+        pack(photos, images, "--overwrite")
+    with pytest.raises(FingerprintError, match="written anew while it was read"):
+        find_matching(
+            open_store(str(images)), before, where="width > 1", limit=1, heard=ignore_count
+        )
 
 
 def test_the_screen_and_the_json(images: Path, capfd: pytest.CaptureFixture[str]) -> None:

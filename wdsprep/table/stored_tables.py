@@ -6,20 +6,20 @@ have as many rows as its shard has samples.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from functools import partial
 from itertools import chain, islice
 from typing import TypeVar
 
 from wdsprep.dataset.condition_syntax import Condition, format_path
-from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_repair
+from wdsprep.dataset.damage import UNLIKE_RECEIPT
 from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import table_name
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.sample_table import COLUMNS, REST, check_schema
 from wdsprep.dataset.samples import META, PathParts, parse_object
-from wdsprep.dataset.stored_dataset import read_receipt
+from wdsprep.dataset.stored_dataset import check_not_rewritten, read_receipt, read_shard
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import DamageError, NotFoundError, SourceError, UsageError
 from wdsprep.sources.tables.parquet import OpenParquet
@@ -47,15 +47,16 @@ class StoredTables:
         buckets = {shard.bucket for shard in self.shards}
         listed = chain.from_iterable(store.list(f"{bucket}/") for bucket in buckets)
         self._nbytes = {entry.name: entry.nbytes for entry in listed}
-        names = [table_name(shard.name) for shard in self.shards]
-        if missing := [name for name in names if name not in self._nbytes]:
-            more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
+        lacking = [shard for shard in self.shards if table_name(shard.name) not in self._nbytes]
+        if lacking:
+            first, more = lacking[0], len(lacking) - 1
+            check_not_rewritten(store, first.name, first.digest)
             raise NotFoundError(
-                f"{store.url}/{missing[0]}{more} is missing: run {command('index', store.url)}, "
-                "which makes tables"
+                f"{store.url}/{table_name(first.name)}{f' and {more:,} more' if more else ''} is "
+                f"missing: run {command('index', store.url)}, which makes tables"
             )
         self._units = {
-            table_name(shard.name): (receipt.unit, receipt.files.get(table_name(shard.name)))
+            shard.name: (receipt.unit, receipt.files.get(table_name(shard.name)))
             for receipt in manifest.receipts
             for shard in receipt.shards
         }
@@ -84,16 +85,16 @@ class StoredTables:
         return map_ahead(partial(self._read, read), shards, threads, most=threads)
 
     def _read(self, read: Callable[[OpenParquet], Read], shard: Shard) -> Read:
-        with naming_repair(self._store), self._open(shard) as file:
-            return read(file)
+        (value,) = read_shard(self._store, shard, self._open(read, shard))
+        return value
 
-    @contextmanager
-    def _open(self, shard: Shard) -> Iterator[OpenParquet]:
+    def _open(self, read: Callable[[OpenParquet], Read], shard: Shard) -> Iterator[Read]:
+        """Yield what `read` returns for the table of a shard, and close it."""
         name = table_name(shard.name)
         place, content = f"{self._store.url}/{name}", None
         if self._nbytes[name] <= WHOLE_NBYTES:
             content = self._store.read(name)
-            if not self._is_stated(name, hex_digest(content)):
+            if not self._is_stated(shard, hex_digest(content)):
                 raise DamageError(place, UNLIKE_RECEIPT)
         try:
             with closing(OpenParquet(self._store, name, content)) as file:
@@ -101,17 +102,20 @@ class StoredTables:
                 if file.rows != shard.samples:
                     rows = f"it has {file.rows:,} rows, and its shard {shard.samples:,} samples"
                     raise DamageError(place, rows)
-                yield file
+                yield read(file)
         except SourceError as error:
             raise DamageError(place, "it is no sound Parquet file") from error
 
-    def _is_stated(self, name: str, digest: str) -> bool:
-        """Return whether a receipt states this digest of a table.
+    def _is_stated(self, shard: Shard, digest: str) -> bool:
+        """Return whether a receipt states this digest of the table of a shard.
 
         The manifest may be older than the receipt of a table that was made again.
         """
-        unit, stated = self._units[name]
-        return digest == stated or digest == read_receipt(self._store, unit).files.get(name)
+        unit, stated = self._units[shard.name]
+        if digest == stated:
+            return True
+        receipt = read_receipt(self._store, unit)
+        return shard in receipt.shards and digest == receipt.files.get(table_name(shard.name))
 
     def _way_on(self, unknown: PathParts) -> str:
         """Return what to do about a name that no sample has."""
