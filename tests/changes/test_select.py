@@ -40,11 +40,11 @@ def is_fifth(key: str) -> bool:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images, latents of most of them, and latents in shapes that have no rows."""
+    """Images, latents of most of them, and latents in shapes."""
     root = tmp_path_factory.mktemp("made")
     packed(pictures(root / "in"), root / "images")
     latents_of(root / "images", root / "latents", rejected=is_fifth)
-    latents_of(root / "images", root / "shaped", rejected=is_fifth, shapes=SHAPES, rows=False)
+    latents_of(root / "images", root / "shaped", rejected=is_fifth, shapes=SHAPES)
     return root
 
 

@@ -31,13 +31,8 @@ from tests.kit.encodes import (
 from tests.kit.packs import jpeg, manifest_of, tar_bytes, tree, write_files
 from tests.kit.paths import format_recipe
 from wdsprep.checks.findings import Kind
-from wdsprep.dataset import reindex
-from wdsprep.dataset.file_names import receipt_name
-from wdsprep.dataset.reindex import UNTOLD, index, missing_rows
-from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import Reject
-from wdsprep.dataset.shard_reader import ShardReader
-from wdsprep.dataset.stored_dataset import write_manifest
+from wdsprep.dataset.file_names import rows_name
+from wdsprep.dataset.reindex import UNTOLD, index, read_positions
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.index import decode_index
 from wdsprep.encoding import shard_texts
@@ -248,43 +243,6 @@ def test_rows_say_which_samples_of_the_image_shard_are_there(mixed: Path, made: 
     assert not findings(mixed, root)
 
 
-def without_digests(root: Path) -> None:
-    """As a dataset from before there were rows, whose receipts say nothing of them."""
-    manifest, store = manifest_of(root), open_store(str(root))
-    receipts = [
-        replace(receipt, files={n: d for n, d in receipt.files.items() if not n.endswith(".rows")})
-        for receipt in manifest.receipts
-    ]
-    for receipt in receipts:
-        (root / receipt_name(receipt.unit)).write_bytes(receipt.to_bytes())
-    write_manifest(store, replace(manifest, receipts=receipts))
-
-
-def test_rows_that_are_missing_are_made_of_keys_and_those_that_are_wrong_are_found(
-    mixed: Path, tmp_path: Path
-) -> None:
-    root = tmp_path / "latents"
-    shutil.copytree(mixed.parent / "latents", root)
-    without_digests(root)
-    whole = tree(root)
-    rows = rows_there(root)
-    for name in rows:
-        (root / name).unlink()
-    (note, *_) = [str(note) for note in check(root).notes if note.name in rows]
-    assert "wdsprep index" in note
-    assert not findings(root)
-    assert index(str(root)) == {name: len(data) // 4 for name, data in rows.items()}
-    assert tree(root) == whole
-    assert index(str(root)) == {}
-    first = min(rows)
-    (root / first).write_bytes(rows[first][::-1])
-    (found,) = check(root).findings
-    assert (found.name, found.what) == (first, "its numbers are not those that the keys tell")
-    repaired = wdsprep.repair(str(root), yes=True)
-    assert repaired.is_whole
-    assert tree(root) == whole
-
-
 def test_rows_that_a_receipt_speaks_of_are_made_again_by_repair(
     mixed: Path, tmp_path: Path
 ) -> None:
@@ -293,6 +251,9 @@ def test_rows_that_a_receipt_speaks_of_are_made_again_by_repair(
     whole = tree(root)
     lost, wrong, *_ = rows = rows_there(root)
     (root / lost).unlink()
+    (receipt,) = (r for r in manifest_of(root).receipts if rows_name(r.shards[0].name) == lost)
+    with pytest.raises(UsageError, match=f"is missing: run .*index {root}"):
+        read_positions(open_store(str(root)), receipt)
     (root / wrong).write_bytes(bytes(len(rows[wrong])))
     assert {found.name for found in check(root).findings} == {lost, wrong}
     assert [found.name for found in check(root, quick=True).findings] == [lost]
@@ -301,28 +262,6 @@ def test_rows_that_a_receipt_speaks_of_are_made_again_by_repair(
     (root / lost).unlink()
     assert index(str(root)) == {lost: len(rows[lost]) // 4}
     assert tree(root) == whole
-
-
-@pytest.mark.usefixtures("cheap")
-def test_one_look_tells_that_rejects_at_the_end_need_no_rows(
-    mixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = texts(mixed, tmp_path / "text")
-    receipt = max(manifest_of(root).receipts, key=lambda receipt: receipt.inputs)
-    assert receipt.inputs > 2
-    last = list(members(root / receipt.shards[0].name))[-1]
-    reject = Reject(key=f"{int(last) + 1:0{len(last)}}", source="", code=Code.RECORD_LOST)
-    (root / f"rejects/{receipt.unit}.jsonl").write_text(reject.to_json())
-    looked: list[int] = []
-    real = ShardReader.key_at
-
-    def key_at(reader: ShardReader, start: int) -> str:
-        looked.append(start)
-        return real(reader, start)
-
-    monkeypatch.setattr(ShardReader, "key_at", key_at)
-    assert reindex.write_rows(open_store(str(root)), receipt) == 0
-    assert len(looked) == 2
 
 
 @pytest.mark.usefixtures("cheap")
@@ -380,21 +319,12 @@ def test_rows_of_other_tars_cannot_be_told_from_keys(
     assert index(str(out), told=told.append) == {}
     next_step = told.pop().partition(f"{UNTOLD}: ")[2]
     assert "wdsprep repair" in next_step
-    assert missing_rows(open_store(str(out)), "64/x").endswith(next_step)
+    (receipt,) = manifest_of(out).receipts
+    with pytest.raises(UsageError, match=f"{UNTOLD}: .*wdsprep repair"):
+        read_positions(open_store(str(out)), receipt)
     assert wdsprep.repair(str(out), yes=True).is_whole
     encode_here(url, out)
     assert positions_in(rows.read_bytes()) == [0, 2, 3]
-    without_digests(out)
-    rows.write_bytes(bytes(12))
-    (found,) = check(out).findings
-    assert found.what == "its numbers cannot be those of its samples"
-    rows.unlink()
-    (note,) = [note for note in check(out).notes if note.name == "64/x.tar.rows"]
-    assert "wdsprep encode" in note.next_step
-    assert "--overwrite" in note.next_step
-    assert index(str(out), told=told.append) == {}
-    assert note.next_step in told.pop()
-    assert missing_rows(open_store(str(out)), "64/x").endswith(note.next_step)
 
 
 @pytest.mark.usefixtures("cheap")

@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.kit.latent_sets import LATENT, array_of, empty_of, npy
 from tests.kit.latent_sets import field as array_field
+from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import rows_name
 from wdsprep.dataset.image_positions import ImagePositions
 from wdsprep.dataset.manifest import Manifest
@@ -115,8 +116,10 @@ def _unit(
             made = tar.finish()
         write_bytes(store, f"{name}.idx", made.index)
         shards = (Shard(name, made.samples, made.nbytes, made.digest),)
+    files: dict[str, str] = {}
     if not (rows := ImagePositions.from_numbers(left)).is_plain:
-        write_bytes(store, rows_name(name), rows.to_bytes())
+        write_bytes(store, rows_name(name), data := rows.to_bytes())
+        files[rows_name(name)] = hex_digest(data)
     lines = (Reject(key=keys[n], source="", code=Code.NOT_FINITE).to_json() for n in sorted(lost))
     write_bytes(store, f"rejects/{unit}.jsonl", "".join(lines).encode())
     return Receipt(
@@ -129,6 +132,7 @@ def _unit(
         shards=shards,
         rejects={"not_finite": len(lost)} if lost else {},
         counts=counts,
+        files=files,
     )
 
 

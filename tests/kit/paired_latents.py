@@ -38,10 +38,9 @@ def latents_of(
     *,
     rejected: Callable[[str], bool] = nothing,
     shapes: Sequence[Size] = (),
-    rows: bool = True,
     seed: int = 0,
 ) -> Path:
-    """Of all buckets. `rows` stand beside shards where they have to, unless they are older."""
+    """Of all buckets."""
     store = open_store(str(out))
     settings: dict[str, Any] = {
         "latents": "sample",
@@ -59,7 +58,7 @@ def latents_of(
     write_bytes(store, "empty.emb.npy", empty)
     manifest = read_manifest(open_store(str(images)))
     assert manifest is not None
-    made = [_shard(images, shard, out, settings, rejected, rows=rows) for shard in manifest.shards]
+    made = [_shard(images, shard, out, settings, rejected) for shard in manifest.shards]
     write_manifest(
         store,
         Manifest(
@@ -79,8 +78,6 @@ def _shard(
     out: Path,
     settings: dict[str, Any],
     rejected: Callable[[str], bool],
-    *,
-    rows: bool,
 ) -> Receipt:
     unit, by_shape = latent_unit(shard.name), fields_by_shape(settings)
     fits = cut_of(settings)
@@ -110,6 +107,8 @@ def _shard(
                 positions.append(position)
             if shape and shape in found:
                 counts[shape] = len(found[shape])
+        place = ImagePositions.from_numbers(positions)
+        beside = {} if place.is_plain else {rows_name(shard.name): place.to_bytes()}
         files = {rejects_name(unit): draft.rejects.digest}
         empty = hex_digest(npy(empty_of(FIELDS[1])))
         receipt = Receipt(
@@ -124,9 +123,6 @@ def _shard(
             counts=counts if tar else {},
             files={**files, "empty.emb.npy": empty},
         )
-        found = ImagePositions.from_numbers(positions)
-        is_plain = found.is_plain or not rows
-        beside = {} if is_plain else {rows_name(shard.name): found.to_bytes()}
         return draft.finish(receipt, beside)
 
 

@@ -23,7 +23,7 @@ from tests.kit.joined_sets import LATENTS, TEXT, VARIED, Images, caption, write_
 from tests.kit.latent_sets import array_of, field, flat, keys
 from tests.kit.packs import upload
 from wdsprep.encoding.on_the_fly.step_batches import StepBegun
-from wdsprep.errors import FingerprintError, FormatError, NotFoundError, TarError, UsageError
+from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.loading.join_positions import DatasetPositions, JoinPositions
 from wdsprep.loading.options import Stream
 from wdsprep.loading.shard_access import local
@@ -497,10 +497,6 @@ def test_rows_that_are_missing_or_damaged(plain: Three, tmp_path: Path) -> None:
     rows.unlink()
     assert f'run "wdsprep index {tmp_path}/t"' in refused(latents, texts)
     assert f'run "wdsprep index {tmp_path}/t"' in refused(texts, latents)
-    with (tmp_path / "t/256/000001.tar").open("r+b") as file:
-        file.write(bytes(100))
-    with pytest.raises(TarError, match=f"no sample begins at byte 0: {again}"):
-        load(latents, join=texts)
 
 
 def test_shapes_that_stand_in_order_have_no_rows(tmp_path: Path) -> None:

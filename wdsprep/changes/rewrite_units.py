@@ -35,10 +35,10 @@ from wdsprep.dataset.file_names import (
     rows_name,
     table_name,
 )
-from wdsprep.dataset.image_positions import ImagePositions, may_have_rows
+from wdsprep.dataset.image_positions import ImagePositions
 from wdsprep.dataset.json_records import read_lines
 from wdsprep.dataset.receipts import Receipt, Shard
-from wdsprep.dataset.reindex import make_index, write_index, write_rows, write_table
+from wdsprep.dataset.reindex import make_index, write_index, write_table
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectsFile, hide_source, read_rejects
 from wdsprep.dataset.removed_samples import Removed, ShardRemoval, UnitRemoval
@@ -278,20 +278,15 @@ class UnitChange:
         return without_facts(item).to_json().encode()
 
     def _with_rows(self, before: Receipt, receipt: Receipt) -> Receipt:
-        """Return a receipt with the positions of the remaining samples in the new image shard.
-
-        If an old dataset lacks a file of positions, it is written first, from the keys. If the keys
-        do not tell the positions, the receipt stays without them.
-        """
+        """Return a receipt with the positions of the remaining samples in the new image shard."""
         files = dict(receipt.files)
         for shard in before.shards:
             name = rows_name(shard.name)
             stated = files.pop(name, "")
-            if stated and hex_digest(self._read(name)) != stated:
+            data = self._read(name) if stated else b""
+            if stated and hex_digest(data) != stated:
                 raise self._unlike_receipt(name)
-            if may_have_rows(before) and not stated and write_rows(self._store, before) is None:
-                continue
-            if data := self._make_rows(shard, self._read(name, b"")):
+            if data := self._make_rows(shard, data):
                 files[name] = hex_digest(data)
         return replace(receipt, files=files)
 

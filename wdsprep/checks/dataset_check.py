@@ -32,7 +32,7 @@ from wdsprep.dataset.file_names import (
     unit_of_file,
     unit_of_receipt,
 )
-from wdsprep.dataset.image_positions import NBYTES, keys_may_tell, may_have_rows
+from wdsprep.dataset.image_positions import NBYTES, keys_may_tell
 from wdsprep.dataset.manifest import Manifest, sorted_receipts
 from wdsprep.dataset.npy_arrays import empty_fields
 from wdsprep.dataset.receipts import RETRIED, Receipt
@@ -358,8 +358,6 @@ def _check_unexpected(found: DatasetSurvey, store: Store, broken: Iterable[str])
             lookup_name(digest),
         }  # they may be missing: encode makes them again
     known.update(file.name for receipt in found.receipts for file in expected_files(receipt))
-    with_rows = filter(may_have_rows, found.receipts)
-    known.update(rows_name(shard.name) for receipt in with_rows for shard in receipt.shards)
     stated = found.manifest.receipts if found.manifest else ()
     gone = {*broken, *(r.unit for r in stated)} - {r.unit for r in found.receipts}
     for name in sorted(found.files.keys() - known):

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from wdsprep.dataset.damage import repair_step
-from wdsprep.dataset.reindex import AGAIN
 
 
 class Kind(Enum):
@@ -25,8 +24,6 @@ class Kind(Enum):
     REMOVED = "removed"  # the list of removed samples is damaged, so they might come back
     FOREIGN = "foreign"
     UNFINISHED = "unfinished"  # notes from here on
-    ROWLESS = "rowless"  # latents of an old version, without the rows that a join needs
-    UNTOLD = "untold"  # the same, of tars that pack did not make: only encode can tell their rows
     UNSETTLED = "unsettled"  # a step that the next run does again
     LEFTOVER = "leftover"
 
@@ -35,7 +32,7 @@ class Kind(Enum):
         return self in NOTES
 
 
-NOTES = (Kind.UNFINISHED, Kind.ROWLESS, Kind.UNTOLD, Kind.UNSETTLED, Kind.LEFTOVER)
+NOTES = (Kind.UNFINISHED, Kind.UNSETTLED, Kind.LEFTOVER)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,8 +85,6 @@ _NEXT = {
     Kind.REMOVED: "put it back from a copy, or delete it and remove again what must stay away",
     Kind.FOREIGN: "move it out of the dataset",
     Kind.UNFINISHED: 'run the same "{maker}" again to go on',
-    Kind.ROWLESS: 'run "wdsprep index {url}" before it is joined with another',
-    Kind.UNTOLD: AGAIN,
     Kind.UNSETTLED: 'run the same "{maker}" again, or "wdsprep repair {url}"',
     Kind.LEFTOVER: "nothing to do",
 }

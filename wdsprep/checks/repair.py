@@ -36,7 +36,7 @@ from wdsprep.dataset.file_names import (
 )
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt
-from wdsprep.dataset.reindex import AGAIN, UNTOLD, write_index, write_rows, write_table
+from wdsprep.dataset.reindex import UNTOLD, write_index, write_rows, write_table
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectsFile, is_moved, read_rejects
 from wdsprep.dataset.samples import key_order
@@ -324,8 +324,11 @@ class _Repairer:
             return
         if name == rows_name(tar):
             self._store.delete(name)
-            if write_rows(self._store, read_receipt(self._store, latent_unit(tar))) is None:
-                raise FormatError(f"{self._store.url}/{name} cannot be made, as {UNTOLD}: {AGAIN}")
+            if not write_rows(self._store, read_receipt(self._store, latent_unit(tar))):
+                raise FormatError(
+                    f"{self._store.url}/{name} cannot be made, as {UNTOLD}: run the same "
+                    '"wdsprep encode" again with --overwrite'
+                )
         elif is_table(name):
             write_table(self._store, read_receipt(self._store, unit), tar)
         else:

@@ -26,15 +26,9 @@ from wdsprep.dataset.file_names import (
     table_name,
     taken_name,
 )
-from wdsprep.dataset.image_positions import (
-    NBYTES,
-    ImagePositions,
-    may_have_rows,
-    positions_from_keys,
-)
+from wdsprep.dataset.image_positions import positions_from_keys
 from wdsprep.dataset.npy_arrays import empty_fields
 from wdsprep.dataset.receipts import Receipt, Shard
-from wdsprep.dataset.reindex import UNTOLD
 from wdsprep.dataset.rejects import UNSETTLED, read_rejects
 from wdsprep.dataset.removed_samples import UnitRemoval, removed_from
 from wdsprep.dataset.sample_table import TableWriter, have_same_rows
@@ -258,8 +252,9 @@ class _Checker:
             self._check_rejects(name, data)
         if (taken := taken_name(receipt.unit)) in receipt.files:
             self._read_checked(taken, receipt.files[taken])
-        if may_have_rows(receipt):
-            self._check_rows()
+        for shard in receipt.shards:
+            if rows_name(shard.name) in receipt.files:
+                self._check_rows(shard)
         if is_settled and receipt.dataset == "images" and not (self.findings or self._unit.known):
             self._check_inputs()
 
@@ -285,80 +280,25 @@ class _Checker:
         if sum_counts({reject.code.value: 1} for reject in rejects) != dict(self._receipt.rejects):
             self._find(name, Kind.WRONG, "its codes are not those that its receipt counts")
 
-    def _check_rows(self) -> None:
-        """Check the rows: the positions of samples in their image shard.
+    def _check_rows(self, shard: Shard) -> None:
+        """Add a finding if the rows of a shard do not have the digest that the receipt states.
 
-        The receipt has their digest. An old receipt says nothing about them: then they must agree
-        with the keys if pack gave these, and otherwise be possible at all.
+        If the keys tell rows with that digest, damage costs no unit: they can be written again.
         """
-        for shard in self._receipt.shards:
-            name = rows_name(shard.name)
-            told = self._rows_from_keys(shard)
-            if name in self._receipt.files:
-                self._check_stated_rows(name, told)
-            elif shard.name not in self._keys or self._rejected is None:
-                return  # there is a finding about the shard or the rejects
-            elif (data := self._read_optional(name)) == told:
-                continue
-            elif told is None and not data:
-                self._find(name, Kind.UNTOLD, f"it is missing, and {UNTOLD}")
-            elif told is None and not self._may_be_rows(data, shard.samples):
-                self._find(name, Kind.WRONG, "its numbers cannot be those of its samples")
-            elif told is not None and data:
-                self._find(name, Kind.INDEX, "its numbers are not those that the keys tell")
-            elif told is not None:
-                self._find(name, Kind.ROWLESS, "it is missing")
+        name = rows_name(shard.name)
+        if name in self._unit.known or (data := self._read(name)) is None:
+            return
+        if hex_digest(data) != (stated := self._receipt.files[name]):
+            are_told = hex_digest(self._rows_from_keys(shard)) == stated
+            self._find(name, Kind.INDEX if are_told else Kind.DAMAGED, self._other)
 
-    def _rows_from_keys(self, shard: Shard) -> bytes | None:
-        """Return the rows of a shard as its keys tell them.
-
-        They are empty if the shard needs no file of rows, and None if the keys do not tell them.
-        """
+    def _rows_from_keys(self, shard: Shard) -> bytes:
+        """Return the rows of a shard as its keys tell them, or b"" if these do not tell any."""
         keys, rejected = self._keys.get(shard.name), self._rejected
         if keys is None or rejected is None:
-            return None
-        told = positions_from_keys(self._receipt, keys, rejected)
-        if told is None or told.is_plain:
-            return None if told is None else b""
-        return told.to_bytes()
-
-    def _check_stated_rows(self, name: str, told: bytes | None) -> None:
-        """Add a finding if rows do not have the digest that the receipt states.
-
-        `told` are the rows as the keys tell them. If they have that digest, damage costs no unit:
-        they can be written again.
-        """
-        stated = self._receipt.files[name]
-        is_told = told is not None and hex_digest(told) == stated
-        data = None if name in self._unit.known else self._read(name)
-        if data is not None and hex_digest(data) != stated:
-            self._find(name, Kind.INDEX if is_told else Kind.DAMAGED, self._other)
-
-    def _may_be_rows(self, data: bytes, samples: int) -> bool:
-        """Return whether bytes may be the rows of samples.
-
-        Each sample has a position of its own, and positions rise where keys would.
-        """
-        if len(data) != NBYTES * samples:
-            return False
-        found = ImagePositions.from_bytes(data)
-        numbers = found.positions.tolist()
-        runs = (numbers[run.start : run.stop] for run in self._runs(samples))
-        is_rising = all(a < b for run in runs for a, b in pairwise(run))
-        return is_rising and found.is_sound(samples, self._receipt.inputs)
-
-    def _read_optional(self, name: str) -> bytes:
-        """Return the bytes of a file, or b"" if it is missing or cannot be read.
-
-        Only a file that cannot be read gets a finding.
-        """
-        try:
-            return self._store.read(name)
-        except NotFoundError:
             return b""
-        except StoreError as error:
-            self._note_unreadable(name, error)
-            return b""
+        positions = positions_from_keys(self._receipt, keys, rejected)
+        return positions.to_bytes() if positions else b""
 
     def _check_inputs(self) -> None:
         """Add a finding unless each input of a slice is exactly one sample or one reject.

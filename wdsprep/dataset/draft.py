@@ -13,7 +13,8 @@ from typing import Any
 from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import (
     index_name,
-    is_table,
+    inputs_name,
+    is_index,
     receipt_name,
     rejects_name,
     table_name,
@@ -80,16 +81,18 @@ class Draft:
     ) -> Receipt:
         """Give the files their names, the receipt last, and return the receipt of the unit.
 
-        The digests of the tables are added to the receipt. `beside` are more files of the unit, by
-        name. If another run has finished the unit meanwhile, all files are dropped, and the receipt
-        of that run is returned. `check` is called before the names are given, and may raise an
-        error. Raise BusyError if samples were removed from the dataset meanwhile, or if the unit
-        was locked for too long.
+        `beside` are more files of the unit, by name. Their digests and those of the tables are
+        added to the receipt, but for inputs, whose digest it has as `input`. If another run has
+        finished the unit meanwhile, all files are dropped, and the receipt of that run is returned.
+        `check` is called before the names are given, and may raise an error. Raise BusyError if
+        samples were removed from the dataset meanwhile, or if the unit was locked for too long.
         """
+        digests: dict[str, str] = {}
         for name, data in {**self._beside, **beside}.items():
             self._open(name).write(data)
-        tables = {name: hex_digest(self._beside[name]) for name in self._beside if is_table(name)}
-        receipt = replace(receipt, files={**receipt.files, **tables})
+            if not is_index(name) and name != inputs_name(self.unit):
+                digests[name] = hex_digest(data)
+        receipt = replace(receipt, files={**receipt.files, **digests})
         name = receipt_name(self.unit)
         last = self._receipt.enter_context(self._edition.store.write(name, exclusive=True))
         last.write(receipt.to_bytes())

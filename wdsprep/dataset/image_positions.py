@@ -5,8 +5,7 @@ its position in the image shard, which `NAME.tar.rows` has as an unsigned 32-bit
 number for each sample. There is such a file only where the numbers are not 0, 1, 2 and so on:
 where a sample was rejected, or where samples stand by their shapes. Of images that pack packed,
 keys tell the numbers as well, since they rise in an image shard. Of others nothing else tells them,
-so there is a file wherever a sample was rejected. The files of a receipt have its digest; those of
-receipts from before there were rows do not.
+so there is a file wherever a sample was rejected. The files of a receipt have its digest.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,10 +13,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from wdsprep.dataset.file_names import LATENTS, latent_shard
+from wdsprep.dataset.file_names import LATENTS, is_rows, latent_shard
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.samples import key_order
-from wdsprep.dataset.shapes import shape_ranges, shapes_of
+from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.errors import DamageError
 from wdsprep.text import plural
 
@@ -113,10 +112,9 @@ class ImagePositions:
         return type(self)((left - np.searchsorted(lost, left)).astype(DTYPE))
 
 
-def may_have_rows(receipt: Receipt) -> bool:
-    """Return whether a unit may lack samples of its image shard, or have them in another order."""
-    is_reordered = bool(receipt.rejects or shapes_of(receipt.settings))
-    return receipt.dataset == "latents" and is_reordered
+def has_rows(receipt: Receipt) -> bool:
+    """Return whether a unit lacks samples of its image shard, or has them in another order."""
+    return any(map(is_rows, receipt.files))
 
 
 def keys_may_tell(receipt: Receipt) -> bool:
@@ -145,17 +143,6 @@ def positions_from_keys(
     runs = shape_ranges(receipt.settings, receipt.counts).values() or [range(len(keys))]
     rises = (a < b for run in runs for a, b in pairwise(found[run.start : run.stop]))
     return ImagePositions.from_numbers(found) if all(rises) else None
-
-
-def none_moved(ends: Sequence[str], rejected: Sequence[str]) -> bool:
-    """Return whether samples seem to have the same numbers as in the image shard.
-
-    They have if keys rise, and every rejected key comes after the last one. `ends` are the first
-    and the last key of each shape, or of the whole shard.
-    """
-    orders = [key_order(key) for key in ends]
-    rises = all(a <= b for a, b in pairwise(orders))
-    return rises and all(key_order(key) > orders[-1] for key in rejected)
 
 
 def are_pack_keys(receipt: Receipt, keys: Iterable[str]) -> bool:

@@ -1,10 +1,10 @@
 """`index`: give tars of others the files that a loader needs, and make lost ones again.
 
-A tar that something else made gets its index and the table of its samples. Latents that lack rows
-(`wdsprep.dataset.image_positions`) get those that a join needs.
+A tar that something else made gets its index and the table of its samples. Latents get
+lost rows again (`wdsprep.dataset.image_positions`), which a join needs.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -22,10 +22,7 @@ from wdsprep.dataset.file_names import (
 )
 from wdsprep.dataset.image_positions import (
     ImagePositions,
-    are_pack_keys,
     keys_may_tell,
-    may_have_rows,
-    none_moved,
     positions_from_keys,
 )
 from wdsprep.dataset.manifest import Manifest
@@ -33,7 +30,6 @@ from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.rejects import rejects_in
 from wdsprep.dataset.sample_table import TableWriter
 from wdsprep.dataset.samples import parse_object
-from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.dataset.shard_reader import NamedShard, ShardReader
 from wdsprep.dataset.stored_dataset import read_manifest, read_receipt
 from wdsprep.dataset.tar.members import BadSampleError
@@ -46,7 +42,6 @@ from wdsprep.text import Counting, command, ignore_count
 
 UNTOLD = "no keys tell which images its samples are of"
 """The reason why rows of tars that pack did not make cannot be told."""
-AGAIN = 'run the same "wdsprep encode" again with --overwrite before it is joined with another'
 
 
 def encode_step(url: str) -> str:
@@ -179,7 +174,7 @@ def write_table(store: Store, receipt: Receipt, tar: str) -> Receipt:
 def _write_rows(
     store: Store,
     manifest: Manifest,
-    there: Iterable[str],
+    there: Set[str],
     heard: Counting,
     told: Callable[[str], None],
 ) -> dict[str, int]:
@@ -188,77 +183,57 @@ def _write_rows(
     `told` gets a line about files that cannot be made.
     """
     missing = [
-        receipt
+        (rows_name(shard.name), receipt)
         for receipt in manifest.receipts
-        if may_have_rows(receipt) and receipt.shards
-        if rows_name(receipt.shards[0].name) not in there
+        for shard in receipt.shards
+        if rows_name(shard.name) in receipt.files.keys() - there
     ]
     done: dict[str, int] = {}
-    untold: dict[str, list[str]] = {}
-    for number, receipt in enumerate(missing):
+    for number, (name, receipt) in enumerate(missing):
         heard(number, len(missing))
-        (shard,) = receipt.shards
-        name, samples = rows_name(shard.name), write_rows(store, receipt)
-        if samples is None:
-            untold.setdefault(_remake_step(store, receipt), []).append(name)
-        elif samples:
-            done[name] = samples
-    for next_step, names in untold.items():
-        more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
-        told(f"{store.url}/{names[0]}{more} cannot be made: {UNTOLD}: {next_step}")
+        if write_rows(store, receipt):
+            done[name] = receipt.shards[0].samples
+    if lost := [name for name, _receipt in missing if name not in done]:
+        more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
+        told(f"{store.url}/{lost[0]}{more} cannot be made: {UNTOLD}: {encode_step(store.url)}")
     return done
 
 
-def _remake_step(store: Store, receipt: Receipt) -> str:
-    """Return the next step if positions are missing that keys do not tell."""
-    is_stated = rows_name(receipt.shards[0].name) in receipt.files
-    return encode_step(store.url) if is_stated else AGAIN
+def write_rows(store: Store, receipt: Receipt) -> bool:
+    """Write the lost positions of a latent shard's samples in their image shard.
 
-
-def missing_rows(store: Store, unit: str) -> str:
-    """Return the end of a message about a unit's missing positions, with the next step."""
-    manifest = read_manifest(store)
-    receipts = manifest.receipts if manifest else ()
-    receipt = {receipt.unit: receipt for receipt in receipts}[unit]
-    if keys_may_tell(receipt):
-        return f"is missing: run {command('index', store.url)}"
-    return f"is missing, and {UNTOLD}: {_remake_step(store, receipt)}"
-
-
-def write_rows(store: Store, receipt: Receipt) -> int | None:
-    """Write the positions of a latent shard's samples in their image shard, if a file is needed.
-
-    Return how many samples the written file has, or 0 if none is needed. Return None if it cannot
-    be made: keys do not tell the positions, or the receipt has another digest. Positions in tars
-    that pack did not make are known only while the tars are encoded.
+    Return whether they could be made: keys must tell them, and the receipt have their digest.
+    Positions in tars that pack did not make are known only while the tars are encoded.
     """
     (shard,) = receipt.shards
     name = rows_name(shard.name)
-    positions = read_positions_from_keys(store, receipt)
-    if positions is None:
-        return None
-    data = b"" if positions.is_plain else positions.to_bytes()
-    digest = hex_digest(data)
-    if digest != receipt.files.get(name, digest):
-        return None
-    if data:
-        write_bytes(store, name, data)
-    return len(positions) if data else 0
+    if not keys_may_tell(receipt):
+        return False
+    with ShardReader(store, shard) as reader:
+        rejected = [reject.key for reject in rejects_in(store, receipt.unit)]
+        positions = positions_from_keys(receipt, [*reader.keys()], rejected)
+    data = positions.to_bytes() if positions else b""
+    if hex_digest(data) != receipt.files[name]:
+        return False
+    write_bytes(store, name, data)
+    return True
 
 
-def read_positions(store: Store, receipt: Receipt, *, every_key: bool = True) -> ImagePositions:
+def read_positions(store: Store, receipt: Receipt) -> ImagePositions:
     """Return for each sample of a latent shard which sample of the image shard it was made of.
 
-    If samples may have moved, this is read from the file beside the shard. If that file is missing,
-    `positions_without_rows` is called with `every_key`.
+    If samples have moved, this is read from the file beside the shard, which the receipt lists.
     """
     (shard,) = receipt.shards
-    if not may_have_rows(receipt):
+    if (name := rows_name(shard.name)) not in receipt.files:
         return ImagePositions.plain(shard.samples)
-    found = read_rows(store, shard.name, shard.samples, receipt.inputs)
-    if found is None:
-        return positions_without_rows(store, receipt, every_key=every_key)
-    return found
+    positions = read_rows(store, shard.name, shard.samples, receipt.inputs)
+    if positions is None and keys_may_tell(receipt):
+        raise UsageError(f"{store.url}/{name} is missing: run {command('index', store.url)}")
+    if positions is None:
+        next_step = encode_step(store.url)
+        raise UsageError(f"{store.url}/{name} is missing, and {UNTOLD}: {next_step}")
+    return positions
 
 
 def read_rows(store: Store, tar: str, samples: int, inputs: int) -> ImagePositions | None:
@@ -271,60 +246,6 @@ def read_rows(store: Store, tar: str, samples: int, inputs: int) -> ImagePositio
     if not found.is_sound(samples, inputs):
         raise DamageError(what, "its numbers cannot be those of its samples")
     return found
-
-
-def positions_without_rows(
-    store: Store, receipt: Receipt, *, every_key: bool = True
-) -> ImagePositions:
-    """Return the positions of samples whose file of positions is missing.
-
-    Keys tell the positions. If they do not, raise a UsageError that names the next step. Without
-    `every_key` only the keys at the ends are read, and the error is raised unless these show that
-    no sample moved. That is enough for a caller that compares all keys anyway.
-    """
-    (shard,) = receipt.shards
-    if not may_have_rows(receipt):
-        return ImagePositions.plain(shard.samples)
-    if every_key:
-        told = read_positions_from_keys(store, receipt)
-    else:
-        with ShardReader(store, shard) as reader:
-            is_plain = none_moved(*_ends(store, receipt, reader))
-        told = ImagePositions.plain(shard.samples) if is_plain else None
-    if told is None:
-        what = f"{store.url}/{rows_name(shard.name)}"
-        raise UsageError(f"{what} {missing_rows(store, receipt.unit)}")
-    return told
-
-
-def read_positions_from_keys(store: Store, receipt: Receipt) -> ImagePositions | None:
-    """Return the positions of a latent shard's samples, or None if its keys do not tell them.
-
-    Only the keys at the ends are read if these show that no sample moved, and if the receipt lists
-    no file of positions.
-    """
-    if not keys_may_tell(receipt):
-        return None
-    (shard,) = receipt.shards
-    with ShardReader(store, shard) as reader:
-        ends, rejected = _ends(store, receipt, reader)
-        is_stated = rows_name(shard.name) in receipt.files
-        if (
-            not is_stated
-            and are_pack_keys(receipt, [*ends, *rejected])
-            and none_moved(ends, rejected)
-        ):
-            return ImagePositions.plain(shard.samples)
-        return positions_from_keys(receipt, [*reader.keys()], rejected)
-
-
-def _ends(store: Store, receipt: Receipt, reader: ShardReader) -> tuple[list[str], list[str]]:
-    """Return the first and the last key of each shape, or of all, and the keys of the rejects."""
-    every = range(len(reader.offsets) - 1)
-    rejected = [reject.key for reject in rejects_in(store, receipt.unit)]
-    runs = shape_ranges(receipt.settings, receipt.counts).values() or [every]
-    ends = sorted({number for run in runs for number in (run.start, run.stop - 1)})
-    return [*reader.keys(ends)], rejected
 
 
 def is_whole(idx: Entry | None) -> bool:

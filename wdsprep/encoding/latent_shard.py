@@ -154,7 +154,6 @@ class LatentShard:
             files={
                 rejects_name(self._shard.name): self.rejects.digest,
                 **files,
-                **{name: hex_digest(data) for name, data in beside.items()},
             },
         )
         return self._draft.finish(receipt, beside)

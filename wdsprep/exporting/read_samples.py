@@ -223,7 +223,7 @@ def _positions(source: UnitSource) -> ImagePositions:
         return ImagePositions.plain(source.shard.samples)
     store = shared_store(source.url)
     with naming_repair(store):  # an error in the first dataset would name another
-        return read_positions(store, source.receipt, every_key=False)
+        return read_positions(store, source.receipt)
 
 
 def _read_joined(first: UnitSource, source: UnitSource) -> Iterator[_TarSample | None]:

@@ -18,7 +18,7 @@ from wdsprep.dataset.file_names import latent_unit, rows_name
 from wdsprep.dataset.image_positions import NBYTES, NOWHERE, ImagePositions
 from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.receipts import Receipt
-from wdsprep.dataset.reindex import encode_step, positions_without_rows, read_rows
+from wdsprep.dataset.reindex import encode_step, read_positions, read_rows
 from wdsprep.dataset.sample_selection import Numbers
 from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.dataset.thread_map import read_each
@@ -56,9 +56,9 @@ class DatasetPositions:
         store, name = self.store, self.names[shard]
         with naming_next_step(encode_step(store.url)):
             found = read_rows(store, name, count, int(self.inputs[shard]))
-            if found is None:
+            if found is None:  # its rejects are the last samples of the images, or it was lost
                 receipt = self._receipts[latent_unit(name)]
-                return positions_without_rows(store, receipt, every_key=False)
+                return read_positions(store, receipt)
         return found
 
     @cached_property
