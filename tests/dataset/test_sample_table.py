@@ -84,7 +84,7 @@ def test_equal_rows_have_equal_bytes_however_they_came(monkeypatch: pytest.Monke
     for number, one in enumerate(facts):
         if number not in gone:
             writer.add(f"{number:06d}", one)
-    assert table_without(whole, gone, "t") == writer.finish()
+    assert table_without(whole, gone, what="t") == writer.finish()
 
 
 def test_tables_of_any_rows_have_the_same_columns() -> None:

@@ -285,7 +285,7 @@ def check_tables(root: Path) -> None:
                 key, _, field = member.name.partition(".")
                 if field == "json" and (file := tar.extractfile(member)):
                     writer.add(key, json.loads(file.read()))
-        assert have_same_rows(data, writer.finish(), name)
+        assert have_same_rows(data, writer.finish()), name
 
 
 def check_dataset(root: Path) -> None:

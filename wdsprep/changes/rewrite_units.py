@@ -403,7 +403,7 @@ class UnitChange:
         stated = receipt.files.get(name)
         if not stated or hex_digest(data := self._read(name, b"")) != stated:
             return b""
-        return table_without(data, shard.rows, f"{self._store.url}/{name}")
+        return table_without(data, shard.rows, what=f"{self._store.url}/{name}")
 
     def _copy_rest(self, removal: ShardRemoval, write: Callable[[bytes], object]) -> RewrittenShard:
         """Copy the samples of a shard that stay, check its digest, and return the new shard."""

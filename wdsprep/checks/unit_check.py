@@ -222,7 +222,7 @@ class _Checker:
             return
         if hex_digest(data) != self._receipt.files.get(name):
             self._find(name, Kind.INDEX, self._other)
-        elif data != (made := table.finish()) and not have_same_rows(data, made, name):
+        elif data != (made := table.finish()) and not have_same_rows(data, made):
             self._find(name, Kind.INDEX, "its rows are not what the json in its tar says")
 
     def _read(self, name: str, missing: Kind = Kind.MISSING) -> bytes | None:

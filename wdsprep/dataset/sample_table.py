@@ -194,8 +194,8 @@ def is_marked(metadata: Mapping[bytes, bytes] | None) -> bool:
     ).items()
 
 
-def have_same_rows(one: bytes, other: bytes, what: str) -> bool:
-    """Return whether two tables have the same rows. What is no table has none.
+def have_same_rows(data: bytes, expected: bytes) -> bool:
+    """Return whether two files are tables with the same rows.
 
     Rows are counted before any are unpacked.
     """
@@ -203,13 +203,14 @@ def have_same_rows(one: bytes, other: bytes, what: str) -> bool:
     from pyarrow import parquet as pq
 
     try:
-        counts = {pq.read_metadata(BytesIO(data)).num_rows for data in (one, other)}
-        return len(counts) == 1 and bool(read_table(one, what).equals(read_table(other, what)))
+        counts = {pq.read_metadata(BytesIO(file)).num_rows for file in (data, expected)}
+        tables = [read_table(file, "table") for file in (data, expected) if len(counts) == 1]
+        return bool(tables) and bool(tables[0].equals(tables[1]))
     except (DamageError, pa.ArrowException, OSError):
         return False
 
 
-def table_without(data: bytes, rows: Iterable[int], what: str) -> bytes:
+def table_without(data: bytes, rows: Iterable[int], *, what: str) -> bytes:
     """Return the bytes of a table without the rows of these numbers."""
     import numpy as np
 
