@@ -2,8 +2,8 @@
 
 A dataset knows its settings by their names, and describes a change by the name and both values. The
 options of a call describe it in the words of its user: by the option that a setting comes from,
-which may have another name, or by words of its own (`About.settings`). Settings of old datasets
-that no option has any more are described by their names.
+which may have another name, or by words of its own (`About.settings`). Settings that no option of
+the command has are described by their names.
 """
 
 import re

@@ -56,8 +56,7 @@ def test_options_of_calls_in_python_are_named_as_python_has_them() -> None:
 
 
 def test_a_setting_without_an_option_is_named_as_the_dataset_has_it() -> None:
-    """So it is with old datasets, whose options have gone, and with commands that did not make
-    the dataset."""
+    """So it is with commands that did not make the dataset."""
     assert said(PackOptions, {"dedupe": True, "grid": 4}, {}) == [
         "no dedupe (was given)",
         "no grid (was 4)",
