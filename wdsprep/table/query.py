@@ -62,13 +62,12 @@ class Query:
 
         What a row has in no column may be in `rest` or in `meta`, which are read only then.
         """
-        names = file.schema.names
         wanted = {str(path[0]) for path in self.condition.names}
-        table = file.read(wanted)
-        columns = wanted.intersection(names) - {REST}
-        if columns < wanted or any(table.column(name).null_count for name in columns):
-            table = file.read({*wanted, META, REST})
-        return table
+        if wanted <= {*file.schema.names} - {REST}:
+            table = file.read(wanted)
+            if not any(table.column(name).null_count for name in wanted):
+                return table
+        return file.read({*wanted, META, REST})
 
     def masks(self, tables: Iterable[pa.Table]) -> Iterator[Mask]:
         """Yield for each table which of its rows meet the condition.
