@@ -328,14 +328,15 @@ def test_rows_of_other_tars_cannot_be_told_from_keys(
 
 
 @pytest.mark.usefixtures("cheap")
-def test_rows_of_other_tars_are_there_though_what_was_rejected_came_last(tmp_path: Path) -> None:
-    """Else nobody could tell them from rows that are missing."""
+def test_rejects_that_came_last_need_no_rows_in_other_tars_either(tmp_path: Path) -> None:
     files = {"b.jpg": jpeg(1, (64, 64)), "a.jpg": jpeg(2, (32, 32))}
     url = str(write_files(tmp_path / "tars", {"x.tar": tar_bytes(files.items())}) / "*.tar")
     encode_here(url, tmp_path / "latents")
-    assert {name: positions_in(data) for name, data in rows_there(tmp_path).items()} == {
-        "latents/64/x.tar.rows": [0]
-    }
+    assert not rows_there(tmp_path)
+    (receipt,) = manifest_of(tmp_path / "latents").receipts
+    assert receipt.rejects
+    positions = read_positions(open_store(str(tmp_path / "latents")), receipt)
+    assert positions.positions.tolist() == [0]
     assert not check(tmp_path / "latents").findings + check(tmp_path / "latents").notes
 
 

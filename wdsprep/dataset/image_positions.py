@@ -2,10 +2,10 @@
 
 All that is made of one image shard has its keys in its order, so a sample is found by its number:
 its position in the image shard, which `NAME.tar.rows` has as an unsigned 32-bit little-endian
-number for each sample. There is such a file only where the numbers are not 0, 1, 2 and so on:
-where a sample was rejected, or where samples stand by their shapes. Of images that pack packed,
-keys tell the numbers as well, since they rise in an image shard. Of others nothing else tells them,
-so there is a file wherever a sample was rejected. The files of a receipt have its digest.
+number for each sample. There is such a file only where the numbers are not 0, 1, 2 and so on: where
+a sample before the last one was rejected, or where samples stand by their shapes. The files of a
+receipt have its digest. Of images that pack packed, keys tell the numbers as well, since they rise
+in an image shard. Of others nothing else tells them.
 """
 
 from collections.abc import Iterable, Sequence

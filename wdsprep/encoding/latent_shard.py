@@ -161,15 +161,10 @@ class LatentShard:
     def _rows_file(self) -> dict[str, bytes]:
         """Return {name: bytes} of the file that says which samples were kept, or {} if not needed.
 
-        An empty shard has none. Any other needs it unless it has the first samples of the image
-        shard in their order. If pack did not make that shard and a sample was rejected, it is
-        needed even then: the keys do not tell whether the rejected samples were the last.
+        It is needed unless the shard has the first samples of the image shard in their order.
         """
         rows = ImagePositions.from_numbers(chain.from_iterable(self._rows.values()))
-        has_moved = self._shard.is_foreign and bool(self.rejects.counts)
-        if not len(rows) or (rows.is_plain and not has_moved):
-            return {}
-        return {rows_name(latent_shard(self._shard.name)): rows.to_bytes()}
+        return {} if rows.is_plain else {rows_name(latent_shard(self._shard.name)): rows.to_bytes()}
 
     def close(self) -> None:
         self._spool.close()
