@@ -1,8 +1,10 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.kit.packs import temporaries
+from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.tar.write import TarWriter
@@ -49,9 +51,10 @@ def test_who_comes_second_drops_its_files_and_says_once_that_the_work_was_done_t
             files={},
         )
         with Draft(edition, unit) as quick, Draft(edition, unit) as slow:
-            quick.finish(receipt, {"beside": b"quick"})
+            finished = quick.finish(receipt, {"beside": b"quick"})
+            assert finished == replace(receipt, files={"beside": hex_digest(b"quick")})
             assert not caplog.records or unit == "000001"
-            assert slow.finish(receipt, {"beside": b"slow"}) == receipt
+            assert slow.finish(receipt, {"beside": b"slow"}) == finished
         assert edition.store.read("beside") == b"quick"
     (record,) = caplog.records
     assert "another run or worker has finished 000000 first" in record.getMessage()
