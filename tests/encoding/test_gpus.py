@@ -71,7 +71,7 @@ def test_a_file_of_a_gpu_speaks_for_one_though_its_library_is_missing(
 ) -> None:
     pretend_cuda(monkeypatch, is_available=False)
     monkeypatch.setattr(gpus, "NVIDIA", "libnone.so.1")
-    monkeypatch.setattr(gpus, "NVIDIA_DEVICES", (f"{tmp_path}/nvidia[0-9]*",))
+    monkeypatch.setattr(gpus, "NVIDIA_DEVICES", f"{tmp_path}/nvidia[0-9]*")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert gpus.visible_gpus() == ()
     (tmp_path / "nvidia0").touch()

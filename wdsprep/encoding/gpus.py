@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 from wdsprep.errors import UsageError, WorkError
 
 NVIDIA = "libcuda.so.1"  # what the CUDA runtime in torch loads, and does without GPUs if it cannot
-NVIDIA_DEVICES = ("/dev/nvidia[0-9]*", "/proc/driver/nvidia/gpus/*")
+NVIDIA_DEVICES = "/dev/nvidia[0-9]*"  # a container has those of the GPUs that it was given
 NOT_READY = (802, 803, 804)
 """What CUDA says of GPUs whose fabric manager is down, or whose driver does not fit its library."""
 HIDDEN = ("", "-1", "none", "void", "nodevfiles")
@@ -75,7 +75,7 @@ def _nvidia_has_gpu() -> bool:
 
 
 def _nvidia_files() -> list[Path]:
-    return [path for pattern in NVIDIA_DEVICES for path in Path("/").glob(pattern.lstrip("/"))]
+    return list(Path("/").glob(NVIDIA_DEVICES.lstrip("/")))
 
 
 def _explain_unusable() -> str:
