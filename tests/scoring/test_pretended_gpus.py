@@ -23,7 +23,10 @@ SAMPLES, LOST_GPU, FAILS_FROM = 60, "1", 3
 
 
 class WorkOnLostGpu(ScoreWork):
-    """The work of `score`. On one GPU the third batch fails, and all after it."""
+    """The work of `score`. On one GPU the third batch fails, and all after it.
+
+    The other waits until then with its first batch, however long either takes to open.
+    """
 
     __slots__ = ()
 
@@ -31,15 +34,19 @@ class WorkOnLostGpu(ScoreWork):
         from torch.nn.modules.module import register_module_forward_pre_hook
         from transformers import ViTForImageClassification
 
-        batches = 0
+        batches, failed = 0, Path(self.scores).with_name("failed")
 
         def hook(module: object, _inputs: object) -> None:
             nonlocal batches
             if isinstance(module, ViTForImageClassification):
                 batches += 1
-                time.sleep(0.1)  # so that both GPUs get some
-                if os.environ["CUDA_VISIBLE_DEVICES"] == LOST_GPU and batches >= FAILS_FROM:
+                is_lost = os.environ["CUDA_VISIBLE_DEVICES"] == LOST_GPU
+                if is_lost and batches >= FAILS_FROM:
+                    failed.touch()
                     raise RuntimeError("CUDA error: an illegal memory access was encountered")
+                until = time.monotonic() + 120
+                while not (is_lost or failed.exists()) and time.monotonic() < until:
+                    time.sleep(0.01)
 
         register_module_forward_pre_hook(hook)
         return ScoreWork.open(replace(self, device="cpu"))
