@@ -34,7 +34,7 @@ class WorkOnLostGpu(ScoreWork):
         from torch.nn.modules.module import register_module_forward_pre_hook
         from transformers import ViTForImageClassification
 
-        batches, failed = 0, Path(self.scores).with_name("failed")
+        batches, failed = 0, Path(self.images).with_name("failed")
 
         def hook(module: object, _inputs: object) -> None:
             nonlocal batches
