@@ -98,7 +98,7 @@ def test_without_a_trial_bytes_are_told_and_what_others_published(
     said = lines(COUNTS, capfd)
     assert said[:2] == [
         "resolution 256: 790,000,000 images",
-        "bytes     134.3 TB written in 79,000 shards: 170.0 kB a sample",
+        "bytes     134.3 TB written in 79,000 shards: 170.0 kB a sample of sd2",
     ]
     assert said[3] == "resolution 512: 300,000,000 images"
     assert "58 images a second for each A100" in said[-2]

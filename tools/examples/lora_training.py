@@ -15,12 +15,14 @@ checkpoint.
 """
 
 import argparse
+import contextlib
 import math
 import shutil
 import sys
 import time
+import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -39,7 +41,7 @@ from peft import LoraConfig, get_peft_model_state_dict
 from torch import Tensor
 
 import wdsprep
-from wdsprep.errors import UsageError
+from wdsprep.errors import UsageError, WdsprepError
 
 WEIGHTS = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 TEXT_PARTS = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
@@ -84,6 +86,13 @@ class TrainedWeights:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take the weights of a checkpoint; raise UsageError if it is of another LoRA."""
+        shapes = {name: parameter.shape for name, parameter in self.named.items()}
+        if {name: value.shape for name, value in state.items()} != shapes:
+            raise UsageError(
+                "the checkpoint is of another LoRA: give the --rank and --model that it was begun "
+                "with, or another --out"
+            )
         for name, parameter in self.named.items():
             parameter.copy_(state[name])
 
@@ -129,6 +138,7 @@ class LoraTraining:
             kind.save_lora_weights(self.out, **{f"{self.network}_lora_layers": lora})
             del network, lora  # makes room for the pipeline
             self.accelerator.free_memory()
+            print(f"{self.out}/pytorch_lora_weights.safetensors written", flush=True)
             self.draw_at_the_end()
         self.accelerator.wait_for_everyone()
         self.accelerator.end_training()
@@ -189,10 +199,12 @@ class LoraTraining:
             if rest == 0:
                 if accelerator.is_main_process:
                     log.add(step, mean)
-                if step % options.save_every == 0 or step == options.steps:
+                is_drawn = options.sample_every and step % options.sample_every == 0
+                if is_drawn or step % options.save_every == 0 or step == options.steps:
                     self.save(step)
-                if options.sample_every and step % options.sample_every == 0:
-                    self.draw_on_the_way(network, step)
+                if is_drawn:
+                    with log.left_out():
+                        self.draw_on_the_way(network, step)
 
     def rate_at(self, step: int) -> float:
         """Return the share of the learning rate at a step, the first of which is 0."""
@@ -269,6 +281,7 @@ class LoraTraining:
 
     def draw(self, pipeline: Any, inputs: Sequence[dict[str, Any]], path: Path) -> None:
         """Draw a row of pictures, in the size of the first latent."""
+        print(f"drawing {len(inputs)} pictures into {path}", flush=True)
         pipeline.set_progress_bar_config(disable=True)
         height, width = (
             pipeline.vae_scale_factor * side for side in self.first()[0]["latent"].shape[-2:]
@@ -290,6 +303,13 @@ class Log:
         self._steps, self._every, self._first = steps, every, first
         self._losses: deque[float] = deque(maxlen=RUNNING)
         self._began = time.monotonic()
+
+    @contextlib.contextmanager
+    def left_out(self) -> Iterator[None]:
+        """Leave the time of a block out of that of steps."""
+        began = time.monotonic()
+        yield
+        self._began += time.monotonic() - began
 
     def add(self, step: int, loss: float) -> None:
         self._losses.append(loss)
@@ -336,8 +356,12 @@ def train_or_say(program: str, training: type[LoraTraining], options: argparse.N
         library.utils.logging.set_verbosity_error()
         library.utils.logging.disable_progress_bar()
     huggingface_hub.utils.logging.set_verbosity_error()
+    warnings.filterwarnings("ignore", "`torch_dtype` is deprecated", FutureWarning)
     try:
         check_model(options.model)
         training(options).run()
-    except (UsageError, OSError) as error:
+    except (WdsprepError, OSError) as error:
         raise SystemExit(f"{program}: {one_line(error)}") from None
+    except KeyboardInterrupt:
+        said = "interrupted: the same command goes on from the last checkpoint"
+        raise SystemExit(f"{program}: {said}") from None

@@ -80,7 +80,7 @@ class PlanOptions(Options):
     model: str = field(
         default="sd2",
         metadata=about(
-            "Without a trial, plan for this model of those that wdsprep models lists.",
+            "Without a trial, plan for a model that wdsprep models lists, except tiny.",
             MODEL,
             choices=[name for name in MODELS if name != "tiny"],
             metavar="NAME",

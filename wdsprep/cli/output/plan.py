@@ -29,6 +29,8 @@ PUBLISHED = (
     "hours"
 )
 DAYS_FROM_H = 48
+TRIED = 2_000
+"""The images of a trial that is proposed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +84,7 @@ def plan_lines(options: PlanOptions) -> str:
     wanted = _resolutions(options, trials)
     if missing := [side for side in wanted if trials and side not in trials]:
         raise UsageError(
-            f"no --trial was made at {missing[0]}: {_how_to_try(options, missing[0])}, or leave "
+            f"no --trial was made at {missing[0]}: {_how_to_try(options, missing[0], count=TRIED)}, or leave "
             f"{missing[0]} out"
         )
     phases = [
@@ -188,7 +190,7 @@ def _lines(
         yield (
             f"  bytes     {read}{human_bytes(each.nbytes_written)} written in "
             f"{plural(each.shards, 'shard')}: {human_bytes(each.nbytes_written / each.samples)} "
-            "a sample"
+            f"a sample{'' if has_trials else f' of {choice.model}'}"
         )
         yield ""
     if has_trials:
@@ -196,12 +198,14 @@ def _lines(
     if choice.preset.is_trimmed and choice.text == "emb":
         yield f"captions have {choice.tokens} tokens here (--tokens)"
     yield PUBLISHED
-    yield f"to measure a GPU of yours: {_how_to_try(options, phases[0].resolution)}"
+    first = phases[0]
+    how = _how_to_try(options, first.resolution, count=min(TRIED, first.samples))
+    yield f"to measure a GPU of yours: {how}"
 
 
-def _how_to_try(options: PlanOptions, resolution: int) -> str:
+def _how_to_try(options: PlanOptions, resolution: int, *, count: int) -> str:
     model = () if options.model == "sd2" else ("--model", options.model)
     images = os.fspath(options.images) or "shards/images"
-    tried = ("encode", images, "trial", "--resolution", str(resolution), *model, "--limit", "2000")
+    tried = ("encode", images, "trial", "--resolution", str(resolution), *model)
     planned = command_line("plan", images, "--trial", "trial")
-    return f"{command_line(*tried)}, then {planned}"
+    return f"{command_line(*tried, '--limit', str(count))}, then {planned}"
