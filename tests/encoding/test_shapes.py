@@ -40,7 +40,6 @@ from tests.kit.packs import (
 )
 from tests.kit.paths import FIND_TESTS, format_recipe
 from wdsprep.cli import main
-from wdsprep.dataset.buckets import buckets_of_phase
 from wdsprep.dataset.npy_arrays import OF_SIZES, Field
 from wdsprep.dataset.rejects import read_rejects
 from wdsprep.dataset.samples import Sample
@@ -536,26 +535,6 @@ def test_the_option_takes_a_number_or_none(
     assert main(["encode", "--upscale", "images", *words]) == 2
     said = "wdsprep: --upscale 'images': give a number, or put the option last, without one\n"
     assert capsys.readouterr().err == said
-
-
-def test_latents_that_wdsprep_0_2_made_of_one_bucket_are_sound_and_get_the_rest(
-    images: Path, tmp_path: Path
-) -> None:
-    """It made squares of those buckets alone whose images are all large enough."""
-    before, whole = tmp_path / "before", tmp_path / "whole"
-    with patch(
-        "wdsprep.encoding.image_shards.buckets_encoded",
-        lambda settings, buckets: buckets_of_phase(settings["resolution"], buckets),
-    ):
-        encode_here(images, before, resolution=96)
-    assert {shard.bucket for shard in manifest_of(before).shards} == {128}
-    assert main(["verify", str(images), str(before)]) == 0
-    chosen = str(tmp_path / "chosen/{name}")
-    assert main(["select", str(images), str(before), chosen, "--where", "width > 150"]) == 0
-    assert main(["verify", *map(str, (tmp_path / "chosen").iterdir())]) == 0
-    encode_here(images, before, resolution=96)
-    encode_here(images, whole, resolution=96)
-    assert tree(before) == tree(whole)
 
 
 def test_shards_of_large_squares_are_kept_as_encode_writes_them(

@@ -83,10 +83,8 @@ def plan_lines(options: PlanOptions) -> str:
         raise UsageError(f"--latents moments: the VAE of {choice.model} gives no distribution")
     wanted = _resolutions(options, trials)
     if missing := [side for side in wanted if trials and side not in trials]:
-        raise UsageError(
-            f"no --trial was made at {missing[0]}: {_how_to_try(options, missing[0], count=TRIED)}, or leave "
-            f"{missing[0]} out"
-        )
+        how = _how_to_try(options, missing[0], count=TRIED)
+        raise UsageError(f"no --trial was made at {missing[0]}: {how}, or leave {missing[0]} out")
     phases = [
         phase(side, images, trials.get(side), choice, options)
         for side, images in images_at(options, wanted).items()
