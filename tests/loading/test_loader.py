@@ -620,19 +620,19 @@ def test_foreign_tars_that_are_written_anew_are_indexed_anew(
 
     url = str(tmp_path)
     write(5, -5)
-    assert index(url) == {"0.tar": 5}
+    assert index(url) == {"0.tar": 5, "0.tar.parquet": 5}
     assert index(url) == {}
     assert len(list(load(url, raw=True, global_batch=5))) == 5
     assert not caplog.text
     write(10, 5)
     load(url, raw=True, global_batch=5)
     assert "newer than the index, such as 0.tar; if it was written again, run" in caplog.text
-    assert index(url) == {"0.tar": 10}
+    assert index(url) == {"0.tar": 10, "0.tar.parquet": 10}
     for nbytes in (0, 60):
         os.truncate(tmp_path / "0.tar.idx", nbytes)
         with pytest.raises(UsageError, match="wdsprep index"):
             load(url, raw=True, global_batch=5)
-        assert index(url) == {"0.tar": 10}
+        assert index(url) == {"0.tar": 10, "0.tar.parquet": 10}
 
 
 def test_a_json_that_nests_too_deep_is_damaged(tmp_path: Path) -> None:
@@ -665,7 +665,7 @@ def test_foreign_tars_load_raw_and_as_crops(tmp_path: Path) -> None:
     url = str(tmp_path)
     with pytest.raises(UsageError, match="wdsprep index"):
         load(url, raw=True)
-    assert dict(index(url)) == {"0.tar": 20, "1.tar": 20}
+    assert {*index(url).items()} >= {("0.tar", 20), ("1.tar", 20)}
     with pytest.raises(UsageError, match="raw=True"):
         load(url)
     assert len({sample["__key__"] for sample in load(url, raw=True, global_batch=40)}) == 40
