@@ -229,7 +229,8 @@ class NobodyKnewError(Exception):
 @dataclass(frozen=True)
 class Cursed:
     """Workers open everywhere, and at some places die of whatever they get, or fail at it.
-    Elsewhere, units take turns with that: up to so many deaths, each waits for one more."""
+    Elsewhere, units take turns with that: up to so many deaths, each waits for one more. Whoever
+    only fails waits first until another place is open: alone it would fail at all there is."""
 
     folder: str
     places: frozenset[int]
@@ -238,6 +239,8 @@ class Cursed:
 
     def open(self) -> Call:
         turns = count()
+        if place_here() not in self.places:
+            Path(f"{self.folder}-open").touch()
         return lambda unit: self.call(unit, min(next(turns), self.deaths))
 
     def call(self, unit: Number, deaths: int) -> Generator[int, None, int]:
@@ -245,6 +248,9 @@ class Cursed:
         if place in self.places:
             Path(self.folder, f"{unit.name}-{place}").touch()
             if self.lives_on:
+                until = time.monotonic() + 60
+                while not Path(f"{self.folder}-open").exists() and time.monotonic() < until:
+                    time.sleep(0.05)
                 raise NobodyKnewError("gone")
             os.kill(os.getpid(), signal.SIGKILL)
         while len(list(Path(self.folder).iterdir())) < deaths:

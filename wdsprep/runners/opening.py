@@ -19,23 +19,27 @@ STEP_NBYTES = 1 << 20
 """The bytes that count as progress. A process that only waits moves some thousand."""
 
 _growing: Counter[Path] = Counter()
+_changing = threading.Lock()
 
 
 @contextmanager
 def awaiting(folder: Path) -> Iterator[None]:
     """Count what arrives in a folder as progress of this worker while the block lasts."""
-    _growing[folder] += 1
+    with _changing:
+        _growing[folder] += 1
     try:
         yield
     finally:
-        _growing[folder] -= 1
+        with _changing:
+            _growing[folder] -= 1
 
 
 def report_opening(is_over: threading.Event) -> Iterator[Opening]:
     """Yield a message now and then if bytes have moved, until the opening is over."""
     reported = 0
     while not is_over.wait(REPORT_S):
-        folders = [folder for folder, awaiting_it in list(_growing.items()) if awaiting_it]
+        with _changing:
+            folders = [folder for folder, count in _growing.items() if count]
         moved = _own_nbytes() + sum(map(_nbytes_in, folders))
         if abs(moved - reported) >= STEP_NBYTES:
             reported = moved
