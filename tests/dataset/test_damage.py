@@ -10,6 +10,7 @@ from PIL import Image
 
 import wdsprep
 from wdsprep.dataset.damage import naming_next_step, naming_repair, repair_step
+from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.errors import (
     DamageError,
@@ -91,6 +92,11 @@ def test_steps_paste_into_a_shell() -> None:
     assert repair_step("my images", 'the same "wdsprep encode"') == (
         'run "wdsprep repair \'my images\'", then the same "wdsprep encode" again'
     )
+
+
+def test_a_code_that_a_stranger_made_up_is_one_line() -> None:
+    with pytest.raises(FormatError, match="'eaten' is the code of no reject: verify the dataset"):
+        Code.named("eaten")
 
 
 # What commands say.

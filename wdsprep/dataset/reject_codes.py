@@ -8,6 +8,9 @@ from collections import Counter
 from collections.abc import Mapping
 from enum import Enum
 
+from wdsprep.errors import FormatError
+from wdsprep.text import brief
+
 
 class Code(str, Enum):
     """The reason why a sample was rejected, with the stage at which that was found."""
@@ -25,7 +28,11 @@ class Code(str, Enum):
 
     @classmethod
     def named(cls, value: str) -> "Code":
-        return next(code for code in cls if code.value == value)
+        """Return the code of this name; raise FormatError if a stranger's file made it up."""
+        code = next((code for code in cls if code.value == value), None)
+        if code is None:
+            raise FormatError(f"{brief(value)} is the code of no reject: verify the dataset")
+        return code
 
     VANISHED = ("vanished", "read")  # listed, then gone
     UNREADABLE = ("unreadable", "read")
