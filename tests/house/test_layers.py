@@ -21,7 +21,7 @@ from wdsprep.cli import cli
 
 PACKAGE = ROOT / "wdsprep"
 ROOMS = (
-    *("store", "dataset", "fetch", "images", "runners", "sources", "table", "packing"),
+    *("store", "dataset", "fetch", "images", "runners", "sources", "tables", "packing"),
     *("encoding", "importing", "scoring", "loading", "changes", "checks", "reporting"),
     *("exporting", "cli"),
 )
@@ -34,13 +34,13 @@ PLACES = {
     "jinja2": ("reporting",),
     "PIL": ("images", "scoring", "reporting", "cli"),
     "pyarrow": (
-        *("dataset", "table", "sources", "images", "importing", "encoding", "loading"),
+        *("dataset", "tables", "sources", "images", "importing", "encoding", "loading"),
         *("changes", "exporting", "reporting"),
     ),
-    "duckdb": ("table",),
+    "duckdb": ("tables",),
     "ray": ("runners", "loading"),
     "numpy": (
-        *("dataset", "table", "images", "encoding", "importing", "scoring", "loading"),
+        *("dataset", "tables", "images", "encoding", "importing", "scoring", "loading"),
         *("changes", "checks", "reporting", "exporting"),
     ),
     "torch": ("encoding", "loading", "images", "importing", "scoring", "exporting"),

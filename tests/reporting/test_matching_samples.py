@@ -31,7 +31,7 @@ from wdsprep.reporting.matching_samples import (
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
 from wdsprep.store.local import LocalStore
-from wdsprep.table import stored_tables
+from wdsprep.tables import stored_tables
 from wdsprep.text import ignore_count
 
 ASKED = (

@@ -67,7 +67,7 @@ def find_matching(
 
     `heard` gets the number of shards asked, and of all.
     """
-    from wdsprep.table.stored_tables import StoredTables  # DuckDB takes 0.2 s, which few need
+    from wdsprep.tables.stored_tables import StoredTables  # DuckDB takes 0.2 s, which few need
 
     condition = InspectCondition(where)
     tables = StoredTables(store, manifest)

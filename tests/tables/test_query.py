@@ -25,8 +25,8 @@ from wdsprep.dataset.samples import facts_bytes, parse_json, value_at_path
 from wdsprep.errors import FormatError
 from wdsprep.sources.tables.parquet import open_parquet
 from wdsprep.store.local import LocalStore
-from wdsprep.table import query
-from wdsprep.table.query import MOST_ROWS, Query, open_engine
+from wdsprep.tables import query
+from wdsprep.tables.query import MOST_ROWS, Query, open_engine
 
 
 class Asked(Condition):
@@ -273,7 +273,7 @@ def test_the_engine_has_no_threads_and_a_forked_child_ends_cleanly() -> None:
     script = """
 import os, pyarrow as pa
 from wdsprep.dataset.condition_syntax import Condition
-from wdsprep.table.query import Query, open_engine
+from wdsprep.tables.query import Query, open_engine
 class Asked(Condition): option = ""
 table = pa.table({"a": pa.array(range(3_000)), "meta": ['{"b": "x"}'] * 3_000})
 table.take([0]), table.slice(0, 9).to_pandas

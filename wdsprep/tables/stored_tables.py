@@ -24,7 +24,7 @@ from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import DamageError, NotFoundError, SourceError, UsageError
 from wdsprep.sources.tables.parquet import OpenParquet
 from wdsprep.store.base import Store
-from wdsprep.table.query import Mask, Query, open_engine
+from wdsprep.tables.query import Mask, Query, open_engine
 from wdsprep.text import command, nearest_name
 
 WHOLE_NBYTES = 1 << 20

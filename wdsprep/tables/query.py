@@ -20,7 +20,7 @@ from wdsprep.dataset.sample_table import REST
 from wdsprep.dataset.samples import META, PathParts, parse_json, value_at_path
 from wdsprep.errors import FormatError
 from wdsprep.sources.tables.parquet import OpenParquet
-from wdsprep.table.condition_sql import Column, Selection, compile_condition, kind_of
+from wdsprep.tables.condition_sql import Column, Selection, compile_condition, kind_of
 
 MOST_ROWS = 50_000
 """Rows of a query: planning it takes some milliseconds, whatever it is asked of."""
