@@ -143,6 +143,10 @@ def test_folders_of_kohya_tell_repeats_and_captions_that_a_loader_takes_over(
     streams = [wdsprep.Stream(latents, where=f"repeats == {n}", repeat=n) for n in (1, 2, 10)]
     served = Counter(key for batch in wdsprep.load(streams, global_batch=4) for key in batch["key"])
     assert served == {facts["key"]: facts["repeats"] for facts in packed.values()}
+    for to, place, join in (("imagefolder", out, []), ("kohya", latents, [out])):
+        wdsprep.export(place, tmp_path / to, to=to, join=join)
+        folders = {path.stem: path.parent.name for path in (tmp_path / to).rglob("*.jpg")}
+        assert {key: int(name.partition("_")[0]) for key, name in folders.items()} == served
 
 
 @pytest.mark.parametrize(

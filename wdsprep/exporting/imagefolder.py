@@ -1,9 +1,10 @@
 """Folders of images with captions beside them, which most programs that train LoRAs read.
 
-Each shard becomes a folder. The caption of an image is in a text file with the same name, for
-sd-scripts, OneTrainer and ai-toolkit, and in a line of the folder's `metadata.jsonl`, for the
-`imagefolder` of Hugging Face `datasets`, which the scripts of diffusers load. The number before the
-underscore in the name of a folder tells sd-scripts how often to show each image in an epoch.
+Each shard becomes a folder, or a folder for each number of `repeats` in it. The caption of an image
+is in a text file with the same name, for sd-scripts, OneTrainer and ai-toolkit, and in a line of the
+folder's `metadata.jsonl`, for the `imagefolder` of Hugging Face `datasets`, which the scripts of
+diffusers load. The number before the underscore in the name of a folder tells sd-scripts how often
+to show each image in an epoch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,23 +40,27 @@ class ImageFolderLayout:
         return self
 
     def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
-        folder, lines = folder_of(unit), list[bytes]()
+        lines: dict[str, list[bytes]] = {}
         for sample in samples:
+            folder = folder_of(unit, sample)
             ((kind, data),) = sample.members.items()
             write_captioned(out, folder, sample, kind, data)
             row = {"file_name": f"{stem_of(sample)}.{kind}", "text": caption_line(sample)}
-            lines.append(to_json(row) + b"\n")
+            lines.setdefault(folder, []).append(to_json(row) + b"\n")
             yield
-        if lines:
-            out.write(f"{folder}/{METADATA}", b"".join(lines))
+        for folder, rows in lines.items():
+            out.write(f"{folder}/{METADATA}", b"".join(rows))
 
     def index(self, files: Sequence[ExportedFile]) -> Mapping[str, bytes]:
         del files  # each folder has its own
         return {}
 
 
-def folder_of(unit: str) -> str:
-    return f"1_{unit.replace('/', '-')}"
+def folder_of(unit: str, sample: ExportSample) -> str:
+    """Return the folder for a sample of a unit, which says how often an epoch has the sample."""
+    repeats = sample.facts.get("repeats")
+    times = int(repeats) if isinstance(repeats, int) and repeats > 0 else 1
+    return f"{times}_{unit.replace('/', '-')}"
 
 
 def stem_of(sample: ExportSample) -> str:

@@ -78,8 +78,8 @@ class KohyaLayout:
         return replace(self, family=family, settings=dataset.settings, arrays=arrays)
 
     def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
-        folder = folder_of(unit)
         for sample in samples:
+            folder = folder_of(unit, sample)
             ((kind, data),) = ((n, d) for n, d in sample.members.items() if n not in self.arrays)
             write_captioned(out, folder, sample, kind, data)
             for ending, arrays in self.caches(sample).items():
