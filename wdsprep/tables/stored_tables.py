@@ -1,29 +1,34 @@
-"""The tables beside the shards of a dataset, and which of all its samples meet a condition.
+"""The tables of the samples of shards, and which of all these samples meet a condition.
 
 A table of up to WHOLE_NBYTES is read whole, by one request, and must have the digest that the
-receipt of its unit states. Of a larger one, only the columns that are needed are read, and it must
-have as many rows as its shard has samples.
+receipt of its unit states. Of a larger one, only the columns that are needed are read. Each must
+have as many rows as its shard has samples. A tar of another program that has no table, or an older
+one, has one made of its json.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import chain, islice
-from typing import TypeVar
+from typing import Generic, TypeVar
+
+import pyarrow as pa
 
 from wdsprep.dataset.condition_syntax import Condition, format_path
-from wdsprep.dataset.damage import UNLIKE_RECEIPT
+from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_next_step
 from wdsprep.dataset.digests import hex_digest
-from wdsprep.dataset.file_names import table_name
+from wdsprep.dataset.file_names import foreign_table_name, index_name, table_name
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Shard
+from wdsprep.dataset.reindex import is_older, make_table
 from wdsprep.dataset.sample_table import COLUMNS, REST, check_schema
 from wdsprep.dataset.samples import META, PathParts, parse_object
+from wdsprep.dataset.shard_reader import NamedShard, ShardSize
 from wdsprep.dataset.stored_dataset import check_not_rewritten, read_receipt, read_shard
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import DamageError, NotFoundError, SourceError, UsageError
 from wdsprep.sources.tables.parquet import OpenParquet
-from wdsprep.store.base import Store
+from wdsprep.store.base import Entry, Store
 from wdsprep.tables.query import Mask, Query, open_engine
 from wdsprep.text import command, nearest_name
 
@@ -31,23 +36,84 @@ WHOLE_NBYTES = 1 << 20
 NAMED_ROWS = 1_000
 """Rows whose fields are suggested for a name that no sample has."""
 Read = TypeVar("Read")
+AnyShard = TypeVar("AnyShard", bound=ShardSize)
 
 
-class StoredTables:
-    """The tables of a dataset of images, one for each of its `shards`."""
+class ShardTables(Generic[AnyShard]):
+    """The tables of `shards`, one for each, which any number of threads may read."""
 
-    def __init__(self, store: Store, manifest: Manifest) -> None:
+    def __init__(self, store: Store, shards: Sequence[AnyShard]) -> None:
+        self._store, self.shards = store, shards
+        folders = {shard.name.rpartition("/")[0] for shard in shards}
+        listed = chain.from_iterable(store.list(f"{name}/" if name else "") for name in folders)
+        self._files: dict[str, Entry] = {entry.name: entry for entry in listed}
+
+    def columns(
+        self, names: Collection[str], shards: Iterable[AnyShard] | None = None
+    ) -> Generator[pa.Table, None, None]:
+        """Yield for each shard, in order, a table of those of these columns that it has."""
+        return self.read(lambda file: file.read(names), shards)
+
+    def read(
+        self, read: Callable[[OpenParquet], Read], shards: Iterable[AnyShard] | None = None
+    ) -> Generator[Read, None, None]:
+        """Yield what `read` returns for the table of each shard, in order; threads read ahead."""
+        threads, wanted = self._store.readers, self.shards if shards is None else shards
+        return map_ahead(partial(self.read_shard, read), wanted, threads, most=threads)
+
+    def read_shard(self, read: Callable[[OpenParquet], Read], shard: AnyShard) -> Read:
+        """Return what `read` returns for the table of a shard."""
+        raise NotImplementedError
+
+    def _open(
+        self, read: Callable[[OpenParquet], Read], shard: AnyShard, name: str, data: bytes | None
+    ) -> Iterator[Read]:
+        """Yield what `read` returns for a table, given its bytes if they are known, and close it.
+
+        Raise DamageError if it is no table of the samples of the shard.
+        """
+        place = f"{self._store.url}/{name}"
+        try:
+            with closing(OpenParquet(self._store, name, data)) as file:
+                check_schema(file.schema, place)
+                if file.rows != shard.samples:
+                    rows = f"it has {file.rows:,} rows, and its shard {shard.samples:,} samples"
+                    raise DamageError(place, rows)
+                yield read(file)
+        except SourceError as error:
+            raise DamageError(place, "it is no sound Parquet file") from error
+
+
+class ForeignTables(ShardTables[NamedShard]):
+    """The tables of tars that another program packed."""
+
+    def read_shard(self, read: Callable[[OpenParquet], Read], shard: NamedShard) -> Read:
+        name = foreign_table_name(shard.name)
+        entry, data = self._files.get(name), None
+        if entry is None or is_older(entry, self._files[shard.name]):
+            indexed = f"delete {index_name(shard.name)} and run {command('index', self._store.url)}"
+            with naming_next_step(indexed):
+                data = make_table(self._store, shard.name, is_foreign=True).data
+        again = f"delete it and run {command('index', self._store.url)}"
+        with naming_next_step(again):
+            (value,) = self._open(read, shard, name, data)
+        return value
+
+
+class StoredTables(ShardTables[Shard]):
+    """The tables of a dataset, or of some of its shards."""
+
+    def __init__(
+        self, store: Store, manifest: Manifest, shards: Sequence[Shard] | None = None
+    ) -> None:
         """Check that the tables are there."""
         if manifest.dataset != "images":
             raise UsageError(
                 f"{store.url} has {manifest.kind}, which have no tables to ask: give a dataset of "
                 "images"
             )
-        self._store, self.shards = store, manifest.shards
-        buckets = {shard.bucket for shard in self.shards}
-        listed = chain.from_iterable(store.list(f"{bucket}/") for bucket in buckets)
-        self._nbytes = {entry.name: entry.nbytes for entry in listed}
-        lacking = [shard for shard in self.shards if table_name(shard.name) not in self._nbytes]
+        super().__init__(store, manifest.shards if shards is None else shards)
+        lacking = [shard for shard in self.shards if table_name(shard.name) not in self._files]
         if lacking:
             first, more = lacking[0], len(lacking) - 1
             check_not_rewritten(store, first.name, first.digest)
@@ -68,7 +134,7 @@ class StoredTables:
         """
         with open_engine() as engine:
             query = Query(condition, engine)
-            with closing(self.read(query.read, self.shards)) as tables:
+            with closing(self.read(query.read)) as tables:
                 yield from zip(self.shards, query.masks(tables), strict=True)
         for path in condition.names:
             if path in query.unseen and self.shards:
@@ -77,34 +143,17 @@ class StoredTables:
                     f"{condition.option}{condition.plain!r} asks for; {self._way_on(path)}"
                 )
 
-    def read(
-        self, read: Callable[[OpenParquet], Read], shards: Iterable[Shard]
-    ) -> Generator[Read, None, None]:
-        """Yield what `read` returns for the table of each of these shards, in their order."""
-        threads = self._store.readers
-        return map_ahead(partial(self._read, read), shards, threads, most=threads)
-
-    def _read(self, read: Callable[[OpenParquet], Read], shard: Shard) -> Read:
-        (value,) = read_shard(self._store, shard, self._open(read, shard))
+    def read_shard(self, read: Callable[[OpenParquet], Read], shard: Shard) -> Read:
+        (value,) = read_shard(self._store, shard, self._open_stated(read, shard))
         return value
 
-    def _open(self, read: Callable[[OpenParquet], Read], shard: Shard) -> Iterator[Read]:
-        """Yield what `read` returns for the table of a shard, and close it."""
-        name = table_name(shard.name)
-        place, content = f"{self._store.url}/{name}", None
-        if self._nbytes[name] <= WHOLE_NBYTES:
-            content = self._store.read(name)
-            if not self._is_stated(shard, hex_digest(content)):
-                raise DamageError(place, UNLIKE_RECEIPT)
-        try:
-            with closing(OpenParquet(self._store, name, content)) as file:
-                check_schema(file.schema, place)
-                if file.rows != shard.samples:
-                    rows = f"it has {file.rows:,} rows, and its shard {shard.samples:,} samples"
-                    raise DamageError(place, rows)
-                yield read(file)
-        except SourceError as error:
-            raise DamageError(place, "it is no sound Parquet file") from error
+    def _open_stated(self, read: Callable[[OpenParquet], Read], shard: Shard) -> Iterator[Read]:
+        name, data = table_name(shard.name), None
+        if self._files[name].nbytes <= WHOLE_NBYTES:
+            data = self._store.read(name)
+            if not self._is_stated(shard, hex_digest(data)):
+                raise DamageError(f"{self._store.url}/{name}", UNLIKE_RECEIPT)
+        yield from self._open(read, shard, name, data)
 
     def _is_stated(self, shard: Shard, digest: str) -> bool:
         """Return whether a receipt states this digest of the table of a shard.
