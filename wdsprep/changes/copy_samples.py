@@ -32,7 +32,7 @@ from wdsprep.dataset.sample_selection import Numbers
 from wdsprep.dataset.samples import facts_bytes, key_order, parse_object
 from wdsprep.dataset.score_columns import counted_as
 from wdsprep.dataset.shapes import shape_ranges
-from wdsprep.dataset.shard_keys import offsets_of
+from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.stored_dataset import find_receipt, read_receipt
 from wdsprep.dataset.tar import BLOCK, padded
 from wdsprep.dataset.tar.member_names import split_member
@@ -227,9 +227,8 @@ class _Source:
 
     @cached_property
     def offsets(self) -> NDArray[np.int64]:
-        return np.array(
-            offsets_of(self.store, self._own_shard) if self._own_shard else [0], np.int64
-        )
+        shard = self._own_shard
+        return np.array(ShardReader(self.store, shard).offsets if shard else [0], np.int64)
 
     @cached_property
     def _rejects(self) -> list[Reject]:

@@ -46,7 +46,7 @@ from wdsprep.dataset.sample_table import table_without
 from wdsprep.dataset.samples import key_order, parse_json, parse_object
 from wdsprep.dataset.score_columns import counted_as
 from wdsprep.dataset.shapes import shape_ranges
-from wdsprep.dataset.shard_keys import offsets_of
+from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.stored_dataset import read_receipt
 from wdsprep.dataset.tar.index import decode_index, encode_index
 from wdsprep.dataset.tar.read import members_of
@@ -435,7 +435,7 @@ class UnitChange:
     def _offsets(self, removal: ShardRemoval) -> Sequence[int]:
         """Return where samples begin, as read from the tar if the index does not fit."""
         try:
-            return offsets_of(self._store, removal)
+            return ShardReader(self._store, removal).offsets
         except FormatError:
             place = f"{self._store.url}/{removal.name}"
             with naming_place(place):

@@ -6,7 +6,8 @@ nor that of the options changes which samples are drawn, and nothing but indexes
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, partial
@@ -23,7 +24,7 @@ from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.random_numbers import draw, key_of
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.sample_selection import Numbers, SampleSelection, ShardSamples
-from wdsprep.dataset.shard_keys import keys_at, offsets_of
+from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import UsageError
 from wdsprep.loading.where import Subset
@@ -65,18 +66,20 @@ class Origin:
         shards = "".join(f"{shard.name} {shard.digest}\n" for shard in self.shards)
         return hex_digest(shards.encode())
 
-    def offsets(self, shard: Shard) -> NDArray[np.int64]:
-        with naming_repair(self.store):
-            return np.array(offsets_of(self.store, shard), np.int64)
+    @contextmanager
+    def open(self, shard: Shard) -> Iterator[ShardReader]:
+        """Open a shard; errors name the command that mends the dataset."""
+        with naming_repair(self.store), ShardReader(self.store, shard) as reader:
+            yield reader
 
-    def keys(self, shard: Shard, starts: NDArray[np.int64]) -> list[bytes]:
-        """Return the keys of the samples that begin at `starts`, as bytes.
 
-        They are read one after the other, since many shards are read at a time.
-        """
-        with naming_repair(self.store):
-            found = keys_at(self.store, shard.name, starts.tolist(), at_once=False)
-        return [key.encode("utf-8", "surrogateescape") for key in found]
+def read_keys(reader: ShardReader, numbers: Iterable[int]) -> list[bytes]:
+    """Return the keys of the samples with these numbers in a shard, as bytes.
+
+    They are read one after the other, since many shards are read at a time.
+    """
+    keys = reader.keys(numbers, one_by_one=True)
+    return [key.encode("utf-8", "surrogateescape") for key in keys]
 
 
 def _shard_order(shard: Shard) -> tuple[int, int, int, str]:
@@ -154,10 +157,10 @@ class WantedKeys:
         of the samples are not read.
         """
         origin, shard = shards.of(samples)
-        offsets = origin.offsets(shard)
-        if rise and not self._may_be_between(origin.keys(shard, offsets[[0, -2]])):
-            return np.zeros(len(samples.numbers), np.bool_), np.empty(0, np.uint32)
-        keys = np.array(origin.keys(shard, offsets[samples.numbers]), np.bytes_)
+        with origin.open(shard) as reader:
+            if rise and not self._may_be_between(read_keys(reader, [0, shard.samples - 1])):
+                return np.zeros(len(samples.numbers), np.bool_), np.empty(0, np.uint32)
+            keys = np.array(read_keys(reader, samples.numbers.tolist()), np.bytes_)
         at = np.searchsorted(self.keys, keys).clip(max=len(self.keys) - 1)
         is_wanted = self.keys[at] == keys
         return is_wanted, at[is_wanted].astype(np.uint32)

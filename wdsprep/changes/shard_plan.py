@@ -13,7 +13,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.changes.selected_samples import OriginShards
+from wdsprep.changes.selected_samples import OriginShards, read_keys
 from wdsprep.dataset.file_names import image_shard, slice_name
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.sample_selection import Numbers, SampleSelection, ShardSamples, ranges
@@ -130,10 +130,12 @@ _NONE = np.empty(0, np.int64)
 def _look_at_shard(shards: OriginShards, samples: ShardSamples) -> _SelectedShard:
     """Return the selected samples of a shard with their sizes and their first and last key."""
     origin, shard = shards.of(samples)
-    offsets, numbers = origin.offsets(shard), samples.numbers
-    first, last = origin.keys(shard, offsets[numbers[[0, -1]]])
+    numbers = samples.numbers
+    with origin.open(shard) as reader:
+        sizes = reader.sizes[numbers]
+        first, last = read_keys(reader, numbers[[0, -1]].tolist())
     number, _shard = shards.shards[samples.shard]
-    return _SelectedShard(samples, number, np.diff(offsets)[numbers], first, last)
+    return _SelectedShard(samples, number, sizes, first, last)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -237,4 +239,5 @@ def _check_apart(some: Iterable[_SelectedShard], shards: OriginShards) -> None:
 
 def _keys(shards: OriginShards, looked: _SelectedShard) -> tuple[int, list[bytes]]:
     origin, shard = shards.of(looked.samples)
-    return looked.origin, origin.keys(shard, origin.offsets(shard)[looked.samples.numbers])
+    with origin.open(shard) as reader:
+        return looked.origin, read_keys(reader, looked.samples.numbers.tolist())

@@ -166,6 +166,14 @@ class ShardReader:
                 return start, end
         raise DamageError(f"{self.store.url}/{name}", f"it has no sample {number:,}")
 
+    @property
+    def sizes(self) -> "Offsets":
+        """Return the bytes of each sample."""
+        import numpy as np
+
+        ends = np.array(self.offsets, np.int64)
+        return ends[1:] - ends[:-1]
+
     # --- by their keys
     def keys(
         self, numbers: Iterable[int] | None = None, *, one_by_one: bool = False
