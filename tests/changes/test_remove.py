@@ -42,7 +42,7 @@ from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.file_names import MANIFEST, MANIFEST_HOLD, is_table, unit_of_file
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.removed_samples import NONE_REMOVED, removed_from, write_removed
-from wdsprep.dataset.sample_table import read_table
+from wdsprep.dataset.sample_table import IMAGE_COLUMNS, read_table
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import (
     BusyError,
@@ -134,7 +134,8 @@ def in_files(root: Path, bits: list[bytes]) -> list[str]:
     """But in the lists of inputs: names of files stand there, which the source has still."""
     files = {name: data for name, data in tree(root).items() if not name.startswith("inputs/")}
     for name in [name for name in files if is_table(name)]:  # whose bytes are compressed
-        files[name] += repr(read_table(files[name], name).to_pylist()).encode()
+        rows = read_table(files[name], IMAGE_COLUMNS, what=name)
+        files[name] += repr(rows.to_pylist()).encode()
     return [name for name, data in files.items() if any(bit in data for bit in bits)]
 
 
@@ -894,7 +895,6 @@ def test_a_lock_of_a_run_that_was_killed_at_its_very_end_goes(pair: Pair, out_ur
 
 KILLED_HOLDER = """
 import os, signal, sys
-from wdsprep.dataset.sample_table import read_table
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.store import open_store
 with Edition.from_store(open_store(sys.argv[1])).holding_manifest():

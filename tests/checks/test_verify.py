@@ -20,7 +20,7 @@ from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt, Shard
-from wdsprep.dataset.sample_table import read_table
+from wdsprep.dataset.sample_table import IMAGE_COLUMNS, read_table
 from wdsprep.dataset.stored_dataset import rewrite_manifest
 from wdsprep.dataset.tar.read import file_tape, read_samples
 from wdsprep.dataset.tar.write import TarWriter
@@ -82,7 +82,7 @@ def put_table(images: Path, table: pa.Table, **options: Any) -> None:
 
 
 def test_a_table_of_other_rows_is_found_though_its_receipt_states_it(images: Path) -> None:
-    table = read_table((images / TABLE).read_bytes(), TABLE)
+    table = read_table((images / TABLE).read_bytes(), IMAGE_COLUMNS, what=TABLE)
     place = table.schema.get_field_index("caption")
     captions = pa.array(["another", *table["caption"].to_pylist()[1:]])
     for other in (

@@ -20,7 +20,7 @@ from tests.kit.packs import jpeg, pack, tar_bytes, write_files
 from wdsprep.cli import cli, main
 from wdsprep.cli.base_command import Command, HeadedOption
 from wdsprep.cli.output.pack import next_command
-from wdsprep.dataset.sample_table import read_table
+from wdsprep.dataset.sample_table import IMAGE_COLUMNS, read_table
 from wdsprep.encoding import MODELS
 from wdsprep.version import __version__
 
@@ -346,7 +346,9 @@ def test_index_makes_tables_of_the_tars_of_others_beside_theirs(
     assert main(["index", str(tmp_path)]) == 0
     assert capfd.readouterr().out == "2 indexes and 2 tables written, of 4 samples\n"
     assert (tmp_path / "b.parquet").read_bytes() == theirs
-    rows = read_table((tmp_path / "a.tar.parquet").read_bytes(), "a").to_pylist()
+    rows = read_table(
+        (tmp_path / "a.tar.parquet").read_bytes(), IMAGE_COLUMNS, what="a"
+    ).to_pylist()
     assert [row["key"] for row in rows] == ["x", "y"]
     assert (rows[0]["caption"], rows[0]["width"], rows[1]["caption"]) == ("a cat", 3, None)
     assert json.loads(rows[0]["rest"]) == {"score": 0.5, "key": "other"}
@@ -354,7 +356,9 @@ def test_index_makes_tables_of_the_tars_of_others_beside_theirs(
     os.utime(tmp_path / "a.tar", (time.time() + 60, time.time() + 60))
     assert main(["index", str(tmp_path)]) == 0
     assert capfd.readouterr().out == "1 index and 1 table written, of 1 sample\n"
-    rows = read_table((tmp_path / "a.tar.parquet").read_bytes(), "a").to_pylist()
+    rows = read_table(
+        (tmp_path / "a.tar.parquet").read_bytes(), IMAGE_COLUMNS, what="a"
+    ).to_pylist()
     assert [row["key"] for row in rows] == ["z"]
 
 

@@ -27,7 +27,7 @@ from wdsprep.cli import cli
 from wdsprep.dataset.file_names import table_name, tar_of
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.rejects import Refusal
-from wdsprep.dataset.sample_table import TableWriter, have_same_rows
+from wdsprep.dataset.sample_table import IMAGE_COLUMNS, TableWriter, have_same_rows
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.read import file_tape, index_tar
 from wdsprep.packing.slices import survey_source
@@ -279,13 +279,13 @@ def check_tables(root: Path) -> None:
     for name in tables:
         data = (root / name).read_bytes()
         assert stated[name] == blake3(data).hexdigest()
-        writer = TableWriter()
+        writer = TableWriter(IMAGE_COLUMNS)
         with tarfile.open(root / tar_of(name)) as tar:
             for member in tar:
                 key, _, field = member.name.partition(".")
                 if field == "json" and (file := tar.extractfile(member)):
                     writer.add(key, json.loads(file.read()))
-        assert have_same_rows(data, writer.finish()), name
+        assert have_same_rows(data, writer.finish(), columns=IMAGE_COLUMNS), name
 
 
 def check_dataset(root: Path) -> None:

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wdsprep.dataset.condition_syntax import Condition
-from wdsprep.dataset.sample_table import TableWriter, read_table
+from wdsprep.dataset.sample_table import IMAGE_COLUMNS, TableWriter, read_table
 from wdsprep.dataset.samples import facts_bytes, parse_json, value_at_path
 from wdsprep.errors import FormatError
 from wdsprep.sources.tables.parquet import open_parquet
@@ -189,10 +189,10 @@ def sample_facts(rng: random.Random) -> dict[str, Any]:
 
 
 def sample_table(facts: Sequence[dict[str, Any]]) -> pa.Table:
-    writer = TableWriter()
+    writer = TableWriter(IMAGE_COLUMNS)
     for number, one in enumerate(facts):
         writer.add(f"{number:06d}", one)
-    return read_table(writer.finish(), "a table")
+    return read_table(writer.finish(), IMAGE_COLUMNS, what="a table")
 
 
 def test_400_conditions_select_of_1000_samples_what_their_closures_do_of_their_json() -> None:

@@ -29,6 +29,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.removed_samples import Removed
 from wdsprep.dataset.sample_selection import Numbers
+from wdsprep.dataset.sample_table import IMAGE_COLUMNS
 from wdsprep.dataset.samples import facts_bytes, key_order, parse_object
 from wdsprep.dataset.score_columns import counted_as
 from wdsprep.dataset.shapes import shape_ranges
@@ -472,8 +473,8 @@ class _NewShard:
             self._open_tar().add(new, list(fields.items()), facts=facts)
 
     def _open_tar(self) -> DraftTar:
-        has_table = self.work.dataset == "images"
-        self.tar = self.tar or self.draft.tar(self.name, has_table=has_table)
+        columns = IMAGE_COLUMNS if self.work.dataset == "images" else None
+        self.tar = self.tar or self.draft.tar(self.name, columns)
         return self.tar
 
     def count(self, found: CopiedSamples, part: PlacedPart) -> None:

@@ -42,7 +42,7 @@ from wdsprep.dataset.reindex import make_index, write_index, write_table
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectsFile, hide_source, read_rejects
 from wdsprep.dataset.removed_samples import Removed, ShardRemoval, UnitRemoval
-from wdsprep.dataset.sample_table import table_without
+from wdsprep.dataset.sample_table import IMAGE_COLUMNS, table_without
 from wdsprep.dataset.samples import key_order, parse_json, parse_object
 from wdsprep.dataset.score_columns import counted_as
 from wdsprep.dataset.shapes import shape_ranges
@@ -403,7 +403,8 @@ class UnitChange:
         stated = receipt.files.get(name)
         if not stated or hex_digest(data := self._read(name, b"")) != stated:
             return b""
-        return table_without(data, shard.rows, what=f"{self._store.url}/{name}")
+        what = f"{self._store.url}/{name}"
+        return table_without(data, IMAGE_COLUMNS, rows=shard.rows, what=what)
 
     def _copy_rest(self, removal: ShardRemoval, write: Callable[[bytes], object]) -> RewrittenShard:
         """Copy the samples of a shard that stay, check its digest, and return the new shard."""

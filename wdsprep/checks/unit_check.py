@@ -31,7 +31,7 @@ from wdsprep.dataset.npy_arrays import empty_fields
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.rejects import UNSETTLED, read_rejects
 from wdsprep.dataset.removed_samples import UnitRemoval, removed_from
-from wdsprep.dataset.sample_table import TableWriter, have_same_rows
+from wdsprep.dataset.sample_table import IMAGE_COLUMNS, TableWriter, have_same_rows
 from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.dataset.shard_reader import HashedTape
@@ -178,7 +178,7 @@ class _Checker:
         Yield now and then how many bytes have been read so far. Of a damaged tar the index is not
         checked.
         """
-        table = TableWriter() if self._receipt.dataset == "images" else None
+        table = TableWriter(IMAGE_COLUMNS) if self._receipt.dataset == "images" else None
         walked = CheckedShard(table)
         try:
             with HashedTape(self._store, shard) as tape:
@@ -222,7 +222,9 @@ class _Checker:
             return
         if hex_digest(data) != self._receipt.files.get(name):
             self._find(name, Kind.INDEX, self._other)
-        elif data != (made := table.finish()) and not have_same_rows(data, made):
+        elif data != (made := table.finish()) and not have_same_rows(
+            data, made, columns=IMAGE_COLUMNS
+        ):
             self._find(name, Kind.INDEX, "its rows are not what the json in its tar says")
 
     def _read(self, name: str, missing: Kind = Kind.MISSING) -> bytes | None:

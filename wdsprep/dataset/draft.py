@@ -22,7 +22,7 @@ from wdsprep.dataset.file_names import (
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.rejects import RejectsFile
 from wdsprep.dataset.removed_samples import removed_from
-from wdsprep.dataset.sample_table import TableWriter
+from wdsprep.dataset.sample_table import Columns, TableWriter
 from wdsprep.dataset.stored_dataset import check_same, find_receipt
 from wdsprep.dataset.tar.write import Data, TarWriter
 from wdsprep.dataset.unit_locks import Edition
@@ -61,12 +61,12 @@ class Draft:
             self._receipt.__exit__(*why)
             self._named.__exit__(*why)
 
-    def tar(self, name: str, *, has_table: bool = False) -> "DraftTar":
-        """Begin a tar, with its index and, if it is to have one, the table of its samples."""
+    def tar(self, name: str, columns: Columns | None = None) -> "DraftTar":
+        """Begin a tar, with its index and, if that has columns, the table of its samples."""
         allow_files(len(self._beside) + OTHER_FILES)  # each stays open until all are whole
         sink = self._open(name)
         writer = TarWriter(sink)
-        table = TableWriter() if has_table else None
+        table = TableWriter(columns) if columns else None
         return DraftTar(sink, writer, name, self._writers, self._beside, table)
 
     def _open(self, name: str) -> FileSink:

@@ -28,7 +28,7 @@ from wdsprep.dataset.image_positions import (
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.rejects import rejects_in
-from wdsprep.dataset.sample_table import TableWriter
+from wdsprep.dataset.sample_table import IMAGE_COLUMNS, TableWriter
 from wdsprep.dataset.samples import parse_object
 from wdsprep.dataset.shard_reader import NamedShard, ShardReader
 from wdsprep.dataset.stored_dataset import read_manifest, read_receipt
@@ -145,7 +145,7 @@ def make_table(store: Store, tar: str, *, is_foreign: bool = False) -> MadeTable
     The tar has an index. A sample that cannot be read is damage, or in a tar of another program a
     row without a key.
     """
-    table = TableWriter()
+    table = TableWriter(IMAGE_COLUMNS)
     samples = len(store.read(index_name(tar))) // 8 - 1
     with ShardReader(store, NamedShard(tar, samples), is_foreign=is_foreign) as reader:
         for block in reader.json():

@@ -1,21 +1,26 @@
-"""The table of a shard of images: `256/000000.parquet` beside `256/000000.tar`, one row a sample.
+"""The table of a shard: `256/000000.parquet` beside `256/000000.tar`, one row a sample.
 
 A tar that another program packed has it as `NAME.tar.parquet`, since img2dataset has a file of its
 own under `NAME.parquet`.
 
-A table is decided by the json and the keys of its tar: the same samples give the same rows, whoever
-writes them. Writers make it of what they write, `index` and `repair` of what they read. Its rows
-have the order of the shard. What was decided, so that questions to tables need no other rule:
+A table is decided by the json and the keys of its tar, and for what was made of images by their
+positions: the same samples give the same rows, whoever writes them. Writers make it of what they
+write, `index` and `repair` of what they read. Its rows have the order of the shard. What was
+decided, so that questions to tables need no other rule:
 
-- All tables of images have the columns `COLUMNS`, in this order and of these types, also those of
-  tars that another program packed. So tables of any number of shards and datasets are one table.
-- `key` is the key of the sample in the tar, and the only column without nulls.
+- All tables of one kind of dataset have the same columns, in one order and of the same types.
+  `IMAGE_COLUMNS` are also those of tars that another program packed, and `LATENT_COLUMNS` those of
+  latents, of text alone and of imports. So tables of any number of shards and datasets of one kind
+  are one table. Tables of scores have the columns of their settings.
+- `key` is the key of the sample in the tar. What was made of images has `row` too: the position of
+  the sample in its image shard (`wdsprep.dataset.image_positions`). Neither is ever null.
 - The other columns have the fields of the json by their names. A field that is missing or null, or
   whose value is not of the column's type, is null. Whole numbers are int64, and never bool.
 - `meta` is the JSON text of the field `meta`, whatever that is, as `facts_bytes` writes it.
 - `rest` is the JSON text of an object: all fields of the json that no column has, by their names,
   those with a value of another type included. It is null if there are none, as always in shards of
   wdsprep. So a name is looked up in its column, then in `rest`, and if neither has it, in `meta`.
+  Scores have neither of the two, and what no column has is left out.
 - A sample whose json is missing, or is no JSON object, has a key and nothing else.
 
 Parquet's bytes carry the version of pyarrow, so a receipt has the digest of the bytes as they were
@@ -24,12 +29,13 @@ written, and what is made again is compared by its rows.
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence, Sized
-from functools import cache
+from functools import cache, cached_property
 from io import BytesIO
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.samples import META, facts_bytes
+from wdsprep.dataset.score_columns import NUMBER, TEXT, WHOLE, columns_of, is_scored
 from wdsprep.errors import DamageError
 from wdsprep.text import one_line
 
@@ -39,9 +45,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pyarrow import parquet as pq
 
-KEY, REST = "key", "rest"
-TEXT, TEXTS, WHOLE = "text", "texts", "whole"
-COLUMNS: Mapping[str, str] = {
+Columns = Mapping[str, str]
+"""What each column of a table holds, in the order of the columns."""
+KEY, ROW, REST = "key", "row", "rest"
+TEXTS, FLAG, WHOLES = "texts", "flag", "wholes"
+"""What a column may hold beside the kinds of scores: lists of texts or whole numbers, or bools."""
+IMAGE_COLUMNS: Columns = {
     KEY: TEXT,
     "source": TEXT,
     "caption": TEXT,
@@ -60,22 +69,51 @@ COLUMNS: Mapping[str, str] = {
     META: TEXT,
     REST: TEXT,
 }
-"""The columns of a table of images, and what each holds: text, a list of texts, whole numbers."""
+LATENT_COLUMNS: Columns = {
+    KEY: TEXT,
+    ROW: WHOLE,
+    "source": TEXT,
+    "caption": TEXT,
+    "captions": TEXTS,
+    "tokens": WHOLE,
+    "cut": FLAG,
+    "width": WHOLE,
+    "height": WHOLE,
+    "source_width": WHOLE,
+    "source_height": WHOLE,
+    "scaled_width": WHOLE,
+    "scaled_height": WHOLE,
+    "upscaled": NUMBER,
+    "crop": WHOLES,
+    "repeats": WHOLE,
+    META: TEXT,
+    REST: TEXT,
+}
 MARK = {"wdsprep": "table 1"}
 """What tells a table of ours from the file that another program has under such a name."""
 BATCH_ROWS, BATCH_NBYTES = 1024, 8 << 20
 """The rows, or bytes of `meta`, that are held as objects of Python."""
 GROUP_ROWS = 4096
 """The rows of each row group but the last. One is in memory while a table is written."""
-LARGEST = 1 << 63
-_FIELDS = tuple(name for name in COLUMNS if name not in (KEY, META, REST))
-_KNOWN = {*_FIELDS, KEY, META}
+LARGEST, EXACT = 1 << 63, 1 << 53
+
+
+def table_columns(dataset: str, settings: Mapping[str, Any]) -> Columns:
+    """Return the columns of the tables of a dataset, by its kind and its settings."""
+    if dataset == "images":
+        return IMAGE_COLUMNS
+    if is_scored(settings):
+        return {KEY: TEXT, ROW: WHOLE, **columns_of(settings)}
+    return LATENT_COLUMNS
 
 
 class TableWriter:
-    """A table that is being written, in memory."""
+    """A table with these columns that is being written, in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+        self._fields = tuple(name for name in columns if name not in (KEY, META, REST))
+        self._known = {*self._fields, KEY, META} if REST in columns else None
         self._out = BytesIO()
         self._writer: pq.ParquetWriter | None = None
         self._batches: list[pa.RecordBatch] = []
@@ -89,17 +127,17 @@ class TableWriter:
         self._nbytes = 0
 
     def add(self, key: str, facts: Mapping[str, Any], meta: bytes | None = None) -> None:
-        """Add the row of a sample, given the object in its json.
+        """Add the row of a sample, given the object in its json, and `row` if the table has that.
 
         A caller that has encoded `meta` gives its JSON text, and no fields that no column has.
         """
-        if meta is None:
+        if meta is None and self._known:
             if facts.get(META) is not None:
                 meta = facts_bytes(facts[META])
-            if not facts.keys() <= _KNOWN or facts.get(KEY, key) != key:
-                self._rests[len(self._keys)] = _find_rest(key, facts)
+            if not facts.keys() <= self._known or facts.get(KEY, key) != key:
+                self._rests[len(self._keys)] = self._find_rest(key, facts)
         self._keys.append(key)
-        self._values += map(facts.get, _FIELDS)
+        self._values += map(facts.get, self._fields)
         self._metas.append(meta)
         self._nbytes += len(meta or b"")
         if len(self._keys) == BATCH_ROWS or self._nbytes >= BATCH_NBYTES:
@@ -117,23 +155,28 @@ class TableWriter:
     def _end_batch(self) -> None:
         import pyarrow as pa
 
-        columns: dict[str, Sequence[Any]] = {KEY: self._keys}
-        for number, name in enumerate(_FIELDS):
-            columns[name] = self._find_unfit(name, self._values[number :: len(_FIELDS)])
-        columns[META] = self._metas
+        values: dict[str, Sequence[Any]] = {KEY: self._keys, META: self._metas}
+        for number, name in enumerate(self._fields):
+            values[name] = self._find_unfit(name, self._values[number :: len(self._fields)])
         rests = map(self._rests.get, range(len(self._keys)))
-        columns[REST] = [facts_bytes(rest) if rest else None for rest in rests]
-        arrays = [_make_array(COLUMNS[name], values) for name, values in columns.items()]
-        self._batches.append(pa.record_batch(arrays, schema=table_schema()))
+        values[REST] = [facts_bytes(rest) if rest else None for rest in rests]
+        arrays = [_make_array(kind, values[name]) for name, kind in self._columns.items()]
+        self._batches.append(pa.record_batch(arrays, schema=self._schema))
         self._begin_batch()
         if sum(map(len, self._batches)) >= GROUP_ROWS:
             table = self._table()
             self._open().write_table(table[:GROUP_ROWS])
             self._batches = table[GROUP_ROWS:].to_batches()
 
+    def _find_rest(self, key: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields that no column has: a key that is not that of the sample is one."""
+        known = self._known or ()
+        rest = {n: value for n, value in facts.items() if n not in known and value is not None}
+        return rest if facts.get(KEY, key) == key else {**rest, KEY: facts[KEY]}
+
     def _find_unfit(self, name: str, values: list[Any]) -> list[Any]:
         """Return the values of a field that its column can hold; others go to the rest."""
-        kind = COLUMNS[name]
+        kind = self._columns[name]
         if values.count(None) == len(values) or _are_fit(kind, values):
             return values
         for row, value in enumerate(values):
@@ -145,22 +188,27 @@ class TableWriter:
     def _table(self) -> "pa.Table":
         import pyarrow as pa
 
-        return pa.Table.from_batches(self._batches, table_schema())
+        return pa.Table.from_batches(self._batches, self._schema)
+
+    @cached_property
+    def _schema(self) -> "pa.Schema":
+        return table_schema(self._columns)
 
     def _open(self) -> "pq.ParquetWriter":
-        self._writer = self._writer or _open_writer(self._out)
+        self._writer = self._writer or _open_writer(self._out, self._schema)
         return self._writer
 
 
-def _open_writer(out: BytesIO) -> "pq.ParquetWriter":
+def _open_writer(out: BytesIO, schema: "pa.Schema") -> "pq.ParquetWriter":
     from pyarrow import parquet as pq
 
     writer = pq.ParquetWriter(
         out,
-        table_schema(),
+        schema,
         compression="zstd",
         store_schema=False,
         use_dictionary=["bucket", "captions.list.element", "changes.list.element"],
+        column_encoding={ROW: "DELTA_BINARY_PACKED"} if ROW in schema.names else None,
         write_page_checksum=True,
         write_statistics=False,
     )
@@ -168,7 +216,7 @@ def _open_writer(out: BytesIO) -> "pq.ParquetWriter":
     return writer
 
 
-def read_table(data: bytes, what: str) -> "pa.Table":
+def read_table(data: bytes, columns: Columns, *, what: str) -> "pa.Table":
     """Return the rows of a table. Raise DamageError, which names the file `what`, if it is none."""
     import pyarrow as pa
     from pyarrow import parquet as pq
@@ -177,13 +225,13 @@ def read_table(data: bytes, what: str) -> "pa.Table":
         table = pq.read_table(BytesIO(data), page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
         raise DamageError(what, f"it is no Parquet file ({one_line(str(error))})") from None
-    check_schema(table.schema, what)
+    check_schema(table.schema, columns, what=what)
     return table
 
 
-def check_schema(schema: "pa.Schema", what: str) -> None:
-    """Raise DamageError if a file has other columns than a table of samples, or other types."""
-    if not schema.equals(table_schema().with_metadata(MARK), check_metadata=True):
+def check_schema(schema: "pa.Schema", columns: Columns, *, what: str) -> None:
+    """Raise DamageError if a file has other columns than such a table, or other types."""
+    if not schema.equals(table_schema(columns).with_metadata(MARK), check_metadata=True):
         raise DamageError(what, "its columns are not those of a table of samples")
 
 
@@ -194,8 +242,8 @@ def is_marked(metadata: Mapping[bytes, bytes] | None) -> bool:
     ).items()
 
 
-def have_same_rows(data: bytes, expected: bytes) -> bool:
-    """Return whether two files are tables with the same rows.
+def have_same_rows(data: bytes, expected: bytes, *, columns: Columns) -> bool:
+    """Return whether two files are tables with these columns and the same rows.
 
     Rows are counted before any are unpacked.
     """
@@ -204,77 +252,103 @@ def have_same_rows(data: bytes, expected: bytes) -> bool:
 
     try:
         counts = {pq.read_metadata(BytesIO(file)).num_rows for file in (data, expected)}
-        tables = [read_table(file, "table") for file in (data, expected) if len(counts) == 1]
+        files = (data, expected) if len(counts) == 1 else ()
+        tables = [read_table(file, columns, what="table") for file in files]
         return bool(tables) and bool(tables[0].equals(tables[1]))
     except (DamageError, pa.ArrowException, OSError):
         return False
 
 
-def table_without(data: bytes, rows: Iterable[int], *, what: str) -> bytes:
-    """Return the bytes of a table without the rows of these numbers."""
-    import numpy as np
+def table_without(
+    data: bytes, columns: Columns, *, rows: Iterable[int], what: str, lost: Sequence[int] = ()
+) -> bytes:
+    """Return the bytes of a table without the rows of these numbers.
 
-    table = read_table(data, what)
-    stays = np.ones(len(table), np.bool_)
-    stays[list(rows)] = False
+    If the image shard loses samples too, `lost` are their positions, which rise: then the positions
+    after them become lower.
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    table = read_table(data, columns, what=what)
+    table = table.take(np.delete(np.arange(len(table)), [*rows]))
+    if lost:
+        places = table[ROW].to_numpy()
+        lower = pa.array(places - np.searchsorted(lost, places))
+        at = table.schema.get_field_index(ROW)
+        table = table.set_column(at, table.schema.field(ROW), lower)
     out = BytesIO()
-    with _open_writer(out) as writer:
-        writer.write_table(table.take(np.flatnonzero(stays)), row_group_size=GROUP_ROWS)
+    with _open_writer(out, table_schema(columns)) as writer:
+        writer.write_table(table, row_group_size=GROUP_ROWS)
     return out.getvalue()
 
 
-@cache
-def table_schema() -> "pa.Schema":
-    """Return the names and types of the columns of all tables of images."""
+def table_schema(columns: Columns) -> "pa.Schema":
+    """Return the names and types of the columns of a table."""
     import pyarrow as pa
 
     types = _types()
-    return pa.schema(pa.field(name, types[kind], name != KEY) for name, kind in COLUMNS.items())
+    fields = ((name, types[kind], name not in (KEY, ROW)) for name, kind in columns.items())
+    return pa.schema(pa.field(name, kind, has_nulls) for name, kind, has_nulls in fields)
 
 
 @cache
 def _types() -> Mapping[str, "pa.DataType"]:
     import pyarrow as pa
 
-    texts = pa.list_(pa.field("element", pa.string()))  # as Parquet calls it
-    return {TEXT: pa.string(), TEXTS: texts, WHOLE: pa.int64()}
-
-
-def _find_rest(key: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that no column has: a key that is not that of the sample is one."""
-    rest = {n: value for n, value in facts.items() if n not in _KNOWN and value is not None}
-    return rest if facts.get(KEY, key) == key else {**rest, KEY: facts[KEY]}
+    items = {TEXTS: pa.string(), WHOLES: pa.int64()}
+    lists = {name: pa.list_(pa.field("element", kind)) for name, kind in items.items()}
+    return {  # an element is what Parquet calls it
+        **lists,
+        TEXT: pa.string(),
+        WHOLE: pa.int64(),
+        NUMBER: pa.float64(),
+        FLAG: pa.bool_(),
+    }
 
 
 def _are_fit(kind: str, values: Sequence[Any]) -> bool:
     """Return whether a column of this kind can hold all these values."""
     given = [value for value in values if value is not None]
     types = {*map(type, given)}
-    if kind == TEXT:
-        return types <= {str}
-    if kind == TEXTS:
-        return types <= {list, tuple} and {*map(type, chain.from_iterable(given))} <= {str}
-    return types <= {int} and min(given, default=0) >= -LARGEST and max(given, default=0) < LARGEST
+    if kind in (TEXTS, WHOLES):
+        item = TEXT if kind == TEXTS else WHOLE
+        items = [*chain.from_iterable(given)] if types <= {list, tuple} else [None]
+        return None not in items and _are_fit(item, items)
+    if kind == NUMBER:
+        wholes = [value for value in given if type(value) is int]
+        return types <= {int, float} and all(-EXACT <= value <= EXACT for value in wholes)
+    if kind == WHOLE:
+        largest = max(given, default=0) if types <= {int} else LARGEST
+        return largest < LARGEST and min(given, default=0) >= -LARGEST
+    return types <= {str if kind == TEXT else bool}
 
 
 # --- arrays of Arrow, made of buffers: `pa.array` of a list would import pandas
+_CODES = {WHOLE: "q", NUMBER: "d"}
+"""How Python calls the numbers that a column holds."""
+
+
 def _make_array(kind: str, values: Sequence[Any]) -> "pa.Array":
     import pyarrow as pa
 
-    nulls = values.count(None)
+    nulls, form = values.count(None), _types()[kind]
     if nulls == len(values):
-        return pa.nulls(len(values), _types()[kind])
+        return pa.nulls(len(values), form)
     valid = _validity(values) if nulls else None
-    if kind == WHOLE:
-        numbers = array("q", [value or 0 for value in values] if nulls else values)
-        return pa.Array.from_buffers(pa.int64(), len(values), [valid, pa.py_buffer(numbers)])
+    if kind in _CODES:
+        numbers = array(_CODES[kind], [value or 0 for value in values] if nulls else values)
+        return pa.Array.from_buffers(form, len(values), [valid, pa.py_buffer(numbers)])
+    if kind == FLAG:
+        return pa.Array.from_buffers(form, len(values), [valid, _bits(map(bool, values))])
     if nulls:
         values = [value or () for value in values]
     if kind == TEXT:
         return _text_array(values, valid)
     offsets = pa.py_buffer(_offsets(values))
-    items = _text_array([*chain.from_iterable(values)], None)
-    return pa.Array.from_buffers(_types()[kind], len(values), [valid, offsets], children=[items])
+    items = [*chain.from_iterable(values)]
+    content = _text_array(items, None) if kind == TEXTS else _make_array(WHOLE, items)
+    return pa.Array.from_buffers(form, len(values), [valid, offsets], children=[content])
 
 
 def _text_array(values: Sequence[Any], valid: "pa.Buffer | None") -> "pa.Array":
@@ -297,8 +371,11 @@ def _offsets(values: Sequence[Sized]) -> "NDArray[np.int32]":
 
 def _validity(values: Sequence[Any]) -> "pa.Buffer":
     """Return the bits that say which values are not None."""
+    return _bits(value is not None for value in values)
+
+
+def _bits(values: Iterable[bool]) -> "pa.Buffer":
     import numpy as np
     import pyarrow as pa
 
-    valid = np.fromiter((value is not None for value in values), np.bool_, len(values))
-    return pa.py_buffer(np.packbits(valid, bitorder="little"))
+    return pa.py_buffer(np.packbits(np.fromiter(values, np.bool_), bitorder="little"))

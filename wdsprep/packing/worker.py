@@ -23,6 +23,7 @@ from wdsprep.dataset.file_names import image_shard, inputs_name, rejects_name, s
 from wdsprep.dataset.receipts import RETRIED, Receipt, Shard
 from wdsprep.dataset.rejects import Refusal, RejectsFile
 from wdsprep.dataset.removed_samples import Removed
+from wdsprep.dataset.sample_table import IMAGE_COLUMNS
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.settings import allowed_more
 from wdsprep.dataset.stored_dataset import find_receipt
@@ -207,5 +208,5 @@ class _Shards:
         roll = self._rolled[bucket]
         self._rolled[bucket] += 1
         name = image_shard(bucket, self.draft.unit, roll)
-        self._open[bucket] = self.draft.tar(name, has_table=True)
+        self._open[bucket] = self.draft.tar(name, IMAGE_COLUMNS)
         return self._open[bucket]

@@ -21,7 +21,13 @@ from wdsprep.dataset.file_names import foreign_table_name, index_name, table_nam
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.reindex import is_older, make_table
-from wdsprep.dataset.sample_table import COLUMNS, REST, check_schema
+from wdsprep.dataset.sample_table import (
+    IMAGE_COLUMNS,
+    REST,
+    Columns,
+    check_schema,
+    table_columns,
+)
 from wdsprep.dataset.samples import META, PathParts, parse_object
 from wdsprep.dataset.shard_reader import NamedShard, ShardSize
 from wdsprep.dataset.stored_dataset import check_not_rewritten, read_receipt, read_shard
@@ -42,8 +48,11 @@ AnyShard = TypeVar("AnyShard", bound=ShardSize)
 class ShardTables(Generic[AnyShard]):
     """The tables of `shards`, one for each, which any number of threads may read."""
 
-    def __init__(self, store: Store, shards: Sequence[AnyShard]) -> None:
-        self._store, self.shards = store, shards
+    def __init__(
+        self, store: Store, shards: Sequence[AnyShard], columns: Columns = IMAGE_COLUMNS
+    ) -> None:
+        """List the tables of shards, which have these columns."""
+        self._store, self.shards, self._columns = store, shards, columns
         folders = {shard.name.rpartition("/")[0] for shard in shards}
         listed = chain.from_iterable(store.list(f"{name}/" if name else "") for name in folders)
         self._files: dict[str, Entry] = {entry.name: entry for entry in listed}
@@ -75,7 +84,7 @@ class ShardTables(Generic[AnyShard]):
         place = f"{self._store.url}/{name}"
         try:
             with closing(OpenParquet(self._store, name, data)) as file:
-                check_schema(file.schema, place)
+                check_schema(file.schema, self._columns, what=place)
                 if file.rows != shard.samples:
                     rows = f"it has {file.rows:,} rows, and its shard {shard.samples:,} samples"
                     raise DamageError(place, rows)
@@ -112,7 +121,8 @@ class StoredTables(ShardTables[Shard]):
                 f"{store.url} has {manifest.kind}, which have no tables to ask: give a dataset of "
                 "images"
             )
-        super().__init__(store, manifest.shards if shards is None else shards)
+        columns = table_columns(manifest.dataset, manifest.settings)
+        super().__init__(store, manifest.shards if shards is None else shards, columns)
         lacking = [shard for shard in self.shards if table_name(shard.name) not in self._files]
         if lacking:
             first, more = lacking[0], len(lacking) - 1
@@ -169,7 +179,7 @@ class StoredTables(ShardTables[Shard]):
     def _way_on(self, unknown: PathParts) -> str:
         """Return what to do about a name that no sample has."""
         wrong = next(part for part in reversed(unknown) if isinstance(part, str))
-        names = {*COLUMNS} - {REST}
+        names = {*self._columns} - {REST}
         for texts in self.read(_read_named, self.shards[:1]):
             names.update(*(parse_object(text) or {} for text in texts))
         if near := nearest_name(wrong, names - {wrong}):
