@@ -5,7 +5,7 @@ They are loaded when they are first used: `import wdsprep` costs nothing.
 
 The way of an image through the package, in the order in which a newcomer should read it:
 
- 1. `cli.commands.pack:pack_command` reads a command line, and calls
+ 1. `cli.commands:pack` reads a command line, and calls
  2. `packing.pack:pack`, whose options `packing.options:PackOptions` declares.
  3. `sources.recognise:recognise` tells what kind of source there is.
  4. `packing.slices:make_plan` divides it into slices, the units of work.
@@ -72,7 +72,7 @@ __all__ = [
     "verify",
 ]
 
-_PLACES = {
+PLACES = {
     "Encode": "wdsprep.encoding.options",
     "Stream": "wdsprep.loading.options",
     "card": "wdsprep.reporting.card",
@@ -98,11 +98,11 @@ def __getattr__(name: str) -> Any:
         from wdsprep.version import __version__
 
         return __version__
-    if name not in _PLACES:
+    if name not in PLACES:
         raise AttributeError(f"module 'wdsprep' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(_PLACES[name]), name)
+    return getattr(importlib.import_module(PLACES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -2,8 +2,8 @@
 
 Option names have dashes; underscores mean the same.
 
-`commands` has a file for each command, with its help and its call of the library, and `output` a
-file for each of what it prints. Options are declared beside the functions of the library
+`commands` has the help of each command and its call of the library, and `output` a file for each of
+what it prints. Options are declared beside the functions of the library
 (`wdsprep.options`); `declared_options` makes click options of them. `base_command` has the options
 that all commands have, and what their help looks like; `exit_codes` has their exit codes. `demo`
 has the pictures and the steps of the command `demo`.
@@ -19,24 +19,7 @@ from typing import Any
 import click
 
 from wdsprep.cli.base_command import Command
-from wdsprep.cli.commands.card import card_command
-from wdsprep.cli.commands.demo import demo_command
-from wdsprep.cli.commands.duplicates import duplicates_command
-from wdsprep.cli.commands.encode import encode_command
-from wdsprep.cli.commands.export import export_command
-from wdsprep.cli.commands.import_latents import import_command
-from wdsprep.cli.commands.index import index_command
-from wdsprep.cli.commands.inspect import inspect_command
-from wdsprep.cli.commands.models import models_command
-from wdsprep.cli.commands.pack import pack_command
-from wdsprep.cli.commands.plan import plan_command
-from wdsprep.cli.commands.rebuild import rebuild_command
-from wdsprep.cli.commands.remove import remove_command
-from wdsprep.cli.commands.repair import repair_command
-from wdsprep.cli.commands.report import report_command
-from wdsprep.cli.commands.score import score_command
-from wdsprep.cli.commands.select import select_command
-from wdsprep.cli.commands.verify import verify_command
+from wdsprep.cli.commands import COMMANDS, DAILY
 from wdsprep.cli.exit_codes import INTERRUPTED
 from wdsprep.cli.output.shared import complain, echo
 from wdsprep.errors import UsageError, WdsprepError
@@ -115,29 +98,6 @@ def cli(context: click.Context) -> None:
     if context.invoked_subcommand is None:
         echo(context.get_help())
 
-
-COMMANDS = (
-    pack_command,
-    encode_command,
-    inspect_command,
-    verify_command,
-    report_command,
-    demo_command,
-    plan_command,
-    models_command,
-    score_command,
-    repair_command,
-    remove_command,
-    select_command,
-    duplicates_command,
-    import_command,
-    export_command,
-    card_command,
-    index_command,
-    rebuild_command,
-)
-DAILY = 5
-"""The number of commands of daily use, which come first in the help."""
 
 for each in COMMANDS:
     cli.add_command(each)

@@ -1,10 +1,10 @@
 """Folders of images with captions beside them, which most programs that train LoRAs read.
 
-Each shard becomes a folder, or a folder for each number of `repeats` in it. The caption of an image
-is in a text file with the same name, for sd-scripts, OneTrainer and ai-toolkit, and in a line of the
-folder's `metadata.jsonl`, for the `imagefolder` of Hugging Face `datasets`, which the scripts of
-diffusers load. The number before the underscore in the name of a folder tells sd-scripts how often
-to show each image in an epoch.
+Each shard becomes a folder, or a folder for each number of `repeats` in it. The caption of an
+image is in a text file with the same name, for sd-scripts, OneTrainer and ai-toolkit. It is also
+in a line of the folder's `metadata.jsonl`, for the `imagefolder` of Hugging Face `datasets`, which
+the scripts of diffusers load. The number before the underscore in the name of a folder tells sd-
+scripts how often to show each image in an epoch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

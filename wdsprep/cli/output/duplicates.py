@@ -1,6 +1,6 @@
 """The output of `wdsprep duplicates`: progress, then the largest groups and counts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -16,8 +16,8 @@ SHOWN_COPIES = 3
 class DuplicatesOutput(CommandOutput[Duplicates]):
     """The output of `duplicates`: a progress line, and at the end the groups of copies."""
 
-    def __init__(self, *, as_json: bool) -> None:
-        super().__init__(as_json=as_json)
+    def __init__(self, options: Mapping[str, Any], *, as_json: bool) -> None:
+        super().__init__(options, as_json=as_json)
         comparing = self.line.counting("comparison")
         self.listener = JobListener(told=self.told, status=self.status, compared=comparing)
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from wdsprep.cli.exit_codes import DONE_WITH_DAMAGE
 from wdsprep.cli.output.shared import (
     LOADS_TORCH,
     CommandOutput,
@@ -45,21 +46,21 @@ TEXTLESS = (
 REMEDIES = remedies_of(EncodeOptions)
 
 
-class EncodeOutput(CommandOutput[Sequence[Outcome]]):
+class EncodeOutput(CommandOutput["Outcome | list[Outcome]"]):
     """The output of `encode`: model and images, a progress line, and the result of each dataset."""
 
     unit, touched, done = "shard", "touched tar", "encoded"
     counted, spared = "image", "--batch-size or --max-area"
     first, waiting = "computing the first batch", LOADS_TORCH
 
-    def __init__(self, places: Mapping[int | str, str], *, as_json: bool) -> None:
+    def __init__(self, options: Mapping[str, Any], *, as_json: bool) -> None:
         """Prepare the output of `encode`.
 
-        The `places` of latents are keyed by resolution. Places of text that is stored apart, and of
+        The places of latents are keyed by resolution. Places of text that is stored apart, and of
         several captions, are keyed by the name of the captions.
         """
-        super().__init__(as_json=as_json)
-        self._places = places
+        super().__init__(options, as_json=as_json)
+        self._places = places = EncodeOptions(**options).places
         self._texts = [place for name, place in places.items() if isinstance(name, str)]
         self._has_latents = len(self._texts) < len(places)
         if len(places) > 1:  # an image is counted once for each dataset
@@ -104,7 +105,11 @@ class EncodeOutput(CommandOutput[Sequence[Outcome]]):
             parts.append(f"{span} on each of {len(rates)} workers")
         return parts
 
-    def summary(self, outcomes: Sequence[Outcome]) -> list[str]:
+    def exit_code(self, encoded: Outcome | list[Outcome]) -> int:
+        return DONE_WITH_DAMAGE if any(each.is_damaged for each in _outcomes(encoded)) else 0
+
+    def summary(self, encoded: Outcome | list[Outcome]) -> list[str]:
+        outcomes = _outcomes(encoded)
         made = f", {human_bytes(sum(outcome.nbytes for outcome in outcomes))}"
         samples = sum(outcome.manifest.samples for outcome in outcomes)
         lines = [self.headline(outcomes, made), *self._speed(samples)]
@@ -209,8 +214,8 @@ class EncodeOutput(CommandOutput[Sequence[Outcome]]):
             )
         return lines
 
-    def facts(self, outcomes: Sequence[Outcome]) -> Iterator[dict[str, Any]]:
-        return map(self._facts, outcomes)
+    def facts(self, encoded: Outcome | list[Outcome]) -> Iterator[dict[str, Any]]:
+        return map(self._facts, _outcomes(encoded))
 
     def _facts(self, outcome: Outcome) -> dict[str, Any]:
         manifest = outcome.manifest
@@ -238,6 +243,10 @@ class EncodeOutput(CommandOutput[Sequence[Outcome]]):
             "text_share": round(self._speeds.text, 4),
             "workers": {name: round(rate, 2) for name, rate in rates.items()},
         }
+
+
+def _outcomes(encoded: Outcome | list[Outcome]) -> list[Outcome]:
+    return encoded if isinstance(encoded, list) else [encoded]
 
 
 def captions_lines(report: CaptionReport) -> list[str]:

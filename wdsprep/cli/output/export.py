@@ -5,7 +5,6 @@ from typing import Any
 
 from wdsprep.cli.output.shared import CommandOutput
 from wdsprep.exporting.export import Exported
-from wdsprep.runners.job import JobListener
 from wdsprep.text import human_bytes, human_time, plural
 
 OPENED = {
@@ -23,10 +22,6 @@ OPENED = {
 
 class ExportOutput(CommandOutput[Exported]):
     """The output of `export`: a progress line, and at the end what was written."""
-
-    def __init__(self, *, as_json: bool) -> None:
-        super().__init__(as_json=as_json)
-        self.listener = JobListener(told=self.told, status=self.status)
 
     def facts(self, exported: Exported) -> Iterator[dict[str, Any]]:
         names = ("files", "index", "left_out", "nbytes", "out", "samples", "to", "units")

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from wdsprep.cli.exit_codes import DONE_WITH_DAMAGE
 from wdsprep.cli.output.shared import (
     CommandOutput,
     KeptLine,
@@ -68,11 +69,9 @@ class PackOutput(CommandOutput[Outcome]):
     unit, touched, done = "slice", "touched input", "packed"
     counted, spared = "image", "--max-area"
 
-    def __init__(
-        self, source: str, images: str, options: Mapping[str, Any], *, as_json: bool
-    ) -> None:
-        super().__init__(as_json=as_json)
-        self._source, self._images, self._options = source, images, options
+    def __init__(self, options: Mapping[str, Any], *, as_json: bool) -> None:
+        super().__init__(options, as_json=as_json)
+        self._source, self._images = options["source"], options["images"]
         self._fetches = False
         self.listener = JobListener(
             told=self.told,
@@ -96,6 +95,9 @@ class PackOutput(CommandOutput[Outcome]):
             parts.append(f"{_fetched_share(status.samples, status.rejects):.0%} fetched")
         return parts
 
+    def exit_code(self, packed: Outcome) -> int:
+        return DONE_WITH_DAMAGE if packed.is_damaged else 0
+
     def facts(self, packed: Outcome) -> Iterator[dict[str, Any]]:
         yield _facts(packed, self._images)
 
@@ -104,7 +106,7 @@ class PackOutput(CommandOutput[Outcome]):
         lines = [self.headline([packed]), *_table(manifest)]
         lines += rejects_lines(manifest.rejects, images)
         lines += left_out_lines(_left_out(manifest))
-        lines += _fetch_report(packed, self._options)
+        lines += _fetch_report(packed, self.options)
         lines += self.failed_units(packed)
         lines += broken_tars_lines(packed.broken_tars, images)
         lines += captionless_lines(packed) if packed.has_captions else [_captionless(manifest)]

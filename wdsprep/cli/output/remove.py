@@ -1,12 +1,14 @@
 """The output of `wdsprep remove`: progress, what it will remove, and the result."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from wdsprep.changes.remove import Removal, RemovalPlace
+from wdsprep.cli.exit_codes import DONE_WITH_DAMAGE
 from wdsprep.cli.output.shared import CommandOutput, KeptLine, echo
+from wdsprep.errors import UsageError
 from wdsprep.runners.job import JobListener
 from wdsprep.store.schemes import place_scheme
 from wdsprep.text import examples, human_bytes, join_lines, plural
@@ -15,10 +17,10 @@ from wdsprep.text import examples, human_bytes, join_lines, plural
 class RemoveOutput(CommandOutput[Removal]):
     """The output of `remove`: what would be removed, a question, and what was removed."""
 
-    unit = "unit"
+    unit, waits = "unit", False
 
-    def __init__(self, *, as_json: bool) -> None:
-        super().__init__(as_json=as_json, waits=False)
+    def __init__(self, options: Mapping[str, Any], *, as_json: bool) -> None:
+        super().__init__(options, as_json=as_json)
         self.listener = JobListener(
             told=self.told,
             listed=self._searched,
@@ -35,6 +37,11 @@ class RemoveOutput(CommandOutput[Removal]):
         self.line.clear()
         if not self.as_json:
             echo(join_lines(_found(removal)))
+
+    def exit_code(self, removal: Removal) -> int:
+        if removal.is_unknown:
+            return UsageError.exit_code
+        return 0 if removal.is_whole and not removal.nowhere else DONE_WITH_DAMAGE
 
     def facts(self, removal: Removal) -> Iterator[dict[str, Any]]:
         yield asdict(removal)

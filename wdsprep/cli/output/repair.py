@@ -5,6 +5,7 @@ from typing import Any
 
 from wdsprep.checks.findings import Finding
 from wdsprep.checks.repair import Repair
+from wdsprep.cli.exit_codes import DONE_WITH_DAMAGE
 from wdsprep.cli.output.shared import CommandOutput, KeptLine, echo
 from wdsprep.cli.output.verify import VerifyOutput, finding_facts
 from wdsprep.dataset.file_names import MAKERS
@@ -15,11 +16,11 @@ from wdsprep.text import EXAMPLES, command, examples, join_lines, plural
 class RepairOutput(CommandOutput[Repair]):
     """The output of `repair`: what it will do, a question, and what it has done."""
 
-    unit = "file"
+    unit, waits = "file", False
 
-    def __init__(self, *, as_json: bool) -> None:
-        super().__init__(as_json=as_json, waits=False)
-        verifying = VerifyOutput(as_json=as_json)
+    def __init__(self, options: Mapping[str, Any], *, as_json: bool) -> None:
+        super().__init__(options, as_json=as_json)
+        verifying = VerifyOutput(options, as_json=as_json)
         self.line = verifying.line
         self.listener = JobListener(
             told=verifying.told,
@@ -35,6 +36,9 @@ class RepairOutput(CommandOutput[Repair]):
         self.line.clear()
         if not self.as_json and (intent := join_lines(_intent(repair))):
             echo(intent)
+
+    def exit_code(self, repair: Repair) -> int:
+        return DONE_WITH_DAMAGE if not repair.is_whole else 0
 
     def facts(self, repair: Repair) -> Iterator[dict[str, Any]]:
         yield _repair_facts(repair)

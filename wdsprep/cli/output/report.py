@@ -1,7 +1,7 @@
 """The output of `wdsprep report`: the plan, progress, and where the page is."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
@@ -14,8 +14,10 @@ from wdsprep.text import human_bytes, one_line, plural
 class ReportOutput(CommandOutput[WrittenReport]):
     """The output of `report`: the plan, a progress line, and where the page is."""
 
-    def __init__(self, *, as_json: bool) -> None:
-        super().__init__(as_json=as_json, waits=False)
+    waits = False
+
+    def __init__(self, options: Mapping[str, Any], *, as_json: bool) -> None:
+        super().__init__(options, as_json=as_json)
         self.listener = ReportListener(
             told=self.line.say, heard=self.line.show, asked=ask_to_replace
         )

@@ -1,8 +1,9 @@
 """The output of `wdsprep score`: models, progress, and the result."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from wdsprep.cli.exit_codes import DONE_WITH_DAMAGE
 from wdsprep.cli.output.shared import LOADS_TORCH, CommandOutput, rejects_lines
 from wdsprep.dataset.score_columns import columns_of
 from wdsprep.runners.job import JobListener
@@ -16,9 +17,9 @@ class ScoreOutput(CommandOutput[Outcome]):
 
     unit, done, counted, waiting = "shard", "scored", "sample", LOADS_TORCH
 
-    def __init__(self, images: str, scores: str, *, as_json: bool) -> None:
-        super().__init__(as_json=as_json)
-        self._images, self._scores = images, scores
+    def __init__(self, options: Mapping[str, Any], *, as_json: bool) -> None:
+        super().__init__(options, as_json=as_json)
+        self._images, self._scores = options["images"], options["out"]
         self.listener = JobListener(
             told=self.told, compared=self.compared, begun=self._begin, status=self.status
         )
@@ -31,6 +32,9 @@ class ScoreOutput(CommandOutput[Outcome]):
         given = [*plan.columns, *(f"{field.name} {field}" for field in plan.fields)]
         self.told(f"{self._images}: {of}; each gets {', '.join(given)}")
         self.start_counting()
+
+    def exit_code(self, outcome: Outcome) -> int:
+        return DONE_WITH_DAMAGE if outcome.is_damaged else 0
 
     def summary(self, outcome: Outcome) -> list[str]:
         manifest, place = outcome.manifest, self._scores

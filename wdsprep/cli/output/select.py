@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from wdsprep.changes.select import Selected
+from wdsprep.cli.exit_codes import DONE_WITH_DAMAGE
 from wdsprep.cli.output.shared import CommandOutput, rejects_lines
-from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome
 from wdsprep.text import command_line, human_bytes, plural
 
@@ -16,9 +16,8 @@ class SelectOutput(CommandOutput[Selected]):
     unit, done, counted = "shard", "copied", "sample"
     spared = "--max-shard-size"
 
-    def __init__(self, *, as_json: bool) -> None:
-        super().__init__(as_json=as_json)
-        self.listener = JobListener(told=self.told, status=self.status)
+    def exit_code(self, selected: Selected) -> int:
+        return DONE_WITH_DAMAGE if selected.is_damaged else 0
 
     def facts(self, selected: Selected) -> Iterator[dict[str, Any]]:
         for place, outcome in selected.outcomes.items():

@@ -15,6 +15,7 @@ import click
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import batch_that_fits, shape_counts
+from wdsprep.runners.job import JobListener
 from wdsprep.runners.progress import JobProgress
 from wdsprep.terminal import TERMINAL
 from wdsprep.text import (
@@ -75,13 +76,18 @@ class CommandOutput(ABC, JobProgress, Generic[T]):
     spared = ""
     """The option whose smaller values take less memory."""
 
-    def __init__(self, *, as_json: bool, waits: bool = True) -> None:
-        """Prepare the output. With `waits`, print at once that the command gets ready.
+    waits = True
+    """Whether to print at once that the command gets ready; not if it asks a question."""
 
-        That is not for a command that asks a question.
-        """
-        super().__init__(waits=waits)
-        self.as_json = as_json
+    def __init__(self, options: Mapping[str, Any], *, as_json: bool) -> None:
+        """Prepare the output of a command with these options."""
+        super().__init__(waits=self.waits)
+        self.options, self.as_json = options, as_json
+        self.listener: Any = JobListener(told=self.told, status=self.status)
+
+    def exit_code(self, _found: T) -> int:
+        """Return the exit code of a command without an error."""
+        return 0
 
     def result(self, found: T) -> list[str]:
         """Return the last lines of the output, which say what was found: text, or JSON if asked."""

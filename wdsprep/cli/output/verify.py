@@ -1,11 +1,12 @@
 """The output of `wdsprep verify`: progress, then findings and notes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from wdsprep.checks.dataset_check import DatasetSurvey
 from wdsprep.checks.findings import Finding
 from wdsprep.checks.verify import Verified
+from wdsprep.cli.exit_codes import DONE_WITH_DAMAGE
 from wdsprep.cli.output.shared import CommandOutput, KeptLine
 from wdsprep.runners.job import JobListener, JobStatus
 from wdsprep.text import human_bytes, human_time, plural
@@ -16,8 +17,8 @@ class VerifyOutput(CommandOutput[Verified]):
 
     unit = "unit"
 
-    def __init__(self, *, as_json: bool) -> None:
-        super().__init__(as_json=as_json)
+    def __init__(self, options: Mapping[str, Any], *, as_json: bool) -> None:
+        super().__init__(options, as_json=as_json)
         self.listener = JobListener(told=self.told, listed=self.listed, status=self.status)
 
     def told(self, text: str) -> None:
@@ -29,6 +30,9 @@ class VerifyOutput(CommandOutput[Verified]):
 
     def details(self, status: JobStatus) -> list[str]:
         return [plural(status.findings, "finding")]
+
+    def exit_code(self, verified: Verified) -> int:
+        return DONE_WITH_DAMAGE if verified.findings else 0
 
     def facts(self, verified: Verified) -> Iterator[dict[str, Any]]:
         yield _facts(verified)

@@ -1,8 +1,9 @@
 """The output of `wdsprep import`: columns, progress, and the result."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from wdsprep.cli.exit_codes import DONE_WITH_DAMAGE
 from wdsprep.cli.output.shared import (
     CommandOutput,
     broken_tars_lines,
@@ -31,9 +32,9 @@ class ImportOutput(CommandOutput[Outcome]):
 
     unit, done, counted = "file", "imported", "sample"
 
-    def __init__(self, source: str, latents: str, *, as_json: bool) -> None:
-        super().__init__(as_json=as_json)
-        self._source, self._latents = source, latents
+    def __init__(self, options: Mapping[str, Any], *, as_json: bool) -> None:
+        super().__init__(options, as_json=as_json)
+        self._source, self._latents = options["source"], options["latents"]
         self.listener = JobListener(told=self.told, begun=self._begin, status=self.status)
 
     def _begin(self, begun: ImportBegun) -> None:
@@ -43,6 +44,9 @@ class ImportOutput(CommandOutput[Outcome]):
         if begun.bits:
             self.told(f"{', '.join(begun.bits)}: uint16, read as the bits of bfloat16")
         self.start_counting()
+
+    def exit_code(self, outcome: Outcome) -> int:
+        return DONE_WITH_DAMAGE if outcome.is_damaged else 0
 
     def summary(self, outcome: Outcome) -> list[str]:
         manifest, place = outcome.manifest, self._latents
