@@ -11,11 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+from PIL import Image
 
 import wdsprep
 from tests.kit.damaged import check, findings, flip, restore
@@ -32,9 +34,9 @@ from tests.kit.packs import (
     write_files,
 )
 from tests.kit.sites import FAST, open_site, table_of, write_parquet
-from wdsprep.changes import copy_samples
+from wdsprep.changes import copy_samples, find_samples
 from wdsprep.changes.remove import Removal
-from wdsprep.changes.samples_to_remove import KeysBySlice
+from wdsprep.changes.samples_to_remove import WantedSamples
 from wdsprep.checks.findings import Kind
 from wdsprep.checks.repair import do_repair, plan_repair
 from wdsprep.cli import main
@@ -231,6 +233,43 @@ def test_digests_and_sources_are_found_in_images_and_go_out_of_their_latents(
         remove(latents, sources=["photo-0002.jpg"])
     with pytest.raises(UsageError, match="is not a SHA-256 digest"):
         remove(images, sha256=["abc"])
+
+
+@pytest.mark.parametrize("harmed", ["lost", "cut", "of other samples"])
+def test_a_table_that_is_not_the_one_of_its_tar_hides_no_sample(pair: Pair, harmed: str) -> None:
+    """The tar is asked then. The table of a shard that loses samples is a sound one again."""
+    _, images, latents = pair
+    table = images / "64/000001.parquet"
+    if harmed == "of other samples":
+        table.write_bytes((images / "64/000000.parquet").read_bytes())
+    elif harmed == "cut":
+        table.write_bytes(table.read_bytes()[:-1])
+    else:
+        table.unlink()
+    gone = {key: fields for key, fields in samples(images).items() if key in GONE[1:]}
+    sources = [json.loads(fields["json"])["source"] for fields in gone.values()]
+    assert remove(images, latents, sources=sources).unmatched == 0
+    assert in_files(images, traces(gone)) == []
+    assert check(images, latents).findings == ()
+
+
+def test_digests_of_what_came_are_asked_of_the_tables_where_it_was_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of images that were converted, those of the stored bytes are asked for as well."""
+    tiff, hashed = BytesIO(), "--compute-hash=sha256"
+    Image.effect_noise((80, 80), 64).convert("CMYK").save(tiff, "TIFF")
+    kept, converted = {"a.jpg": photo(1), "b.jpg": photo(2)}, {"c.tif": tiff.getvalue()}
+    images, other = (
+        packed(write_files(tmp_path / name, files), tmp_path / f"{name}-out", hashed)
+        for name, files in (("kept", kept), ("converted", converted))
+    )
+    (stored,) = (fields["png"] for fields in samples(other).values())
+    digests = [hashlib.sha256(data).hexdigest() for data in (photo(2), stored)]
+    removal = wdsprep.remove(images, other, sha256=digests)
+    assert [place.samples for place in removal.places] == [1, 1]
+    monkeypatch.setattr(find_samples, "open_tape", None)  # no tar is read
+    assert remove(images, sha256=digests).places[0].samples == 1
 
 
 def test_a_shard_that_loses_all_goes_and_so_does_what_was_made_of_it(pair: Pair) -> None:
@@ -446,7 +485,7 @@ def test_each_refusal_is_one_line_and_changes_nothing(
     assert "given twice" in said(images, images, "--keys", GONE[0], code=2)
     assert "holds no dataset" in said(tmp_path, "--keys", GONE[0], code=1)
     unknown = said(images, "--keys", f"900000000000,{GONE[0][:-1]},strange", code=2)
-    assert "3 keys in none of these datasets (00000000000, strange, 900000000000)" in unknown
+    assert "3 keys in none of these datasets (900000000000, 00000000000, strange)" in unknown
     assert "nothing was removed: none of these datasets has these keys" in unknown
     for given in ([GONE[0]], [GONE[0], "--keys", GONE[1]]):
         told = said(images, *given, code=1)
@@ -561,14 +600,13 @@ def test_what_was_under_way_is_made_again_without_it(tmp_path: Path) -> None:
 
 
 def test_a_key_is_looked_for_in_each_slice_that_it_may_be_of() -> None:
-    keys = ["000000000001", "0000001000000", "1000000000000", "1000000000000007", "photo"]
-    found = KeysBySlice(keys)
-    assert sorted(found) == keys
-    assert not found.are_own
-    assert found.of_slice("000000") == {"000000000001", "0000001000000"}
-    assert found.of_slice("1000000") == {"1000000000000"}
-    assert found.of_slice("1000000000") == {"1000000000000007"}
-    assert found.of_slice("100000") == set()
+    keys = ["000000000001", "0000001000000", "1000000000000", "photo"]
+    wanted = WantedSamples.of(keys=keys, urls="", sha256="", sources="")
+    units = ["000000", "256/000000_1", "1000000", "256/1000000_1", "000001", "200000"]
+    assert [unit for unit in units if wanted.may_be_in(unit)] == units[:4]
+    assert not wanted.are_own
+    wanted.texts["key"].find(["photo", "000000000001", "000000000002"])
+    assert wanted.unseen_keys() == (2, ("0000001000000", "1000000000000"))
 
 
 # --- kills, and what comes in between

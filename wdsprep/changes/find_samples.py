@@ -1,9 +1,13 @@
 """Find the samples that a user lists, in each unit of work of a dataset.
 
-A key begins with its slice, and keys rise in an image shard, so a dozen headers lead to each
-sample. In latents all headers of a shard are read: shapes follow each other in it, and the keys of
-tars that another program packed follow no rule. URLs, sources and digests are in the json of image
-samples alone: for these every image shard is read, without its images if the json has their digest.
+Keys, sources, URLs and digests are columns of the tables beside the shards. Somebody has asked for
+his picture to go, so none may be missed: a table is asked only if it is the one that the receipt of
+its unit states, which is decided by its tar; otherwise the tar itself is. A key begins with its
+slice, so only the tables of that slice are read for it. Selections, and latents of tars that
+another program packed, have keys that do not.
+
+No table has the digests of the stored images. These are hashed, unless all images of a shard were
+kept as they came and the table has the digests of what came (`pack --compute-hash sha256`).
 """
 
 import hashlib
@@ -12,27 +16,31 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from wdsprep.changes.samples_to_remove import SortedKeys, WantedSamples
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from wdsprep.changes.samples_to_remove import WantedSamples
 from wdsprep.dataset.damage import naming_place
 from wdsprep.dataset.file_names import LATENTS, SELECTION, latent_unit
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import CONTENT, Receipt, Shard, image_shard_digest
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import rejects_in
+from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.removed_samples import ShardRemoval, UnitRemoval, mark_of
+from wdsprep.dataset.sample_table import KEY
 from wdsprep.dataset.samples import parse_object
 from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.tar.members import BadSampleError
-from wdsprep.dataset.tar.read import (
-    open_tape,
-    scan,
-)
+from wdsprep.dataset.tar.read import open_tape, scan
+from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.dataset.unit_locks import Edition
+from wdsprep.errors import DamageError
 from wdsprep.images.extensions import IMAGES
 from wdsprep.store.base import Store
+from wdsprep.tables.stored_tables import read_sound_columns
 
 KeysByNumber = dict[int, str]
-"""The keys of samples, by their numbers in a shard."""
+"""The keys of samples, by their numbers in a shard, which rise."""
 Fields = Mapping[str, bytes]
 
 
@@ -83,8 +91,6 @@ class FoundSamples:
     units: dict[str, UnitRemoval] = field(default_factory=dict)
     marks: set[bytes] = field(default_factory=set)
     known: set[str] = field(default_factory=set)
-    hits: set[bytes] = field(default_factory=set)
-    """The wanted marks that samples or rejects have."""
 
     @property
     def samples(self) -> int:
@@ -95,6 +101,11 @@ class FoundSamples:
         for unit in self.units.values():
             yield from (key for shard in unit.shards for key in shard.keys)
             yield from unit.rejects
+
+    def add(self, other: "FoundSamples") -> None:
+        self.units |= other.units
+        self.marks |= other.marks
+        self.known |= other.known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,182 +120,166 @@ class Finder:
     keeps_copies: bool = False
     heard: Callable[[str, int, int], object] = lambda _place, _done, _of: None
 
-    def find_in_images(self, place: DatasetPlace, receipts: Collection[Receipt]) -> FoundSamples:
-        """Return the wanted samples of some units of images."""
-        found = FoundSamples()
-        every = SortedKeys(self.wanted.keys) if place.is_selection else None
-        for done, receipt in enumerate(receipts):
-            self.heard(place.shown, done, len(receipts))
-            shards = {}
-            keys = every or SortedKeys(self.wanted.keys.of_slice(receipt.unit))
-            for shard in receipt.shards if keys or self.wanted.kinds else ():
-                with naming_place(f"{place.store.url}/{shard.name}"):
-                    if found_here := self._find_in_shard(place, shard, keys, found):
-                        shards[shard] = found_here
-            rejects = self._find_rejects(place, receipt, keys, found)
-            _add_unit(found, receipt.unit, shards, rejects)
-        return found
-
-    def _find_in_shard(
-        self, place: DatasetPlace, shard: Shard, keys: SortedKeys, found: FoundSamples
-    ) -> KeysByNumber:
-        """Return the keys of the wanted samples of an image shard, by their numbers.
-
-        The marks by which these samples stay away are added to `found`.
-        """
-        with ShardReader(place.store, shard) as reader:
-            if self.wanted.kinds:
-                numbered = self._scan_shard(reader, keys, found)
-            else:
-                numbered = reader.find_rising(keys.between(*reader.keys([0, shard.samples - 1])))
-            for sample in reader.samples(numbered):
-                found.marks.update(self._marks(sample.fields))
-        return numbered
-
-    def find_in_latents(
+    def find(
         self,
         place: DatasetPlace,
         receipts: Collection[Receipt],
-        images: Mapping[str, ShardRemoval],
+        images: Mapping[str, ShardRemoval] | None = None,
     ) -> FoundSamples:
-        """Return the samples of some units of latents that are wanted or whose images are removed.
+        """Return the samples of some units that are wanted, or whose images are removed.
 
         `images` are the image shards that lose samples, by the units of the latents made of them.
         """
         found = FoundSamples()
-        any_slice = place.is_foreign or place.is_selection or not self.wanted.keys.are_own
-        every = set(self.wanted.keys) if any_slice else set()
-        for receipt in receipts:
-            lost = images.get(receipt.unit)
-            slice_name = receipt.unit.rpartition("/")[2].partition("_")[0]
-            keys = every or self.wanted.keys.of_slice(slice_name)
-            if lost and not keys.issuperset(lost.keys):  # `every`, perhaps millions, stays as it is
-                keys = keys | set(lost.keys)
-            if lost and image_shard_digest(receipt.input) != lost.digest:
-                lost = None
-            shards: dict[Shard, KeysByNumber] = {}
-            for shard in receipt.shards if keys else ():
-                with ShardReader(place.store, shard) as reader, naming_place(reader.place):
-                    if numbered := reader.find(keys):
-                        shards[shard] = numbered
-            rejects = self._find_rejects(place, receipt, keys, found, lost.keys if lost else ())
-            gone = {*rejects, *(key for numbered in shards.values() for key in numbered.values())}
-            if lost and not gone.issubset(lost.keys):  # some are removed from these latents alone
-                lost = None
-                rejects = self._find_rejects(place, receipt, keys, found)
-            if lost is None:
-                for shard, numbered in shards.items():
-                    with ShardReader(place.store, shard) as reader, naming_place(reader.place):
-                        found.marks |= _sources(reader, numbered)
-            _add_unit(found, receipt.unit, shards, rejects, lost)
+        are_own = place.has_images or self.wanted.are_own
+        any_slice = place.is_selection or place.is_foreign or not are_own
+
+        def look(receipt: Receipt) -> FoundSamples:
+            kinds = self.wanted.kinds if place.has_images else frozenset[str]()
+            if any_slice or self.wanted.may_be_in(receipt.unit):
+                kinds |= self.wanted.texts.keys() & {KEY}
+            lost = images.get(receipt.unit) if images else None
+            return self._find_in_unit(place, receipt, kinds, lost)
+
+        for done, in_unit in enumerate(map_ahead(look, receipts, place.store.readers)):
+            self.heard(place.shown, done, len(receipts))
+            found.add(in_unit)
         return found
 
-    def _scan_shard(
-        self, reader: ShardReader, keys: Container[str], found: FoundSamples
-    ) -> KeysByNumber:
-        """Read a whole image shard, and return the keys of its wanted samples by number.
+    def _find_in_unit(
+        self,
+        place: DatasetPlace,
+        receipt: Receipt,
+        kinds: Collection[str],
+        lost: ShardRemoval | None,
+    ) -> FoundSamples:
+        """Return the samples and rejects of a unit that are wanted, or that its images lost."""
+        found = FoundSamples()
+        lost_keys = frozenset(lost.keys if lost else ())
+        if lost and image_shard_digest(receipt.input) != lost.digest:
+            lost = None
+        if not (kinds or lost_keys):
+            return found
+        shards: dict[Shard, KeysByNumber] = {}
+        for shard in receipt.shards:
+            with naming_place(f"{place.store.url}/{shard.name}"):
+                if numbered := self._find_in_shard(place.store, receipt, shard, kinds, lost_keys):
+                    shards[shard] = numbered
+        rejects = self._find_rejects(place, receipt, kinds, found, lost_keys, follows=bool(lost))
+        gone = {*rejects, *(key for numbered in shards.values() for key in numbered.values())}
+        if lost and not gone <= lost_keys:  # some are removed from these latents alone
+            lost = None
+            rejects = self._find_rejects(place, receipt, kinds, found, lost_keys, follows=False)
+        for shard, numbered in shards.items() if lost is None else ():
+            with ShardReader(place.store, shard) as reader, naming_place(reader.place):
+                self._add_marks(reader, numbered, found, has_images=place.has_images)
+        if shards or rejects or lost:
+            found.units[receipt.unit] = UnitRemoval(
+                unit=receipt.unit,
+                shards=tuple(_removal(*both) for both in shards.items()),
+                rejects=rejects,
+                made_of=lost.digest if lost else "",
+                lost_rows=lost.rows if lost else (),
+            )
+        return found
 
-        The wanted marks that they have are added to the hits of `found`. Raise BadSampleError if a
-        sample is damaged.
-        """
-        numbered: KeysByNumber = {}
-        shard = reader.shard
-        with open_tape(reader.store, shard.name, expected=shard.nbytes) as tape:
-            for number, sample in enumerate(scan(tape, wants=self._wants)):
+    def _find_in_shard(
+        self,
+        store: Store,
+        receipt: Receipt,
+        shard: Shard,
+        kinds: Collection[str],
+        lost_keys: Container[str],
+    ) -> KeysByNumber:
+        """Return the keys of the samples of a shard that are wanted or lost, by their numbers."""
+        names = {KEY, *kinds, *(("changes",) if "sha256" in kinds else ())}
+        table = read_sound_columns(store, receipt, shard, names)
+        keys = table.column(KEY).to_pylist()
+        numbers = {number for number, key in enumerate(keys) if key in lost_keys}
+        for kind in kinds:
+            numbers.update(self.wanted.texts[kind].find(table.column(kind).to_pylist()).tolist())
+        numbered = {number: keys[number] for number in numbers}
+        if "sha256" in kinds and not _states_all_digests(table):
+            numbered |= self._find_stored_images(store, shard)
+        return dict(sorted(numbered.items()))
+
+    def _find_stored_images(self, store: Store, shard: Shard) -> KeysByNumber:
+        """Return the samples of a shard whose images, as they are stored, have a wanted digest."""
+        keys, digests = [], []
+        with open_tape(store, shard.name, expected=shard.nbytes) as tape:
+            for sample in scan(tape, wants=lambda name, *_: name in IMAGES):
                 if isinstance(sample, BadSampleError):
                     raise sample
-                hits = set(self._hits(sample.fields))
-                if hits or sample.key in keys:
-                    numbered[number] = sample.key
-                    found.hits |= hits
-        return numbered
+                keys.append(sample.key)
+                digests.append(next(image_digests(sample.fields, {}), ""))
+        return {
+            number: keys[number] for number in self.wanted.texts["sha256"].find(digests).tolist()
+        }
 
-    def _wants(self, name: str, _nbytes: int, _before: Fields) -> bool:
-        """Return whether to read a member: json, and images if digests are wanted."""
-        return name == "json" or ("sha256" in self.wanted.kinds and name in IMAGES)
-
-    def _hits(self, fields: Fields) -> Iterator[bytes]:
-        """Yield the wanted marks that a sample has."""
-        facts = _facts(fields)
-        yield from self._wanted_marks(facts["source"], facts.get("url", ""))
-        for digest in image_digests(fields, facts) if "sha256" in self.wanted.kinds else ():
-            yield from self.wanted.marks_of("sha256", digest)
-
-    def _wanted_marks(self, source: str, url: str) -> Iterator[bytes]:
-        yield from self.wanted.marks_of("source", source)
-        yield from self.wanted.marks_of("url", url)
-
-    def _marks(self, fields: Fields) -> Iterator[bytes]:
-        """Yield the marks by which `pack` recognises an input as this sample."""
-        facts = _facts(fields)
-        yield mark_of("source", facts["source"])
-        if not self.keeps_copies:
-            yield from (mark_of("sha256", digest) for digest in image_digests(fields, facts))
-            if url := facts.get("url"):
-                yield mark_of("url", url)
+    def _add_marks(
+        self, reader: ShardReader, numbered: KeysByNumber, found: FoundSamples, *, has_images: bool
+    ) -> None:
+        """Add the marks by which `pack` recognises the inputs of some samples to `found`."""
+        for key, sample in zip(numbered.values(), reader.samples(numbered), strict=True):
+            if sample.key != key:
+                raise DamageError(reader.place, "its table or its index leads to others", key)
+            facts = _facts(sample.fields)
+            if facts["source"]:
+                found.marks.add(mark_of("source", facts["source"]))
+            if has_images and not self.keeps_copies:
+                digests = image_digests(sample.fields, facts)
+                found.marks.update(mark_of("sha256", digest) for digest in digests)
+                found.marks |= {mark_of("url", facts["url"])} if facts.get("url") else set()
 
     def _find_rejects(
         self,
         place: DatasetPlace,
         receipt: Receipt,
-        keys: SortedKeys | set[str],
+        kinds: Collection[str],
         found: FoundSamples,
-        lost: Collection[str] = (),
+        lost_keys: Container[str],
+        *,
+        follows: bool,
     ) -> tuple[str, ...]:
-        """Return the keys of the wanted rejects of a unit.
+        """Return the keys of the rejects of a unit that are wanted, or that its images have lost.
 
         Their marks are added to `found`. A wanted key that was removed before is not returned, but
-        added to the known keys of `found`, unless the images have `lost` it.
+        added to the known keys of `found`, unless the unit `follows` images that have lost it.
         """
-        marks = place.has_images and self.wanted.kinds
-        if not receipt.rejects or not (keys or marks):
-            return ()
-        going = []
-        for reject in rejects_in(place.store, receipt.unit):
-            if reject.code is Code.REMOVED and reject.key not in lost:
-                found.known |= {reject.key} if reject.key in keys else set()
-                continue
-            hits = set(self._wanted_marks(reject.source, reject.url)) if marks else set()
-            if hits or reject.key in keys:
-                found.hits |= hits
-                going.append(reject.key)
-                if place.has_images and reject.source:
-                    found.marks.add(mark_of("source", reject.source))
-                if reject.url and not self.keeps_copies:
-                    found.marks.add(mark_of("url", reject.url))
-        return tuple(going)
+        rejects: list[Reject] = []
+        before: list[Reject] = []
+        for reject in rejects_in(place.store, receipt.unit) if receipt.rejects else ():
+            is_left = reject.code is not Code.REMOVED or (follows and reject.key in lost_keys)
+            (rejects if is_left else before).append(reject)
+        going = {number for number, reject in enumerate(rejects) if reject.key in lost_keys}
+        for kind in {*kinds} - {"sha256"}:
+            wanted = self.wanted.texts[kind]
+            going.update(wanted.find([getattr(reject, kind) for reject in rejects]).tolist())
+            if kind == KEY:
+                keys = [reject.key for reject in before]
+                found.known.update(keys[number] for number in wanted.find(keys).tolist())
+        for reject in (rejects[number] for number in sorted(going)):
+            if place.has_images and reject.source:
+                found.marks.add(mark_of("source", reject.source))
+            if reject.url and not self.keeps_copies:
+                found.marks.add(mark_of("url", reject.url))
+        return tuple(rejects[number].key for number in sorted(going))
 
 
-def _add_unit(
-    found: FoundSamples,
-    unit: str,
-    shards: Mapping[Shard, KeysByNumber],
-    rejects: tuple[str, ...],
-    images: ShardRemoval | None = None,
-) -> None:
-    """Add to `found` what a unit of work loses: samples of its shards, and rejects.
+def _states_all_digests(table: pa.Table) -> bool:
+    """Return whether a table has the digests of all stored images, which were kept as they came."""
+    is_kept = pc.equal(pc.list_value_length(table.column("changes")), 0).fill_null(False)
+    return bool(pc.all(pc.and_(is_kept, table.column("sha256").is_valid())).as_py())
 
-    `images` is the image shard that latents were made of, if that loses samples too.
-    """
-    if not (shards or rejects or images):
-        return
-    going = (
-        ShardRemoval(
-            name=shard.name,
-            samples=shard.samples,
-            nbytes=shard.nbytes,
-            digest=shard.digest,
-            rows=tuple(sorted(numbered)),
-            keys=tuple(numbered[row] for row in sorted(numbered)),
-        )
-        for shard, numbered in shards.items()
-    )
-    found.units[unit] = UnitRemoval(
-        unit=unit,
-        shards=tuple(going),
-        rejects=rejects,
-        made_of=images.digest if images else "",
-        lost_rows=images.rows if images else (),
+
+def _removal(shard: Shard, numbered: KeysByNumber) -> ShardRemoval:
+    return ShardRemoval(
+        name=shard.name,
+        samples=shard.samples,
+        nbytes=shard.nbytes,
+        digest=shard.digest,
+        rows=tuple(numbered),
+        keys=tuple(numbered.values()),
     )
 
 
@@ -310,12 +305,6 @@ def _facts(fields: Fields) -> Mapping[str, Any]:
     if found is None:
         raise BadSampleError("the json of a sample is not an object")
     return {"source": "", **found}
-
-
-def _sources(reader: ShardReader, numbers: Collection[int]) -> set[bytes]:
-    """Return the marks of the sources of some samples."""
-    every = (_facts(sample.fields)["source"] for sample in reader.samples(numbers))
-    return {mark_of("source", source) for source in every if source}
 
 
 def by_latent_unit(units: Iterable[UnitRemoval]) -> dict[str, ShardRemoval]:

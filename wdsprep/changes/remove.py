@@ -1,7 +1,6 @@
 """`remove`: remove samples from images and from everything made of them, so that they stay away.
 
-1. *Find*. A key begins with its slice: the headers in the shards of that slice are searched. URLs,
-   sources and digests are in the json of images: all image shards are read. A sample that is found
+1. *Find*. The tables beside the shards have keys, sources, URLs and digests. A sample that is found
    in an image shard is removed from the latents made of that shard, too. Nothing is written; the
    user is told, and asked.
 2. *Mark*. Each dataset gets the file `removed`: marks of inputs that must stay away, and which
@@ -81,7 +80,7 @@ from wdsprep.options import Place, takes_datasets
 from wdsprep.runners.job import JobListener
 from wdsprep.store import open_store
 from wdsprep.store.base import absolute
-from wdsprep.text import EXAMPLES, NotebookTable, command, plural
+from wdsprep.text import NotebookTable, command, plural
 
 UNITS_AT_ONCE = 4
 """The number of units that are changed at a time: one waits for the disk while another hashes."""
@@ -315,16 +314,9 @@ class _RemovalJob:
         for receipt in receipts:
             known.units.pop(receipt.unit, None)
         with naming_repair(place.store):
-            if place.has_images:
-                new = finder.find_in_images(place, receipts)
-            else:
-                lost = self._lost_by(place, receipts)
-                self._check_current(place, receipts, lost)
-                new = finder.find_in_latents(place, receipts, lost)
-        known.units |= new.units
-        known.marks |= new.marks
-        known.hits |= new.hits
-        known.known |= new.known
+            lost = {} if place.has_images else self._lost_by(place, receipts)
+            self._check_current(place, receipts, lost)
+            known.add(finder.find(place, receipts, lost))
 
     def _lost_by(
         self, latents: DatasetPlace, receipts: Sequence[Receipt]
@@ -383,22 +375,15 @@ class _RemovalJob:
         `ended` are the datasets in which an earlier removal was finished.
         """
         wanted = self._finder.wanted if self._finder else None
-        every = self._found.values()
-        known = {key for found in every for key in found.known}
-        there = {key for found in every for key in found.keys}
-        nowhere = 0
-        examples: list[str] = []
-        for key in wanted.keys if wanted else ():
-            if key not in there and key not in known:
-                nowhere += 1
-                examples += [key] if len(examples) <= EXAMPLES else []
-        hits = {mark for found in every for mark in found.hits}
+        known = {key for found in self._found.values() for key in found.known}
+        there = {key for found in self._found.values() for key in found.keys}
+        nowhere, examples = wanted.unseen_keys() if wanted else (0, ())
         return Removal(
             places=tuple(map(self._place, (*self._images, *self._latents))),
             nowhere=nowhere,
-            examples=tuple(examples),
+            examples=examples,
             known=len(known - there),
-            unmatched=len(wanted.marks) - len(hits) if wanted else 0,
+            unmatched=wanted.unmatched if wanted else 0,
             ended=ended,
             beside=tuple(url for url in self._neighbours.made_of_them if url not in self._places),
         )

@@ -19,7 +19,7 @@ from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_next_step
 from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import foreign_table_name, index_name, table_name
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.receipts import Shard
+from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reindex import is_older, make_table
 from wdsprep.dataset.sample_table import (
     IMAGE_COLUMNS,
@@ -185,6 +185,26 @@ class StoredTables(ShardTables[Shard]):
         if near := nearest_name(wrong, names - {wrong}):
             return f"did you mean {near}?"
         return '"wdsprep inspect DATASET KEY" shows the json of a sample'
+
+
+def read_sound_columns(
+    store: Store, receipt: Receipt, shard: Shard, columns: Collection[str]
+) -> pa.Table:
+    """Return columns of the rows of a shard, from its table if the receipt states this one.
+
+    They are made of the tar if the table is lost, or is not as it was written.
+    """
+    name = table_name(shard.name)
+    try:
+        content = store.read(name)
+    except NotFoundError:
+        content = b""
+    if hex_digest(content) != receipt.files.get(name):
+        content = make_table(store, shard.name).data
+    with closing(OpenParquet(store, name, content)) as file:
+        if file.rows != shard.samples:
+            raise DamageError(f"{store.url}/{shard.name}", "it has other samples than its receipt")
+        return file.read(columns)
 
 
 def _read_named(file: OpenParquet) -> Sequence[str]:
