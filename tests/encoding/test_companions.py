@@ -14,7 +14,7 @@ from torch import Tensor
 
 import wdsprep
 from tests.kit.encodes import encode_here, latents_of, packed, pictures
-from tests.kit.families import NAMES
+from tests.kit.families import each_family
 from wdsprep.dataset.npy_arrays import text_fields
 from wdsprep.encoding.models.base import Tokens
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
@@ -85,7 +85,7 @@ def rows(made: LatentEncoder, texts: Sequence[Tokens]) -> list[dict[str, Tensor]
     ]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", each_family())
 def test_tokens_of_captions_together_are_those_of_each_alone(name: str, family: Family) -> None:
     made = encoder(family(name))
     alone = [made.tokens([caption])[0] for caption in CAPTIONS]
@@ -95,7 +95,7 @@ def test_tokens_of_captions_together_are_those_of_each_alone(name: str, family: 
         assert made.tokens([one.caption, other.caption]) == [one, other]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", each_family())
 def test_arrays_of_captions_together_are_those_of_each_alone(name: str, family: Family) -> None:
     """Within what kernels differ by for batches of other sizes; and whether a batch is tokenized
     again or not does not show in a bit."""
@@ -140,7 +140,7 @@ def test_a_scripted_function_computes_the_same_each_time(
         assert all(torch.equal(value, row[name]) for name, value in first[0].items())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", each_family())
 def test_token_ids_of_captions_together_are_those_of_each_alone(name: str, family: Family) -> None:
     try:
         made = encoder(family(name), text="tokens")

@@ -21,6 +21,7 @@ import pytest
 from blake3 import blake3
 
 from tests.kit.hub import set_constants
+from tests.kit.model_files import VAE, flux_files, lay_out, sd_files, without
 from tests.kit.runs import wait_until
 from tests.kit.serving import serving
 from wdsprep.dataset.npy_arrays import Field
@@ -32,62 +33,11 @@ from wdsprep.encoding.models.find_model import (
     check_weights,
     find_model,
 )
-from wdsprep.encoding.models.part_classes import class_of
-from wdsprep.encoding.models.pipeline_parts import Component
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import UsageError, WorkError
 
 REPO = "someone/some-model"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-VAE = {
-    "_class_name": "AutoencoderKL",
-    "block_out_channels": [128, 256, 512, 512],
-    "latent_channels": 4,
-}
-TEXT = {"architectures": ["CLIPTextModel"], "hidden_size": 1024, "max_position_embeddings": 77}
-INDEX = {
-    "_class_name": "StableDiffusionPipeline",
-    "_diffusers_version": "0.42.1",
-    "feature_extractor": [None, None],
-    "requires_safety_checker": False,
-    "text_encoder": ["transformers", "CLIPTextModel"],
-    "tokenizer": ["transformers", "CLIPTokenizer"],
-    "unet": ["diffusers", "UNet2DConditionModel"],
-    "vae": ["diffusers", "AutoencoderKL"],
-}
-
-
-def sd_files() -> dict[str, bytes]:
-    """The files of a repository as Stable Diffusion's are; their weights are a few bytes here."""
-    return {
-        "README.md": b"# a model",
-        "model_index.json": json.dumps(INDEX).encode(),
-        "unet/diffusion_pytorch_model.safetensors": b"never fetched",
-        "text_encoder/config.json": json.dumps(TEXT).encode(),
-        "text_encoder/model.safetensors": b"text weights",
-        "text_encoder/model.fp16.safetensors": b"half text weights",
-        "text_encoder/pytorch_model.bin": b"pickle",
-        "tokenizer/merges.txt": b"#version: 0.2\n",
-        "tokenizer/vocab.json": b"{}",
-        "tokenizer/special_tokens_map.json": b"{}",
-        "tokenizer/tokenizer_config.json": b'{"model_max_length": 77}',
-        "vae/config.json": json.dumps(VAE).encode(),
-        "vae/diffusion_pytorch_model.safetensors": b"vae weights",
-        "vae/diffusion_pytorch_model.fp16.safetensors": b"half vae weights",
-        "vae/diffusion_pytorch_model.bin": b"pickle",
-    }
-
-
-def without(files: dict[str, bytes], *names: str) -> dict[str, bytes]:
-    return {name: data for name, data in files.items() if name not in names}
-
-
-def lay_out(folder: Path, files: dict[str, bytes]) -> Path:
-    for name, data in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    return folder
 
 
 def failure(name: object, text: str = "emb") -> str:
@@ -134,15 +84,6 @@ def test_weights_may_be_in_several_files_with_an_index(tmp_path: Path, half: str
     lost = f"vae/diffusion_pytorch_model{half}-00002-of-00002.safetensors"
     lacking = lay_out(tmp_path / "lacking", without(files, lost))
     assert f"lacks {lost}" in failure(lacking, text="none")
-
-
-def test_text_decides_which_files_are_used(tmp_path: Path) -> None:
-    folder = lay_out(tmp_path, sd_files())
-    used = {text: set(find_model(str(folder), text=text).files) for text in ("emb", "tokens")}
-    vae = {"vae/config.json", "vae/diffusion_pytorch_model.safetensors"}
-    assert set(find_model(str(folder), text="none").files) == vae
-    assert {name.partition("/")[0] for name in used["tokens"]} == {"vae", "tokenizer"}
-    assert used["emb"] > used["tokens"] > vae
 
 
 def test_the_digest_is_that_of_the_files_used(tmp_path: Path) -> None:
@@ -209,105 +150,7 @@ def test_half_precision_serves_where_there_is_nothing_else(tmp_path: Path) -> No
     assert "half-precision" in model.note
 
 
-VAE_FILE = "vae/diffusion_pytorch_model"
-
-
-@pytest.mark.parametrize(
-    ("gone", "changed", "text", "said"),
-    [
-        (("vae/config.json",), {}, "emb", "lacks vae/config.json"),
-        (("tokenizer/merges.txt",), {}, "tokens", "lacks tokenizer/merges.txt"),
-        (("text_encoder/config.json",), {}, "emb", "lacks text_encoder/config.json"),
-        (
-            (f"{VAE_FILE}.safetensors", f"{VAE_FILE}.fp16.safetensors"),
-            {},
-            "none",
-            "only pickled weights .vae/diffusion_pytorch_model.bin",
-        ),
-        (
-            (),
-            {"vae/config.json": {"_class_name": "AutoencoderTiny"}},
-            "none",
-            "AutoencoderTiny; wdsprep encodes with AutoencoderKL, AutoencoderDC, .*: choose",
-        ),
-        ((), {"vae/config.json": {**VAE, "in_channels": 4}}, "none", "4 channels, not RGB"),
-        ((), {"vae/config.json": {**VAE, "latents_mean": [0.0]}}, "none", "lacks latents_std"),
-        (
-            (),
-            {"vae/config.json": {"_class_name": "AutoencoderKLWan"}},
-            "none",
-            "lacks z_dim",
-        ),
-        ((), {"vae/config.json": []}, "none", "vae/config.json is not a JSON object"),
-        (
-            ("model_index.json",),
-            {"text_encoder/config.json": {"architectures": ["T5EncoderModel"]}},
-            "emb",
-            "T5EncoderModel, and it lacks model_index.json.*--text none",
-        ),
-        (
-            ("model_index.json",),
-            {"text_encoder_2/config.json": {}},
-            "tokens",
-            "has text_encoder_2 and lacks model_index.json",
-        ),
-    ],
-)
-def test_a_model_that_will_not_do_is_named_in_one_line(
-    gone: tuple[str, ...], changed: dict[str, Any], text: str, said: str, tmp_path: Path
-) -> None:
-    files = without(sd_files(), *gone)
-    files |= {name: json.dumps(value).encode() for name, value in changed.items()}
-    folder = lay_out(tmp_path / "model", files)
-    with pytest.raises(UsageError, match=said) as caught:
-        find_model(str(folder), text=text)
-    assert str(folder) in str(caught.value)
-
-
-def test_a_part_left_out_is_no_second_tower(tmp_path: Path) -> None:
-    index = json.dumps({**INDEX, "text_encoder_2": [None, None]}).encode()
-    folder = lay_out(tmp_path, {**sd_files(), "model_index.json": index})
-    assert find_model(str(folder), text="emb").pipeline is None
-
-
 # Pipelines whose own code encodes text
-
-
-FLUX_INDEX = {
-    "_class_name": "FluxPipeline",
-    "feature_extractor": [None, None],
-    "image_encoder": [None, None],
-    "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
-    "text_encoder": ["transformers", "CLIPTextModel"],
-    "text_encoder_2": ["transformers", "T5EncoderModel"],
-    "tokenizer": ["transformers", "CLIPTokenizer"],
-    "tokenizer_2": ["transformers", "T5TokenizerFast"],
-    "transformer": ["diffusers", "FluxTransformer2DModel"],
-    "vae": ["diffusers", "AutoencoderKL"],
-}
-FLUX_VAE = {**VAE, "latent_channels": 16, "scaling_factor": 0.3611, "shift_factor": 0.1159}
-
-
-def flux_files(index: dict[str, Any] | None = None, **changed: Any) -> dict[str, bytes]:
-    """A pipeline with two text encoders, one of them in parts, and all that is not needed."""
-    stem = "text_encoder_2/model"
-    configs = {
-        "model_index.json": {**(index or FLUX_INDEX), **changed},
-        "text_encoder_2/config.json": {"architectures": ["T5EncoderModel"]},
-        "tokenizer_2/tokenizer_config.json": {},
-        "vae/config.json": FLUX_VAE,
-    }
-    return {
-        **sd_files(),
-        **{name: json.dumps(value).encode() for name, value in configs.items()},
-        f"{stem}.safetensors.index.json": b"{}",
-        f"{stem}-00001-of-00002.safetensors": b"a part",
-        f"{stem}-00002-of-00002.safetensors": b"another",
-        "tokenizer_2/spiece.model": b"pieces",
-        "tokenizer_2/model.safetensors": b"no part of a tokenizer",
-        "transformer/config.json": b"{}",
-        "transformer/diffusion_pytorch_model.safetensors": b"never fetched",
-    }
 
 
 def test_a_pipeline_is_its_text_parts_and_its_vae(tmp_path: Path) -> None:
@@ -355,227 +198,6 @@ def test_a_transformer_wants_sides_that_it_can_cut_into_tokens(tmp_path: Path) -
         check_resolution(flux, 264)
     with pytest.raises(UsageError, match=r"--resolution 5 is .*: give 16$"):
         check_resolution(flux, 5)
-
-
-@pytest.mark.parametrize(
-    ("text", "gone", "lacking"),
-    [
-        ("emb", "text_encoder_2/config.json", ""),
-        ("tokens", "text_encoder_2/config.json", ""),
-        ("emb", "text_encoder_2/model-00002-of-00002.safetensors", ""),
-        ("tokens", "tokenizer_2/spiece.model", "tokenizer_2/tokenizer.json"),
-        ("emb", "tokenizer/merges.txt", ""),
-    ],
-)
-def test_a_missing_tower_or_tokenizer_is_named(
-    text: str, gone: str, lacking: str, tmp_path: Path
-) -> None:
-    folder = lay_out(tmp_path, without(flux_files(), gone))
-    assert f"lacks {lacking or gone}:" in failure(folder, text)
-    assert find_model(str(folder), text="none").channels == 16
-
-
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"_class_name": ["pipeline", "MyPipeline"]}, "trust_remote_code: model_index.json names"),
-        ({"text_encoder_2": ["my_tower", "MyModel"]}, "trust_remote_code: my_tower.MyModel"),
-        ({"_class_name": "NoSuchPipeline"}, "NoSuchPipeline, which the diffusers here does not"),
-        ({"_class_name": 7}, "names 7"),
-    ],
-)
-def test_code_that_comes_with_a_model_is_refused(
-    changed: dict[str, Any], said: str, tmp_path: Path
-) -> None:
-    folder = lay_out(tmp_path, {**flux_files(**changed), "my_tower.py": b"raise SystemExit"})
-    assert said in failure(folder)
-    assert "--text none" in failure(folder, text="tokens")
-    assert find_model(str(folder), text="none").channels == 16
-
-
-CODE = {"auto_map": {"AutoModel": "mine.Mine", "AutoTokenizer": ["mine.Mine", None]}}
-
-
-@pytest.mark.parametrize("text", ["emb", "tokens"])
-@pytest.mark.parametrize(
-    "file",
-    [
-        "text_encoder_2/config.json",
-        "text_encoder/config.json",
-        "tokenizer/tokenizer_config.json",
-        "tokenizer_2/tokenizer_config.json",
-        "tokenizer_2/processor_config.json",
-        "tokenizer_2/preprocessor_config.json",
-        "vae/config.json",
-    ],
-)
-def test_a_part_that_names_code_is_refused_with_weights_and_without(
-    file: str, text: str, tmp_path: Path
-) -> None:
-    for nested in (False, True):
-        named = {"tokenizer": [CODE]} if nested else CODE
-        own = FLUX_VAE if file.startswith("vae") else {}
-        files = {**flux_files(), file: json.dumps({**own, **named}).encode()}
-        said = failure(lay_out(tmp_path / str(nested), files), text)
-        assert f"{file} wants to run code that comes with the model (auto_map" in said
-
-
-def test_code_is_no_obstacle_where_diffusers_has_the_class_in_its_place(tmp_path: Path) -> None:
-    kolors = {
-        "_class_name": "KolorsPipeline",
-        "text_encoder": ["kolors", "ChatGLMModel"],
-        "tokenizer": ["kolors", "ChatGLMTokenizer"],
-        "vae": ["diffusers", "AutoencoderKL"],
-    }
-    files = flux_files(kolors)
-    files["tokenizer/tokenizer_config.json"] = json.dumps(CODE).encode()
-    assert find_model(str(lay_out(tmp_path, files)), text="tokens").pipeline
-
-
-@pytest.mark.parametrize(
-    ("part", "named"),
-    [
-        ("tokenizer", ["diffusers", "DiffusionPipeline"]),
-        ("tokenizer_2", ["diffusers", "AutoencoderKL"]),
-        ("text_encoder", ["diffusers", "UNet2DConditionModel"]),
-        ("text_encoder_2", ["kolors", "KolorsPipeline"]),
-        ("tokenizer", ["transformers", "AutoTokenizer"]),
-        ("text_encoder", ["transformers", "pipelines.Pipeline"]),
-        ("text_encoder", ["pipeline_utils.py", "Model"]),
-        ("text_encoder_9/../..", ["transformers", "CLIPTextModel"]),
-    ],
-)
-def test_a_class_that_loads_other_classes_is_refused_by_its_name(
-    part: str, named: list[str], tmp_path: Path
-) -> None:
-    folder = lay_out(tmp_path, flux_files(**{part: named}))
-    assert "wants to run code that comes with it" in failure(folder)
-
-
-@pytest.mark.parametrize(
-    ("part", "kind"),
-    [
-        ("tokenizer", "CLIPTextModel"),
-        ("tokenizer", "CLIPTextConfig"),
-        ("tokenizer", "CLIPImageProcessor"),
-        ("text_encoder", "T5Config"),
-        ("text_encoder", "GenerationConfig"),
-        ("text_encoder", "logging"),
-        ("processor", "CLIPTextModel"),
-    ],
-)
-def test_a_class_of_another_role_is_not_loaded(part: str, kind: str) -> None:
-    with pytest.raises(UsageError, match=f"{part} is a {kind}, not a PreTrained"):
-        class_of(Component(part, "transformers", kind))
-    for name, known in (
-        ("text_encoder", "T5EncoderModel"),
-        ("tokenizer", "T5TokenizerFast"),
-        ("tokenizer", "PixtralProcessor"),
-        ("processor", "Qwen2VLProcessor"),
-    ):
-        assert class_of(Component(name, "transformers", known)).__name__
-
-
-def test_files_outside_of_a_model_are_not_opened(tmp_path: Path) -> None:
-    (tmp_path / "mine.json").write_text("{}")
-    for number, name in enumerate(("/etc/hostname", "../../mine.json")):
-        config = {"vocab_file": name, "tokenizer_file": "/no/such/file"}
-        files = {**flux_files(), "tokenizer_2/tokenizer_config.json": json.dumps(config).encode()}
-        said = failure(lay_out(tmp_path / str(number), files))
-        assert "names a file outside of the model (vocab_file" in said
-    index = {"weight_map": {"a": "../../../other/model.safetensors"}}
-    files = {
-        **flux_files(),
-        "text_encoder_2/model.safetensors.index.json": json.dumps(index).encode(),
-    }
-    assert "not among the weights beside it" in failure(lay_out(tmp_path / "index", files))
-    files = {**flux_files(), "text_encoder_2/adapter_config.json": b"{}"}
-    assert "has text_encoder_2/adapter_config.json" in failure(lay_out(tmp_path / "adapter", files))
-
-
-def test_weights_that_a_name_counts_without_end_are_told_by_the_first_that_lacks(
-    tmp_path: Path,
-) -> None:
-    name = "text_encoder_2/model-00001-of-99999999999.safetensors"
-    files = without(
-        flux_files(), *(n for n in flux_files() if n.startswith("text_encoder_2/model-"))
-    )
-    said = failure(lay_out(tmp_path, {**files, name: b"weights"}))
-    assert "lacks text_encoder_2/model-00002-of-99999999999.safetensors:" in said
-
-
-@pytest.mark.parametrize(
-    ("file", "changed", "said"),
-    [
-        ("vae", {"scaling_factor": float("nan")}, "says scaling_factor nan"),
-        ("vae", {"scaling_factor": 0}, "has to be a number above 0"),
-        ("vae", {"scaling_factor": "1"}, "says scaling_factor '1'"),
-        ("vae", {"latent_channels": 10**9}, "says latent_channels 1000000000"),
-        ("vae", {"latent_channels": -4}, "says latent_channels -4"),
-        ("vae", {"block_out_channels": [8] * 5000}, "has to be a list of 1 to 8"),
-        ("vae", {"block_out_channels": 7}, "says block_out_channels 7"),
-        ("vae", {"_class_name": ["AutoencoderKL"]}, "the VAE of"),
-        ("text_encoder_2", {"d_model": 10**9}, "says d_model 1000000000, and no network has"),
-        ("text_encoder_2", {"sub": [{"num_layers": 10**5}]}, "says num_layers 100000"),
-        ("text_encoder_2", {"n_positions": 1e300}, "says n_positions 1e"),
-    ],
-)
-def test_numbers_that_no_network_has_are_refused_where_they_stand(
-    file: str, changed: dict[str, Any], said: str, tmp_path: Path
-) -> None:
-    own = FLUX_VAE if file == "vae" else {}
-    config = json.dumps({**own, **changed}).encode()
-    folder = lay_out(tmp_path, {**flux_files(), f"{file}/config.json": config})
-    assert said in failure(folder)
-    assert str(folder) in failure(folder)
-
-
-def test_a_pipeline_without_text_or_of_blocks_is_told(tmp_path: Path) -> None:
-    index = {"_class_name": "DiTPipeline", "transformer": ["diffusers", "DiTTransformer2DModel"]}
-    folder = lay_out(tmp_path / "a", {**sd_files(), "model_index.json": json.dumps(index).encode()})
-    assert "(DiTPipeline) has no text encoder: add --text none" in failure(folder)
-    blocks = without(sd_files(), "model_index.json") | {"modular_model_index.json": b"{}"}
-    assert "made of modular blocks" in failure(lay_out(tmp_path / "b", blocks))
-
-
-@pytest.mark.parametrize(
-    "index",
-    [
-        {},
-        {"text_encoder_4": [None, None], "tokenizer_4": [None, None]},
-        {
-            "text_encoder_4": ["transformers", "LlamaForCausalLM"],
-            "tokenizer_4": ["transformers", "PreTrainedTokenizerFast"],
-        },
-    ],
-)
-def test_what_hidream_leaves_out_is_told_with_the_commands_that_bring_it(
-    index: dict[str, Any], tmp_path: Path
-) -> None:
-    hidream = {**FLUX_INDEX, "_class_name": "HiDreamImagePipeline", **index}
-    folder = lay_out(tmp_path, flux_files(hidream))
-    said = failure(folder)
-    assert "leaves out text_encoder_4 and tokenizer_4" in said
-    assert "`hf download meta-llama/Llama-3.1-8B-Instruct" in said
-    llama = {
-        "text_encoder_4/config.json": b"{}",
-        "text_encoder_4/model.safetensors": b"llama",
-        "tokenizer_4/tokenizer.json": b"{}",
-    }
-    model = find_model(str(lay_out(folder, llama)), text="emb")
-    assert model.pipeline is not None
-    assert [part.name for part in model.pipeline.components][-2:] == [
-        "text_encoder_4",
-        "tokenizer_4",
-    ]
-    assert llama.keys() <= set(model.files)
-
-
-def test_a_tower_with_pickled_weights_alone_is_refused(tmp_path: Path) -> None:
-    weights = ("text_encoder/model.safetensors", "text_encoder/model.fp16.safetensors")
-    folder = lay_out(tmp_path, without(flux_files(), *weights))
-    assert "only pickled weights (text_encoder/pytorch_model.bin)" in failure(folder)
-    assert find_model(str(folder), text="tokens").pipeline
 
 
 def test_weights_of_a_tower_may_have_the_name_that_diffusers_gives(tmp_path: Path) -> None:
@@ -715,12 +337,6 @@ def test_a_worker_checks_that_it_has_the_drivers_weights(tmp_path: Path) -> None
     shutil.rmtree(folder)
     with pytest.raises(WorkError, match="cannot be read on this node"):
         check_weights(model)
-
-
-def test_tiny_is_found_wherever_a_node_has_the_package() -> None:
-    tiny = find_model("tiny", text="emb")
-    elsewhere = replace(tiny, folder="/another/venv/wdsprep/tiny")
-    assert check_weights(elsewhere) == tiny
 
 
 # The hub
@@ -925,13 +541,6 @@ def test_a_cache_that_is_not_whole_is_told_from_none(cache: Path) -> None:
     assert "lacks vae/config.json on this machine and the hub cannot be reached" in message
 
 
-def test_a_worker_on_another_node_finds_the_model_in_its_own_cache(cache: Path) -> None:
-    put_in_cache(cache, sd_files())
-    model = find_model(REPO, text="emb")
-    elsewhere = replace(model, folder="/on/the/driver")
-    assert check_weights(elsewhere) == model
-
-
 def test_a_node_that_may_not_read_a_repository_is_given_up_and_not_the_run(
     hub: Hub, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1021,10 +630,3 @@ def test_the_environment_names_the_cache_and_offline_is_told(tmp_path: Path) -> 
     )
     assert done.stdout.strip() == COMMIT
     assert "WorkError: sd1 (stable-diffusion-v1-5/stable-diffusion-v1-5) is not" in done.stderr
-
-
-def test_a_model_travels_to_workers() -> None:
-    import pickle
-
-    tiny: Model = find_model("tiny", text="emb")
-    assert pickle.loads(pickle.dumps(tiny)) == tiny

@@ -7,7 +7,7 @@ import pytest
 
 import wdsprep
 from tests.kit.encodes import encode_here, packed, pictures
-from tests.kit.families import NAMES
+from tests.kit.families import each_family
 from tests.kit.packs import tree
 
 Family = Callable[[str], Path]
@@ -20,7 +20,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return packed(pictures(root / "downloads", range(3)), root / "images")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", each_family())
 def test_every_family_is_encoded_once_and_found_done(
     name: str, family: Family, images: Path, tmp_path: Path
 ) -> None:

@@ -14,7 +14,14 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor
 
-from tests.kit.families import NAMES, denoised, latent_of, negative_of, prompt_of
+from tests.kit.families import (
+    QUICK,
+    denoised,
+    each_family,
+    latent_of,
+    negative_of,
+    prompt_of,
+)
 from tests.kit.families.denoising import denoiser
 from tests.kit.families.folders import class_of, denoiser_of
 from tests.kit.families.reference import SECOND_CALL, returned
@@ -34,47 +41,28 @@ MASK_NAMES = ("prompt_attention_mask", "prompt_embeds_mask")
 Family = Callable[[str], Path]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_family_is_small_and_diffusers_reads_it_without_its_denoiser(
+@pytest.mark.parametrize("name", each_family())
+def test_a_family_is_small_and_its_reference_is_what_the_pipeline_goes_on_with(
     name: str, family: Family
 ) -> None:
     folder = family(name)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     assert size < BIGGER.get(name, MEGABYTE)
-    part = denoiser_of(folder)
-    read = DiffusionPipeline.from_pretrained(str(folder), **{part: None}, low_cpu_mem_usage=False)
-    assert type(read).__name__ == f"{name}Pipeline"
-    assert getattr(read, part) is None
-    assert read.vae is not None
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_its_text_and_latents_are_of_sensible_size_and_captions_differ(
-    name: str, family: Family
-) -> None:
-    folder = family(name)
-    one, other = (_floats(prompt_of(folder, text)) for text in (CAPTION, "two red cars"))
-    for first, second in zip(one, other, strict=True):
-        assert 0.05 < first.std() < 20
-        assert first.shape != second.shape or not torch.equal(first, second)
-    latent = latent_of(folder, _pixels())
-    assert 0.05 < latent.std() < 20
-    assert (negative_of(folder) is None) == (name in UNGUIDED)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_reference_for_text_is_what_the_pipeline_itself_goes_on_with(
-    name: str, family: Family
-) -> None:
-    folder = family(name)
+    assert class_of(folder) == f"{name}Pipeline"
     first, last = _as_called(folder, CAPTION)
-    _assert_equal(prompt_of(folder, CAPTION), first)
+    outputs = prompt_of(folder, CAPTION)
+    _assert_equal(outputs, first)
     prefix = "" if last is not first else "negative_"
-    negative = negative_of(folder) or {}
-    _assert_equal({f"{prefix}{each}": value for each, value in negative.items()}, last)
+    negative = negative_of(folder)
+    assert (negative is None) == (name in UNGUIDED)
+    _assert_equal({f"{prefix}{each}": value for each, value in (negative or {}).items()}, last)
+    floats = [_floats(outputs), _floats(prompt_of(folder, "two red cars"))]
+    for one, other in zip(*floats, strict=True):
+        assert 0.05 < one.std() < 20
+        assert one.shape != other.shape or not torch.equal(one, other)
 
 
-@pytest.mark.parametrize("name", MASKED)
+@pytest.mark.parametrize("name", each_family(MASKED))
 def test_text_cut_to_its_words_and_padded_again_is_worth_the_whole(
     name: str, family: Family
 ) -> None:
@@ -111,9 +99,9 @@ def test_another_process_makes_the_same_bytes(family: Family, tmp_path: Path) ->
         "for name in sys.argv[2:]: small(name, pathlib.Path(sys.argv[1], name))"
     )
     env = os.environ | {"PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(sys.path)}
-    words = [sys.executable, "-c", code, str(tmp_path), *NAMES]
+    words = [sys.executable, "-c", code, str(tmp_path), *QUICK]
     subprocess.run(words, env=env, cwd=ROOT, check=True, timeout=300)
-    for name in NAMES:
+    for name in QUICK:
         assert _digests(family(name)) == _digests(tmp_path / name)
 
 

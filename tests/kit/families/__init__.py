@@ -10,7 +10,11 @@ Nothing here imports wdsprep, but for the vocabulary of its toy model. No class 
 which cleans captions with ftfy and fails without it.
 """
 
+from collections.abc import Iterable
+from typing import Any
+
 import diffusers
+import pytest
 import transformers
 
 from tests.kit.families.denoising import denoised
@@ -24,4 +28,24 @@ NAMES = tuple(FAMILIES)
 OF_EACH_VAE = ("StableDiffusion", "Flux", "Sana", "QwenImage", "Flux2Klein", "HunyuanImage")
 """A family for each VAE: those of the others differ in the numbers of their normalisation alone."""
 
-__all__ = ["NAMES", "OF_EACH_VAE", "denoised", "latent_of", "negative_of", "prompt_of", "small"]
+QUICK = ("StableDiffusionXL", "Flux", "Sana", "QwenImage")
+"""Those that the quick half of the tests looks at: two lengths of text, masked and not."""
+
+
+def each_family(names: Iterable[str] = NAMES) -> list[Any]:
+    """Return the names as parameters of a test, of which all but a few are for the whole run."""
+    marks = {name: () if name in QUICK else pytest.mark.system for name in names}
+    return [pytest.param(name, marks=marks[name]) for name in names]
+
+
+__all__ = [
+    "NAMES",
+    "OF_EACH_VAE",
+    "QUICK",
+    "denoised",
+    "each_family",
+    "latent_of",
+    "negative_of",
+    "prompt_of",
+    "small",
+]
