@@ -27,8 +27,6 @@ from wdsprep.checks.repair import Repair, do_repair, plan_repair
 from wdsprep.cli import main
 from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.errors import FingerprintError
-from wdsprep.store import open_store
-from wdsprep.store.base import write_bytes
 
 Packed = tuple[Path, Path, dict[str, bytes]]
 
@@ -124,16 +122,6 @@ def test_repair_and_pack_bring_back_what_was_deleted(packed: Packed) -> None:
         assert tree(images) == whole, name
 
 
-def test_only_the_damaged_slice_is_packed_again(packed: Packed) -> None:
-    source, images, whole = packed
-    kept = {name: (images / name).stat().st_mtime_ns for name in whole if "000001" not in name}
-    damage(images, "32/000001.tar")
-    assert set(repair(images).units) == {"000001"}
-    pack_here(source, images)
-    del kept[MANIFEST]
-    assert kept == {name: (images / name).stat().st_mtime_ns for name in kept}
-
-
 def test_an_index_is_made_again_from_its_tar_without_the_source(packed: Packed) -> None:
     _source, images, whole = packed
     damage(images, "32/000001.tar.idx")
@@ -205,20 +193,6 @@ def test_a_slice_whose_source_is_gone_is_an_error_that_says_so(appended: Packed)
         pack_here(source, images)
     photo.write_bytes(data)
     os.utime(photo, ns=(times.st_atime_ns, times.st_mtime_ns))
-
-
-def test_repair_and_pack_bring_back_a_dataset_on_s3(packed: Packed, bucket: str) -> None:
-    source, _images, whole = packed
-    url = f"s3://{bucket}/images"
-    store = open_store(url)
-    for name, data in whole.items():
-        write_bytes(store, name, data)
-    write_bytes(store, "64/000002.tar", whole["64/000002.tar"][:-1] + b"x")
-    store.delete("32/000001.tar")
-    assert main(["repair", url, "--yes"]) == 0
-    with packing_here():
-        assert main(["pack", str(source), url, *BUCKETS, "--samples-per-shard", "4"]) == 0
-    assert {entry.name: store.read(entry.name) for entry in store.list()} == whole
 
 
 def test_foreign_files_are_named_and_left_alone(packed: Packed) -> None:

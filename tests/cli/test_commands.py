@@ -22,7 +22,6 @@ from wdsprep.cli.base_command import Command, HeadedOption
 from wdsprep.cli.output.pack import next_command
 from wdsprep.dataset.sample_table import IMAGE_COLUMNS, read_table
 from wdsprep.encoding import MODELS
-from wdsprep.version import __version__
 
 BESIDE = (".idx", ".parquet")
 PROGRAM = Path(sys.executable).with_name("wdsprep")
@@ -220,14 +219,6 @@ def test_models_lists_each_that_has_a_name_and_what_a_sample_weighs(
     assert trimmed == (300 - 60) * 2304 * 2
 
 
-def test_models_needs_nothing_heavy() -> None:
-    script = "import sys; from wdsprep.cli import main; main(['models']); print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert not set(done.stdout.split()) & {"numpy", "torch", "diffusers", "huggingface_hub"}
-
-
 @pytest.mark.usefixtures("downloads")
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
@@ -315,11 +306,6 @@ def test_a_damaged_manifest_is_one_line_with_the_way_out(
     assert main(["rebuild", "shards/images"]) == 0
     assert main(["pack"]) == 0
     assert manifest.read_bytes() == whole
-
-
-def test_version_is_the_packages(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
-    assert capfd.readouterr().out == f"wdsprep, version {__version__}\n"
 
 
 def test_index_writes_what_pack_would(downloads: Path) -> None:
@@ -438,29 +424,3 @@ def test_a_name_that_is_nearly_right_is_suggested(
     assert (code in (1, 2)) is bool(said)
     assert said in error
     assert ("did you mean" in error) is bool(said)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["verify", "photos"],
-        ["verify", "~no-such-user/images"],
-        ["remove", "photos", "--keys", "~no-such-user/keys.txt"],
-        ["score", "photos", "out", "--model", "~no-such-user/clip"],
-        ["encode", "photos", "out", "--resolution", "64", "--model", "~no-such-user/sd2"],
-        ["encode", "photos", "out", "--resolution", "64", "--shapes", "~no-such-user/list"],
-        ["pack", "~no-such-user/photos", "out"],
-    ],
-)
-def test_neither_a_name_that_is_there_nor_a_home_that_is_not_is_suggested(
-    words: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "photos").mkdir()
-    assert main(words) in (1, 2)
-    error = capfd.readouterr().err
-    assert "did you mean" not in error
-    assert "a bug" not in error

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-import click
 import pytest
 
 from wdsprep.cli.declared_options import DeclaredCommand
@@ -60,22 +59,6 @@ def test_a_number_that_no_file_could_hold_is_refused() -> None:
         with pytest.raises(UsageError, match=r"--min-size .*: give 9223372036854775807 or less"):
             cut("a", min_size=number)
     assert cut("a", min_size=(1 << 63) - 1).min_size == (1 << 63) - 1
-
-
-def test_a_value_may_begin_with_a_dash() -> None:
-    assert given("a", "--min-size=-5")["min_size"] == -5
-    assert given("a", "--min-size", "-5")["min_size"] == -5
-
-
-def test_click_may_add_to_the_options_and_take_away_again() -> None:
-    made = command()
-    names = [param.name for param in made.params]
-    assert made.params is made.params
-    context = click.Context(made)
-    for _ in range(2):
-        assert made.get_params(context)[-1].opts == ["--help"]
-        made.get_help(context)
-    assert [param.name for param in made.params] == names
 
 
 def test_help_has_the_headings_in_their_order(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,12 +6,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from tests.kit.packs import outcome
 from wdsprep.cli import cli, main
 from wdsprep.cli.demo import steps
-from wdsprep.cli.demo.pictures import CORNERS, KINDS, draw, write_pictures
+from wdsprep.cli.demo.pictures import KINDS, write_pictures
 
 LOCAL = ["--runner", "local", "--device", "cpu"]
 
@@ -21,18 +20,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a demo runs."""
     monkeypatch.chdir(tmp_path)
     return tmp_path / "demo"
-
-
-def test_a_drawing_follows_from_its_seed_and_size() -> None:
-    first, again, other = draw("a", (80, 60)), draw("a", (80, 60)), draw("b", (80, 60))
-    assert first.image.tobytes() == again.image.tobytes() != other.image.tobytes()
-    assert (first.caption, first.image.size) == (again.caption, (80, 60))
-
-
-def test_captions_name_what_was_drawn_and_are_many() -> None:
-    captions = [draw(number, (64, 64)).caption for number in range(300)]
-    assert len(set(captions)) > 250
-    assert all(name in " ".join(captions) for name in CORNERS)
 
 
 def test_every_kind_of_picture_is_packed_and_every_broken_one_is_a_reject(home: Path) -> None:
@@ -46,14 +33,6 @@ def test_every_kind_of_picture_is_packed_and_every_broken_one_is_a_reject(home: 
     assert len(found) - len(packed) == broken
     codes = {"truncated", "not_an_image", "empty", "too_small", "bad_caption"}
     assert {code for code in found.values() if code != "packed"} == codes
-
-
-def test_a_16_bit_picture_keeps_its_shades(tmp_path: Path) -> None:
-    drawing = draw("shades", (300, 260)).image
-    (tmp_path / "a.png").write_bytes(KINDS["deep"](drawing))
-    with Image.open(tmp_path / "a.png") as found:
-        assert found.mode == "I;16"
-        assert found.tobytes()[1::2] == drawing.convert("L").tobytes()
 
 
 def digest(folder: Path) -> dict[str, str]:
@@ -98,28 +77,3 @@ def test_a_folder_with_other_things_is_left_alone(
     assert main(["demo"]) == 2
     assert "demo holds other files: give a new folder for the demo" in capfd.readouterr().err
     assert [path.name for path in home.iterdir()] == ["thesis.txt"]
-
-
-def test_overwrite_makes_all_of_a_demo_again_and_keeps_what_is_not_its_own(
-    home: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    few = partial(write_pictures, count=12)
-    ran: list[list[str]] = []
-
-    def run(arguments: list[str]) -> int:
-        ran.append(arguments)
-        return 1 if arguments[0] == "encode" else main(arguments)
-
-    assert steps.demo("demo", run=run, say=lambda _text: None, draw=few) == 1
-    drawn = digest(home / "downloads")
-    picture = home / "downloads/web/0002-jpg.jpg"
-    picture.write_bytes(b"spoilt")
-    (home / "downloads/mine.txt").write_text("a photo without its picture")
-    assert steps.demo("demo", overwrite=True, run=run, say=lambda _text: None, draw=few) == 1
-    assert digest(home / "downloads").items() > drawn.items()
-    assert ["--overwrite" in words for words in ran] == [False, False, True, True]
-    assert outcome(home / "images")["mine.txt"] == "no_image"
-    (home / "load.py").write_text("mine")
-    assert main(["demo", "--overwrite"]) == 2
-    assert "demo holds other files" in capfd.readouterr().err
-    assert (home / "load.py").read_text() == "mine"

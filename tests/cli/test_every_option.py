@@ -159,21 +159,6 @@ def test_what_was_once_taken_for_something_else_is_refused(
         import_function(place)(**{**needed, **NEEDED.get(name, {}), **options})
 
 
-def test_values_of_numpy_are_kept_as_those_of_python() -> None:
-    rules = import_function("wdsprep.packing.options:PackOptions")(
-        min_size=np.int64(3), max_aspect_ratio=np.float32(0.5), append=np.bool_(1), source=Path("a")
-    )
-    kept = (rules.min_size, rules.max_aspect_ratio, rules.append)
-    assert [(type(each), each) for each in kept] == [(int, 3), (float, 0.5), (bool, True)]
-
-
-@pytest.mark.parametrize(("name", "option"), ALL)
-def test_what_is_no_text_or_place_is_one_line_too(name: str, option: Option) -> None:
-    """On a command line all is text."""
-    if option.about.is_place or option.annotation in ("str", "str | None"):
-        assert in_python(name, **{option.name: 5}).startswith(f"{option.spelled} 5")
-
-
 @pytest.mark.parametrize(("name", "option"), ALL)
 def test_a_name_that_is_misspelt_is_one_line_with_what_may_be_meant(
     name: str, option: Option

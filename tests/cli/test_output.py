@@ -38,7 +38,7 @@ from wdsprep.cli.output.shared import (
 )
 from wdsprep.cli.output.verify import VerifyOutput
 from wdsprep.runners.job import JobStatus
-from wdsprep.terminal import CLEAR, TERMINAL, LogLines, ProgressLine, cells, fit_parts, wrap_line
+from wdsprep.terminal import CLEAR, TERMINAL, LogLines, ProgressLine, cells, wrap_line
 from wdsprep.text import Counting
 
 EAGER = """
@@ -118,24 +118,6 @@ def plain_lines(clock: Clock, out: TextIO) -> None:
 
 def test_in_a_pipe_there_is_a_line_every_half_minute(clock: Clock) -> None:
     plain_lines(clock, io.StringIO())
-
-
-@pytest.mark.parametrize(("name", "value"), [("TERM", "dumb"), ("JPY_PARENT_PID", "1")])
-def test_so_it_is_where_nothing_can_be_drawn_over(
-    clock: Clock, name: str, value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(name, value)
-    plain_lines(clock, Terminal())
-
-
-def test_parts_are_whole_and_the_first_is_cut_where_even_that_has_no_room() -> None:
-    assert fit_parts(PARTS, 13) == "12,345 images"
-    assert fit_parts(PARTS, 12) == "12,345 imag…"
-    assert fit_parts(PARTS, 40) == "12,345 images, 1,234 images/s, 56.7 MB/s"
-    assert fit_parts(PARTS, 500) == ", ".join(PARTS)
-    assert fit_parts(["日本", "語"], 8) == "日本, 語"
-    assert fit_parts(["日本語", "x"], 5) == "日本…"
-    assert cells("é\u0301\u200b日") == 3
 
 
 class Window:
@@ -233,18 +215,6 @@ def test_every_job_tells_the_same_in_the_same_order(
     assert rate.endswith("/s")
     left = show.parts(replace(status, share_done=0.25))[2]
     assert left.endswith(" left")
-
-
-@pytest.mark.parametrize("widths", [(130, 60, 80), (60, 130, 59), (80, 30, 20)])
-def test_after_a_resize_one_row_is_left(window: Window, widths: tuple[int, ...]) -> None:
-    line = ProgressLine(window.out)
-    line.say("a note that stays")
-    for width in widths:
-        window.resize(width)
-        line.show(PARTS)
-        stays, row, *more = window.rows()
-        assert (stays, more) == ("a note that stays"[:width], [])
-        assert row.startswith("12,345 images"[: width - 2])
 
 
 def test_whatever_else_is_said_takes_the_line_away_first(window: Window) -> None:

@@ -3,7 +3,6 @@
 import io
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,6 @@ from wdsprep.cli import main
 from wdsprep.dataset.npy_arrays import Field
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.encoding.models.presets import PRESETS
-from wdsprep.encoding.progress import EncodeProgress, Speeds
 from wdsprep.encoding.sample_sizes import Choice, sample_nbytes
 
 COUNTS = ["plan", "--counts", "256=490M,512=300M"]
@@ -78,18 +76,6 @@ def test_a_trial_says_the_speed_and_the_bytes_of_a_sample_and_the_whole_run_take
     assert manifest_of(latents).extra == {"model": "tiny"}
     assert main(["plan", str(images), "--trial", str(latents)]) == 2
     assert "is not a trial" in capfd.readouterr().err
-
-
-def test_a_trial_of_an_image_in_minutes_has_a_speed_too() -> None:
-    figures = {"busy_s": 390.0, "text_s": 0.0, "launch_s": 0.0, "wall_s": 400.0}
-    counts: dict[str, Any] = {"samples": 1, "nbytes": 1, "rejects": {}, "exact": 0, "parts": {}}
-    speeds = Speeds()
-    speeds.heard(
-        EncodeProgress(
-            worker="a", device="cpu", done=1, batch_size=1, share=1.0, **counts, **figures
-        )
-    )
-    assert speeds.trial(None)["trial"]["each"] == 0.0025
 
 
 def test_without_a_trial_bytes_are_told_and_what_others_published(

@@ -14,11 +14,6 @@ def test_a_bucket_holds_shorter_sides_from_its_name_up_to_the_next(
     assert bucket_of(width, height, (256, 512)) == bucket
 
 
-def test_an_image_below_the_first_bucket_has_none() -> None:
-    with pytest.raises(ValueError, match="smaller than bucket 256"):
-        bucket_of(255, 1000, (256, 512))
-
-
 def test_a_phase_uses_every_bucket_that_is_large_enough() -> None:
     assert buckets_of_phase(256, (256, 512)) == (256, 512)
     assert buckets_of_phase(512, (256, 512)) == (512,)
@@ -39,7 +34,3 @@ def test_squares_are_made_of_every_bucket_that_may_hold_a_large_enough_image() -
 def test_buckets_must_rise(text: str) -> None:
     with pytest.raises(UsageError, match="give rising sizes"):
         parse_buckets(text)
-
-
-def test_buckets_are_read_from_text() -> None:
-    assert parse_buckets("256,512,1024") == (256, 512, 1024)

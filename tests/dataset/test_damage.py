@@ -1,6 +1,5 @@
 """What is said of a damaged file: where, why, and one next step, which is the caller's."""
 
-import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -75,23 +74,10 @@ def test_what_is_no_damage_gets_no_step(error: WdsprepError) -> None:
     assert str(error) == before
 
 
-def test_damage_comes_whole_out_of_a_worker() -> None:
-    error = damage().with_next_step(repair_step("s3://b/images"))
-    there = pickle.loads(pickle.dumps(error))
-    assert type(there) is DamageError
-    assert (str(there), vars(there)) == (str(error), vars(error))
-
-
 def test_no_part_of_it_tells_a_secret() -> None:
     error = DamageError("https://h/a.tar?sig=S", "not what https://h/a.idx?sig=S says")
     error.with_next_step(repair_step("https://h/images?sig=S"))
     assert "sig" not in f"{error}{vars(error)}"
-
-
-def test_steps_paste_into_a_shell() -> None:
-    assert repair_step("my images", 'the same "wdsprep encode"') == (
-        'run "wdsprep repair \'my images\'", then the same "wdsprep encode" again'
-    )
 
 
 def test_a_code_that_a_stranger_made_up_is_one_line() -> None:

@@ -73,13 +73,6 @@ def test_the_files_opened_longest_ago_give_way_where_all_take_too_much(tmp_path:
     assert [path.exists() for path in [made, *paths]] == [True, True, True, False, False]
 
 
-def test_one_file_larger_than_the_limit_is_kept_until_the_next(tmp_path: Path) -> None:
-    first = keep(tmp_path, "first", most_nbytes=100).path
-    assert first.exists()
-    second = keep(tmp_path, "second", most_nbytes=100).path
-    assert (first.exists(), second.exists()) == (False, True)
-
-
 @pytest.mark.system
 def test_a_file_that_a_living_process_maps_is_not_deleted(tmp_path: Path) -> None:
     path = keep(tmp_path, "used").path
@@ -110,32 +103,3 @@ def test_a_file_stays_while_an_array_of_it_is_in_use_here(tmp_path: Path) -> Non
     age(path)
     keep(tmp_path, "third")
     assert not path.exists()
-
-
-@pytest.mark.system
-def test_a_forked_child_keeps_the_file_of_its_parent(tmp_path: Path) -> None:
-    file = keep(tmp_path, "used")
-    path, (ready, go) = file.path, os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(go)
-        os.read(ready, 1)
-        os._exit(int(file.arrays["numbers"][9]))
-    os.close(ready)
-    del file
-    age(path)
-    keep(tmp_path, "second")
-    assert path.exists()
-    os.close(go)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-    age(path)
-    keep(tmp_path, "third")
-    assert not path.exists()
-
-
-def test_a_deleted_file_is_made_again(tmp_path: Path) -> None:
-    path = keep(tmp_path, "old").path
-    age(path)
-    keep(tmp_path, "new")
-    assert not path.exists()
-    assert keep(tmp_path, "old").arrays["numbers"].tolist() == list(range(1000))

@@ -10,22 +10,20 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from wdsprep.dataset import aio, shard_reader
+from wdsprep.dataset import shard_reader
 from wdsprep.dataset.file_names import index_name
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.shard_reader import (
     HashedTape,
     NamedShard,
     ShardReader,
-    parse_sample_end,
-    read_shards,
 )
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.read import TarSample, file_tape, read_samples, scan
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.errors import DamageError, NotFoundError, ShortReadError
 from wdsprep.store import open_store
-from wdsprep.store.base import Entry, OverNetwork, Store
+from wdsprep.store.base import Entry, OverNetwork
 
 COUNT = 60
 
@@ -215,15 +213,6 @@ def test_keys_that_rise_are_found_by_halving(made: Made) -> None:
             assert shard.find_rising(keys) == dict(enumerate(keys))
 
 
-def test_finding_reads_no_header_twice(made: Made) -> None:
-    for sought, most in ([key(17)], 6), (["000000000001"], 6), ([*map(key, range(COUNT))], COUNT):
-        store: Any = Far(made.root)
-        with ShardReader(store, made.shard) as shard:
-            shard.find_rising(sought)
-        starts = [start for name, start, _ in store.asked if name == made.shard.name]
-        assert len(starts) == len({*starts}) <= most
-
-
 def test_keys_are_found_in_each_run_in_which_they_rise(made: Made) -> None:
     """As latents of several shapes stand behind each other."""
     keys = [sample.key for sample in made.samples]
@@ -231,23 +220,6 @@ def test_keys_are_found_in_each_run_in_which_they_rise(made: Made) -> None:
     for wanted in ({2: keys[2], 41: keys[41]}, {39: keys[39]}, {}):
         with ShardReader(made.stores()[0], made.shard) as shard:
             assert shard.find_rising(wanted.values(), runs) == wanted
-
-
-def test_keys_of_more_digits_rise_too(tmp_path: Path) -> None:
-    keys = [f"{number:012d}" for number in range(999_999_999_990, 1_000_000_000_010)]
-    out = io.BytesIO()
-    with TarWriter(out) as writer:
-        for one in keys:
-            writer.add(one, [("txt", b"")])
-        index = writer.finish().index
-    (tmp_path / "a.tar").write_bytes(out.getvalue())
-    (tmp_path / index_name("a.tar")).write_bytes(index)
-    with ShardReader(open_store(str(tmp_path)), NamedShard("a.tar", len(keys))) as shard:
-        assert shard.find_rising([keys[0], keys[-1], keys[11]]) == {
-            0: keys[0],
-            11: keys[11],
-            19: keys[-1],
-        }
 
 
 # --- damage
@@ -336,23 +308,7 @@ def test_what_a_cut_tar_lacks_is_none_of_its_samples(made: Made, tmp_path: Path)
                 list(look(shard))
 
 
-def test_what_a_system_call_did_not_bring_is_read_again(made: Made) -> None:
-    def nothing(fds: Any, *_: Any) -> Any:
-        return np.full(len(fds), -5, np.int64)
-
-    with patch.object(aio, "read_all", nothing), ShardReader(made.stores()[0], made.shard) as shard:
-        (block,) = shard.json()
-    assert block.json == [sample.fields["json"] for sample in made.samples]
-
-
 # --- many, and every byte
-
-
-def test_shards_are_read_in_their_order(tmp_path: Path) -> None:
-    shards = [make(tmp_path, f"64/{number:06d}.tar").shard for number in range(5)]
-    store: Store = open_store(str(tmp_path))
-    found = list(read_shards(store, shards, lambda shard: (shard.place, *shard.keys([0]))))
-    assert found == [(f"{store.url}/{shard.name}", key(0)) for shard in shards]
 
 
 def test_every_byte_is_hashed(made: Made, tmp_path: Path) -> None:
@@ -373,12 +329,3 @@ def test_every_byte_is_hashed(made: Made, tmp_path: Path) -> None:
             assert len([*scan(tape.at)]) == COUNT
             with pytest.raises(DamageError, match="it is not what its receipt says"):
                 tape.check(own.shard.digest)
-
-
-def test_the_end_of_a_sample_has_its_json_only_if_it_has_all_of_it(made: Made) -> None:
-    sample = made.samples[9]
-    data = made.tar.read_bytes()[sample.start : made.samples[10].start]
-    assert parse_sample_end(data[-4096:]) == (sample.key, sample.fields["json"])
-    assert parse_sample_end(data[-1024:]) is None
-    assert parse_sample_end(data[:-512]) is None
-    assert parse_sample_end(b"") is None

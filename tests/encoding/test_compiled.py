@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from wdsprep.encoding.models import compiled
-from wdsprep.encoding.models.compiled import MOST_VARIANTS, NAMES, CompiledNetwork, check_compiler
+from wdsprep.encoding.models.compiled import CompiledNetwork, check_compiler
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.find_model import find_model
 from wdsprep.encoding.recipe_defaults import settle_recipe
@@ -66,25 +66,6 @@ def test_further_shapes_are_computed_all_the_same_and_that_is_said_once(
     assert len(graphs) == 12
     (told,) = [each.getMessage() for each in caplog.records if each.name == "wdsprep"]
     assert told.startswith("--compile: 12 variants are compiled, so batches of further shapes")
-
-
-def test_limits_of_a_trainer_are_left_alone(graphs: list[Any]) -> None:
-    config: Any = torch._dynamo.config
-    before = [getattr(config, name) for name in NAMES]
-    CompiledNetwork(Doubling())(torch.ones(2, 2))
-    assert [getattr(config, name) for name in NAMES] == before
-    assert len(graphs) == 1
-    assert before[0] < MOST_VARIANTS  # or it would not be worth the while
-
-
-def test_an_error_of_the_network_is_its_own(graphs: list[Any]) -> None:
-    class Failing(nn.Module):
-        def forward(self, batch: Tensor) -> Tensor:
-            return batch.view(7)
-
-    with pytest.raises(Exception, match="7"):
-        CompiledNetwork(Failing())(torch.ones(2, 2))
-    assert not graphs
 
 
 def test_what_is_computed_again_in_fp32_is_not_compiled(graphs: list[Any]) -> None:

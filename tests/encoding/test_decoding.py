@@ -9,7 +9,7 @@ import torch
 import wdsprep
 from tests.kit.encodes import encode_here
 from tests.kit.packs import jpeg, manifest_of, pack, tree, write_files
-from wdsprep.errors import FingerprintError, UsageError
+from wdsprep.errors import FingerprintError
 
 COUNT = 6
 
@@ -73,13 +73,6 @@ def test_one_pass_makes_what_a_run_for_each_makes(images: Path, fast: Path, tmp_
     encode_here(images, tmp_path / "alone", resolution=128)
     assert tree(tmp_path / "64") == tree(fast)
     assert tree(tmp_path / "128") == tree(tmp_path / "alone")
-
-
-def test_text_alone_decodes_nothing(images: Path, tmp_path: Path) -> None:
-    encode_here(images, tmp_path / "text", latents="none")
-    assert decoding(tmp_path / "text") is None
-    with pytest.raises(UsageError, match="--decode is for images"):
-        encode_here(images, tmp_path / "text", latents="none", decode="full")
 
 
 @pytest.mark.parametrize("kind", ["full", "fast"])

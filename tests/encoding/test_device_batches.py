@@ -11,8 +11,7 @@ import torch
 
 from tests.kit.encodes import Broken, Means
 from wdsprep.encoding.device_batches import MOST_LAUNCHED, DeviceBatches
-from wdsprep.encoding.models.base import Tokens
-from wdsprep.encoding.models.device import Device, ImageBatch, TextBatch
+from wdsprep.encoding.models.device import Device, ImageBatch
 
 
 def batch(level: int) -> ImageBatch:
@@ -91,15 +90,3 @@ def test_what_fails_is_raised_where_its_rows_are_awaited(monkeypatch: pytest.Mon
             other.submit(batch(level)).result(60)
     for each in (made, other):
         each.close()
-
-
-@pytest.mark.parametrize(
-    ("device", "shape", "size"),
-    [("cpu", (), 8), ("cuda", (), 8), ("cpu", (5,), 8), ("cuda", (5,), 3)],
-)
-def test_captions_of_a_length_are_not_padded_to_a_batch_on_a_gpu(
-    device: str, shape: tuple[int, ...], size: int
-) -> None:
-    texts = [Tokens("a photo", count=3, shape=shape)] * 3
-    made = TextBatch.of(texts, 8, torch.device(device))
-    assert (made.count, made.size) == (3, size)

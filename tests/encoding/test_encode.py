@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import wdsprep
 from tests.kit.encodes import (
-    COUNT,
     LOCAL,
     SHARDS,
     TOY,
@@ -32,7 +30,7 @@ from tests.kit.packs import manifest_of, tree, write_files
 from wdsprep.cli import cli, main
 from wdsprep.encoding.encode import EncodeListener
 from wdsprep.encoding.models.find_model import TINY
-from wdsprep.errors import FingerprintError, SourceError, UsageError
+from wdsprep.errors import FingerprintError, UsageError
 
 # --- what the command itself loads
 
@@ -205,15 +203,6 @@ def test_other_settings_never_mix_with_what_is_there(
     assert tree(latents) == before
 
 
-def test_the_same_weights_in_another_place_are_the_same_model(
-    images: Path, latents: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(TINY, tmp_path / "model")
-    shutil.copytree(latents, tmp_path / "out")
-    done = encode_here(images, tmp_path / "out", model=str(tmp_path / "model"))
-    assert (done.samples, done.units_before) == (0, SHARDS)
-
-
 def test_overwrite_starts_over_and_clears_latents_alone(
     own: Path, latents: Path, tmp_path: Path
 ) -> None:
@@ -242,18 +231,6 @@ def test_a_limited_run_can_be_completed_to_the_same_bytes(
     assert not manifest_of(out).complete
     encode_here(images, out)
     assert tree(out) == tree(latents)
-
-
-def test_a_limit_may_grow(images: Path, tmp_path: Path) -> None:
-    """Of shards that were cut it is said that they are made anew, not that images have changed."""
-    told: list[str] = []
-    out, listener = tmp_path / "out", EncodeListener(told=told.append)
-    goes_on = "the trial goes on: 1 shard that --limit had cut is encoded anew"
-    for limit, lines in ((2, []), (9, [goes_on]), (9, []), (0, [goes_on])):
-        told.clear()
-        encode_here(images, out, limit=limit, listener=listener)
-        assert [line for line in told if "shard" in line] == lines
-        assert len(latents_of(out)) == (limit or COUNT)
 
 
 def test_a_trial_of_images_that_have_changed_says_what_is_removed(
@@ -300,31 +277,6 @@ def test_images_packed_anew_with_other_bytes_are_told(own: Path, tmp_path: Path)
 
 
 # --- what a user sees
-
-
-def test_encode_is_a_library_call_too(images: Path, latents: Path, tmp_path: Path) -> None:
-    with in_this_process():
-        done = wdsprep.encode(
-            str(images), str(tmp_path / "out"), resolution=64, model="tiny", runner="local",
-            device="cpu",
-        )  # fmt: skip
-    assert (done.samples, done.quarantined, done.manifest.complete) == (COUNT, (), True)
-    assert tree(tmp_path / "out") == tree(latents)
-
-
-def test_the_library_raises_what_the_command_tells(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="nowhere"):
-        encode_here(tmp_path / "nowhere", tmp_path / "out")
-
-
-def test_bare_names_are_those_that_pack_uses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    packed(pictures(Path("downloads"), range(3)), Path("shards/images"))
-    with in_this_process():
-        assert main(["encode", "--resolution", "64", *TOY]) == 0
-    assert len(latents_of(Path("shards/latents-64"))) == 3
 
 
 def test_the_summary_tells_the_speed_and_what_is_next(

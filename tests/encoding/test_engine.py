@@ -25,7 +25,6 @@ from wdsprep.encoding.models.base import Encoded, InTwoPrecisions, Part, Tokens
 from wdsprep.encoding.models.batch_size import (
     fitting_batch_size,
     is_out_of_memory,
-    limit_for_trainer,
 )
 from wdsprep.encoding.models.device import Device, ImageBatch
 from wdsprep.errors import WorkError
@@ -119,21 +118,6 @@ class CrampedLater(Overflowing):
         if len(pixels) > 2 and len(self.sizes) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return found
-
-
-class CrampedInFp32(Overflowing):
-    """The same, and in fp32 there is memory for one image."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.exact_sizes: list[int] = []
-
-    def encode_images(self, pixels: Tensor, *rest: Any, exact: bool = False) -> Encoded:
-        if exact:
-            self.exact_sizes.append(len(pixels))
-            if len(pixels) > 1:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-        return super().encode_images(pixels, *rest, exact=exact)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -234,11 +218,6 @@ def test_fewer_images_of_a_shape_larger_than_the_square_fit(
     assert Device(Means(), 0).size_of((24, 16)) == Device(Means(), 0).size
 
 
-@pytest.mark.parametrize(("resolution", "size"), [(128, 63), (256, 32), (512, 8), (1024, 2)])
-def test_beside_a_trainer_batches_have_few_pixels(resolution: int, size: int) -> None:
-    assert limit_for_trainer(63, resolution) == size
-
-
 @pytest.mark.parametrize("kind", [Overflowing, CrampedLater])
 def test_what_overflows_is_computed_exactly_and_rejected_only_then(kind: type[Means]) -> None:
     made = engine(kind())
@@ -253,16 +232,6 @@ def test_what_overflows_is_computed_exactly_and_rejected_only_then(kind: type[Me
             assert level_of(found) == (level, level)
     assert made.stats.exact == sum(level > 100 for level in levels)
     assert made.stats.samples == len(levels)
-    made.close()
-
-
-def test_what_does_not_fit_in_fp32_shrinks_no_other_batch() -> None:
-    encoder = CrampedInFp32()
-    made = engine(encoder, batch_size=16)
-    for level, found in fed(made, [150, *range(31)]).items():
-        assert level_of(found) == (level, level)
-    assert made.stats.batch_size == 16
-    assert encoder.exact_sizes == [4, 2, 1]
     made.close()
 
 
@@ -312,14 +281,6 @@ def test_what_there_is_no_memory_for_in_fp32_is_loaded_once(error: Exception) ->
             assert level_of(found) == (level, level)
     assert tried == ["bf16", "fp32"]
     assert made.stats.batch_size == 8
-    made.close()
-
-
-@pytest.mark.parametrize("error", [RuntimeError("a bug"), in_words(ValueError("no tensor"))])
-def test_what_fails_to_load_for_another_reason_is_told_of(error: Exception) -> None:
-    made, _ = cannot_load(error)
-    with pytest.raises(EngineError, match=str(error)):
-        fed(made, [150, *range(100)])
     made.close()
 
 
@@ -382,15 +343,6 @@ def test_waiting_for_the_host_is_not_busy_nor_is_warming_up(
     assert made.stats.busy_s == pytest.approx(0.010 + 0.010 + 0.005)
     assert 0.06 <= made.stats.launch_s <= made.stats.wall_s
     assert encoder.sizes == [4, 4, 4, 4, 4, 2, 2, 2]
-
-
-def test_a_card_that_gets_slower_is_as_busy_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wdsprep.encoding.models.device.OF_LATE", 3)
-    made = gpu(monkeypatch, Launching(), [60.0, 0.010, 60.0, *[0.010] * 3, *[0.020] * 6])
-    made.warm_up(some(4))
-    for _ in range(9):
-        made.finish(made.launch(some(4)))
-    assert made.stats.busy_s == pytest.approx(3 * 0.010 + 2 * 0.010 + 4 * 0.020)
 
 
 class Counting(Means):
@@ -608,16 +560,6 @@ def test_a_caption_that_becomes_no_tokens_is_rejected() -> None:
     with pytest.raises(RejectedError) as caught:
         only(results[0])
     assert caught.value.code is Code.NO_TOKENS
-    made.close()
-
-
-def test_parts_of_a_sample_may_be_fed_apart() -> None:
-    made = engine(Means())
-    with made.feeding(), made.turn():
-        text = put(made, 7, b"", "x" * 7, Part.TEXT)
-        image = put(made, 7, grey(7), "x" * 7, Part.IMAGE)
-    assert only(text).arrays.keys() == {"emb.npy"}
-    assert only(image).arrays.keys() == {"latent.npy"}
     made.close()
 
 

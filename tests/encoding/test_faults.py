@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from itertools import cycle
@@ -148,50 +147,6 @@ class Done:
         return len(self._seen)
 
 
-class Killer:
-    """Kills workers of this process: soon after they began to work, and some at any moment."""
-
-    def __init__(self, done: Done, chance: random.Random, kills: int, anyhow: int) -> None:
-        self.kills, self.anyhow = kills, anyhow
-        self._done, self._chance = done, chance
-        self._due: dict[int, float] = {}
-        self._next = time.monotonic() + chance.uniform(1.5, 6.0)
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> "Killer":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-        self._done.look()
-
-    def heard(self, progress: RunProgress) -> None:
-        pid = pid_of(progress)
-        self._due.setdefault(pid, time.monotonic() + self._chance.uniform(0.0, 0.9))
-
-    def _run(self) -> None:
-        while not self._over.wait(0.01) and self.kills:
-            now = time.monotonic()
-            alive = workers_of(os.getpid())
-            for pid in alive:
-                if self._due.get(pid, now + 1) <= now:
-                    self._kill(pid)
-            if alive and now >= self._next and self.anyhow:
-                self.anyhow -= 1
-                self._next = now + self._chance.uniform(1.5, 6.0)
-                self._kill(self._chance.choice(alive))
-
-    def _kill(self, pid: int) -> None:
-        if self.kills:
-            os.kill(pid, signal.SIGKILL)
-            self._due.pop(pid, None)
-            self.kills -= 1
-            self._done.look()
-
-
 def pid_of(progress: RunProgress) -> int:
     assert isinstance(progress, EncodeProgress)
     return int(progress.worker.rpartition(":")[2])
@@ -244,28 +199,6 @@ def wait_until(claim: Callable[[], Any], *, within_s: float = 60.0) -> None:
 # --- workers
 
 
-def test_workers_killed_at_ten_moments_leave_the_bytes_of_an_undisturbed_run(
-    images: Path, undisturbed: dict[str, bytes], tmp_path: Path, chance: random.Random
-) -> None:
-    """Each run finishes by itself, and the next one starts from nothing."""
-    out = tmp_path / "out"
-    kills, anyhow, runs = KILLS, KILLS // 2, 0
-    while kills:
-        with Killer(Done(out), chance, kills, anyhow) as killer:
-            outcome = encode(
-                images,
-                out,
-                Making(pause_s=0.1),
-                listener=EncodeListener(heard=killer.heard),
-                max_attempts=100,
-            )
-        assert (outcome.samples, outcome.quarantined) == (SHARDS * 20, ())
-        assert tree(out) == undisturbed
-        kills, anyhow, runs = killer.kills, killer.anyhow, runs + 1
-        shutil.rmtree(out)
-    sys.stdout.write(f"{KILLS} kills in {runs} runs\n")
-
-
 def test_shards_that_break_every_worker_are_left_out_and_only_they_are_retried(
     images: Path, undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -308,19 +241,6 @@ def cluster() -> Iterator[Any]:
     with ray_cluster(cpus=0) as cluster:
         cluster.add_node(num_cpus=2)
         yield cluster
-
-
-@pytest.mark.usefixtures("cluster")
-def test_on_ray_a_shard_that_kills_every_worker_is_left_out_and_only_it_is_retried(
-    images: Path, undisturbed: dict[str, bytes], tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    outcome = encode(images, out, Making(white_kills=True), runner="ray", cpus_per_worker=1.0)
-    (failed,) = outcome.quarantined
-    assert (failed.unit.name, failed.attempts) == (BAD_SHARD, 3)
-    assert failed.reason.startswith("worker died")
-    check_left_out(out, undisturbed, BAD_SHARD)
-    rerun(images, out, undisturbed, BAD_SHARD)
 
 
 def test_a_removed_ray_node_costs_no_attempt(
@@ -413,23 +333,6 @@ def test_ctrl_c_of_the_command_is_one_line_and_the_rerun_completes(
     assert done.look() == SHARDS
     assert manifest_of(out).complete
     assert len(tree(out)) == SHARDS * 4 + 2
-
-
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_before_a_worker_is_ready_it_ends_in_one_line(
-    images: Path, tmp_path: Path, chance: random.Random, signum: int
-) -> None:
-    run = start(images, tmp_path / "out", "--workers", "2")
-    wait_until(lambda: workers_of(run.pid))
-    time.sleep(chance.uniform(0.0, 1.5))
-    workers = workers_of(run.pid)
-    os.killpg(run.pid, signum)
-    _, errors = run.communicate(timeout=20)
-    assert run.returncode == 130
-    assert errors.splitlines()[-1] == INTERRUPTED
-    assert "Traceback" not in errors
-    assert gone(workers, within_s=1.0)
-    assert not temporaries(tmp_path / "out")
 
 
 # --- disk

@@ -11,7 +11,7 @@ from PIL import Image, ImageOps
 
 import wdsprep
 from tests.kit.encodes import encode_here, latents_of, stacked
-from tests.kit.packs import jpeg, pack, tree, write_files
+from tests.kit.packs import jpeg, pack, write_files
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.loading.loader import Loader
 
@@ -129,20 +129,6 @@ def test_what_chance_mirrors_on_the_way_is_what_is_stored(made: dict[str, Path])
         assert torch.equal(one["emb"], other["emb"])
     with pytest.raises(UsageError, match="ask for latent, and give flip="):
         load(made["images"], encode=how, fields=("latent_flipped",))
-
-
-def test_what_is_kept_has_both_and_chance_picks_the_same(
-    made: dict[str, Path], tmp_path: Path
-) -> None:
-    how = wdsprep.Encode(resolution=64, model="tiny", device="cpu", flip=True)
-    options = {"flip": 0.4, "drop_text": 0.2, "epochs": 1}
-    tee = str(tmp_path / "kept")
-    served = load(made["images"], encode=how, tee=tee, **options)
-    for one, other in zip(served, load(made["sampled"], **options), strict=True):
-        assert one["key"] == other["key"]
-        assert torch.equal(one["latent"], other["latent"])
-        assert torch.equal(one["emb"], other["emb"])
-    assert tree(tmp_path / "kept") == tree(made["sampled"])
 
 
 def test_moments_are_mirrored_before_they_are_sampled(

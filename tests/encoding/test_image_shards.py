@@ -3,7 +3,6 @@
 import gzip
 import io
 import json
-import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -212,40 +211,6 @@ def test_a_strangers_dataset_brings_no_number_that_json_cannot_hold(tmp_path: Pa
     assert json.loads(sample["json"], parse_constant=pytest.fail)["source_height"] == 80
 
 
-def test_tars_can_be_named_by_a_pattern_and_come_from_webdataset(tmp_path: Path) -> None:
-    import webdataset as wds
-
-    (tmp_path / "in").mkdir()
-    with wds.ShardWriter(str(tmp_path / "in/part-%02d.tar"), maxcount=3, verbose=0) as sink:
-        for number in range(7):
-            sample = {"__key__": f"{number:03d}", "jpg": jpeg(number, (70, 70)), "txt": "x"}
-            sink.write(sample)
-    encode_here(f"{tmp_path}/in/part-{{00..01}}.tar", tmp_path / "out")
-    assert list(latents_of(tmp_path / "out")) == [f"{n:03d}" for n in range(6)]
-    assert [s.name for s in manifest_of(tmp_path / "out").shards] == [
-        "64/part-00.tar", "64/part-01.tar",
-    ]  # fmt: skip
-
-
-def test_a_tar_may_lie_beside_its_latents(tmp_path: Path) -> None:
-    """Where no wildcard would take those for a part of the source."""
-    tars = {f"{key}.tar": tar_bytes([(f"{key}.jpg", jpeg(1, (80, 70)))]) for key in "xy"}
-    write_files(tmp_path, tars)
-    encode_here(tmp_path / "x.tar", tmp_path / "lat")
-    encode_here(tmp_path / "{x,y}.tar", tmp_path / "both")
-    assert [len(latents_of(tmp_path / name)) for name in ("lat", "both")] == [1, 2]
-    for source, out in ((tmp_path / "*.tar", tmp_path / "lat2"), (tmp_path / "x.tar", tmp_path)):
-        with pytest.raises(UsageError, match="lies in the"):
-            encode_here(source, out)
-
-
-def test_a_tar_whose_name_is_no_utf8_is_named(tmp_path: Path) -> None:
-    tar = tar_bytes([("a.jpg", jpeg(1, (80, 70)))])
-    write_files(tmp_path / "in", {os.fsdecode(b"caf\xe9.tar"): tar})
-    with pytest.raises(SourceError, match=r"the name of the tar .*caf\ufffd\.tar is not UTF-8"):
-        encode_here(tmp_path / "in", tmp_path / "out")
-
-
 def test_the_time_left_is_told_once_a_foreign_tar_is_done(tmp_path: Path) -> None:
     """Until then nobody knows how much is in one."""
     tar = tar_bytes((f"{n}.jpg", jpeg(n, (80, 70))) for n in range(3))
@@ -254,16 +219,6 @@ def test_the_time_left_is_told_once_a_foreign_tar_is_done(tmp_path: Path) -> Non
     listener = EncodeListener(status=lambda status: seen.append(status().left_s(60)))
     encode_here(tmp_path / "in", tmp_path / "out", listener=listener)
     assert set(seen) == {0, 60}
-
-
-def test_a_limit_counts_the_samples_of_foreign_tars(tmp_path: Path) -> None:
-    tars = {f"{c}.tar": [(f"{c}{n}.jpg", jpeg(n, (70, 70))) for n in range(3)] for c in "ab"}
-    write_files(tmp_path / "in", {name: tar_bytes(files) for name, files in tars.items()})
-    encode_here(tmp_path / "in", tmp_path / "out", limit=4)
-    assert list(latents_of(tmp_path / "out")) == ["a0", "a1", "a2", "b0"]
-    encode_here(tmp_path / "in", tmp_path / "out")
-    encode_here(tmp_path / "in", tmp_path / "at once")
-    assert tree(tmp_path / "out") == tree(tmp_path / "at once")
 
 
 def test_foreign_tars_of_another_date_are_not_encoded_again_unless_their_bytes_are_others(
@@ -351,12 +306,6 @@ def test_a_bad_image_that_pack_did_not_decode_is_a_reject(tmp_path: Path) -> Non
     (key,) = image_samples(tmp_path / "images").keys() - latents_of(tmp_path / "out").keys()
     assert rejected(tmp_path / "out") == {key: "truncated"}
     assert (done.samples, done.manifest.rejects) == (5, {"truncated": 1})
-
-
-def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
-    images = packed(pictures(tmp_path / "in", range(3)), tmp_path / "of [2024] {a,b}")
-    encode_here(images, tmp_path / "out")
-    check_latents(images, tmp_path / "out")
 
 
 def test_a_dataset_that_kept_no_image_says_so_and_why(tmp_path: Path) -> None:

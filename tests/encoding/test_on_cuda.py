@@ -115,16 +115,6 @@ def test_other_latents_are_made_on_the_gpu(name: str, latents: str, family: Fami
             assert_stored(made, made.encode_images(*gpu.images((ROWS, 3, SIDE, SIDE))), ROWS)
 
 
-@pytest.mark.parametrize("name", ["StableDiffusion", "Flux", "QwenImage"])
-def test_token_ids_are_brought_to_the_gpu(name: str, family: Family) -> None:
-    model = find_model(str(family(name)), text="tokens")
-    with FakeCuda() as gpu:
-        made = gpu.load(model, Recipe(resolution=SIDE, text="tokens"))
-        texts = made.tokens(CAPTIONS)
-        with gpu.mode:
-            assert_stored(made, made.encode_texts(texts), len(texts))
-
-
 @pytest.mark.parametrize(("name", "size"), [("StableDiffusionXL", 128), ("Flux", 32)])
 def test_more_captions_share_a_batch_where_clip_alone_encodes_them(
     name: str, size: int, family: Family

@@ -14,8 +14,7 @@ import torch
 import wdsprep
 from tests.kit.encode_work import Making
 from tests.kit.encodes import COUNT, encode_here, packed, pictures, rejected
-from tests.kit.packs import jpeg, manifest_of, tree, upload, write_files
-from tests.kit.paths import LOADING_PAGE, blocks
+from tests.kit.packs import tree
 from wdsprep.dataset.draft import Draft
 from wdsprep.encoding.options import Encode
 from wdsprep.errors import FingerprintError, FullError, UsageError
@@ -80,19 +79,6 @@ def test_batches_and_kept_shards_are_those_of_stored_latents_byte_for_byte(
 
 
 @pytest.mark.usefixtures("cheap")
-def test_ranks_share_a_step_as_they_do_from_disk(images: Path, stored: Path) -> None:
-    for rank in range(2):
-        place = {"rank": rank, "world_size": 2, "threads": rank + 1}
-        assert_same(list(online(images, **place)), list(load(stored, **place)))
-
-
-@pytest.mark.usefixtures("cheap")
-def test_batches_come_to_the_device_that_is_asked_for(images: Path) -> None:
-    found = next(iter(online(images, device="meta")))
-    assert {found[name].device.type for name in ("latent", "emb")} == {"meta"}
-
-
-@pytest.mark.usefixtures("cheap")
 def test_a_state_goes_on_in_the_other_mode(images: Path, stored: Path) -> None:
     whole = list(load(stored, epochs=2))
     loader, stop = load(stored, epochs=2), 3
@@ -142,17 +128,6 @@ def test_crops_that_wait_are_bounded_in_bytes_on_any_machine(images: Path) -> No
 
 
 # Tee
-
-
-@pytest.mark.usefixtures("cheap")
-def test_images_and_kept_shards_may_lie_on_s3(images: Path, stored: Path, bucket: str) -> None:
-    there, kept = (f"s3://{bucket}/{name}" for name in ("images", "kept"))
-    upload(images, there)
-    options = {"fields": NAMES, "epochs": 2}
-    steps = COUNT // BATCH + 1
-    found = list(itertools.islice(load(there, encode=HOW, tee=kept, **options), steps))
-    assert_same(found, list(itertools.islice(load(stored, **options), steps)))
-    assert tree(kept) == tree(stored)
 
 
 @pytest.mark.usefixtures("cheap")
@@ -233,16 +208,3 @@ def test_a_damaged_image_is_replaced_and_kept_as_a_reject(
     assert tree(kept) == tree(stored)
     with pytest.raises(FingerprintError, match="41 samples"):
         load(stored, epochs=2).load_state_dict(loader.state_dict())
-
-
-@pytest.mark.usefixtures("cheap")
-def test_the_recipe_of_the_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    files: dict[str, bytes | str] = {f"{n}.jpg": jpeg(n, (256, 270)) for n in range(4)}
-    packed(write_files(tmp_path / "photos", files), Path("shards/images"), "--buckets", "256")
-    ((_kind, recipe),) = blocks(LOADING_PAGE, "python", section="Encode while training")
-    exec(recipe, {})
-    assert capsys.readouterr().out.count("torch.Size([2, 4, 32, 32])") == 2
-    assert manifest_of(Path("shards/kept")).samples == 4

@@ -123,16 +123,3 @@ def test_every_kind_of_convolution_of_one_moment_is_one_of_images(conv: nn.Conv3
     assert flatten_frames(network) == []
     assert isinstance(network[0], FrameConv)
     torch.testing.assert_close(network(video), wanted, rtol=0, atol=ROUNDING)
-
-
-def test_a_convolution_of_several_frames_is_left_out_since_one_never_reaches_it() -> None:
-    network = nn.Sequential(nn.Conv3d(4, 4, (3, 1, 1)))
-    assert flatten_frames(network) == []
-    assert len(network) == 0
-
-
-def test_random_numbers_of_a_trainer_are_left_alone() -> None:
-    network = nn.Sequential(nn.Conv3d(4, 4, 1))
-    before = torch.get_rng_state()
-    flatten_frames(network)
-    assert torch.equal(torch.get_rng_state(), before)

@@ -16,7 +16,6 @@ from tests.kit.encode_work import Making
 from tests.kit.packs import pack, tree
 from wdsprep.encoding import worker_plan
 from wdsprep.encoding.worker_plan import Machine
-from wdsprep.errors import WorkError
 from wdsprep.runners.run import Outcome
 
 pytestmark = pytest.mark.system
@@ -100,22 +99,3 @@ def test_shards_of_gpus_that_fail_at_their_thousandth_batch_are_all_done(
     assert outcome.samples == SHARDS * SAMPLES
     check_done(tmp_path / "out", undisturbed, outcome)
     assert FAILED in caplog.text
-
-
-def test_where_no_gpu_can_be_opened_the_run_ends_with_the_reason(
-    images: Path, tmp_path: Path
-) -> None:
-    making = Making(fails_at=0, bad_places=("0", "1"))
-    with pytest.raises(WorkError, match=r"^tiny needs 2 GB of a GPU, which has 1 GB free here$"):
-        encode(images, tmp_path / "out", making, gpus="01", max_attempts=1)
-
-
-def test_where_the_first_batch_fails_on_all_gpus_each_shard_is_left_out(
-    images: Path, tmp_path: Path
-) -> None:
-    making = Making(fails_at=1, bad_places=("0", "1"))
-    outcome = encode(images, tmp_path / "out", making, gpus="01", max_attempts=1, limit=2 * SAMPLES)
-    assert (outcome.samples, outcome.is_damaged) == (0, True)
-    assert {failed.reason for failed in outcome.quarantined} == {
-        f"BrokenWorkerError: RuntimeError: {FAILED}"
-    }

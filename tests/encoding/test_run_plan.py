@@ -59,17 +59,6 @@ def test_what_is_there_is_not_missing(images: Path, tmp_path: Path) -> None:
     assert str(over.datasets[0]).startswith(f"{tmp_path} starts over: ")
 
 
-def test_captions_are_in_the_plan(images: Path, tmp_path: Path) -> None:
-    table = tmp_path / "captions.csv"
-    table.write_text("key,caption\n000000000000,a cat\n")
-    plan = planned(images, tmp_path / "out", captions=table)
-    plan.captions.close()
-    assert "  text: emb, of the captions of a table, by key" in str(plan).splitlines()
-    plan = planned(images, tmp_path / "out", caption_field="meta.long")
-    assert "  text: emb, of the captions in the field meta.long" in str(plan).splitlines()
-    assert not (tmp_path / "out").exists()
-
-
 def test_nothing_is_written_where_one_of_several_datasets_cannot_go_on(tmp_path: Path) -> None:
     """Its images have changed since, which is found out before the other one is begun."""
     source = pictures(tmp_path / "downloads")

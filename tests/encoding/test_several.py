@@ -5,7 +5,6 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,12 @@ from tests.kit.encodes import (
     pictures,
     rejected,
     run,
-    run_encode,
 )
-from tests.kit.packs import jpeg, manifest_of, tree, write_files
+from tests.kit.packs import jpeg, tree, write_files
 from wdsprep.dataset.receipts import Receipt, Settings
 from wdsprep.encoding.encode import EncodeListener
-from wdsprep.encoding.image_shards import find_image_shards
 from wdsprep.encoding.latent_shard import LatentShard
-from wdsprep.encoding.pending_shards import PackedShards, count_units, joint_units, largest_first
-from wdsprep.errors import FingerprintError, FormatError, UsageError
+from wdsprep.errors import FingerprintError
 from wdsprep.runners.base import HopelessError
 from wdsprep.runners.run import Outcome, RunProgress
 
@@ -126,16 +122,6 @@ def test_what_is_finished_is_left_alone_and_only_the_other_is_encoded(
     assert tree(at(tmp_path, 64)) == alone[64]
 
 
-def test_what_each_lacks_is_made_whatever_the_other_has(
-    images: Path, alone: dict[int, dict[str, bytes]], tmp_path: Path
-) -> None:
-    encode_here(images, at(tmp_path, 64), limit=17)  # a shard is cut
-    encode_here(images, at(tmp_path, 128), resolution=128, limit=5)
-    low, high = both(images, tmp_path)
-    assert (low.units_before, high.units_before) == (4, 2)
-    assert trees(tmp_path) == alone
-
-
 def test_a_limit_is_that_of_each(
     images: Path, alone: dict[int, dict[str, bytes]], tmp_path: Path
 ) -> None:
@@ -190,31 +176,6 @@ def test_a_shard_that_cannot_be_read_is_left_out_of_both(own: Path, tmp_path: Pa
         )
 
 
-def test_a_finished_one_stays_complete_when_the_run_for_the_other_breaks_off(
-    images: Path, latents: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(latents, at(tmp_path, 64))
-
-    def press_ctrl_c(_progress: RunProgress) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        both(images, tmp_path, listener=EncodeListener(heard=press_ctrl_c))
-    assert [manifest_of(at(tmp_path, each)).complete for each in BOTH] == [True, False]
-
-
-def test_a_limit_leaves_a_finished_one_as_it_is(
-    images: Path, latents: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(latents, at(tmp_path, 64))
-    low, high = both(images, tmp_path, limit=5)
-    assert (low.samples, high.samples) == (0, 5)
-    both(images, tmp_path, limit=2)
-    assert manifest_of(at(tmp_path, 64)).to_bytes() == manifest_of(latents).to_bytes()
-    cut = manifest_of(at(tmp_path, 128))
-    assert (cut.complete, cut.extra["limit"]) == (False, 5)
-
-
 def test_nothing_of_one_goes_where_the_other_is_refused(own: Path, tmp_path: Path) -> None:
     """A shard of the one was cut by a limit, and the other was made of other images."""
     encode_here(own, at(tmp_path, 64), limit=17)
@@ -225,17 +186,6 @@ def test_nothing_of_one_goes_where_the_other_is_refused(own: Path, tmp_path: Pat
     with pytest.raises(FingerprintError, match=r"changed or gone since .*latents-128 was encoded"):
         both(own, tmp_path)
     assert tree(tmp_path) == before
-
-
-def test_no_dataset_begins_where_the_empty_caption_of_another_is_damaged(
-    images: Path, tmp_path: Path
-) -> None:
-    encode_here(images, at(tmp_path, 128), resolution=128, limit=2)
-    for empty in at(tmp_path, 128).glob("empty.*"):
-        empty.write_bytes(b"damaged")
-    with pytest.raises(FormatError, match=r"latents-128/empty\.\w+\.npy is damaged"):
-        both(images, tmp_path)
-    assert not at(tmp_path, 64).exists()
 
 
 def test_a_shard_that_one_has_got_before_the_worker_died_is_left_out_of_the_other_alone(
@@ -271,26 +221,7 @@ def test_a_worker_can_be_stopped_after_it_has_finished_a_shard_for_one(
     assert seen == {0, 1}
 
 
-def test_units_are_counted_where_the_datasets_lack_unlike_shards(images: Path) -> None:
-    """A shard that is wanted whole for one and cut for the other is read twice."""
-    lacking = find_image_shards(str(images), 64).shards
-    cut = [replace(shard, item=replace(shard.item, take=1)) for shard in lacking[:2]]
-    each = [largest_first(lacking[:3]), largest_first([*cut, *lacking[2:5]])]
-    pending = [PackedShards(shards) for shards in each]
-    assert count_units(pending) == len(list(joint_units(pending))) == 7
-
-
 # --- what a user sees
-
-
-def test_to_start_over_names_the_one_that_has_other_settings(
-    images: Path, latents: Path, tmp_path: Path
-) -> None:
-    """The same command with --overwrite would begin the good one again too."""
-    shutil.copytree(latents, at(tmp_path, 64))
-    encode_here(images, at(tmp_path, 128), resolution=128, limit=2, seed=1)
-    with pytest.raises(FingerprintError, match=r"encode --resolution 128 \.\.\. --overwrite"):
-        both(images, tmp_path)
 
 
 @pytest.mark.parametrize("resolutions", ["128", "64,128"])
@@ -353,25 +284,7 @@ def test_each_has_a_line_at_the_end(
     ]
 
 
-def test_of_one_resolution_in_a_sequence_there_is_one_outcome(
-    images: Path, latents: Path, tmp_path: Path
-) -> None:
-    (done,) = encode_here(images, tmp_path / "out", resolution=[64])
-    assert done.samples == COUNT
-    assert tree(tmp_path / "out") == tree(latents)
-
-
 # --- real workers
-
-
-@pytest.mark.system
-def test_workers_of_ray_make_the_same_bytes(
-    images: Path, alone: dict[int, dict[str, bytes]], tmp_path: Path
-) -> None:
-    words = ("--runner", "ray", "--workers", "2")
-    done = run_encode(images, tmp_path / "latents-{resolution}", "--resolution", "64,128", *words)
-    assert done.returncode == 0, done.stderr
-    assert trees(tmp_path) == alone
 
 
 def test_shapes_and_mirror_images_of_both_are_what_runs_of_their_own_make(
@@ -382,9 +295,3 @@ def test_shapes_and_mirror_images_of_both_are_what_runs_of_their_own_make(
     for resolution in BOTH:
         encode_here(images, tmp_path / f"{resolution}", resolution=resolution, **options)
         assert tree(at(tmp_path / "both", resolution)) == tree(tmp_path / f"{resolution}")
-
-
-def test_a_list_of_shapes_is_for_one_resolution(images: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is a list for one resolution, and there are 2"):
-        both(images, tmp_path / "out", shapes=[(64, 64)])
-    assert not (tmp_path / "out").exists()

@@ -1,7 +1,6 @@
 """Latents of several shapes: each image in the one that its size says, those of one together."""
 
 import json
-import math
 import os
 import random
 import signal
@@ -19,7 +18,7 @@ import torch
 
 import wdsprep
 from tests.kit import own_shapes
-from tests.kit.encode_work import Making, Plain
+from tests.kit.encode_work import Making
 from tests.kit.encodes import (
     TOY,
     encode_here,
@@ -43,18 +42,13 @@ from wdsprep.cli import main
 from wdsprep.dataset.npy_arrays import OF_SIZES, Field
 from wdsprep.dataset.rejects import read_rejects
 from wdsprep.dataset.samples import Sample
-from wdsprep.dataset.tar import padded
-from wdsprep.dataset.tar.index import decode_index
 from wdsprep.encoding.encoded_samples import Result
 from wdsprep.encoding.latent_shard import members_of
 from wdsprep.encoding.models.base import Tokens
-from wdsprep.encoding.models.find_model import Model
-from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.encoding.shape_lists import SDXL_LACKS, check_shapes_option, sizes_of
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.images.crop import crop
 from wdsprep.images.nearest_shape import Shapes
-from wdsprep.store.spool import Spool
 
 NEAREST = "nearest:8,3"
 MAX_CROP = 0.3
@@ -194,14 +188,6 @@ def test_images_come_from_each_bucket_that_may_hold_one_large_enough(
     }  # fmt: skip
 
 
-def test_rejects_stay_in_the_order_of_their_shard(images: Path, latents: Path) -> None:
-    for receipt in manifest_of(latents).receipts:
-        lost = read_rejects((latents / f"rejects/{receipt.unit}.jsonl").read_bytes(), "rejects")
-        order = [*members(images / f"{receipt.unit}.tar")]
-        places = [order.index(reject.key) for reject in lost]
-        assert places == sorted(places)
-
-
 def test_a_key_that_no_tar_takes_is_rejected_where_it_comes(tmp_path: Path) -> None:
     """In tars of another program, whose samples wait for their shape like all others."""
     long = "a" * 200
@@ -212,13 +198,6 @@ def test_a_key_that_no_tar_takes_is_rejected_where_it_comes(tmp_path: Path) -> N
     assert [*members(tmp_path / "out/64/0.tar")] == ["d", "b"]
     rejects = [*read_rejects((tmp_path / "out/rejects/64/0.jsonl").read_bytes(), "rejects")]
     assert [(one.key, one.code.value) for one in rejects] == [(long, "bad_key"), ("c", "too_small")]
-
-
-def test_only_several_shapes_wait_on_the_disk(images: Path, tmp_path: Path) -> None:
-    with patch.object(Spool, "put", side_effect=AssertionError):
-        encode_here(images, tmp_path / "out", limit=20)
-        with pytest.raises(AssertionError):
-            encode_here(images, tmp_path / "shaped", limit=20, shapes=NEAREST)
 
 
 def test_the_page_of_the_format_finds_each_shape_and_each_key(latents: Path) -> None:
@@ -235,50 +214,7 @@ def test_the_page_of_the_format_finds_each_shape_and_each_key(latents: Path) -> 
     assert recipe["find_key"](latents, receipt.unit, "000000999999") is None
 
 
-def test_arrays_behind_the_latent_begin_as_much_earlier_as_it_is_smaller(latents: Path) -> None:
-    manifest = manifest_of(latents)
-    latent, emb = manifest.settings["layout"]
-    square = padded(128 + 2 * math.prod(latent["shape"]))
-    name = manifest.shards[-1].name
-    data, samples = (latents / name).read_bytes(), members(latents / name)
-    starts = decode_index((latents / f"{name}.idx").read_bytes(), "idx")
-    for start, fields in zip(starts[:-1], samples.values(), strict=True):
-        assert data[start + latent["offset"] - 128 :].startswith(fields["latent.npy"])
-        begin = start + emb["offset"] - (square - padded(len(fields["latent.npy"])))
-        assert data[begin - 128 :].startswith(fields["emb.npy"])
-
-
-def test_plain_webdataset_reads_them(latents: Path) -> None:
-    import gc
-    import warnings
-
-    import webdataset as wds
-
-    urls = [str(latents / shard.name) for shard in manifest_of(latents).shards]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # it leaves its files open
-        found = list(wds.WebDataset(urls, shardshuffle=False).decode())
-        gc.collect()
-    assert len(found) == len(latents_of(latents))
-    assert len({sample["latent.npy"].shape for sample in found}) > 5
-
-
 # --- whoever makes them
-
-
-class Split(Plain):
-    """Stands for a GPU that has room for images or captions alone."""
-
-    is_split = True
-
-
-def test_two_passes_make_the_same_bytes(images: Path, latents: Path, tmp_path: Path) -> None:
-    def make(model: Model, recipe: Recipe, device: str) -> Split:
-        return Split(Making(), model, recipe, torch.device(device))
-
-    with patch("wdsprep.encoding.encode.make_encoder", make):
-        encode_here(images, tmp_path / "out", shapes=NEAREST, max_crop=MAX_CROP)
-    assert tree(tmp_path / "out") == tree(latents)
 
 
 @pytest.mark.system
@@ -331,11 +267,6 @@ def refusal(given: Any, resolution: int = 64) -> str:
 def test_a_list_that_no_trainer_can_use_is_refused(tmp_path: Path, lines: str, words: str) -> None:
     (tmp_path / "list").write_text(lines)
     assert words in refusal(str(tmp_path / "list")), words
-
-
-def test_a_file_may_begin_with_a_mark_of_its_order_of_bytes(tmp_path: Path) -> None:
-    (tmp_path / "list").write_text("64x64\n80x48\n", "utf-8-sig")
-    assert sizes_of(str(tmp_path / "list"), 64) == ((64, 64), (80, 48))
 
 
 def test_lists_that_are_named_are_those_that_they_say() -> None:

@@ -36,11 +36,9 @@ from wdsprep.dataset.reindex import UNTOLD, index, read_positions
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.index import decode_index
 from wdsprep.encoding import shard_texts
-from wdsprep.encoding.captions.options import CaptionOptions
 from wdsprep.encoding.image_shards import find_image_shards, tars_of
 from wdsprep.encoding.models.find_model import TINY, find_model
-from wdsprep.encoding.options import Encode
-from wdsprep.encoding.output_places import TEXT_PLACE, places_of
+from wdsprep.encoding.output_places import TEXT_PLACE
 from wdsprep.encoding.shard_texts import read_texts
 from wdsprep.errors import UsageError
 from wdsprep.store import open_store
@@ -178,12 +176,6 @@ def test_what_is_of_images_alone_is_refused_before_anything_is_written(
         texts(images, tmp_path / "text", **options)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "text").exists()
-
-
-def test_nothing_is_encoded_on_the_way_without_latents(images: Path, tmp_path: Path) -> None:
-    how = Encode(resolution=64, model="tiny", latents="none", device="cpu")
-    with pytest.raises(UsageError, match="encode= makes latents of images"):
-        wdsprep.load(str(images), encode=how, tee=str(tmp_path / "tee"), global_batch=4)
 
 
 @pytest.mark.usefixtures("cheap")
@@ -405,18 +397,6 @@ def test_of_large_images_far_away_no_more_than_the_ends_of_samples_are_read(
     assert store.read_nbytes < whole / 4
     monkeypatch.setattr(shard_texts, "LARGE_NBYTES", 1)
     assert shard_texts.is_read_in_parts(store, found)  # type: ignore[arg-type]
-
-
-def test_a_place_that_names_a_resolution_has_to_be_given_one(images: Path, tmp_path: Path) -> None:
-    for options in ({}, {"caption_fields": "caption"}):
-        with pytest.raises(UsageError, match="give --resolution, or a place without"):
-            texts(images, tmp_path / "x-{resolution}", **options)
-    assert not [*tmp_path.iterdir()]
-    assert [
-        *places_of(
-            "x-{resolution}-{caption}", [64], "none", CaptionOptions(caption_fields=("a", "b"))
-        ).values()
-    ] == ["x-64-a", "x-64-b"]
 
 
 @pytest.mark.usefixtures("cheap")

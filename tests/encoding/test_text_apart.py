@@ -16,7 +16,7 @@ from tests.kit.encodes import one_error, packed, pictures, rejected, run
 from tests.kit.packs import jpeg, manifest_of, tree, write_files
 from wdsprep.dataset.shapes import batch_that_fits
 from wdsprep.encoding.output_places import places_of
-from wdsprep.errors import FingerprintError, UsageError
+from wdsprep.errors import UsageError
 from wdsprep.runners.run import Outcome
 
 BOTH = (64, 128)
@@ -191,20 +191,6 @@ def test_what_is_damaged_is_found_removed_and_made_again(
         SHARDS - 1,
     )
     assert tree(tmp_path) == alone
-
-
-def test_settings_of_another_kind_are_told_before_anything_is_written(
-    images: Path, tmp_path: Path
-) -> None:
-    encode_here(images, tmp_path / "text", latents="none", text="tokens", limit=2)
-    before = tree(tmp_path)
-    with pytest.raises(FingerprintError, match=r"encode --resolution 64 --latents none \.\.\. --o"):
-        apart(images, tmp_path)
-    encode_here(images, tmp_path / "latents-64", limit=2)
-    with pytest.raises(FingerprintError, match=r"latents-64 was made with other .*--text none \(w"):
-        apart(images, tmp_path)
-    assert {*before} < {*tree(tmp_path)}
-    assert not (tmp_path / "latents-128").exists()
 
 
 # --- what a user sees

@@ -21,11 +21,6 @@ MIXED = [
 ]
 
 
-def test_on_a_cpu_one_worker_has_all_cores() -> None:
-    plan = plan_workers(EncodeWorkerOptions(), TWO_CORES, is_cluster=False)
-    assert (plan.device, plan.workers, plan.threads) == ("cpu", 1, 2)
-
-
 @pytest.mark.parametrize(("workers", "threads"), [(1, 2), (2, 1), (3, 1)])
 def test_workers_on_a_cpu_share_its_cores(workers: int, threads: int) -> None:
     plan = plan_workers(EncodeWorkerOptions(workers=workers), TWO_CORES, is_cluster=False)
@@ -75,11 +70,6 @@ def test_more_workers_than_gpus_share_them_and_their_memory(workers: int, share:
     assert plan.threads == int(12.5 * share)
 
 
-def test_a_worker_with_several_gpus_takes_the_memory_of_each() -> None:
-    plan = plan_workers(EncodeWorkerOptions(gpus_per_worker=2), EIGHT_GPUS, is_cluster=False)
-    assert (plan.workers, plan.gpu_share) == (4, 1)
-
-
 def test_on_a_cluster_every_gpu_machine_has_room() -> None:
     plan = plan_workers(EncodeWorkerOptions(), MIXED, is_cluster=True)
     assert (plan.device, plan.workers, plan.cpus_per_worker) == ("cuda", 0, 8)
@@ -99,12 +89,6 @@ def test_gpus_may_join_a_cluster_later(machines: list[Machine]) -> None:
     with pytest.raises(UsageError, match=r"no GPU now: give --device cuda .* --device cpu"):
         plan_workers(EncodeWorkerOptions(), machines, is_cluster=True)
     assert plan_workers(EncodeWorkerOptions(device="cpu"), machines, is_cluster=True).threads >= 1
-
-
-def test_cores_that_were_asked_for_are_the_threads_on_a_cluster_too() -> None:
-    plan = plan_workers(EncodeWorkerOptions(cpus_per_worker=6), MIXED, is_cluster=True)
-    assert (plan.cpus_per_worker, plan.threads) == (6, 6)
-    assert plan_workers(EncodeWorkerOptions(), MIXED, is_cluster=True).threads == 0
 
 
 def test_what_cannot_be_is_refused() -> None:

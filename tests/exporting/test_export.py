@@ -17,7 +17,7 @@ import wdsprep
 from tests.kit.encodes import encode_here, packed, pictures
 from tests.kit.joined_sets import LATENTS, TEXT, VARIED, Images, caption, write_part
 from tests.kit.latent_sets import array_of, field, npy
-from tests.kit.packs import jpeg, pack, photos, write_files
+from tests.kit.packs import jpeg, pack, write_files
 from tests.kit.shape_sets import SHAPES
 from wdsprep.cli import cli
 from wdsprep.dataset.latent_scaling import denormalise, patchify
@@ -25,8 +25,7 @@ from wdsprep.dataset.npy_arrays import field_of, values_of
 from wdsprep.errors import FingerprintError, TarError, UsageError
 from wdsprep.exporting import LAYOUTS
 from wdsprep.exporting.convert_arrays import bfloat16_bits
-from wdsprep.exporting.energon import metadata_files, path_between
-from wdsprep.store.base import Store
+from wdsprep.exporting.energon import path_between
 
 FLUX = (*LATENTS, *TEXT)
 
@@ -84,18 +83,6 @@ def test_workers_write_what_this_process_writes(
     there = wdsprep.export(source, tmp_path / "there", to="parquet", workers=2, runner="local")
     assert (here.samples, here.files, here.nbytes) == (15, 3, there.nbytes)
     assert tree(tmp_path / "here") == tree(tmp_path / "there")
-
-
-@pytest.mark.parametrize("to", ["primus", "parquet"])
-def test_a_dataset_goes_from_a_store_to_a_store(to: str, store: Store, tmp_path: Path) -> None:
-    source = latents(f"{store.url}/latents")
-    far = wdsprep.export(source, f"{store.url}/out", to=to)
-    near = wdsprep.export(latents(tmp_path / "l"), tmp_path / "out", to=to)
-    names = {entry.name.removeprefix("out/") for entry in store.list("out/")}
-    assert names == tree(tmp_path / "out").keys()
-    assert (far.samples, far.nbytes) == (near.samples, near.nbytes) == (15, far.nbytes)
-    again = wdsprep.export(source, f"{store.url}/out", to=to)
-    assert again.units_before == again.units == 3
 
 
 def test_what_has_changed_is_done_again_and_what_is_gone_leaves(tmp_path: Path) -> None:
@@ -307,15 +294,6 @@ def test_the_command_says_what_is_there_and_how_it_is_opened(
     assert (facts["samples"], facts["units"], facts["left_out"]) == (15, 3, 0)
 
 
-def test_an_append_to_the_dataset_is_exported_with_the_rest(tmp_path: Path) -> None:
-    pack(photos(tmp_path / "in", 4), tmp_path / "images")
-    wdsprep.export(tmp_path / "images", tmp_path / "out", to="mds")
-    photos(tmp_path / "in", 6, first=4)
-    pack(tmp_path / "in", tmp_path / "images", "--append")
-    done = wdsprep.export(tmp_path / "images", tmp_path / "out", to="mds")
-    assert (done.samples, done.units_before) == (10, 2)
-
-
 @pytest.mark.parametrize("patch", [1, 2])
 def test_latents_become_what_the_vae_gave(patch: int) -> None:
     raw = np.random.default_rng(0).standard_normal((4, 6, 8)).astype("f4")
@@ -363,9 +341,3 @@ def test_energon_is_told_of_tars_by_their_way_from_its_metadata(
             path_between(out, dataset)
     else:
         assert path_between(out, dataset) == way
-
-
-def test_names_with_braces_are_no_patterns() -> None:
-    files = metadata_files({"256/a{1,2}.tar": 3}, {})
-    (name,) = json.loads(files[".nv-meta/split.yaml"])["split_parts"]["train"]
-    assert name == r"256/a\{1\,2\}.tar"

@@ -1,10 +1,8 @@
 """The benchmarks' own machinery, and that the figures shown are those that were measured."""
 
-import importlib.util
 import io
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -55,15 +53,6 @@ def test_a_name_that_no_group_has_is_told_with_those_that_there_are() -> None:
     )
 
 
-def test_what_is_measured_starts_from_compiled_modules_as_an_installed_package_does() -> None:
-    compiled = Path(importlib.util.cache_from_source(str(ROOT / "wdsprep/version.py")))
-    compiled.unlink(missing_ok=True)
-    command = [sys.executable, str(ROOT / "tools/bench"), "cli", "--only", "no such group"]
-    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    subprocess.run(command, env=env, capture_output=True, timeout=60, check=False)
-    assert compiled.is_file()
-
-
 def fail(bench: gpu_steps.Bench) -> None:
     bench.figure("before", 1)
     raise RuntimeError("planted")
@@ -104,78 +93,6 @@ def test_a_step_for_a_gpu_that_fails_hangs_or_dies_costs_its_own_line_alone(tmp_
     assert processes[0] == processes[1]  # so that imports are paid once
     assert len({*processes}) == 3  # and another one after each that is broken
     assert "hang (3 of 3 s) FAILED: not done after 3 s: something" in [*gpu.summary(plan, results)]
-
-
-@pytest.mark.system
-def test_the_plan_for_a_gpu_is_tried_without_one(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    command = [sys.executable, str(ROOT / "tools/bench"), "gpu", "--place", str(tmp_path)]
-    found = tmp_path / "found.json"
-    small = [*command, "--small", "--only", "bits", "--json", str(found)]
-    subprocess.run(small, capture_output=True, timeout=300, check=True)
-    (line,) = map(json.loads, found.read_text().splitlines())
-    assert (line["step"], line["error"]) == ("bits", "")
-    assert line["figures"]["noise has the bits of the CPU"] is True
-    assert line["figures"]["other bits the second time"] == []
-    for words, said in (
-        (["--only", "versions"], "torch finds no GPU here; --small tries this benchmark without"),
-        (["--only", "none of all"], "no step has 'none of all' in its name: take a part of "),
-    ):
-        done = subprocess.run(
-            [*command, *words], capture_output=True, text=True, timeout=100, check=False
-        )
-        assert done.returncode in (1, 2)
-        assert said in done.stdout + done.stderr
-
-
-BENCH = """
-import sys
-from tools.benches import Group, Rival, Role
-
-SAYS = '''
-import os, sys, beside, tools
-assert os.listdir(sys.argv[1]) == ["made"]
-print("note", beside.WORD, tools.__file__)
-'''
-
-
-def groups(home, scale):
-    def prepare():
-        (home / "made").touch()
-
-    def group(name):
-        command = [sys.executable, "-c", SAYS, home]
-        rivals = [Rival(name="we", command=command, role=Role.OURS)]
-        return Group(name=name, title=name, rivals=rivals, prepare=prepare)
-
-    yield group("cli-wanted")
-    (home / "made").unlink(missing_ok=True)
-    yield group("cli-other")
-    assert not (home / "made").exists()
-"""
-
-
-@pytest.mark.system
-def test_children_have_the_callers_packages_in_a_copy_without_git(tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(ROOT / "tools", copy / "tools", ignore=shutil.ignore_patterns("__pycache__"))
-    (copy / "tools/benches/cli.py").write_text(BENCH)
-    (copy / "wdsprep").symlink_to(ROOT / "wdsprep")
-    (tmp_path / "packages").mkdir()
-    (tmp_path / "packages/beside.py").write_text("WORD = 'so'")
-    command = [sys.executable, str(copy / "tools/bench"), "cli", "--only", "wanted"]
-    command += ["--rounds", "1", "--json", str(tmp_path / "found.json"), "--place", str(tmp_path)]
-    env = {**os.environ, "PYTHONPATH": str(tmp_path / "packages"), "GIT_CEILING_DIRECTORIES": "/"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False, env=env, cwd=tmp_path
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert f"we: so {copy}/tools/__init__.py" in done.stdout
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert found["machine"]["commit"] == "unknown"
-    assert [group["name"] for group in found["groups"]] == ["cli-wanted"]
 
 
 def test_figures_are_kept_by_group_and_shown(

@@ -25,14 +25,11 @@ from tests.kit.chaos_faults import (
     full_object_stores,
     machine_dies,
     machine_is_taken_back,
-    machine_sleeps,
-    server_restarts,
     worker_dies,
     worker_hangs,
 )
-from tests.kit.packs import tree, upload
+from tests.kit.packs import tree
 from tests.kit.paths import ROOT
-from tests.kit.s3 import S3Server
 from wdsprep.errors import AccessError
 from wdsprep.store.s3.failures import store_errors
 
@@ -125,24 +122,6 @@ def test_a_worker_that_hangs_is_given_up(
     assert any("made no progress for 4 s, and was ended" in line for line in result.log)
 
 
-@pytest.mark.parametrize("job", ["pack"], indirect=True)
-def test_a_machine_that_slept_ends_what_others_have_done_meanwhile(
-    stage: Stage, leaver: Any, job: Job, quiet: Whole, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    result = job.run(stage, str(out), machine_sleeps(leaver), diary=tmp_path / "diary")
-    check_whole(result, job, out, quiet)
-
-
-def test_a_local_worker_that_hangs_is_given_up(images: Path, quiet: Whole, tmp_path: Path) -> None:
-    job = pack_job(images.parent / "in", per_shard=SLICE, pause_s=0.03)
-    job = replace(job, words=(*job.words, "--runner", "local"))
-    out = tmp_path / "out"
-    result = job.run(None, str(out), worker_hangs(None), diary=tmp_path / "diary", patience_s=2.0)
-    check_whole(result, job, out, quiet)
-    assert any("made no progress for 2 s, and was ended" in line for line in result.log)
-
-
 def test_clocks_that_are_days_apart_change_nothing(
     stage: Stage, leaver: Any, images: Path, quiet: Whole, tmp_path: Path
 ) -> None:
@@ -175,27 +154,6 @@ def test_full_object_stores_hinder_nobody(
     with full_object_stores(stage):
         result = job.run(stage, str(out), worker_dies(leaver), diary=tmp_path / "diary")
     check_whole(result, job, out, quiet)
-
-
-def test_the_gateway_of_ceph_restarts_under_encode(
-    stage: Stage,
-    images: Path,
-    quiet: Whole,
-    s3_server: S3Server,
-    bucket: str,
-    tmp_path: Path,
-) -> None:
-    """On a node with two CPUs: it alone was started with the keys of the server."""
-    source, out = f"s3://{bucket}/images", f"s3://{bucket}/latents"
-    upload(images, source)
-    stay = stage.nodes[0]
-    node = stage.add(cpus=2)
-    fault = server_restarts(node, s3_server.restart_gateway)
-    job = encode_job(source, pause_s=0.1)
-    result = job.run(stage, out, fault, diary=tmp_path / "diary", workers=1, cpus=2)
-    stage.clear(keep=[stay])
-    check_whole(result, job, out, quiet)
-    assert not result.again
 
 
 def can_cut_links() -> bool:

@@ -39,22 +39,3 @@ def test_quick_tests_run_on_each_python_that_the_package_names() -> None:
     named = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text())
     matrix = read(ROOT / ".github/workflows/test.yml")["jobs"]["pythons"]["strategy"]["matrix"]
     assert matrix["python"] == named
-
-
-def test_a_tag_is_held_against_the_version_in_its_file() -> None:
-    (step,) = [s for s in steps(read(ROOT / ".github/workflows/publish.yml")) if "name" in s]
-    pattern = re.search(r"sed -n 's/(.+)/\\1/p' (\S+)\)", step["run"])
-    assert pattern is not None
-    found = re.search(
-        pattern[1].replace(r"\(", "(").replace(r"\)", ")"), (ROOT / pattern[2]).read_text(), re.M
-    )
-    assert found is not None
-
-
-@pytest.mark.parametrize(
-    "path", [form for form in FORMS if form.stem != "config"], ids=lambda p: p.stem
-)
-def test_a_form_asks_for_something(path: Path) -> None:
-    form = read(path)
-    assert {"name", "description", "body"} <= form.keys()
-    assert any(part.get("validations", {}).get("required") for part in form["body"])

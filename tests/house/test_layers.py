@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from tests.kit.paths import ROOT
-from tests.kit.small_sets import copied_fixture
 from wdsprep.cli import cli
 
 PACKAGE = ROOT / "wdsprep"
@@ -197,10 +196,3 @@ def test_a_room_that_makes_no_tensors_loads_no_torch(room: str) -> None:
     """Functions may, where they are called."""
     names = [f"wdsprep.{module}" for module in FILES if room_of(module) == room]
     assert not loaded_by(f"import {', '.join(names)}") & {"torch", "diffusers", "transformers"}
-
-
-def test_a_condition_is_selected_by_without_torch(tmp_path: Path) -> None:
-    images = copied_fixture(tmp_path / "home") / "images"
-    words = ["select", str(images), str(tmp_path / "few"), "--where", "aesthetic > 1"]
-    loaded = loaded_by(f"from wdsprep.cli import main\nassert main({words}) == 0")
-    assert not loaded & {"torch", "torchvision", "diffusers", "transformers"}

@@ -22,7 +22,6 @@ import wdsprep
 from tests.kit.encodes import encode_here, packed, pictures
 from tests.kit.example_trainer import Interrupt, running, world_of
 from tests.kit.families.folders import pipeline_class, quiet
-from tests.kit.latent_sets import field, write_latents
 from tests.kit.paths import EXAMPLES, ROOT, blocks
 
 MISSING = [name for name in ("accelerate", "peft") if importlib.util.find_spec(name) is None]
@@ -175,41 +174,6 @@ def test_the_pipeline_loads_the_lora_and_draws_with_it(example: Example) -> None
         with Image.open(out / name) as image:
             assert image.width > (count - 1) * image.height
             assert len(set(image.convert("L").tobytes())) > 20
-
-
-def test_latents_of_another_model_are_one_line(example: Example, tmp_path: Path) -> None:
-    fields = (field("latent", (4, 8, 8)), field("emb", (7, 16)))
-    write_latents(str(tmp_path / "others"), (12,), fields=fields)
-    words = ["others", "--model", str(example.folder / "model"), "--out", "out"]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(EXAMPLES / f"{example.program}.py"), *words],
-        cwd=tmp_path,
-        env={**os.environ, "ACCELERATE_USE_CPU": "true"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith(f"{example.program}: ")
-    assert "pooled" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_a_model_that_the_hub_does_not_give_is_one_line(example: Example, tmp_path: Path) -> None:
-    words = ["latents", "--model", "nobody/nothing", "--out", "out"]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(EXAMPLES / f"{example.program}.py"), *words],
-        cwd=tmp_path,
-        env={**os.environ, "ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(f"{example.program}: nobody/nothing is no folder here, and the hub does")
 
 
 @pytest.mark.parametrize("example", ["lora_sdxl"], indirect=True)

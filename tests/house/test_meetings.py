@@ -164,37 +164,6 @@ def test_a_repair_with_an_old_plan_lets_a_slice_be_that_was_packed_again(tmp_pat
     assert tree(out) == whole
 
 
-def test_a_repair_of_what_was_started_over_does_nothing(tmp_path: Path) -> None:
-    source = source_of_photos(tmp_path / "in")
-    out = pack_here(source, tmp_path / "out")
-    flip(out / "32/000001.tar", 5_000)
-    old = plan_repair(check(out).surveys[0])
-    pack_here(source, out, "--overwrite")
-    whole = tree(out)
-    with pytest.raises(FingerprintError, match="started over"):
-        do_repair(old)
-    assert tree(out) == whole
-
-
-def test_a_manifest_that_is_older_than_a_slice_says_what_the_slice_says_now(
-    stage: Stage, tmp_path: Path
-) -> None:
-    """As where a run was killed after it had done a slice again, and before it said so."""
-    out = tmp_path / "out"
-    with held_up(stage, tmp_path, out, *ROLLING) as (table, go_on):
-        words = pack_words(table, out, *ROLLING)
-        go_on()
-        manifest = out / "wdsprep.json"
-        before, written = manifest.read_bytes(), manifest.stat().st_mtime - 10
-        (out / "receipts/000000.json").unlink()
-        assert stage.run(words, tmp_path / "log") == 0  # the site has other pictures now
-        assert manifest.read_bytes() != before
-        manifest.write_bytes(before)
-        os.utime(manifest, (written, written))
-        assert stage.run(words, tmp_path / "log") == 0
-    assert findings(out) == []
-
-
 # --- encode
 
 
@@ -248,17 +217,6 @@ def test_of_two_attempts_at_a_shard_the_first_to_end_stays_whatever_the_other_ma
         receipt = last_of(slow)[0]
     assert tree(out) == done
     assert receipt.shards[0].digest == blake3(done[f"{shard.name}.tar"]).hexdigest()
-
-
-def test_what_lacks_its_image_shard_stays_while_packing_is_not_at_its_end(tmp_path: Path) -> None:
-    images = packed_for_encode(pictures(tmp_path / "in", range(12)), tmp_path / "images")
-    out = tmp_path / "out"
-    encode_here(images, out)
-    before = {name: data for name, data in tree(out).items() if name.endswith(".tar")}
-    flip(images / "64/000001.tar", 5_000)
-    do_repair(plan_repair(check(images).surveys[0]))
-    encode_here(images, out, redo_changed=True)
-    assert before == {name: data for name, data in tree(out).items() if name.endswith(".tar")}
 
 
 def last_of(steps: Generator[Any, None, Any]) -> Any:

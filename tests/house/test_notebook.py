@@ -1,7 +1,6 @@
 """The notebook of the examples: its cells run in their order, and end with a page of pictures."""
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,13 +46,6 @@ def test_its_cells_run_in_their_order(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("a disc of the colour") == 3
     assert "shown: report.html" in done.stdout
-
-
-def test_it_uses_what_is_public_alone() -> None:
-    code = "\n".join(CODES)
-    assert re.findall(r"^.*import.*wdsprep.*$", code, re.MULTILINE) == ["import wdsprep"]
-    texts = ["".join(c["source"]) for c in NOTEBOOK["cells"] if c["cell_type"] == "markdown"]
-    assert not [text for text in texts if "wdsprep." in text]  # code that no cell runs
 
 
 def test_it_is_kept_without_what_it_printed() -> None:

@@ -13,15 +13,13 @@ import wdsprep
 from tests.kit.damaged import check
 from tests.kit.encodes import encode_here, packed, pictures
 from tests.kit.hub import Hub
-from tests.kit.packs import jpeg, packing_here, tree, upload
+from tests.kit.packs import tree, upload
 from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.reindex import index
 from wdsprep.dataset.stored_dataset import write_rebuilt
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
 from wdsprep.store.hub.hub_store import HubStore
-
-PACKING = {"buckets": "64,128", "samples_per_shard": 6, "min_size": 0, "workers": 1}
 
 
 @pytest.fixture(params=["gs", "az", "hf"])
@@ -115,20 +113,6 @@ def test_what_other_commands_write_is_published_too(hub: Hub, hub_dataset: str, 
     assert f"{place}/begun/half.tar" not in there
 
 
-def test_a_dataset_begins_beside_what_the_hub_has_written(
-    hub: Hub, hub_dataset: str, here: Path
-) -> None:
-    written = {"README.md": b"# Cats\n", ".gitattributes": b"*.tar filter=lfs\n"}
-    repository, place = hub.repositories[hub_dataset], f"hf://datasets/{hub_dataset}"
-    repository.commit(written)
-    for options in ([], ["--overwrite"]):
-        packed(here / "in", place, *options)
-    there = repository.trees[repository.head]
-    assert there.keys() == written.keys() | tree(here / "images").keys() | {"edition"}
-    assert written.items() <= there.items()
-    assert check(place).findings == ()
-
-
 def _killed(source: Path, images: str, target: object, name: str, calls: int) -> None:
     """A pack that dies in the last of so many calls."""
     left, real = [calls], getattr(target, name)
@@ -172,16 +156,3 @@ def test_remove_is_one_commit_on_the_hub(hub: Hub, hub_dataset: str, here: Path)
     wdsprep.remove(*places, keys=["000000000000"], yes=True)
     assert len(made) - before == 2  # one of each dataset
     assert check(*places).findings == ()
-
-
-def test_urls_of_a_table_may_be_in_any_place(place: str, tmp_path: Path) -> None:
-    store = open_store(place)
-    write_bytes(store, "a b/ü.jpg", jpeg(3))
-    store.publish()
-    table = tmp_path / "urls.txt"
-    table.write_text(f"{place}/a b/ü.jpg\n{place}/none.jpg\n")
-    with packing_here():
-        done = wdsprep.pack(table, tmp_path / "out", buckets="32", workers=1, allow_s3=True)
-        refused = wdsprep.pack(table, tmp_path / "none", buckets="32", workers=1)
-    assert (done.samples, refused.samples) == (1, 0)
-    assert dict(refused.manifest.rejects) == {"private_address": 2}

@@ -32,7 +32,6 @@ from wdsprep.dataset.rejects import RejectedError
 from wdsprep.encoding.models.compiled import NAMES
 from wdsprep.errors import NotFoundError
 from wdsprep.images import formats
-from wdsprep.loading.streaming.trainer import worker_error
 from wdsprep.runners.out_of_memory import FEWER
 from wdsprep.runners.ray import cluster
 from wdsprep.runners.ray.lost_workers import death_reason
@@ -261,13 +260,6 @@ def test_ray_says_of_a_dead_worker_what_is_cut_out_of_it() -> None:
     assert why == f"{ended}: it may have lacked memory: {FEWER}"
 
 
-@pytest.mark.usefixtures("connected_ray")
-def test_ray_says_of_an_error_of_ours_which_it_is() -> None:
-    """Else each ends a stream as a WorkError: mend `worker_error` in streaming/trainer.py."""
-    reason = worker_error(error_of(failing().refuse))
-    assert (type(reason), str(reason)) == (NotFoundError, "s3://b/k: no such object")
-
-
 def test_ray_says_that_a_node_has_died_in_these_words() -> None:
     """Else units lost with a node count as failed: mend `is_node_gone`."""
     server = Path(ray.__file__).parent / "core/src/ray/gcs/gcs_server"
@@ -305,13 +297,6 @@ def test_ray_has_the_client_that_tells_of_a_token() -> None:
         GcsClient(address="nowhere")
 
 
-@pytest.mark.usefixtures("connected_ray")
-def test_ray_has_the_autoscaler_that_is_ended_before_it() -> None:
-    """Else each Ray that was started takes a second longer to end: mend `_end_autoscaler` in
-    runners/ray/cluster.py."""
-    assert callable(ray._private.worker._global_node.kill_monitor)
-
-
 def test_ray_has_the_switch_that_keeps_stdout_the_commands_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -322,17 +307,6 @@ def test_ray_has_the_switch_that_keeps_stdout_the_commands_own(
     with cluster.without_death_notices():
         assert module._worker_logs_enabled is False
     assert module._worker_logs_enabled is True
-
-
-@pytest.mark.parametrize(
-    "gone", ["_private.worker._worker_logs_enabled", "_private.worker._global_node", "_private"]
-)
-def test_a_ray_without_these_names_runs_all_the_same(
-    gone: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(f"ray.{gone}")
-    with cluster.without_death_notices():
-        cluster._end_autoscaler()
 
 
 # Pillow

@@ -74,33 +74,6 @@ def test_results_are_typed_and_nothing_has_to_listen(name: str) -> None:
     assert len(positional) <= 2
 
 
-@pytest.mark.system
-def test_a_user_of_python_goes_all_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the spellings of the command line, and with plain values."""
-    monkeypatch.chdir(tmp_path)
-    write_files(tmp_path / "downloads", {f"{n}.jpg": jpeg(n) for n in range(6)})
-    packed = wdsprep.pack(buckets="32", max_shard_size="1GB", workers="auto")
-    assert (packed.samples, packed.is_damaged) == (6, False)
-    assert repr(packed) == "<Outcome images, complete: 6 samples in 1 shard>"
-    again = wdsprep.pack(buckets=(32,), max_shard_size=10**9, workers=1)
-    assert (again.samples, again.units_before) == (0, 1)
-    encoded = wdsprep.encode(resolution=32, model="tiny", runner="local", batch_size="auto")
-    assert repr(encoded) == "<Outcome latents, complete: 6 samples in 1 shard>"
-    datasets = ("shards/images", "shards/latents-32")
-    verified = wdsprep.verify(*datasets)
-    assert repr(verified) == "<Verified 'shards/images', 'shards/latents-32': sound>"
-    overview = wdsprep.inspect(datasets[0])
-    assert repr(overview) == ("<Overview 'shards/images': images, complete: 6 samples in 1 shard>")
-    (url,) = overview.urls
-    assert Path(url).is_file()
-    written = wdsprep.report(*datasets, output="page.html", samples=1)
-    assert Path(written.output).stat().st_size == written.nbytes
-    (batch,) = wdsprep.load(datasets[1], global_batch=6)
-    looked = wdsprep.inspect(datasets[1], batch["key"][0], out="one")
-    assert re.fullmatch(r"<FoundSample '0{11}\d': \d of 32/000000\.tar: latent.*>", repr(looked))
-    assert len(list(Path("one").iterdir())) == 4
-
-
 def test_a_repair_is_told_before_it_is_done(tmp_path: Path) -> None:
     write_files(tmp_path / "in", {f"{n}.jpg": jpeg(n) for n in range(6)})
     out = str(tmp_path / "out")
@@ -176,20 +149,6 @@ def test_encode_refuses_it_too(options: dict[str, Any], said: str, tmp_path: Pat
 def test_one_recipe_is_spelled_as_encode_spells_it() -> None:
     how = wdsprep.Encode(resolution=64, max_bytes="1kB", batch_size="auto")
     assert (how.max_bytes, how.batch_size) == (1000, 0)
-
-
-def test_nothing_to_verify_is_not_sound() -> None:
-    with pytest.raises(UsageError, match="give the path or URL of a dataset"):
-        wdsprep.verify()
-
-
-def test_all_workers_may_be_asked_for_in_the_same_words(tmp_path: Path) -> None:
-    write_files(tmp_path / "in", {"a.jpg": jpeg(1)})
-    wdsprep.pack(tmp_path / "in", tmp_path / "out", buckets=32, workers="auto")
-    assert not wdsprep.verify(tmp_path / "out", workers="auto").findings
-    assert wdsprep.repair(tmp_path / "out", workers="auto").is_whole
-    with pytest.raises(UsageError, match="from 1 on"):
-        wdsprep.verify(tmp_path / "out", workers=-1)
 
 
 def test_the_walk_through_the_package_leads_to_what_is_there() -> None:

@@ -3,7 +3,6 @@
 import random
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -111,14 +110,6 @@ def test_image_of_any_kind_is_what_pack_would_have_stored(name: str):
     assert torch.equal(found.pixels, crop(packed.data, R).pixels)
 
 
-@pytest.mark.parametrize("name", [name for name in STORED if "orientation" in name])
-def test_turned_image_is_upright(name: str):
-    found = crop(CASES[name].data, R).pixels
-    corners = found[:, 20, 8], found[:, 20, -8], found[:, -8, 8], found[:, -8, -8]
-    for corner, colour in zip(corners, corpus.PIECES.values(), strict=True):
-        assert corner.tolist() == pytest.approx(colour, abs=12)
-
-
 @pytest.mark.parametrize(
     ("size", "scaled", "box"),
     [
@@ -166,15 +157,6 @@ def test_nothing_is_enlarged_and_the_area_is_checked_before_decoding():
     assert code_of(corpus.png_bomb()) is Code.TOO_LARGE
     with pytest.raises(RejectedError, match="64 x 64"):
         crop(corpus.jpeg(size=(64, 64)), R, max_area=64 * 64 - 1)
-
-
-def test_image_that_pillow_keeps_in_pieces_is_the_same():
-    image = photo((3000, 2000))  # 24 MB; one piece has 16
-    for mode in ("RGB", "L"):
-        data = corpus.saved(image.convert(mode), "JPEG")
-        assert psnr(crop(data, 512), by_pillow(Image.open(BytesIO(data)), 512)) > 65
-    tall = noise((64, 70_000))
-    assert psnr(crop(corpus.saved(tall, "PNG", compress_level=1), R), by_pillow(tall, R)) == inf
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.code])
@@ -229,17 +211,6 @@ def test_several_cuts_with_one_decoding_are_those_of_each_alone(name: str):
     check_several(CASES[name].data)
 
 
-@pytest.mark.parametrize("orientation", [1, 6])
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "AVIF"])
-def test_so_they_are_of_a_turned_image_that_is_too_small_for_some(kind: str, orientation: int):
-    for size in ((90, 100), (100, 60)):
-        exif = Image.Exif()
-        exif[0x0112] = orientation
-        out = BytesIO()
-        noise(size).save(out, kind, exif=exif)
-        check_several(out.getvalue())
-
-
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 def test_damage_is_found_where_a_full_check_finds_it(kind: str):
     """Cut, changed and blanked files. A JPEG is checked in draft, which may see less, never more:
@@ -283,38 +254,6 @@ def test_png_that_crashes_torchvision_is_a_reject(tmp_path):
     command = [sys.executable, "-W", "error::UserWarning", "-c", script, str(file)]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
     assert (ran.stdout, ran.stderr) == ("corrupt\n", "")
-
-
-def test_pixels_are_the_same_with_any_number_of_threads():
-    data = corpus.saved(photo((1200, 800)), "JPEG", quality=90)
-    before, wanted = torch.get_num_threads(), crop(data, 256).pixels
-    try:
-        for count in (1, 2, 5):
-            torch.set_num_threads(count)
-            assert torch.equal(crop(data, 256).pixels, wanted)
-    finally:
-        torch.set_num_threads(before)
-    found: list[torch.Tensor] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(crop(data, 256).pixels)) for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 8
-    assert all(torch.equal(pixels, wanted) for pixels in found)
-
-
-def test_square_outlives_the_bytes_and_can_be_written_to():
-    data = bytearray(corpus.png(size=(64, 64)))
-    pixels = crop(bytes(data), R).pixels
-    before = pixels.clone()
-    del data
-    assert torch.equal(pixels, before)
-    pixels.zero_()
-    assert torch.equal(crop(corpus.png(size=(64, 64)), R).pixels, before)
-    assert pixels.untyped_storage().nbytes() == 3 * R * R
 
 
 # --- at a reduced scale
@@ -385,22 +324,6 @@ def test_turned_image_is_upright_at_a_reduced_scale(turn: int):
     whole, found = crop(data, 64), fast(data, 64)
     assert psnr(found, whole.pixels.numpy()) > 40
     assert (found.width, found.height) == ((640, 480) if turn < 5 else (480, 640))
-
-
-@pytest.mark.parametrize("cut", [0.3, 0.9])
-def test_damage_is_found_at_a_reduced_scale(cut: float):
-    data = corpus.saved(photo((800, 800)), "JPEG", quality=90)
-    with pytest.raises(RejectedError) as refused:
-        fast(data[: int(len(data) * cut)], 64)
-    assert refused.value.code is Code.TRUNCATED
-
-
-def test_each_of_several_has_what_it_has_alone_at_its_scale():
-    data = corpus.saved(photo((1024, 1100)), "JPEG", quality=90)
-    several = [Shapes.square(side, times) for side in (512, 256, 64) for times in (0, OVERSAMPLING)]
-    for shapes, found in zip(several, crops(data, several), strict=True):
-        assert isinstance(found, Crop)
-        assert torch.equal(found.pixels, crop(data, shapes).pixels)
 
 
 def test_photo_of_a_camera_is_taken_where_it_lies(monkeypatch: pytest.MonkeyPatch):

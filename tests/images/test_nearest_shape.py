@@ -8,7 +8,7 @@ import pytest
 from wdsprep.dataset.buckets import buckets_encoded, least_side_of
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.images.nearest_shape import Fit, Shapes, cut_of, shape_name
+from wdsprep.images.nearest_shape import Fit, Shapes, cut_of
 
 LIST = [(64, 64), (48, 80), (80, 48), (32, 128), (128, 32), (56, 72), (72, 56)]
 
@@ -50,18 +50,6 @@ def test_the_image_just_covers_its_shape_and_the_middle_is_taken() -> None:
         assert 0 <= fit.top <= fit.scaled_height - fit.height - fit.top <= fit.top + 1
 
 
-def test_nothing_is_enlarged() -> None:
-    shapes = Shapes.from_sizes(LIST)
-    assert shapes.fit(64, 64) == Fit(64, 64, 64, 64)
-    with pytest.raises(RejectedError) as caught:
-        shapes.fit(64, 63)
-    assert (caught.value.code, caught.value.detail) == (Code.TOO_SMALL, "64 x 63, for 64x64")
-    with pytest.raises(RejectedError) as caught:
-        Shapes.square(64).fit(63, 64)
-    assert caught.value.detail == "63 x 64"
-    assert shapes.least_side == 32
-
-
 def test_what_is_scaled_up_is_so_by_no_more_than_was_asked_for() -> None:
     shapes = Shapes.from_sizes(LIST, upscale=1.1)
     assert shapes.fit(64, 60) == Fit(64, 64, 68, 64)
@@ -84,7 +72,3 @@ def test_what_would_lose_too_much_is_rejected() -> None:
         shapes.fit(3_000, 100)
     assert caught.value.code is Code.ASPECT_RATIO
     assert caught.value.detail == "3000 x 100, 87% of it outside 128x32"
-
-
-def test_a_shape_is_named_by_its_width_first() -> None:
-    assert shape_name((832, 1216)) == "832x1216"

@@ -4,7 +4,6 @@ import random
 import subprocess
 import sys
 import threading
-import time
 import warnings
 from dataclasses import replace
 from io import BytesIO
@@ -20,7 +19,6 @@ from tests.kit.corpus import CASES, DEEP, LIMITS, Case
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.images import colour, headers
-from wdsprep.images import pixel_rule as images
 from wdsprep.images.options import Limits, Recode
 from wdsprep.images.pixel_rule import Picture, prepare
 
@@ -107,12 +105,6 @@ def test_bad_file_is_rejected_with_its_code(name: str):
         assert code_of(case.data, full=False) is case.code
 
 
-def test_html_and_heic_are_called_by_their_names():
-    for data, word in ((corpus.HTML, "HTML"), (corpus.heic_header(), "HEIC")):
-        with pytest.raises(RejectedError, match=word):
-            prepare(data, limits=LIMITS, full=False)
-
-
 def test_conversion_gives_the_same_bytes_every_time():
     for case in STORED.values():
         first = prepare(case.data, limits=LIMITS, full=True)
@@ -147,23 +139,6 @@ def test_an_image_of_which_too_much_is_transparent_is_rejected(kind: str) -> Non
                 assert "alpha" in prepare(out.getvalue(), limits=limits, full=full).changes
 
 
-def test_what_is_opaque_passes_where_nothing_may_be_transparent() -> None:
-    opaque = BytesIO()
-    Image.new("RGBA", (80, 80), (200, 30, 30, 255)).save(opaque, "PNG")
-    strict = replace(LIMITS, max_alpha=0.0)
-    assert prepare(opaque.getvalue(), limits=strict, full=True).changes == ("alpha",)
-    assert prepare(corpus.jpeg(), limits=strict, full=True).data == corpus.jpeg()
-
-
-def test_an_area_above_pillows_own_limit_neither_warns_nor_fails():
-    data, wide = corpus.png_bomb(10_000), Limits(min_side=1, max_area=10**8, max_aspect_ratio=0)
-    before = Image.MAX_IMAGE_PIXELS
-    assert prepare(data, limits=wide, full=False).width == 10_000
-    small = prepare(data, limits=wide, full=True, recode=Recode(quality=95, max_side=64))
-    assert (small.width, small.source_width) == (64, 10_000)
-    assert before == Image.MAX_IMAGE_PIXELS
-
-
 @pytest.mark.parametrize(
     "name", ["png-bomb", "gif-bomb", "webp-bomb", "tiff-bomb", "tiff-tile-bomb", "png-icc-bomb"]
 )
@@ -187,10 +162,6 @@ def test_bomb_is_refused_in_bounded_memory(name: str, tmp_path: Path):
     code, grown_kib = ran.stdout.split()
     assert code == str(CASES[name].code)
     assert int(grown_kib) < 16 * 1024
-
-
-def test_text_bomb_is_refused_in_bounded_memory(tmp_path: Path):
-    test_bomb_is_refused_in_bounded_memory("png-text-bomb", tmp_path)
 
 
 def test_recode_writes_jpeg_of_that_quality_and_shrinks():
@@ -221,13 +192,6 @@ def test_profile_is_judged_by_what_it_does():
     adobe = corpus.rgb_profile(corpus.ADOBE, corpus.adobe_curve)
     assert colour.needs_transform(adobe, "L")
     assert not colour.needs_transform(p3[:200], "RGB")
-
-
-def test_changes_are_of_the_closed_set():
-    assert {change for case in STORED.values() for change in case.changes} | {
-        "resize",
-        "recode",
-    } == set(images.CHANGES)
 
 
 def test_full_check_finds_what_a_full_load_finds():
@@ -298,15 +262,6 @@ def judge(data: bytes, full: bool) -> None:
 @given(data=st.binary(max_size=300), full=st.booleans())
 def test_random_bytes_are_rejected_or_stored(data: bytes, full: bool):
     judge(data, full)
-
-
-@FUZZ
-@given(
-    start=st.sampled_from([*map(bytes, [b"\xff\xd8\xff", b"GIF89a", b"II*\0", b"P6 4 4 ", b"BM"])]),
-    data=st.binary(max_size=300),
-)
-def test_random_bytes_after_a_magic_are_rejected_or_stored(start: bytes, data: bytes):
-    judge(start + data, True)
 
 
 @settings(FUZZ, max_examples=1500)
@@ -380,33 +335,10 @@ def test_a_jpeg_that_is_cut_before_its_scan_is_truncated_wherever_that_is():
         assert code_of(data[:end]) is Code.TRUNCATED
 
 
-def test_header_check_of_a_plain_jpeg_is_quicker_than_pillows():
-    data = corpus.jpeg(size=(512, 384))
-    ours = _best(lambda: prepare(data, limits=LIMITS, full=False))
-    assert ours < _best(lambda: Image.open(BytesIO(data)))
-
-
-def _best(job) -> float:
-    times = []
-    for _ in range(20):
-        start = time.perf_counter()
-        for _ in range(20):
-            job()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
 def test_a_header_of_many_comments_is_refused_at_once() -> None:
     """A pattern that backtracks would take longer than anyone waits."""
     with pytest.raises(RejectedError):
         prepare(b"P5 " + b"# " * 5_000 + b"x", limits=LIMITS, full=True)
-
-
-def test_a_webp_with_an_empty_extended_header_is_refused() -> None:
-    chunks = b"VP8X\0\0\0\0" + b"VP8L\5\0\0\0" + b"\x2f\xff\xc3\xff\x10\0"
-    data = b"RIFF" + (4 + len(chunks)).to_bytes(4, "little") + b"WEBP" + chunks
-    with pytest.raises(RejectedError):
-        prepare(data, limits=LIMITS, full=True)
 
 
 def test_a_transparent_level_of_sixteen_bits_is_compared_by_all_of_them() -> None:

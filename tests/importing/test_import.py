@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import wdsprep
-from tests.kit.packs import tar_bytes, tree, upload
+from tests.kit.packs import tar_bytes, tree
 from tests.kit.paths import ROOT
 from wdsprep.dataset.npy_arrays import field_of, values_of
 from wdsprep.errors import FingerprintError, NotFoundError, SourceError, UsageError
@@ -299,18 +299,6 @@ def test_shapes_that_cannot_be_are_one_line(tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_text_alone_that_varies_needs_a_length(tmp_path: Path) -> None:
-    emb = [np.zeros((n + 1, 4), np.float32).tolist() for n in range(3)]
-    cache = write_parquet(tmp_path / "cache/a.parquet", prompt_embeds=emb, caption=[*"abc"])
-    with pytest.raises(UsageError, match=r"emb.npy is 1 to 3 tokens long: give --text-length"):
-        wdsprep.import_(cache, tmp_path / "out", resolution=16)
-    imported = wdsprep.import_(cache, tmp_path / "out", resolution=16, text_length=8)
-    assert imported.manifest.settings["latents"] == "none"
-    assert not wdsprep.verify(str(tmp_path / "out")).findings
-    (batch,) = wdsprep.load(str(tmp_path / "out"), global_batch=3, epochs=1)
-    assert sorted(batch["mask"].sum(1).tolist()) == [1, 2, 3]
-
-
 def test_what_cannot_be_taken_is_one_line(foreign_sets: Path, tmp_path: Path) -> None:
     primus, out = foreign_sets / "latents/primus", tmp_path / "out"
     for columns, why in (
@@ -382,20 +370,3 @@ def test_a_killed_import_goes_on_to_the_same_bytes(foreign_sets: Path, tmp_path:
     assert (done.units_before, done.manifest.complete) == (1, True)
     wdsprep.import_(cache, tmp_path / "whole", resolution=64)
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
-
-
-@pytest.mark.system
-def test_workers_and_s3_make_the_same_dataset(
-    foreign_sets: Path, tmp_path: Path, bucket: str
-) -> None:
-    for name in ("mosaicml", "primus", "mlperf"):
-        cache = foreign_sets / "latents" / name
-        upload(cache, f"s3://{bucket}/cache-{name}")
-        here = wdsprep.import_(cache, tmp_path / name, resolution=256, workers=2)
-        there = f"s3://{bucket}/latents-{name}"
-        made = wdsprep.import_(f"s3://{bucket}/cache-{name}", there, resolution=256)
-        shards = [
-            [(shard.name, shard.digest) for shard in each.manifest.shards] for each in (here, made)
-        ]
-        assert shards[0] == shards[1]
-        assert not wdsprep.verify(there).findings

@@ -5,7 +5,6 @@ import json
 import struct
 import subprocess
 import sys
-import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,8 +13,6 @@ from random import Random
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -29,7 +26,6 @@ from wdsprep.importing.column_names import CachedColumn
 
 SHAPE = (4, 8, 8)
 GOOD = np.arange(256, dtype="<f4").reshape(SHAPE)
-FEW_NBYTES = 64 << 20
 
 
 def npy(array: Any = GOOD, **options: Any) -> bytes:
@@ -182,19 +178,9 @@ def test_fortran_order_and_other_byte_order_are_taken() -> None:
         assert (raw.dtype, raw.shape, raw.data) == ("float32", SHAPE, GOOD.tobytes())
 
 
-def test_a_small_tensor_may_repeat_its_values() -> None:
-    column = CachedColumn(role="latent", name="latent.pth")
-    raw = array_of(column, pth(torch.zeros(1).expand(64, 64, 64)))
-    assert (raw.shape, len(raw.data)) == ((64, 64, 64), 1 << 20)
-
-
 def of_mds(code: int, shape: tuple[int, ...], data: bytes) -> bytes:
     """An array as MDS has it: its dtype, how many sides of how many bytes, the sides, values."""
     return struct.pack(f"<BB{len(shape)}I", code, len(shape) * 4 + 2, *shape) + data
-
-
-def of_tags(number: int) -> bytes:
-    return json.dumps({"tags": [number]}).encode()
 
 
 FLOAT32 = 34
@@ -237,31 +223,11 @@ def test_lengths_that_are_not_a_samples_own_are_its_reject(tmp_path: Path) -> No
     assert (imported.manifest.samples, imported.manifest.rejects) == (2, {"unreadable": 1})
 
 
-def test_columns_that_nobody_reads_are_not_parsed(tmp_path: Path) -> None:
-    """What settles the arrays looks at them alone; a large column besides is never parsed."""
-    columns = {"latent": "ndarray", "clip": "ndarray:float99:4", "old": "pkl"}
-    row = [GOOD_ROW[0], b"nothing", b"cos\nsystem\n."]
-    write_mds(tmp_path / "mds", columns, [row] * 3)
-    imported = wdsprep.import_(tmp_path / "mds", tmp_path / "out", resolution=64)
-    assert (imported.manifest.samples, imported.manifest.rejects) == (3, {})
-
-
 def test_a_member_that_is_too_large_says_so(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("wdsprep.importing.latent_caches.MAX_NBYTES", 2000)
     _, rejects = import_three(tmp_path, "latent.npy", npy(), npy(np.zeros(1000)))
     assert rejects[0]["code"] == "too_many_bytes"
     assert "latent.npy has 8,128 bytes, more than 2,000" in rejects[0]["detail"]
-
-
-def test_texts_that_are_no_utf_8_cost_their_rows_alone(tmp_path: Path) -> None:
-    latents = pa.array([GOOD.tobytes()] * 3)
-    texts = pa.array([b"one", b"\xff\xfe", b"three"]).view(pa.string())
-    place = tmp_path / "cache"
-    place.mkdir()
-    pq.write_table(pa.table({"latent": latents, "caption": texts}), place / "t.parquet")
-    options: dict[str, Any] = {"resolution": 64, "columns": "latent=latent:float32:4x8x8"}
-    imported = wdsprep.import_(place, tmp_path / "out", **options)
-    assert (imported.manifest.samples, imported.manifest.rejects) == (2, {"unreadable": 1})
 
 
 @pytest.mark.parametrize("form", ["mlperf.parquet", "mlperf/data-00000-of-00002.arrow"])
@@ -292,16 +258,3 @@ def noting(said: set[str]) -> Iterator[None]:
     except SourceError as error:
         said.add(str(error))
         raise
-
-
-def test_a_tar_may_begin_with_what_cannot_be_read(tmp_path: Path) -> None:
-    place = tmp_path / "cache"
-    place.mkdir()
-    with tarfile.open(place / "x.tar", "w") as tar:
-        for number in range(3):
-            for name, data in (("latent.npy", npy()), ("json", b"{" if number < 1 else b"{}")):
-                info = tarfile.TarInfo(f"{number}.{name}")
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
-    imported = wdsprep.import_(place, tmp_path / "out", resolution=64)
-    assert (imported.manifest.samples, imported.manifest.rejects) == (2, {"bad_json": 1})

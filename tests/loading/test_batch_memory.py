@@ -23,24 +23,6 @@ def test_a_block_is_used_again_once_no_view_of_it_is_left() -> None:
     assert other.nbytes == 100
 
 
-def test_arrays_made_of_a_block_hold_it() -> None:
-    blocks = BlockPool(keep=4)
-    rows = blocks.take(100).reshape(10, 10)[2:]
-    assert blocks.take(100).ctypes.data != rows.base.ctypes.data
-    first = rows.ctypes.data - 20
-    del rows
-    assert address(blocks, 100)[1] == first
-
-
-def test_blocks_of_similar_sizes_take_each_others_place() -> None:
-    blocks = BlockPool(keep=4, step=1024)
-    first = address(blocks, 1000)[1]
-    view, second = address(blocks, 513)
-    assert second == first
-    assert view.nbytes == 513
-    assert address(blocks, 1025)[1] != first
-
-
 def test_no_more_are_kept_than_wanted() -> None:
     nbytes, before = 256 << 20, mapped_nbytes()  # nothing is written, so it takes no memory
     blocks = BlockPool(keep=2)

@@ -76,16 +76,6 @@ def test_each_sample_has_one_caption_with_all_that_is_made_of_it(
         assert abs(share - weight) < 4 * (weight * (1 - weight) / total) ** 0.5
 
 
-def test_a_pass_has_other_captions_than_the_last(parts: tuple[str, str, str]) -> None:
-    own, *others = parts
-    passes = []
-    loader = load(own, join=others, captions=WEIGHTS, fields=("txt", "key"), global_batch=1)
-    for _ in range(2):
-        passes.append({batch["key"][0]: tags([batch])[0] for batch in loader})
-    assert passes[0].keys() == passes[1].keys()
-    assert 100 < sum(passes[0][key] != passes[1][key] for key in passes[0]) < 250
-
-
 @pytest.mark.parametrize("world", [2, 4, 8])
 def test_captions_are_those_of_one_rank_on_many_and_after_a_resume(
     parts: tuple[str, str, str], world: int
@@ -124,13 +114,6 @@ def test_a_dropped_caption_is_the_empty_one_of_the_part_that_was_picked(
             else:
                 assert text == whole["txt"][row]
     assert dropped > 60
-
-
-def test_captions_of_weight_none_are_never_read(parts: tuple[str, str, str]) -> None:
-    own, long, alt = parts
-    weights = {"caption": 0, "long": 1, "alt": 0}
-    found = tags(load(own, join=[long, alt], captions=weights, fields="txt"))
-    assert set(found) == {"long"}
 
 
 def test_texts_of_the_json_are_picked_where_no_arrays_are_made_of_them(

@@ -11,7 +11,6 @@ from tests.kit.packs import jpeg, pack, photos, samples_of, tar_bytes, write_fil
 from wdsprep.dataset.reindex import index
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.images.crop import crop
-from wdsprep.loading.options import Stream
 
 COUNT = 48  # the 32 bucket gets half of them, the 64 bucket the others
 
@@ -77,13 +76,6 @@ def test_crops_are_of_images_that_are_large_enough(images: Path, stored: dict[st
         load(str(images), pixels=128)
 
 
-def test_a_dropped_caption_is_in_no_field(images: Path) -> None:
-    names = ("txt", "json")
-    for batch in load(str(images), fields=names, drop_text=0.5, epochs=4):
-        for text, facts in zip(batch["txt"], batch["json"], strict=True):
-            assert facts["caption"] == text
-
-
 def test_a_dataset_that_grows_yet_says_that_states_will_not_last(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -99,13 +91,6 @@ def test_a_state_is_of_crops_of_one_size(images: Path) -> None:
     state = load(str(images), pixels=32).state_dict()
     with pytest.raises(FingerprintError, match="pixels: 32 -> 64"):
         load(str(images), pixels=64).load_state_dict(state)
-
-
-def test_a_bucket_is_loaded_by_its_name(images: Path, stored: dict[str, Any]) -> None:
-    wanted = {s["__key__"] for s in stored.values() if "/64/" in s["__url__"]}
-    assert 0 < len(wanted) < COUNT
-    only = load(Stream(str(images), buckets=["64"]), pixels=64, global_batch=len(wanted))
-    assert {key for batch in only for key in batch["key"]} == wanted
 
 
 def test_images_and_latents_are_told_apart(images: Path, tmp_path: Path) -> None:

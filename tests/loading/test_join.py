@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,15 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 import wdsprep
 from tests.kit.encodes import encode_here, packed, pictures
 from tests.kit.joined_sets import LATENTS, TEXT, VARIED, Images, caption, write_part
 from tests.kit.latent_sets import array_of, field, flat, keys
-from tests.kit.packs import upload
 from wdsprep.encoding.on_the_fly.step_batches import StepBegun
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.loading.join_positions import DatasetPositions, JoinPositions
 from wdsprep.loading.options import Stream
-from wdsprep.loading.shard_access import local
 from wdsprep.store.local import LocalStore
 
 BATCH = 8
@@ -103,26 +100,6 @@ def test_joined_they_give_the_batches_of_one_dataset(
     assert_same(load(latents, join=texts, **options), load(both, **options))
 
 
-def test_one_call_reads_a_run_of_rows_from_all_datasets(plain: Three) -> None:
-    _, latents, texts = plain
-    counts, read_all = [], local.read_all
-
-    def count(fds: Sequence[int], *more: Any) -> Any:
-        counts.append(len(fds))
-        return read_all(fds, *more)
-
-    with patch.object(local, "read_all", count):
-        batches = [*load(latents, join=texts)]
-    assert counts == [2 * BATCH] * len(batches)
-
-
-@pytest.mark.parametrize("pad", ["full", "longest"])
-def test_all_of_a_batch_is_the_same_and_captions_are_dropped_alike(plain: Three, pad: str) -> None:
-    both, latents, texts = plain
-    options = {"fields": ALL, "drop_text": 0.3, "pad": pad, "epochs": 2}
-    assert_same(load(latents, join=[texts], **options), load(both, **options))
-
-
 def test_the_first_gives_the_order_and_text_may_be_the_first(plain: Three) -> None:
     _, latents, texts = plain
     found = list(load(texts, join=latents, fields=ALL))
@@ -145,40 +122,6 @@ def test_every_sample_that_all_have_comes_once(rejected: Three) -> None:
         assert batch["txt"] == [caption(key, "") for key in batch["key"]]
         assert [facts["width"] for facts in batch["json"]] == list(map(int, batch["key"]))
         assert [facts["tokens"] for facts in batch["json"]] == [int(k) % 7 for k in batch["key"]]
-
-
-@pytest.mark.parametrize("world", [2, 4, 8])
-def test_ranks_and_workers_share_one_order(rejected: Three, world: int) -> None:
-    _, latents, texts = rejected
-    whole = list(load(latents, join=texts, epochs=2))
-    ranks = [load(latents, join=texts, epochs=2, rank=r, world_size=world) for r in range(world)]
-    for batch, *parts in zip(whole, *ranks, strict=True):
-        assert batch["key"] == flat(part["key"] for part in parts)
-        assert torch.equal(batch["emb"], torch.cat([part["emb"] for part in parts]))
-    if world == 2:
-        loader = load(latents, join=texts, epochs=2)
-        assert_same(DataLoader(loader, batch_size=None, num_workers=2), whole)
-
-
-def test_moments_are_sampled_beside_text(tmp_path: Path) -> None:
-    moments = (field("latent", (8, 8, 8)),)
-    parts = [("both", (*moments, *TEXT)), ("latents", moments), ("texts", TEXT)]
-    both, latents, texts = (
-        write_part(str(tmp_path / name), IMAGES, fields, more={"latents": kind})
-        for (name, fields), kind in zip(parts, ("moments", "moments", "none"), strict=True)
-    )
-    assert_same(load(latents, join=texts), load(both))
-    assert_same(
-        load(texts, join=latents, fields=("latent", "key")), load(both, fields=("latent", "key"))
-    )
-
-
-def test_mirror_images_stand_beside_text(tmp_path: Path) -> None:
-    flips = (*LATENTS, field("latent_flipped", LATENTS[0].shape))
-    both = write_part(str(tmp_path / "both"), IMAGES, (*flips, *TEXT))
-    latents = write_part(str(tmp_path / "latents"), IMAGES, flips)
-    texts = write_part(str(tmp_path / "texts"), IMAGES, TEXT)
-    assert_same(load(latents, join=texts, flip=0.5), load(both, flip=0.5))
 
 
 def test_raw_samples_have_the_members_of_all(rejected: Three) -> None:
@@ -414,15 +357,6 @@ def test_a_missing_shard_of_a_part(plain: Three, tmp_path: Path) -> None:
         list(load(latents, join=str(copied), skip_missing=True))
 
 
-def test_what_is_damaged_is_named_not_what_it_is_joined_to(plain: Three, tmp_path: Path) -> None:
-    _, latents, texts = plain
-    copied = shutil.copytree(texts, tmp_path / "texts")
-    for tar in copied.glob("*/*.tar"):
-        tar.write_bytes(b"\xff" * tar.stat().st_size)
-    with pytest.raises(FormatError, match=f'^{copied}: .*run "wdsprep verify {copied}"$'):
-        list(load(latents, join=str(copied)))
-
-
 def test_a_sample_with_another_key_is_an_error_that_names_both(
     plain: Three, tmp_path: Path
 ) -> None:
@@ -516,16 +450,6 @@ def test_shapes_that_stand_in_order_have_no_rows(tmp_path: Path) -> None:
     assert f'run "wdsprep index {latents}"' in refused(latents, texts)
 
 
-def test_rows_are_read_once_at_the_start(rejected: Three) -> None:
-    _, latents, texts = rejected
-    with patch.object(
-        DatasetPositions, "read", autospec=True, side_effect=DatasetPositions.read
-    ) as read:
-        load(latents, join=texts)
-    seen = Counter((id(call.args[0]), call.args[1]) for call in read.call_args_list)
-    assert set(seen.values()) == {1}
-
-
 def test_a_shard_that_the_other_dataset_lacks_needs_no_rows_of_its_last_one(tmp_path: Path) -> None:
     def positions(*moved: bool) -> DatasetPositions:
         counts = np.full(len(moved), 4)
@@ -568,14 +492,3 @@ def test_a_state_is_of_what_is_joined(plain: Three, rejected: Three, tmp_path: P
 
 
 # From S3
-
-
-def test_parts_on_s3_with_a_cache(rejected: Three, bucket: str, tmp_path: Path) -> None:
-    both, latents, texts = rejected
-    there = [f"s3://{bucket}/{Path(url).name}" for url in (latents, texts)]
-    for url, place in zip((latents, texts), there, strict=True):
-        upload(Path(url), place)
-    options = {"cache": tmp_path, "cache_nbytes": 1 << 30, "fields": ALL}
-    for _ in range(2):
-        assert_same(load(there[0], join=there[1], **options), load(both, fields=ALL))
-    assert_same(load(latents, join=there[1]), load(both))

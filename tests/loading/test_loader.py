@@ -28,7 +28,6 @@ from wdsprep.dataset.reindex import index
 from wdsprep.encoding.models.noise import noise_keys, normal
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, StoreError, UsageError
 from wdsprep.loading.options import Stream
-from wdsprep.loading.shard_access import local as shelf
 
 BATCH = 32
 
@@ -75,18 +74,6 @@ def test_values_are_those_numpy_reads_from_the_tar(
             assert batch["json"][row] == json.loads(stored[f"{key}.json"])
 
 
-def test_batches_of_more_rows_than_are_read_at_once_are_whole(data: str) -> None:
-    stored = {
-        key: latent
-        for batch in load(data, epochs=2)
-        for key, latent in zip(batch["key"], batch["latent"], strict=True)
-    }
-    first, second = load(data, global_batch=300, epochs=2)  # the first is read in small parts
-    for batch in (first, second):
-        assert sorted(batch["key"]) == sorted(stored)
-        assert torch.equal(batch["latent"], torch.stack([stored[key] for key in batch["key"]]))
-
-
 @pytest.mark.parametrize(
     "names", [("emb",), ("latent",), ("emb", "txt"), ("key",), ("latent", "json")]
 )
@@ -108,18 +95,6 @@ def test_a_batch_that_is_kept_does_not_change(data: str) -> None:
         for row, key in enumerate(batch["key"]):
             wanted = array_of(key, field("latent", LATENT))
             assert np.array_equal(batch["latent"][row].numpy(), wanted)
-
-
-def test_memory_of_a_batch_is_used_again_once_nobody_has_it(data: str) -> None:
-    places = {b["emb"].data_ptr() for b in load(data, epochs=20, threads=1, ahead=1)}
-    assert len(places) < 8  # of 180 batches
-
-
-def test_batches_on_the_cpu_are_the_same(data: str) -> None:
-    for one, other in zip(load(data, device="cpu", epochs=2), load(data, epochs=2), strict=True):
-        assert one["key"] == other["key"]
-        assert one["latent"].device.type == "cpu"
-        assert torch.equal(one["latent"], other["latent"])
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a GPU")
@@ -489,19 +464,6 @@ def test_captions_are_dropped_at_their_rate_and_the_same_after_a_resume(data: st
         assert one["txt"] == other["txt"][16:]
 
 
-def test_all_captions_may_be_dropped_and_none_where_there_are_none(
-    data: str, tmp_path: Path
-) -> None:
-    for batch in load(data, drop_text=1.0, fields=("emb", "txt")):
-        assert (batch["emb"] == 9).all()
-        assert not any(batch["txt"])
-    bare = write_latents(str(tmp_path), [BATCH], fields=(field("latent", LATENT),))
-    with pytest.raises(UsageError, match="--text none: leave out drop_text"):
-        load(bare, drop_text=0.1)
-    (batch,) = load(bare, drop_text=1, fields=("latent", "txt"))
-    assert not any(batch["txt"])
-
-
 # Damage
 
 
@@ -537,38 +499,6 @@ def test_a_missing_shard_is_an_error_or_replaced(
     assert caplog.text.count("the shard is missing") == 1
 
 
-def test_most_of_a_dataset_may_be_missing_but_not_all(tmp_path: Path) -> None:
-    url = write_latents(str(tmp_path), [20] * 40)
-    for number in range(38):
-        (tmp_path / f"256/{number:06d}.tar").unlink()
-    found = keys(load(url, skip_missing=True))
-    assert {int(key) // 20 for key in flat(found)} == {38, 39}
-    ranks = [load(url, skip_missing=True, rank=r, world_size=2, threads=1) for r in range(2)]
-    assert [one + other for one, other in zip(*map(keys, ranks), strict=True)] == found
-    for number in range(38, 40):
-        (tmp_path / f"256/{number:06d}.tar").unlink()
-    with pytest.raises(NotFoundError, match="all its shards are missing"):
-        keys(load(url, skip_missing=True))
-
-
-def test_an_index_of_another_length_is_an_error_that_leaves_no_file_open(tmp_path: Path) -> None:
-    url = write_latents(str(tmp_path))
-    os.truncate(tmp_path / "256/000002.tar.idx", 59 * 8)
-    for _ in range(3):
-        with pytest.raises(FormatError, match=r"000002.tar.idx has 58 samples, not 60"):
-            keys(load(url))
-    gc.collect()
-    files = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
-    assert str(tmp_path / "256/000002.tar") not in files
-
-
-def test_a_cut_shard_is_replaced_from_where_it_ends(tmp_path: Path) -> None:
-    url = write_latents(str(tmp_path))
-    path = tmp_path / "256/000002.tar"
-    os.truncate(path, path.stat().st_size // 2)
-    assert len(flat(keys(load(url)))) == 9 * BATCH
-
-
 # Raw samples, images, foreign tars
 
 
@@ -599,12 +529,6 @@ def test_raw_mode_resumes_at_any_sample(data: str) -> None:
         again = load(data, raw=True)
         again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
         assert [sample["__key__"] for sample in again] == whole[stop:]
-
-
-def test_raw_samples_are_as_stored_and_nothing_else_is_asked_of_them(data: str) -> None:
-    for option in ({"drop_text": 0.5}, {"pixels": 64}, {"fields": ("emb",)}, {"device": "cpu"}):
-        with pytest.raises(UsageError, match="raw=True"):
-            load(data, raw=True, **option)
 
 
 def test_foreign_tars_that_are_written_anew_are_indexed_anew(
@@ -675,17 +599,6 @@ def test_foreign_tars_load_raw_and_as_crops(tmp_path: Path) -> None:
         n = int(key.split("_")[1])
         assert text == str(n)
         assert pixels[:, 8, 8].tolist() == [n, 2 * n, 3 * n]
-
-
-def test_a_shard_stays_open_until_it_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However few may be open, and whatever other threads open meanwhile."""
-    url = write_latents(str(tmp_path), (5,) * 40)
-    options = {"global_batch": 50, "run": 1, "window": 8, "epochs": 6}
-    wanted = keys(load(url, **options))
-    monkeypatch.setattr(shelf, "OPEN_SHARDS", 1)
-    assert keys(load(url, threads=8, ahead=12, **options)) == wanted
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe"])

@@ -169,13 +169,6 @@ def test_a_run_of_stops_with_other_ranks_and_workers_is_the_run_without_any(
     assert (np.stack(seen) == table(order.steps(0, len(seen)))).all()
 
 
-def test_an_order_keeps_nothing_that_changes_what_it_serves() -> None:
-    order = Order(streams=(stream("a", 5, 6, 7), stream("b", 9)), global_batch=8, seed=3)
-    expected = table(order.steps(0, 40))
-    for step in random.Random(0).sample(range(40), 40):
-        assert (table(order.step(step)) == expected[step]).all()
-
-
 def test_epochs_are_runs_of_steps_and_drop_nothing() -> None:
     order = Order(streams=(stream("a", 10, 15),), global_batch=8)
     assert order.steps_per_epoch == 3
@@ -227,21 +220,6 @@ def test_an_epoch_holds_the_wanted_amounts() -> None:
     assert order.steps_per_epoch == 255
     counts = np.bincount(order.steps(0, 255).stream.ravel())
     assert np.abs(counts - [1000, 1250, 300]).max() <= 1
-
-
-def test_weights_are_proportions_whatever_the_sizes() -> None:
-    order = Order(
-        streams=(stream("a", 10, weight=0.1), stream("b", 90, weight=0.3)), global_batch=4
-    )
-    assert order.steps_per_epoch == 25
-    assert np.bincount(order.steps(0, 100).stream.ravel()).tolist() == [100, 300]
-
-
-def test_every_batch_is_of_one_stream_when_homogeneous() -> None:
-    streams = (stream("a", 50), stream("b", 100), stream("c", 7))
-    found = Order(streams=streams, global_batch=6, homogeneous=True).steps(0, 157).stream
-    assert (found == found[:, :1]).all()
-    assert np.bincount(found[:, 0]).tolist() == [50, 100, 7]
 
 
 def test_shares_of_any_precision_stay_exact_or_small() -> None:
@@ -410,35 +388,11 @@ def test_a_slot_serves_runs_of_neighbours() -> None:
     assert len(requests(alone, 2)) > 64 * 32 * 0.7
 
 
-def test_a_small_window_is_permuted_sample_by_sample() -> None:
-    """Runs leave 16 of them in a window, and 31 samples are too few for that."""
-    for sizes, run in (([31] * 64, 30), ([500] * 64, 8)):
-        kinds = [Order(streams=(stream("a", *sizes),), global_batch=64, run=r) for r in (1, run)]
-        one, other = (table(order.steps(0, 31)) for order in kinds)
-        assert (one == other).all() == (run == 30)
-
-
 def test_a_rank_stays_with_few_windows() -> None:
     """16 steps of a rank that holds 8 of the 64 slots: 8 windows, each a range or two."""
     order = Order(streams=(stream("a", *[1000] * 500),), global_batch=1024)
     assert len(requests(order, 16, rank=3, world=8)) <= 8 * 2 + 1
     assert sum(map(len, requests(order, 16, rank=3, world=8))) == 8 * 256
-
-
-def test_blocks_and_slots_come_from_the_batch_alone() -> None:
-    def made(batch: int) -> tuple[int, int]:
-        order = Order(streams=(stream("a", 9),), global_batch=batch)
-        return order.slots, order.block
-
-    assert [made(n) for n in (1, 63, 64, 96, 127, 1000, 1024)] == [
-        (1, 1),
-        (63, 1),
-        (64, 1),
-        (96, 1),
-        (127, 1),
-        (100, 10),
-        (64, 16),
-    ]
 
 
 # Shuffling, measured by `tools/bench order`

@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import pickle
-import re
 import subprocess
 import sys
 from collections import deque
@@ -21,7 +20,7 @@ import wdsprep
 from tests.kit.cache_processes import forked
 from tests.kit.latent_sets import keys, write_latents
 from tests.kit.paths import ROOT
-from wdsprep.errors import FingerprintError, UsageError
+from wdsprep.errors import UsageError
 
 pytestmark = pytest.mark.system
 
@@ -96,21 +95,6 @@ def test_workers_that_outlive_a_broken_iteration_do_not_guess(data: str, statefu
         keys(loader)
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("workers", [1, 2, 3, 20])
-@pytest.mark.parametrize("stop", [21, 286])  # in the second step; before the last two samples
-def test_dataloader_workers_keep_the_order_of_raw_samples(
-    data: str, workers: int, stop: int
-) -> None:
-    options = {"raw": True, "epochs": 2, "rank": 1, "world_size": 2}
-    whole = [sample["__key__"] for sample in load(data, **options)]
-    loader = load(data, **options)
-    for _ in itertools.islice(loader, stop):
-        pass
-    found = DataLoader(loader, batch_size=None, num_workers=workers)
-    assert [sample["__key__"] for sample in found] == whole[stop:]
-
-
 def whole_of(url: str, epochs: int) -> dict[str, torch.Tensor]:
     return {
         key: emb
@@ -181,16 +165,6 @@ def test_a_fork_of_the_trainer_takes_nothing_from_it(data: str) -> None:
     assert all(right(batch, wanted) for batch in kept)
 
 
-def test_workers_use_their_memory_again(data: str) -> None:
-    loader = DataLoader(load(data, epochs=20, threads=1), batch_size=None, num_workers=2)
-    places = {batch["emb"].data_ptr() for batch in loader}
-    assert len(places) < 40
-    new = DataLoader(load(data, threads=1), batch_size=None, num_workers=1)
-    keys(new)
-    mapped = re.findall(r"/torch_(\d+)_", Path("/proc/self/maps").read_text())
-    assert len(set(mapped)) == 1  # of the processes whose memory a trainer keeps
-
-
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 @pytest.mark.parametrize(("workers", "stop"), [(0, 5), (2, 5), (2, 12)])
 def test_torchdata_resumes_its_workers_in_the_middle_of_an_epoch(
@@ -205,24 +179,3 @@ def test_torchdata_resumes_its_workers_in_the_middle_of_an_epoch(
     resumed = made()
     resumed.load_state_dict(pickle.loads(pickle.dumps(first.state_dict())))
     assert keys(resumed) == whole[stop:]
-
-
-def test_the_state_of_a_worker_is_for_that_worker(
-    data: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Info:
-        id, num_workers = 1, 2
-
-    with monkeypatch.context() as patch:
-        patch.setattr("wdsprep.loading.loader.get_worker_info", lambda: Info)
-        worker = load(data)
-        keys(worker, 2)
-        again = load(data)
-        again.load_state_dict(worker.state_dict())
-        Info.num_workers = 3
-        with pytest.raises(FingerprintError, match="worker 1 of 2"):
-            next(iter(again))
-        with pytest.raises(UsageError, match="pin_memory"):
-            next(iter(load(data, device="cpu")))
-    with pytest.raises(FingerprintError, match="worker"):
-        next(iter(again))

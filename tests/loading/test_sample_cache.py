@@ -20,7 +20,7 @@ from tests.kit.latent_sets import write_latents
 from tests.kit.packs import tar_bytes, upload
 from tests.kit.paths import ROOT
 from wdsprep.dataset.reindex import index
-from wdsprep.errors import NotFoundError, StoreError, UsageError
+from wdsprep.errors import NotFoundError
 from wdsprep.loading.shard_access.sample_cache import CLAIM_S, STALE_S, Cache, CacheDir
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
@@ -229,14 +229,6 @@ def test_what_nobody_claims_gives_way_and_what_is_claimed_stays(tmp_path: Path) 
     assert (tmp_path / "of the user").exists()
 
 
-def test_a_smaller_limit_removes_what_is_too_much(tmp_path: Path) -> None:
-    data = Data("a")
-    data.read_all(Cache(CacheDir(folder=tmp_path, nbytes=100 * data.nbytes), data.contents))
-    limit = data.nbytes // 2
-    data.read_all(Cache(CacheDir(folder=tmp_path, nbytes=limit), data.contents))
-    assert sum(path.stat().st_blocks * 512 for path in tmp_path.iterdir()) <= limit
-
-
 def test_a_cache_that_fails_is_told_of_and_does_without(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -250,55 +242,3 @@ def test_a_cache_that_fails_is_told_of_and_does_without(
     assert data.read_all(cache) == data.nbytes
     assert caplog.text.count("the cache failed") == 1
     assert str(folder) in caplog.text
-
-
-def test_a_cut_tar_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
-    data = Data("a")
-    cache = Cache(CacheDir(folder=tmp_path, nbytes=ROOM), data.contents)
-    offsets = data.offsets[0]
-    data.read(cache, 0, 9, 10)
-
-    def cut(first: int, stop: int, buffer: memoryview) -> int:
-        there = data.part(0, first, stop)[:-700]
-        buffer[: len(there)] = there
-        return len(there)
-
-    found = bytearray(offsets[20])
-    count = cache.read(0, offsets, 0, 20, memoryview(found), cut)
-    assert found[:count] == data.part(0, 0, 20)[:-700]
-    assert data.read(cache, 0, 0, 20) == offsets[20] - offsets[19]
-
-
-def test_what_has_another_stamp_is_replaced_where_it_lies(tmp_path: Path) -> None:
-    """So it takes no more room, of which a full cache has none."""
-    data = Data("a")
-    where = CacheDir(folder=tmp_path, nbytes=data.nbytes)
-    cache = Cache(where, data.contents)
-    for _ in range(40):
-        data.read_all(cache)
-    lacking = data.read_all(Cache(where, data.contents))
-    assert data.nbytes / 20 < lacking < data.nbytes
-    new = Cache(where, data.contents)
-    assert data.read_all(new, stamp="written anew") == data.nbytes
-    assert data.read_all(new, stamp="written anew") <= lacking
-    assert sum(path.stat().st_blocks * 512 for path in tmp_path.iterdir()) <= where.nbytes
-
-
-def test_a_small_cache_fills_until_64_samples_are_free(tmp_path: Path) -> None:
-    data = Data("a")
-    for share, most in ((2, 0.0), (1, 0.6)):
-        folder = tmp_path / str(share)
-        folder.mkdir()
-        cache = Cache(CacheDir(folder=folder, nbytes=int(share * data.nbytes)), data.contents)
-        for _ in range(40):
-            data.read_all(cache)
-        assert data.read_all(cache) <= most * data.nbytes
-
-
-def test_a_cache_that_cannot_be_is_refused(data: str, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match="give another folder"):
-        load(data, cache=tmp_path / "file" / "below", cache_nbytes=ROOM)
-    for folder, nbytes in ((tmp_path, None), (None, 5), (tmp_path, 0), (tmp_path, 5)):
-        with pytest.raises(UsageError, match="cache_nbytes"):
-            load(data, cache=folder, cache_nbytes=nbytes)

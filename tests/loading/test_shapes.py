@@ -11,18 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 import wdsprep
 from tests.kit.latent_sets import EMB, array_of, field, flat, keys, write_latents
-from tests.kit.packs import upload
 from tests.kit.shape_sets import CELL, FIELDS, RESOLUTION, SHAPES, ShapeSet, write_shapes
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.shapes import Size
-from wdsprep.encoding.models.noise import noise_keys, normal
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.loading.options import Stream
-from wdsprep.loading.served_datasets import ImageShape
 
 BATCH = 8
 SQUARE = (RESOLUTION, RESOLUTION)
@@ -65,26 +61,6 @@ def test_a_batch_is_of_one_shape_and_holds_what_the_tar_has(data: ShapeSet) -> N
     assert len(seen) >= len(SHAPES) - 1
 
 
-@pytest.mark.parametrize("names", [("shape",), ("key", "latent"), ("txt", "json", "shape", "emb")])
-def test_only_what_is_asked_for(data: ShapeSet, names: tuple[str, ...]) -> None:
-    for batch, whole in zip(load(data.url, fields=names), load(data.url), strict=True):
-        assert tuple(batch) == names
-        assert batch.get("shape", whole["shape"]) == whole["shape"]
-        assert "latent" not in batch or torch.equal(batch["latent"], whole["latent"])
-        assert "json" not in batch or [facts["key"] for facts in batch["json"]] == whole["key"]
-
-
-def test_workers_and_devices_give_the_same_batches(data: ShapeSet) -> None:
-    whole = list(load(data.url))
-    moved = load(data.url, device="cpu", threads=1, ahead=0)
-    workers = DataLoader(load(data.url), batch_size=None, num_workers=2)
-    for one, two, three in zip(whole, moved, workers, strict=True):
-        assert isinstance(three["shape"], ImageShape)
-        for name, value in one.items():
-            for other in (two[name], three[name]):
-                assert torch.equal(value, other) if name in ("latent", "emb") else value == other
-
-
 def test_captions_of_true_length_are_padded_in_every_shape(tmp_path: Path) -> None:
     emb = field("emb", (9, 16), "bfloat16", is_variable=True)
     made = write_shapes(str(tmp_path), fields=(FIELDS[0], emb))
@@ -99,29 +75,6 @@ def test_captions_of_true_length_are_padded_in_every_shape(tmp_path: Path) -> No
             if not is_dropped:
                 found = batch["emb"][row, :count].view(torch.int16).numpy().view("<u2")
                 assert np.array_equal(found, wanted)
-
-
-def test_moments_are_sampled_in_their_shape(tmp_path: Path) -> None:
-    made = write_shapes(str(tmp_path), moments=True)
-    for step, batch in enumerate(load(made.url)):
-        height, width = batch["shape"]
-        channels, *sides = latent_of((width, height)).shape
-        noise = normal(noise_keys(0, [f"{step}:{key}" for key in batch["key"]]), (4, *sides))
-        for row, key in enumerate(batch["key"]):
-            stored = torch.from_numpy(array_of(key, latent_of((width, height), 2 * channels)))
-            mean, logvar = stored.float().chunk(2)
-            wanted = (mean + (0.5 * logvar).exp() * noise[row] - 0.1) * 0.18215
-            assert torch.allclose(batch["latent"][row].float(), wanted, atol=1e-3)
-
-
-def test_raw_samples_come_in_the_same_order(data: ShapeSet) -> None:
-    raw = load(data.url, raw=True)
-    assert [sample["__key__"] for sample in raw] == flat(keys(load(data.url)))
-
-
-def test_batches_of_many_shapes_share_their_memory(data: ShapeSet) -> None:
-    places = {batch["latent"].data_ptr() for batch in load(data.url, epochs=4, fields="latent")}
-    assert len(places) < 24  # of 7 shapes, some of which are of another area
 
 
 # The order
@@ -264,16 +217,6 @@ def test_a_state_of_other_data_says_which_dataset_differs(data: ShapeSet, tmp_pa
         load(data.url).load_state_dict(grouped)
 
 
-def test_a_loader_says_what_it_serves(data: ShapeSet) -> None:
-    loader = load([data.url])
-    samples = len(data.shape_of)
-    steps = samples // BATCH
-    told = f"{data.url!r}: {samples} samples in 7 shapes, {steps} steps of 8 an epoch"
-    assert repr(loader) == f"<Loader {told}; at step 0, epoch 0>"
-    manifest = Manifest.from_bytes(Path(data.url, "wdsprep.json").read_bytes(), "")
-    assert loader.urls() == [f"{data.url}/{shard.name}" for shard in manifest.shards]
-
-
 def test_counts_that_do_not_add_up_are_refused(data: ShapeSet, tmp_path: Path) -> None:
     url = str(shutil.copytree(data.url, tmp_path / "copy"))
     path = Path(url, "wdsprep.json")
@@ -313,34 +256,8 @@ def test_a_damaged_sample_is_replaced_by_one_of_its_shape(
     assert f"{shards[0]}: sample 0 cannot be served" in " ".join(lines)
 
 
-def test_a_missing_shard_is_replaced_in_every_shape_and_told_once(
-    data: ShapeSet, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    url = str(shutil.copytree(data.url, tmp_path / "copy"))
-    lost = sorted(Path(url, "64").glob("*.tar"))[1]
-    lost.unlink()
-    with pytest.raises(NotFoundError, match="is missing"):
-        list(load(url, epochs=2))
-    for batch in load(url, epochs=2, skip_missing=True):
-        assert_right(batch, data.shape_of)
-    assert sum("the shard is missing" in one.getMessage() for one in caplog.records) == 1
-
-
 def test_a_shape_of_which_nothing_is_left_says_which(data: ShapeSet, tmp_path: Path) -> None:
     url = str(shutil.copytree(data.url, tmp_path / "copy"))
     sorted(Path(url, "64").glob("*.tar"))[3].unlink()  # which has the one sample of 32x128
     with pytest.raises(NotFoundError, match=r"\(32x128\): all its shards are missing"):
         list(load(url, epochs=40, skip_missing=True))
-
-
-def test_s3_and_its_cache_give_what_a_folder_gives(
-    data: ShapeSet, bucket: str, tmp_path: Path
-) -> None:
-    url = f"s3://{bucket}/latents"
-    upload(Path(data.url), url)
-    whole = list(load(data.url))
-    cached = {"cache": tmp_path, "cache_nbytes": 1 << 30}
-    for options in ({}, cached, cached):
-        for one, other in zip(load(url, **options), whole, strict=True):
-            assert (one["key"], one["shape"]) == (other["key"], other["shape"])
-            assert torch.equal(one["latent"], other["latent"])

@@ -34,13 +34,6 @@ from wdsprep.encoding.options import Encode
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.loading.streaming.pieces import FILL, PIECE, Pieces, StreamRoom
-from wdsprep.loading.streaming.stages import WorkerStats
-from wdsprep.loading.streaming.trainer import (
-    RECENT_S,
-    WorkerProgress,
-    describe_stage,
-    worker_error,
-)
 
 # What Ray Data says to itself when it makes its own context, and its threads when they end:
 pytestmark = [
@@ -156,11 +149,6 @@ def test_a_stream_of_many_shapes_and_mirror_images_is_that_of_stored_ones(
     assert whole
     assert whole.items() <= tars(stored).items()
     assert {*tree(kept)} <= {*tree(stored)}
-
-
-def test_a_stream_is_shown_as_it_was_given() -> None:
-    assert repr(wdsprep.Stream("a/b", weight=3)) == "Stream('a/b', weight=3)"
-    assert repr(wdsprep.Stream(Path("a"), buckets=[256])) == "Stream('a', buckets=[256])"
 
 
 def test_text_that_is_joined_is_read_by_the_trainer_and_a_stream_ends_with_its_pace(
@@ -331,27 +319,6 @@ def test_pieces_are_as_large_as_the_object_store_has_room_for(resolution: int, t
         assert most * each * pieces <= FILL * nbytes or most == 1
         assert (most + 1) * each * pieces > FILL * nbytes or most == PIECE
     assert StreamRoom.from_store(0, resolution, arrays).piece_limit(12) == 1
-
-
-def test_a_worker_that_is_gone_does_not_count_for_ever() -> None:
-    gone, here = (WorkerStats(stage="encode", worker=f"host:{n}") for n in range(2))
-    for worked in (gone, here):
-        worked.samples, worked.busy_s, worked.wall_s = 100, 5.0, 10.0
-    stage = describe_stage(
-        "encode", [WorkerProgress(gone, 10.0), WorkerProgress(here, 11.0 + RECENT_S)]
-    )
-    assert (len(stage.workers), stage.rate, stage.busy) == (2, 10.0, 0.5)
-
-
-def test_what_a_worker_has_to_say_is_said_by_the_trainer() -> None:
-    def fail() -> None:
-        raise errors.NotFoundError("shard 7 is gone: bring it back")
-
-    with pytest.raises(ray.exceptions.RayError) as caught:
-        ray.get(ray.remote(fail).remote())
-    reason = worker_error(caught.value)
-    assert type(reason) is errors.NotFoundError
-    assert str(reason) == "shard 7 is gone: bring it back"
 
 
 def test_a_state_of_another_order_is_refused_before_anything_begins(images: Path) -> None:

@@ -1,7 +1,6 @@
 """Datasets of some samples of others: any samples of each shard, as a dataset of their own."""
 
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -123,13 +122,3 @@ def test_the_order_of_a_part_is_one_for_all_worlds_and_no_other_parts(
     for other in ([], [keeping(whole, 0.5, 3)]):
         with pytest.raises(FingerprintError, match="stream 0"):
             load_selected(monkeypatch, url, *other).load_state_dict(state)
-
-
-def test_a_part_may_be_sent_to_another_process(tmp_path: Path) -> None:
-    (whole,) = open_datasets(write_latents(str(tmp_path)))
-    part = select(whole, keeping(whole, 0.5))
-    assert part is not None
-    again = pickle.loads(pickle.dumps(part))
-    some = np.zeros(3, np.int64), np.arange(3)
-    for one, other in zip(part.selection.locate(*some), again.selection.locate(*some), strict=True):
-        assert one.tolist() == other.tolist()

@@ -5,11 +5,8 @@ import itertools
 import logging
 import tarfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -18,23 +15,13 @@ from torch.utils.data import DataLoader
 
 import wdsprep
 from tests.kit.latent_sets import array_of, field, npy, write_latents
-from tests.kit.packs import upload
 from tests.kit.slow_reads import WAYS, read_in_way
 from wdsprep.dataset.latent_scaling import normalise, patchify
-from wdsprep.dataset.npy_arrays import Field, layout
-from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.npy_arrays import layout
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.write import header
-from wdsprep.encoding.models.base import TENSORS
 from wdsprep.encoding.models.noise import noise_keys, normal
 from wdsprep.errors import UsageError
-from wdsprep.images.crop import NO_PIXELS, Crop
-from wdsprep.images.nearest_shape import Fit
-from wdsprep.loading.batch_memory import Batch
-from wdsprep.loading.on_the_fly.encoded_batches import BatchBuilder, EncodedRow
-from wdsprep.loading.padding import PaddedRows
-from wdsprep.loading.streaming.stages import PieceMetadata, join_rows, pack_piece
-from wdsprep.loading.streaming.trainer import PieceCollate
 
 BATCH, LENGTH = 32, 40
 EMB = field("emb", (LENGTH, 24), "bfloat16", is_variable=True)
@@ -182,48 +169,6 @@ def test_what_a_trainer_writes_into_padding_is_gone_with_its_batch(data: str) ->
         batch["emb"].add_(1)
 
 
-def test_memory_of_padded_rows_is_used_again_once_nobody_has_it(data: str) -> None:
-    places = {b["emb"].data_ptr() for b in load(data, epochs=20, threads=1, ahead=1)}
-    assert len(places) < 8  # of 180 batches
-
-
-def test_padding_is_cleared_as_far_as_it_was_used(tmp_path: Path) -> None:
-    """Of memory that nobody wrote to, no more: a third of all padding, where lengths are even."""
-    wide = field("emb", (LENGTH, 2400), is_variable=True)
-    url = write_latents(str(tmp_path), [128], fields=(wide,))
-    cleared: list[int] = []
-    plain = PaddedRows.close
-
-    def close(self: PaddedRows, rows: list[int], ends: np.ndarray, come: np.ndarray) -> None:
-        cleared.extend(np.maximum(come, self._dirty[rows]) - ends)
-        plain(self, rows, ends, come)
-
-    with patch.object(PaddedRows, "close", close):
-        for batch in load(url, epochs=8, threads=1, ahead=1):
-            assert not batch["emb"][~batch["mask"]].any()
-    assert np.mean(cleared[-500:]) < 0.5 * wide.array_nbytes / 2
-
-
-@pytest.mark.parametrize("pad", ["full", "longest"])
-def test_workers_send_what_threads_read(data: str, pad: str) -> None:
-    options = {"pad": pad, "fields": ALL, "epochs": 2, "global_batch": 12}
-    workers = DataLoader(load(data, threads=1, **options), batch_size=None, num_workers=2)
-    assert_same(workers, load(data, **options))
-    kept = list(DataLoader(load(data, threads=1, **options), batch_size=None, num_workers=1))
-    assert_same(kept, load(data, **options))
-
-
-def test_s3_and_its_cache_give_what_a_folder_gives(data: str, bucket: str, tmp_path: Path) -> None:
-    url = f"s3://{bucket}/latents"
-    upload(Path(data), url)
-    cached = {"cache": tmp_path, "cache_nbytes": 1 << 30}
-    for options in ({}, cached, cached, {"pad": "longest"}):
-        for names in (None, ALL):
-            more = {"pad": options["pad"]} if "pad" in options else {}
-            found = load(url, fields=names, epochs=2, **options)
-            assert_same(found, load(data, fields=names, epochs=2, **more))
-
-
 @pytest.mark.parametrize("pad", ["full", "longest"])
 def test_a_caption_that_is_dropped_has_the_mask_of_the_empty_one(data: str, pad: str) -> None:
     """And what is made of sizes stays."""
@@ -265,11 +210,6 @@ def test_streams_of_other_lengths_keep_to_themselves(data: str, tmp_path: Path) 
         load(data, pad="short")
     with pytest.raises(UsageError, match="leave out the other options"):
         load(data, raw=True, pad="longest")
-
-
-def test_raw_samples_are_as_stored(data: str) -> None:
-    for sample in load(data, raw=True):
-        assert sample["emb.npy"] == npy(array_of(sample["__key__"], EMB))
 
 
 # Damage
@@ -322,20 +262,6 @@ def test_a_sample_of_a_damaged_length_is_replaced_and_nothing_shifts(
     assert "000001.tar: sample 7 cannot be served" in caplog.text
 
 
-def test_a_length_beyond_the_end_of_its_sample_is_damage(tmp_path: Path) -> None:
-    """The array would reach into the next sample."""
-    wide = field("emb", (LENGTH, 2400), is_variable=True)
-    url = write_latents(str(tmp_path), [BATCH * 2], fields=(wide,))
-    path = tmp_path / "256/000000.tar"
-    index = np.fromfile(f"{path}.idx", "<u8")
-    bad = next(key for key in (f"{n:012d}" for n in range(64)) if len(array_of(key, wide)) < 20)
-    with path.open("r+b") as file:
-        file.seek(int(index[int(bad)]))
-        file.write(header(f"{bad}.emb.npy", 128 + 39 * wide.row_nbytes) + wide.header_for(39))
-    for batch in load(url):
-        assert bad not in batch["key"]
-
-
 # Latents whose scale and shift are by channel, and whose cells are folded
 
 
@@ -380,39 +306,3 @@ def test_moments_give_what_would_have_been_stored(tmp_path: Path, dtype: str) ->
 
 
 # Arrays that are made on the way
-
-
-def encoded(key: str, fields: tuple[Field, ...]) -> EncodedRow:
-    """A sample as models give it: tensors of true length, by member."""
-    arrays = {}
-    for item in fields:
-        values = torch.from_numpy(array_of(key, item).view("<i2"))
-        arrays[item.name] = values.view(TENSORS[item.dtype])
-    crop = Crop(pixels=NO_PIXELS, width=90, height=80, fit=Fit(64, 64, 72, 64))
-    tokens = SimpleNamespace(count=5, cut=False)
-    result: Any = SimpleNamespace(crop=crop, tokens=tokens, arrays=arrays)
-    return EncodedRow(key, Sample(source="a", image=b"", captions=("b",)), result, 0, int(key))
-
-
-@pytest.mark.parametrize("pad", ["full", "longest"])
-def test_rows_that_are_encoded_make_the_batches_of_stored_ones(data: str, pad: str) -> None:
-    """As they come from the models, or in pieces from the other end of a stream."""
-    names = ("latent", "pooled", "emb", "mask", "time_ids", "key")
-    made_by_models = (FIELDS[0], *FIELDS[2:])
-    options = {"fields": names, "pad": pad, "drop_text": 0.3, "global_batch": 10}
-    plan = load(data, **options).plan
-    builder, collate = BatchBuilder(plan), PieceCollate(SimpleNamespace(plan=plan))  # type: ignore[arg-type]
-    for step, batch in enumerate(load(data, **options)):
-        read = Batch(step, 0, [0] * 10, [0] * 10, [0] * 10)
-        rows = [encoded(key, made_by_models) for key in batch["key"]]
-        pieces = []
-        for some in (rows[:7], rows[7:]):
-            arrays, lengths = join_rows(made_by_models, [row.result.arrays for row in some])
-            facts = PieceMetadata(batch=read, lengths=lengths)
-            pieces.append(collate(pack_piece(1, facts, arrays)).arrays)
-        bare = [replace(row, result=SimpleNamespace(**vars(row.result))) for row in rows]  # type: ignore[arg-type]
-        for row in bare:
-            row.result.arrays = {}  # type: ignore[misc]
-        wanted = {**batch, "time_ids": torch.tensor([[80, 90, 0, 4, 64, 64]] * 10).int()}
-        assert_same([builder.build(read, rows).out], [wanted])
-        assert_same([builder.build(read, bare, pieces).out], [wanted])

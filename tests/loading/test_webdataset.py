@@ -97,29 +97,6 @@ def test_workers_keep_the_order_and_steps_can_be_counted(
     assert keys(batches(step=3)) == order[3 * BATCH :]
 
 
-def test_workers_that_make_batches_have_each_sample_once(data: str, order: list[str]) -> None:
-    made = keys(DataLoader(behind(raw(data)), batch_size=BATCH, num_workers=2))
-    assert sorted(made) == sorted(order)
-
-
-def test_ranks_share_the_samples_of_a_pipeline(data: str, order: list[str]) -> None:
-    """Where webdataset by itself wants a splitter, and as many shards."""
-    shares = [
-        list(DataLoader(behind(raw(data, rank=rank, world_size=2)), batch_size=BATCH // 2))
-        for rank in range(2)
-    ]
-    assert keys(batch for both in zip(*shares, strict=True) for batch in both) == order
-
-
-def test_a_mixture_feeds_a_pipeline(data: str, tmp_path: Path) -> None:
-    other = write_latents(str(tmp_path / "other"), (24,), base=1_000)
-    streams = [wdsprep.Stream(data, weight=1), wdsprep.Stream(other, weight=1)]
-    found = keys(DataLoader(behind(raw(streams)), batch_size=BATCH))
-    mixed = wdsprep.load(streams, global_batch=BATCH)
-    assert found == [key for batch in mixed for key in batch["key"]]
-    assert {int(key) >= 1_000 for key in found} == {True, False}
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # its open files
 def test_plain_webdataset_reads_every_shard_that_inspect_names(tmp_path: Path) -> None:
     images = pack(photos(tmp_path / "photos", 24), tmp_path / "images", "--samples-per-shard", "5")

@@ -25,7 +25,6 @@ from tests.kit.packs import (
     temporaries,
     touch,
     tree,
-    upload,
     wait_gone,
     write_files,
 )
@@ -164,18 +163,6 @@ def test_killed_on_s3_the_objects_are_those_of_an_undisturbed_run(
     done = run_pack(album, out, *TWENTY)
     assert done.returncode == 0, done.stderr
     assert tree(out) == undisturbed
-
-
-def test_killed_from_s3_to_s3_it_resumes(tmp_path: Path, bucket: str) -> None:
-    source, out = f"s3://{bucket}/in", f"s3://{bucket}/out"
-    upload(photos(tmp_path / "in", 45), source)
-    run = Run(source, out)
-    if run.wait(1.2):
-        run.send(signal.SIGKILL, whole_group=True)
-    run.end()
-    done = run_pack(source, out, *TWENTY)
-    assert done.returncode == 0, done.stderr
-    assert tars(out) == tars(pack(tmp_path / "in", tmp_path / "out", *TWENTY))
 
 
 def test_the_hold_of_a_killed_worker_goes_where_nothing_else_is_left_to_do(tmp_path: Path) -> None:

@@ -231,12 +231,6 @@ def test_appended_tars_and_tables_become_new_slices(tmp_path: Path) -> None:
         check_dataset(out)
 
 
-def test_append_to_nothing_is_a_first_run(tmp_path: Path) -> None:
-    source = photos(tmp_path / "in", 5)
-    one, two = pack(source, tmp_path / "one"), pack(source, tmp_path / "two", "--append")
-    assert tree(one) == tree(two)
-
-
 def test_overwrite_starts_over_and_removes_its_own_files_alone(tmp_path: Path) -> None:
     source = photos(tmp_path / "in", 45)
     out = pack(source, tmp_path / "out", *TWENTY)
@@ -320,19 +314,6 @@ def test_a_limit_takes_the_first_samples_and_can_be_lifted(tmp_path: Path) -> No
     pack(source, small, *TWENTY, "--append")
     assert len(samples_of(small)) == 50
     check_dataset(small)
-
-
-@pytest.mark.system
-def test_a_limit_cuts_a_tar_and_a_table(tmp_path: Path) -> None:
-    for shard in range(3):
-        files = [(f"{n}.jpg", jpeg(n)) for n in range(4)]
-        write_files(tmp_path / "tars", {f"{shard}.tar": tar_bytes(files)})
-    rows = [{"jpg": jpeg(n), "text": str(n)} for n in range(12)]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet", row_group_size=4)
-    for source in ("tars", "t.parquet"):
-        out = pack(tmp_path / source, tmp_path / f"out-{source}", "--limit", "6")
-        assert len(samples_of(out)) == 6
-        check_dataset(out)
 
 
 def test_output_and_source_must_lie_apart(tmp_path: Path) -> None:

@@ -119,19 +119,3 @@ def test_each_machine_of_a_cluster_has_its_own_bound_on_requests(
         pack(table, tmp_path / "out", *OPTIONS, "--timeout", "60", *on, workers=2)
     assert crowd.most == 2 * a_machine
     assert len(list((tmp_path / "out/receipts").iterdir())) == 4
-
-
-def test_onto_s3_it_is_the_same_after_a_kill_and_after_a_retry(
-    table: Path,
-    site: tuple[Site, WebServer],
-    wanted: tuple[dict[str, bytes], dict[str, bytes]],
-    bucket: str,
-) -> None:
-    behaviour, server = site
-    out = f"s3://{bucket}/out"
-    pack_in_two_attempts(table, out, server)
-    assert tree(out) == wanted[0]
-    behaviour.is_mended = True
-    pack(table, out, *OPTIONS, "--retry-rejected", workers=2)
-    behaviour.is_mended = False
-    assert tree(out) == wanted[1]

@@ -21,14 +21,6 @@ def share(plan: PackWorkerPlan) -> tuple[int, int]:
     return plan.fetch.in_flight, plan.fetch.per_host
 
 
-def test_files_need_no_share_of_requests() -> None:
-    assert plan_workers(WantedWorkers(workers=8), slices=3, fetch=None) == PackWorkerPlan(
-        workers=3, threads=2
-    )
-    ray = plan_workers(WantedWorkers(workers=0, node_cpus=8), slices=3, fetch=None)
-    assert ray == PackWorkerPlan(workers=0, threads=1)
-
-
 def test_local_workers_share_the_bounds_of_their_machine() -> None:
     assert share(local(1)) == (256, 8)
     assert share(local(2)) == (128, 4)

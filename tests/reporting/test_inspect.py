@@ -9,9 +9,9 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from tests.kit.damaged import check, pack_here, source_of_photos
+from tests.kit.damaged import pack_here, source_of_photos
 from tests.kit.latent_sets import field, layout, npy, receipt_of, write_shard
-from tests.kit.packs import manifest_of, tree, upload
+from tests.kit.packs import manifest_of, tree
 from wdsprep.cli import main
 from wdsprep.cli.output.inspect import settings_lines
 from wdsprep.dataset.coarse_histograms import bin_name, quantile
@@ -23,7 +23,7 @@ from wdsprep.dataset.stored_dataset import open_dataset
 from wdsprep.dataset.tar.read import file_tape, read_samples
 from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.reporting.inspect import FoundSample, find_sample, inspect, member_facts
-from wdsprep.reporting.overview import overview, patterns
+from wdsprep.reporting.overview import patterns
 from wdsprep.sources.patterns import expand_braces
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
@@ -214,23 +214,3 @@ def test_a_quantile_is_the_range_that_holds_it() -> None:
         assert ends is not None
         assert ends[0] <= number <= ends[1] <= max(2 * ends[0], 0)
     assert quantile(counts, "caption", 0.5) is None
-
-
-def test_on_s3_as_on_a_disk(images: Path, bucket: str) -> None:
-    url = f"s3://{bucket}/images"
-    upload(images, url)
-    assert overview(open_dataset(url)[1]) == overview(manifest_of(images))
-    key, fields = list(every_sample(images))[-1]
-    found = find(url, key)
-    assert isinstance(found, FoundSample)
-    assert found.members == fields
-    assert not check(url).findings
-    store = open_store(url)
-    shard = manifest_of(images).shards[0].name
-    for name in (shard, f"{shard}.idx", "receipts/000001.json"):
-        whole = store.read(name)
-        write_bytes(store, name, whole[:-9] + bytes([whole[-9] ^ 4]) + whole[-8:])
-        assert [finding.name for finding in check(url).findings] == [name]
-        write_bytes(store, name, whole)
-    store.delete(shard)
-    assert [str(f.kind.value) for f in check(url, quick=True).findings] == ["missing"]

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
@@ -24,14 +23,11 @@ from tests.kit.pretend import (
 )
 from tests.kit.serving import serving
 from wdsprep.dataset.file_names import MANIFEST
-from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.receipts import Receipts
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.pending_shards import PackedShards, largest_first, pending_shards
 from wdsprep.runners.base import Finished
 from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write
 from wdsprep.runners.schedule import drive
-from wdsprep.store import open_store
 from wdsprep.store.s3.listing import quicken_listings
 
 
@@ -62,11 +58,6 @@ def test_a_driver_that_is_killed_leaves_few_receipts_that_its_manifest_does_not_
     assert written[-1] == len(outcome.manifest.receipts) == 2_000
     assert all(later - sooner <= max(100, sooner // 4) for sooner, later in pairwise(written))
     assert sum(written) < 6 * 2_000
-
-
-def test_what_another_driver_has_written_meanwhile_stays_until_the_end() -> None:
-    store = whole_run(500, 10, theirs=manifest_of(300).to_bytes(), checkpoint=100)[1]
-    assert store.units_written == [500]
 
 
 @pytest.mark.parametrize("workers", [10, 1_000])
@@ -101,21 +92,6 @@ def test_memory_grows_by_less_than_a_kilobyte_a_shard() -> None:
 (SHARD,) = units(1)
 
 
-def test_a_packed_shard_is_the_same_shard() -> None:
-    cut = replace(SHARD, item=replace(SHARD.item, take=7, extra="caption\n.txt"))
-    for shard in (SHARD, cut):
-        assert type(shard).from_bytes(shard.to_bytes()) == shard
-
-
-def test_shards_are_given_largest_first() -> None:
-    manifest = Manifest(dataset="latents", settings=SETTINGS)
-    left = pending_shards(Shelf(), manifest, units(9), units(9))
-    assert [shard.item.samples for shard in PackedShards.take_from(left.shards).hand_out()] == [
-        *(9_919, 9_838, 9_757, 9_676, 9_595, 9_514, 9_433, 9_352),
-        9_000,
-    ]
-
-
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendS3]:
     count = 3 * PAGE + 500
@@ -139,15 +115,6 @@ def test_a_resume_reads_a_page_of_receipts_at_a_time_and_none_that_the_manifest_
     left = pending_shards(edition.store, manifest, known, known)
     assert left.shards == []
     assert (s3.pages, s3.reads) == (4, 0)
-
-
-def test_a_listing_says_what_boto3_would_say(s3: PretendS3) -> None:
-    with patch("wdsprep.store.s3.listing.ALONE", 1):
-        ours = list(open_store("s3://bucket/latents").list("receipts/"))
-    with patch("wdsprep.store.s3.s3_store.quicken_listings"):
-        theirs = list(open_store("s3://bucket/latents").list("receipts/"))
-    assert ours == theirs
-    assert len(ours) == s3.count
 
 
 def test_a_listing_reads_names_of_any_kind_and_leaves_errors_to_boto3() -> None:
@@ -176,31 +143,3 @@ def test_a_listing_reads_names_of_any_kind_and_leaves_errors_to_boto3() -> None:
         before = dict(bad)
         client.meta.events.handler(response_dict=bad, customized_response_dict=(kept := {}))
         assert (bad, kept) == (before, {})
-
-
-def test_receipts_are_a_sequence_that_reads_what_is_asked_for() -> None:
-    made = manifest_of(250)
-    found = Manifest.from_bytes(made.to_bytes(), "m")
-    receipts = found.receipts
-    assert isinstance(receipts, Receipts)
-    assert receipts == tuple(made.receipts)
-    assert tuple(made.receipts) == receipts
-    assert receipts != receipts[1:]
-    assert receipts[-1].unit == "256/000249"
-    assert [receipt.unit for receipt in receipts[3:5]] == ["256/000003", "256/000004"]
-    assert list(receipts.units()) == [receipt.unit for receipt in receipts]
-    for name in ("counts", "files", "generation", "input", "inputs", "rejects"):
-        assert list(receipts.column(name)) == [getattr(receipt, name) for receipt in receipts]
-    assert found.shards == made.shards
-    assert found.to_bytes() == made.to_bytes() == b"".join(found.pieces())
-
-
-def test_names_that_look_like_json_are_kept_apart() -> None:
-    (receipt,) = manifest_of(1).receipts
-    odd = '256/},{"counts":{},"shards":[],"unit":"x"}]'
-    one = replace(receipt, unit=odd, shards=(receipt.shards[0]._replace(name=f"{odd}.tar"),))
-    manifest = Manifest(dataset="latents", settings=SETTINGS, receipts=(one, receipt))
-    found = Manifest.from_bytes(manifest.to_bytes(), "m")
-    assert found == manifest
-    assert list(found.ledger.units()) == [odd, receipt.unit]
-    assert next(found.ledger.shards()).name == f"{odd}.tar"

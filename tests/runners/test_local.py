@@ -16,8 +16,6 @@ from typing import Any
 import pytest
 
 from tests.kit.runner_work import (
-    AtExit,
-    Cursed,
     Endless,
     Multiplies,
     Square,
@@ -26,7 +24,7 @@ from tests.kit.runner_work import (
     Visible,
 )
 from tests.kit.runs import closed, is_running, numbers, pids, run
-from wdsprep.errors import UsageError, WorkError
+from wdsprep.errors import WorkError
 from wdsprep.runners.make_runner import make_runner
 from wdsprep.runners.runner_settings import RunnerSettings
 
@@ -46,31 +44,11 @@ def test_a_worker_that_gets_sigterm_leaves_no_temporary_file(count: int, tmp_pat
         assert closed(tmp_path) == {first: "0"}
 
 
-def test_a_unit_that_leaves_its_thread_ends_the_worker() -> None:
-    work = Square(leaves=frozenset({0}))
-    _, finished, (quarantined,) = run("local", work, numbers(4), units_per_worker=3)
-    assert len(finished) == 3
-    assert quarantined.reason == "worker exited with code 143"
-
-
-def test_a_signal_that_another_thread_takes_ends_the_worker() -> None:
-    work = Square(signals=frozenset({0}))
-    _, finished, (quarantined,) = run("local", work, numbers(1), units_per_worker=3)
-    assert (finished, quarantined.reason) == ([], "worker exited with code 143")
-
-
 def test_workers_see_the_gpus_in_turn() -> None:
     _, finished, _ = run("local", Visible(), numbers(8), workers=0, gpus=("3", "5"))
     assert {e.result for e in finished} == {"3", "5"}
     _, finished, _ = run("local", Visible(), numbers(6), workers=3, gpus=("7",))
     assert {e.result for e in finished} == {"7"}
-
-
-def test_without_gpus_the_environment_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "9")
-    assert {e.result for e in run("local", Visible(), numbers(2))[1]} == {"9"}
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert {e.result for e in run("local", Visible(), numbers(2))[1]} == {None}
 
 
 def test_a_step_that_takes_long_is_interrupted(tmp_path: Path) -> None:
@@ -86,11 +64,6 @@ def test_a_step_that_takes_long_is_interrupted(tmp_path: Path) -> None:
     assert closed(tmp_path) == dict.fromkeys(pids(tmp_path), "0")
 
 
-def test_a_worker_that_exits_is_reported_with_its_code() -> None:
-    _, _, (quarantined,) = run("local", Square(exits=frozenset({0})), numbers(1))
-    assert quarantined.reason == "worker exited with code 7"
-
-
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_unit_that_ends_its_thread_by_whatever_means_is_heard_of(count: int) -> None:
     work = Square(interrupts=frozenset({0}))
@@ -103,29 +76,6 @@ def test_a_worker_that_gets_no_thread_says_that_it_lacks_memory() -> None:
     _, _, quarantined = run("local", Threadless(), numbers(2), workers=1, units_per_worker=2)
     reason = "out of memory: fewer --workers take less of it"
     assert [failed.reason for failed in quarantined] == [reason] * 2
-
-
-WITHOUT_THREADS = """
-import resource
-from wdsprep.errors import WorkError
-from tests.kit.runner_work import Square
-from tests.kit.runs import numbers
-from wdsprep.runners.make_runner import make_runner
-from wdsprep.runners.runner_settings import RunnerSettings
-resource.setrlimit(resource.RLIMIT_STACK, (1 << 40, -1))  # of each thread: there is not so much
-resource.setrlimit(resource.RLIMIT_AS, (8 << 30, -1))
-try:
-    print(list(make_runner("local", RunnerSettings(workers=2)).run(Square(), numbers(4))))
-except WorkError as error:
-    print(error)
-"""
-
-
-def test_workers_that_cannot_even_begin_are_heard_of() -> None:
-    words = [sys.executable, "-c", WITHOUT_THREADS]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
-    expected = "workers do not start: out of memory: fewer --workers take less of it\n"
-    assert (done.stdout, done.stderr.count("Traceback")) == (expected, 0)
 
 
 def no_process(slot: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,26 +132,3 @@ def test_the_local_runner_does_not_import_ray() -> None:
         "assert 'ray' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_a_runner_that_is_not_there_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="choose local or ray"):
-        make_runner("slurm", RunnerSettings())
-
-
-def test_a_worker_that_holds_nothing_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="0 units at a time for each worker are too few: give 1"):
-        make_runner("local", RunnerSettings(units_per_worker=0))
-
-
-def test_a_worker_leaves_as_soon_as_its_work_is_closed(tmp_path: Path) -> None:
-    """Without what an interpreter does at its end, which with torch takes a second."""
-    run("local", AtExit(str(tmp_path)), numbers(2), workers=1)
-    assert {path.name for path in tmp_path.iterdir()} == {"opened", "closed"}
-
-
-def test_where_workers_die_everywhere_each_unit_is_left_out(tmp_path: Path) -> None:
-    work = Cursed(str(tmp_path), frozenset({0, 1}), deaths=0)
-    _, finished, quarantined = run("local", work, numbers(4), max_attempts=2, gpus=("0", "1"))
-    assert finished == []
-    assert sorted(event.unit.value for event in quarantined) == [0, 1, 2, 3]

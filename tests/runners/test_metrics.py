@@ -17,7 +17,6 @@ from tests.kit.runner_work import Number
 from wdsprep.runners.base import Finished
 from wdsprep.runners.make_runner import make_runner
 from wdsprep.runners.runner_settings import RunnerSettings
-from wdsprep.runners.schedule import Done, Message, UnitProgress
 
 
 @dataclass(frozen=True)
@@ -107,16 +106,3 @@ def test_prometheus_sees_images_rejects_attempts_and_what_is_left(endpoint: str)
     while not wanted.items() <= (found := scraped(endpoint)).items():
         assert time.monotonic() < deadline, found
         time.sleep(0.2)
-
-
-def test_progress_is_told_at_a_pace_and_its_last_is_not_lost() -> None:
-    from wdsprep.runners.ray.worker import limit_pace
-
-    def messages() -> Generator[Message, None, None]:
-        for value in range(5):
-            yield UnitProgress(value=value)
-        yield Done(result=None)
-
-    told = [getattr(message, "value", "done") for message in limit_pace(messages(), 60.0)]
-    assert told == [0, 4, "done"]
-    assert len(list(limit_pace(messages(), 0.0))) == 6

@@ -1,9 +1,6 @@
 """What tells that a worker which opens gets further."""
 
-import sys
 import threading
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -38,22 +35,3 @@ def test_a_process_that_only_waits_reports_nothing(is_over: threading.Event) -> 
     next(reports)
     threading.Timer(0.3, is_over.set).start()
     assert list(reports) == []
-
-
-def test_downloads_that_begin_while_bytes_are_counted_stop_no_report(
-    tmp_path: Path, is_over: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(opening, "REPORT_S", 0.0)
-    monkeypatch.setattr(opening, "_growing", Counter())
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(1) as pool:
-            reported = pool.submit(list, report_opening(is_over))
-            for number in range(8_000):
-                with awaiting(tmp_path / str(number)):
-                    pass
-            is_over.set()
-            assert reported.result() is not None
-    finally:
-        sys.setswitchinterval(interval)

@@ -1,7 +1,6 @@
 """A call from Python shows how far it is, and a notebook shows what came of it as a table."""
 
 import io
-import logging
 import subprocess
 import sys
 import types
@@ -20,7 +19,7 @@ from wdsprep.errors import UsageError
 from wdsprep.runners.base import Event, Step
 from wdsprep.runners.job import JobListener, JobStatus
 from wdsprep.runners.options import ListenedOptions
-from wdsprep.runners.progress import JobProgress, progress_of_call
+from wdsprep.runners.progress import JobProgress
 from wdsprep.runners.run import Run
 from wdsprep.terminal import CLEAR, TERMINAL
 
@@ -82,32 +81,6 @@ def test_a_call_that_is_quiet_draws_nothing(tmp_path: Path, quiet: dict[str, Any
     with seen() as screen:
         packed(tmp_path, **quiet)
     assert screen.getvalue() == ""
-
-
-@pytest.mark.usefixtures("at_once")
-def test_a_rank_that_is_not_the_first_draws_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RANK", "3")
-    with seen() as screen:
-        packed(tmp_path)
-    assert screen.getvalue() == ""
-
-
-@pytest.mark.usefixtures("at_once")
-def test_a_failed_call_takes_its_line_away() -> None:
-    last = logging.lastResort
-
-    def fail() -> None:
-        with progress_of_call("shard") as listener:
-            listener.status(lambda: JobStatus(samples=3, units_done=1, units=2))
-            raise ZeroDivisionError
-
-    with seen() as screen, pytest.raises(ZeroDivisionError):
-        fail()
-    assert screen.getvalue().endswith(CLEAR)
-    assert "3 samples" in screen.getvalue()
-    assert logging.lastResort is last
 
 
 def test_in_a_pipe_a_short_call_prints_nothing_and_a_child_process_neither(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ import pytest
 
 from tests.kit.runner_work import (
     BreakOnce,
-    Claimed,
     Collected,
     Cursed,
     Endless,
@@ -32,7 +31,7 @@ from tests.kit.runner_work import (
 )
 from tests.kit.runs import DRIVER, closed, is_running, numbers, pids, run, wait_until
 from wdsprep.errors import FullError, UsageError, WorkError
-from wdsprep.runners.base import Finished, Quarantined
+from wdsprep.runners.base import Finished
 from wdsprep.runners.make_runner import make_runner
 from wdsprep.runners.runner_settings import RunnerSettings
 
@@ -53,10 +52,6 @@ def test_a_worker_opens_its_work_without_a_full_garbage_collection(kind: str) ->
     usual = int(subprocess.run(script, check=True, capture_output=True, text=True).stdout)
     _, finished, _ = run(kind, Collected(), numbers(1), workers=1)
     assert [e.result for e in finished] == [(0, usual)]
-
-
-def test_no_units_need_no_worker(kind: str) -> None:
-    assert run(kind, Unopenable("dies"), []) == ([], [], [])
 
 
 def test_units_whose_worker_was_killed_are_done_by_another(kind: str, tmp_path: Path) -> None:
@@ -126,14 +121,6 @@ def test_a_place_that_cannot_open_is_given_up_and_the_others_do_its_work(
     assert any(line.startswith("a place is given up for now: no") for line in caplog.messages)
 
 
-def test_what_stands_in_the_place_of_a_file_costs_that_unit_alone(kind: str) -> None:
-    _, finished, quarantined = run(kind, Square(obstructed=frozenset({3})), numbers(20))
-    assert len(finished) == 19
-    (failed,) = quarantined
-    assert (failed.unit.name, failed.attempts) == ("000003", 1)
-    assert failed.reason == "256/000003.tar: is a folder, not a file: move it away"
-
-
 def test_what_no_place_can_change_ends_the_run_at_once(kind: str) -> None:
     work = Unopenable("request", frozenset({1}))
     with pytest.raises(UsageError, match="--text-length: 9 is too long"):
@@ -156,15 +143,6 @@ def test_units_are_read_as_workers_need_them(kind: str) -> None:
             assert len(drawn) <= finished + 5
             if finished == 10:
                 break
-
-
-def test_an_error_of_the_source_comes_out(kind: str) -> None:
-    def units() -> Iterator[Number]:
-        yield Number(0)
-        raise LookupError("the table is gone")
-
-    with pytest.raises(LookupError, match="the table is gone"):
-        run(kind, Square(), units())
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -222,24 +200,6 @@ def test_several_units_are_in_flight_in_one_worker_each_in_its_thread(kind: str)
     assert all(step.value == step.unit.value for step in steps)
 
 
-@pytest.mark.parametrize("max_attempts", [1, 3])
-def test_a_killer_among_others_is_quarantined_alone(kind: str, max_attempts: int) -> None:
-    work = Square(kills=frozenset({2}), step_s=0.05)
-    options = {"units_per_worker": 3, "max_attempts": max_attempts}
-    _, finished, (quarantined,) = run(kind, work, numbers(12), **options)
-    assert sorted(e.unit.value for e in finished) == [n for n in range(12) if n != 2]
-    assert (quarantined.unit, quarantined.attempts) == (Number(2), max_attempts)
-    assert quarantined.reason.startswith("worker ")
-
-
-def test_a_unit_is_never_given_twice_at_once(kind: str, tmp_path: Path) -> None:
-    options = {"units_per_worker": 3, "max_attempts": 2}
-    _, finished, quarantined = run(kind, Claimed(str(tmp_path)), numbers(18), **options)
-    assert sorted(e.unit.value for e in quarantined) == [1, 7, 13], quarantined
-    assert len({e.unit for e in finished}) == len(finished) == 15
-    assert not any(e.result for e in finished)
-
-
 @pytest.mark.system
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_unit_that_finds_its_worker_broken_gets_another(
@@ -257,16 +217,6 @@ def test_a_unit_that_finds_its_worker_broken_gets_another(
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_unit_that_always_finds_its_worker_broken_is_quarantined(kind: str, count: int) -> None:
-    work = Square(breaks=frozenset({1}))
-    _, finished, (quarantined,) = run(kind, work, numbers(5), units_per_worker=count)
-    assert sorted(e.unit.value for e in finished) == [0, 2, 3, 4]
-    assert (quarantined.unit, quarantined.attempts) == (Number(1), 3)
-    assert quarantined.reason == "BrokenWorkerError: the GPU is poisoned"
-    assert "runner_work.py" in quarantined.trace
-
-
-@pytest.mark.parametrize("count", [1, 3])
 def test_a_hopeless_unit_is_not_tried_again_and_its_worker_lives_on(kind: str, count: int) -> None:
     work = Square(despairs=frozenset({3}))
     options = {"workers": 1, "units_per_worker": count}
@@ -275,22 +225,6 @@ def test_a_hopeless_unit_is_not_tried_again_and_its_worker_lives_on(kind: str, c
     assert len(finished) == 5
     assert (quarantined.unit, quarantined.attempts) == (Number(3), 1)
     assert quarantined.reason == "shard 256/000003.tar is truncated"
-
-
-def test_units_side_by_side_fail_and_end_the_run_as_one_by_one(kind: str) -> None:
-    work = Square(raises=frozenset({1}), unpicklable=frozenset({2}), fills=frozenset({400}))
-    quarantined = []
-
-    def listen() -> None:
-        for event in make_runner(kind, RunnerSettings(workers=2, units_per_worker=3)).run(
-            work, numbers(1_000)
-        ):
-            if isinstance(event, Quarantined):
-                quarantined.append((event.unit.value, event.attempts))
-
-    with pytest.raises(FullError, match="make room"):
-        listen()
-    assert sorted(quarantined) == [(1, 3), (2, 3)]
 
 
 @pytest.mark.parametrize("lives_on", [False, True])

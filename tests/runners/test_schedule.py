@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import gc
-import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
-from types import SimpleNamespace
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -101,28 +99,6 @@ def test_whatever_happens_every_unit_ends_once_and_no_fault_of_a_node_is_counted
     assert all(faults[unit] >= 3 for unit in quarantined)
 
 
-def test_what_is_tried_again_is_told_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "wdsprep")
-    crew = FakeCrew(lambda _slot, _unit: [Failed(reason="no room", trace="t")])
-    list(drive(crew, [SimpleNamespace(name="000007")], workers=1, max_attempts=2))
-    assert caplog.messages == ["000007 is tried again: no room"]
-
-
-def test_failed_units_go_first_so_that_few_are_held() -> None:
-    drawn = 0
-
-    def units() -> Iterator[int]:
-        nonlocal drawn
-        while drawn < 10_000:
-            yield drawn
-            drawn += 1
-
-    crew = FakeCrew(lambda _slot, _unit: [Failed(reason="r", trace="t")])
-    events = drive(crew, units(), workers=4, max_attempts=3)
-    for count, _ in enumerate(events):
-        assert drawn <= count + 8
-
-
 def test_a_place_where_no_worker_starts_is_given_up_and_the_others_do_its_work() -> None:
     class HalfCrew(FakeCrew):
         def start(self, slot: int) -> None:
@@ -133,12 +109,6 @@ def test_a_place_where_no_worker_starts_is_given_up_and_the_others_do_its_work()
     events = list(drive(crew, range(100), workers=2, max_attempts=3))
     assert len(events) == 100
     assert crew.started.count(1) <= 3
-
-
-def test_there_are_never_more_workers_than_units() -> None:
-    crew = FakeCrew()
-    assert len(list(drive(crew, range(3), workers=50, max_attempts=3))) == 3
-    assert len(crew.started) == 3
 
 
 class Desks(FakeCrew):
@@ -209,15 +179,6 @@ def test_a_worker_that_takes_fewer_units_than_the_run_gives_gets_no_more() -> No
         assert [len(crew.units(slot)) for slot in range(3)] == [3, 8, 8]
 
 
-def test_the_first_worker_that_is_ready_leaves_a_fair_part_to_those_that_come() -> None:
-    crew, schedule = desks(16, workers=8, count=8)
-    crew.ready(schedule, 0)
-    assert len(crew.units(0)) == 3
-    crew.ready(schedule, *range(1, 8))
-    assert {len(crew.units(slot)) for slot in range(1, 8)} <= {1, 2}
-    assert sum(len(crew.units(slot)) for slot in range(8)) == 16
-
-
 def test_workers_get_a_second_unit_when_each_has_a_first() -> None:
     crew, schedule = desks(5, workers=3, count=3)
     assert crew.started == [0, 1, 2]
@@ -225,23 +186,6 @@ def test_workers_get_a_second_unit_when_each_has_a_first() -> None:
     assert len(crew.units(0)) == 3  # 5 units: one for each worker to come is left
     crew.ready(schedule, 1, 2)
     assert [len(crew.units(slot)) for slot in range(3)] == [3, 1, 1]
-
-
-def test_units_go_to_the_worker_that_holds_fewest() -> None:
-    crew, schedule = desks(100, workers=3, count=3)
-    crew.ready(schedule, 0, 1, 2)
-    assert [len(crew.units(slot)) for slot in range(3)] == [3, 3, 3]
-    crew, schedule = desks(7, workers=3, count=3)
-    crew.ready(schedule, 0, 1, 2)
-    assert sorted(len(crew.units(slot)) for slot in range(3)) == [2, 2, 3]
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_no_worker_is_started_without_a_unit_for_it(count: int) -> None:
-    crew, schedule = desks(2, workers=9, count=count)
-    assert crew.started == [0, 1]
-    crew.ready(schedule, 0)
-    assert len(crew.units(0)) == 1
 
 
 def test_a_suspect_is_alone_until_it_is_over() -> None:
@@ -262,33 +206,12 @@ def test_a_suspect_is_alone_until_it_is_over() -> None:
     assert crew.units(0) == [3, 4, 5]
 
 
-def test_the_other_workers_go_on_beside_suspects() -> None:
-    crew, schedule = desks(100, workers=2, count=2)
-    crew.ready(schedule, 0, 1)
-    suspects = crew.units(0)
-    crew.lose(schedule, 0)
-    for unit in crew.units(1):
-        crew.done(schedule, unit)
-        assert len(crew.units(1)) == 2
-        assert not set(suspects) & set(crew.units(1))
-    crew.ready(schedule, 0)
-    assert crew.units(0) == suspects[:1]
-
-
 def test_a_shared_death_is_never_the_last_attempt() -> None:
     crew, schedule = desks(2, workers=1, count=2, max_attempts=1)
     crew.ready(schedule, 0)
     assert crew.lose(schedule, 0) is None
     crew.ready(schedule, 0)
     assert crew.lose(schedule, 0).attempts == 1
-
-
-def test_a_node_that_is_taken_away_makes_no_suspects() -> None:
-    crew, schedule = desks(2, workers=1, count=2, max_attempts=1)
-    crew.ready(schedule, 0)
-    crew.lose(schedule, 0, costs=False)
-    crew.ready(schedule, 0)
-    assert crew.units(0) == [0, 1]
 
 
 def test_a_unit_that_never_reached_its_worker_has_no_part_in_its_death() -> None:
@@ -321,24 +244,6 @@ def test_the_last_attempt_of_a_suspect_is_made_at_another_place() -> None:
     assert crew.units(0) != [unit]
     crew.done(schedule, *crew.units(1))
     assert crew.units(1) == [unit]
-
-
-def test_a_suspect_waits_for_no_place_that_may_never_open() -> None:
-    crew, schedule = desks(1, workers=1, count=1)
-    for _ in range(2):
-        crew.ready(schedule, 0)
-        assert crew.units(0) == [0]
-        crew.lose(schedule, 0)
-    crew.ready(schedule, 0)
-    assert crew.units(0) == [0]
-
-
-def test_a_suspect_alone_is_tried_where_no_worker_has_been_yet() -> None:
-    crew, schedule = desks(1, workers=2, count=1, max_attempts=2)
-    (first,) = crew.started
-    crew.ready(schedule, first)
-    crew.lose(schedule, first)
-    assert crew.started == [first, 1 - first]
 
 
 def dying_at(slots: Collection[int], units: Collection[int]) -> FakeCrew:
@@ -375,22 +280,6 @@ def test_a_place_that_was_given_up_is_tried_again_later() -> None:
         == 400
     )
     assert 3 * MOST_IN_A_ROW <= crew.started.count(0) < 400 / TRIED_AGAIN * (MOST_IN_A_ROW + 2)
-
-
-def test_a_run_ends_though_workers_die_at_all_places_that_there_is_room_for() -> None:
-    crew = dying_at(range(100_000), ())
-    room = {"allowed": lambda opened, starting: 1 - opened - starting}
-    events = drive(crew, range(10), workers=100_000, max_attempts=3, **room)
-    assert sum(isinstance(event, Quarantined) for event in events) == 10
-
-
-def test_places_that_fail_at_once_do_not_speak_for_those_that_take_longer() -> None:
-    crew, schedule = desks(10, workers=2, count=1)
-    for _ in range(3):
-        assert schedule.heard(0, 0, Lost(reason="broken")) is None
-        schedule.dispatch(crew)
-    crew.ready(schedule, 1)
-    assert len(crew.units(1)) == 1
 
 
 class Paced(FakeCrew):
@@ -440,19 +329,6 @@ def test_units_in_a_row_that_fail_everywhere_end_no_worker(workers: int) -> None
     assert sorted(e.unit for e in events if isinstance(e, Quarantined)) == list(range(100, 150))
     assert sum(isinstance(e, Finished) for e in events) == 350
     assert crew.failures == 3 * 50
-    assert crew.ended == []
-
-
-def test_a_place_that_others_keep_from_units_is_not_broken() -> None:
-    def busy_at_first(slot: int, unit: int) -> list[Message]:
-        is_first = slot == 0 and unit not in seen
-        seen.add(unit)
-        busy = Failed(reason="another run is at it", trace="t", is_of_unit=True)
-        return [busy if is_first else Done(result=unit)]
-
-    seen: set[int] = set()
-    crew = FakeCrew(busy_at_first)
-    assert len(list(drive(crew, range(40), workers=2, max_attempts=2))) == 40
     assert crew.ended == []
 
 

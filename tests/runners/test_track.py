@@ -67,24 +67,6 @@ def test_encode_tells_of_its_workers_too(photos: Path) -> None:
     assert "    resolution: 32\n" in settings
 
 
-def test_select_and_import_tell_of_each_dataset_that_they_write(
-    photos: Path, foreign_sets: Path
-) -> None:
-    wdsprep.pack(photos, "images", buckets="32", workers=1)
-    cache, track = foreign_sets / "latents/mosaicml", "tensorboard"
-    places = ("train", "val", "cached")
-    wdsprep.select("images", "{split}", split="train=0.8,val=0.2", track=track)
-    wdsprep.import_(cache, "cached", resolution=256, track=track)
-    for place, samples in zip(places, (8, 2, 12), strict=True):
-        (folder,) = Path("runs", place).iterdir()
-        points, _ = curves_of(folder)
-        assert points["done"][-1] == (samples, 1)
-    before = sorted(Path("runs").rglob("*"))
-    wdsprep.select("images", "{split}", split="train=0.8,val=0.2", track=track)
-    wdsprep.import_(cache, "cached", resolution=256, track=track)
-    assert sorted(Path("runs").rglob("*")) == before, "nothing was left to do"
-
-
 PROGRAM = """
 import os, wdsprep
 from wdsprep.runners import track

@@ -47,41 +47,6 @@ with stream() as feed:
     told(lambda: feed.trainers[0])
 told(lambda: stream(drop_text=0.5).trainers)
 """
-UPGRADED = """
-import os, signal, sys
-from pathlib import Path
-from job import Job, Number
-from wdsprep.errors import WorkError
-from wdsprep.runners.make_runner import make_runner
-from wdsprep.runners.runner_settings import RunnerSettings
-done = 0
-try:
-    runner = make_runner("local", RunnerSettings(workers=1))
-    for event in runner.run(Job(), map(Number, range(1_000))):
-        done += 1
-        if done == 3:
-            Path(sys.argv[1], "version.py").write_text('__version__ = "10.20.30"')
-            os.kill(event.result, signal.SIGKILL)
-except WorkError as error:
-    print(error)
-"""
-JOB = """
-import os
-from dataclasses import dataclass
-
-@dataclass(frozen=True)
-class Number:
-    value: int
-    name = "unit"
-
-class Job:
-    def open(self):
-        return self.call
-
-    def call(self, unit):
-        return os.getpid()
-        yield
-"""
 
 
 def site(folder: Path, kind: str) -> Path:
@@ -198,15 +163,6 @@ def test_a_ray_node_of_another_version_ends_the_run_which_goes_on_later(
     remedy = f"install wdsprep {__version__} on every node and run again: it goes on from there"
     assert said.endswith(f": {remedy}")
     assert not any("Traceback" in line for line in lines)
-
-
-def test_an_upgrade_during_a_run_is_told_by_the_next_worker_that_starts(tmp_path: Path) -> None:
-    folder = site(tmp_path / "site", "same")
-    Path(folder, "job.py").write_text(JOB)
-    code = f"import sys; sys.path.insert(0, {str(folder)!r}){UPGRADED}"
-    done = drive(code, folder / "wdsprep")
-    assert done.stdout.startswith(f"a worker process{what(folder, 'newer')}")
-    assert len(done.stdout.splitlines()) == 1
 
 
 @pytest.mark.system

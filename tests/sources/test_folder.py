@@ -20,8 +20,6 @@ from tests.kit.packs import (
     samples_of,
     source_of,
     tar_bytes,
-    tars,
-    upload,
     write_files,
     write_table,
 )
@@ -99,21 +97,6 @@ def test_a_name_that_is_no_utf8_is_read_and_shown_replaced(tmp_path: Path) -> No
     (tmp_path / "metadata.csv").unlink()
     item = next(source_of(tmp_path).items())
     assert Item.from_line(json.loads(item.to_json())) == item
-
-
-def test_several_images_of_one_stem_are_samples_each(tmp_path: Path) -> None:
-    write_files(tmp_path, {"a.jpg": jpeg(1), "a.png": jpeg(2, kind="PNG"), "a.txt": "both"})
-    assert {n: sample(tmp_path, n).caption for n in by_source(tmp_path)} == {
-        "a.jpg": "both",
-        "a.png": "both",
-    }
-
-
-def test_upper_case_extensions_count(tmp_path: Path) -> None:
-    write_files(tmp_path, {"DSC1.JPG": jpeg(1), "DSC1.TXT": "a camera's"})
-    write_files(tmp_path, {"DSC2.JPG": jpeg(2), "DSC2.JSON": '{"text": "too"}'})
-    assert sample(tmp_path, "DSC1.JPG").caption == "a camera's"
-    assert sample(tmp_path, "DSC2.JPG").caption == "too"
 
 
 def captions_in(rows: dict[str, Sample | Refusal]) -> dict[str, str]:
@@ -201,14 +184,6 @@ def test_a_broken_metadata_table_is_an_error_that_says_where(
     write_files(tmp_path, {"a.jpg": jpeg(1), name: text})
     with pytest.raises(SourceError, match=message):
         rows_of(tmp_path)
-
-
-def test_half_a_surrogate_in_metadata_harms_nothing(tmp_path: Path) -> None:
-    rows = '{"file_name": "\\ud800.jpg"}\n{"file_name": "a.jpg", "caption": "x\\udfffy"}'
-    out = pack(
-        write_files(tmp_path / "in", {"a.jpg": jpeg(1), "metadata.jsonl": rows}), tmp_path / "out"
-    )
-    assert "no_image" in (out / "rejects/000000.jsonl").read_text()
 
 
 def test_a_loop_of_links_ends_and_links_to_images_are_read(tmp_path: Path) -> None:
@@ -329,31 +304,6 @@ def test_no_number_is_stored_that_json_cannot_hold(tmp_path: Path, kind: str, nu
     assert stored["json"]["meta"] == {"list": [1.5], "file_name": "a.jpg"}
 
 
-def test_the_same_folder_on_s3_gives_the_same_shards(tmp_path: Path, bucket: str) -> None:
-    local = write_files(
-        tmp_path / "in",
-        {
-            "a.jpg": jpeg(1), "a.txt": "one", "a.b.jpg": jpeg(2), "a.b.json": '{"text": "two"}',
-            "sub/ü x.png": jpeg(3, kind="PNG"), "sub/metadata.csv": "file_name,text\nü x.png,3\n",
-            "a/lone.txt": "alone", "z.jpg": b"<html>", ".hidden.jpg": jpeg(4), "B.JPG": jpeg(5),
-        },
-    )  # fmt: skip
-    upload(local, f"s3://{bucket}/in")
-    here = pack(local, tmp_path / "here")
-    there = pack(f"s3://{bucket}/in", tmp_path / "there")
-    pack(local, f"s3://{bucket}/out/deep")
-    assert len(tars(here)) == 4
-    assert tars(here) == tars(there) == tars(f"s3://{bucket}/out/deep")
-    name = "rejects/000000.jsonl"
-    assert (here / name).read_bytes() == (there / name).read_bytes()
-
-
-@pytest.mark.parametrize("name", ["photos [best]", "{a,b}", "what?", "star*"])
-def test_a_folder_with_a_wildcard_in_its_name_is_a_folder(tmp_path: Path, name: str) -> None:
-    write_files(tmp_path / name, {"a.jpg": jpeg(1)})
-    assert sorted(by_source(tmp_path / name)) == ["a.jpg"]
-
-
 @pytest.mark.parametrize("make", [True, False])
 def test_an_empty_or_missing_source_is_an_error_and_writes_nothing(
     tmp_path: Path, make: bool
@@ -406,12 +356,6 @@ def test_every_image_by_its_name_is_packed_or_a_reject(tmp_path: Path) -> None:
         manifest = manifest_of(pack(tmp_path / kind, tmp_path / f"out-{kind}"))
         assert manifest.samples == 2
         assert manifest.rejects == {"not_an_image": 1, "unsupported": 1}
-
-
-def test_an_image_that_can_be_decoded_goes_before_one_that_cannot(tmp_path: Path) -> None:
-    members = [("a.svg", b"<svg/>"), ("a.png", jpeg(1, kind="PNG")), ("a.jpg", jpeg(2))]
-    write_files(tmp_path, {"x.tar": tar_bytes(members)})
-    assert sample(tmp_path, "x.tar/a").image == jpeg(1, kind="PNG")
 
 
 def test_what_is_no_input_is_counted_by_its_kind_and_told(

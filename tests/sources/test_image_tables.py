@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.kit.packs import jpeg, pack, rows_of, sample, source_of, write_files, write_table
+from tests.kit.packs import jpeg, pack, rows_of, sample, source_of, write_table
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal
 from wdsprep.dataset.samples import Sample
@@ -66,12 +66,6 @@ def test_a_column_that_a_filter_names_must_be_in_the_table(tmp_path: Path) -> No
         pack(tmp_path / "t.parquet", tmp_path / "out", "--filter", "aestetic > 4 and caption")
     assert not (tmp_path / "out").exists()
     pack(tmp_path / "t.parquet", tmp_path / "out", "--filter", "aesthetic > 4 and caption")
-
-
-def test_a_damaged_table_is_an_error_that_names_it(tmp_path: Path) -> None:
-    write_files(tmp_path, {"t.parquet": b"PAR1 and nothing else"})
-    with pytest.raises(SourceError, match=r"t.parquet is not a valid Parquet file"):
-        rows_of(tmp_path)
 
 
 PEAK = """

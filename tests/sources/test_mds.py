@@ -11,7 +11,7 @@ from PIL import Image
 from tests.kit.packs import jpeg, pack, rows_of, samples_of, source_of
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import Sample
-from wdsprep.errors import SourceError, UsageError
+from wdsprep.errors import SourceError
 from wdsprep.images.raw_pixels import HEAD, png_of_pixels
 from wdsprep.sources.tables.mds import value_of
 
@@ -103,16 +103,6 @@ def test_an_index_is_needed_and_has_to_be_one(foreign_sets: Path, tmp_path: Path
     (other / "index.json").unlink()
     with pytest.raises(SourceError, match=r"MDS shards \(shard.00000.mds\) without their index"):
         list(source_of(other).items())
-
-
-def test_a_missing_column_names_those_that_are_there(foreign_sets: Path) -> None:
-    place = foreign_sets / "images/mds-jpeg"
-    with pytest.raises(UsageError, match=r"has no column 'img' \(--image-col\): it has caption"):
-        rows_of(place, image="img")
-    with pytest.raises(UsageError, match=r"'width' holds no image bytes: it has caption \(str\)"):
-        rows_of(place, image="width")
-    with pytest.raises(SourceError, match=r"no column of image bytes.* with wdsprep import"):
-        rows_of(foreign_sets / "latents/mosaicml")
 
 
 def test_pickles_are_never_read() -> None:

@@ -13,9 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import wdsprep
 from tests.kit.mds import write_mds, zip_shard
-from tests.kit.packs import jpeg, rows_of, source_of
+from tests.kit.packs import jpeg, rows_of
 from wdsprep.cli import main
 from wdsprep.dataset.rejects import Refusal
 from wdsprep.encoding.captions.table import CaptionTable
@@ -165,16 +164,6 @@ def test_a_shard_that_is_said_to_unpack_to_far_more_is_not_read(tmp_path: Path, 
     assert len(rows_of(other)) == 3
 
 
-@pytest.mark.parametrize("kind", PACKED)
-def test_cut_data_names_its_shard(tmp_path: Path, kind: str) -> None:
-    place = mds(tmp_path / "mds")
-    data = (place / "shard.00000.mds").read_bytes()
-    packed = PACKED[kind](data)
-    zip_shard(place, kind, packed[: len(packed) // 2], len(data))
-    with pytest.raises(SourceError, match=rf"shard.00000.mds.{kind} is (damaged|not a valid MDS)"):
-        rows_of(place)
-
-
 def test_a_sample_whose_lengths_are_not_its_own_is_refused_alone(tmp_path: Path) -> None:
     place = mds(tmp_path / "mds")
     path = place / "shard.00000.mds"
@@ -219,19 +208,6 @@ def test_two_columns_of_one_name_are_one_line(
         CaptionTable.find(str(path), "key", "caption")
     with pytest.raises(SourceError, match="two columns 'caption'"):
         open_keyed_table(str(path), CacheDir(folder=tmp_path, nbytes=1 << 20))
-
-
-def test_keys_that_are_no_utf_8_cost_their_rows_alone(tmp_path: Path) -> None:
-    keys = pa.array([b"a", b"\xff\xfe", b"c"]).view(pa.string())
-    pq.write_table(pa.table({"key": keys, "n": [1, 2, 3]}), tmp_path / "t.parquet")
-    table = open_keyed_table(str(tmp_path / "t.parquet"), CacheDir(folder=tmp_path, nbytes=1 << 20))
-    assert table.values_for(["a", "c"])["n"].tolist() == [1, 3]
-    assert table.rows == 2
-
-
-def test_columns_without_a_name_may_be_several(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("url,caption,,\nhttp://127.0.0.1/1.jpg,a,x,y\n")
-    assert len(rows_of(tmp_path / "t.csv")) == 1
 
 
 ODD_TABLES = {
@@ -363,17 +339,6 @@ def test_an_odd_state_of_datasets_is_one_line(
     assert "state.json" in said_by(["pack", str(place), str(tmp_path / "out")], capsys)
 
 
-def test_a_missing_file_of_an_endless_name_is_named_in_few_words(tmp_path: Path) -> None:
-    place = tmp_path / "saved"
-    place.mkdir()
-    (place / "data.arrow").write_bytes(b"")
-    said = {"_data_files": [{"filename": "x" * 100_000}]}
-    (place / "state.json").write_text(json.dumps(said))
-    with pytest.raises(SourceError, match="which does not exist: bring it back") as refused:
-        rows_of(place)
-    assert len(str(refused.value)) < 1000
-
-
 def test_a_lack_of_memory_is_not_a_files_fault() -> None:
     """Unless the file asks for far more than any sound one does."""
     for error in (MemoryError(), pa.ArrowMemoryError("malloc of size 65536 failed")):
@@ -384,24 +349,6 @@ def test_a_lack_of_memory_is_not_a_files_fault() -> None:
         parsing_file("t", "is not a table", "mend"),
     ):
         raise pa.ArrowMemoryError("malloc of size 68719476736 failed")
-
-
-def test_import_says_which_table_is_damaged(tmp_path: Path) -> None:
-    path = tmp_path / "cache/t.parquet"
-    path.parent.mkdir()
-    latents = pa.array([bytes(1024) for _ in range(8)])
-    pq.write_table(pa.table({"latent": latents}), path, use_dictionary=False, compression=None)
-    data = bytearray(path.read_bytes())
-    data[10:40] = b"\xff" * 30
-    path.write_bytes(data)
-    with pytest.raises(SourceError, match=r"t.parquet is not a valid Parquet file"):
-        wdsprep.import_(
-            path, tmp_path / "out", resolution=64, columns="latent=latent:float32:4x8x8"
-        )
-
-
-def test_an_index_is_read_before_any_shard(tmp_path: Path) -> None:
-    assert [item.samples for item in source_of(mds(tmp_path / "mds")).items()] == [3]
 
 
 def test_a_dictionary_whose_value_is_named_many_times_is_refused_before_it_is_unpacked(

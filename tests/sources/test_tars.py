@@ -112,17 +112,6 @@ def test_tars_are_found_by_folder_glob_braces_and_name(tmp_path: Path) -> None:
         names("{0..99999999}.tar")
 
 
-def test_tars_are_found_on_s3(tmp_path: Path, bucket: str) -> None:
-    for number in range(3):
-        data = tar_bytes([("a.jpg", jpeg(number)), ("a.txt", b"c")])
-        write_files(tmp_path, {f"in/{number}.tar": data})
-    upload(tmp_path, f"s3://{bucket}/deep")
-    here = rows_of(f"{tmp_path}/in/{{0..2}}.tar")
-    for pattern in ("", "/{0..2}.tar", "/*.tar"):
-        assert rows_of(f"s3://{bucket}/deep/in{pattern}") == here
-    assert rows_of(f"s3://{bucket}/deep/in/1.tar") == [here[1]]
-
-
 def test_a_truncated_tar_gives_what_is_whole_and_refuses_the_rest(tmp_path: Path) -> None:
     data = tar_bytes((f"{n}.{kind}", jpeg(n)) for n in range(5) for kind in ("jpg", "txt"))
     write_files(tmp_path, {"a.tar": data[: int(len(data) * 0.5)], "b.tar": b"", "c.tar": b"<html>"})
@@ -198,16 +187,6 @@ def test_captions_of_other_extensions_count_in_tars_too(tmp_path: Path) -> None:
         rows = [row for item in source.items() for row in source.read(item, left_out.note)]
         assert [row.caption for row in rows if isinstance(row, Sample)] == captions
     assert left_out.kinds == {".txt": 2}
-
-
-def test_a_tar_that_vanishes_is_refused(tmp_path: Path) -> None:
-    write_files(tmp_path, {"a.tar": tar_bytes([("a.jpg", jpeg(1))])})
-    source = source_of(tmp_path)
-    (item,) = source.items()
-    (tmp_path / "a.tar").unlink()
-    (row,) = source.read(item)
-    assert isinstance(row, Refusal)
-    assert (row.source, row.code) == ("a.tar", Code.TAR_VANISHED)
 
 
 def linked_tar(path: Path, files: dict[str, bytes], links: dict[str, str]) -> None:
@@ -289,16 +268,6 @@ def test_members_of_any_size_take_no_memory(tmp_path: Path) -> None:
     found, peak_mb = done.stdout.splitlines()
     assert found == "too_many_bytes too_many_bytes sample"
     assert int(peak_mb) < 200
-
-
-def test_kinds_of_a_hostile_tar_are_few_and_plain() -> None:
-    left_out = LeftOut()
-    for number in range(1000):
-        left_out.note(f".{number}")
-    left_out.note(".\x1b[31m")
-    assert len(left_out.kinds) == LeftOut.NAMED + 1
-    assert left_out.kinds["others"] == 1001 - LeftOut.NAMED
-    assert LeftOut.among(left_out.counts() | {"side<8": 3}) == left_out.kinds
 
 
 @pytest.mark.parametrize("damage", ["truncated", "garbage", "hole"])

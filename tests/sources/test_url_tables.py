@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.kit.packs import by_source, jpeg, outcome, pack, rows_of, source_of, upload, write_files
+from tests.kit.packs import by_source, jpeg, outcome, pack, rows_of, source_of, write_files
 from tests.kit.sites import FAST, Site, open_site, write_parquet
 from tests.kit.webserver import (
     Behaviour,
@@ -29,9 +29,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal
 from wdsprep.dataset.samples import Sample
 from wdsprep.errors import SourceError, StoreError, UsageError
-from wdsprep.packing.options import PackRules
-from wdsprep.packing.sample_checks import check_samples
-from wdsprep.sources.base import Columns, slices
+from wdsprep.sources.base import Columns
 from wdsprep.sources.recognise import recognise
 from wdsprep.store import open_store
 
@@ -255,26 +253,6 @@ def test_an_exception_of_any_kind_at_a_row_is_the_refusal_of_that_row(
         assert refusal.detail.startswith(f"a bug: {kind.__name__} at wdsprep.sources")
 
 
-def test_an_exception_of_any_kind_at_an_image_is_the_reject_of_that_image(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def throw(data: bytes, **_: object) -> Any:
-        raise KeyError(data[:3])
-
-    write_files(tmp_path, {"a.jpg": jpeg(0), "b.jpg": jpeg(1)})
-    monkeypatch.setattr("wdsprep.packing.sample_checks.prepare", throw)
-    source = source_of(tmp_path)
-    part = next(slices(source.items(), size=9))
-    found = [
-        row for row in check_samples(source, PackRules(), part, threads=1, downloads=None) if row
-    ]
-    assert len(found) == 2
-    for _, refusal in found:
-        assert isinstance(refusal, Refusal)
-        assert refusal.code is Code.CORRUPT
-        assert refusal.detail.startswith("a bug: KeyError at wdsprep.packing.sample_checks")
-
-
 def test_a_quote_that_is_never_closed_is_an_error_not_a_lost_row(tmp_path: Path) -> None:
     rows = "".join(f"http://x/{n},caption {n}\n" for n in range(10_000))
     for name, text in {
@@ -284,14 +262,6 @@ def test_a_quote_that_is_never_closed_is_an_error_not_a_lost_row(tmp_path: Path)
         write_files(tmp_path, {name: f"url,caption\n{text}"})
         with pytest.raises(SourceError, match=r"a quote opened at byte 12 is never closed"):
             rows_of(tmp_path / name)
-
-
-def test_a_damaged_gzip_file_is_an_error_that_names_it(tables: Path) -> None:
-    whole = (tables / "t.csv.gz").read_bytes()
-    for data in (whole[:-20], b"no gzip at all"):
-        (tables / "bad.csv.gz").write_bytes(data)
-        with pytest.raises(SourceError, match=r"bad.csv.gz is not a valid gzip file"):
-            rows_of(tables / "bad.csv.gz")
 
 
 # --- a table by URL
@@ -330,13 +300,6 @@ def test_a_table_on_a_web_server_is_read_by_ranges(tmp_path: Path) -> None:
             open_store(f"{server.url}/t.parquet").delete("t.parquet")
     with pytest.raises(UsageError, match="only tables are read from the web"):
         rows_of("https://example.org/a.tar")
-
-
-def test_tables_on_s3_are_read_as_those_here(tables: Path, bucket: str) -> None:
-    upload(tables, f"s3://{bucket}/in")
-    for name in ("t.parquet", "t.csv.gz", "t.jsonl"):
-        assert rows_of(f"s3://{bucket}/in/{name}") == rows_of(tables / name)
-    assert rows_of(f"s3://{bucket}/in/*.tsv") == rows_of(tables / "t.tsv")
 
 
 def raw_once(data: bytes) -> Behaviour:
