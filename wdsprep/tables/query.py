@@ -1,9 +1,9 @@
 """Ask tables which of their rows meet a condition.
 
 DuckDB answers by the SQL of `condition_sql`, and the closures of the condition answer for the rows
-that are left to them. DuckDB gets Arrow and gives Arrow: it has no files, network, extensions,
-variables of Python or settings to change, and no threads of its own, so a process that is forked
-from this one ends as any other.
+that are left to them. DuckDB gets Arrow and gives Arrow: it has no files (but those of a folder in
+which a join waits), network, extensions, variables of Python or settings to change, and no threads
+of its own, so a process that is forked from this one ends as any other.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,13 +37,17 @@ CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "allow_community_extensions": False,
     "temp_directory": "",
     "memory_limit": "1GB",
+    "arrow_large_buffer_size": True,  # the texts of a batch may have more than 2 GB
 }
 Mask = NDArray[np.bool_]
 
 
-def open_engine() -> duckdb.DuckDBPyConnection:
-    """Return a connection to a DuckDB without any data, for one thread at a time."""
-    engine = duckdb.connect(":memory:", config=CONFIG)
+def open_engine(folder: str = "") -> duckdb.DuckDBPyConnection:
+    """Return a connection to a DuckDB without any data, for one thread at a time.
+
+    What has no room in its memory waits in `folder`, if one is given.
+    """
+    engine = duckdb.connect(":memory:", config={**CONFIG, "temp_directory": folder})
     engine.execute("SET lock_configuration = true")
     return engine
 

@@ -1,0 +1,254 @@
+"""Join the rows of a table with samples, by a name that both have: a key, a URL or the like.
+
+DuckDB keeps the names and the columns of the rows, and the names of the samples, in bounded memory.
+What has no room there waits in a folder of TMPDIR. That folder is the only one that DuckDB can
+reach, and is deleted at the end; one that a killed process left is deleted by a later join.
+
+Names are bytes, and are compared as such. Of several rows with one name, the first counts. Rows
+without a name, and rows without a number that they need, are counted and left out.
+"""
+
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from wdsprep.dataset.random_numbers import Ints
+from wdsprep.errors import FullError
+from wdsprep.store.spool import spool_folder
+from wdsprep.tables.query import open_engine
+
+NAME, SAMPLE, CHOICE = "name", "sample", "choice"
+"""The columns of samples that are joined: a name, a number, and the rank of the name if any."""
+NAMES = pa.large_binary()
+SAMPLES = pa.schema([(NAME, NAMES), (SAMPLE, pa.int64()), (CHOICE, pa.int64())])
+READ_ROWS = 1 << 14
+PREFIX = "wdsprep-join-"
+YOUNG_S = 60
+"""Until a folder is so old, it may have no lock yet."""
+FULL = "No space left on device", "Disk quota exceeded", "max_temp_directory_size"
+"""What DuckDB says where a disk is full: it has no class for these errors."""
+
+
+class Matches(NamedTuple):
+    """Some samples that have a row: their numbers, those of the rows, and columns of the rows."""
+
+    samples: Ints
+    rows: Ints
+    columns: dict[str, pa.Array]
+
+
+class KeyJoin:
+    """The rows of a table by name, which may be joined with samples.
+
+    First `add` gets all rows, then `find_first` decides which of them count, then `match` finds
+    those of samples, and `read` their columns. `rows` counts the rows, and `unnamed` those of them
+    without a name. From `find_first` on, `lacking` counts the others that lack a number, `names`
+    the different names, and `repeated` the rows with a name that an earlier row has.
+    """
+
+    def __init__(self, engine: duckdb.DuckDBPyConnection, folder: str) -> None:
+        self._engine, self._folder = engine, folder
+        self._columns: dict[str, tuple[str, pa.DataType]] = {}
+        self.rows = self.unnamed = self.lacking = self.names = self.repeated = 0
+        self._ask("CREATE TABLE rows (name BLOB, number BIGINT)")
+
+    def add(self, names: pa.Array, columns: Mapping[str, pa.Array]) -> None:
+        """Add rows: their names, of which null and an empty one are none, and some columns.
+
+        Columns hold numbers, or texts that are UTF-8. One that is not given is null in these rows.
+        """
+        names = names.cast(NAMES)  # DuckDB would read escapes in texts that become bytes
+        named = pc.greater(pc.fill_null(pc.binary_length(names), 0), 0)
+        numbers = pa.array(np.arange(self.rows, self.rows + len(names)))
+        own = {self._column(name, column.type): column for name, column in columns.items()}
+        rows = pa.table({"name": names, "number": numbers, **own}).filter(named)
+        self.rows += len(names)
+        self.unnamed += len(names) - len(rows)
+        with self._registered(rows):
+            self._ask("INSERT INTO rows BY NAME SELECT * FROM registered")
+
+    def _column(self, name: str, kind: pa.DataType) -> str:
+        """Return what a column is called in DuckDB, which has it from now on."""
+        if name not in self._columns:
+            own = f"c{len(self._columns)}"
+            self._columns[name] = own, kind
+            with self._registered(pa.table({own: pa.nulls(0, kind)})):
+                (described,) = self._ask("DESCRIBE registered")
+            self._ask(f"ALTER TABLE rows ADD COLUMN {own} {described[1]}")
+        return self._columns[name][0]
+
+    def find_first(self, needs: Collection[str] = ()) -> None:
+        """Find the first row of each name, of those that have a number in all columns of `needs`.
+
+        NaN is none, also as a text that Python reads as NaN.
+        """
+        tests = [self._has_number(*self._columns[name]) for name in needs]
+        rows = "rows" + (f" WHERE {' AND '.join(tests)}" if tests else "")
+        self._ask(
+            "CREATE TABLE firsts AS SELECT name, min(number) AS number, count(*) AS times "
+            f"FROM {rows} GROUP BY name"
+        )
+        self.names, good = self._numbers("SELECT count(*), sum(times) FROM firsts")
+        self.repeated, self.lacking = good - self.names, self.rows - self.unnamed - good
+
+    def _has_number(self, column: str, kind: pa.DataType) -> str:
+        if pa.types.is_floating(kind):
+            return f"{column} IS NOT NULL AND NOT isnan({column})"
+        is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+        is_nan = f" AND NOT contains(lower({column}), 'nan')" if is_text else ""
+        return f"{column} IS NOT NULL{is_nan}"
+
+    def match(self, samples: Iterable[pa.RecordBatch]) -> int:
+        """Find the rows of samples, which have a `name` and a number (`sample`), in any order.
+
+        Return how many samples have a row. A sample may come more than once, with several names:
+        the one with the lowest `choice` that a row has counts.
+        """
+        raised: list[BaseException] = []
+        batches = _cast_samples(samples, raised)
+        found = "s.sample, f.number AS row FROM registered s JOIN firsts f ON s.name = f.name"
+        first = next(batches, None)
+        if first is not None and first[CHOICE].null_count < len(first):
+            found = (
+                f"sample, arg_min(row, choice) AS row FROM (SELECT choice, {found}) GROUP BY sample"
+            )
+        reader = pa.RecordBatchReader.from_batches(
+            SAMPLES, chain([first] if first else [], batches)
+        )
+        with self._registered(reader):
+            try:
+                self._ask(f"CREATE OR REPLACE TABLE pairs AS SELECT {found}")
+            except duckdb.Error:
+                if raised:  # DuckDB only tells its text
+                    raise raised[0] from None
+                raise
+        (count,) = self._numbers("SELECT count(*) FROM pairs")
+        return count
+
+    def read(self, columns: Sequence[str] = (), rows: int = READ_ROWS) -> Iterator[Matches]:
+        """Yield the samples that have a row, by number, `rows` at a time."""
+        own = "".join(f", r.{self._columns[name][0]}" for name in columns)
+        joined = " JOIN rows r ON p.row = r.number" if columns else ""
+        with self._report_full_disk():
+            asked = f"SELECT p.sample, p.row{own} FROM pairs p{joined} ORDER BY p.sample"
+            for batch in self._engine.sql(asked).to_arrow_reader(rows):
+                samples, numbers, *values = batch.columns
+                own_values = dict(zip(columns, values, strict=True))
+                yield Matches(samples.to_numpy(), numbers.to_numpy(), own_values)
+
+    def repeated_names(self, limit: int) -> list[bytes]:
+        """Return some of the names that several rows have, in the order of their first rows."""
+        return self._names(f"firsts WHERE times > 1 ORDER BY number LIMIT {limit:d}")
+
+    def unused(self, limit: int) -> tuple[int, list[bytes]]:
+        """Return how many names no sample has that was matched, and the first of them."""
+        left = "firsts ANTI JOIN pairs ON firsts.number = pairs.row"
+        (count,) = self._numbers(f"SELECT count(*) FROM {left}")
+        return count, self._names(f"{left} ORDER BY number LIMIT {limit:d}") if count else []
+
+    def _names(self, source: str) -> list[bytes]:
+        return [name for (name,) in self._ask(f"SELECT name FROM {source}")]
+
+    def _numbers(self, sql: str) -> tuple[int, ...]:
+        (numbers,) = self._ask(sql)
+        return tuple(int(number or 0) for number in numbers)
+
+    @contextmanager
+    def _registered(self, rows: pa.Table | pa.RecordBatchReader) -> Iterator[None]:
+        self._engine.register("registered", rows)
+        try:
+            yield
+        finally:
+            self._engine.unregister("registered")
+
+    def _ask(self, sql: str) -> list[Any]:
+        with self._report_full_disk():
+            return self._engine.execute(sql).fetchall()
+
+    @contextmanager
+    def _report_full_disk(self) -> Iterator[None]:
+        try:
+            yield
+        except duckdb.Error as error:
+            if not any(words in str(error) for words in FULL):
+                raise
+            raise _full_error(self._folder) from error
+
+
+def _cast_samples(
+    batches: Iterable[pa.RecordBatch], raised: list[BaseException]
+) -> Iterator[pa.RecordBatch]:
+    """Yield batches of samples with the columns of `SAMPLES`. Note an error of `batches`."""
+    try:
+        for batch in batches:
+            missing = pa.nulls(len(batch), pa.int64())
+            columns = {name: batch[name] for name in batch.schema.names}
+            arrays = [columns.get(field.name, missing).cast(field.type) for field in SAMPLES]
+            yield pa.record_batch(arrays, schema=SAMPLES)
+    except BaseException as error:
+        raised.append(error)
+        raise
+
+
+@contextmanager
+def open_join() -> Iterator[KeyJoin]:
+    """Yield a join without rows. What it keeps on disk is deleted at the end."""
+    folder = spool_folder()
+    with _temporary_folder(folder) as path, open_engine(path) as engine:
+        yield KeyJoin(engine, folder)
+
+
+@contextmanager
+def _temporary_folder(folder: str) -> Iterator[str]:
+    """Make a folder that is deleted afterwards, and delete those of processes that were killed.
+
+    The lock on a folder tells that its process is alive. On a disk without locks none is deleted.
+    """
+    for left in Path(folder).glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > YOUNG_S:
+                with _open_folder(str(left)) as fd:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(left)
+    try:
+        path = tempfile.mkdtemp(prefix=PREFIX, dir=folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise _full_error(folder) from error
+    try:
+        with _open_folder(path) as fd:
+            with suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def _open_folder(path: str) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _full_error(folder: str) -> FullError:
+    return FullError(
+        f"{folder} is full, where rows of a table are joined, which takes three times their size: "
+        "make room there, or set TMPDIR to another folder"
+    )
