@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from wdsprep.reporting.inspect import inspect
     from wdsprep.reporting.report import report
     from wdsprep.scoring.score import score
+    from wdsprep.tables.relation import table
 
 
 __all__ = [
@@ -69,6 +70,7 @@ __all__ = [
     "score",
     "select",
     "stream",
+    "table",
     "verify",
 ]
 
@@ -89,6 +91,7 @@ PLACES = {
     "score": "wdsprep.scoring.score",
     "select": "wdsprep.changes.select",
     "stream": "wdsprep.loading.streaming.stream",
+    "table": "wdsprep.tables.relation",
     "verify": "wdsprep.checks.verify",
 }
 

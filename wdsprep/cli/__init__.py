@@ -26,8 +26,8 @@ from wdsprep.errors import UsageError, WdsprepError
 from wdsprep.terminal import TERMINAL
 from wdsprep.version import __version__
 
-IN_PYTHON = ("load", "stream")
-"""The functions without a command, which a trainer calls."""
+IN_PYTHON = ("load", "stream", "table")
+"""The functions without a command, which return what a program goes on with."""
 OVERWRITE = "--overwrite"
 
 

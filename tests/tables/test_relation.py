@@ -1,0 +1,44 @@
+"""`wdsprep.table`: all tables of a dataset as a relation of DuckDB, for questions of any kind."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import wdsprep
+from tests.kit.packs import jpeg, pack, samples_of, write_files
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("relation")
+    files: dict[str, bytes | str] = {}
+    for number in range(12):
+        files[f"{number:02d}.jpg"] = jpeg(number, (64 + 9 * number, 80))
+        files[f"{number:02d}.txt"] = f"picture {number}"
+    pack(write_files(home / "photos", files), home / "images", "--buckets", "64,100")
+    return home
+
+
+def test_sql_finds_in_tables_what_the_json_of_samples_says(home: Path) -> None:
+    facts = [sample["json"] for sample in samples_of(home / "images")]
+    rows = wdsprep.table(home / "images")
+    assert len(rows) == 12
+    large = rows.filter("width >= 100").project("key, caption").order("key").fetchall()
+    assert large == sorted((f["key"], f["caption"]) for f in facts if f["width"] >= 100)
+    arrow = wdsprep.table(home / "images").arrow().read_all()
+    assert arrow.column("width").to_pylist() == [f["width"] for f in facts]
+    assert "width" in wdsprep.table(home / "images").df().columns
+
+
+FORKING = """
+import os, sys, wdsprep
+assert wdsprep.table(sys.argv[1]).aggregate("max(width)").fetchall() == [(163,)]
+if child := os.fork():
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_process_that_asked_can_be_forked(home: Path) -> None:
+    subprocess.run([sys.executable, "-c", FORKING, str(home / "images")], check=True, timeout=60)
