@@ -282,17 +282,6 @@ def test_a_bug_is_reported_as_one(
 
 
 @pytest.mark.usefixtures("downloads")
-def test_other_settings_on_resume_are_an_error_that_says_what_differs(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["pack"]) == 0
-    assert main(["pack", "--check", "header", "--min-size", "300"]) == 1
-    said = capfd.readouterr().err
-    assert ": --check header (was full); --min-size 300 (was 0): run with those" in said
-    assert "--overwrite" in said
-
-
-@pytest.mark.usefixtures("downloads")
 def test_a_damaged_manifest_is_one_line_with_the_way_out(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

@@ -34,11 +34,10 @@ from wdsprep.cli.output.shared import (
     complain,
     echo,
     many_rejects_lines,
-    rejects_lines,
 )
 from wdsprep.cli.output.verify import VerifyOutput
 from wdsprep.runners.job import JobStatus
-from wdsprep.terminal import CLEAR, TERMINAL, LogLines, ProgressLine, cells, wrap_line
+from wdsprep.terminal import CLEAR, TERMINAL, LogLines, ProgressLine
 from wdsprep.text import Counting
 
 EAGER = """
@@ -309,13 +308,6 @@ def test_every_long_command_says_how_far_it_is(images: Path, command: str) -> No
     assert said.endswith(CLEAR), "the line is gone when the result is printed"
 
 
-def test_samples_that_a_tar_has_in_pieces_are_told_with_what_brings_them_together() -> None:
-    (count, advice) = rejects_lines({"tar_scattered": 1}, "out")
-    assert count == "1 reject (tar_scattered 1): see out/rejects/"
-    assert advice.startswith("the members of 1 sample stand apart in the tar, so captions may")
-    assert "tar --sort=name" in advice
-
-
 def test_over_a_tenth_of_rejects_is_a_warning_that_names_the_option_that_takes_them() -> None:
     remedies = {"too_small": "--upscale takes them"}
     (line,) = many_rejects_lines({"too_small": 14, "corrupt": 1}, 20, "out", remedies)
@@ -330,13 +322,3 @@ def test_over_a_tenth_of_rejects_is_a_warning_that_names_the_option_that_takes_t
     assert not many_rejects_lines({"too_small": 2}, 18, "out", remedies)
     wished = {"filtered": 50, "removed": 50, "http_4xx": 50}
     assert not many_rejects_lines({**wished, "too_small": 1}, 10, "out", remedies)
-
-
-@pytest.mark.parametrize("width", [20, 40, 60, 80])
-def test_a_long_line_breaks_between_words_and_a_command_not_at_all(width: int) -> None:
-    line = "12 images in a folder, of which 3 are broken, and 漢字 漢字 漢字 in their captions"
-    rows = wrap_line(line, width).split("\n")
-    assert " ".join(rows) == line
-    assert all(cells(row) <= width for row in rows)
-    command = f"next: wdsprep encode {'photos/' * 20} --resolution 256"
-    assert wrap_line(command, width) == command

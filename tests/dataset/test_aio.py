@@ -1,16 +1,19 @@
-"""Many reads in one call, and the same one by one where the kernel has no such call."""
+"""Many reads in one call, spans of bytes, and work shared out to threads."""
 
 import os
+import random
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from wdsprep.dataset import aio
 from wdsprep.dataset.aio import READS_AT_ONCE, address_of, read_all
+from wdsprep.dataset.byte_spans import offsets_without, spans
+from wdsprep.dataset.thread_map import IDLE, map_ahead, read_each
 
 NBYTES = 1 << 20
 UNKNOWN = {
@@ -132,20 +135,68 @@ def test_a_fork_reads_with_what_is_its_own(fd: int, data: np.ndarray) -> None:
     read_some(fd, data, 3, seed=2)
 
 
-class Interrupted(list[int]):
-    """File descriptors at which a reader is interrupted."""
-
-    def __getitem__(self, _at: Any) -> Any:
-        raise KeyboardInterrupt
+OFFSETS = np.array([0, 10, 30, 60, 100, 150], np.int64)
 
 
-@pytest.mark.parametrize("kind", ["at once"], indirect=True)
-@pytest.mark.usefixtures("kind")
-def test_an_interrupted_read_gives_its_queue_back(fd: int, data: np.ndarray) -> None:
-    before = kernel_queues()
-    for seed in range(3):
-        read_some(fd, data, 5, seed=seed)
-        assert kernel_queues() == before + 1
-        with pytest.raises(KeyboardInterrupt):
-            read_all(Interrupted([fd]), [0], vectors_of([[np.zeros(9, np.uint8)]]))
-        assert kernel_queues() == before
+def numbers(*given: int) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":
+    return np.array(given, np.uint32)
+
+
+def test_neighbours_are_one_span_and_others_where_the_gap_is_small_enough() -> None:
+    assert [*spans(OFFSETS, numbers(0, 1, 3))] == [(0, 2, 0, 30), (2, 3, 60, 100)]
+    assert [*spans(OFFSETS, numbers(0, 1, 3), gap_nbytes=30)] == [(0, 3, 0, 100)]
+    assert [*spans(OFFSETS, numbers(0, 1, 3), gap_nbytes=29)] == [(0, 2, 0, 30), (2, 3, 60, 100)]
+    assert [*spans(OFFSETS, numbers())] == []
+
+
+def test_no_span_is_longer_than_asked_for_but_for_a_single_sample() -> None:
+    found = [*spans(OFFSETS, numbers(0, 1, 2, 3, 4), most_nbytes=45)]
+    assert found == [(0, 2, 0, 30), (2, 3, 30, 60), (3, 4, 60, 100), (4, 5, 100, 150)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_offsets_without_samples_are_those_of_a_tar_made_of_the_rest(seed: int) -> None:
+    chance = random.Random(seed)
+    sizes = [512 * chance.randint(1, 9) for _ in range(50)]
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    gone = sorted(chance.sample(range(50), chance.randint(0, 50)))
+    left = np.delete(sizes, gone)
+    assert [*offsets_without(offsets, gone)] == [0, *np.cumsum(left).tolist()]
+
+
+def slow_first(number: int) -> int:
+    time.sleep(0.02 if number == 0 else 0)
+    return number
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_results_come_in_the_order_of_their_inputs(threads: int) -> None:
+    assert list(map_ahead(slow_first, range(20), threads)) == list(range(20))
+
+
+def test_no_more_is_taken_than_may_wait() -> None:
+    taken = []
+    given = map_ahead(slow_first, (taken.append(n) or n for n in range(100)), 2, most=5)
+    assert next(given) == 0
+    assert len(taken) == 6
+    given.close()
+
+
+def test_one_thread_is_that_of_the_caller() -> None:
+    (name,) = map_ahead(lambda _: threading.current_thread().name, [0], 1)
+    assert name == threading.current_thread().name
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_what_is_ahead_is_given_out_before_an_idle_item(threads: int) -> None:
+    assert list(map_ahead(slow_first, [0, 1, IDLE, 2], threads)) == [0, 1, IDLE, 2]
+
+
+def test_an_item_may_be_none() -> None:
+    assert list(map_ahead(lambda item: item, [None, 1, None], 2)) == [None, 1, None]
+
+
+def test_it_is_told_how_many_have_been_read() -> None:
+    heard: list[int] = []
+    assert read_each(slow_first, range(3), 2, heard.append) == [0, 1, 2]
+    assert heard == [1, 2, 3]

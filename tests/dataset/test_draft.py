@@ -1,3 +1,5 @@
+"""Names of files, and how a unit gets them all at once."""
+
 from dataclasses import replace
 from pathlib import Path
 
@@ -6,6 +8,27 @@ import pytest
 from tests.kit.packs import temporaries
 from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.draft import Draft
+from wdsprep.dataset.file_names import (
+    FIRST_RETRY,
+    OURS,
+    RETRIES,
+    bucket_of,
+    empty_name,
+    held_name,
+    hold_name,
+    image_shard,
+    index_name,
+    inputs_name,
+    latent_shard,
+    latent_unit,
+    receipt_name,
+    rejects_name,
+    retry_of_inputs,
+    rows_name,
+    slice_name,
+    unit_of_file,
+    unit_of_receipt,
+)
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.dataset.unit_locks import Edition
@@ -59,3 +82,44 @@ def test_who_comes_second_drops_its_files_and_says_once_that_the_work_was_done_t
     (record,) = caplog.records
     assert "another run or worker has finished 000000 first" in record.getMessage()
     assert not temporaries(tmp_path)
+
+
+IMAGES = [image_shard(256, "000007", 0), image_shard(256, "000007", 12), inputs_name("000007")]
+
+
+@pytest.mark.parametrize("unit", ["000007", slice_name(FIRST_RETRY), "256/000007_01", "256/a b"])
+def test_a_receipt_leads_back_to_its_unit_and_a_hold_is_no_receipt(unit):
+    assert unit_of_receipt(receipt_name(unit)) == unit
+    assert unit_of_receipt(hold_name(unit)) == unit_of_receipt(rejects_name(unit)) == ""
+    assert held_name(hold_name(unit)) == held_name(f"{hold_name(unit)}.3") == hold_name(unit)
+    assert held_name(receipt_name(unit)) == ""
+
+
+@pytest.mark.parametrize("name", [*IMAGES, index_name(IMAGES[1]), rejects_name("000007")])
+def test_what_a_slice_writes_is_its_own_and_of_a_dataset_of_images(name):
+    receipt, rest = OURS["images"]
+    assert rest.fullmatch(name)
+    assert receipt.fullmatch(receipt_name("000007"))
+    assert unit_of_file(name, "images") == "000007"
+
+
+@pytest.mark.parametrize("shard", IMAGES[:2])
+def test_what_is_made_of_an_image_shard_is_its_own_and_of_a_dataset_of_latents(shard):
+    unit = latent_unit(shard)
+    receipt, rest = OURS["latents"]
+    assert latent_shard(unit) == shard
+    assert receipt.fullmatch(receipt_name(unit))
+    for name in (shard, index_name(shard), rows_name(shard), rejects_name(unit)):
+        assert rest.fullmatch(name)
+        assert unit_of_file(name, "latents") == unit
+        assert bucket_of(name) == bucket_of(receipt_name(unit)) == "256"
+    assert rest.fullmatch(empty_name("emb.npy"))
+    assert not rest.fullmatch(inputs_name(unit))
+
+
+def test_inputs_of_retries_are_told_from_those_of_other_slices():
+    retry = slice_name(FIRST_RETRY + 3)
+    assert retry_of_inputs(inputs_name(retry)) == retry
+    assert inputs_name(retry).startswith(RETRIES)
+    for other in (inputs_name(slice_name(FIRST_RETRY - 1)), rejects_name(retry), "inputs/a.jsonl"):
+        assert retry_of_inputs(other) == ""

@@ -1,8 +1,6 @@
 """Some samples of some shards: each operation gives what sets of numbers give."""
 
-import itertools
 import pickle
-from collections.abc import Sequence
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
@@ -18,7 +16,6 @@ from wdsprep.dataset.sample_selection import (
     digest_of_shape,
     digest_of_shards,
     keep_selection,
-    ranges,
 )
 
 SIZES = np.array([5, 0, 9, 1, 30])
@@ -84,25 +81,6 @@ def test_an_intersection_has_what_both_have(rate: float, tmp_path: Path) -> None
         )
 
 
-def test_a_split_gives_each_column_its_samples_one_after_another() -> None:
-    counts = np.array([[2, 1, 2], [0, 0, 0], [0, 9, 0], [0, 0, 1], [10, 5, 15]], np.int32)
-    for selection in (SampleSelection.all_of(SIZES), some_of(1.0, 0)):
-        parts = list(selection.split(counts))
-        assert [part.samples for part in parts] == counts.sum(axis=0).tolist()
-        by_shard = sorted(itertools.chain(*map(pairs, parts)))
-        assert by_shard == pairs(SampleSelection.all_of(SIZES))
-        assert pairs(parts[1])[0] == (0, 2)
-
-
-def test_filters_leave_runs_that_have_samples() -> None:
-    selection = some_of(0.7, 1)
-    every = pairs(selection)
-    mask = np.arange(len(every)) % 7 == 0
-    assert pairs(selection.filter(mask)) == every[::7]
-    assert pairs(selection.filter(np.ones_like(mask))) == every
-    assert not len(selection.filter(np.zeros_like(mask)).shards)
-
-
 def test_numbers_that_are_mapped_are_mapped_again_by_another_process(tmp_path: Path) -> None:
     selection = in_file(some_of(0.5, 1), tmp_path).pick(np.array([0, 2, 4]))
     mapped = bytes(ForkingPickler.dumps(selection))
@@ -130,11 +108,3 @@ def test_the_digest_of_samples_says_which_not_where() -> None:
     both = behind.pick(behind.counts > 0)
     assert digest_of_selected("d", both, both.intersect(moved), len(SIZES)) == of_all
     assert digest_of_selected("d", every, every.intersect(some_of(0.5, 2)), 5) != of_all
-
-
-@pytest.mark.parametrize(
-    ("numbers", "expected"),
-    [([3], [[3, 4]]), ([0, 1, 2], [[0, 3]]), ([0, 2, 3, 9], [[0, 1], [2, 4], [9, 10]])],
-)
-def test_ranges_are_of_neighbours(numbers: Sequence[int], expected: list[list[int]]) -> None:
-    assert ranges(np.array(numbers, np.uint32)) == expected

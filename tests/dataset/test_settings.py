@@ -30,11 +30,6 @@ def test_what_may_be_fetched_can_be_loosened_and_never_tightened() -> None:
     assert allowed_more(["robots"]) == {"allowed_more:robots": 1}
 
 
-def test_of_other_sources_the_size_of_an_image_decides_as_before() -> None:
-    old, new = {"source": "tars"}, {"source": "tars", "max_bytes": 9}
-    assert changed_settings(old, new) == {"max_bytes": (None, 9)}
-
-
 @pytest.mark.parametrize(
     "value",
     [(9, 18, 27), {"layers": (1, (2, 3))}, [(1.0, 2)], {1: "a"}, float("nan"), [float("nan"), ()]],
@@ -46,12 +41,6 @@ def test_settings_that_a_file_has_given_back_are_the_same(value: Any) -> None:
     assert is_same(old, new)
     for one, other in ((old, new), (new, old)):
         assert changed_settings({**one, "a": 2}, other) == {"a": (2, 1)}
-
-
-def test_values_that_differ_in_a_file_are_told_of() -> None:
-    for old, new in (((9, 18), (9, 27)), (float("nan"), 1.0), (None, ()), ({"a": (1,)}, {"a": 1})):
-        assert [*changed_settings({"value": old}, {"value": new})] == ["value"]
-        assert not is_same(old, new)
 
 
 def test_a_receipt_is_found_by_settings_that_hold_a_tuple(tmp_path: Path) -> None:

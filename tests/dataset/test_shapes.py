@@ -1,10 +1,15 @@
-"""The shapes of a dataset, as its settings have them."""
+"""Buckets and shapes, and what receipts count of samples."""
+
+from collections import Counter
+from typing import Any
 
 import pytest
 
+from wdsprep.dataset.buckets import bucket_of, buckets_encoded, buckets_of_phase, parse_buckets
+from wdsprep.dataset.coarse_histograms import count_sample
 from wdsprep.dataset.npy_arrays import Field, layout
 from wdsprep.dataset.shapes import batch_that_fits, fields_in_shape, shape_name, shapes_of
-from wdsprep.errors import FormatError
+from wdsprep.errors import FormatError, UsageError
 
 FIELDS = (
     Field(name="latent.npy", dtype="<f2", shape=(4, 32, 32)),
@@ -44,3 +49,52 @@ def test_the_batch_of_an_example_is_one_that_people_take(samples: int, batch: in
 def test_a_shape_whose_latents_have_no_whole_sides_is_refused(size: tuple[int, int]) -> None:
     with pytest.raises(FormatError, match="no whole number of cells a side"):
         fields_in_shape(SETTINGS, size)
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "bucket"),
+    [(256, 256, 256), (4000, 256, 256), (511, 900, 256), (512, 512, 512), (9999, 513, 512)],
+)
+def test_a_bucket_holds_shorter_sides_from_its_name_up_to_the_next(
+    width: int, height: int, bucket: int
+) -> None:
+    assert bucket_of(width, height, (256, 512)) == bucket
+
+
+def test_a_phase_uses_every_bucket_that_is_large_enough() -> None:
+    assert buckets_of_phase(256, (256, 512)) == (256, 512)
+    assert buckets_of_phase(512, (256, 512)) == (512,)
+    assert buckets_of_phase(300, (256, 512, 1024)) == (512, 1024)
+
+
+def test_squares_are_made_of_every_bucket_that_may_hold_a_large_enough_image() -> None:
+    def encoded(resolution: int) -> tuple[int, ...]:
+        return buckets_encoded({"resolution": resolution}, (256, 512))
+
+    assert encoded(256) == (256, 512)
+    assert encoded(384) == (256, 512)
+    assert encoded(512) == encoded(768) == encoded(1024) == (512,)
+    assert encoded(64) == (256, 512)
+
+
+@pytest.mark.parametrize("text", ["", "512,256", "256,256", "a", "0,256", "256;512"])
+def test_buckets_must_rise(text: str) -> None:
+    with pytest.raises(UsageError, match="give rising sizes"):
+        parse_buckets(text)
+
+
+def counted(dataset: str, facts: dict[str, Any], shape: str = "") -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    count_sample(counts, dataset, facts, shape)
+    return dict(counts)
+
+
+def test_an_image_counts_by_its_caption_and_its_shorter_side() -> None:
+    facts = {"caption": "a cat", "width": 300, "height": 200, "source": "cat.jpg"}
+    assert counted("images", facts) == {"caption<6": 1, "side<256": 1}
+
+
+def test_latents_count_what_was_cut_or_empty_and_their_shape() -> None:
+    cut = {"caption": "a cat", "cut": True}
+    assert counted("latents", cut) == {"cut": 1, "empty_caption": 0}
+    assert counted("latents", {}, "64x32") == {"cut": 0, "empty_caption": 1, "64x32": 1}

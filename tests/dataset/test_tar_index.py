@@ -21,7 +21,7 @@ from wdsprep.dataset.tar.index import decode_index, encode_index
 from wdsprep.dataset.tar.member_names import split_member
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import file_tape, index_tar, scan, stream_tape
-from wdsprep.dataset.tar.write import TarWriter, header
+from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.errors import FormatError
 
 FIELDS = ("jpg", "json", "txt")
@@ -100,14 +100,6 @@ def test_each_range_is_a_tar_of_exactly_that_sample(maker: str, tmp_path: Path) 
         assert [getattr(s, "start", None) for s in scan(tape)] == list(offsets[:-1])
 
 
-def test_tar_without_samples_has_an_index_of_one_offset(tmp_path: Path) -> None:
-    assert (
-        decode_index(write_ours(tmp_path / "a.tar", 0), "it")
-        == (0,)
-        == index_file(tmp_path / "a.tar")
-    )
-
-
 def test_tar_cut_in_its_last_member_is_not_indexed_as_sound(tmp_path: Path) -> None:
     write_ours(tmp_path / "a.tar")
     data = (tmp_path / "a.tar").read_bytes()
@@ -116,13 +108,6 @@ def test_tar_cut_in_its_last_member_is_not_indexed_as_sound(tmp_path: Path) -> N
         with pytest.raises(BadSampleError, match=r"cut\.tar.*truncated") as caught:
             index_file(tmp_path / "cut.tar")
         assert caught.value.code == "truncated"
-
-
-def test_sample_in_two_places_has_no_index() -> None:
-    data = b"".join(header(name, 0) for name in ("a.jpg", "b.jpg", "a.txt")) + bytes(1024)
-    with pytest.raises(BadSampleError) as caught:
-        index_tar(stream_tape(io.BytesIO(data)), "it")
-    assert (caught.value.code, caught.value.key) == ("scattered", "a")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from wdsprep.dataset.tar.index import decode_index
 from wdsprep.dataset.tar.read import read_samples, stream_tape
-from wdsprep.dataset.tar.write import MAX_MEMBER_NBYTES, TarWriter, WrittenTar, header, pieces_of
+from wdsprep.dataset.tar.write import TarWriter, WrittenTar, pieces_of
 from wdsprep.errors import StoreError, TarError
 
 Samples = list[tuple[str, dict[str, bytes]]]
@@ -81,14 +81,6 @@ def test_bytes_do_not_depend_on_block_boundaries(flush_nbytes: int) -> None:
     assert written.digest == blake3(data).hexdigest()
 
 
-def test_no_samples_make_an_empty_tar_that_readers_take() -> None:
-    data, written = write_tar([])
-    assert data == bytes(1024)
-    assert decode_index(written.index, "it") == (0,)
-    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        assert tar.getnames() == []
-
-
 # Names: what is encoded comes back from other readers, the rest is refused.
 
 GOOD_NAMES = [
@@ -118,53 +110,6 @@ def test_name_comes_back_from_tarfile_gnu_tar_and_our_reader(name: str, tmp_path
     assert not listed.stderr
     (sample,) = read_samples(stream_tape(io.BytesIO(data)), "it")
     assert (sample.key, sample.fields) == (key, {field: b"data"})
-
-
-def test_longest_names() -> None:
-    assert len("f" * 155 + "/" + "n" * 100) == 256
-    assert len(header("f" * 155 + "/" + "n" * 100, 0)) == 512
-    for name in (
-        "n" * 101,
-        "n" * 255,
-        "n" * 256,
-        "/" + "n" * 101,
-        "f" * 156 + "/n",
-        "f/" + "n" * 101,
-        "f" * 156 + "/" + "n" * 100,
-        "f" * 120 + "/",
-        "ü" * 51,
-    ):
-        with pytest.raises(TarError, match="too long"):
-            header(name, 0)
-
-
-def test_the_checksum_of_the_heaviest_name_is_right() -> None:
-    name = "\U000fffff" * 38 + "/" + "\U000fffff" * 25
-    info = tarfile.TarInfo.frombuf(header(name, MAX_MEMBER_NBYTES), "utf-8", "strict")
-    assert info.name == name
-
-
-@pytest.mark.parametrize("name", ["", "a\0b.jpg", "\0", "\udcff.jpg"])
-def test_names_that_cannot_be_encoded_are_refused(name: str) -> None:
-    with pytest.raises(TarError, match="cannot be the name"):
-        header(name, 0)
-
-
-def test_size_limit_is_that_of_ustar() -> None:
-    info = tarfile.TarInfo.frombuf(header("a.jpg", MAX_MEMBER_NBYTES), "utf-8", "strict")
-    assert info.size == MAX_MEMBER_NBYTES == 8 * 1024**3 - 1
-    with pytest.raises(TarError, match="8 GiB"):
-        header("a.jpg", MAX_MEMBER_NBYTES + 1)
-
-
-def test_header_is_what_tarfile_makes_of_the_same_facts() -> None:
-    info = tarfile.TarInfo("000000001.jpg")
-    info.size, info.mode = 12_345, 0o644
-    theirs = bytearray(info.tobuf(tarfile.USTAR_FORMAT))
-    ours = bytearray(header(info.name, info.size))
-    assert ours[:148] == theirs[:148]
-    assert ours[156:329] == theirs[156:329]
-    assert ours[345:] == theirs[345:]  # between them the device numbers, zero or left out
 
 
 # Samples that a reader would not give back as they are.
@@ -235,26 +180,6 @@ def test_failing_sink_surfaces_and_leaves_no_thread() -> None:
     assert not tar_threads()
 
 
-def test_failure_of_the_last_write_surfaces_in_finish() -> None:
-    with TarWriter(FullSink()) as tar:
-        tar.add("a", [("jpg", bytes(5 << 20))])
-        with pytest.raises(StoreError):
-            tar.finish()
-    assert not tar_threads()
-
-
-def test_leaving_by_an_exception_leaves_no_thread() -> None:
-    def interrupted() -> None:
-        with TarWriter(io.BytesIO()) as tar:
-            tar.add("a", [("jpg", bytes(5 << 20))])
-            assert tar_threads()
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert not tar_threads()
-
-
 # Oracles.
 
 CHARS = st.characters(codec="utf-8", exclude_characters="./\0", exclude_categories=["Cc"])
@@ -289,23 +214,6 @@ BIG: Samples = [
     ("000000002", {"jpg": b"x" * (4 << 20), "json": b"{}", "txt": b"exactly 4 MB"}),
     ("000000003", {"jpg": b"", "json": b"", "txt": b""}),
 ]
-
-
-def test_gnu_tar_lists_and_extracts_what_we_write(tmp_path: Path) -> None:
-    data, _ = write_tar(BIG)
-    (tmp_path / "a.tar").write_bytes(data)
-    listed = subprocess.run(
-        ["tar", "--utc", "-tvf", tmp_path / "a.tar"], capture_output=True, text=True, check=True
-    )
-    assert not listed.stderr
-    lines = [line.split() for line in listed.stdout.splitlines()]
-    assert {(line[0], line[1], line[3]) for line in lines} == {("-rw-r--r--", "0/0", "1970-01-01")}
-    wanted = {f"{k}.{f}": v for k, fields in BIG for f, v in fields.items()}
-    assert [(line[5], int(line[2])) for line in lines] == [(n, len(v)) for n, v in wanted.items()]
-    (tmp_path / "out").mkdir()
-    command = ["tar", "-xf", tmp_path / "a.tar", "-C", tmp_path / "out"]
-    assert not subprocess.run(command, capture_output=True, check=True).stderr
-    assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == wanted
 
 
 def test_webdataset_reads_what_we_write(tmp_path: Path) -> None:

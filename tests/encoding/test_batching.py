@@ -1,17 +1,24 @@
-"""Which samples share a batch."""
+"""Which samples share a batch, how many are under way, and how much memory they may take."""
 
 import random
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError
+from typing import Any
 
 import pytest
 import torch
 
-from tests.kit.encodes import Means
+from tests.kit.encodes import Broken, Means
 from wdsprep.encoding.batching import Batcher
+from wdsprep.encoding.device_batches import MOST_LAUNCHED, DeviceBatches
 from wdsprep.encoding.encoded_samples import NO_CROP, PendingBlock, SampleUnderWay
 from wdsprep.encoding.engine import MOST_WAITING
+from wdsprep.encoding.memory_limit import EngineLimit
 from wdsprep.encoding.models.base import Part, Tokens
 from wdsprep.encoding.models.batch_size import GROUPED_BATCH, text_size
+from wdsprep.encoding.models.device import Device, ImageBatch
 
 USUAL = 32
 BLOCK = 16  # samples that come together
@@ -72,3 +79,107 @@ def test_the_oldest_block_gets_its_batch_when_there_is_no_room_for_more() -> Non
     assert batch is not None
     assert [row.sample.caption for row in batch[1]] == ["200", "200"]
     assert made.next_texts(USUAL, now=False, head=first) is None  # the next ones may wait
+
+
+def batch(level: int) -> ImageBatch:
+    pixels = torch.full((2, 3, 16, 16), level, dtype=torch.uint8)
+    return ImageBatch.of(pixels, ["one", "other"], seed=0)
+
+
+def until(holds: Any) -> None:
+    end_s = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def hold(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Nothing is finished before this is set."""
+    event, finish = threading.Event(), Device.finish
+
+    def held(device: Device, launched: Any) -> Any:
+        assert event.wait(60)
+        return finish(device, launched)
+
+    monkeypatch.setattr(Device, "finish", held)
+    yield event
+    event.set()
+
+
+def test_several_batches_are_launched_before_the_first_is_finished(hold: threading.Event) -> None:
+    encoder = Means()
+    made = DeviceBatches(encoder, 2)
+    rows = [made.submit(batch(level)) for level in range(10)]
+    until(lambda: len(encoder.sizes) == MOST_LAUNCHED)
+    time.sleep(0.1)
+    assert len(encoder.sizes) == MOST_LAUNCHED
+    hold.set()
+    found = [[row["latent.npy"].item() for row in each.result(60) if row] for each in rows]
+    assert found == [[level, level] for level in range(10)]
+    made.close()
+
+
+def test_what_was_not_launched_is_cancelled_on_closing(hold: threading.Event) -> None:
+    encoder = Means()
+    made = DeviceBatches(encoder, 2)
+    rows = [made.submit(batch(level)) for level in range(10)]
+    until(lambda: len(encoder.sizes) == MOST_LAUNCHED)
+    closing = threading.Thread(target=made.close)
+    closing.start()
+
+    def is_closing() -> bool:
+        try:
+            rows.append(made.submit(batch(10)))
+        except RuntimeError:  # of a pool that takes no more
+            return True
+        return False
+
+    until(is_closing)
+    hold.set()
+    closing.join(60)
+    cancelled = [True] * (len(rows) - MOST_LAUNCHED)
+    assert [each.cancelled() for each in rows] == [False] * MOST_LAUNCHED + cancelled
+    with pytest.raises(CancelledError):
+        rows[-1].result(60)
+
+
+def test_what_fails_is_raised_where_its_rows_are_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = DeviceBatches(Broken(), 2)  # at the third
+    rows = [made.submit(batch(level)) for level in range(3)]
+    rows[1].result(60)
+    with pytest.raises(ValueError, match="a kernel of 3"):
+        rows[2].result(60)
+    monkeypatch.setattr(Device, "finish", lambda *_: 1 / 0)
+    other = DeviceBatches(Means(), 2)
+    for level in range(2 * MOST_LAUNCHED):  # it goes on after each
+        with pytest.raises(ZeroDivisionError):
+            other.submit(batch(level)).result(60)
+    for each in (made, other):
+        each.close()
+
+
+def test_samples_and_their_bytes_are_bounded_and_one_alone_may_always_come() -> None:
+    room = EngineLimit(3, 100)
+    assert room.enter(9, 1000, 0)  # nothing is inside
+    assert not room.enter(1, 0, 0)
+    room.leave(9, 1000)
+    assert room.enter(2, 60, 0)
+    assert not room.enter(2, 0, 0)
+    assert not room.is_full  # of bytes
+    assert not room.enter(1, 50, 0)
+    assert room.is_full
+    room.hold(-20)  # decoded
+    assert room.enter(1, 50, 0)
+    assert not room.is_full
+
+
+def test_whoever_waits_enters_when_others_have_left() -> None:
+    room = EngineLimit(4, 100)
+    assert room.enter(4, 100, 0)
+    entered: list[bool] = []
+    waiting = threading.Thread(target=lambda: entered.append(room.enter(2, 10, 60)))
+    waiting.start()
+    room.leave(4, 100)
+    waiting.join(60)
+    assert entered == [True]

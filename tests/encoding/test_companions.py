@@ -1,6 +1,8 @@
 """What is stored of a caption does not depend on the captions that it meets on the way."""
 
+import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -11,8 +13,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 import wdsprep
+from tests.encoding.test_pipelines import encoder
 from tests.kit.encodes import encode_here, latents_of, packed, pictures
 from tests.kit.families import each_family
 from wdsprep.dataset.npy_arrays import text_fields
@@ -56,7 +60,7 @@ def load(folder: Path, **recipe: Any) -> LatentEncoder:
     return made
 
 
-encoder = cache(load)
+cached_encoder = cache(load)
 
 
 def batches(texts: Sequence[Tokens]) -> list[list[Tokens]]:
@@ -87,7 +91,7 @@ def rows(made: LatentEncoder, texts: Sequence[Tokens]) -> list[dict[str, Tensor]
 
 @pytest.mark.parametrize("name", each_family())
 def test_tokens_of_captions_together_are_those_of_each_alone(name: str, family: Family) -> None:
-    made = encoder(family(name))
+    made = cached_encoder(family(name))
     alone = [made.tokens([caption])[0] for caption in CAPTIONS]
     assert made.tokens(CAPTIONS) == alone
     assert made.tokens(CAPTIONS[::-1]) == alone[::-1]
@@ -99,7 +103,7 @@ def test_tokens_of_captions_together_are_those_of_each_alone(name: str, family: 
 def test_arrays_of_captions_together_are_those_of_each_alone(name: str, family: Family) -> None:
     """Within what kernels differ by for batches of other sizes; and whether a batch is tokenized
     again or not does not show in a bit."""
-    made = encoder(family(name))
+    made = cached_encoder(family(name))
     some = batches(made.tokens(CAPTIONS))
     assert max(map(len, some)) > 1
     for batch in some:
@@ -143,7 +147,7 @@ def test_a_scripted_function_computes_the_same_each_time(
 @pytest.mark.parametrize("name", each_family())
 def test_token_ids_of_captions_together_are_those_of_each_alone(name: str, family: Family) -> None:
     try:
-        made = encoder(family(name), text="tokens")
+        made = cached_encoder(family(name), text="tokens")
     except UsageError as refused:
         assert "leave --text tokens out" in str(refused)  # noqa: PT017  that is all it may say
         return
@@ -156,7 +160,7 @@ def test_token_ids_of_captions_together_are_those_of_each_alone(name: str, famil
 def test_what_klein_counts_of_a_long_caption_does_not_depend_on_a_short_one(
     family: Family,
 ) -> None:
-    made = encoder(family("Flux2Klein"))
+    made = cached_encoder(family("Flux2Klein"))
     long, short = made.tokens(["word " * 3000, "a cat"])
     assert (long.cut, short.cut) == (True, False)
     assert long.count > 12_000
@@ -178,3 +182,72 @@ def test_captions_with_and_without_quotes_meet_in_one_step_of_training(
     assert {bool(sample["mask_2.npy"].any()) for sample in stored.values()} == {False, True}
     for key, mask in zip(batch["key"], batch["mask_2"], strict=True):
         assert mask.tolist() == stored[key]["mask_2.npy"].tolist()
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """How many calls of tokenizers there were, by the number of their texts."""
+    found: Counter[int] = Counter()
+    own = PreTrainedTokenizerBase.__call__
+
+    def counted(self: Any, text: Any, *words: Any, **options: Any) -> Any:
+        found[1 if isinstance(text, str) else len(text)] += 1
+        return own(self, text, *words, **options)
+
+    monkeypatch.setattr(PreTrainedTokenizerBase, "__call__", counted)
+    return found
+
+
+def begun(folder: Path, calls: Counter[int]) -> LatentEncoder:
+    """An encoder that has seen how its pipeline calls tokenizers; what it called is forgotten."""
+    made = encoder(folder)
+    made.tokens(["a house"])
+    calls.clear()
+    return made
+
+
+def test_a_batch_needs_a_call_for_each_way_to_call_a_tokenizer(
+    family: Family, calls: Counter[int]
+) -> None:
+    """SDXL calls two tokenizers, each with the padding that it wants and to see what is cut."""
+    made = begun(family("StableDiffusionXL"), calls)
+    captions = [f"a photo of {n} dogs" + " and a cat" * (n % 5) for n in range(32)]
+    tokens = made.tokens(captions)
+    assert calls == {32: 4}
+    made.text_rows(tokens)
+    assert calls == {32: 4}
+
+
+def test_a_long_caption_is_neither_padded_to_nor_kept(family: Family, calls: Counter[int]) -> None:
+    """It may be a file of 16 MB, and all others would be padded to its length."""
+    made = begun(family("StableDiffusionXL"), calls)
+    *_, long = made.tokens(["a cat", "a dog", "word " * 10_000])
+    assert (calls[2], calls[3]) == (4, 0)
+    assert long.cut
+    assert long.count > 10_000
+    kept = [len(row["input_ids"]) for row in long.results.values()]
+    assert kept
+    assert max(kept) == 77
+
+
+def test_only_the_caption_that_a_template_holds_is_replaced(
+    family: Family, calls: Counter[int]
+) -> None:
+    made = begun(family("QwenImage"), calls)
+    tokens = made.tokens(["a red house", "the sea"])
+    made.text_rows(tokens[:1])
+    assert calls == {2: 1}
+
+
+def test_a_token_of_several_vectors_is_still_written_out(family: Family, tmp_path: Path) -> None:
+    """Textual inversion calls the further ones _1, _2; they can be saved with a pipeline."""
+    folder = shutil.copytree(family("StableDiffusionXL"), tmp_path / "own")
+    for name in ("tokenizer", "tokenizer_2"):
+        tokenizer = AutoTokenizer.from_pretrained(folder / name)
+        tokenizer.add_tokens(["<toy>", "<toy>_1"])
+        tokenizer.save_pretrained(folder / name)
+    wanted = tokenizer.convert_tokens_to_ids(["<toy>", "<toy>_1"])
+    for caption in ("a <toy>", "a <toy> by the sea"):
+        (found,) = encoder(folder, text="tokens").tokens([caption])
+        ids = [*found.ids["tokens_2.npy"]]
+        assert ids[ids.index(wanted[0]) + 1] == wanted[1]

@@ -1,22 +1,32 @@
-"""What a GPU can do, by what torch says of it."""
+"""What a GPU can do, whether torch can use it, and in which precision networks compute."""
 
 import json
 import os
 import shutil
-from collections.abc import Callable
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.modules.module import register_module_forward_hook
 
+from tests.kit.encodes import packed, pictures
 from tests.kit.gpus import pretend_cuda
+from wdsprep.encoding import gpus
 from wdsprep.encoding.encode import make_encoder
 from wdsprep.encoding.gpus import ALLOCATOR, has_bf16, prepare_allocator
 from wdsprep.encoding.models.device import check_age, check_precision
+from wdsprep.encoding.models.encoder import load_encoder
 from wdsprep.encoding.models.find_model import TINY, find_model
+from wdsprep.encoding.models.precision import precision_of, whole_fp32
 from wdsprep.encoding.recipe_defaults import settings_of, settle_recipe
 from wdsprep.encoding.recipe_options import Recipe
+from wdsprep.errors import UsageError, WorkError
 
 
 def gpu(monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, int]) -> None:
@@ -162,3 +172,227 @@ def test_workers_map_memory_that_grows_unless_the_user_has_chosen(
     told = {name: os.environ[name] for name in ALLOCATOR if name in os.environ}
     expected = {chosen: "max_split_size_mb:128"} if chosen else None
     assert told == (expected or {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
+
+
+STUB = """
+int cuInit(unsigned flags) {{ return {code}; }}
+int cuDriverGetVersion(int *version) {{ *version = 11040; return 0; }}
+int cuDeviceGetCount(int *count) {{ *count = {count}; return 0; }}
+"""
+
+needs_compiler = pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
+
+
+def stub_driver(folder: Path, *, code: int = 0, count: int = 1) -> Path:
+    """Make a libcuda that says how CUDA begins, and how many GPUs there are."""
+    source, library = folder / "stub.c", folder / "libcuda.so.1"
+    source.write_text(STUB.format(code=code, count=count))
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    return library
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("code", "count", "visible", "is_refused"),
+    [
+        (0, 2, None, True),
+        (0, 2, "1", True),
+        (802, 0, None, True),  # the fabric manager is down
+        (100, 0, None, False),
+        (0, 2, "", False),
+        (0, 2, "-1", False),
+    ],
+)
+def test_a_gpu_that_torch_cannot_use_is_refused_unless_the_user_hides_it(
+    code: int,
+    count: int,
+    visible: str | None,
+    is_refused: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("The driver is too old (found version 11040). Please update it.")
+
+    pretend_cuda(monkeypatch, is_available=False, init=fail)
+    monkeypatch.setattr(gpus, "NVIDIA", str(stub_driver(tmp_path, code=code, count=count)))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    if not is_refused:
+        assert gpus.visible_gpus() == ()
+        return
+    with pytest.raises(UsageError, match=r"The driver is too old \(found version 11040\): install"):
+        gpus.visible_gpus()
+
+
+def test_a_file_of_a_gpu_speaks_for_one_though_its_library_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_cuda(monkeypatch, is_available=False)
+    monkeypatch.setattr(gpus, "NVIDIA", "libnone.so.1")
+    monkeypatch.setattr(gpus, "NVIDIA_DEVICES", f"{tmp_path}/nvidia[0-9]*")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpus.visible_gpus() == ()
+    (tmp_path / "nvidia0").touch()
+    with pytest.raises(UsageError, match=r"--device cpu$"):
+        gpus.visible_gpus()
+
+
+def test_without_a_gpu_that_works_a_precision_is_chosen_without_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def is_available() -> bool:
+        warnings.warn("CUDA initialization: the driver is too old", stacklevel=1)
+        return False
+
+    pretend_cuda(monkeypatch, is_available=is_available)
+    monkeypatch.setattr(gpus, "has_driver", lambda: True)
+    assert gpus.has_bf16()
+    assert gpus.has_tf32()
+
+
+def test_a_worker_that_was_promised_a_gpu_does_not_take_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pretend_cuda(monkeypatch, is_available=False)
+    gpus.require_gpu("cpu")
+    with pytest.raises(WorkError, match=r"^torch .* cannot use the GPU of this machine: "):
+        gpus.require_gpu("cuda")
+
+
+SCRIPT = """
+import sys, wdsprep
+images, out = sys.argv[1:]
+toy = wdsprep.Encode(resolution=64, model="tiny")
+for use in (
+    lambda: wdsprep.encode(images, out, resolution=64, model="tiny"),
+    lambda: wdsprep.score(images, out, language=True),
+    lambda: wdsprep.load(images, encode=toy, global_batch=1),
+):
+    try:
+        print("done:", use())
+    except wdsprep.errors.UsageError as error:
+        print(error)
+"""
+
+
+@needs_compiler
+@pytest.mark.system
+def test_encode_score_and_load_refuse_in_one_line_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    """With a driver that is too old for the torch that is installed."""
+    images = packed(pictures(tmp_path / "in", range(3)), tmp_path / "images")
+    env = {**os.environ, "LD_LIBRARY_PATH": str(stub_driver(tmp_path).parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(images), str(tmp_path / "out")],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3, done.stderr
+    for line in lines:
+        assert "cannot use the GPU of this machine: " in line
+        assert line.endswith("or take the CPU, with --device cpu")
+    assert not (tmp_path / "out").exists()
+
+
+BACKENDS: Any = torch.backends
+OPERATORS = {
+    "matmul": BACKENDS.cuda.matmul,
+    "conv": BACKENDS.cudnn.conv,
+    "rnn": BACKENDS.cudnn.rnn,
+    "matmul on CPUs": BACKENDS.mkldnn.matmul,
+    "conv on CPUs": BACKENDS.mkldnn.conv,
+}
+
+
+def now() -> dict[str, str]:
+    return {name: each.fp32_precision for name, each in OPERATORS.items()}
+
+
+@pytest.fixture(params=["everything", "matmul as of old", "matmul at its fastest"])
+def trainer(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
+    """Has allowed TF32 in one of the ways there are."""
+    before, everything = now(), BACKENDS.fp32_precision
+    if request.param == "everything":
+        BACKENDS.fp32_precision = "tf32"
+    else:
+        torch.set_float32_matmul_precision("high" if "old" in request.param else "medium")
+    yield now()
+    torch.set_float32_matmul_precision("highest")
+    BACKENDS.fp32_precision = everything
+    for name, each in OPERATORS.items():
+        each.fp32_precision = before[name]
+
+
+def test_what_a_trainer_allows_is_put_aside_for_as_long_as_any_thread_needs(
+    trainer: dict[str, str],
+) -> None:
+    assert "tf32" in trainer.values()
+    entered, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with whole_fp32():
+            entered.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=other)
+    with whole_fp32():
+        thread.start()
+        assert entered.wait(60)
+    assert set(now().values()) == {"ieee"}
+    leave.set()
+    thread.join()
+    assert now() == trainer
+
+
+def test_what_is_set_for_several_operators_afterwards_holds() -> None:
+    before, BACKENDS.fp32_precision = BACKENDS.fp32_precision, "tf32"
+    with whole_fp32():
+        pass
+    BACKENDS.fp32_precision = "ieee"
+    assert set(now().values()) == {"ieee"}
+    BACKENDS.fp32_precision = before
+
+
+def test_threads_that_want_another_precision_wait_for_each_other() -> None:
+    seen: list[set[str]] = []
+
+    def other() -> None:
+        with precision_of("tf32")():
+            seen.append({*now().values()})
+
+    thread = threading.Thread(target=other)
+    with whole_fp32():
+        thread.start()
+        thread.join(0.05)
+        assert not seen
+        assert set(now().values()) == {"ieee"}
+    thread.join(60)
+    assert seen == [{"ieee", "tf32"}]
+
+
+WHOLE = dict.fromkeys(OPERATORS, "ieee")
+IN_TF32 = WHOLE | {"conv": "tf32", "rnn": "tf32"}
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "tf32", "half+tf32"])
+def test_the_networks_compute_in_the_precision_that_is_asked_for(
+    dtype: str, trainer: dict[str, str]
+) -> None:
+    made = load_encoder(
+        find_model("tiny", text="none"), Recipe(resolution=64, text="none", dtype=dtype), "cpu"
+    )
+    usual = {"fp32": WHOLE, "bf16": trainer}.get(dtype, IN_TF32)
+    pixels, noise = torch.zeros((1, 3, 64, 64), dtype=torch.uint8), torch.zeros(1, dtype=torch.long)
+    for exact, wanted in ((False, usual), (True, WHOLE)):
+        seen: list[dict[str, str]] = []
+        with register_module_forward_hook(lambda *_, seen=seen: seen.append(now())):
+            made.encode_images(pixels, noise, exact=exact)
+        assert len(seen) > 10  # layers
+        assert all(each == wanted for each in seen)
+        assert now() == trainer

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,10 +27,14 @@ from tests.kit.encodes import (
     stacked,
 )
 from tests.kit.hub import set_constants
-from tests.kit.packs import manifest_of, tree, write_files
+from tests.kit.packs import jpeg, manifest_of, tree, write_files
 from wdsprep.cli import cli, main
 from wdsprep.encoding.encode import EncodeListener
+from wdsprep.encoding.make_run_plan import make_plan
 from wdsprep.encoding.models.find_model import TINY
+from wdsprep.encoding.options import EncodeOptions
+from wdsprep.encoding.recipe_options import MOST_COMPILED
+from wdsprep.encoding.run_plan import EncodePlan
 from wdsprep.errors import FingerprintError, UsageError
 
 # --- what the command itself loads
@@ -267,15 +272,6 @@ def test_latents_are_complete_only_when_their_images_are(own: Path, tmp_path: Pa
     assert not manifest_of(out).complete
 
 
-def test_images_packed_anew_with_other_bytes_are_told(own: Path, tmp_path: Path) -> None:
-    encode_here(own, tmp_path / "out")
-    write_files(own.parent / "downloads", {"photo-0000.txt": "another caption"})
-    (own / "receipts/000000.json").unlink()
-    packed(own.parent / "downloads", own, "--overwrite")
-    with pytest.raises(FingerprintError, match=r"1 image shard has changed or gone .*64/000000"):
-        encode_here(own, tmp_path / "out")
-
-
 # --- what a user sees
 
 
@@ -328,3 +324,90 @@ def test_images_whose_packing_goes_on_are_told(
     packed(own.parent / "downloads", tmp_path / "images", "--limit", "3")
     assert command(tmp_path / "images", tmp_path / "out") == 0
     assert "is not completely packed" in capsys.readouterr().err
+
+
+def planned(images: Path | str, out: Path | str, **options: Any) -> EncodePlan:
+    usual = {"model": "tiny", "device": "cpu", "runner": "local", "workers": 1}
+    wanted = EncodeOptions(str(images), str(out), **{"resolution": 64, **usual, **options})
+    return make_plan(wanted, told=lambda _line: None)
+
+
+def test_a_plan_says_what_a_run_will_do_and_leaves_no_trace(images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "latents-{resolution}"
+    encode_here(images, tmp_path / "latents-64", text="none", limit=9)
+    before = tree(tmp_path)
+    plan = planned(images, out, resolution=(64, 128), text_out=tmp_path / "text")
+    assert str(plan).splitlines() == [
+        f"{images}: 14 shards, 42 images for resolution 64, 7 shards, 14 images for resolution "
+        "128, 14 shards, 42 captions for resolution 64; model tiny in fp32 on cpu",
+        plan.model.note,
+        f"{tmp_path}/latents-64 goes on: 14 shards, 42 images for resolution 64, 12 of 14 shards "
+        "missing",
+        "  latents: sample",
+        "  the trial goes on: 1 shard that --limit had cut is encoded anew",
+        f"{tmp_path}/latents-128 begins: 7 shards, 14 images for resolution 128, 7 of 7 shards "
+        "missing",
+        "  latents: sample",
+        f"{tmp_path}/text begins: 14 shards, 42 captions for resolution 64, 14 of 14 shards "
+        "missing",
+        "  text: emb, of the samples' own captions",
+        "14 image shards to encode, by 1 CPU worker on this machine",
+    ]
+    assert tree(tmp_path) == before
+
+
+def test_nothing_is_written_where_one_of_several_datasets_cannot_go_on(tmp_path: Path) -> None:
+    """Its images have changed since, which is found out before the other one is begun."""
+    source = pictures(tmp_path / "downloads")
+    packed(source, tmp_path / "images")
+    out = tmp_path / "out"
+    encode_here(tmp_path / "images", out / "128", resolution=128)
+    (source / "photo-0002.jpg").write_bytes(jpeg(99, (200, 136)))
+    packed(source, tmp_path / "images", "--overwrite")
+    before = tree(out)
+    with pytest.raises(FingerprintError, match=r"changed or gone since .*128 was encoded"):
+        encode_here(tmp_path / "images", out / "{resolution}", resolution=(64, 128))
+    assert tree(out) == before
+
+
+def test_a_plan_of_the_toy_needs_no_torch(images: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; from tests.encoding.test_run_plan import planned\n"
+        "for name in [n for n in sys.modules if n.partition('.')[0] == 'torch']:\n"
+        "    del sys.modules[name]\n"
+        "planned(*sys.argv[1:]); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, images, tmp_path / "out"], check=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "shapes"),
+    [
+        ({"resolution": 1024, "shapes": "sdxl"}, 40),
+        ({"resolution": 256, "shapes": "nearest:32,2"}, 5),
+        ({"resolution": (64, 128, 256), "shapes": "nearest:64,2"}, 5),
+        ({"resolution": (64, 128, 256, 512, 1024)}, 5),
+    ],
+)
+def test_many_shapes_are_not_compiled_one_after_the_other(
+    given: dict[str, Any], shapes: int
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        EncodeOptions(**given, compile=True)
+    assert str(refused.value) == (
+        f"--compile takes minutes for each shape, and there are {shapes}: leave it out, or encode "
+        f"{MOST_COMPILED} shapes at most"
+    )
+    EncodeOptions(**given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"resolution": 128, "shapes": [(64, 192), (128, 128), (192, 64)]},
+        {"resolution": (64, 128, 256, 512)},
+        {"latents": "none"},
+    ],
+)
+def test_a_few_shapes_are_compiled(given: dict[str, Any]) -> None:
+    assert EncodeOptions(**given, compile=True).compile

@@ -268,14 +268,6 @@ def test_a_text_encoder_that_wants_a_mask_gets_it(pad: str, tmp_path: Path) -> N
     assert (found - states).abs().max() < 1e-5
 
 
-def test_tokens_are_stored_without_a_text_encoder() -> None:
-    ours = tiny(text="tokens")
-    stored = run(ours, pictures(3)).arrays["tokens.npy"]
-    assert stored.dtype == torch.int32
-    assert stored.tolist() == ids_of(ours, CAPTIONS[:3])
-    assert ours.empty()["tokens.npy"].tolist() == ids_of(ours, [""])[0]
-
-
 # Other models
 
 
@@ -350,11 +342,6 @@ def test_weights_in_parts_are_those_of_one_file(tmp_path: Path, variant: str | N
     whole, parts = run(tiny(), pictures(3)), run(encoder(tmp_path), pictures(3))
     for name, array in whole.arrays.items():
         assert torch.equal(array, parts.arrays[name])
-
-
-def test_nothing_is_said_on_the_users_terminal(capfd: pytest.CaptureFixture[str]) -> None:
-    run(encoder(), pictures(4))
-    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.system

@@ -2,7 +2,6 @@
 
 import gc
 import io
-import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -133,18 +132,6 @@ def test_results_are_never_mixed_between_samples(threads: int) -> None:
                         level_of(found)
     for level, found in results.items():
         assert level_of(found) == (level, level)
-    made.close()
-
-
-def test_batches_span_shards() -> None:
-    encoder = Means()
-    made = engine(encoder, batch_size=8)
-    results: dict[int, PendingBlock] = {}
-    with made.feeding():  # a third shard, which has nothing yet
-        for first in (0, 5):
-            results |= fed(made, range(first, first + 5))
-    assert [level_of(found) for found in results.values()] == [(n, n) for n in range(10)]
-    assert encoder.sizes == [8, 8]  # of which 6 are padding
     made.close()
 
 
@@ -400,20 +387,6 @@ def test_a_failing_encoder_is_told_to_whoever_waits() -> None:
     made.close()
 
 
-def test_closing_in_the_middle_does_not_hang() -> None:
-    made = engine(Means())
-    feeding = threading.Thread(target=_feed_until_closed, args=(made,))
-    feeding.start()
-    made.close()
-    feeding.join(60)
-    assert not feeding.is_alive()
-
-
-def _feed_until_closed(made: Engine) -> None:
-    with pytest.raises((EngineError, RuntimeError)):
-        fed(made, range(256))
-
-
 # Captions
 
 
@@ -445,22 +418,6 @@ def test_captions_of_one_length_share_a_batch_and_none_waits_for_ever(threads: i
         assert level_of(found) == (level, level)
     assert all(len(shapes) == 1 for shapes in encoder.shapes)
     assert len(encoder.shapes) < 40 / 3 + 7 + 1  # whole batches, and what was left of each length
-    made.close()
-
-
-def test_an_endless_feeder_gets_back_what_it_fed_long_ago() -> None:
-    """Captions of lengths that seldom come wait for others of theirs, but not for ever, whether
-    images or captions come after them."""
-    made = engine(ByLength(), most_waiting=24)
-    results: dict[int, PendingBlock] = {}
-    with made.feeding(), made.turn():
-        for level in range(101):
-            text = "x" * (7 if level not in (5, 60) else 3)  # these have a length of their own
-            image = grey(level) if level <= 60 else b"broken"
-            results[level] = put(made, level, image, text)
-            if 40 <= level <= 100:
-                with results[level - 40] as found:
-                    assert level_of(found)[0] == level - 40
     made.close()
 
 

@@ -1,14 +1,11 @@
-"""Whatever happens to workers, driver, nodes, disk or network: the bytes of an undisturbed run.
-
-Workers, kills, Ray and S3 are real. The encoder is a stand-in, but for Ctrl-C of the command. What
-is left to do after that is done in this process, which has torch.
-"""
+"""Whatever happens to workers, GPUs, nodes, disk or network: the bytes of an undisturbed run."""
 
 import os
 import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +14,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import numpy
 import psutil
 import pytest
 from PIL import Image
@@ -40,13 +38,13 @@ from tests.kit.packs import (
 from tests.kit.paths import FIND_TESTS
 from tests.kit.s3 import S3Server
 from wdsprep.dataset.manifest import Manifest
+from wdsprep.encoding import worker_plan
 from wdsprep.encoding.encode import EncodeListener
 from wdsprep.encoding.progress import EncodeProgress
+from wdsprep.encoding.worker_plan import Machine
 from wdsprep.runners.run import Outcome, RunProgress
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
-
-pytestmark = pytest.mark.system
 
 SIZES = ((64, 80), (100, 90), (72, 64), (120, 70))
 SHARDS = 12
@@ -199,6 +197,7 @@ def wait_until(claim: Callable[[], Any], *, within_s: float = 60.0) -> None:
 # --- workers
 
 
+@pytest.mark.system
 def test_shards_that_break_every_worker_are_left_out_and_only_they_are_retried(
     images: Path, undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -243,6 +242,7 @@ def cluster() -> Iterator[Any]:
         yield cluster
 
 
+@pytest.mark.system
 def test_a_removed_ray_node_costs_no_attempt(
     cluster: Any, images: Path, undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -277,6 +277,7 @@ def test_a_removed_ray_node_costs_no_attempt(
 # --- the driver
 
 
+@pytest.mark.system
 def test_after_a_killed_driver_its_workers_go_and_a_rerun_completes(
     images: Path, undisturbed: dict[str, bytes], tmp_path: Path, chance: random.Random
 ) -> None:
@@ -302,6 +303,7 @@ def test_after_a_killed_driver_its_workers_go_and_a_rerun_completes(
     assert tree(out) == undisturbed
 
 
+@pytest.mark.system
 def test_ctrl_c_of_the_command_is_one_line_and_the_rerun_completes(
     images: Path, tmp_path: Path
 ) -> None:
@@ -338,6 +340,7 @@ def test_ctrl_c_of_the_command_is_one_line_and_the_rerun_completes(
 # --- disk
 
 
+@pytest.mark.system
 def test_a_full_disk_is_one_line_and_with_room_the_rerun_completes(
     images: Path, undisturbed: dict[str, bytes], small_disk: Path
 ) -> None:
@@ -381,6 +384,7 @@ class Faulty:
         return next(self._faults)
 
 
+@pytest.mark.system
 def test_a_bad_network_to_s3_changes_no_byte(
     images: Path,
     undisturbed: dict[str, bytes],
@@ -399,6 +403,7 @@ def test_a_bad_network_to_s3_changes_no_byte(
     assert tree(out) == undisturbed
 
 
+@pytest.mark.system
 def test_an_s3_shard_that_is_replaced_while_it_is_read_is_refused_and_the_others_are_done(
     images: Path,
     undisturbed: dict[str, bytes],
@@ -437,6 +442,7 @@ def test_an_s3_shard_that_is_replaced_while_it_is_read_is_refused_and_the_others
     rerun(source, out, undisturbed, BAD_SHARD)
 
 
+@pytest.mark.system
 def test_damaged_missing_and_other_shards_are_left_out_with_their_reason(
     images: Path, undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -459,3 +465,93 @@ def test_damaged_missing_and_other_shards_are_left_out_with_their_reason(
     check_left_out(out, undisturbed, *reasons)
     assert outcome.samples == (SHARDS - 3) * 20
     rerun(images, out, undisturbed, *reasons)
+
+
+SHARDS, SAMPLES = 11, 200  # of a shard: of two workers one comes to a thousandth image
+FAILED = "CUDA error: an illegal memory access was encountered"
+
+
+@pytest.fixture(scope="module")
+def few_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("images")
+    (root / "in").mkdir()
+    pixels = numpy.random.default_rng(0).integers(0, 255, (64, 64, 3), numpy.uint8)
+    for number in range(SHARDS * SAMPLES):
+        colours = numpy.roll(pixels, number, 1)[:, :, :: (-1) ** number]
+        Image.fromarray(colours).save(root / f"in/{number:04d}.jpg", quality=50)
+    return pack(root / "in", root / "out", "--buckets", "64", "--samples-per-shard", str(SAMPLES))
+
+
+@pytest.fixture(scope="module")
+def undisturbed_few(few_images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    out = tmp_path_factory.mktemp("undisturbed") / "out"
+    outcome = encode_on(few_images, out, Making(), gpus="01")
+    assert (outcome.samples, outcome.quarantined) == (SHARDS * SAMPLES, ())
+    return tree(out)
+
+
+def encode_on(few_images: Path, out: Path, making: Making, *, gpus: str, **wish: Any) -> Outcome:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("wdsprep.encoding.encode.make_encoder", making)
+        machine = Machine(cpus=len(gpus), gpus=tuple(gpus))
+        patch.setattr(worker_plan, "this_machine", lambda _device: machine)
+        wanted = {"resolution": 64, "model": "tiny", "batch_size": 1, "dtype": "fp32", **wish}
+        return wdsprep.encode(str(few_images), str(out), runner="local", text="none", **wanted)
+
+
+def check_done(out: Path, undisturbed_few: dict[str, bytes], outcome: Outcome) -> None:
+    """All that was asked for is there, in the bytes of an undisturbed run."""
+    assert not outcome.is_damaged
+    made = {name: data for name, data in tree(out).items() if name != "wdsprep.json"}
+    assert made == {name: undisturbed_few[name] for name in made}
+    assert outcome.samples == sum(shard.samples for shard in outcome.manifest.shards)
+
+
+@pytest.mark.system
+def test_a_gpu_on_which_no_worker_can_open_is_given_up(
+    few_images: Path,
+    undisturbed_few: dict[str, bytes],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    making = Making(fails_at=0, bad_places=("1",))
+    wish = {"gpus": "01", "max_attempts": 1, "limit": 4 * SAMPLES}
+    outcome = encode_on(few_images, tmp_path / "out", making, **wish)
+    assert outcome.samples == 4 * SAMPLES
+    check_done(tmp_path / "out", undisturbed_few, outcome)
+    there = f"{socket.gethostname()}, GPU 1: tiny needs 2 GB of a GPU, which has 1 GB free here"
+    assert [line for line in caplog.messages if there in line] == [
+        f"a worker could not begin on {there}",
+        f"a place is given up for now: no worker can begin on {there}",
+    ]
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("batch", [1, 3])
+def test_shards_of_a_gpu_that_soon_fails_are_done_by_others(
+    batch: int,
+    few_images: Path,
+    undisturbed_few: dict[str, bytes],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    making = Making(fails_at=batch, bad_places=("1",), pause_s=0.01)  # so that both get some
+    outcome = encode_on(few_images, tmp_path / "out", making, gpus="01", limit=4 * SAMPLES)
+    assert outcome.samples == 4 * SAMPLES
+    check_done(tmp_path / "out", undisturbed_few, outcome)
+    assert FAILED in caplog.text
+
+
+@pytest.mark.system
+def test_shards_of_gpus_that_fail_at_their_thousandth_batch_are_all_done(
+    few_images: Path,
+    undisturbed_few: dict[str, bytes],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Again and again: each worker does some before that."""
+    making = Making(fails_at=1000, bad_places=("0", "1"))
+    outcome = encode_on(few_images, tmp_path / "out", making, gpus="01")
+    assert outcome.samples == SHARDS * SAMPLES
+    check_done(tmp_path / "out", undisturbed_few, outcome)
+    assert FAILED in caplog.text

@@ -211,16 +211,6 @@ def test_a_strangers_dataset_brings_no_number_that_json_cannot_hold(tmp_path: Pa
     assert json.loads(sample["json"], parse_constant=pytest.fail)["source_height"] == 80
 
 
-def test_the_time_left_is_told_once_a_foreign_tar_is_done(tmp_path: Path) -> None:
-    """Until then nobody knows how much is in one."""
-    tar = tar_bytes((f"{n}.jpg", jpeg(n, (80, 70))) for n in range(3))
-    write_files(tmp_path / "in", {"x.tar": tar, "y.tar": tar})
-    seen: list[float] = []
-    listener = EncodeListener(status=lambda status: seen.append(status().left_s(60)))
-    encode_here(tmp_path / "in", tmp_path / "out", listener=listener)
-    assert set(seen) == {0, 60}
-
-
 def test_foreign_tars_of_another_date_are_not_encoded_again_unless_their_bytes_are_others(
     tmp_path: Path,
 ) -> None:

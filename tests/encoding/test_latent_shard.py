@@ -1,15 +1,20 @@
-"""What is in a latent dataset: the numbers of diffusers and transformers, found and told alike."""
+"""What a latent dataset holds: the numbers of diffusers and transformers, mirror images too."""
 
+import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageOps
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+import wdsprep
 from tests.kit.encodes import (
     CAPTIONS,
     COUNT,
@@ -23,12 +28,16 @@ from tests.kit.encodes import (
     rejected,
     stacked,
 )
-from tests.kit.packs import jpeg, manifest_of, write_files
+from tests.kit.families import latent_of
+from tests.kit.packs import jpeg, manifest_of, pack, write_files
 from wdsprep.dataset.npy_arrays import fields_of
 from wdsprep.dataset.tar.index import decode_index
-from wdsprep.encoding.models.find_model import TINY
+from wdsprep.encoding.models.decoder import Decoder
+from wdsprep.encoding.models.find_model import TINY, find_model
 from wdsprep.encoding.models.noise import noise_keys, normal
+from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.images.crop import crop
+from wdsprep.loading.loader import Loader
 
 SCALE = 0.18215
 
@@ -185,3 +194,166 @@ def test_long_captions_are_cut_and_counted_and_empty_ones_are_the_empty_text(
     assert len(found) == empty
     for emb in found:
         np.testing.assert_allclose(emb, of_nothing, rtol=1e-3, atol=1e-3)
+
+
+VIDEO = ("AutoencoderKLQwenImage",)
+
+
+def by_the_vae_alone(folder: Path, pixels: "np.ndarray[Any, Any]") -> Tensor:
+    """There and back by diffusers, with nothing done in between."""
+    kind = json.loads((folder / "vae/config.json").read_text())["_class_name"]
+    vae = getattr(diffusers, kind).from_pretrained(str(folder / "vae"), low_cpu_mem_usage=False)
+    image = torch.from_numpy(pixels).permute(2, 0, 1)[None] / 127.5 - 1
+    with torch.inference_mode():
+        found = vae.encode(image[:, :, None] if kind in VIDEO else image)
+        latent = found.latent_dist.mode() if hasattr(found, "latent_dist") else found.latent
+        made = vae.decode(latent).sample
+        made = made[:, :, 0] if kind in VIDEO else made
+        return ((made[0] / 2 + 0.5).clamp(0, 1) * 255).permute(1, 2, 0)
+
+
+@pytest.mark.parametrize("name", ["StableDiffusionXL", "Flux", "Flux2Klein", "QwenImage", "Sana"])
+def test_a_latent_goes_back_the_way_it_came(name: str, family: Callable[[str], Path]) -> None:
+    folder = family(name)
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    decoder = Decoder(find_model(str(folder), text="none"))
+    made = torch.from_numpy(decoder.decode(latent_of(folder, pixels)))
+    wanted = by_the_vae_alone(folder, pixels)
+    assert made.shape == wanted.shape == (64, 64, 3)
+    assert wanted.std() > 1, "nothing can be seen in it"
+    assert (made.float() - wanted).abs().max() <= 0.51
+
+
+FLIPPED = 24
+
+
+def png(number: int, *, mirrored: bool) -> bytes:
+    image = Image.open(io.BytesIO(jpeg(number, (80, 64), "PNG")))
+    out = io.BytesIO()
+    (ImageOps.mirror(image) if mirrored else image).save(out, "PNG")
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same pictures with their mirror images, and the mirror images alone."""
+    root = tmp_path_factory.mktemp("flips")
+    for name in ("straight", "mirrored"):
+        files = {
+            f"{number:03d}.png": png(number, mirrored=name == "mirrored")
+            for number in range(FLIPPED)
+        }
+        captions = {f"{number:03d}.txt": f"picture {number}" for number in range(FLIPPED)}
+        source = write_files(root / name, {**files, **captions})
+        pack(source, root / f"{name}-images", "--buckets", "64", "--samples-per-shard", "8")
+    both, alone = root / "both", root / "alone"
+    encode_here(root / "straight-images", both, flip=True, latents="mean")
+    encode_here(root / "mirrored-images", alone, latents="mean")
+    sampled = root / "sampled"
+    encode_here(root / "straight-images", sampled, flip=True)
+    return {"both": both, "alone": alone, "sampled": sampled, "images": root / "straight-images"}
+
+
+def load(data: Path, **options: Any) -> Loader:
+    return wdsprep.load(data, **{"global_batch": 8, **options})
+
+
+def test_the_second_latents_are_those_of_the_mirror_image(made: dict[str, Path]) -> None:
+    straight, mirrored = latents_of(made["both"]), latents_of(made["alone"])
+    for key, sample in straight.items():
+        assert np.array_equal(sample["latent_flipped.npy"], mirrored[key]["latent.npy"])
+        assert not np.array_equal(sample["latent_flipped.npy"], sample["latent.npy"])
+        assert np.array_equal(sample["emb.npy"], mirrored[key]["emb.npy"])
+    assert not wdsprep.verify(made["images"], made["both"], workers=1).findings
+
+
+def test_a_sample_and_its_mirror_image_have_noise_of_their_own(made: dict[str, Path]) -> None:
+    names = ("latent.npy", "latent_flipped.npy")
+    means, samples = (
+        [stacked(made[which], name).float() for name in names] for which in ("both", "sampled")
+    )
+    noise = [sample - mean for sample, mean in zip(samples, means, strict=True)]
+    alike = torch.corrcoef(torch.stack([each.flatten() for each in noise]))[0, 1]
+    assert abs(alike) < 0.1
+
+
+def test_to_mirror_a_latent_is_not_to_mirror_its_image(made: dict[str, Path]) -> None:
+    """By how much, and so why they are stored."""
+    straight = stacked(made["both"], "latent.npy").float()
+    mirrored = stacked(made["both"], "latent_flipped.npy").float()
+    apart = (straight.flip(-1) - mirrored).square().mean() / mirrored.var()
+    assert apart > 0.01
+
+
+@pytest.mark.parametrize("which", ["both", "sampled"])
+def test_chance_picks_the_mirror_image_at_a_rate(made: dict[str, Path], which: str) -> None:
+    stored = latents_of(made[which])
+    seen = []
+    for batch in load(made[which], flip=0.3, epochs=20):
+        assert set(batch) == {"latent", "emb", "key"}
+        for key, latent in zip(batch["key"], batch["latent"].numpy(), strict=True):
+            is_flipped = np.array_equal(latent, stored[key]["latent_flipped.npy"])
+            assert is_flipped != np.array_equal(latent, stored[key]["latent.npy"])
+            seen.append(is_flipped)
+    assert len(seen) == 20 * FLIPPED
+    assert 0.2 < np.mean(seen) < 0.4
+
+
+def test_what_is_mirrored_is_the_same_on_any_ranks_and_after_a_resume(
+    made: dict[str, Path],
+) -> None:
+    def latents(**options: Any) -> torch.Tensor:
+        loader = load(made["both"], flip=0.5, epochs=4, **options)
+        return torch.stack([batch["latent"].clone() for batch in loader])
+
+    whole = latents()
+    assert torch.equal(latents(step=5), whole[5:])
+    halves = [latents(rank=rank, world_size=2) for rank in (0, 1)]
+    assert torch.equal(torch.cat(halves, dim=1), whole)
+
+
+def test_both_may_be_asked_for_and_a_state_knows_the_rate(made: dict[str, Path]) -> None:
+    batch = next(iter(load(made["both"], fields=("latent", "latent_flipped"))))
+    assert not torch.equal(batch["latent"], batch["latent_flipped"])
+    state = load(made["both"], flip=0.5).state_dict()
+    with pytest.raises(FingerprintError, match=r"flip: 0\.5 -> \(none\)"):
+        load(made["both"]).load_state_dict(state)
+
+
+def test_what_has_no_mirror_images_cannot_be_flipped(made: dict[str, Path]) -> None:
+    with pytest.raises(UsageError, match="leave out flip, or encode with --flip"):
+        load(made["alone"], flip=0.5)
+    with pytest.raises(UsageError, match="give a rate from 0 to 1"):
+        load(made["both"], flip=2)
+
+
+def test_what_chance_mirrors_on_the_way_is_what_is_stored(made: dict[str, Path]) -> None:
+    how = wdsprep.Encode(resolution=64, model="tiny", device="cpu", flip=True)
+    options = {"flip": 0.4, "epochs": 2, "drop_text": 0.2}
+    stored = list(load(made["sampled"], **options))
+    loader = load(made["images"], encode=how, **options)
+    assert loader.state_dict() == load(made["sampled"], **options).state_dict()
+    for one, other in zip(loader, stored, strict=True):
+        assert one["key"] == other["key"]
+        assert torch.equal(one["latent"], other["latent"])
+        assert torch.equal(one["emb"], other["emb"])
+    with pytest.raises(UsageError, match="ask for latent, and give flip="):
+        load(made["images"], encode=how, fields=("latent_flipped",))
+
+
+def test_moments_are_mirrored_before_they_are_sampled(
+    made: dict[str, Path], tmp_path: Path
+) -> None:
+    encode_here(made["images"], tmp_path / "moments", flip=True, latents="moments")
+    stored = latents_of(tmp_path / "moments")
+
+    def alike(latent: torch.Tensor, member: np.ndarray) -> float:
+        mean, _logvar = torch.from_numpy(member).float().chunk(2)
+        return float(torch.corrcoef(torch.stack([latent.float().flatten(), mean.flatten()]))[0, 1])
+
+    with pytest.raises(UsageError, match="ask for latent in fields=, and give flip="):
+        load(tmp_path / "moments", fields=("latent", "latent_flipped"))
+    for batch in load(tmp_path / "moments", flip=1.0):
+        for key, latent in zip(batch["key"], batch["latent"], strict=True):
+            mirrored = alike(latent, stored[key]["latent_flipped.npy"])
+            assert mirrored > max(0.9, alike(latent, stored[key]["latent.npy"]))

@@ -1,4 +1,4 @@
-"""Which model: found in the package, a folder, the cache or on the hub, or a line that says why."""
+"""Which model: found in the package, a folder, the cache or on the hub, and known by its bytes."""
 
 import contextlib
 import hashlib
@@ -24,8 +24,10 @@ from tests.kit.hub import set_constants
 from tests.kit.model_files import VAE, flux_files, lay_out, sd_files, without
 from tests.kit.runs import wait_until
 from tests.kit.serving import serving
+from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.npy_arrays import Field
 from wdsprep.encoding.latent_arrays import fields
+from wdsprep.encoding.models import weights
 from wdsprep.encoding.models.find_model import (
     TINY,
     Model,
@@ -33,6 +35,7 @@ from wdsprep.encoding.models.find_model import (
     check_weights,
     find_model,
 )
+from wdsprep.encoding.models.weights import weights_digest
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import UsageError, WorkError
 
@@ -562,3 +565,128 @@ def test_the_environment_names_the_cache_and_offline_is_told(tmp_path: Path) -> 
     )
     assert done.stdout.strip() == COMMIT
     assert "WorkError: sd1 (stable-diffusion-v1-5/stable-diffusion-v1-5) is not" in done.stderr
+
+
+FILES = ("a.safetensors", "b/config.json")
+SCRIPT = """
+import sys, time
+from pathlib import Path
+from wdsprep.encoding.models import weights
+weights.LARGE_NBYTES = 1
+hasher = weights.blake3
+def slow():
+    print("computed")
+    time.sleep(0.5)
+    return hasher()
+weights.blake3 = slow
+print(weights.weights_digest(Path(sys.argv[1]), sys.argv[2:]))
+"""
+
+
+@pytest.fixture
+def digest_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where digests are kept, of files of any size."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(weights, "LARGE_NBYTES", 1)
+    return tmp_path / "cache/wdsprep/weights"
+
+
+@pytest.fixture
+def weights_folder(tmp_path: Path) -> Path:
+    """Weights that were written an hour ago."""
+    for name in FILES:
+        path = tmp_path / "model" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode())
+        _age(path, 3600)
+    return tmp_path / "model"
+
+
+def _age(path: Path, seconds: float) -> None:
+    then = time.time_ns() - int(seconds * 1e9)
+    os.utime(path, ns=(then, then))
+
+
+def anew(weights_folder: Path) -> str:
+    """With nothing kept."""
+    sums = [(hex_digest((weights_folder / name).read_bytes()), name) for name in FILES]
+    return hex_digest("".join(f"{found}  {name}\n" for found, name in sums).encode())
+
+
+def test_what_was_computed_is_read_the_next_time(digest_cache: Path, weights_folder: Path) -> None:
+    before = anew(weights_folder)
+    assert weights_digest(weights_folder, FILES) == before
+    (kept,) = digest_cache.glob("*.json")
+    assert set(json.loads(kept.read_bytes())) == set(FILES)
+    path = weights_folder / FILES[0]
+    mtime = path.stat().st_mtime_ns
+    path.write_bytes(path.read_bytes().upper())  # of which the file system says nothing
+    os.utime(path, ns=(mtime, mtime))
+    assert weights_digest(weights_folder, FILES) == before != anew(weights_folder)
+
+
+@pytest.mark.parametrize("change", ["bytes", "time", "inode"])
+def test_a_file_that_may_be_another_is_read_again(
+    change: str, digest_cache: Path, weights_folder: Path
+) -> None:
+    before, path = weights_digest(weights_folder, FILES), weights_folder / FILES[0]
+    mtime = path.stat().st_mtime_ns
+    if change == "inode":  # as long as before, and dated back
+        path.rename(weights_folder / "old")
+        path.write_bytes(b"A.SAFETENSORS")
+        os.utime(path, ns=(mtime, mtime))
+    else:
+        path.write_bytes(b"A.SAFETENSORS" if change == "time" else b"longer than it was")
+    found = weights_digest(weights_folder, FILES)
+    assert found == anew(weights_folder) != before
+    assert digest_cache.is_dir()
+
+
+@pytest.mark.parametrize("damage", [b"", b"[]", b"{", b'{"a.safetensors": 7}'])
+def test_a_damaged_record_costs_the_time_alone(
+    damage: bytes, digest_cache: Path, weights_folder: Path
+) -> None:
+    weights_digest(weights_folder, FILES)
+    (kept,) = digest_cache.glob("*.json")
+    kept.write_bytes(damage)
+    assert weights_digest(weights_folder, FILES) == anew(weights_folder)
+    assert set(json.loads(kept.read_bytes())) == set(FILES)
+
+
+@pytest.mark.usefixtures("digest_cache")
+def test_a_cache_that_cannot_be_written_costs_the_time_alone(
+    weights_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    for home in (tmp_path / "file", tmp_path / "file/in/it"):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+        assert weights_digest(weights_folder, FILES) == anew(weights_folder)
+
+
+def test_digests_of_models_that_nobody_has_used_for_half_a_year_are_deleted(
+    digest_cache: Path, weights_folder: Path, tmp_path: Path
+) -> None:
+    weights_digest(weights_folder, FILES)
+    before = set(digest_cache.iterdir())
+    for path in before:
+        _age(path, 200 * 86_400)
+    assert weights_digest(weights_folder, FILES) == anew(weights_folder)  # which counts as used
+    other = weights_folder.rename(tmp_path / "other")
+    weights_digest(other, FILES)
+    assert before < set(digest_cache.iterdir())
+    for path in before:
+        _age(path, 200 * 86_400)
+    third = other.rename(tmp_path / "third")
+    weights_digest(third, FILES)
+    assert not before & set(digest_cache.iterdir())
+
+
+def test_workers_that_begin_at_once_compute_once(weights_folder: Path, tmp_path: Path) -> None:
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    words = [sys.executable, "-c", SCRIPT, str(weights_folder), *FILES]
+    workers = [
+        subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    said = [worker.communicate(timeout=60)[0].splitlines() for worker in workers]
+    assert {lines[-1] for lines in said} == {anew(weights_folder)}
+    assert sorted(len(lines) for lines in said) == [1, 1, 1 + len(FILES)]

@@ -1,4 +1,4 @@
-"""What is stored of a caption and an image is what each family's own pipeline makes of them."""
+"""What is stored of a caption and an image is what the pipeline of each family makes of them."""
 
 import functools
 import inspect
@@ -31,7 +31,9 @@ from tests.kit.gpus import pretend_cuda
 from tests.kit.model_files import changed
 from tests.kit.packs import tree
 from wdsprep.checks.verify import verify
+from wdsprep.cli import main
 from wdsprep.dataset.npy_arrays import OF_SIZES, text_fields
+from wdsprep.encoding.latent_arrays import fields
 from wdsprep.encoding.models import batch_size
 from wdsprep.encoding.models.base import Tokens
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
@@ -39,8 +41,10 @@ from wdsprep.encoding.models.families import BY_MASK, BY_ZEROS, member_name
 from wdsprep.encoding.models.find_model import find_model
 from wdsprep.encoding.models.gpu_memory import is_split
 from wdsprep.encoding.models.noise import noise_keys, normal
+from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.encoding.recipe_defaults import settle_recipe
 from wdsprep.encoding.recipe_options import Recipe
+from wdsprep.encoding.sample_sizes import CLIP_ALONE
 from wdsprep.errors import UsageError, WdsprepError
 
 TEXTS = ("a red house by the sea", "two dogs", "", 'a sign that says "open" ' * 40)
@@ -355,3 +359,106 @@ def test_batches_made_on_the_way_are_those_of_the_stored_shards(
     assert shards
     assert all(kept[each] == data for each, data in tree(tmp_path / "stored").items()
                if each in shards or each.startswith("empty."))  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("twice")
+    return packed(pictures(root / "downloads", range(3)), root / "images")
+
+
+@pytest.mark.parametrize("name", each_family())
+def test_every_family_is_encoded_once_and_found_done(
+    name: str, family: Family, images: Path, tmp_path: Path
+) -> None:
+    out, model = tmp_path / "out", str(family(name))
+    first = encode_here(images, out, model=model, resolution=SIDE)
+    before = tree(out)
+    again = encode_here(images, out, model=model, resolution=SIDE)
+    assert tree(out) == before
+    assert again.manifest == first.manifest
+    assert again.manifest.samples == 3
+
+
+@pytest.mark.parametrize("name", ["Flux2Klein", "Krea2"])
+def test_what_a_trainer_keeps_is_found_done_by_encode(
+    name: str, family: Family, images: Path, tmp_path: Path
+) -> None:
+    kept, model = tmp_path / "kept", str(family(name))
+    how = wdsprep.Encode(resolution=SIDE, model=model, device="cpu")
+    for _ in range(2):
+        list(wdsprep.load(str(images), encode=how, tee=str(kept), global_batch=3, epochs=2))
+    before = tree(kept)
+    assert any(path.endswith(".tar") for path in before)
+    encode_here(images, kept, model=model, resolution=SIDE)
+    after = tree(kept)
+    assert {name: after[name] for name in before if name != "wdsprep.json"} == {
+        name: data for name, data in before.items() if name != "wdsprep.json"
+    }
+
+
+FAMILIES = {
+    "sd2": "StableDiffusion",
+    "sdxl": "StableDiffusionXL",
+    "sd3": "StableDiffusion3",
+    "flux": "Flux",
+    "flux-schnell": "Flux",
+    "flux2-klein": "Flux2Klein",
+    "pixart-sigma": "PixArtSigma",
+    "sana": "Sana",
+    "lumina2": "Lumina2",
+    "qwen-image": "QwenImage",
+    "z-image": "ZImage",
+    "auraflow": "AuraFlow",
+    "chroma": "Chroma",
+    "kolors": "Kolors",
+    "hidream": "HiDreamImage",
+}
+"""Small pipelines of the same classes, which have the real lengths and channels."""
+SAME = {"sd1": "sd2", "sd35": "sd3", "tiny": "sd2"}
+
+
+def test_every_preset_is_held_against_a_pipeline() -> None:
+    assert {*FAMILIES, *SAME} == {*PRESETS}
+    for name, other in SAME.items():
+        of = [(array.name, array.dtype, array.shape[:-1]) for array in PRESETS[name].arrays]
+        assert of == [(a.name, a.dtype, a.shape[:-1]) for a in PRESETS[other].arrays]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_preset_says_which_arrays_its_pipeline_gives(
+    name: str, family: Callable[[str], Path]
+) -> None:
+    preset, found = PRESETS[name], {}
+    for text in ("emb", "tokens"):
+        model = find_model(str(family(FAMILIES[name])), text=text)
+        recipe = Recipe(resolution=64, text=text, text_length=preset.text_length)
+        recipe, model = settle_recipe(recipe, model, "cpu")
+        found[text] = fields(model, recipe)[1:]
+    assert (model.channels, model.factor, model.vae_kind) == (
+        preset.channels,
+        preset.factor,
+        preset.vae,
+    )
+    arrays = {a.name: (a.dtype, a.shape, a.is_trimmed) for a in preset.arrays}
+    assert {field.name for field in found["emb"]} == arrays.keys()
+    for field in found["emb"]:
+        dtype, shape, is_trimmed = arrays[field.name]
+        assert (field.dtype, field.is_variable) == (dtype, is_trimmed)
+        assert (field.shape[-2:-1], len(field.shape)) == (shape[-2:-1], len(shape))
+    tokens = [field for field in found["tokens"] if field.name not in OF_SIZES]
+    ids = [field.shape[0] for field in tokens if field.dtype == "<i4"]
+    assert len(ids) == len(preset.runs)
+    if name != "sana":  # whose template is longer in a small vocabulary
+        assert ids == [run.listed for run in preset.runs]
+    masks = [field for field in tokens if field.dtype == "|u1"]
+    assert len(masks) == (0 if name in CLIP_ALONE else len(ids))
+
+
+def test_the_help_says_for_which_resolutions_models_and_shapes_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["encode", "--help"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "trained at 512 (sd1, sd2), 1024 (sdxl, the others) and 1328 (qwen-image)" in told
+    assert "sdxl is the list of SDXL, for --resolution 1024 alone" in told

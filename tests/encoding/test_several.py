@@ -23,11 +23,10 @@ from tests.kit.encodes import (
 )
 from tests.kit.packs import jpeg, tree, write_files
 from wdsprep.dataset.receipts import Receipt, Settings
-from wdsprep.encoding.encode import EncodeListener
 from wdsprep.encoding.latent_shard import LatentShard
 from wdsprep.errors import FingerprintError
 from wdsprep.runners.base import HopelessError
-from wdsprep.runners.run import Outcome, RunProgress
+from wdsprep.runners.run import Outcome
 
 BOTH = (64, 128)
 LARGE = 14  # of the pictures, in bucket 128
@@ -176,18 +175,6 @@ def test_a_shard_that_cannot_be_read_is_left_out_of_both(own: Path, tmp_path: Pa
         )
 
 
-def test_nothing_of_one_goes_where_the_other_is_refused(own: Path, tmp_path: Path) -> None:
-    """A shard of the one was cut by a limit, and the other was made of other images."""
-    encode_here(own, at(tmp_path, 64), limit=17)
-    encode_here(own, at(tmp_path, 128), resolution=128)
-    write_files(own.parent / "downloads", {"photo-0002.txt": "another caption"})
-    packed(own.parent / "downloads", own, "--overwrite")
-    before = tree(tmp_path)
-    with pytest.raises(FingerprintError, match=r"changed or gone since .*latents-128 was encoded"):
-        both(own, tmp_path)
-    assert tree(tmp_path) == before
-
-
 def test_a_shard_that_one_has_got_before_the_worker_died_is_left_out_of_the_other_alone(
     images: Path, alone: dict[int, dict[str, bytes]], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -208,33 +195,7 @@ def test_a_shard_that_one_has_got_before_the_worker_died_is_left_out_of_the_othe
     assert not high.manifest.complete
 
 
-def test_a_worker_can_be_stopped_after_it_has_finished_a_shard_for_one(
-    images: Path, tmp_path: Path
-) -> None:
-    seen = set()
-
-    def look(_progress: RunProgress) -> None:
-        done = [len([*at(tmp_path, each).glob("receipts/128/*.json")]) for each in BOTH]
-        seen.add(done[0] - done[1])
-
-    both(images, tmp_path, listener=EncodeListener(heard=look))
-    assert seen == {0, 1}
-
-
 # --- what a user sees
-
-
-@pytest.mark.parametrize("resolutions", ["128", "64,128"])
-def test_to_take_more_images_names_the_one_of_several_that_has_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], resolutions: str
-) -> None:
-    """The one image is too large."""
-    images = packed(pictures(tmp_path / "in", [2]), tmp_path / "images")
-    out = tmp_path / "latents-{resolution}"
-    assert run(images, out, "--resolution", resolutions, "--max-area", "20000") == 3
-    remedy = "--overwrite with a larger --max-area takes larger images"
-    several = "," in resolutions
-    assert (f"too_large: --resolution 128 {remedy}" in capsys.readouterr().out) == several
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,6 @@ from tests.kit.packs import (
     jpeg,
     manifest_of,
     pack,
-    tar_bytes,
     tree,
     wait_gone,
     write_files,
@@ -40,7 +39,6 @@ from tests.kit.packs import (
 from tests.kit.paths import FIND_TESTS, format_recipe
 from wdsprep.cli import main
 from wdsprep.dataset.npy_arrays import OF_SIZES, Field
-from wdsprep.dataset.rejects import read_rejects
 from wdsprep.dataset.samples import Sample
 from wdsprep.encoding.encoded_samples import Result
 from wdsprep.encoding.latent_shard import members_of
@@ -188,18 +186,6 @@ def test_images_come_from_each_bucket_that_may_hold_one_large_enough(
     }  # fmt: skip
 
 
-def test_a_key_that_no_tar_takes_is_rejected_where_it_comes(tmp_path: Path) -> None:
-    """In tars of another program, whose samples wait for their shape like all others."""
-    long = "a" * 200
-    sizes = {"b": (64, 64), long: (64, 64), "c": (20, 20), "d": (48, 80)}
-    data = [(f"{key}.png", jpeg(1, size, "PNG")) for key, size in sizes.items()]
-    write_files(tmp_path / "tars", {"0.tar": tar_bytes(data)})
-    encode_here(f"{tmp_path}/tars/*.tar", tmp_path / "out", shapes=NEAREST)
-    assert [*members(tmp_path / "out/64/0.tar")] == ["d", "b"]
-    rejects = [*read_rejects((tmp_path / "out/rejects/64/0.jsonl").read_bytes(), "rejects")]
-    assert [(one.key, one.code.value) for one in rejects] == [(long, "bad_key"), ("c", "too_small")]
-
-
 def test_the_page_of_the_format_finds_each_shape_and_each_key(latents: Path) -> None:
     recipe: dict[str, Any] = {}
     exec(format_recipe("find_key"), recipe)
@@ -331,15 +317,6 @@ def test_nothing_is_written_for_options_that_cannot_be(
     assert not (tmp_path / "out").exists()
 
 
-def test_other_shapes_never_mix_with_what_is_there(images: Path, latents: Path) -> None:
-    before = tree(latents)
-    with pytest.raises(FingerprintError, match=r"--shapes are not given \(were 9 \(40x96, "):
-        encode_here(images, latents, max_crop=MAX_CROP)
-    with pytest.raises(FingerprintError, match=r"--max-crop 0.2 \(was 0.3\): run"):
-        encode_here(images, latents, shapes=NEAREST, max_crop=0.2)
-    assert tree(latents) == before
-
-
 # --- on the way to a trainer
 
 
@@ -448,36 +425,6 @@ def test_small_images_are_scaled_up_where_asked_and_all_say_so(
     key = next(key for key, sample in latents_of(out).items() if "upscaled" in sample["json"])
     wdsprep.remove(out, keys=[key], yes=True)
     assert manifest_of(out).counts["upscaled"] == small - 1
-
-
-def test_the_option_takes_a_number_or_none(
-    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--resolution", "96", "--limit", "9", *TOY]
-    with in_this_process():
-        for number, given in enumerate((["--upscale"], ["--upscale", "1.5"], ["--upscale=1.5"])):
-            assert main(["encode", str(images), str(tmp_path / f"{number}"), *given, *words]) == 0
-    settings = [manifest_of(tmp_path / f"{number}").settings for number in range(3)]
-    assert settings[0] == settings[1] == settings[2]
-    assert settings[0]["upscale"] == 1.5
-    for wrong in ("0.5", "17", "big"):
-        assert main(["encode", str(images), f"--upscale={wrong}", *words]) == 2
-    capsys.readouterr()
-    assert main(["encode", "--upscale", "images", *words]) == 2
-    said = "wdsprep: --upscale 'images': give a number, or put the option last, without one\n"
-    assert capsys.readouterr().err == said
-
-
-def test_shards_of_large_squares_are_kept_as_encode_writes_them(
-    images: Path, tmp_path: Path
-) -> None:
-    encode_here(images, stored := tmp_path / "stored", resolution=192)
-    kept = tmp_path / "kept"
-    for _ in on_the_way(images, how=ABOVE_BUCKETS, tee=str(kept), epochs=3, global_batch=4):
-        pass
-    assert sum(1 for _ in kept.rglob("*.tar")) > 0
-    encode_here(images, kept, resolution=192)
-    assert tree(kept) == tree(stored)
 
 
 def test_shards_of_shapes_are_kept_as_encode_writes_them(

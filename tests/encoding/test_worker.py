@@ -24,7 +24,6 @@ from wdsprep.encoding.image_shards import ImageShard, find_image_shards
 from wdsprep.encoding.models.base import Encoded, Part
 from wdsprep.encoding.work import EncodeTarget, EncodeWork
 from wdsprep.encoding.worker import EncodeWorker
-from wdsprep.errors import WorkError
 from wdsprep.images.crop import crop
 from wdsprep.runners.base import BrokenWorkerError
 from wdsprep.runners.run import JointUnit
@@ -202,17 +201,6 @@ def test_a_shard_that_fails_leaves_no_caption_for_the_turn_of_images(
     assert tree(tmp_path / "out") == tree(tmp_path / "plain")
 
 
-def test_a_dataset_that_has_got_the_shard_meanwhile_has_no_part_left(
-    images: Path, tmp_path: Path
-) -> None:
-    (shard, *_) = find_image_shards(str(images), 64).shards
-    call = worker(images, tmp_path / "16", Means(), {tmp_path / "96": 96})
-    assert not do_all(call, [alone(shard)])
-    *_, last = call(JointUnit(parts={0: shard, 1: shard}))
-    call.close()
-    assert [last.parts[number].share for number in (0, 1)] == [1.0, 1.0]
-
-
 def test_a_worker_whose_encoder_fails_says_that_it_is_broken(images: Path, tmp_path: Path) -> None:
     call = worker(images, tmp_path / "out", Broken())
     shards = find_image_shards(str(images), 64).shards
@@ -361,11 +349,3 @@ def test_a_shard_that_is_given_up_leaves_nothing_and_the_next_one_is_done(
     assert not do_all(call, [first, second])
     call.close()
     assert len(members(tmp_path / "out" / f"{first.name}.tar")) == 4
-
-
-def test_a_share_of_a_gpu_that_torch_cannot_use_is_refused_with_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend_cuda(monkeypatch, is_available=False)
-    with pytest.raises(WorkError, match=r"cannot use the GPU of this machine.* --device cpu$"):
-        worker(tmp_path / "images", tmp_path / "out", Means(), gpu_share=0.5)

@@ -1,15 +1,28 @@
-"""Who encodes on which machines: pure decisions."""
+"""Who encodes on which machine, and how shards take turns on one: pure decisions."""
 
 import sys
+import threading
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.kit.gpus import pretend_cuda
-from wdsprep.encoding import gpus, worker_plan
+from tests.kit.packs import tree
+from wdsprep.encoding import gpus, network_swaps, worker_plan
+from wdsprep.encoding.encode import encode
+from wdsprep.encoding.models import encoder as encoders
+from wdsprep.encoding.models.base import Part
+from wdsprep.encoding.network_swaps import Turns
 from wdsprep.encoding.options import EncodeWorkerOptions
+from wdsprep.encoding.two_passes import TextPass
 from wdsprep.encoding.worker_plan import Machine, plan_workers, settle_runner
-from wdsprep.errors import UsageError
+from wdsprep.errors import UsageError, WorkError
+from wdsprep.runners.base import Event, Finished, Unit, Work
 
 TWO_CORES = [Machine(cpus=2)]
 ONE_GPU = [Machine(cpus=8, gpus=("0",))]
@@ -127,3 +140,192 @@ def test_which_runner_is_chosen_and_why_is_one_line(
     assert settle_runner(EncodeWorkerOptions(**options), said.append).runner == runner  # type: ignore[arg-type]
     assert len(said) == bool(line)
     assert "".join(said).startswith(line)
+
+
+GB = 10**9
+SDXL, FLUX = 2_000 * 2 * (77 * 2048 + 1280), 2_000 * 2 * (512 * 4096 + 768)
+"""Bytes of the captions of a shard."""
+
+
+@dataclass
+class Device:
+    """Counts what is brought to it."""
+
+    is_idle: bool = True
+    loads: Counter[Part] = field(default_factory=Counter)
+
+    def bring(self, part: Part) -> None:
+        self.loads[part] += 1
+
+
+def turns_of(device: Device, at_once: int = 3, most: int = 8) -> Turns:
+    return Turns(device.bring, device, at_once=at_once, most=most)
+
+
+def shard(turns: Turns, parts: Iterable[Part], nbytes: int, held: Counter[str]) -> Iterator[None]:
+    """The life of a shard, which takes three steps in each pass."""
+    with closing(TextPass()) as texts:
+        for part in parts:
+            texts.nbytes = nbytes if part is Part.TEXT else texts.nbytes
+            with turns.visit(part, texts if part is Part.TEXT else None) as visit:
+                while not turns.enter(visit, 0):
+                    yield
+                held["waiting"] += texts.nbytes if part is Part.TEXT else 0
+                held["most"] = max(held["most"], held["waiting"])
+                for _ in range(3):
+                    yield
+        held["waiting"] -= texts.nbytes
+
+
+def done(turns: Turns, shards: list[list[Part]], nbytes: int = 1, most: int = 8) -> Counter[str]:
+    """Do these shards, `most` at a time, as a worker does them."""
+    held: Counter[str] = Counter()
+    waiting, lives = list(shards), list[Iterator[None]]()
+    for _ in range(10_000):
+        while waiting and len(lives) < most:
+            lives.append(shard(turns, waiting.pop(0), nbytes, held))
+        lives = [life for life in lives if next(life, held) is None]
+        if not (lives or waiting):
+            return held
+    pytest.fail("shards wait for ever")
+
+
+BOTH = [Part.TEXT, Part.IMAGE]
+
+
+@pytest.mark.parametrize("most", [1, 3, 8])
+def test_many_shards_load_each_network_once_for_so_many_of_them(most: int) -> None:
+    device = Device()
+    done(turns_of(device, most=most), [BOTH] * 64, most=most)
+    least = 64 // most
+    assert least <= device.loads[Part.TEXT] <= least + 2
+    assert device.loads[Part.IMAGE] == device.loads[Part.TEXT]
+
+
+@pytest.mark.parametrize("part", BOTH)
+def test_shards_of_one_part_never_load_the_other(part: Part) -> None:
+    device = Device()
+    done(turns_of(device), [[part]] * 64)
+    assert device.loads == {part: 1}
+
+
+@pytest.mark.parametrize("many", BOTH)
+def test_a_shard_comes_to_its_turn_however_many_want_the_other(many: Part) -> None:
+    device = Device()
+    turns = turns_of(device)
+    with turns.visit(many) as first:
+        assert turns.enter(first, 0)
+    other = next(part for part in BOTH if part is not many)
+    with turns.visit(other) as waits, ExitStack() as inside:
+        ahead = 0
+        while True:
+            with ExitStack() as stack:
+                visit = stack.enter_context(turns.visit(many))
+                inside.close()
+                if not turns.enter(visit, 0):
+                    break
+                inside.enter_context(stack.pop_all())
+                ahead += 1
+        assert ahead == 7
+        assert turns.enter(waits, 0)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "free", "together"),
+    [(SDXL, 500 * GB, 8), (FLUX, 500 * GB, 4), (FLUX, 100 * GB, 1), (SDXL, 20 * GB, 3)],
+)
+def test_captions_that_wait_take_no_more_than_a_share_of_the_disk(
+    nbytes: int, free: int, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = type("Usage", (), {"free": free})
+    monkeypatch.setattr(network_swaps.shutil, "disk_usage", lambda _folder: usage)
+    device = Device()
+    held = done(turns_of(device), [BOTH] * 32, nbytes)
+    assert held["most"] == together * nbytes
+    assert 32 // together <= device.loads[Part.TEXT] <= 32 // together + 2
+
+
+def test_a_network_that_cannot_be_brought_costs_one_shard() -> None:
+    failures = [RuntimeError("no memory")]
+
+    def bring(part: Part) -> None:
+        if failures:
+            raise failures.pop()
+        device.bring(part)
+
+    device = Device()
+    turns = Turns(bring, device, at_once=3, most=8)
+    with pytest.raises(RuntimeError, match="no memory"), turns.visit(Part.TEXT) as visit:
+        turns.enter(visit, 0)
+    with turns.visit(Part.TEXT) as visit:
+        assert turns.enter(visit, 0)
+    assert device.loads[Part.TEXT] == 1
+
+
+# --- in a worker
+
+
+class Together:
+    """A runner that does as many units at once as the worker takes, in this process."""
+
+    def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
+        with closing(work.open()) as call:  # type: ignore[type-var]
+            left, events = iter(units), list[Event]()
+            lock = threading.Lock()
+
+            def go_on() -> None:
+                while True:
+                    with lock:
+                        unit = next(left, None)
+                    if unit is None:
+                        return
+                    events.append(Finished(unit=unit, result=_result(call(unit))))
+
+            count = call.units_at_once  # type: ignore[attr-defined]
+            threads = [threading.Thread(target=go_on) for _ in range(count)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(120)
+            yield from events
+
+
+def _result(steps: Generator[Any, None, Any]) -> Any:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
+def test_the_toy_in_turns_makes_the_same_bytes_with_few_loads(
+    images: Path, latents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = []
+    load = encoders.load_vae
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        loads.append(arguments)
+        return load(*arguments, **options)
+
+    monkeypatch.setattr(encoders, "is_split", lambda *_: True)
+    monkeypatch.setattr(encoders, "load_vae", counted)
+    monkeypatch.setattr("wdsprep.encoding.encode.runner_of", lambda *_args, **_how: Together())
+    outcome = encode(str(images), str(tmp_path / "out"), model="tiny", resolution=64, device="cpu")
+    assert len(outcome.manifest.shards) == 14
+    assert tree(tmp_path / "out") == tree(latents)
+    assert 1 <= len(loads) <= 7
+
+
+def test_a_compiler_that_is_lacking_is_missed_before_the_first_shard(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compiled(*_: Any, **_options: Any) -> Any:
+        raise RuntimeError("Cannot find a working triton installation")
+
+    monkeypatch.setattr(encoders, "is_split", lambda *_: True)
+    monkeypatch.setattr("torch.compile", compiled)
+    monkeypatch.setattr("wdsprep.encoding.encode.runner_of", lambda *_args, **_how: Together())
+    with pytest.raises(WorkError, match=r"^--compile does not work here \(Cannot find a working"):
+        encode(str(images), str(tmp_path), model="tiny", resolution=64, device="cpu", compile=True)
+    assert not any("receipts" in name for name in tree(tmp_path))

@@ -1,4 +1,4 @@
-"""Downloads in order: answers come as they may, and are given on in the order of their rows."""
+"""Downloads of pack: what becomes of each row, where URLs may lead, and who has opted out."""
 
 import threading
 from collections import Counter
@@ -7,11 +7,14 @@ from functools import partial
 
 import pytest
 
-from tests.kit.fetches import Answers
+from tests.kit.fetches import IMAGE, LONG_S, Answers, fetch, fetcher
+from tests.kit.webserver import WebServer, ok
+from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal
 from wdsprep.dataset.samples import Sample
-from wdsprep.errors import SourceError
-from wdsprep.fetch.downloads import ASKED_AHEAD, FIRST_ASKED, HELD_NBYTES, Downloads, DownloadTurns
+from wdsprep.fetch.downloads import ASKED_AHEAD, HELD_NBYTES, Downloads, DownloadTurns
+from wdsprep.fetch.opt_outs import opt_out
+from wdsprep.fetch.options import Fetched
 
 
 def numbered(urls: list[str]) -> Iterator[tuple[int, Sample | Refusal]]:
@@ -57,19 +60,6 @@ def test_a_slow_answer_holds_up_no_request_behind_it_and_keeps_its_place() -> No
     ]
 
 
-def test_a_few_are_asked_for_first_and_more_as_answers_come(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("wdsprep.fetch.downloads.MORE_A_SECOND", 0)
-    client, urls = Answers(), [str(n) for n in range(500)]
-    with Downloads(client, Counter, pace=DownloadTurns(), minds_outage=True) as downloads:
-        found = downloads.take(numbered(urls))
-        idle_until(found, lambda: len(client.asked) == FIRST_ASKED)
-        for url in urls[1:FIRST_ASKED]:
-            client.answer(url)
-        idle_until(found, lambda: len(client.asked) == 4 * FIRST_ASKED - 3)
-
-
 def test_fewer_are_asked_for_where_images_are_large() -> None:
     client, urls = Answers(), [str(n) for n in range(2_000)]
     with Downloads(
@@ -108,17 +98,6 @@ def test_what_takes_long_before_the_first_row_is_done_before_the_turn_and_not_in
         assert not client.asked
 
 
-def test_what_fails_before_the_first_row_is_raised() -> None:
-    def repeated() -> Counter[str]:
-        raise SourceError("gone")
-
-    downloads = Downloads(
-        Answers(), repeated, pace=DownloadTurns(heard=ASKED_AHEAD), minds_outage=True
-    )
-    with downloads, pytest.raises(SourceError, match="gone"):
-        list(downloads.take(numbered(["a"])))
-
-
 def test_a_repeated_url_is_asked_for_once_however_far_apart() -> None:
     client = Answers()
     urls = ["a", *(str(n) for n in range(50)), "a", "a"]
@@ -136,3 +115,68 @@ def test_a_repeated_url_is_asked_for_once_however_far_apart() -> None:
                 rows.append(found[1])
     assert [row.image.decode() for row in rows if isinstance(row, Sample)] == urls
     assert {len(futures) for futures in client.asked.values()} == {1}
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("noai", "noai"),
+        ("NoImageAI", "noimageai"),
+        ("nofollow, noml", "noml"),
+        ("noindex", "noindex"),
+        ("noimageindex", "noimageindex"),
+        ("none", "none"),
+        ("max-snippet:10, noai", "noai"),
+        ("unavailable_after: 25 Jun 2026 15:00:00 PST, noai", "noai"),
+        ("wdsprep: noai", "noai"),
+        ("*: noai", "noai"),
+        ("otherbot: noindex, wdsprep: noai", "noai"),
+        ("otherbot: noindex, noai", ""),
+        ("otherbot: noai", ""),
+        ("nofollow, noarchive, nosnippet, all", ""),
+        ("", ""),
+    ],
+)
+def test_opt_outs_for_all_or_for_us_are_found(value: str, reason: str) -> None:
+    found = opt_out({"x-robots-tag": ["nofollow", value]})
+    assert found == (f"X-Robots-Tag: {reason}" if reason else "")
+
+
+def test_a_reservation_of_text_and_data_mining_is_one() -> None:
+    assert opt_out({"tdm-reservation": ["1"]}) == "TDM-Reservation: 1"
+    assert not opt_out({"tdm-reservation": ["0"]})
+    assert not opt_out({})
+
+
+def test_objects_are_not_asked_for_unless_the_user_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With whose credentials else would they be read?"""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "mine")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with WebServer(ok(IMAGE)) as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint.url)
+        for url in ("s3://payroll/2026.jpg", " S3://payroll/2026.jpg"):
+            fetched = fetch(url, allow_s3=False)
+            assert (fetched.code, fetched.host) == (Code.PRIVATE_ADDRESS, "payroll")
+            assert fetched.detail.endswith("with your credentials: --allow-s3 does that")
+        assert endpoint.connections == 0
+        assert fetch("s3://payroll/2026.jpg").data == IMAGE
+        asked = endpoint.requests[-1]
+        assert "mine" in f"{asked.path} {asked.headers}"
+
+
+def test_objects_are_read_through_the_store(bucket: str) -> None:
+    from tests.kit.s3 import s3_client
+
+    with s3_client() as client:
+        client.put_object(Bucket=bucket, Key="a b/ü.jpg", Body=IMAGE)
+        client.put_object(Bucket=bucket, Key="empty", Body=b"")
+    with fetcher(max_nbytes=len(IMAGE)) as one:
+        urls = ["a b/ü.jpg", "empty", "none.jpg", "../x"]
+        found = [one.submit(f"s3://{bucket}/{name}").result(LONG_S) for name in urls]
+        none = one.submit("s3://no-such-bucket-at-all/x").result(LONG_S)
+    assert found[0] == Fetched(data=IMAGE, host=bucket)
+    assert [one.code for one in found[1:]] == [Code.EMPTY, Code.HTTP_4XX, Code.BAD_URL]
+    assert none.code is Code.HTTP_4XX
+    assert fetch(f"s3://{bucket}/a b/ü.jpg", max_nbytes=100).code is Code.TOO_MANY_BYTES

@@ -1,17 +1,22 @@
-"""Who is asked next, on an event loop but with no network."""
+"""How many requests at once: by host, by memory, and after failures."""
 
 import asyncio
-import gc
+import datetime
+import socket
 from collections import Counter
 from collections.abc import Coroutine
 from typing import Any
-from weakref import ref
 
 import pytest
 
+from tests.kit.fetches import Answers
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
+from wdsprep.errors import WorkError
+from wdsprep.fetch.backoff import pause_s, retry_after_s
 from wdsprep.fetch.host_limits import FAILURES_IN_A_ROW, HostLimits
+from wdsprep.fetch.memory_limit import ROOM_NBYTES, USUAL_NBYTES, BodyLimit, body_limit_for
+from wdsprep.fetch.outage import NO_SUCH_NAME, OutageCheck, Witnesses
 
 LONG_S = 60.0
 
@@ -88,66 +93,6 @@ def test_those_who_wait_for_a_dead_host_share_the_fate_of_one() -> None:
     play(game())
 
 
-@pytest.mark.parametrize("between", [None, RejectedError(Code.HTTP_4XX, "HTTP 404")])
-def test_any_answer_shows_that_a_host_lives(between: RejectedError | None) -> None:
-    async def game() -> None:
-        turns = HostLimits(in_flight=1, per_host=1)
-        for number in range(4 * FAILURES_IN_A_ROW):
-            await turns.take("a")
-            waits = asyncio.create_task(turns.take("a"))
-            await settle()
-            late = RejectedError(Code.TIMEOUT, "late")
-            turns.give_back("a", late if number % 10 else between)
-            await waits
-            turns.give_back("a", None if number % 10 == 0 else late)
-
-    play(game())
-
-
-def test_a_turn_that_nobody_waits_for_any_more_goes_to_the_next() -> None:
-    async def game() -> None:
-        turns = HostLimits(in_flight=1, per_host=1)
-        await turns.take("a")
-        waits = [asyncio.create_task(turns.take(host)) for host in "aab"]
-        await settle()
-        waits[0].cancel()
-        await settle()
-        turns.give_back("a", None)  # the turn is given in the moment of the cancellation below
-        waits[1].cancel()
-        await waits[2]
-        turns.give_back("b", None)
-
-    play(game())
-
-
-class Host(str):
-    """The name of a host, of which can be seen whether anything keeps it."""
-
-
-@pytest.mark.parametrize("end", ["an answer", "a pause", "a cancellation", "one too late"])
-def test_nothing_is_kept_of_a_host_that_nobody_waits_for(end: str) -> None:
-    async def game() -> None:
-        turns, host = HostLimits(in_flight=1, per_host=1), Host("a")
-        await turns.take(host)
-        if end in ("a cancellation", "one too late"):
-            waits = asyncio.create_task(turns.take(host))
-            await settle()
-            if end == "one too late":  # in the moment in which it gets its turn
-                turns.give_back(host, None)
-            waits.cancel()
-            await asyncio.wait([waits])
-            del waits
-        if end != "one too late":
-            turns.give_back(host, None, pause_s=0.01 if end == "a pause" else 0)
-        await asyncio.sleep(0.05)
-        kept = ref(host)
-        del host
-        gc.collect()
-        assert kept() is None
-
-    play(game())
-
-
 def test_none_starts_while_too_much_is_held() -> None:
     async def game() -> None:
         held = 0
@@ -162,3 +107,126 @@ def test_none_starts_while_too_much_is_held() -> None:
         await waits
 
     play(game())
+
+
+NOW = datetime.datetime(2026, 11, 21, 8, 0, 0, tzinfo=datetime.timezone.utc)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("0", 0),
+        ("120", 120),
+        (" 7 ", 7),
+        ("Sat, 21 Nov 2026 08:00:30 GMT", 30),
+        ("Sat, 21 Nov 2026 07:00:00 GMT", 0),
+        ("Sat, 21 Nov 2026 08:00:30 -0000", 30),
+        ("9" * 40, 999_999_999),
+        ("-5", 0),
+        ("soon", 0),
+        ("٣", 0),
+        ("", 0),
+        ("Sat, 99 Nov 2026 08:00:30 GMT", 0),
+    ],
+)
+def test_retry_after_is_seconds_or_a_date(value: str, expected: float) -> None:
+    assert retry_after_s({"retry-after": [value]}, NOW) == expected
+
+
+def test_pauses_are_spread_up_to_a_bound_that_doubles() -> None:
+    for attempt, bound in enumerate((1, 2, 4, 8, 16, 30, 30)):
+        pauses = [pause_s(attempt) for _ in range(500)]
+        assert 0 <= min(pauses) < bound * 0.2
+        assert bound * 0.8 < max(pauses) <= bound
+
+
+def begun(room: BodyLimit) -> int:
+    while room.takes_one_more:
+        room.bodies += 1
+    return room.bodies
+
+
+def test_hundreds_of_usual_bodies_have_room_and_few_large_ones() -> None:
+    room = body_limit_for(50_000_000)
+    assert room.max_nbytes == ROOM_NBYTES
+    assert begun(room) == 1 + 2 * ROOM_NBYTES // USUAL_NBYTES > 2_000
+    room.bodies = 0
+    for _ in range(100):
+        room.learn(50_000_000)
+    assert 3 <= begun(room) <= 6
+
+
+def test_where_it_was_crowded_fewer_begin() -> None:
+    room = BodyLimit(1_000, usual_nbytes=100)
+    assert begun(room) == 20
+    room.nbytes = 1_001
+    assert room.is_crowded()
+    room.nbytes = room.bodies = 0
+    assert begun(room) == 5
+
+
+def test_one_body_always_has_room() -> None:
+    room = body_limit_for(1_000_000_000)
+    assert room.max_nbytes == 2_000_000_000
+    room.learn(10**12)
+    assert begun(room) == 1
+
+
+def noted(pairs: list[tuple[str, Code | None]]) -> OutageCheck:
+    outage = OutageCheck(Answers().submit, Witnesses())
+    for url, code in pairs:
+        outage.note(url, code)
+    return outage
+
+
+def suspected(pairs: list[tuple[str, Code | None]], *, at_end: bool = False) -> bool:
+    return noted(pairs).is_suspected(at_end=at_end)
+
+
+def test_an_outage_is_suspected_where_many_sites_give_no_answer() -> None:
+    many = [(f"http://a.b{n % 9}.org/x", Code.DNS) for n in range(200)]
+    assert suspected(many)
+    assert not suspected(many[:199])
+    assert not suspected([*many[:199], ("http://x.org", Code.HTTP_5XX), *many[:199]])
+    assert suspected([*many[:199], ("file:///x", Code.BAD_URL), *many[:1]])
+    assert not suspected([("http://dead.org/x", Code.DNS)] * 10_000, at_end=True)
+    assert not suspected([(f"http://a{n}.dead.org/x", Code.DNS) for n in range(999)])
+    few = [(f"http://a.b{n}.org/x", Code.UNREACHABLE) for n in range(20)]
+    assert suspected(few, at_end=True)
+    assert not suspected(few)
+    assert not suspected(few[:19], at_end=True)
+    assert not suspected([("http://ok.org", None), *many[:100]], at_end=True)
+
+
+NO_NAME, NO_DATA = NO_SUCH_NAME
+
+
+@pytest.mark.parametrize(
+    ("code", "says", "of_the_internet", "is_outage"),
+    [
+        (Code.DNS, NO_NAME, 0, False),  # nobody has these names
+        (Code.DNS, NO_DATA, 0, False),
+        (Code.DNS, NO_NAME, NO_NAME, True),  # a name service that knows of no internet
+        (Code.DNS, socket.EAI_AGAIN, socket.EAI_AGAIN, True),  # one that does not answer
+        (Code.DNS, socket.EAI_FAIL, 0, True),
+        (Code.TIMEOUT, NO_NAME, 0, True),  # whoever they are, they are silent
+    ],
+)
+def test_before_anybody_has_answered_the_name_service_decides(
+    monkeypatch: pytest.MonkeyPatch, code: Code, says: int, of_the_internet: int, is_outage: bool
+) -> None:
+    def getaddrinfo(name: str, _port: None) -> list[object]:
+        error = of_the_internet if name.endswith("root-servers.net") else says
+        if error:
+            raise socket.gaierror(error, "x")
+        return []
+
+    monkeypatch.setattr("wdsprep.fetch.outage.socket.getaddrinfo", getaddrinfo)
+    outage = noted([(f"http://dead{n}.org/x", code) for n in range(30)])
+    assert outage.is_suspected(at_end=True)
+    if is_outage:
+        with pytest.raises(WorkError, match="if it is up and these hosts are gone, add --ignore-o"):
+            outage.confirm()
+    else:
+        outage.confirm()
+        assert not outage.is_suspected(at_end=True)

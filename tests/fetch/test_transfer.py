@@ -1,10 +1,7 @@
 """One request: whatever comes of it has its code, wherever it leads and whoever answers."""
 
-import re
-import ssl
 import time
 from collections.abc import Iterator
-from concurrent.futures import wait
 from contextlib import suppress
 from typing import Any
 
@@ -33,14 +30,12 @@ from tests.kit.webserver import (
     raw,
     redirect,
     refused_port,
-    response,
     stall,
     status,
 )
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import UsageError, WorkError
 from wdsprep.fetch.client_thread import Fetcher
-from wdsprep.fetch.options import TRANSIENT, FetchRules
 from wdsprep.fetch.transfer import user_agent
 
 
@@ -106,25 +101,6 @@ def test_an_exception_of_any_kind_at_a_url_is_the_reject_of_that_url(
         assert fetched.code is (Code.PRIVATE_ADDRESS if place == "a socket" else None)
 
 
-def test_a_bug_is_told_with_its_kind_and_place_and_logged_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    class NewError(Exception):
-        """One that no other test raises, since a bug is logged once in a process."""
-
-    def throw(**_: object) -> Any:
-        raise NewError("lost")
-
-    monkeypatch.setattr("wdsprep.fetch.transfer.Head", throw)
-    with WebServer({"/": ok(IMAGE)}) as server, fetcher() as one:
-        found = [one.submit(server.url).result(LONG_S) for _ in range(3)]
-    (detail,) = {fetched.detail for fetched in found}
-    assert re.match(r"a bug: NewError at wdsprep.fetch.transfer:\d+: lost", detail)
-    assert len(caplog.records) == 1
-    assert "please report it" in caplog.text
-    assert Code.FAULT in TRANSIENT  # another version may fetch it
-
-
 @pytest.mark.parametrize("error", [WorkError("no socket"), MemoryError()])
 def test_what_is_no_urls_doing_is_raised(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def throw(**_: object) -> Any:
@@ -175,13 +151,6 @@ def test_a_name_that_nobody_has_is_a_matter_of_dns(patient: Fetcher) -> None:
     assert (fetched.code, fetched.host) == (Code.DNS, "nobody.invalid")
 
 
-def test_a_name_that_does_not_resolve_in_time_is_a_matter_of_dns_too() -> None:
-    """However busy the name service is; who is never connected to does not keep silent."""
-    with fetcher(timeout_s=0.001) as one:
-        asked = [one.submit(f"http://nobody{n}.invalid/x") for n in range(100)]
-        assert {asked.result(LONG_S).code for asked in asked} == {Code.DNS}
-
-
 def test_a_url_that_is_none_gets_its_code_too(patient: Fetcher) -> None:
     fetched = patient.submit("file:///etc/hostname").result(LONG_S)
     assert (fetched.code, fetched.detail) == (
@@ -203,15 +172,6 @@ def test_a_refused_body_is_not_read() -> None:
     with WebServer({"/": announce}) as server:
         assert fetch(server.url).code is Code.DISALLOWED
     assert seen == ["/"]
-
-
-def test_connections_are_kept_even_after_small_errors() -> None:
-    routes = {"/404": status(404, b"x" * 1_000), "/to": redirect("/good"), "/good": ok(IMAGE)}
-    with WebServer(routes) as server, fetcher(per_host=1) as one:
-        paths = ["/404", "/to", "/good"] * 5
-        wait([one.submit(server.url + path) for path in paths])
-        assert server.connections == 1
-        assert len(server.paths()) == 20
 
 
 def test_what_is_asked_for_says_who_asks_and_wants_no_encoding(answering: WebServer) -> None:
@@ -238,13 +198,6 @@ def test_as_many_redirects_as_allowed_are_followed() -> None:
         fetched = fetch(f"{server.url}/0", redirects=2)
         assert (fetched.code, fetched.detail) == (Code.REDIRECTS, "more than 2")
         assert server.paths()[-1] == "/2"
-
-
-def test_cookies_are_not_given_back() -> None:
-    answers = {"/a": status(302, Location="/b", Set_Cookie="a=b; Path=/"), "/b": ok(IMAGE)}
-    with WebServer(answers) as server:
-        assert fetch(f"{server.url}/a").data == IMAGE
-        assert all("cookie" not in request.headers for request in server.requests)
 
 
 # ------------------------------------------------------------------------------- addresses, proxies
@@ -316,37 +269,9 @@ def test_certificates_are_checked(authority: Authority, monkeypatch: pytest.Monk
             assert detail in fetched.detail
 
 
-def test_a_new_connection_resumes_the_session_of_an_old_one(
-    authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(authority.bundle))
-    resumed: list[bool] = []
-
-    def once(connection: Connection, request: Request) -> bool:
-        assert isinstance(connection.socket, ssl.SSLSocket)
-        resumed.append(bool(connection.socket.session_reused))
-        return raw(response(200, IMAGE, Connection="close"))(connection, request)
-
-    with WebServer(once, tls=authority.context()) as server, fetcher() as one:
-        for _ in range(3):
-            assert one.submit(server.url).result(LONG_S).data == IMAGE
-    assert resumed == [False, True, True]
-
-
 def test_an_authority_that_nobody_knows_is_not_believed(authority: Authority) -> None:
     with WebServer({"/": ok(IMAGE)}, tls=authority.context()) as server:
         assert fetch(server.url).code is Code.TLS
-
-
-def test_https_at_a_port_that_speaks_http_is_a_matter_of_tls(answering: WebServer) -> None:
-    url = answering.url.replace("http:", "https:")
-    assert fetch(f"{url}/good").code in (Code.TLS, Code.BROKEN_OFF)
-
-
-def test_certificates_named_by_a_wrong_path_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/ca.pem")
-    with pytest.raises(UsageError, match="SSL_CERT_FILE=/nowhere/ca"):
-        Fetcher(FetchRules())
 
 
 def test_the_user_agent_names_us_and_whom_to_ask() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.fetch.urls import follow, is_public, parse, scheme_of
+from wdsprep.fetch.urls import follow, is_public, parse
 
 
 @pytest.mark.parametrize(
@@ -101,10 +101,6 @@ def test_a_redirect_to_anything_else_is_refused(location: str) -> None:
     with pytest.raises(RejectedError, match="redirect: ") as refused:
         follow(parse("https://a.example/x/1.jpg"), location)
     assert refused.value.code is Code.BAD_URL
-
-
-def test_the_scheme_is_told_in_any_case() -> None:
-    assert [scheme_of(url) for url in (" S3://b/c", "x", "", "http:")] == ["s3", "", "", "http"]
 
 
 @pytest.mark.parametrize(

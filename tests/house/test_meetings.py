@@ -1,7 +1,4 @@
-"""Nothing is lost where runs meet: two at once, one that wakes up late, a repair with an old plan.
-
-Commands are processes, kills are SIGKILL; stops are a web server that holds back its answer.
-"""
+"""Where runs meet or are killed: nothing is lost, and the bytes are those of an undisturbed run."""
 
 import contextlib
 import os
@@ -24,6 +21,7 @@ from blake3 import blake3
 from tests.kit.damaged import check, findings, flip, pack_here, source_of_photos
 from tests.kit.encodes import Means, encode_here, pictures
 from tests.kit.encodes import packed as packed_for_encode
+from tests.kit.kills import JOBS, Kills
 from tests.kit.meetings import Meeting, Stage
 from tests.kit.packs import jpeg, manifest_of, once, outcome, rejects_of, tree
 from tests.kit.sites import FAST, KINDS, Site, open_site, table_of
@@ -43,7 +41,7 @@ from wdsprep.store import open_store
 
 RETRY = (*FAST, "--samples-per-shard", "4")
 ROLLING = ("--samples-per-shard", "9", "--max-shard-size", "20KB", "--buckets", "32")
-ROUNDS = {"local": 8, "s3": 2}
+ROUNDS = {"local": 4, "s3": 1}
 
 
 @pytest.fixture(scope="module")
@@ -416,3 +414,22 @@ def test_whatever_runs_meet_one_quiet_run_makes_all_sound_and_nothing_is_lost(
         for _ in range(ROUNDS[place]):
             done = meeting.play()
             assert done.findings == [], done.commands
+
+
+@pytest.fixture(scope="module")
+def kills(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kills]:
+    seed = random.SystemRandom().randrange(10**6)
+    sys.stdout.write(f"seed {seed}\n")  # pytest shows it where a test fails
+    root = tmp_path_factory.mktemp("kills")
+    with Stage(alike=True) as stage:
+        yield Kills(stage, root, str(root), seed)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("name", JOBS)
+def test_killed_and_resumed_a_command_leaves_the_bytes_of_an_undisturbed_run(
+    name: str, kills: Kills
+) -> None:
+    done = kills.play(name, 1)
+    assert done.kills
+    assert done.findings == []

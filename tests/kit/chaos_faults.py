@@ -3,9 +3,8 @@ done; `None` in place of a node means those of the local runner."""
 
 import contextlib
 import signal
-import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import psutil
@@ -88,22 +87,6 @@ def machine_sleeps(node: Any) -> Fault:
         while any(psutil.pid_exists(pid) and scene.diary.in_hand(pid) & late for pid in pids):
             yield
         send(everything, signal.SIGCONT)
-
-    return fault
-
-
-def server_restarts(node: Any, restart: Callable[[], None]) -> Fault:
-    """The server that has the data goes away for a while, and work goes on after that."""
-
-    def fault(scene: Scene) -> Waiting:
-        yield from at_work(scene, node)
-        thread = threading.Thread(target=restart)
-        thread.start()
-        while thread.is_alive():
-            yield
-        before = len(scene.done)
-        while len(scene.done) < before + 2:
-            yield
 
     return fault
 

@@ -5,7 +5,7 @@ are kept. Then it is run in a place of its own, where SIGKILL comes at any momen
 command goes on, until it ends. After that each file has the bytes of the undisturbed run, and there
 are no others. One dataset after the other, until there were as many kills as are asked for.
 
-`house/test_kills.py` lets each job be killed twice, `tools/chaos --kills` any number.
+`house/test_meetings.py` lets each job be killed twice, `tools/chaos --kills` any number.
 """
 
 import os

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 import os
 import signal
@@ -85,28 +84,6 @@ class Square:
 
 
 @dataclass(frozen=True)
-class AtExit:
-    """Leaves a file where its work is opened and closed, and where its interpreter ends in full."""
-
-    folder: str
-
-    def open(self) -> Call:
-        self._touch("opened")
-        atexit.register(self._touch, "interpreter")
-        return self
-
-    def __call__(self, unit: Number) -> Generator[int, None, int]:
-        yield unit.value
-        return unit.value
-
-    def close(self) -> None:
-        self._touch("closed")
-
-    def _touch(self, name: str) -> None:
-        Path(self.folder, name).touch()
-
-
-@dataclass(frozen=True)
 class KillOnce:
     """The worker dies at a step that depends on the unit, at its first attempt."""
 
@@ -162,30 +139,6 @@ class BreakOnce:
                 marker.write_text(str(os.getpid()))
                 raise BrokenWorkerError("the GPU is poisoned")
         return os.getpid()
-
-
-@dataclass(frozen=True)
-class Claimed:
-    """Result: whether another living worker was at the same unit. Some units kill."""
-
-    folder: str
-
-    def open(self) -> Call:
-        return self.call
-
-    def call(self, unit: Number) -> Generator[int, None, bool]:
-        claim = Path(self.folder, f"{unit.name}.claim")
-        is_taken = claim.exists() and is_alive(int(claim.read_text()))
-        mine = claim.with_suffix(f".{os.getpid()}")  # others never see half of it
-        mine.write_text(str(os.getpid()))
-        mine.replace(claim)
-        for _ in range(3):
-            time.sleep(0.02)
-            yield 1
-        if unit.value % 6 == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        claim.unlink()
-        return is_taken
 
 
 def is_alive(pid: int) -> bool:

@@ -1,4 +1,4 @@
-"""The loader under kills, in ranks and in the workers of other loaders: one sequence throughout."""
+"""The loader under kills, in ranks, in workers of other loaders and behind webdataset."""
 
 import itertools
 import json
@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 import torch
+import webdataset as wds
 from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import wdsprep
 from tests.kit.cache_processes import forked
 from tests.kit.latent_sets import keys, write_latents
+from tests.kit.packs import pack, photos
 from tests.kit.paths import ROOT
 from wdsprep.errors import UsageError
-
-pytestmark = pytest.mark.system
 
 WORK = (sys.executable, "-m", "tests.kit.trainers")
 BATCH = 32
@@ -43,6 +43,7 @@ def work(*arguments: object) -> None:
     subprocess.run([*WORK, *map(str, arguments)], cwd=ROOT, check=True, timeout=300)
 
 
+@pytest.mark.system
 def test_a_hundred_killed_processes_lose_and_repeat_nothing(data: str, tmp_path: Path) -> None:
     """Each resumes from the last written state, with another world size and other threads. The
     state is written after the batch is used, so at most its last batch comes again."""
@@ -58,6 +59,7 @@ def test_a_hundred_killed_processes_lose_and_repeat_nothing(data: str, tmp_path:
     assert [served[step] for step in sorted(served)] == whole
 
 
+@pytest.mark.system
 def test_torch_distributed_ranks_end_together(data: str, tmp_path: Path) -> None:
     work("ranks", data, tmp_path, 1, 2, 4)
     whole = keys(load(data, epochs=2))
@@ -67,6 +69,7 @@ def test_torch_distributed_ranks_end_together(data: str, tmp_path: Path) -> None
         assert together == whole
 
 
+@pytest.mark.system
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_dataloader_workers_keep_the_order(data: str, workers: int) -> None:
@@ -77,12 +80,14 @@ def test_dataloader_workers_keep_the_order(data: str, workers: int) -> None:
     assert keys(resumed) == whole[7:]
 
 
+@pytest.mark.system
 def test_persistent_workers_go_on_with_the_next_epoch(data: str) -> None:
     loader = DataLoader(load(data), batch_size=None, num_workers=2, persistent_workers=True)
     found = keys(loader) + keys(loader) + keys(loader)
     assert found == keys(load(data, epochs=3))
 
 
+@pytest.mark.system
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 @pytest.mark.parametrize("stateful", [False, True])
 def test_workers_that_outlive_a_broken_iteration_do_not_guess(data: str, stateful: bool) -> None:
@@ -136,6 +141,7 @@ class Echoes(IterableDataset[dict[str, Any]]):
                 yield kept.popleft()
 
 
+@pytest.mark.system
 def test_what_workers_send_stays_as_long_as_it_is_kept(data: str) -> None:
     """Though most memory is used again: of each three batches, one is kept."""
     wanted, kept = whole_of(data, 2), []
@@ -155,6 +161,7 @@ def test_what_workers_send_stays_as_long_as_it_is_kept(data: str) -> None:
     assert [right(batch, wanted) for batch in echoed] == [True] * (2 * 8 * 9 - 4)
 
 
+@pytest.mark.system
 def test_a_fork_of_the_trainer_takes_nothing_from_it(data: str) -> None:
     wanted = whole_of(data, 2)
     loader = iter(DataLoader(load(data, epochs=20, threads=1), batch_size=None, num_workers=1))
@@ -165,6 +172,7 @@ def test_a_fork_of_the_trainer_takes_nothing_from_it(data: str) -> None:
     assert all(right(batch, wanted) for batch in kept)
 
 
+@pytest.mark.system
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 @pytest.mark.parametrize(("workers", "stop"), [(0, 5), (2, 5), (2, 12)])
 def test_torchdata_resumes_its_workers_in_the_middle_of_an_epoch(
@@ -179,3 +187,107 @@ def test_torchdata_resumes_its_workers_in_the_middle_of_an_epoch(
     resumed = made()
     resumed.load_state_dict(pickle.loads(pickle.dumps(first.state_dict())))
     assert keys(resumed) == whole[stop:]
+
+
+SMALL_BATCH = 8
+
+
+@pytest.fixture(scope="module")
+def small_data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Seven batches of 8 and a rest."""
+    return write_latents(str(tmp_path_factory.mktemp("latents")), (20, 20, 18))
+
+
+@pytest.fixture(scope="module")
+def order(small_data: str) -> list[str]:
+    return [
+        key for batch in wdsprep.load(small_data, global_batch=SMALL_BATCH) for key in batch["key"]
+    ]
+
+
+def raw(small_data: Any, **options: Any) -> Any:
+    return wdsprep.load(small_data, **{"global_batch": SMALL_BATCH, "raw": True, **options})
+
+
+def behind(loader: Any) -> Any:
+    return wds.FluidWrapper(loader).decode().to_tuple("__key__", "latent.npy")
+
+
+def keys_of(batches: Any) -> list[str]:
+    return [key for batch_keys, _latents in batches for key in batch_keys]
+
+
+def test_stages_of_a_pipeline_follow_our_order(small_data: str, order: list[str]) -> None:
+    stages = wds.decode(), wds.to_tuple("__key__", "latent.npy"), wds.batched(SMALL_BATCH)
+    batches = list(wds.DataPipeline(raw(small_data), *stages))
+    assert keys_of(batches) == order
+    stored = {key: a for part in wdsprep.load(small_data, global_batch=1) for key, a in pairs(part)}
+    for batch_keys, latents in batches:
+        for key, latent in zip(batch_keys, latents, strict=True):
+            assert (latent == stored[key].numpy()).all()
+
+
+def pairs(batch: dict[str, Any]) -> list[tuple[str, Any]]:
+    return list(zip(batch["key"], batch["latent"], strict=True))
+
+
+@pytest.mark.parametrize("stop", [1, 3, 6])
+def test_a_state_between_batches_goes_on_with_the_next(
+    small_data: str, order: list[str], stop: int
+) -> None:
+    loader = raw(small_data)
+    batches = iter(DataLoader(behind(loader), batch_size=SMALL_BATCH))
+    assert keys_of(itertools.islice(batches, stop)) == order[: stop * SMALL_BATCH]
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert "row" not in state  # between steps, so any number of ranks may go on
+    again = raw(small_data)
+    again.load_state_dict(state)
+    assert keys_of(DataLoader(behind(again), batch_size=SMALL_BATCH)) == order[stop * SMALL_BATCH :]
+
+
+def test_a_filter_loses_nothing_over_a_resume(small_data: str, order: list[str]) -> None:
+    def even(loader: Any) -> Any:
+        chosen = wds.FluidWrapper(loader).select(lambda sample: int(sample["__key__"]) % 2 == 0)
+        return DataLoader(chosen.decode().to_tuple("__key__", "latent.npy"), batch_size=5)
+
+    loader, again = raw(small_data), raw(small_data)
+    before = keys_of(itertools.islice(even(loader), 3))
+    again.load_state_dict(loader.state_dict())
+    assert before + keys_of(even(again)) == [key for key in order if int(key) % 2 == 0]
+
+
+def test_batched_has_read_one_sample_more(small_data: str) -> None:
+    """As the page warns; once it has not, that sentence can go."""
+    loader = raw(small_data)
+    next(iter(behind(loader).batched(SMALL_BATCH)))
+    assert loader.state_dict()["row"] == [1, 1]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_keep_the_order_and_steps_can_be_counted(
+    small_data: str, order: list[str], workers: int
+) -> None:
+    def batches(**options: Any) -> Any:
+        samples = behind(raw(small_data, **options))
+        return wds.WebLoader(samples, batch_size=None, num_workers=workers).batched(SMALL_BATCH)
+
+    assert keys_of(batches()) == order
+    assert keys_of(batches(step=3)) == order[3 * SMALL_BATCH :]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # its open files
+def test_plain_webdataset_reads_every_shard_that_inspect_names(tmp_path: Path) -> None:
+    images = pack(photos(tmp_path / "photos", 24), tmp_path / "images", "--samples-per-shard", "5")
+    found = wdsprep.inspect(str(images))
+    assert len(found.facts["buckets"]) == 2
+    for given in (found.urls, "::".join(found.patterns)):
+        dataset = wds.WebDataset(given, shardshuffle=False).decode("torchrgb8")
+        shapes = [tuple(image.shape) for (image,) in dataset.to_tuple("jpg")]
+        assert len(shapes) == 24
+        assert set(shapes) == {(3, 48, 40), (3, 72, 96), (3, 100, 36), (3, 64, 70)}
+
+
+def test_webdataset_opens_no_s3() -> None:
+    """As the page says, with two ways round it."""
+    with pytest.raises(ValueError, match="no gopen handler"):
+        wds.gopen("s3://bucket/latents-256/256/000000.tar")

@@ -8,8 +8,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from blake3 import blake3
 from PIL import Image
@@ -28,7 +26,6 @@ from tests.kit.packs import (
     run,
     run_pack,
     samples_of,
-    tar_bytes,
     temporaries,
     tree,
     write_files,
@@ -197,14 +194,6 @@ def test_max_alpha_rejects_what_shows_too_little_and_is_a_setting(tmp_path: Path
     assert "max_alpha" not in manifest_of(out).settings  # as in datasets that never heard of it
 
 
-def test_a_filter_reads_a_csv_table_as_numbers(tmp_path: Path) -> None:
-    table = "file_name,text,aesthetic\na.jpg,one,5.5\nb.jpg,two,4\nc.jpg,three,\n"
-    files = {f"{name}.jpg": jpeg(number) for number, name in enumerate("abc")}
-    write_files(tmp_path / "in", {**files, "metadata.csv": table})
-    out = pack(tmp_path / "in", tmp_path / "out", "--filter", "aesthetic > 5")
-    assert outcome(out) == {"a.jpg": "packed", "b.jpg": "filtered", "c.jpg": "filtered"}
-
-
 def test_reencode_writes_every_image_as_jpeg_of_the_size_asked_for(tmp_path: Path) -> None:
     write_files(tmp_path / "in", {"a.png": jpeg(1, (200, 100), "PNG"), "b.jpg": jpeg(2, (40, 40))})
     out = pack(tmp_path / "in", tmp_path / "out", "--reencode", "jpg:80", "--max-side", "128")
@@ -215,13 +204,6 @@ def test_reencode_writes_every_image_as_jpeg_of_the_size_asked_for(tmp_path: Pat
 
 
 # --- determinism
-
-
-def test_small_slices_are_a_sound_dataset(packed_album: Path) -> None:
-    check_dataset(packed_album)
-    assert len(manifest_of(packed_album).receipts) == 7
-    assert manifest_of(packed_album).complete
-    assert list(outcome(packed_album).values()).count("packed") == 130
 
 
 @pytest.mark.parametrize("workers", [2, 3])
@@ -268,33 +250,6 @@ def test_shards_roll_over_by_size_and_no_sample_is_lost(album: Path, tmp_path: P
     assert list(outcome(out).values()).count("packed") == 130
 
 
-@pytest.mark.system
-def test_shards_roll_over_by_count_where_a_slice_holds_more(tmp_path: Path) -> None:
-    """One row group, one tar: what is a slice is not up to us, how long a shard is, is."""
-    rows = [{"jpg": jpeg(n, (40, 40)), "text": str(n)} for n in range(25)]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
-    files = [(f"{n:02d}.{kind}", jpeg(n, (40, 40))) for n in range(25) for kind in ("jpg",)]
-    write_files(tmp_path / "tars", {"a.tar": tar_bytes(files)})
-    for source in ("t.parquet", "tars"):
-        out = pack(tmp_path / source, tmp_path / f"out-{source}", "--samples-per-shard", "10")
-        check_dataset(out)
-        assert [shard.samples for shard in manifest_of(out).shards] == [10, 10, 5]
-
-
-@pytest.mark.system
-def test_tars_and_tables_are_cut_into_slices(tmp_path: Path) -> None:
-    for shard in range(3):
-        files = [(f"{n}.jpg", jpeg(n)) for n in range(4)]
-        write_files(tmp_path / "tars", {f"{shard}.tar": tar_bytes(files)})
-    assert len(manifest_of(pack(tmp_path / "tars", tmp_path / "a")).receipts) == 3
-    rows = [{"jpg": jpeg(n), "text": str(n)} for n in range(30)]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet", row_group_size=5)
-    out = pack(tmp_path / "t.parquet", tmp_path / "b", "--samples-per-shard", "10")
-    assert [receipt.inputs for receipt in manifest_of(out).receipts] == [10, 10, 10]
-    check_dataset(tmp_path / "a")
-    check_dataset(out)
-
-
 def test_the_manifest_is_made_again_from_the_receipts(album: Path, tmp_path: Path) -> None:
     out = pack(album, tmp_path / "out", *TWENTY)
     before = tree(out)
@@ -311,15 +266,6 @@ def test_the_manifest_is_made_again_from_the_receipts(album: Path, tmp_path: Pat
     assert f'run "wdsprep rebuild {out}"' in done.stderr
     assert run("rebuild", out).returncode == 0
     pack(album, out, *TWENTY)
-    assert tree(out) == before
-
-
-def test_rebuild_keeps_what_receipts_cannot_say(tmp_path: Path) -> None:
-    source = photos(tmp_path / "in", 30)
-    out = pack(source, tmp_path / "out", *TWENTY)
-    pack(photos(source, 5, first=30), out, *TWENTY, "--append")
-    before = tree(out)
-    assert run("rebuild", out).returncode == 0
     assert tree(out) == before
 
 
@@ -370,15 +316,6 @@ def test_two_different_runs_at_once_never_mix(album: Path, tmp_path: Path) -> No
 def check_shards_match_receipts(out: Path) -> None:
     for shard in manifest_of(out).shards:
         assert blake3((out / shard.name).read_bytes()).hexdigest() == shard.digest
-
-
-@pytest.mark.system
-def test_other_settings_at_once_are_refused(album: Path, tmp_path: Path) -> None:
-    words = [command(album, tmp_path / "out", *TWENTY, "--min-caption", n) for n in ("0", "1")]
-    results = start_two(*words)
-    assert sorted(code for code, _ in results) == [0, 1]
-    assert any("min-caption" in error for _, error in results)
-    check_dataset(tmp_path / "out")
 
 
 # --- a full disk

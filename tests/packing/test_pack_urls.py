@@ -1,15 +1,18 @@
-"""Tables of URLs, packed: each row once, or rejected with its code and its URL."""
+"""Tables of URLs are packed to the same dataset anywhere; rejects are fetched again."""
 
 import contextlib
 import hashlib
 import random
 import sys
-from collections import Counter
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
+import wdsprep
+from tests.kit.clusters import LEAN_HEAD
 from tests.kit.packs import (
     BUCKETS,
     command,
@@ -21,12 +24,29 @@ from tests.kit.packs import (
     run_pack,
     samples_of,
     temporaries,
+    touch,
+    tree,
     upload,
     write_files,
 )
-from tests.kit.sites import FAST, KINDS, MENDED, Site, kill_when_asked, table_of
-from tests.kit.webserver import Behaviour, WebServer, black_hole, in_turn, ok, stall
-from wdsprep.cli import cli
+from tests.kit.sites import (
+    FAST,
+    KINDS,
+    MENDED,
+    Site,
+    kill_when_asked,
+    open_site,
+    table_of,
+)
+from tests.kit.webserver import (
+    Connection,
+    Request,
+    WebServer,
+    black_hole,
+    ok,
+    status,
+)
+from wdsprep.cli import main
 from wdsprep.errors import FingerprintError, UsageError, WorkError
 
 
@@ -138,26 +158,6 @@ def test_names_that_do_not_exist_are_rejects_however_many(tmp_path: Path) -> Non
     assert manifest_of(out).complete
 
 
-@pytest.mark.parametrize("then", [ok(jpeg(0)), stall], ids=["up", "down"])
-def test_many_silent_hosts_are_rejects_while_one_that_answered_still_does(
-    tmp_path: Path, silent_sites: list[str], then: Behaviour
-) -> None:
-    table, rows = tmp_path / "urls.txt", 210
-    with WebServer({"/0.jpg": in_turn(ok(jpeg(0)), then)}, address="127.0.2.1") as server:
-        table.write_text(f"{server.url}/0.jpg\n{silent_rows(silent_sites, rows)}")
-        if then is stall:
-            with pytest.raises(WorkError, match="nor do hosts that did before"):
-                pack(table, tmp_path / "out", *FAST, *SILENT)
-        else:
-            found = outcome(pack(table, tmp_path / "out", *FAST, *SILENT))
-            assert Counter(found.values()) == {"packed": 1, "timeout": rows}
-        assert server.paths() == ["/0.jpg"] * 2
-
-
-def test_the_first_lines_of_the_help_name_tables_of_urls() -> None:
-    assert "tables of URLs" in (cli.commands["pack"].help or "")
-
-
 @pytest.mark.system
 def test_killed_at_random_points_no_row_is_lost_or_doubled(
     tmp_path: Path, site: tuple[Site, WebServer]
@@ -182,3 +182,220 @@ def test_killed_at_random_points_no_row_is_lost_or_doubled(
         assert sum(manifest.rejects.values()) == len(rejects_of(out))
         assert not temporaries(out)
         behaviour.is_mended = True
+
+
+RETRY = (*FAST, "--samples-per-shard", "4")
+
+
+def wanted() -> dict[str, str]:
+    return {f"urls.parquet#{n}": MENDED[kind] for n, kind in enumerate(KINDS)}
+
+
+def check_whole(out: Path) -> None:
+    """Every row is there once, and all counts say so."""
+    assert outcome(out) == wanted()
+    manifest = manifest_of(out)
+    assert manifest.complete
+    assert sum(receipt.inputs for receipt in manifest.receipts) == len(KINDS)
+    assert manifest.rejects == {"http_4xx": 1, "not_an_image": 1}
+    for receipt in manifest.receipts:
+        lines = (out / f"rejects/{receipt.unit}.jsonl").read_bytes()
+        assert len(lines.splitlines()) == sum(receipt.rejects.values())
+        assert blake3(lines).hexdigest() == receipt.files[f"rejects/{receipt.unit}.jsonl"]
+
+
+def test_retry_rejected_fetches_what_may_pass_into_new_shards(
+    tmp_path: Path, site: tuple[Site, WebServer]
+) -> None:
+    behaviour, server = site
+    table = table_of(tmp_path, server, KINDS)
+    out = pack(table, tmp_path / "out", *RETRY)
+    tars = {path: path.read_bytes() for path in out.glob("*/*.tar")}
+    asked = len(server.paths())
+    touch(table)
+    pack(table, out, *RETRY, "--retry-rejected")  # in vain
+    assert set(server.paths()[asked:]) == {f"/busy/{n}" for n in (1, 4, 5, 8)}
+    assert manifest_of(out).rejects["http_5xx"] == 4
+    behaviour.is_mended = True
+    pack(table, out, *RETRY, "--retry-rejected")
+    check_whole(out)
+    assert all(path.read_bytes() == data for path, data in tars.items())
+    asked = len(server.paths())
+    pack(table, out, *RETRY, "--retry-rejected")
+    pack(table, out, *RETRY)
+    assert len(server.paths()) == asked
+    check_whole(out)
+
+
+def test_what_was_forbidden_is_fetched_where_a_retry_allows_it_and_its_receipt_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(connection: Connection, request: Request) -> bool:
+        if request.path == "/robots.txt":
+            return ok(b"User-agent: *\nDisallow: /no/\n")(connection, request)
+        name = "noai" if request.path == "/ai" else "all"
+        return ok(jpeg(1), X_Robots_Tag=name)(connection, request)
+
+    with WebServer(answer) as server:
+        urls = [f"{server.url}/{name}" for name in ("no/1", "ai", "ok")]
+        table = write_files(tmp_path, {"urls.txt": "\n".join(urls)}) / "urls.txt"
+
+        def codes(*options: str) -> list[str]:
+            main(["pack", str(table), str(tmp_path / "out"), "--buckets", "32", *options])
+            return sorted(outcome(tmp_path / "out").values())
+
+        assert codes("--max-bytes", "10") == ["private_address"] * 3
+        said = capsys.readouterr().out
+        assert "private_address 3: --retry-rejected --allow-private-hosts fetches them" in said
+        allowed = ["--max-bytes", "10", "--allow-private-hosts"]
+        assert codes(*allowed) == ["private_address"] * 3
+        said = capsys.readouterr().out
+        those = "--retry-rejected fetches those that --allow-private-hosts allows"
+        assert f"private_address 3: {those}" in said
+        assert codes(*allowed, "--retry-rejected") == ["disallowed"] * 2 + ["too_many_bytes"]
+        allowed = ["--retry-rejected", "--allow-private-hosts"]
+        assert codes(*allowed) == ["disallowed"] * 2 + ["packed"]
+        asked = server.paths()
+        assert codes(*allowed, "--ignore-opt-outs") == ["disallowed"] + ["packed"] * 2
+        assert server.paths()[len(asked) :] == ["/ai"]
+        assert codes(*allowed, "--ignore-robots") == ["packed"] * 3
+        asked = server.paths()
+        assert codes("--max-bytes", "10") == ["packed"] * 3
+        assert server.paths() == asked
+    assert manifest_of(tmp_path / "out").settings["robots"] is True
+    assert manifest_of(tmp_path / "out").counts["allowed_more:robots"] == 1
+    assert not wdsprep.verify(tmp_path / "out", workers=1).findings
+
+
+@pytest.mark.system
+def test_a_retry_is_whole_after_a_kill_at_any_step_and_after_a_receipt_is_deleted(
+    tmp_path: Path, site: tuple[Site, WebServer]
+) -> None:
+    behaviour, server = site
+    table = table_of(tmp_path, server, KINDS)
+    out = pack(table, tmp_path / "out", *RETRY)
+    old = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    behaviour.is_mended = True
+    pack(table, out, *RETRY, "--retry-rejected")
+    for path, data in old.items():  # as a kill leaves it just before the older slices are settled
+        path.write_bytes(data)
+    touch(table)
+    pack(table, out, *RETRY)
+    check_whole(out)
+    first, retry = out / "receipts/000000.json", out / "receipts/1000000000.json"
+    for names in ([first], [retry], [first, retry]):
+        for path in names:
+            path.unlink()
+        touch(table)
+        pack(table, out, *RETRY)
+        check_whole(out)
+
+
+OPTIONS = (*FAST, "--samples-per-shard", "15")
+ON_RAY = ("--runner", "ray")
+ROWS = KINDS * 9
+
+
+@pytest.fixture(scope="module")
+def shared_site() -> Iterator[tuple[Site, WebServer]]:
+    with open_site() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def table(shared_site: tuple[Site, WebServer], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("table") / "urls.txt"
+    lines = (f"{shared_site[1].url}/{kind}/{n}\n" for n, kind in enumerate(ROWS))
+    path.write_text("".join(lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def wanted_tree(
+    shared_site: tuple[Site, WebServer],
+    table: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """Packed by one local process while the site is half broken, and then tried again."""
+    out = pack(table, tmp_path_factory.mktemp("here") / "out", *OPTIONS)
+    before = tree(out)
+    shared_site[0].is_mended = True
+    after = tree(pack(table, out, *OPTIONS, "--retry-rejected"))
+    shared_site[0].is_mended = False
+    assert before.keys() < after.keys()
+    return before, after
+
+
+@pytest.fixture(scope="module")
+def ray_address() -> Iterator[str]:
+    """A cluster of two machines, as Ray takes them for it."""
+    from ray.cluster_utils import Cluster
+
+    machine = {"num_cpus": 1, "object_store_memory": 100 << 20}
+    cluster = Cluster(initialize_head=True, head_node_args=machine | LEAN_HEAD)
+    cluster.add_node(**machine)
+    yield cluster.address
+    cluster.shutdown()
+
+
+def pack_in_two_attempts(table: Path, out: Path | str, server: WebServer, *options: str) -> None:
+    """The first is killed, with all that it has started, when it has asked for some of the rows."""
+    seed = random.SystemRandom().randrange(10**6)
+    sys.stdout.write(f"seed {seed}\n")  # pytest shows it where the test fails
+    asked = random.Random(seed).randrange(1, len(ROWS))
+    kill_when_asked(command(table, out, *OPTIONS, *options), server, asked)
+    pack(table, out, *OPTIONS, *options, workers=2)
+
+
+def test_on_ray_it_is_the_same_after_a_kill_and_after_a_retry(
+    table: Path,
+    shared_site: tuple[Site, WebServer],
+    wanted_tree: tuple[dict[str, bytes], dict[str, bytes]],
+    ray_address: str,
+    tmp_path: Path,
+) -> None:
+    behaviour, server = shared_site
+    out = tmp_path / "out"
+    there = (*ON_RAY, "--ray-address", ray_address)
+    pack_in_two_attempts(table, out, server, *there)
+    assert tree(out) == wanted_tree[0]
+    behaviour.is_mended = True
+    pack(table, out, *OPTIONS, *there, "--retry-rejected", workers=2)
+    behaviour.is_mended = False
+    assert tree(out) == wanted_tree[1]
+
+
+class Crowd:
+    """Answers once `wanted` requests wait at the same time, and then at once."""
+
+    def __init__(self, wanted_tree: int) -> None:
+        self._wanted, self._here, self._lock = wanted_tree, 0, threading.Lock()
+        self._full = threading.Event()
+        self.most = 0
+
+    def __call__(self, connection: Connection, request: Request) -> bool:
+        if request.path == "/robots.txt":
+            return status(404)(connection, request)
+        with self._lock:
+            self._here += 1
+            self.most = max(self.most, self._here)
+            if self._here == self._wanted:
+                self._full.set()
+        assert self._full.wait(60), f"{self.most} requests at a time, expected {self._wanted}"
+        with self._lock:
+            self._here -= 1
+        return ok(jpeg(0))(connection, request)
+
+
+def test_each_machine_of_a_cluster_has_its_own_bound_on_requests(
+    ray_address: str, tmp_path: Path
+) -> None:
+    a_machine = 3
+    crowd = Crowd(2 * a_machine)
+    with WebServer(crowd) as server:
+        table = tmp_path / "urls.txt"
+        table.write_text("".join(f"{server.url}/{n}.jpg\n" for n in range(60)))
+        on = (*ON_RAY, "--ray-address", ray_address, "--per-host", str(a_machine))
+        pack(table, tmp_path / "out", *OPTIONS, "--timeout", "60", *on, workers=2)
+    assert crowd.most == 2 * a_machine
+    assert len(list((tmp_path / "out/receipts").iterdir())) == 4

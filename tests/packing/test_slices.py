@@ -5,8 +5,6 @@ import re
 import shutil
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from tests.kit.packs import (
@@ -29,7 +27,6 @@ from tests.kit.packs import (
     write_table,
 )
 from wdsprep.errors import FingerprintError, UsageError
-from wdsprep.sources.base import Item, slices
 
 
 def refused(source: Path, out: Path, *options: str) -> str:
@@ -151,13 +148,6 @@ def test_the_locale_changes_no_byte(tmp_path: Path) -> None:
     assert tree(tmp_path / "ø") == tree(out)
 
 
-def test_many_changes_are_counted_and_a_few_shown(tmp_path: Path) -> None:
-    source = photos(tmp_path / "in", 5)
-    out = pack(source, tmp_path / "out")
-    message = refused(photos(source, 1500, first=10), out)
-    assert "1,500 added (0/photo-00012.jpg, 0/photo-00015.jpg, 0/photo-00018.jpg, ...)" in message
-
-
 def test_other_settings_are_an_error_that_names_them(tmp_path: Path) -> None:
     source = photos(tmp_path / "in", 3)
     out = pack(source, tmp_path / "out", "--min-caption", "1")
@@ -170,13 +160,6 @@ def test_other_settings_are_an_error_that_names_them(tmp_path: Path) -> None:
     assert "the source holds tars (was images)" in refused(
         tmp_path / "tars", out, "--min-caption", "1"
     )
-
-
-def test_another_folder_is_another_source(tmp_path: Path) -> None:
-    out = pack(photos(tmp_path / "a", 3), tmp_path / "out")
-    message = refused(photos(tmp_path / "b", 3, first=50), out, "--append")
-    assert "3 added" in message
-    assert "3 removed" in message
 
 
 def test_a_folder_that_moved_is_the_same_source(tmp_path: Path) -> None:
@@ -212,25 +195,6 @@ def test_append_packs_what_is_new_and_touches_nothing_else(tmp_path: Path) -> No
     check_dataset(out)
 
 
-@pytest.mark.system
-def test_appended_tars_and_tables_become_new_slices(tmp_path: Path) -> None:
-    for kind in ("tar", "parquet"):
-        root = tmp_path / kind
-        root.mkdir()
-        out = tmp_path / f"out-{kind}"
-        for name in ("b", "d", "a"):
-            number = ord(name)
-            rows = [{"jpg": jpeg(number), "text": name}]
-            if kind == "tar":
-                write_files(root, {f"{name}.tar": tar_bytes([("x.jpg", jpeg(number))])})
-            else:
-                pq.write_table(pa.Table.from_pylist(rows), root / f"{name}.parquet")
-            pack(root, out, "--append")
-        assert [receipt.inputs for receipt in manifest_of(out).receipts] == [1, 1, 1]
-        assert sorted(source[0] for source in outcome(out)) == ["a", "b", "d"]
-        check_dataset(out)
-
-
 def test_overwrite_starts_over_and_removes_its_own_files_alone(tmp_path: Path) -> None:
     source = photos(tmp_path / "in", 45)
     out = pack(source, tmp_path / "out", *TWENTY)
@@ -246,22 +210,6 @@ def test_overwrite_starts_over_and_removes_its_own_files_alone(tmp_path: Path) -
     fresh = pack(source, tmp_path / "fresh", "--buckets", "16,48")
     assert len(after.pop("edition")) == 17  # a mark that no other beginning has
     assert after == tree(fresh)
-
-
-def test_more_slices_than_keys_have_digits_for_are_refused_before_any_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(UsageError, match="more than 1,000,000 slices"):
-        list(slices([Item(name="a", parts=()), Item(name="b", parts=())], size=1, first=999_999))
-    source = photos(tmp_path / "in", 40)
-    out = pack(source, tmp_path / "out", *TWENTY)
-    whole = tree(out)
-    monkeypatch.setattr("wdsprep.sources.base.MOST_SLICES", 2)
-    photos(source, 1, first=99)
-    for option in ("--append", "--overwrite"):
-        with pytest.raises(UsageError, match="raise --samples-per-shard"):
-            pack(source, out, *TWENTY, option)
-        assert tree(out) == whole
 
 
 @pytest.mark.parametrize(
@@ -340,14 +288,3 @@ def test_a_receipt_of_other_settings_is_never_adopted(tmp_path: Path) -> None:
     (one / "wdsprep.json").unlink()
     with pytest.raises(FingerprintError, match=r"\(here: --check full \(was header\)\)"):
         pack(source, one, "--samples-per-shard", "10")
-
-
-def test_generations_come_back_from_the_receipts_alone(tmp_path: Path) -> None:
-    source, out = photos(tmp_path / "in", 30), tmp_path / "out"
-    pack(source, out, *TWENTY)
-    photos(source, 10, first=100)
-    pack(source, out, *TWENTY, "--append")
-    assert manifest_of(out).generations == (0, 2)
-    (out / "wdsprep.json").unlink()
-    assert run("rebuild", out).returncode == 0
-    assert manifest_of(out).generations == (0, 2)

@@ -14,7 +14,7 @@ from tests.kit.packs import jpeg, pack, samples_of, write_files
 from tests.kit.reports import SCRIPT, fake_latents
 from wdsprep.cli import main
 from wdsprep.errors import UsageError
-from wdsprep.reporting.card import size_category, span
+from wdsprep.reporting.card import size_category
 from wdsprep.runners.job import JobListener
 
 HOSTILE = (
@@ -76,12 +76,6 @@ def test_what_captions_hold_is_text_on_the_card(home: Path) -> None:
     assert DatasetCard(text).data.license is None
 
 
-@pytest.mark.parametrize("text", ["a`b", "``", "|", "a``` ` b", "", "\x00\n\n# a"])
-def test_any_text_is_code_on_one_line(text: str) -> None:
-    (inline,) = MarkdownIt().parseInline(f"- {span(text)}.")
-    assert [child.type for child in inline.children or ()] == ["text", "code_inline", "text"]
-
-
 @pytest.mark.system
 def test_datasets_reads_the_folder_by_the_lines_of_the_card(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -132,12 +126,6 @@ def test_a_card_is_written_again_and_what_somebody_wrote_is_kept(
     for name, said in (("256/README.md", "is inside"), ("a.md", "is inside"), ("../a.txt", ".md")):
         with pytest.raises(UsageError, match=said):
             wdsprep.card(images, output=images / name)
-
-
-def test_two_datasets_of_one_name_are_refused(home: Path, tmp_path: Path) -> None:
-    other = shutil.copytree(home / "images", tmp_path / "images")
-    with pytest.raises(UsageError, match="have the same name, images"):
-        wdsprep.card(home / "images", other)
 
 
 def test_the_card_alone_is_what_the_command_prints(

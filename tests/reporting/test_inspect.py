@@ -13,11 +13,8 @@ from tests.kit.damaged import pack_here, source_of_photos
 from tests.kit.latent_sets import field, layout, npy, receipt_of, write_shard
 from tests.kit.packs import manifest_of, tree
 from wdsprep.cli import main
-from wdsprep.cli.output.inspect import settings_lines
-from wdsprep.dataset.coarse_histograms import bin_name, quantile
 from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.npy_arrays import Field
 from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.stored_dataset import open_dataset
 from wdsprep.dataset.tar.read import file_tape, read_samples
@@ -86,24 +83,6 @@ def test_a_sample_is_found_in_a_few_reads_of_one_shard(
     assert isinstance(find(url, "000001000123"), FoundSample)
     assert set(reads) == {MANIFEST, "64/000001.tar", "64/000001.tar.idx"}
     assert len(reads) < 16
-
-
-def test_keys_that_follow_no_rule_are_found_too(tmp_path: Path) -> None:
-    keys = [["b/x", "a/x", "c/x"], ["zebra", "ant"], ["000077", "000012"]]
-    url = latents(tmp_path, keys)
-    for key in (key for shard in keys for key in shard):
-        found = find(url, key)
-        assert isinstance(found, FoundSample)
-        assert found.key == key
-        assert found.facts["members"]["latent.npy"]["shape"] == [2, 2]
-    with pytest.raises(NotFoundError, match="neither a sample nor a reject with the key 'bee'"):
-        find(url, "bee")
-
-
-def test_members_are_called_as_they_lie_there() -> None:
-    fields = [Field(name="time_ids.npy", dtype="<i4", shape=(6,))]
-    lines = settings_lines({"text_length": 20, "layout": layout(fields)}, {})
-    assert "; ".join(lines) == "text-length 20; time_ids.npy <i4 (6,)"
 
 
 def latents(root: Path, keys: list[list[str]]) -> str:
@@ -201,16 +180,3 @@ def test_the_patterns_stand_for_exactly_the_shards(images: Path) -> None:
     assert [url for one in listed for url in expand_braces(one)] == [
         url for url in every if "000001" not in url
     ]
-
-
-def test_a_quantile_is_the_range_that_holds_it() -> None:
-    numbers = [0, 1, 2, 3, 5, 40, 300, 511, 512, 4_000]
-    counts: dict[str, int] = {}
-    for number in numbers:
-        name = bin_name("side", number)
-        counts[name] = counts.get(name, 0) + 1
-    for place, number in enumerate(numbers, 1):
-        ends = quantile(counts, "side", place / len(numbers))
-        assert ends is not None
-        assert ends[0] <= number <= ends[1] <= max(2 * ends[0], 0)
-    assert quantile(counts, "caption", 0.5) is None

@@ -3,7 +3,6 @@
 import socket
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -262,53 +261,3 @@ def test_pictures_on_the_cards_are_decoded(seen: Chromium) -> None:
     )
     assert len(sizes) == 2 * 12 - 1  # an original and a latent each, but for what is cut short
     assert set(sizes) == {8, 64, 100}
-
-
-def test_a_missing_chromium_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from tests.kit.browser import find_chromium
-
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CI", raising=False)
-    with pytest.raises(pytest.skip.Exception, match="apt-get install chromium-headless-shell"):
-        find_chromium()
-
-
-def test_equal_bars_of_a_section_count_equally_many(browser: Chromium, scored: Page) -> None:
-    """Whatever table they are in: the widths on the screen are compared."""
-    browser.look(width=1200)
-    browser.open(scored.url)
-    bars = browser.evaluate(
-        "[...document.querySelectorAll('.bar rect')].map(bar => [bar.closest('section').id,"
-        "bar.getBoundingClientRect().width, "
-        "bar.closest('tr').querySelector('.number').textContent])"
-    )
-    sizes: dict[str, list[float]] = {}
-    for section, width, count in bars:
-        sizes.setdefault(section, []).append(width / int(count.lstrip("\N{MINUS SIGN}")))
-    assert {name: len(found) for name, found in sizes.items()} == {
-        "funnel": 7,
-        "buckets": 8,
-        "rejects": 1,
-    }
-    for found in sizes.values():
-        assert found == pytest.approx([found[0]] * len(found), rel=0.01)
-
-
-def test_menu_and_headings_use_the_same_words_and_samples_come_second(scored: Page) -> None:
-    menu = [link.text for link in scored.root.one("nav").every("a")]
-    assert menu == [heading.text for heading in scored.root.one("main").every("h2")]
-    assert menu[:2] == ["From source to shards", "Samples"]
-    assert "Scores" in menu
-
-
-def test_cards_of_extreme_scores_say_what_they_are_shown_for(scored: Page) -> None:
-    scores = scored.section("scores")
-    assert scores is not None
-    groups = {group.one("h4").text: group for group in scores.every("section", class_="group")}
-    assert {"Lowest caption_length", "Highest caption_length"} <= groups.keys()
-    highest = groups["Highest caption_length"].every("li", class_="card")[-1]
-    assert highest.one("p", class_="score").text == "caption_length 98"
-    assert highest.one("p", class_="caption").text == ("many words " * 9).strip()
-    assert highest.one("h5").text == "000000000002"
-    rows = scored.rows(f"{scored.path.with_name('scores')}, caption_repeats")
-    assert rows == [["1", "14", "100.0 %"]]

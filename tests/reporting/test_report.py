@@ -18,7 +18,7 @@ from PIL import Image
 
 from tests.kit.encodes import latents_of
 from tests.kit.latent_sets import npy
-from tests.kit.packs import jpeg, manifest_of, pack, samples_of, upload, write_files
+from tests.kit.packs import manifest_of, pack, samples_of, write_files
 from tests.kit.reports import (
     SCRIPT,
     Made,
@@ -27,7 +27,6 @@ from tests.kit.reports import (
     make,
     pack_pictures,
     parsed,
-    source_of_pictures,
 )
 from wdsprep import remove
 from wdsprep.cli import main
@@ -44,8 +43,6 @@ from wdsprep.reporting.page import UNREADABLE, fill
 from wdsprep.reporting.pictures import crop_of, find_decoding, open_image
 from wdsprep.reporting.report import ReportListener, report
 from wdsprep.reporting.samples import ReadSample, SamplePlace, pick
-from wdsprep.store import open_store
-from wdsprep.store.base import write_bytes
 from wdsprep.store.local import LocalStore
 
 PLACE = SamplePlace(Shard(name="64/0.tar", samples=1, nbytes=1, digest=""), 0)
@@ -173,18 +170,6 @@ def test_latents_of_several_shapes_are_counted_and_shown(made: Made, shaped: Pat
     assert alone.cards.keys() == latents_of(shaped).keys()
 
 
-def test_latents_of_other_images_are_not_joined(made: Made, tmp_path: Path) -> None:
-    """If no shard of them fits, there is no report at all."""
-    photos = source_of_pictures(tmp_path / "photos", more=["another caption"])
-    other = pack_pictures(photos, tmp_path / "images")
-    page = made.report(other, made.latents, name="other", model="none")
-    reason = "these latents were made of another shard of that name"
-    assert any(reason in card.text for card in page.cards.values())
-    write_files(tmp_path / "one", {"a.jpg": jpeg(77, (96, 80))})
-    with pytest.raises(UsageError, match=r"was not made of .* as it is now: give it the"):
-        open_all([str(pack(tmp_path / "one", tmp_path / "none")), str(made.latents)])
-
-
 def test_the_same_data_and_seed_give_the_same_page(made: Made) -> None:
     few = {"samples": 3, "model": "none"}
     first, again, other = (made.report(name="few", seed=seed, **few) for seed in (5, 5, 6))
@@ -257,14 +242,6 @@ def test_latents_alone_are_shown_too(made: Made) -> None:
     page = made.report(made.latents, other, name="two", model="none")
     steps = {row[0] for row in page.rows("Funnel")}
     assert {f"encoded at 64 ({made.latents})", f"encoded at 64 ({other})"} <= steps
-
-
-def test_moments_are_shown_by_their_means(made: Made) -> None:
-    fake_latents(made.images, made.root / "moments", kind="moments")
-    page = made.report(made.images, made.root / "moments", name="moments", model="none")
-    assert "The means of 14 latents" in page.text
-    assert "4 \N{MULTIPLICATION SIGN} 8" in page.text
-    assert len(page.rows(f"Statistics of {made.root / 'moments'} by channel")) == 4 + 1
 
 
 def test_a_model_that_is_not_at_hand_is_no_error(made: Made) -> None:
@@ -476,26 +453,6 @@ def test_the_command_prints_one_line(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "report.html"]
 
 
-def test_a_report_says_first_what_it_will_do_and_then_its_steps(made: Made, tmp_path: Path) -> None:
-    heard: list[str] = []
-    listener = ReportListener(told=heard.append, heard=heard.append)
-    datasets = (str(made.images), str(made.latents))
-    options = {"output": tmp_path / "r.html", "samples": 3, "listener": listener}
-    report(*datasets, **options)  # type: ignore[arg-type]
-    shown = " and ".join(datasets)
-    assert heard[0] == (
-        f"{shown}: 6 samples to show, up to 6 latents to decode with tiny: without a GPU this can "
-        "take minutes (--model none leaves it out)"
-    )
-    assert f"14 of 14 samples read: {made.images}" in heard
-    steps = [line for line in heard if line.endswith(" of 6 samples drawn")]
-    assert [int(line[0]) for line in steps] == [1, 2, 3, 4, 5, 6]
-    assert heard.index("loading the decoder of tiny") < heard.index(steps[0])
-    heard.clear()
-    report(*datasets, model="none", **options)  # type: ignore[arg-type]
-    assert heard[0] == f"{shown}: 6 samples to show"
-
-
 def test_only_a_report_is_replaced_without_asking(made: Made, tmp_path: Path) -> None:
     """An earlier one, whole or cut, or an empty file; what else is there is looked at first."""
     out = tmp_path / "page.html"
@@ -513,22 +470,6 @@ def test_only_a_report_is_replaced_without_asking(made: Made, tmp_path: Path) ->
     out.write_bytes(b"precious")
     report(made.images, output=out, samples=0, yes=True)
     assert out.stat().st_size == size
-
-
-def test_captions_without_an_image_are_not_called_unreadable(tmp_path: Path) -> None:
-    images: dict[str, bytes | str] = {"a.jpg": jpeg(1), "d.jpg": jpeg(2)}
-    captions = {"a.txt": b"a", "b.txt": b"no image", "c.txt": b"none either", "d.txt": b"\xff"}
-    write_files(tmp_path / "in", {**images, **captions})
-    pack(tmp_path / "in", tmp_path / "images")
-    page = Made(root=tmp_path).report(tmp_path / "images")
-    minus = "\N{MINUS SIGN}"
-    assert [(row[0], row[2]) for row in page.rows("Funnel")] == [
-        ("samples in the source", "4"),
-        ("captions without an image", f"{minus}2"),
-        ("could not be read", f"{minus}1"),
-        ("packed", "1"),
-    ]
-    assert "3 rejects of 4 samples: 2 captions without an image, 1 could not be read." in page.text
 
 
 def test_what_cannot_be_reported_is_refused(made: Made, tmp_path: Path) -> None:
@@ -552,54 +493,6 @@ def test_what_cannot_be_reported_is_refused(made: Made, tmp_path: Path) -> None:
         report(images, output=tmp_path / "file/x.html", listener=ReportListener(told=said.append))
     assert not said
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-def test_a_dataset_without_samples_has_a_page(tmp_path: Path) -> None:
-    """No table without rows, no bar for nothing, no rate of nothing."""
-    write_files(tmp_path / "in", {"small.jpg": jpeg(1, (8, 8))})
-    pack(tmp_path / "in", tmp_path / "images")
-    page = Made(root=tmp_path).report(tmp_path / "images")
-    assert "There are no shards: no sample was kept" in page.text
-    assert [row[0] for row in page.rows("Funnel")][-1] == "packed"
-    widths = [rect.attributes["width"] for rect in page.root.every("rect")]
-    assert set(widths) == {"0%", "100%"}
-    assert "1 unit." in page.text
-    assert "From the times at which" not in page.text
-
-
-def test_a_run_under_way_is_seen_as_far_as_it_has_come(made: Made, tmp_path: Path) -> None:
-    images = pack_pictures(made.root / "photos", tmp_path / "images")
-    whole = (images / "wdsprep.json").read_bytes()
-    for path in sorted((images / "receipts").iterdir())[2:]:
-        path.unlink()
-    assert (images / "wdsprep.json").read_bytes() == whole
-    page = made.report(images, name="going", model="none")
-    assert "Images: not complete." in page.text
-    assert page.rows("Funnel")[0][2] == "8"
-
-
-@pytest.fixture
-def on_s3(made: Made, bucket: str) -> str:
-    for root in (made.images, made.latents):
-        upload(root, f"s3://{bucket}/{root.name}")
-    return f"s3://{bucket}"
-
-
-def test_on_s3_as_on_a_disk(made: Made, on_s3: str) -> None:
-    urls = [f"{on_s3}/images", f"{on_s3}/latents"]
-    written = report(*urls, output=f"{on_s3}/reports/r.html", samples=2, model="none")
-    data = open_store(f"{on_s3}/reports").read("r.html")
-    assert len(data) == written.nbytes
-    path = made.root / "s3.html"
-    path.write_bytes(data)
-    here = made.report(name="here", samples=2, model="none")
-    assert Page(path).cards.keys() == here.cards.keys()
-    assert Page(path).rows("Funnel") == here.rows("Funnel")
-    write_bytes(open_store(f"{on_s3}/reports"), "r.html", b"another page")
-    with pytest.raises(UsageError, match="exists already and is not a report"):
-        report(*urls, output=f"{on_s3}/reports/r.html")
-    times = [entry.written_s for entry in open_store(urls[0]).list("receipts/")]
-    assert min(times) > 1_700_000_000
 
 
 def test_signed_urls_end_at_their_paths_on_the_page(made: Made, tmp_path: Path) -> None:

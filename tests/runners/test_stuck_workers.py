@@ -1,11 +1,16 @@
-"""Which workers a runner gives up: by itself, with a clock that the test turns."""
+"""Which workers a runner gives up, what tells that one gets further, and why one was killed."""
 
+import threading
 from pathlib import Path
 
 import pytest
+from ray.exceptions import OutOfMemoryError, RayActorError
 
 import wdsprep
-from wdsprep.runners import stuck_workers
+from wdsprep.runners import opening, stuck_workers
+from wdsprep.runners.opening import STEP_NBYTES, awaiting, report_opening
+from wdsprep.runners.out_of_memory import OUT_OF_MEMORY, PERHAPS, KillsCounted, find_counters
+from wdsprep.runners.ray.lost_workers import death_reason
 from wdsprep.runners.schedule import Done, Lost, Opening, Ready, Returned, UnitProgress
 from wdsprep.runners.stuck_workers import LOOK_S, Watch
 
@@ -91,3 +96,53 @@ def test_a_worker_that_opens_no_further_is_overdue_and_one_that_downloads_is_not
     time.watch.heard(0, 0, lost)
     time.watch.heard(1, 0, Ready())
     assert time.passes(10 * OPENING_S) == []
+
+
+@pytest.fixture
+def is_over(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    monkeypatch.setattr(opening, "REPORT_S", 0.01)
+    return threading.Event()
+
+
+def test_bytes_that_a_process_reads_or_another_downloads_are_progress(
+    tmp_path: Path, is_over: threading.Event
+) -> None:
+    (tmp_path / "there").write_bytes(bytes(STEP_NBYTES))
+    reports = report_opening(is_over)
+    values = [next(reports).value]
+    (tmp_path / "there").read_bytes()
+    values.append(next(reports).value)
+    with awaiting(tmp_path):
+        values.append(next(reports).value)
+    assert len({*values}) == 3
+    is_over.set()
+    assert list(reports) == []
+
+
+def test_a_process_that_only_waits_reports_nothing(is_over: threading.Event) -> None:
+    reports = report_opening(is_over)
+    next(reports)
+    threading.Timer(0.3, is_over.set).start()
+    assert list(reports) == []
+
+
+def test_a_kill_that_the_kernel_has_counted_since_was_for_lack_of_memory(tmp_path: Path) -> None:
+    counted = tmp_path / "memory.events"
+    counted.write_text("oom 1\noom_kill 3\noom_group_kill 0\n")
+    kills = KillsCounted([tmp_path / "no", counted])
+    assert kills.reason() == PERHAPS
+    counted.write_text("oom 2\noom_kill 4\noom_group_kill 0\n")
+    assert [kills.reason(), kills.reason()] == [OUT_OF_MEMORY, PERHAPS]
+
+
+def test_the_counter_of_this_machine_is_found() -> None:
+    assert any("oom_kill " in path.read_text() for path in find_counters() if path.is_file())
+
+
+def test_what_ray_says_of_memory_is_said_in_one_sentence() -> None:
+    low = "1 worker(s) were killed due to the node running low on memory. Refer to the docs"
+    assert death_reason(OutOfMemoryError(low)) == OUT_OF_MEMORY
+    dead = RayActorError(error_msg="Worker exit detail: it ended. Some common causes: OOM killer")
+    assert death_reason(dead).startswith(
+        "worker died: it ended: it may have lacked memory: fewer --work"
+    )

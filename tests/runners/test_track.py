@@ -1,12 +1,19 @@
-"""What a run tells a tracker is read back from its files; what goes wrong there stops no run."""
+"""What a run tells trackers and Prometheus; what goes wrong there stops no run."""
+
+from __future__ import annotations
 
 import importlib.util
 import os
+import re
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +21,15 @@ import pytest
 
 import wdsprep
 from tests.kit.packs import jpeg, manifest_of, write_files
+from tests.kit.runner_work import Number
 from tests.kit.runs import wait_until
 from tests.kit.trackers import curves_of, runs_in
 from wdsprep.errors import UsageError
 from wdsprep.runners import track
+from wdsprep.runners.base import Finished
 from wdsprep.runners.job import JobListener, JobStatus
+from wdsprep.runners.make_runner import make_runner
+from wdsprep.runners.runner_settings import RunnerSettings
 from wdsprep.runners.track import Tracking, track_run
 
 
@@ -107,7 +118,7 @@ class Broken:
     def __init__(self, at: str, over: threading.Event) -> None:
         self._at, self._over = at, over
 
-    def __call__(self, _group: str, _axis: str, _settings: Mapping[str, Any]) -> "Broken":
+    def __call__(self, _group: str, _axis: str, _settings: Mapping[str, Any]) -> Broken:
         self._come_to("open")
         return self
 
@@ -186,3 +197,92 @@ def test_what_is_missing_is_said_before_anything_is_done(
     with pytest.raises(UsageError, match=r"pip install '\.\[wandb\]'"):
         wdsprep.encode("nowhere", "out", resolution=32, track="wandb")
     assert not Path("out").exists()
+
+
+@dataclass(frozen=True)
+class Told:
+    """Progress such as `encode` has it."""
+
+    samples: int
+    nbytes: int
+    rejects: dict[str, int] = field(default_factory=dict)
+    device: str = "NVIDIA A10G"
+    busy_s: float = 3.0
+    wall_s: float = 4.0
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Ten images in two steps and two rejects; unit 1 fails once in each worker."""
+
+    def open(self) -> Any:
+        failed = set()
+
+        def call(unit: Number) -> Generator[Told, None, int]:
+            yield Told(4, 400)
+            if unit.value == 1 and not failed:
+                failed.add(unit.value)
+                raise ValueError("once")
+            yield Told(10, 1_000, {"truncated": 2})
+            return unit.value
+
+        return call
+
+
+@pytest.fixture
+def endpoint() -> Any:
+    import ray
+
+    for package in ("aiohttp", "prometheus_client"):
+        pytest.importorskip(package, reason="metrics are exported by ray[default]")
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    ray.init(
+        "local",
+        num_cpus=1,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        _metrics_export_port=port,
+        _system_config={"metrics_report_interval_ms": 200},
+    )
+    (node,) = ray.nodes()
+    assert node["MetricsExportPort"] == port
+    yield f"http://{node['NodeManagerAddress']}:{port}/metrics"
+    ray.shutdown()
+
+
+def scraped(endpoint: str) -> dict[str, float]:
+    """By name, the values of a run's metrics, those of all tags summed; none before Ray answers."""
+    try:
+        with urllib.request.urlopen(endpoint, timeout=10) as answer:
+            text = answer.read().decode()
+    except urllib.error.URLError:
+        return {}
+    found: dict[str, float] = {}
+    for name, tags, value in re.findall(r"^ray_wdsprep_(\w+)\{(.*)\} (\S+)$", text, re.MULTILINE):
+        assert 'command="encode"' in tags
+        assert 'phase="256"' in tags
+        found[name] = found.get(name, 0.0) + float(value)
+    return found
+
+
+def test_prometheus_sees_images_rejects_attempts_and_what_is_left(endpoint: str) -> None:
+    runner = make_runner("ray", RunnerSettings(workers=1, name="encode", phase="256", units=3))
+    events = runner.run(Counts(), map(Number, range(3)))
+    assert sum(isinstance(event, Finished) for event in events) == 3
+    wanted = {
+        "images_total": 34.0,  # four were counted at the attempt that failed
+        "bytes_total": 3_400.0,
+        "rejects_total": 6.0,
+        "busy_share": 0.75,
+        "unit_seconds_count": 4.0,
+        "attempts_total": 4.0,
+        "units_total": 3.0,
+        "units_left": 0.0,
+        "workers": 0.0,
+    }
+    deadline = time.monotonic() + 60
+    while not wanted.items() <= (found := scraped(endpoint)).items():
+        assert time.monotonic() < deadline, found
+        time.sleep(0.2)
