@@ -4,11 +4,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.kit.fuzz.fuzzing import cases_of, fuzz
 from tests.kit.fuzz.judge import wrong_words
 from tests.kit.fuzz.kinds import KINDS
 from tests.kit.paths import ROOT
 
+pytestmark = pytest.mark.system
 SEED = 40
 
 

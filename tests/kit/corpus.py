@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
+from typing import Any
 
 from PIL import Image, ImageDraw
 
@@ -360,95 +361,82 @@ def flipped(data: bytes, at: int) -> bytes:
 HTML = b"<!DOCTYPE html>\n<html><head><title>404 Not Found</title></head><body></body></html>\n"
 
 
+def _stored(
+    data: bytes, changes: str = "", extension: str = "png", tolerance: int = 6, *, flags: str = ""
+) -> Case:
+    """Return what becomes of a file, if it is not a reject: `flags` may say grey and clear."""
+    return Case(
+        data=data,
+        changes=tuple(changes.split()),
+        extension=extension,
+        tolerance=tolerance,
+        grey="grey" in flags,
+        clear="clear" in flags,
+    )
+
+
 def _kept() -> dict[str, Case]:
-    p = picture()
+    p, srgb = picture(), rgb_profile(SRGB, srgb_curve)
     return {
-        "jpeg": Case(data=jpeg()),
-        "jpeg-420": Case(data=jpeg(subsampling=2), tolerance=12),
-        "jpeg-progressive": Case(data=jpeg(progressive=True)),
-        "jpeg-grey": Case(data=saved(p.convert("L"), "JPEG", quality=95), grey=True),
-        "jpeg-mpo": Case(data=mpo()),
-        "jpeg-srgb-profile": Case(data=jpeg(icc_profile=rgb_profile(SRGB, srgb_curve))),
-        "jpeg-broken-profile": Case(data=jpeg(icc_profile=b"RGB " * 200)),
-        "jpeg-cmyk-profile-on-rgb": Case(data=jpeg(icc_profile=cmyk_profile())),
-        "jpeg-upright": Case(data=turned(1), tolerance=12),
-        "png": Case(data=png(), extension="png"),
-        "png-grey": Case(data=saved(p.convert("L"), "PNG"), extension="png", grey=True),
-        "png-palette": Case(data=palette(), extension="png"),
-        "png-srgb-profile": Case(
-            data=png(icc_profile=rgb_profile(SRGB, srgb_curve)), extension="png"
-        ),
-        "webp": Case(data=saved(p, "WEBP", quality=95), extension="webp", tolerance=12),
-        "webp-lossless": Case(data=saved(p, "WEBP", lossless=True), extension="webp"),
+        "jpeg": _stored(jpeg(), "", "jpg"),
+        "jpeg-420": _stored(jpeg(subsampling=2), "", "jpg", 12),
+        "jpeg-progressive": _stored(jpeg(progressive=True), "", "jpg"),
+        "jpeg-grey": _stored(saved(p.convert("L"), "JPEG", quality=95), "", "jpg", flags="grey"),
+        "jpeg-mpo": _stored(mpo(), "", "jpg"),
+        "jpeg-srgb-profile": _stored(jpeg(icc_profile=srgb), "", "jpg"),
+        "jpeg-broken-profile": _stored(jpeg(icc_profile=b"RGB " * 200), "", "jpg"),
+        "jpeg-cmyk-profile-on-rgb": _stored(jpeg(icc_profile=cmyk_profile()), "", "jpg"),
+        "jpeg-upright": _stored(turned(1), "", "jpg", 12),
+        "png": _stored(png()),
+        "png-grey": _stored(saved(p.convert("L"), "PNG"), flags="grey"),
+        "png-palette": _stored(palette()),
+        "png-srgb-profile": _stored(png(icc_profile=srgb)),
+        "webp": _stored(saved(p, "WEBP", quality=95), "", "webp", 12),
+        "webp-lossless": _stored(saved(p, "WEBP", lossless=True), "", "webp"),
     }
 
 
 def _turned() -> dict[str, Case]:
-    cases = {}
-    for number in range(2, 9):
-        cases[f"jpeg-orientation-{number}"] = Case(
-            data=turned(number), changes=("orientation",), tolerance=12
-        )
-    for kind, extension, tolerance in (("PNG", "png", 3), ("WEBP", "jpg", 12)):
-        cases[f"{kind.lower()}-orientation-6"] = Case(
-            data=turned(6, kind), extension=extension, changes=("orientation",), tolerance=tolerance
-        )
-    for kind, extension in (("TIFF", "png"), ("AVIF", "jpg")):
-        cases[f"{kind.lower()}-orientation-6"] = Case(
-            data=turned(6, kind),
-            extension=extension,
-            changes=("format", "orientation"),
-            tolerance=12,
-        )
-    return cases
+    both = "format orientation"
+    return {
+        **{
+            f"jpeg-orientation-{number}": _stored(turned(number), "orientation", "jpg", 12)
+            for number in range(2, 9)
+        },
+        "png-orientation-6": _stored(turned(6, "PNG"), "orientation", "png", 3),
+        "webp-orientation-6": _stored(turned(6, "WEBP"), "orientation", "jpg", 12),
+        "tiff-orientation-6": _stored(turned(6, "TIFF"), both, "png", 12),
+        "avif-orientation-6": _stored(turned(6, "AVIF"), both, "jpg", 12),
+    }
 
 
 def _coloured() -> dict[str, Case]:
-    p = picture()
-    cmyk = saved(p.convert("CMYK"), "JPEG", quality=95, subsampling=0)
-    plain = saved(Image.eval(p.convert("CMYK"), lambda v: 255 - v), "JPEG", quality=95)
+    p, ink = picture(), picture().convert("CMYK")
+    sharp: dict[str, Any] = {"quality": 95, "subsampling": 0}
+    plain = saved(Image.eval(ink, lambda v: 255 - v), "JPEG", quality=95)
     p3, adobe = in_space(P3, srgb_curve), in_space(ADOBE, adobe_curve)
-    p3_profile, adobe_profile = rgb_profile(P3, srgb_curve), rgb_profile(ADOBE, adobe_curve)
+    of_p3 = {"icc_profile": rgb_profile(P3, srgb_curve)}
+    of_adobe = {"icc_profile": rgb_profile(ADOBE, adobe_curve)}
     grey = p.convert("L").point(lambda v: round(255 * srgb_curve(v / 255) ** (1 / 1.8)))
-    icc, both = ("icc",), ("cmyk", "icc")
-    tagged = saved(p.convert("CMYK"), "JPEG", quality=95, icc_profile=cmyk_profile())
+    gamma = saved(grey, "JPEG", quality=95, icc_profile=grey_profile(1.8))
+    tagged = saved(ink, "JPEG", quality=95, icc_profile=cmyk_profile())
     return {
-        "jpeg-cmyk-adobe": Case(data=cmyk, changes=("cmyk",)),
-        "jpeg-cmyk": Case(data=without_adobe(plain), changes=("cmyk",)),
-        "jpeg-cmyk-profile": Case(data=tagged, changes=both, tolerance=14),
-        "tiff-cmyk": Case(
-            data=tiff(p.convert("CMYK")), changes=("format", "cmyk"), extension="png"
-        ),
-        "jpeg-p3": Case(
-            data=saved(p3, "JPEG", quality=95, subsampling=0, icc_profile=p3_profile), changes=icc
-        ),
-        "jpeg-adobe-rgb": Case(
-            data=saved(adobe, "JPEG", quality=95, subsampling=0, icc_profile=adobe_profile),
-            changes=icc,
-        ),
-        "png-p3": Case(data=saved(p3, "PNG", icc_profile=p3_profile), changes=icc, extension="png"),
-        "webp-p3": Case(
-            data=saved(p3, "WEBP", lossless=True, icc_profile=p3_profile),
-            changes=icc,
-            extension="png",
-        ),
-        "png-p3-alpha": Case(
-            data=saved(with_alpha(p3), "PNG", icc_profile=p3_profile),
-            changes=("icc", "alpha"),
-            extension="png",
-            clear=True,
-        ),
-        "jpeg-grey-gamma-1.8": Case(
-            data=saved(grey, "JPEG", quality=95, icc_profile=grey_profile(1.8)),
-            changes=icc,
-            grey=True,
-        ),
+        "jpeg-cmyk-adobe": _stored(saved(ink, "JPEG", **sharp), "cmyk", "jpg"),
+        "jpeg-cmyk": _stored(without_adobe(plain), "cmyk", "jpg"),
+        "jpeg-cmyk-profile": _stored(tagged, "cmyk icc", "jpg", 14),
+        "tiff-cmyk": _stored(tiff(ink), "format cmyk"),
+        "jpeg-p3": _stored(saved(p3, "JPEG", **sharp, **of_p3), "icc", "jpg"),
+        "jpeg-adobe-rgb": _stored(saved(adobe, "JPEG", **sharp, **of_adobe), "icc", "jpg"),
+        "png-p3": _stored(saved(p3, "PNG", **of_p3), "icc"),
+        "webp-p3": _stored(saved(p3, "WEBP", lossless=True, **of_p3), "icc"),
+        "png-p3-alpha": _stored(saved(with_alpha(p3), "PNG", **of_p3), "icc alpha", flags="clear"),
+        "jpeg-grey-gamma-1.8": _stored(gamma, "icc", "jpg", flags="grey"),
     }
 
 
 def _deep() -> dict[str, Case]:
     p, grey = picture(), picture().convert("L")
-    deep, alpha, both = ("depth",), ("depth", "alpha"), ("format", "depth")
+    deep, alpha, both = "depth", "depth alpha", "format depth"
     fours = [round(v / 17) for v in grey.tobytes()]
     nibbles = bytes(a << 4 | b for a, b in zip(fours[::2], fours[1::2], strict=True))
     low = [nibbles[at : at + 48] for at in range(0, len(nibbles), 48)]
@@ -458,124 +446,57 @@ def _deep() -> dict[str, Case]:
     one = chunk(b"tRNS", struct.pack(">H", level * 257))
     four = chunk(b"tRNS", struct.pack(">H", round(level / 17)))
     three = chunk(b"tRNS", struct.pack(">3H", *(v * 257 for v in GREEN)))
+
+    def wide(image: Image.Image, kind: int, extra: bytes = b"") -> bytes:
+        return raw_png(deep_rows(image), depth=16, kind=kind, extra=extra)
+
+    plain, clear = raw_png(low, depth=4, kind=0), raw_png(low, depth=4, kind=0, extra=four)
+    pgm = b"P5 96 64 65535\n" + b"".join(deep_rows(grey))
     return {
-        "png-4-grey": Case(
-            data=raw_png(low, depth=4, kind=0),
-            extension="png",
-            changes=deep,
-            grey=True,
-            tolerance=9,
-        ),
-        "png-4-grey-trns": Case(
-            data=raw_png(low, depth=4, kind=0, extra=four),
-            extension="png",
-            changes=alpha,
-            grey=True,
-            clear=True,
-            tolerance=9,
-        ),
-        "png-16-rgb": Case(
-            data=raw_png(deep_rows(p), depth=16, kind=2), extension="png", changes=deep
-        ),
-        "png-16-grey": Case(
-            data=raw_png(deep_rows(grey), depth=16, kind=0),
-            extension="png",
-            changes=deep,
-            grey=True,
-        ),
-        "png-16-rgba": Case(
-            data=raw_png(deep_rows(rgb), depth=16, kind=6),
-            extension="png",
-            changes=alpha,
-            clear=True,
-        ),
-        "png-16-grey-alpha": Case(
-            data=raw_png(deep_rows(la), depth=16, kind=4),
-            extension="png",
-            changes=alpha,
-            grey=True,
-            clear=True,
-        ),
-        "png-16-grey-trns": Case(
-            data=raw_png(deep_rows(grey), depth=16, kind=0, extra=one),
-            extension="png",
-            changes=alpha,
-            grey=True,
-            clear=True,
-        ),
-        "png-16-rgb-trns": Case(
-            data=raw_png(deep_rows(p), depth=16, kind=2, extra=three),
-            extension="png",
-            changes=alpha,
-            clear=True,
-        ),
-        "tiff-16-grey": Case(
-            data=tiff(sixteen_bit_grey()), extension="png", changes=both, grey=True
-        ),
-        "tiff-16-rgb": Case(data=deep_tiff(p), extension="png", changes=both),
-        "tiff-16-rgba": Case(
-            data=deep_tiff(rgb), extension="png", changes=(*both, "alpha"), clear=True
-        ),
-        "ppm-16-grey": Case(
-            data=b"P5 96 64 65535\n" + b"".join(deep_rows(grey)),
-            extension="png",
-            changes=both,
-            grey=True,
-        ),
+        "png-4-grey": _stored(plain, deep, tolerance=9, flags="grey"),
+        "png-4-grey-trns": _stored(clear, alpha, tolerance=9, flags="grey clear"),
+        "png-16-rgb": _stored(wide(p, 2), deep),
+        "png-16-grey": _stored(wide(grey, 0), deep, flags="grey"),
+        "png-16-rgba": _stored(wide(rgb, 6), alpha, flags="clear"),
+        "png-16-grey-alpha": _stored(wide(la, 4), alpha, flags="grey clear"),
+        "png-16-grey-trns": _stored(wide(grey, 0, one), alpha, flags="grey clear"),
+        "png-16-rgb-trns": _stored(wide(p, 2, three), alpha, flags="clear"),
+        "tiff-16-grey": _stored(tiff(sixteen_bit_grey()), both, flags="grey"),
+        "tiff-16-rgb": _stored(deep_tiff(p), both),
+        "tiff-16-rgba": _stored(deep_tiff(rgb), f"{both} alpha", flags="clear"),
+        "ppm-16-grey": _stored(pgm, both, flags="grey"),
     }
 
 
 def _clear() -> dict[str, Case]:
-    p = picture()
-    alpha, options = ("alpha",), {"extension": "png", "clear": True}
+    rgba = with_alpha(picture())
     key = chunk(b"tRNS", struct.pack(">3H", *GREEN))
+    grey = saved(rgba.convert("LA"), "PNG")
     return {
-        "png-alpha": Case(data=saved(with_alpha(p), "PNG"), changes=alpha, **options),
-        "png-grey-alpha": Case(
-            data=saved(with_alpha(p).convert("LA"), "PNG"), changes=alpha, grey=True, **options
-        ),
-        "png-palette-trns": Case(data=palette(clear=True), changes=("palette", "alpha"), **options),
-        "png-rgb-trns": Case(data=with_chunk(png(), key), changes=alpha, **options),
-        "webp-alpha-lossless": Case(
-            data=saved(with_alpha(p), "WEBP", lossless=True), changes=alpha, **options
-        ),
-        "webp-alpha": Case(
-            data=saved(with_alpha(p), "WEBP", quality=95),
-            changes=alpha,
-            clear=True,
-            tolerance=12,
-        ),
-        "tiff-alpha": Case(
-            data=tiff(with_alpha(p)), changes=("format", "alpha"), extension="png", clear=True
-        ),
+        "png-alpha": _stored(saved(rgba, "PNG"), "alpha", flags="clear"),
+        "png-grey-alpha": _stored(grey, "alpha", flags="grey clear"),
+        "png-palette-trns": _stored(palette(clear=True), "palette alpha", flags="clear"),
+        "png-rgb-trns": _stored(with_chunk(png(), key), "alpha", flags="clear"),
+        "webp-alpha-lossless": _stored(saved(rgba, "WEBP", lossless=True), "alpha", flags="clear"),
+        "webp-alpha": _stored(saved(rgba, "WEBP", quality=95), "alpha", "jpg", 12, flags="clear"),
+        "tiff-alpha": _stored(tiff(rgba), "format alpha", flags="clear"),
     }
 
 
 def _foreign() -> dict[str, Case]:
-    p = picture()
-    made, moving = ("format",), ("animation",)
-    lossless = {"extension": "png", "changes": made}
+    p, made = picture(), "format"
     return {
-        "gif": Case(
-            data=saved(p, "GIF"), changes=("format", "palette"), extension="png", tolerance=8
-        ),
-        "gif-animated": Case(
-            data=animated("GIF"),
-            changes=("format", "animation", "palette"),
-            extension="png",
-            tolerance=8,
-        ),
-        "webp-animated": Case(
-            data=animated("WEBP"), changes=("animation", "alpha"), extension="png"
-        ),
-        "apng": Case(data=animated("PNG"), changes=moving, extension="png"),
-        "bmp": Case(data=saved(p, "BMP"), **lossless),
-        "tiff": Case(data=tiff(p), **lossless),
-        "tiff-lzw": Case(data=tiff(p, compression="tiff_lzw"), **lossless),
-        "tiff-jpeg": Case(data=tiff(p, compression="jpeg", quality=95), changes=made, tolerance=12),
-        "ppm": Case(data=saved(p, "PPM"), **lossless),
-        "avif": Case(data=saved(p, "AVIF", quality=95), changes=made, tolerance=12),
-        "jpeg2000": Case(data=saved(p, "JPEG2000"), changes=made),
+        "gif": _stored(saved(p, "GIF"), "format palette", tolerance=8),
+        "gif-animated": _stored(animated("GIF"), "format animation palette", tolerance=8),
+        "webp-animated": _stored(animated("WEBP"), "animation alpha"),
+        "apng": _stored(animated("PNG"), "animation"),
+        "bmp": _stored(saved(p, "BMP"), made),
+        "tiff": _stored(tiff(p), made),
+        "tiff-lzw": _stored(tiff(p, compression="tiff_lzw"), made),
+        "tiff-jpeg": _stored(tiff(p, compression="jpeg", quality=95), made, "jpg", 12),
+        "ppm": _stored(saved(p, "PPM"), made),
+        "avif": _stored(saved(p, "AVIF", quality=95), made, "jpg", 12),
+        "jpeg2000": _stored(saved(p, "JPEG2000"), made, "jpg"),
     }
 
 

@@ -6,7 +6,7 @@ Each is a pure function of bytes and of a `random.Random`, so that a seed tells 
 
 import copy
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -14,105 +14,52 @@ Mutator = Callable[[bytes, Random], bytes]
 
 NUMBERS = (0, 1, 0x7F, 0xFF, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1)
 """Sizes and counts at which arithmetic turns over."""
-MOST_RUN = 64
+DIGITS = (b"-1", b"0", b"9", b"1.5", b"9" * 12, b"9" * 30, b"1e9", b"NaN", b"")
 DEEP = "@deep@"
 """A value that is written as lists nested more than Python can read."""
 
 
-def flip_bytes(data: bytes, rng: Random) -> bytes:
-    """Change up to eight single bytes."""
-    changed = bytearray(data)
-    for _ in range(rng.randint(1, 8) if data else 0):
-        changed[rng.randrange(len(data))] ^= rng.randint(1, 255)
-    return bytes(changed)
+def mutate(data: bytes, rng: Random) -> bytes:
+    """Change a file in one to three ways."""
+    for _ in range(rng.randint(1, 3)):
+        data = _change_bytes(data, rng, rng.randrange(8)) if data else data
+    return data
 
 
-def flip_early_byte(data: bytes, rng: Random) -> bytes:
-    """Change a byte of the first hundred, where formats keep what they claim."""
-    return _with(data, rng.randrange(min(len(data), 100)), bytes([rng.randrange(256)]), rng)
-
-
-def flip_late_byte(data: bytes, rng: Random) -> bytes:
-    """Change a byte of the last hundred, where zip and Parquet keep what they claim."""
-    return _with(data, len(data) - 1 - rng.randrange(min(len(data), 100)), rng.randbytes(1), rng)
-
-
-def write_number(data: bytes, rng: Random) -> bytes:
-    """Put an extreme number of 1, 2, 4 or 8 bytes somewhere."""
-    width = rng.choice((1, 2, 4, 8))
-    number = rng.choice(NUMBERS) & (256**width - 1)
-    at = rng.randrange(min(len(data), rng.choice((64, 512, len(data)))))
-    return _with(data, at, number.to_bytes(width, rng.choice(("little", "big"))), rng)
-
-
-def cut_end(data: bytes, rng: Random) -> bytes:
-    return data[: rng.randrange(len(data))]
-
-
-def cut_out(data: bytes, rng: Random) -> bytes:
-    """Leave out some bytes in the middle."""
-    at = rng.randrange(len(data))
-    return data[:at] + data[at + rng.randint(1, MOST_RUN) :]
-
-
-def put_in(data: bytes, rng: Random) -> bytes:
-    """Put random bytes in the middle."""
-    at = rng.randrange(len(data) + 1)
-    return data[:at] + rng.randbytes(rng.randint(1, MOST_RUN)) + data[at:]
-
-
-def put_zeros(data: bytes, rng: Random) -> bytes:
-    return _with(data, rng.randrange(len(data)), bytes(rng.randint(1, MOST_RUN)), rng)
-
-
-def repeat_run(data: bytes, rng: Random) -> bytes:
-    """Write a run of bytes twice, as of a record that stands there twice."""
-    at = rng.randrange(len(data))
-    end = at + rng.randint(1, 4 * MOST_RUN)
-    return data[:end] + data[at:end] + data[end:]
+def mutate_in_place(data: bytes, rng: Random) -> bytes:
+    """Change a file so that all else lies where it was."""
+    for _ in range(rng.randint(1, 3)):
+        data = _change_bytes(data, rng, rng.randrange(3)) if data else data
+    return data
 
 
 def change_digit(data: bytes, rng: Random) -> bytes:
     """Make another number of one that is written in digits."""
     places = [at for at, byte in enumerate(data[:100_000]) if chr(byte).isdigit()]
     if not places:
-        return flip_bytes(data, rng)
+        return mutate_in_place(data, rng)
     at = rng.choice(places)
-    digits = rng.choice((b"-1", b"0", b"9", b"1.5", b"9" * 12, b"9" * 30, b"1e9", b"NaN", b""))
-    return data[:at] + digits + data[at + 1 :]
+    return data[:at] + rng.choice(DIGITS) + data[at + 1 :]
 
 
-def _with(data: bytes, at: int, part: bytes, _rng: Random) -> bytes:
-    return data[:at] + part[: len(data) - at] + data[at + len(part) :]
-
-
-MUTATORS: tuple[Mutator, ...] = (
-    flip_bytes,
-    flip_early_byte,
-    flip_late_byte,
-    write_number,
-    cut_end,
-    cut_out,
-    put_in,
-    put_zeros,
-    repeat_run,
-    change_digit,
-)
-
-
-IN_PLACE = (flip_bytes, flip_early_byte, flip_late_byte, write_number, put_zeros)
-"""Those after which all else lies where it was."""
-
-
-def mutate(data: bytes, rng: Random, mutators: Sequence[Mutator] = MUTATORS) -> bytes:
-    """Change a file in one to three ways."""
-    for _ in range(rng.randint(1, 3)):
-        data = rng.choice(mutators)(data, rng) if data else data
-    return data
-
-
-def mutate_in_place(data: bytes, rng: Random) -> bytes:
-    return mutate(data, rng, IN_PLACE)
+def _change_bytes(data: bytes, rng: Random, way: int) -> bytes:
+    """Change bytes anywhere, or near an end, where formats keep what they claim."""
+    near = rng.randrange(min(len(data), 100))
+    at = rng.choice((rng.randrange(len(data)), near, len(data) - 1 - near))
+    run, width = rng.randint(1, 64), rng.choice((1, 2, 4, 8))
+    if way == 7:
+        return change_digit(data, rng)
+    number = (rng.choice(NUMBERS) & (256**width - 1)).to_bytes(width, "little")
+    part, after = (
+        (bytes([data[at] ^ rng.randint(1, 255)]), at + 1),
+        (rng.choice((number, number[::-1])), at + width),
+        (bytes(run), at + run),
+        (b"", len(data)),
+        (b"", at + run),
+        (rng.randbytes(run), at),
+        (data[at : at + run], at),
+    )[way]
+    return data[:at] + part[: len(data) - at if way < 3 else run] + data[after:]
 
 
 def nested(depth: int) -> list[Any]:

@@ -15,37 +15,30 @@ from tests.kit.packs import BUCKETS, jpeg
 
 BLOCK = 512
 FORMS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
-FIELDS = {  # where a header has what
-    "name": (0, 100),
-    "mode": (100, 8),
-    "size": (124, 12),
-    "kind": (156, 1),
-    "target": (157, 100),
-    "magic": (257, 8),
-    "prefix": (345, 155),
-}
+FIELDS = ((0, 100), (100, 8), (124, 12), (156, 1), (157, 100), (257, 8), (345, 155))
+"""Where a header has its name, mode, size, kind, target, magic and prefix, and how long."""
 VALUES = (
-    *(b"", b"\0", b"0", b"7" * 11, b"-1", b"99999999999", b" 12 ", b"\xff" * 12, b"\x80" + b"\xff"),
+    *(b"", b"\0", b"7" * 11, b"-1", b"99999999999", b"\xff" * 12, b"\x80" + b"\xff" * 11, b" 12 "),
+    *(b"\x80" + b"\0" * 7 + b"\x7f\xff\xff\xff", b"../../out", b"/etc/passwd", b"a" * 100, b".."),
     *(
-        b"\x80" + b"\0" * 7 + b"\x7f\xff\xff\xff",
-        b"\x80" + b"\x7f" * 11,
-        b"../../out",
-        b"/etc/passwd",
+        b"/",
+        b"a//b",
+        b"\n",
+        b".jpg",
+        b"x.",
+        b"\x1b[2J",
+        *(bytes([kind]) for kind in b"0123gxLKSX\xff"),
     ),
-    *(b"\xff\xfe", b"a" * 100, b".", b"..", b"/", b"a//b", b"\n", b".jpg", b"x.", b"\x1b[2J"),
 )
-KINDS_OF_MEMBERS = b"0\x001234567xgLKSXDMVNZ\xff"
 RECORDS = {  # of PAX
-    "path": ("../../out.jpg", "/etc/passwd", "a\nb.jpg", "x" * 5000, "", "a/b/../../../c.jpg"),
-    "linkpath": ("/etc/passwd", "../..", "0.jpg", "1.jpg", ""),
-    "size": ("-1", "0", "10", str(10**18), str(2**63), "9" * 4000, "1e9", "x", " 7 "),
-    "GNU.sparse.map": ("0,10", "0,1000000000000", "x", ""),
-    "GNU.sparse.size": (str(10**12), "-1", "x"),
+    "path": ("../../out.jpg", "/etc/passwd", "a\nb.jpg", "x" * 5000, ""),
+    "linkpath": ("/etc/passwd", "../..", "0.jpg", ""),
+    "size": ("-1", "0", str(10**18), str(2**63), "9" * 4000, "1e9", " 7 "),
+    "GNU.sparse.map": ("0,10", "0,1000000000000", "x"),
     "GNU.sparse.realsize": (str(10**15), "x"),
-    "GNU.sparse.major": ("1", "0", "9" * 50),
-    "GNU.sparse.name": ("0.jpg", "/etc/passwd"),
-    "hdrcharset": ("BINARY", "ISO-IR 10646 2000 UTF-8", "x"),
-    "mtime": ("nan", "1e400", "-1"),
+    "GNU.sparse.major": ("1", "9" * 50),
+    "hdrcharset": ("BINARY", "x"),
+    "mtime": ("nan", "1e400"),
 }
 
 
@@ -91,21 +84,17 @@ def _change_members(place: Path, rng: Random) -> str:
     members = samples(3, 4)
     for _ in range(rng.randint(1, 3)):
         info = rng.choice(members)
-        way = rng.randrange(5)
+        way = rng.randrange(4)
         if way == 0:
-            info.type = bytes([rng.choice(KINDS_OF_MEMBERS)])
-            info.linkname = rng.choice(("0003.jpg", "0004.txt", "/etc/passwd", "../..", info.name))
+            info.type = rng.choice((b"1", b"2", b"3", b"5", b"L", b"S", b"x", b"\xff"))
+            info.linkname = rng.choice(("0003.jpg", "/etc/passwd", "../..", info.name))
         elif way == 1:
             name = rng.choice([*RECORDS])
             info.pax_headers = {**info.pax_headers, name: rng.choice(RECORDS[name])}
         elif way == 2:
-            info.name = rng.choice(
-                ("../../out.jpg", "/abs.jpg", "x" * 300 + ".jpg", "no ending", ".jpg", "é/ü.jpg")
-            )
-        elif way == 3:
-            members.insert(rng.randrange(len(members)), rng.choice(members))
+            info.name = rng.choice(("../../out.jpg", "/abs.jpg", "x" * 300 + ".jpg", ".jpg"))
         else:
-            rng.shuffle(members)
+            members.insert(rng.randrange(len(members)), rng.choice(members))
     data = b""
     for form in (rng.choice(FORMS), tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
         with contextlib.suppress(ValueError, OverflowError):  # what tarfile does not write
@@ -119,23 +108,14 @@ def _change_headers(place: Path, rng: Random) -> str:
     """Change fields of headers, and mend their sums."""
     data = bytearray((place / "1.tar").read_bytes())
     heads = [at for at in range(0, len(data), BLOCK) if data[at + 257 : at + 262] == b"ustar"]
-    field = ""
     for _ in range(rng.randint(1, 3)):
-        at = rng.choice(heads)
-        field = rng.choice([*FIELDS])
-        start, length = FIELDS[field]
-        value = rng.choice(VALUES)[:length]
-        if field == "kind":
-            value = bytes([rng.choice(KINDS_OF_MEMBERS)])
-        data[at + start : at + start + length] = value.ljust(length, b"\0")
-        _seal(data, at)
+        at, (start, length) = rng.choice(heads), rng.choice(FIELDS)
+        value = rng.choice(VALUES)[:length].ljust(length, b"\0")
+        data[at + start : at + start + length] = value
+        data[at + 148 : at + 156] = b" " * 8
+        data[at + 148 : at + 156] = b"%06o\0 " % sum(data[at : at + BLOCK])
     _write(place, bytes(data), rng)
-    return f"1.tar: {field}"
-
-
-def _seal(data: bytearray, at: int) -> None:
-    data[at + 148 : at + 156] = b" " * 8
-    data[at + 148 : at + 156] = b"%06o\0 " % sum(data[at : at + BLOCK])
+    return "1.tar: headers"
 
 
 def _change_bytes(place: Path, rng: Random) -> str:
