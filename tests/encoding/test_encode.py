@@ -372,7 +372,7 @@ def test_nothing_is_written_where_one_of_several_datasets_cannot_go_on(tmp_path:
 
 def test_a_plan_of_the_toy_needs_no_torch(images: Path, tmp_path: Path) -> None:
     code = (
-        "import sys; from tests.encoding.test_run_plan import planned\n"
+        "import sys; from tests.encoding.test_encode import planned\n"
         "for name in [n for n in sys.modules if n.partition('.')[0] == 'torch']:\n"
         "    del sys.modules[name]\n"
         "planned(*sys.argv[1:]); assert 'torch' not in sys.modules"
