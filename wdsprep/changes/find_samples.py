@@ -11,16 +11,17 @@ kept as they came and the table has the digests of what came (`pack --compute-ha
 """
 
 import hashlib
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from wdsprep.changes.samples_to_remove import WantedSamples
-from wdsprep.dataset.damage import naming_place
+from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_place
 from wdsprep.dataset.file_names import LATENTS, SELECTION, latent_unit
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import CONTENT, Receipt, Shard, image_shard_digest
@@ -28,7 +29,6 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.removed_samples import ShardRemoval, UnitRemoval, mark_of
 from wdsprep.dataset.sample_table import KEY
-from wdsprep.dataset.samples import parse_object
 from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import open_tape, scan
@@ -39,8 +39,10 @@ from wdsprep.images.extensions import IMAGES
 from wdsprep.store.base import Store
 from wdsprep.tables.stored_tables import read_sound_columns
 
-KeysByNumber = dict[int, str]
-"""The keys of samples, by their numbers in a shard, which rise."""
+NAMES = (KEY, "source", "url")
+"""The columns by which rejects are found, too."""
+Rows = dict[int, dict[str, Any]]
+"""Rows of the table of a shard, by their numbers, which rise."""
 Fields = Mapping[str, bytes]
 
 
@@ -124,22 +126,21 @@ class Finder:
         self,
         place: DatasetPlace,
         receipts: Collection[Receipt],
-        images: Mapping[str, ShardRemoval] | None = None,
+        images: Mapping[str, ShardRemoval],
     ) -> FoundSamples:
         """Return the samples of some units that are wanted, or whose images are removed.
 
         `images` are the image shards that lose samples, by the units of the latents made of them.
         """
         found = FoundSamples()
-        are_own = place.has_images or self.wanted.are_own
-        any_slice = place.is_selection or place.is_foreign or not are_own
+        any_slice = place.is_selection or place.is_foreign
+        any_slice |= not (place.has_images or self.wanted.are_own)
 
         def look(receipt: Receipt) -> FoundSamples:
-            kinds = self.wanted.kinds if place.has_images else frozenset[str]()
+            kinds = {*self.wanted.kinds} if place.has_images else set[str]()
             if any_slice or self.wanted.may_be_in(receipt.unit):
                 kinds |= self.wanted.texts.keys() & {KEY}
-            lost = images.get(receipt.unit) if images else None
-            return self._find_in_unit(place, receipt, kinds, lost)
+            return self._find_in_unit(place, receipt, kinds, images.get(receipt.unit))
 
         for done, in_unit in enumerate(map_ahead(look, receipts, place.store.readers)):
             self.heard(place.shown, done, len(receipts))
@@ -147,37 +148,38 @@ class Finder:
         return found
 
     def _find_in_unit(
-        self,
-        place: DatasetPlace,
-        receipt: Receipt,
-        kinds: Collection[str],
-        lost: ShardRemoval | None,
+        self, place: DatasetPlace, receipt: Receipt, kinds: set[str], lost: ShardRemoval | None
     ) -> FoundSamples:
         """Return the samples and rejects of a unit that are wanted, or that its images lost."""
-        found = FoundSamples()
-        lost_keys = frozenset(lost.keys if lost else ())
-        if lost and image_shard_digest(receipt.input) != lost.digest:
-            lost = None
+        found, lost_keys = FoundSamples(), frozenset(lost.keys if lost else ())
         if not (kinds or lost_keys):
             return found
-        shards: dict[Shard, KeysByNumber] = {}
+        shards: dict[ShardRemoval, Rows] = {}
         for shard in receipt.shards:
             with naming_place(f"{place.store.url}/{shard.name}"):
-                if numbered := self._find_in_shard(place.store, receipt, shard, kinds, lost_keys):
-                    shards[shard] = numbered
-        rejects = self._find_rejects(place, receipt, kinds, found, lost_keys, follows=bool(lost))
-        gone = {*rejects, *(key for numbered in shards.values() for key in numbered.values())}
-        if lost and not gone <= lost_keys:  # some are removed from these latents alone
-            lost = None
-            rejects = self._find_rejects(place, receipt, kinds, found, lost_keys, follows=False)
-        for shard, numbered in shards.items() if lost is None else ():
-            with ShardReader(place.store, shard) as reader, naming_place(reader.place):
-                self._add_marks(reader, numbered, found, has_images=place.has_images)
+                rows = self._find_in_shard(place.store, receipt, shard, kinds, lost_keys)
+            if rows:
+                shards[_removal(shard, rows)] = rows
+        rejects = self._find_rejects(place.store, receipt, kinds, lost_keys)
+        known = {reject.key for reject in rejects if reject.code is Code.REMOVED}
+        gone = {key for shard in shards for key in shard.keys}
+        gone |= {reject.key for reject in rejects} - known
+        if lost and (image_shard_digest(receipt.input) != lost.digest or not gone <= lost_keys):
+            lost = None  # they are of other images, or samples are removed from them alone
+        found.known = known - lost_keys if lost else known
+        rejects = [reject for reject in rejects if reject.key not in found.known]
+        for reject in rejects if place.has_images else ():
+            found.marks |= self._marks(place, {"source": reject.source, "url": reject.url})
+        for removal, rows in shards.items() if lost is None else ():
+            for row in rows.values():
+                found.marks |= self._marks(place, row)
+            if place.has_images and not self.keeps_copies:
+                found.marks |= _marks_of_images(place.store, removal)
         if shards or rejects or lost:
             found.units[receipt.unit] = UnitRemoval(
                 unit=receipt.unit,
-                shards=tuple(_removal(*both) for both in shards.items()),
-                rejects=rejects,
+                shards=tuple(shards),
+                rejects=tuple(reject.key for reject in rejects),
                 made_of=lost.digest if lost else "",
                 lost_rows=lost.rows if lost else (),
             )
@@ -188,98 +190,84 @@ class Finder:
         store: Store,
         receipt: Receipt,
         shard: Shard,
-        kinds: Collection[str],
+        kinds: set[str],
         lost_keys: Container[str],
-    ) -> KeysByNumber:
-        """Return the keys of the samples of a shard that are wanted or lost, by their numbers."""
-        names = {KEY, *kinds, *(("changes",) if "sha256" in kinds else ())}
+    ) -> Rows:
+        """Return the rows of the samples of a shard that are wanted or lost, by their numbers."""
+        hashed = {"sha256"} & kinds
+        names = {*NAMES, "sha256", *(("changes",) if hashed else ())}
         table = read_sound_columns(store, receipt, shard, names)
-        keys = table.column(KEY).to_pylist()
-        numbers = {number for number, key in enumerate(keys) if key in lost_keys}
-        for kind in kinds:
-            numbers.update(self.wanted.texts[kind].find(table.column(kind).to_pylist()).tolist())
-        numbered = {number: keys[number] for number in numbers}
-        if "sha256" in kinds and not _states_all_digests(table):
-            numbered |= self._find_stored_images(store, shard)
-        return dict(sorted(numbered.items()))
-
-    def _find_stored_images(self, store: Store, shard: Shard) -> KeysByNumber:
-        """Return the samples of a shard whose images, as they are stored, have a wanted digest."""
-        keys, digests = [], []
-        with open_tape(store, shard.name, expected=shard.nbytes) as tape:
-            for sample in scan(tape, wants=lambda name, *_: name in IMAGES):
-                if isinstance(sample, BadSampleError):
-                    raise sample
-                keys.append(sample.key)
-                digests.append(next(image_digests(sample.fields, {}), ""))
-        return {
-            number: keys[number] for number in self.wanted.texts["sha256"].find(digests).tolist()
-        }
-
-    def _add_marks(
-        self, reader: ShardReader, numbered: KeysByNumber, found: FoundSamples, *, has_images: bool
-    ) -> None:
-        """Add the marks by which `pack` recognises the inputs of some samples to `found`."""
-        for key, sample in zip(numbered.values(), reader.samples(numbered), strict=True):
-            if sample.key != key:
-                raise DamageError(reader.place, "its table or its index leads to others", key)
-            facts = _facts(sample.fields)
-            if facts["source"]:
-                found.marks.add(mark_of("source", facts["source"]))
-            if has_images and not self.keeps_copies:
-                digests = image_digests(sample.fields, facts)
-                found.marks.update(mark_of("sha256", digest) for digest in digests)
-                found.marks |= {mark_of("url", facts["url"])} if facts.get("url") else set()
+        texts = {name: table.column(name).to_pylist() for name in {KEY, *kinds}}
+        numbers = self._find_numbers(texts, kinds, lost_keys)
+        if hashed and not _has_all_digests(table):
+            stored = self.wanted.texts["sha256"].find(_digests_of_images(store, shard))
+            numbers = sorted({*numbers, *stored.tolist()})
+        rows = table.take(np.array(numbers, np.int64)).to_pylist()
+        return dict(zip(numbers, rows, strict=True))
 
     def _find_rejects(
-        self,
-        place: DatasetPlace,
-        receipt: Receipt,
-        kinds: Collection[str],
-        found: FoundSamples,
-        lost_keys: Container[str],
-        *,
-        follows: bool,
-    ) -> tuple[str, ...]:
-        """Return the keys of the rejects of a unit that are wanted, or that its images have lost.
+        self, store: Store, receipt: Receipt, kinds: set[str], lost_keys: Container[str]
+    ) -> list[Reject]:
+        """Return the rejects of a unit that are wanted or lost."""
+        rejects = rejects_in(store, receipt.unit) if receipt.rejects else []
+        texts = {name: [getattr(reject, name) for reject in rejects] for name in NAMES}
+        numbers = self._find_numbers(texts, kinds - {"sha256"}, lost_keys)
+        return [rejects[number] for number in numbers]
 
-        Their marks are added to `found`. A wanted key that was removed before is not returned, but
-        added to the known keys of `found`, unless the unit `follows` images that have lost it.
-        """
-        rejects: list[Reject] = []
-        before: list[Reject] = []
-        for reject in rejects_in(place.store, receipt.unit) if receipt.rejects else ():
-            is_left = reject.code is not Code.REMOVED or (follows and reject.key in lost_keys)
-            (rejects if is_left else before).append(reject)
-        going = {number for number, reject in enumerate(rejects) if reject.key in lost_keys}
-        for kind in {*kinds} - {"sha256"}:
-            wanted = self.wanted.texts[kind]
-            going.update(wanted.find([getattr(reject, kind) for reject in rejects]).tolist())
-            if kind == KEY:
-                keys = [reject.key for reject in before]
-                found.known.update(keys[number] for number in wanted.find(keys).tolist())
-        for reject in (rejects[number] for number in sorted(going)):
-            if place.has_images and reject.source:
-                found.marks.add(mark_of("source", reject.source))
-            if reject.url and not self.keeps_copies:
-                found.marks.add(mark_of("url", reject.url))
-        return tuple(rejects[number].key for number in sorted(going))
+    def _find_numbers(
+        self, texts: Mapping[str, Sequence[str]], kinds: set[str], lost_keys: Container[str]
+    ) -> list[int]:
+        """Return which rows are wanted or lost, given the texts in their columns."""
+        numbers = {number for number, key in enumerate(texts[KEY]) if key in lost_keys}
+        return sorted(
+            numbers.union(*(self.wanted.texts[kind].find(texts[kind]).tolist() for kind in kinds))
+        )
+
+    def _marks(self, place: DatasetPlace, facts: Mapping[str, Any]) -> set[bytes]:
+        """Return the marks by which `pack` recognises an input, given what is known of it."""
+        is_alone = self.keeps_copies or not place.has_images
+        kinds = ("source",) if is_alone else ("source", "url", "sha256")
+        return {mark_of(kind, facts[kind]) for kind in kinds if facts.get(kind)}
 
 
-def _states_all_digests(table: pa.Table) -> bool:
+def _has_all_digests(table: pa.Table) -> bool:
     """Return whether a table has the digests of all stored images, which were kept as they came."""
     is_kept = pc.equal(pc.list_value_length(table.column("changes")), 0).fill_null(False)
     return bool(pc.all(pc.and_(is_kept, table.column("sha256").is_valid())).as_py())
 
 
-def _removal(shard: Shard, numbered: KeysByNumber) -> ShardRemoval:
+def _digests_of_images(store: Store, shard: Shard) -> list[str]:
+    """Return the SHA-256 of the image of each sample of a shard, as it is stored."""
+    digests = []
+    with open_tape(store, shard.name, expected=shard.nbytes) as tape:
+        for sample in scan(tape, wants=lambda name, *_: name in IMAGES):
+            if isinstance(sample, BadSampleError):
+                raise sample
+            digests.append(next(image_digests(sample.fields, {}), ""))
+    if len(digests) != shard.samples:
+        raise DamageError(f"{store.url}/{shard.name}", UNLIKE_RECEIPT)
+    return digests
+
+
+def _marks_of_images(store: Store, removal: ShardRemoval) -> set[bytes]:
+    """Return the marks of the stored images of the samples that leave a shard."""
+    marks = set()
+    with ShardReader(store, removal) as reader, naming_place(reader.place):
+        for key, sample in zip(removal.keys, reader.samples(removal.rows), strict=True):
+            if sample.key != key:
+                raise DamageError(reader.place, "its table or its index leads to others", key)
+            marks |= {mark_of("sha256", digest) for digest in image_digests(sample.fields, {})}
+    return marks
+
+
+def _removal(shard: Shard, rows: Rows) -> ShardRemoval:
     return ShardRemoval(
         name=shard.name,
         samples=shard.samples,
         nbytes=shard.nbytes,
         digest=shard.digest,
-        rows=tuple(numbered),
-        keys=tuple(numbered.values()),
+        rows=tuple(rows),
+        keys=tuple(row[KEY] for row in rows.values()),
     )
 
 
@@ -294,17 +282,6 @@ def image_digests(fields: Fields, facts: Mapping[str, Any]) -> Iterator[str]:
     for name in IMAGES:
         if name in fields:
             yield hashlib.sha256(fields[name]).hexdigest()
-
-
-def _facts(fields: Fields) -> Mapping[str, Any]:
-    """Return the json of a sample, with an empty source if it has none, as latents may.
-
-    Raise BadSampleError if it is not an object.
-    """
-    found = parse_object(fields.get("json", b""))
-    if found is None:
-        raise BadSampleError("the json of a sample is not an object")
-    return {"source": "", **found}
 
 
 def by_latent_unit(units: Iterable[UnitRemoval]) -> dict[str, ShardRemoval]:

@@ -31,7 +31,8 @@ class WantedTexts:
                 yield mark_of(kind, text)
 
         self._kind, self.marks = kind, Marks.sort(marks())
-        self._hashes = np.unique(np.array(hashes, np.int64))
+        self._hashes = np.array(hashes, np.int64)
+        self._hashes.sort()
         self._sorted = np.frombuffer(self.marks.data, f"S{MARK_NBYTES}")
         self.seen = np.zeros(len(self.marks), np.bool_)
 
