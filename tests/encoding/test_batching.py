@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from tests.kit.encodes import Broken, Means
-from wdsprep.encoding.batching import Batcher
-from wdsprep.encoding.device_batches import MOST_LAUNCHED, DeviceBatches
+from wdsprep.encoding.batching import MOST_LAUNCHED, Batcher, DeviceBatches
 from wdsprep.encoding.encoded_samples import NO_CROP, PendingBlock, SampleUnderWay
 from wdsprep.encoding.engine import MOST_WAITING
 from wdsprep.encoding.memory_limit import EngineLimit

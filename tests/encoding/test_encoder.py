@@ -16,10 +16,10 @@ from torch.nn.functional import cosine_similarity, interpolate
 
 from tools.tiny.drawings import draw
 from wdsprep.encoding.models.base import Encoded, Encoder
-from wdsprep.encoding.models.decoder import Decoder
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.find_model import TINY, find_model
 from wdsprep.encoding.models.noise import noise_keys
+from wdsprep.encoding.models.vae import Decoder
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import WorkError
 

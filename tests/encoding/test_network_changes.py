@@ -22,12 +22,11 @@ from tests.kit.families import OF_EACH_VAE
 from tests.kit.families.weights import randomised
 from wdsprep.encoding.models import compiled
 from wdsprep.encoding.models.compiled import CompiledNetwork, check_compiler
-from wdsprep.encoding.models.division_by_one import leave_out_divisions
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.find_model import find_model
 from wdsprep.encoding.models.load_networks import load_vae
-from wdsprep.encoding.models.one_frame import FrameConv, flatten_frames
 from wdsprep.encoding.models.vae import Moments
+from wdsprep.encoding.models.vae_shortcuts import FrameConv, flatten_frames, leave_out_divisions
 from wdsprep.encoding.recipe_defaults import settle_recipe
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import WorkError

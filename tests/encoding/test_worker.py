@@ -22,8 +22,8 @@ from wdsprep.encoding.encode import make_encoder
 from wdsprep.encoding.engine import Engine
 from wdsprep.encoding.image_shards import ImageShard, find_image_shards
 from wdsprep.encoding.models.base import Encoded, Part
-from wdsprep.encoding.work import EncodeTarget, EncodeWork
 from wdsprep.encoding.worker import EncodeWorker
+from wdsprep.encoding.worker_plan import EncodeTarget, EncodeWork
 from wdsprep.images.crop import crop
 from wdsprep.runners.base import BrokenWorkerError
 from wdsprep.runners.run import JointUnit

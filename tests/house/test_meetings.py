@@ -32,8 +32,8 @@ from wdsprep.dataset.npy_arrays import layout
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.image_shards import find_image_shards
-from wdsprep.encoding.work import EncodeTarget, EncodeWork
 from wdsprep.encoding.worker import EncodeWorker
+from wdsprep.encoding.worker_plan import EncodeTarget, EncodeWork
 from wdsprep.errors import FingerprintError
 from wdsprep.packing import retry_rejected as retries
 from wdsprep.runners.run import JointUnit

@@ -30,11 +30,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map
 
 from wdsprep.encoding import recipe_defaults
-from wdsprep.encoding.models import gpu_memory
+from wdsprep.encoding.models import batch_size
 from wdsprep.encoding.models.base import InTwoPrecisions
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.find_model import Model
-from wdsprep.encoding.models.pipeline_text import PipelineText
+from wdsprep.encoding.models.text_encoders import PipelineText
 from wdsprep.encoding.recipe_defaults import settle_recipe
 from wdsprep.encoding.recipe_options import Recipe
 
@@ -172,7 +172,7 @@ class FakeCuda:
         )
         for ability in ("has_bf16", "has_tf32"):
             self._patch.setattr(recipe_defaults, ability, lambda: True)
-        self._patch.setattr(gpu_memory, "free_nbytes", lambda _device: self.free)
+        self._patch.setattr(batch_size, "free_nbytes", lambda _device: self.free)
         self._patch.setattr(torch.cuda, "empty_cache", lambda: None)
         return self
 

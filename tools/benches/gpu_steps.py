@@ -551,7 +551,7 @@ def profile(bench: Bench) -> None:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiling
 
-    from wdsprep.encoding.device_batches import DeviceBatches
+    from wdsprep.encoding.batching import DeviceBatches
     from wdsprep.encoding.models.device import ImageBatch, TextBatch
 
     side, size = (64, 2) if bench.small else (512, 16)

@@ -53,8 +53,8 @@ from train_pictures import grid, plot
 
 import wdsprep
 from wdsprep.dataset.stored_dataset import read_manifest
-from wdsprep.encoding.models.decoder import Decoder
 from wdsprep.encoding.models.find_model import find_model
+from wdsprep.encoding.models.vae import Decoder
 from wdsprep.errors import UsageError
 from wdsprep.runners.track import TRACKERS, Tracking, check_tracker
 from wdsprep.store import open_store

@@ -8,10 +8,10 @@ bytes, `latent_arrays` the arrays of a sample, `shape_lists` the shapes that a u
 missing (`pending_shards`) for which dataset, and how many workers encode them (`worker_plan`), on
 which of the `gpus`. Then `worker` makes one shard after another: its `feeder` reads one and feeds
 the `engine`, which keeps a device busy (in `two_passes` where it cannot hold all). There
-`memory_limit` bounds what is inside, `batching` says which of the `encoded_samples` share a batch,
-and `device_batches` computes several at once. `latent_shard` writes what comes back, and
-`sample_spool` keeps what has to wait for its turn. `models` find and run a model family. `work` is
-what a worker is given, `progress` how fast it goes, and `sample_sizes` says what a sample takes.
+`memory_limit` bounds what is inside, and `batching` says which of the `encoded_samples` share a
+batch, and computes several at once. `latent_shard` writes what comes back, and `sample_spool` keeps
+what has to wait for its turn. `models` find and run a model family. `progress` says how fast it
+goes, and `sample_sizes` what a sample takes.
 
 Trainers may also encode on the fly, and get the latents that `encode` would store:
 

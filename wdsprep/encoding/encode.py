@@ -29,8 +29,7 @@ from wdsprep.encoding.pending_shards import joint_units, remove_stale_units
 from wdsprep.encoding.progress import Speeds
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.encoding.run_plan import DatasetPlan, EncodePlan, area_warning
-from wdsprep.encoding.work import EncodeTarget, EncodeWork
-from wdsprep.encoding.worker_plan import runner_of
+from wdsprep.encoding.worker_plan import EncodeTarget, EncodeWork, runner_of
 from wdsprep.options import OverloadedFunction, takes_options
 from wdsprep.runners.base import Runner
 from wdsprep.runners.job import JobListener

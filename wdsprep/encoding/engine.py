@@ -5,7 +5,7 @@
 2. An image is cut once or several times, with one decoding; each cut may be mirrored too. If text
    is stored apart, one of the cuts is empty, so that no image can stop the text. The *assembler*
    thread takes the blocks in the order they were fed and fills batches (`batching`), across shards.
-3. `device_batches` computes several batches at a time. One of its threads hands out the results.
+3. `DeviceBatches` computes several batches at a time. One of its threads hands out the results.
 4. `memory_limit` limits what is inside at once: the number of samples, which is enough for the
    device never to wait, and larger if samples wait for others of their shape; and the bytes that
    they take. Room is free again when the results of a block have been taken.
@@ -37,8 +37,7 @@ import torch
 from wdsprep.dataset.npy_arrays import FLIPPED, is_of_text
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import Size
-from wdsprep.encoding.batching import Batcher
-from wdsprep.encoding.device_batches import MOST_LAUNCHED, DeviceBatches, Rows
+from wdsprep.encoding.batching import MOST_LAUNCHED, Batcher, DeviceBatches, Rows
 from wdsprep.encoding.encoded_samples import (
     NO_CROP,
     PendingBlock,

@@ -41,6 +41,11 @@ from wdsprep.text import brief, check_one_of, parse_auto, whole_number
 DEVICES = ("auto", "cuda", "cpu")
 OTHER_WEIGHTS = "--model has other weights than those it was made with"
 
+SHARDS_PER_WORKER = 3  # one comes back from the device, one goes in, one has its tar open
+SHARDS_IN_TURN = 8
+"""The shards of a worker whose device holds the networks for images and for text in turn: each is
+loaded once for this number of shards."""
+
 
 def resolutions_of(given: int | Sequence[int]) -> tuple[int, ...]:
     """Return the resolutions that one run encodes, each into a separate dataset."""

@@ -40,9 +40,9 @@ from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.models.batch_size import limit_memory
 from wdsprep.encoding.models.device import device_name
 from wdsprep.encoding.network_swaps import Turns, Visit
+from wdsprep.encoding.options import SHARDS_IN_TURN, SHARDS_PER_WORKER
 from wdsprep.encoding.progress import EncodeProgress
 from wdsprep.encoding.two_passes import ImagePass, TextPass, text_nbytes
-from wdsprep.encoding.worker_plan import SHARDS_IN_TURN, SHARDS_PER_WORKER
 from wdsprep.images.nearest_shape import cut_of
 from wdsprep.runners.base import PROGRESS_S, BrokenWorkerError
 from wdsprep.runners.run import JointUnit, RunProgress, share_done
@@ -50,7 +50,7 @@ from wdsprep.sources.fingerprints import Content
 from wdsprep.store import open_store
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.work import EncodeTarget, ShardWork
+    from wdsprep.encoding.worker_plan import EncodeTarget, ShardWork
 
 
 NOTHING_LEFT = RunProgress(samples=0, nbytes=0, share=1.0, rejects={})

@@ -1,25 +1,28 @@
-"""The workers of `encode`: how many, on which device, with what share of each machine.
+"""The workers of `encode`: how many, on which device, with what share of a machine; and their work.
 
 `plan_workers` has the rules and only computes; `plan_for_machines` looks up the machines.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
+from typing import TYPE_CHECKING
 
 from wdsprep.cpus import usable_cpus
-from wdsprep.encoding.gpus import visible_gpus
-from wdsprep.encoding.options import EncodeWorkerOptions
+from wdsprep.dataset.receipts import Settings
+from wdsprep.encoding.captions.sources import CaptionSource
+from wdsprep.encoding.gpus import prepare_allocator, visible_gpus
+from wdsprep.encoding.options import SHARDS_IN_TURN, EncodeWorkerOptions
 from wdsprep.errors import UsageError
+from wdsprep.limits import MAX_NBYTES
 from wdsprep.runners.base import Runner
 from wdsprep.runners.make_runner import make_runner
 from wdsprep.runners.options import ray_in_use, with_runner
 from wdsprep.runners.runner_settings import RunnerSettings
 
-SHARDS_PER_WORKER = 3  # one comes back from the device, one goes in, one has its tar open
-SHARDS_IN_TURN = 8
-"""The shards of a worker whose device holds the networks for images and for text in turn: each is
-loaded once for this number of shards."""
+if TYPE_CHECKING:
+    from wdsprep.encoding.models.base import Encoder
+    from wdsprep.encoding.worker import EncodeWorker
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,3 +186,57 @@ def runner_of(
         gpus=worker_plan.gpus,
     )
     return make_runner(options.runner, settings)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodeTarget:
+    """A dataset that a worker writes to."""
+
+    latents: str
+    settings: Settings
+    edition: str = ""
+    """The mark of the dataset's edition."""
+    captions: CaptionSource = field(default_factory=CaptionSource)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardWork:
+    """The picklable description of a worker that makes shards from image shards.
+
+    A unit of work is a `JointUnit`. Its parts are image shards, each with the number of the target
+    in `targets` that what is made of them goes to.
+    """
+
+    images: str
+    targets: tuple[EncodeTarget, ...]
+    max_area: int
+    max_nbytes: int = MAX_NBYTES
+    batch_size: int
+    decoders: int
+    """The number of threads that decode images; 0: the cores of the node that go with `gpus`."""
+    threads: int
+    """The number of batches that a CPU computes at once."""
+    gpus: float = 0.0
+    """The number of GPUs that the worker has, or its share of one."""
+    gpu_share: float = 1.0
+    """The worker's share of the memory of its GPU."""
+
+    def load(self) -> "Encoder":
+        """Load the models of a worker."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodeWork(ShardWork):
+    """The picklable description of a worker of `encode`, which a runner opens."""
+
+    make_encoder: Callable[[], "Encoder"]
+
+    def load(self) -> "Encoder":
+        return self.make_encoder()
+
+    def open(self) -> "EncodeWorker":
+        prepare_allocator()
+        from wdsprep.encoding.worker import EncodeWorker  # torch and models: for workers alone
+
+        return EncodeWorker(self)

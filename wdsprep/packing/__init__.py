@@ -2,7 +2,7 @@
 
 `pack` is the public function, and `options` declares its options. `slices` finds the slices that
 are left to do, `changed_sources` says whether files with another date have changed, `worker_plan`
-how many workers there are, and `work` what they are given. `worker` packs one slice, and
+how many workers there are and what they are given. `worker` packs one slice, and
 `sample_checks` keeps or rejects each of its samples; `filters` reads the conditions on their facts.
 `sample_json` is what is written of a sample. `retry_rejected` fetches rows again that failed for a
 reason that may pass.

@@ -35,8 +35,7 @@ def pack(options: PackOptions) -> "Outcome":
     from wdsprep.dataset.settings import loosened
     from wdsprep.packing.retry_rejected import Curable, Retries, read_retries
     from wdsprep.packing.slices import make_plan, restore_inputs, survey_source
-    from wdsprep.packing.work import PackWork
-    from wdsprep.packing.worker_plan import plan_for_machines, runner_of
+    from wdsprep.packing.worker_plan import PackWork, plan_for_machines, runner_of
     from wdsprep.runners.run import Run, do_runs, open_dataset_to_write, write_generations
     from wdsprep.sources.base import check_slices
     from wdsprep.sources.patterns import is_glob

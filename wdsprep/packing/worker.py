@@ -41,7 +41,7 @@ from wdsprep.sources.fingerprints import Content
 from wdsprep.store import open_store
 
 if TYPE_CHECKING:
-    from wdsprep.packing.work import PackWork
+    from wdsprep.packing.worker_plan import PackWork
 
 WORST_HOSTS = 20  # so many hosts are told about for each slice
 

@@ -1,4 +1,4 @@
-"""The workers of `pack`: how many, with how many threads, and with what share of requests.
+"""The workers of `pack`: how many, with how many threads and requests; and their work.
 
 The limits on requests to web servers hold for a machine, and its workers share them. If it has more
 cores than the requests that one host may get at a time, it has fewer workers with more threads
@@ -6,13 +6,21 @@ each. `plan_workers` has the rules and only computes; `plan_for_machines` looks 
 """
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from wdsprep.cpus import usable_cpus
+from wdsprep.dataset.receipts import Settings
 from wdsprep.fetch.options import FetchRules
+from wdsprep.packing.options import PackRules
 from wdsprep.runners.base import Runner
 from wdsprep.runners.make_runner import make_runner
 from wdsprep.runners.options import WorkerOptions
 from wdsprep.runners.runner_settings import RunnerSettings
+from wdsprep.sources.base import Source
+
+if TYPE_CHECKING:
+    from wdsprep.packing.worker import PackWorker
+
 
 SLICES_OF_URLS = 3  # under way in a worker: the last rows of one hold up nobody
 
@@ -110,3 +118,28 @@ def runner_of(options: WorkerOptions, worker_plan: PackWorkerPlan) -> Runner:
         name="pack",
     )
     return make_runner(options.runner, settings)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackWork:
+    """The picklable description of a worker of `pack`, which a runner opens."""
+
+    source: Source
+    images: str
+    rules: PackRules
+    settings: Settings
+    edition: str = ""
+    """The mark of the dataset's edition."""
+    generations: tuple[int, ...] = (0,)
+    threads: int = 1
+    retries: frozenset[str] = frozenset()
+    """The names of the retry slices that are known."""
+    fetch_rules: FetchRules | None = None
+    """The rules of downloads, for a table of URLs."""
+    allowed_more: tuple[str, ...] = ()
+    """The policies that these rules allow beyond the settings of the dataset."""
+
+    def open(self) -> "PackWorker":
+        from wdsprep.packing.worker import PackWorker  # images and the client: for workers alone
+
+        return PackWorker(self)

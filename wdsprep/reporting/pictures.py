@@ -27,7 +27,7 @@ from wdsprep.reporting.datasets import ReportDataset
 from wdsprep.reporting.samples import ReadSample
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.models.decoder import Decoder
+    from wdsprep.encoding.models.vae import Decoder
 
 SIDE = 256
 LONGEST = 384
@@ -205,7 +205,7 @@ class Decoders:
 
     def decode(self, model: Model, latent: Any) -> Image.Image:
         if model.weights not in self._loaded:
-            from wdsprep.encoding.models.decoder import Decoder
+            from wdsprep.encoding.models.vae import Decoder
 
             self._told(f"loading the decoder of {model.name}")
             try:

@@ -32,8 +32,8 @@ from wdsprep.encoding.pending_shards import (
     pending_shards,
     remove_stale_units,
 )
-from wdsprep.encoding.work import EncodeTarget
 from wdsprep.encoding.worker_plan import (
+    EncodeTarget,
     EncodeWorkerPlan,
     plan_for_machines,
     runner_of,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wdsprep.encoding.gpus import prepare_allocator, require_gpu
-from wdsprep.encoding.work import ShardWork
+from wdsprep.encoding.worker_plan import ShardWork
 from wdsprep.scoring.models import ScoreModel, check_here
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from wdsprep.encoding.encoded_samples import Result
 from wdsprep.encoding.latent_shard import Files, LatentShard, npy_of
 from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.models.device import Arrays
-from wdsprep.encoding.work import EncodeTarget
 from wdsprep.encoding.worker import EncodeWorker
+from wdsprep.encoding.worker_plan import EncodeTarget
 from wdsprep.scoring.engine import ScoreEngine
 from wdsprep.scoring.languages import RepeatedCaptions, caption_columns
 from wdsprep.scoring.networks import ScoreEncoder

@@ -1,7 +1,6 @@
 """The inputs and outputs of encoders, and the protocols that encoders follow.
 
-`encoder` puts the parts together: a VAE (`vae`), and for text `clip_text`, if one CLIPTextModel is
-enough, or else `pipeline_text`.
+`encoder` puts the parts together: a VAE (`vae`), and a text encoder (`text_encoders`).
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -8,7 +8,7 @@ arrays (`find_outputs`).
 It is run with one caption at a time. The result for several captions may depend on all of them
 (padding to the longest, one call of a tokenizer for each, an encoder that only some captions need),
 and the calls do not prove that it does not. Only tokenizers get many captions in one call, as
-they are known to treat each by itself (`tokenizer_calls`). With the pipelines of the tests a
+they are known to treat each by itself (`caption_tokens`). With the pipelines of the tests a
 caption then takes 0.3 to 1.3 ms, and 0.3 to 1.7 if tokenizers are called for it alone (SDXL 0.6
 and 0.9). Encoders on a GPU take longer than that, except perhaps those of SDXL if text alone is
 encoded.
@@ -33,10 +33,14 @@ from wdsprep.encoding.models.base import DTYPES, TokenizerResult, TokenizerResul
 from wdsprep.encoding.models.caption_tokens import (
     EncoderInput,
     TokenizerCall,
+    call_unwrapped,
     combine_tokens,
     encoder_input,
     is_result,
+    join_results,
+    split_result,
     to_list,
+    wrap_calls,
 )
 from wdsprep.encoding.models.encode_prompt import (
     ALONE,
@@ -53,12 +57,6 @@ from wdsprep.encoding.models.families import is_mask, member_name
 from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.models.load_networks import load_config, load_tokenizer, silence_libraries
 from wdsprep.encoding.models.pipeline_parts import Component
-from wdsprep.encoding.models.tokenizer_calls import (
-    call_unwrapped,
-    join_results,
-    split_result,
-    wrap_calls,
-)
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import UsageError, WorkError
 

@@ -30,16 +30,15 @@ from wdsprep.encoding.models.base import (
     TokenIds,
     Tokens,
 )
-from wdsprep.encoding.models.clip_text import ClipText, ClipTokens
 from wdsprep.encoding.models.compiled import CompiledNetwork, check_compiler
-from wdsprep.encoding.models.division_by_one import leave_out_divisions
 from wdsprep.encoding.models.dry_run import token_source
 from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.models.gpu_memory import is_split
 from wdsprep.encoding.models.load_networks import load_vae, silence_libraries
-from wdsprep.encoding.models.pipeline_text import PipelineText
 from wdsprep.encoding.models.precision import precision_of, whole_fp32
+from wdsprep.encoding.models.text_encoders import ClipText, ClipTokens, PipelineText
 from wdsprep.encoding.models.vae import Moments, Rule
+from wdsprep.encoding.models.vae_shortcuts import leave_out_divisions
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import WorkError
 

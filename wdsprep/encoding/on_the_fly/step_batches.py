@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from wdsprep.dataset.npy_arrays import FLIPPED, LATENT
-from wdsprep.encoding.device_batches import DeviceBatches, Rows
+from wdsprep.encoding.batching import DeviceBatches, Rows
 from wdsprep.encoding.models.base import Encoder, Tokens
 from wdsprep.encoding.models.batch_size import auto_batch_size, limit_for_trainer, text_size
 from wdsprep.encoding.models.device import ImageBatch, Stats, TextBatch

@@ -1,9 +1,10 @@
-"""Causal convolutions of videos, applied to an image, which is a video of one frame.
+"""What is left out of a VAE: the other frames of a video, and divisions by one.
 
-Such a convolution takes zeros before the first frame. So only its weights for the last time step
-count, and it can become a convolution of images: a third of the operations, a layout that GPUs are
-fast with (channels_last is for images alone), and no conv3d in bf16, which is slow and needs much
-memory in several versions of cuDNN (pytorch#163539, #163581).
+An image is a video of one frame. A causal convolution of videos takes zeros before the first frame.
+So only its weights for the last time step count, and it can become a convolution of images: a third
+of the operations, a layout that GPUs are fast with (channels_last is for images alone), and no
+conv3d in bf16, which is slow and needs much memory in several versions of cuDNN (pytorch#163539,
+#163581).
 
 No class is known here by its name. Each Conv3d is tried with one frame, and is replaced if the
 convolution of images gives the same result. A convolution that fails with one frame is never used
@@ -11,6 +12,12 @@ with one, and is removed. With Qwen-Image's encoder, which is also Wan's, random
 pixels, 152 of 436 GFLOP are left, results differ by 8e-7 where the largest is 0.8, and on two busy
 cores in fp32 an image took 4.0 to 6.4 s instead of 10.6 to 12.4, measured in turns. This has not
 been measured on a GPU.
+
+The blocks of diffusers divide their results by a factor of their configs, which is 1 in every VAE.
+Each division reads and writes a whole tensor and changes nothing: in SD2's encoder there are 11. A
+block's own code stays as it is, since only its factor is replaced: by an object that returns what
+is divided by it. torch.compile cannot read such an object, and needs none: it computes the division
+together with the sum before it.
 """
 
 import copy
@@ -102,3 +109,22 @@ def _is_same(found: Tensor, wanted: Tensor) -> bool:
     if found.shape != wanted.shape:
         return False
     return bool((found - wanted).abs().max() <= TOLERANCE * wanted.abs().max())
+
+
+FACTORS = ("output_scale_factor", "rescale_output_factor")
+"""What diffusers calls the divisors of its blocks of convolutions and of attention."""
+
+
+class One:
+    """The number 1 as a divisor that costs nothing."""
+
+    def __rtruediv__(self, dividend: Tensor) -> Tensor:
+        return dividend
+
+
+def leave_out_divisions(network: nn.Module) -> None:
+    """Leave out the divisions of a network that change nothing, in place."""
+    for module in network.modules():
+        for name in FACTORS:
+            if vars(module).get(name) == 1:
+                setattr(module, name, One())
