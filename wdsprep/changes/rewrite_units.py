@@ -11,18 +11,18 @@ The samples to remove are listed in the dataset before (`wdsprep.dataset.removed
 size and digest that each shard has then.
 """
 
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 from blake3 import blake3
 
-from wdsprep.dataset.byte_spans import offsets_without, spans
+from wdsprep.dataset.byte_spans import offsets_without
 from wdsprep.dataset.coarse_histograms import count_sample
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_place
 from wdsprep.dataset.digests import hex_digest
@@ -43,10 +43,10 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectsFile, hide_source, read_rejects
 from wdsprep.dataset.removed_samples import Removed, ShardRemoval, UnitRemoval
 from wdsprep.dataset.sample_table import IMAGE_COLUMNS, table_without
-from wdsprep.dataset.samples import key_order, parse_json, parse_object
+from wdsprep.dataset.samples import key_order, parse_object
 from wdsprep.dataset.score_columns import counted_as
 from wdsprep.dataset.shapes import shape_ranges
-from wdsprep.dataset.shard_reader import ShardReader
+from wdsprep.dataset.shard_reader import HashedTape, ShardReader
 from wdsprep.dataset.stored_dataset import read_receipt
 from wdsprep.dataset.tar.index import decode_index, encode_index
 from wdsprep.dataset.tar.read import members_of
@@ -54,9 +54,10 @@ from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import DamageError, FormatError, NotFoundError
 from wdsprep.packing.changed_sources import without_facts
 from wdsprep.sources.base import Item, ItemLine
-from wdsprep.store.base import Chunks, Store, write_bytes
+from wdsprep.store.base import write_bytes
 
-Fields = dict[str, bytes]
+Facts = dict[str, Any]
+PIECE_NBYTES = 1 << 20
 Make = Callable[[bytes], bytes]
 """Makes the new content of a file of the present one."""
 
@@ -68,7 +69,7 @@ class RewrittenShard:
     removal: ShardRemoval
     shard: Shard
     index: bytes
-    gone: tuple[Fields, ...]
+    gone: tuple[Facts, ...]
     table: bytes = b""
     """The table of the remaining samples; empty if the old one was not as its receipt said."""
 
@@ -190,13 +191,13 @@ class UnitChange:
         counts: Counter[str] = Counter()
         for each in self._removal.shards:
             if each.name in emptied:
-                gone[each.name] = self._read_gone(each)
+                gone[each.name] = self._copy_rest(each, lambda _piece: None).gone
             if each.name not in gone:
                 raise self._unlike_receipt(each.name)
-            for row, fields in zip(each.rows, gone[each.name], strict=True):
+            for row, facts in zip(each.rows, gone[each.name], strict=True):
                 shape = next((name for name, rows in shapes.items() if row in rows), "")
                 kind = counted_as(receipt.dataset, receipt.settings)
-                count_sample(counts, kind, parse_json(fields["json"]), shape)
+                count_sample(counts, kind, facts, shape)
         return counts
 
     def _with_new_image(self, receipt: Receipt) -> Receipt:
@@ -408,29 +409,25 @@ class UnitChange:
 
     def _copy_rest(self, removal: ShardRemoval, write: Callable[[bytes], object]) -> RewrittenShard:
         """Copy the samples of a shard that stay, check its digest, and return the new shard."""
-        offsets = self._offsets(removal)
-        gone = _TarSplitter(removal, offsets)
-        before, after = blake3(), blake3()
-        nbytes = 0
-        chunks = Chunks(
-            self._store,
-            removal.name,
-            watch=before.update,
-            expected=removal.nbytes,
-        )
-        with closing(chunks):
-            position = 0
-            while chunk := chunks.next():
-                for piece in gone.pieces(position, chunk):
+        offsets = np.array(self._offsets(removal), np.int64)
+        rows = np.array(removal.rows)
+        starts = [*offsets[rows].tolist(), removal.nbytes]
+        ends = [*offsets[rows + 1].tolist(), removal.nbytes]
+        after, gone = blake3(), list[bytes]()
+        with HashedTape(self._store, removal) as tape:
+            for position, start, end in zip([0, *ends[:-1]], starts, ends, strict=True):
+                while piece := tape.at(position, min(PIECE_NBYTES, start - position)):
                     write(piece)
                     after.update(piece)
-                    nbytes += len(piece)
-                position += len(chunk)
-        if before.hexdigest() != removal.digest:
-            raise self._unlike_receipt(removal.name)
-        shard = Shard(removal.name, removal.samples - len(removal.rows), nbytes, after.hexdigest())
+                    position += len(piece)
+                gone.append(tape.at(start, end - start))
+            tape.check(removal.digest)
+        nbytes = removal.nbytes - sum(map(len, gone))
         return RewrittenShard(
-            removal=removal, shard=shard, index=gone.index(), gone=tuple(gone.samples(self._store))
+            removal=removal,
+            shard=Shard(removal.name, removal.samples - len(rows), nbytes, after.hexdigest()),
+            index=encode_index(offsets_without(offsets, removal.rows)),
+            gone=tuple(self._read_gone(removal, gone[:-1])),
         )
 
     def _offsets(self, removal: ShardRemoval) -> Sequence[int]:
@@ -442,55 +439,12 @@ class UnitChange:
             with naming_place(place):
                 return decode_index(make_index(self._store, removal.name), place)
 
-    def _read_gone(self, removal: ShardRemoval) -> tuple[Fields, ...]:
-        """Read the samples of a shard that loses all of them."""
-        offsets = self._offsets(removal)
-        gone = _TarSplitter(removal, offsets)
-        list(gone.pieces(0, self._store.read(removal.name)))
-        return tuple(gone.samples(self._store))
-
-
-class _TarSplitter:
-    """A splitter of the bytes of a tar: those of samples that are removed, and the rest."""
-
-    def __init__(self, removal: ShardRemoval, offsets: Sequence[int]) -> None:
-        self._removal, self._offsets = removal, np.array(offsets, np.int64)
-        going = spans(self._offsets, np.array(removal.rows, np.uint32))
-        # the first bytes of removed and of remaining samples, in turn
-        self._cuts = [edge for span in going for edge in (span.start, span.end)]
-        self._gone: list[bytes] = []
-
-    def pieces(self, position: int, chunk: bytes) -> Iterator[bytes]:
-        """Yield the remaining bytes of the chunk of the tar that begins at `position`.
-
-        The bytes of removed samples are kept for `samples`.
-        """
-        start, end = position, position + len(chunk)
-        at = bisect_right(self._cuts, position)
-        while start < end:
-            stop = min(end, self._cuts[at]) if at < len(self._cuts) else end
-            piece = (
-                chunk if stop - start == len(chunk) else chunk[start - position : stop - position]
-            )
-            if at % 2:
-                self._gone.append(piece)
-            elif piece:
-                yield piece
-            start, at = stop, at + 1
-
-    def index(self) -> bytes:
-        """Return the index of the remaining samples."""
-        return encode_index(offsets_without(self._offsets, self._removal.rows))
-
-    def samples(self, store: Store) -> Iterator[Fields]:
-        """Yield the removed samples. Raise DamageError if the index has led to others."""
-        what = f"{store.url}/{index_name(self._removal.name)}"
-        data, at = b"".join(self._gone), 0
-        sizes = np.diff(self._offsets)[list(self._removal.rows)].tolist()
-        for nbytes, key in zip(sizes, self._removal.keys, strict=True):
-            sample, at = data[at : at + nbytes], at + nbytes
+    def _read_gone(self, removal: ShardRemoval, samples: Iterable[bytes]) -> Iterator[Facts]:
+        """Yield the json of removed samples. Raise DamageError if the index has led to others."""
+        what = f"{self._store.url}/{index_name(removal.name)}"
+        for key, sample in zip(removal.keys, samples, strict=True):
             with naming_place(what):
-                fields = dict(members_of(sample))
-            if (parse_object(fields.get("json", b"")) or {}).get("key") != key:
+                facts = parse_object(dict(members_of(sample)).get("json", b"")) or {}
+            if facts.get("key") != key:
                 raise DamageError(what, "it leads to other samples", key)
-            yield fields
+            yield facts
