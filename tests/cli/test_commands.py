@@ -144,11 +144,6 @@ def test_where_nothing_is_kept_the_run_says_why_and_exits_with_3(
         ("a/images-2/", "a/images-2/ a/latents-256-2"),
         ("s3://b/x y", "'s3://b/x y' 's3://b/x y-latents-256'"),
         ("s3://b", "s3://b"),
-        ("hf://datasets/me/cats", "hf://datasets/me/cats"),
-        (
-            "hf://datasets/me/cats/all",
-            "hf://datasets/me/cats/all hf://datasets/me/cats/all-latents-256",
-        ),
     ],
 )
 def test_latents_are_proposed_beside_their_images(images: str, latents: str) -> None:

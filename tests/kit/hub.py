@@ -1,12 +1,10 @@
 """A small hub on loopback, and fixtures that point the hub's library at it.
 
-It has what reading and committing take: the head of a branch, listings in pages, ranges of files
-behind the address of another server, and commits with files that went up before. Trees live as
-long as it does. Its tests talk to it through the library alone, so what it answers is what that
-takes.
+It has what reading takes: the head of a branch, listings in pages, and ranges of files behind the
+address of another server. Its tests talk to it through the library alone, so what it answers is
+what that takes.
 """
 
-import base64
 import hashlib
 import http.server
 import json
@@ -62,18 +60,17 @@ class Repository:
 
 
 class Hub(http.server.ThreadingHTTPServer):
-    """`before` is called with each request, and may answer it; `after`, when it has been done."""
+    """`before` is called with each request, and may answer it."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.far = f"http://localhost:{self.server_port}/far"  # another origin, as of a CDN
         self.repositories: dict[str, Repository] = {}
-        self.uploads: dict[str, bytes] = {}
+        self.large_files: dict[str, bytes] = {}
         self.requests: list[str] = []
         self.lock = threading.Lock()
         self.before: Rule = _as_ever
-        self.after: Rule = _as_ever
 
     def make(self, name: str) -> Repository:
         self.repositories[name] = Repository()
@@ -87,11 +84,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server: Hub
 
     def do_any(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         with self.server.lock:
             self.server.requests.append(f"{self.command} {unquote(self.path)}")
-        answer = self.server.before(self.command, self.path) or self.reply(body)
-        status, headers, data = self.server.after(self.command, self.path) or answer
+        status, headers, data = self.server.before(self.command, self.path) or self.reply()
         self.send_response_only(status)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -99,36 +94,24 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b"" if self.command == "HEAD" else data)
 
-    do_GET = do_HEAD = do_PUT = do_POST = do_any  # noqa: N815
+    do_GET = do_HEAD = do_any  # noqa: N815
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
-    def reply(self, body: bytes) -> Answer:
+    def reply(self) -> Answer:
         parts = urlsplit(self.path)
         way = [unquote(part) for part in parts.path.strip("/").split("/")]
         if way[0] == "far":  # who hands the token on has told it to a stranger
             is_told = "Authorization" in self.headers
-            return (400, {}, b"a token!") if is_told else self.part(self.server.uploads[way[1]])
-        if way[0] == "upload":
-            self.server.uploads[way[1]] = body
-            return 200, {}, b""
+            return (400, {}, b"a token!") if is_told else self.part(self.server.large_files[way[1]])
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return self.error(401, "RepoNotFound", "Invalid username or password.")
-        if way == ["api", "validate-yaml"]:
-            return self.said({"errors": [], "warnings": []})
-        if way[-3:] == ["lfs", "objects", "batch"]:
-            return self.batch(json.loads(body))
         at = 2 if way[0] == "api" else 1
         repository = self.server.repositories.get("/".join(way[at : at + 2]))
         if repository is None:
             return self.error(404, "RepoNotFound", "Repository not found")
         call, revision, path = way[at + 2], way[at + 3], "/".join(way[at + 4 :])
-        if call == "preupload":
-            return self.preupload(json.loads(body))
-        if call == "commit":
-            with self.server.lock:
-                return self.commit("/".join(way[at : at + 2]), repository, body)
         commit = repository.head if revision in ("main", "other/branch") else revision
         if commit not in repository.trees:
             return self.error(404, "RevisionNotFound", "Invalid rev id")
@@ -173,7 +156,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if not is_large(path):
             return self.part(files[path])
         digest = hashlib.sha256(files[path]).hexdigest()
-        self.server.uploads[digest] = files[path]
+        self.server.large_files[digest] = files[path]
         return 302, {"Location": f"{self.server.far}/{digest}?signature=secret"}, b""
 
     def part(self, data: bytes) -> Answer:
@@ -185,41 +168,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if start >= len(data):
             return 416, {"Content-Range": f"bytes */{len(data)}"}, b""
         return 206, {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"}, data[start:stop]
-
-    def preupload(self, asked: Any) -> Answer:
-        files = [
-            {
-                "path": each["path"],
-                "uploadMode": "lfs" if is_large(each["path"]) else "regular",
-                "shouldIgnore": each["path"].endswith(".ignored"),
-            }
-            for each in asked["files"]
-        ]
-        return self.said({"files": files})
-
-    def batch(self, asked: Any) -> Answer:
-        objects = [
-            {**each, "actions": {"upload": {"href": f"{self.server.url}/upload/{each['oid']}"}}}
-            for each in asked["objects"]
-        ]
-        return self.said({"transfer": "basic", "objects": objects})
-
-    def commit(self, path: str, repository: Repository, body: bytes) -> Answer:
-        lines = [json.loads(line) for line in body.splitlines()]
-        if lines[0]["value"].get("parentCommit", repository.head) != repository.head:
-            return self.error(412, "PreconditionFailed", "A commit has happened since.")
-        files = dict(repository.trees[repository.head])
-        for line in lines[1:]:
-            what = line["value"]
-            if line["key"] == "deletedFile":
-                del files[what["path"]]
-            elif line["key"] == "lfsFile":
-                files[what["path"]] = self.server.uploads[what["oid"]]
-            else:
-                files[what["path"]] = base64.b64decode(what["content"])
-        name = repository.commit(files)
-        url = f"{self.server.url}/datasets/{path}/commit/{name}"
-        return self.said({"commitUrl": url, "commitOid": name})
 
 
 @pytest.fixture(scope="session")
@@ -252,7 +200,7 @@ def hub(hub_server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     set_constants(monkeypatch, HF_HUB_DISABLE_XET=True, HF_HUB_DISABLE_PROGRESS_BARS=True)
-    hub_server.before = hub_server.after = _as_ever
+    hub_server.before = _as_ever
     hub_server.requests.clear()
     return hub_server
 

@@ -150,9 +150,6 @@ class Shelf(OverNetwork):
     theirs: bytes = b""
     """The manifest that another driver has written meanwhile."""
 
-    def publish(self) -> None:
-        """All is there as it is written."""
-
     def read(self, name: str, /) -> bytes:
         if name == MANIFEST and self.theirs:
             return self.theirs

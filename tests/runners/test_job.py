@@ -17,7 +17,6 @@ from unittest.mock import patch
 import pytest
 
 import wdsprep
-from tests.kit.hub import Hub
 from tests.kit.joined_sets import LATENTS, Images, write_part
 from tests.kit.packs import pack, photos, tree
 from wdsprep.cli import main
@@ -212,26 +211,6 @@ def test_the_rest_is_done_and_what_failed_is_named_with_the_next_step(
     assert main([*placed(command, sets, tmp_path / "fresh"), "-q"]) == 0
     if command != "verify":
         assert tree(tmp_path / "out") == tree(tmp_path / "fresh/out")
-
-
-@pytest.mark.parametrize("command", ["duplicates", "export"])
-def test_on_the_hub_a_failed_unit_keeps_back_half_an_export_and_no_hashes(
-    command: str,
-    sets: Path,
-    tmp_path: Path,
-    failing: list[str],
-    hub: Hub,
-    hub_dataset: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """What is kept of each shard is whole by itself; half an export nobody can read."""
-    out = f"hf://datasets/{hub_dataset}/out"
-    words = [word.replace(str(tmp_path / "out"), out) for word in placed(command, sets, tmp_path)]
-    commits = hub.repositories[hub_dataset].trees
-    assert main(words) == 1
-    told = "as nothing is sent to the hub before all is exported" in capsys.readouterr().err
-    assert (len(commits) - 1, told) == ((1, False) if command == "duplicates" else (0, True))
-    assert len(set(failing)) > 2
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe"])

@@ -22,7 +22,7 @@ from wdsprep.changes.near_duplicates import bits_set, choose_kept, find_near_pai
 from wdsprep.errors import UsageError
 from wdsprep.images.perceptual_hash import NO_HASH
 from wdsprep.store import split_url
-from wdsprep.store.base import Sink, Store, absolute
+from wdsprep.store.base import Sink, absolute
 from wdsprep.text import Counting
 
 Rows = NDArray[numpy.int64]
@@ -245,17 +245,11 @@ class CopyFiles:
         self.lists = [output.replace(NUMBER, str(n)) for n in numbers if output]
         self.tables = [table.replace(NUMBER, str(n)) for n in numbers if table]
         self._sinks: dict[str, Sink] = {}
-        self._stores: list[Store] = []
 
     def open(self, stack: ExitStack) -> None:
         for url in (*self.lists, *self.tables):
             store, name = split_url(url)
-            self._stores.append(store)
             self._sinks[url] = stack.enter_context(store.write(name))
-
-    def publish(self) -> None:
-        for store in self._stores:
-            store.publish()
 
     def write(self, copies: Copies, compared: ComparedSamples) -> None:
         spans = _spans(self._images)
@@ -269,7 +263,7 @@ class CopyFiles:
 
 @contextmanager
 def copy_files(output: str, table: str, images: Sequence[ImagesLooked]) -> Iterator[CopyFiles]:
-    """Open the files of keys and the tables, and publish them at the end if nothing failed.
+    """Open the files of keys and the tables, which get their names at the end if nothing failed.
 
     They are opened before the search, so that a place that cannot be written to is known early.
     Raise UsageError for a name that does not fit, such as one file for several datasets.
@@ -293,7 +287,6 @@ def copy_files(output: str, table: str, images: Sequence[ImagesLooked]) -> Itera
     with ExitStack() as stack:
         files.open(stack)
         yield files
-    files.publish()
 
 
 Span = tuple[HashUnit, int, int]

@@ -39,6 +39,7 @@ from wdsprep.runners.base import Runner
 from wdsprep.runners.in_process import runner_for
 from wdsprep.runners.job import JobListener, JobStatus, check_all_done, job_largest_first
 from wdsprep.store.base import absolute
+from wdsprep.store.schemes import place_scheme
 from wdsprep.text import NotebookTable
 
 
@@ -121,6 +122,12 @@ def _opened(shown: Sequence[str], hashes: str) -> list[ImagesLooked]:
             f"--hashes {hashes}: two datasets have the same last name ({', '.join(lasts)}), and "
             "would be kept in one folder: leave --hashes out, or give it for one dataset at a time"
         )
+    for url in places:
+        if not hashes and place_scheme(url) == "hf":
+            raise UsageError(
+                f"{url}: the hub is only read, and what its pictures look like has to be kept: "
+                "give a folder for that with --hashes"
+            )
     kept = [
         f"{absolute(hashes)}/{last}" if hashes else hashes_folder(place)
         for place, last in zip(places, lasts, strict=True)
@@ -155,7 +162,5 @@ def _look(
     with closing(job):
         for unit, _ in job.results():
             samples += unit.shard.samples
-    for one in images:  # whatever failed: what is kept of a shard is whole by itself
-        one.kept.publish()
     step = f"run the same command again, or {verify_step(*(one.shown for one in images))}"
     check_all_done(job.quarantined, "shard", "looked at", step)

@@ -76,7 +76,6 @@ def delete_hashes(images: str, shards: Iterable[ShardRemoval]) -> None:
         there = {entry.name for entry in kept.list()}
         for name in there.intersection(map(hashes_file, shards)):
             kept.delete(name)
-        kept.publish()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -504,7 +504,6 @@ class _RemovalJob:
                     digests[url] |= _digests_after(unit, receipt)
         for place in (*self._latents, *self._images):
             self._finish_dataset(place, gone[place.url], digests[place.url])
-        self._publish()
 
     def _successors_of(self, latents: str, units: Sequence[UnitRemoval]) -> dict[str, str]:
         """Return by unit the digests of image shards that lost samples in an earlier removal."""
@@ -515,17 +514,9 @@ class _RemovalJob:
         return {unit: successor.digest for unit, successor in each if successor}
 
     def settle(self) -> None:
-        """Do what an earlier removal left to do if it was killed after its last write.
-
-        It may not have published that write, and its lock on the manifest may still lie there.
-        """
+        """Let go the lock on a manifest that an earlier removal has left if it was killed."""
         for place in self._places.values():
             place.store.let_go(MANIFEST_HOLD)
-        self._publish()
-
-    def _publish(self) -> None:
-        for place in self._places.values():
-            place.store.publish()
 
     def _finish_dataset(
         self, place: DatasetPlace, gone: set[str], digests: Mapping[str, str]

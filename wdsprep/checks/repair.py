@@ -274,7 +274,6 @@ def do_repair(repair: Repair, heard: Callable[[int], None] = lambda _count: None
         with edition.holding_manifest():
             _write_manifest(edition.store, repair.survey)
     edition.store.sweep()
-    edition.store.publish()
     return replace(repair, changed=tuple(repairer.changed), done=True)
 
 

@@ -102,8 +102,9 @@ def pack() -> None:
 
     SOURCE is a folder of images with .txt or .json beside them, WebDataset tars (a folder, a glob,
     a {000..099} pattern), Parquet tables with image bytes, or tables of URLs to download (.parquet,
-    .csv, .tsv, .jsonl, .txt); it and IMAGES may be URLs (s3://, gs://, az://, hf://datasets/), a
-    table also an https:// one. After a kill or an interrupt, the same command goes on where it was.
+    .csv, .tsv, .jsonl, .txt); it and IMAGES may be URLs (s3://, gs://, az://), it also
+    hf://datasets/, and a table https://. After a kill or an interrupt, the same command goes on
+    where it was.
     """
 
 
@@ -120,8 +121,8 @@ def encode() -> None:
 
     IMAGES is what pack wrote, or any WebDataset tars; LATENTS is shards/latents-RESOLUTION unless
     given (shards/text with --latents none), and needs {resolution} in it for several, or {caption}
-    for several captions. Both may be URLs (s3://, gs://, az://, hf://datasets/). After a kill or an
-    interrupt, the same command goes on where it was.
+    for several captions. Both may be URLs (s3://, gs://, az://), IMAGES also hf://datasets/. After
+    a kill or an interrupt, the same command goes on where it was.
     """
 
 
@@ -265,8 +266,8 @@ def score() -> None:
     """Score the image shards in IMAGES, by models and captions, into the dataset SCORES.
 
     select --join SCORES --where, and where= of wdsprep.load, choose samples by its columns. IMAGES
-    and SCORES may be URLs (s3://, gs://, az://, hf://datasets/). After a kill or an interrupt, the
-    same command goes on where it was.
+    and SCORES may be URLs (s3://, gs://, az://), IMAGES also hf://datasets/. After a kill or an
+    interrupt, the same command goes on where it was.
     """
 
 
@@ -316,8 +317,9 @@ def select() -> None:
     """Copy samples of DATASETs into OUT: a subset, a split, other shards, several in one.
 
     Given images and what was made of them, select takes the same samples of all; {name} in OUT
-    stands for the last part of each DATASET's path. Any of them may be URLs (s3://, gs://, az://,
-    hf://datasets/). After a kill or an interrupt, the same command goes on where it was.
+    stands for the last part of each DATASET's path. Any of them may be URLs (s3://, gs://, az://),
+    DATASETs also hf://datasets/. After a kill or an interrupt, the same command goes on where it
+    was.
     """
 
 
@@ -350,8 +352,8 @@ def import_() -> None:
 
     SOURCE is a folder of MDS shards (PRX, mosaicml/diffusion), of files that datasets has saved, of
     Parquet (MLPerf's Flux), or of tars with .npy or .pth (Sana, Primus). Both may be URLs (s3://,
-    gs://, az://, hf://datasets/). After a kill or an interrupt, the same command goes on where it
-    was.
+    gs://, az://), SOURCE also hf://datasets/. After a kill or an interrupt, the same command goes
+    on where it was.
     """
 
 

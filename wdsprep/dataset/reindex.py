@@ -92,7 +92,6 @@ def index(
         with naming_repair(store):
             done |= _write_tables(store, manifest, there.keys(), heard)
             done |= _write_rows(store, manifest, there.keys(), heard, told)
-    store.publish()
     return done
 
 

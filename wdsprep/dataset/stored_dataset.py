@@ -418,9 +418,7 @@ def write_rebuilt(url: str, heard: Counting = ignore_count) -> Manifest:
             f"encode wrote{did_you_mean_place(url)}"
         )
     with Edition.from_store(store).holding_manifest():
-        manifest = rewrite_manifest(store, heard)
-    store.publish()
-    return manifest
+        return rewrite_manifest(store, heard)
 
 
 def rewrite_manifest(store: Store, heard: Counting = ignore_count) -> Manifest:

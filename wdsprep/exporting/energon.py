@@ -37,8 +37,8 @@ def path_between(out: str, dataset: str) -> str:
         if ours != theirs:
             raise UsageError(
                 f"Energon finds tars by their paths from its metadata, and none leads from {out} "
-                f"to {dataset}: give a place on the same disk, in the same bucket or in the same "
-                "dataset of the hub, or none, for the dataset itself"
+                f"to {dataset}: give a place on the same disk or in the same bucket, or none, for "
+                "the dataset itself"
             )
         places = [f"/{to}", f"/{at}"]
     way = os.path.relpath(str(places[1]), str(places[0]))

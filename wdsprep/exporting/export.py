@@ -36,7 +36,6 @@ from wdsprep.runners.job import Job, JobListener, check_all_done, job_largest_fi
 from wdsprep.runners.options import WorkerOptions
 from wdsprep.store import open_store, shared_store
 from wdsprep.store.base import Store, absolute, check_apart, is_hidden, write_bytes
-from wdsprep.store.schemes import place_scheme
 from wdsprep.text import EXAMPLES, NotebookTable, examples, plural, shown
 
 FORM = 1
@@ -253,7 +252,6 @@ def _export_metadata(dataset: Exportable, target: str) -> Exported:
     store, files = open_store(target), metadata_beside(dataset, target)
     for name, data in files.items():
         write_bytes(store, name, data)
-    store.publish()
     return Exported(
         to="energon",
         out=target,
@@ -327,7 +325,6 @@ class _Export:
         for name, data in chain(self.plan.layout.index(files).items(), self._empty_captions()):
             if pending or there.get(name) != len(data) or store.read(name) != data:
                 write_bytes(store, name, data)
-        store.publish()
         return Exported(
             to=self.plan.to,
             out=self.out,
@@ -411,10 +408,7 @@ class _Export:
         job: Job[Any, Any] = job_largest_first(make_runner, work, units, heard=self.listener.status)
         with closing(job):
             yield from job.results()
-        step = "run the same command again"
-        if place_scheme(self.out) == "hf":  # a part of an export is of no use to readers
-            step += ", as nothing is sent to the hub before all is exported"
-        check_all_done(job.quarantined, "shard", done, step)
+        check_all_done(job.quarantined, "shard", done, "run the same command again")
 
 
 def _delete(store: Store, mark: ExportMark) -> None:

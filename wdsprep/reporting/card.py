@@ -99,7 +99,6 @@ def card(datasets: Sequence[Place], options: CardOptions) -> Card:
     if output:
         store, name = split_url(output)
         write_bytes(store, name, text.encode())
-        store.publish([name])
     return Card(text=text, output=output, uploads=tuple(_uploads(placed, repo, output)))
 
 

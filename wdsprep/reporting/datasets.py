@@ -18,7 +18,7 @@ from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.reporting.overview import overview
 from wdsprep.store import open_store, split_url
 from wdsprep.store.base import Store, absolute, is_web
-from wdsprep.store.schemes import ANY_PLACE
+from wdsprep.store.schemes import WRITABLE_PLACE
 
 NAME = "wdsprep report"
 MARK = f" · {NAME}</title>".encode()
@@ -157,7 +157,7 @@ def check_folder(
     Names in `besides` are allowed inside. `what` is the noun for the output in the message.
     """
     if is_web(output):
-        raise UsageError(f"-o {output}: a web address is only read: give {ANY_PLACE}")
+        raise UsageError(f"-o {output}: a web address is only read: give {WRITABLE_PLACE}")
     place = _folder(output)
     for dataset in every:
         folder = _folder(dataset.store.url)

@@ -60,7 +60,7 @@ def inspect(options: InspectOptions) -> "Inspected":
         wdsprep.inspect("shards/images", where="width >= 768").first
         webdataset.WebDataset(wdsprep.inspect("shards/images").urls, shardshuffle=100)
 
-    `out` is a folder, or a URL of a bucket or the hub, to write the members of the sample to.
+    `out` is a folder, or a URL of a bucket, to write the members of the sample to.
     `heard` gets the number of shards looked at, and of all.
     """
     dataset, out, key = os.fspath(options.dataset), os.fspath(options.out), options.key
@@ -116,7 +116,7 @@ class FoundSample:
         }
 
     def write(self, folder: str) -> list[str]:
-        """Write the members as files into a folder, a bucket or the hub, and return their URLs.
+        """Write the members as files into a folder or a bucket, and return their URLs.
 
         The last part of the key names them, so no key leads out of the folder.
         """
@@ -125,7 +125,6 @@ class FoundSample:
         named = {f"{stem}.{name}": data for name, data in self.members.items()}
         for name, data in named.items():
             write_bytes(store, name, data)
-        store.publish(named)
         return [f"{store.url}/{name}" for name in named]
 
 

@@ -28,7 +28,7 @@ def report(datasets: Sequence[Place], options: ReportOptions) -> WrittenReport:
     """Write a report on `datasets` as one HTML file.
 
     `datasets` are at most one dataset of images, and any latents made of them. `output` is a
-    path, or a URL of a bucket or the hub.
+    path, or a URL of a bucket.
 
         written = wdsprep.report("shards/images", "shards/latents-256", output="report.html")
 
@@ -62,5 +62,4 @@ def report(datasets: Sequence[Place], options: ReportOptions) -> WrittenReport:
         )
         data = page_of(facts).encode()
         sink.write(data)
-    store.publish([name])
     return WrittenReport(output=output, nbytes=len(data), samples=facts.samples)

@@ -176,9 +176,7 @@ class Run:
     def under_way(self) -> Iterator[None]:
         """Mark the manifest incomplete, run the block, and publish the manifest however it ends.
 
-        It is marked only if units are left to do. If the block ends well,
-        `Store.publish` then shows all files, in stores that do not show each when it is
-        written.
+        It is marked only if units are left to do.
         """
         try:
             if self.count:
@@ -186,7 +184,6 @@ class Run:
             yield
         finally:
             self._published = self._publish()
-        self._store.publish()
 
     @property
     def outcome(self) -> Outcome:

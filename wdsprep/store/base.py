@@ -4,8 +4,9 @@ import io
 import math
 import os
 import re
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -52,6 +53,15 @@ class Entry:
     nbytes: int
     stamp: str
     written_s: float = 0.0
+
+    def below(self, prefix: str) -> "Entry":
+        """Return the entry under its name without this prefix, which it begins with."""
+        return Entry(
+            name=self.name[len(prefix) :],
+            nbytes=self.nbytes,
+            stamp=self.stamp,
+            written_s=self.written_s,
+        )
 
 
 class Sink(Protocol):
@@ -146,18 +156,40 @@ class Store(Protocol):
     def let_go(self, name: str, /) -> None:
         """Remove the lock on a name if its process has died. The lock of one that lives stays."""
 
-    def publish(self, names: Collection[str] | None = None) -> None:
-        """Show to everybody the files that were written here: all, or these alone.
-
-        Most stores show each file when it is written. This is for those that do not.
-        """
-
 
 class OverNetwork:
     """The attributes of all stores whose bytes come over a network."""
 
     root: Path | None = None
     readers = READERS
+
+
+class ReadOnly(OverNetwork, ABC):
+    """A store that refuses all that would change it."""
+
+    @abstractmethod
+    def write_error(self, name: str) -> UsageError:
+        """Return the error for an attempt to change the file of this name."""
+
+    def write(self, name: str, /, *, exclusive: bool = False) -> AbstractContextManager[FileSink]:
+        del exclusive
+        raise self.write_error(name)
+
+    def delete(self, name: str, /) -> None:
+        raise self.write_error(name)
+
+    def sweep(self, ours: Ours = none_of_ours) -> Swept:
+        del ours
+        return Swept()
+
+    def hold(
+        self, name: str, /, *, giving: Sequence[FileSink] = ()
+    ) -> AbstractContextManager[None]:
+        del giving
+        raise self.write_error(name)
+
+    def let_go(self, name: str, /) -> None:
+        raise self.write_error(name)
 
 
 @runtime_checkable

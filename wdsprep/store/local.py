@@ -20,7 +20,7 @@ import stat
 import sys
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -157,9 +157,6 @@ class LocalStore:
 
     def let_go(self, name: str, /) -> None:
         _remove_if_dead(self.root / check_name(name), host=HOST)
-
-    def publish(self, names: Collection[str] | None = None) -> None:
-        """Do nothing: each file is there for all once it is written."""
 
 
 def _first_pieces(left: Iterable[memoryview]) -> list[memoryview]:

@@ -60,7 +60,7 @@ PLACES = {
         extra="azure",
     ),
     "hf": StorePlace(
-        module="wdsprep.store.hub.hub_store",
+        module="wdsprep.store.hub",
         store="HubStore",
         form="hf://datasets/OWNER/NAME[@REVISION]",
     ),
@@ -70,7 +70,9 @@ PLACES = {
 KEYED = ("s3", "gs", "az", "hf")
 """The places that are asked with the credentials of who runs this."""
 ANY_PLACE = "a local path, s3://, gs://, az:// or hf://datasets/"
-"""The places that messages tell users to give."""
+"""The places that messages tell users to read from."""
+WRITABLE_PLACE = "a local path, s3://, gs:// or az://"
+"""The places that messages tell users to write to."""
 SCHEMES = "|".join(("file", "pipe", *PLACES))
 
 

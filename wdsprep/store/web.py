@@ -7,16 +7,16 @@ address is the user's own argument, and may be on any network.
 import json
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, closing
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from wdsprep.errors import AccessError, NotFoundError, ShortReadError, StoreError, UsageError
-from wdsprep.store.base import Entry, FileSink, Ours, OverNetwork, Swept, none_of_ours
+from wdsprep.store.base import Entry, ReadOnly
 from wdsprep.store.byte_range import Range
-from wdsprep.store.schemes import ANY_PLACE
+from wdsprep.store.schemes import WRITABLE_PLACE
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse, PoolManager
@@ -37,7 +37,7 @@ class Version:
     stamp: str
 
 
-class WebStore(OverNetwork):
+class WebStore(ReadOnly):
     """A store that is a single file on a web server, named by the end of its URL's path.
 
     All reads are of the version that was listed last, or else read first.
@@ -78,32 +78,9 @@ class WebStore(OverNetwork):
             )
         return data[:nbytes]
 
-    def write(self, name: str, /, *, exclusive: bool = False) -> AbstractContextManager[FileSink]:
-        del exclusive
-        self._refuse(name)
-
-    def delete(self, name: str, /) -> None:
-        self._refuse(name)
-
-    def sweep(self, ours: Ours = none_of_ours) -> Swept:
-        del ours
-        return Swept()
-
-    def hold(
-        self, name: str, /, *, giving: Sequence[FileSink] = ()
-    ) -> AbstractContextManager[None]:
-        del giving
-        self._refuse(name)
-
-    def let_go(self, name: str, /) -> None:
-        self._refuse(name)
-
-    def publish(self, names: Collection[str] | None = None) -> None:
-        pass
-
-    def _refuse(self, name: str) -> NoReturn:
-        raise UsageError(
-            f"{self._shown}: {name} cannot be written to a web server: give {ANY_PLACE}"
+    def write_error(self, name: str) -> UsageError:
+        return UsageError(
+            f"{self._shown}: {name} cannot be written to a web server: give {WRITABLE_PLACE}"
         )
 
     def _get(self, asked: Range) -> tuple[bytes, Version]:

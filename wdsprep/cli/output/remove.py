@@ -108,15 +108,9 @@ def _outcome(removal: Removal) -> Iterator[str]:
 def _beyond(removal: Removal) -> Iterator[str]:
     """Yield where removed bytes may still be, out of reach of this command."""
     schemes = {place_scheme(place.shown) for place in removal.places} - {""}
-    if schemes - {"hf"}:
+    if schemes:
         yield KeptLine(
             "if the bucket keeps versions or deleted objects, it still has the old ones: delete "
             "their noncurrent versions there"
         )
-    if "hf" in schemes:
-        yield KeptLine(
-            "the repository still has the old files in its history: squash it "
-            "(super_squash_history of huggingface_hub), then delete its old LFS files on the hub"
-        )
-    if schemes:
         yield "delete the cache folders of loaders that have read from it, on their machines"

@@ -255,5 +255,4 @@ def _publish_manifest(
         complete = source.is_whole and done >= {shard.name for shard in source.shards}
         found = replace(found, complete=complete, extra={"model": model})
         write_manifest(edition.store, found)
-    edition.store.publish()
     return found

@@ -11,7 +11,7 @@ after a week, and GCS where the bucket has a rule for that.
 import contextlib
 import datetime
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -122,14 +122,8 @@ class ObjectStore(OverNetwork):
         check_prefix(prefix)
         with self._store_errors(prefix):
             found = sorted(self.entries(self._prefix + prefix), key=lambda e: e.name.encode())
-        start = len(self._prefix)
         for entry in found:
-            yield Entry(
-                name=entry.name[start:],
-                nbytes=entry.nbytes,
-                stamp=entry.stamp,
-                written_s=entry.written_s,
-            )
+            yield entry.below(self._prefix)
 
     def entries(self, prefix: str) -> Iterator[Entry]:
         """Yield the objects whose keys begin with `prefix`, under their whole keys.
@@ -256,9 +250,6 @@ class ObjectStore(OverNetwork):
         """Remove nothing: the library does not tell of unfinished uploads."""
         del ours
         return Swept()
-
-    def publish(self, names: Collection[str] | None = None) -> None:
-        """Do nothing: each file is there for all once it is written."""
 
     def _key(self, name: str) -> str:
         return self._prefix + check_name(name)

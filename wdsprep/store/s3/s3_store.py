@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -230,9 +230,6 @@ class S3Store(OverNetwork):
     def let_go(self, name: str, /) -> None:
         with self._store_errors(name):
             self._holds.let_go(self._key(name), f"{self.url}/{name}")
-
-    def publish(self, names: Collection[str] | None = None) -> None:
-        """Do nothing: each file is there for all once it is written."""
 
     def sweep(self, ours: Ours = none_of_ours) -> Swept:
         """Abort the unfinished uploads of dead writers, and return how many there were.
