@@ -1,10 +1,13 @@
 """Images and latents that the tests of encoding share."""
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
+from tests.kit.encode_work import Making
 from tests.kit.encodes import encode_here, packed, pictures
 
 
@@ -34,3 +37,17 @@ def own(images: Path, tmp_path: Path) -> Path:
 def cache_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """What looks at all samples find is kept for one test alone."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("home")))
+
+
+@pytest.fixture(scope="module")
+def stand_in() -> Iterator[None]:
+    """Encode with a stand-in that costs nothing, in tests that are of all else."""
+    with patch("wdsprep.encoding.encode.make_encoder", Making()):
+        yield
+
+
+@pytest.fixture
+def cheap() -> Iterator[None]:
+    """The same for one test of a file whose others need real models."""
+    with patch("wdsprep.encoding.encode.make_encoder", Making()):
+        yield

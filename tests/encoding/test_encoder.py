@@ -344,25 +344,6 @@ def test_weights_in_parts_are_those_of_one_file(tmp_path: Path, variant: str | N
         assert torch.equal(array, parts.arrays[name])
 
 
-@pytest.mark.system
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler imports
-def test_compiled_models_agree(tmp_path: Path) -> None:
-    """Of one block each: every kernel is compiled by itself, which takes seconds."""
-    from diffusers import AutoencoderKL
-    from transformers import CLIPTextModel
-
-    shutil.copytree(TINY, tmp_path, dirs_exist_ok=True)
-    text = CLIPTextModel.from_pretrained(tmp_path / "text_encoder", num_hidden_layers=1)
-    vae = AutoencoderKL(block_out_channels=(8,), norm_num_groups=4, mid_block_add_attention=False)
-    for name, model in (("text_encoder", text), ("vae", vae)):
-        shutil.rmtree(tmp_path / name)
-        model.save_pretrained(tmp_path / name)
-    pixels = pictures(2)
-    made, wanted = run(encoder(tmp_path, compile=True), pixels), run(encoder(tmp_path), pixels)
-    for name, values in wanted.arrays.items():
-        assert (made.arrays[name] - values).abs().max() <= 2e-3 * values.abs().max()
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_gpu_agrees_with_the_cpu() -> None:
     pixels = pictures(4)

@@ -51,6 +51,8 @@ from wdsprep.store import open_store
 
 # --- tars that something else packed
 
+pytestmark = pytest.mark.usefixtures("stand_in")
+
 
 def rotated() -> bytes:
     """160 x 190 as it is seen, 190 x 160 as it is stored."""

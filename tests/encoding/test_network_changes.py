@@ -320,3 +320,13 @@ def test_where_there_is_no_compiler_one_line_says_so(monkeypatch: pytest.MonkeyP
     assert line.startswith("--compile does not work here (")
     assert "Failed to find C compiler." in line
     assert line.endswith("install a C++ compiler, and Triton for a GPU, or leave --compile out")
+
+
+@pytest.mark.system
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler imports
+def test_what_the_compiler_makes_of_a_network_agrees() -> None:
+    """Of one convolution: every kernel is compiled by itself, which takes seconds."""
+    torch.compiler.reset()
+    network, batch = nn.Conv2d(3, 4, 3), torch.rand(2, 3, 8, 8)
+    with torch.inference_mode():
+        torch.testing.assert_close(CompiledNetwork(network)(batch), network(batch))

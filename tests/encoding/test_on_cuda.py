@@ -106,7 +106,7 @@ def assert_is_for_a_gpu(network: Moments) -> None:
 
 
 @pytest.mark.parametrize("latents", ["mean", "moments"])
-@pytest.mark.parametrize("name", ["StableDiffusion", "QwenImage", "Flux2Klein", "HunyuanImage"])
+@pytest.mark.parametrize("name", each_family(["StableDiffusion", "QwenImage", "Flux2Klein"]))
 def test_other_latents_are_made_on_the_gpu(name: str, latents: str, family: Family) -> None:
     model = find_model(str(family(name)), text="none")
     with FakeCuda() as gpu:
@@ -124,7 +124,7 @@ def test_more_captions_share_a_batch_where_clip_alone_encodes_them(
         assert gpu.load(model, Recipe(resolution=SIDE)).text_batch_size == size
 
 
-@pytest.mark.parametrize("name", ["StableDiffusion", "QwenImage"])
+@pytest.mark.parametrize("name", each_family(["StableDiffusion", "QwenImage"]))
 def test_a_gpu_that_is_split_holds_what_it_works_with_alone(name: str, family: Family) -> None:
     model = find_model(str(family(name)), text="emb")
     with FakeCuda() as gpu:

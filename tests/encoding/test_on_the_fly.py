@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,12 +35,6 @@ def stored(images: Path) -> Path:
     with patch("wdsprep.encoding.encode.make_encoder", Making()):
         encode_here(images, images.parent / "latents")
     return images.parent / "latents"
-
-
-@pytest.fixture
-def cheap() -> Iterator[None]:
-    with patch("wdsprep.encoding.encode.make_encoder", Making()):
-        yield
 
 
 def load(url: Path, **options: Any) -> Any:

@@ -32,6 +32,16 @@ BOTH = (64, 128)
 LARGE = 14  # of the pictures, in bucket 128
 
 
+pytestmark = pytest.mark.usefixtures("stand_in")
+
+
+@pytest.fixture(scope="module")
+def latents(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("at-64") / "latents"
+    encode_here(images, out)
+    return out
+
+
 @pytest.fixture(scope="module")
 def alone(
     images: Path, latents: Path, tmp_path_factory: pytest.TempPathFactory

@@ -45,12 +45,6 @@ from wdsprep.store import open_store
 from wdsprep.store.base import Entry, OverNetwork
 
 
-@pytest.fixture
-def cheap() -> Iterator[None]:
-    with patch("wdsprep.encoding.encode.make_encoder", Making()):
-        yield
-
-
 def texts(images: Path | str, out: Path, **options: Any) -> Path:
     encode_here(images, out, **({"resolution": 0, "latents": "none"} | options))
     return out

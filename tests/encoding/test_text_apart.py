@@ -23,6 +23,8 @@ BOTH = (64, 128)
 COUNT, LARGE = 18, 6  # pictures, and those of them in bucket 128
 SLICES, SHARDS = 3, 6
 
+pytestmark = pytest.mark.usefixtures("stand_in")
+
 
 def encode_here(images: Path | str, out: Path, **options: Any) -> Outcome:
     """With batches of one, of which none is padding."""

@@ -67,7 +67,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "out"
 
 
-@pytest.fixture(params=["pack", "encode"])
+@pytest.fixture(params=["encode"])
 def job(request: pytest.FixtureRequest, images: Path) -> Job:
     if request.param == "pack":
         return pack_job(images.parent / "in", per_shard=SLICE, pause_s=0.03)

@@ -362,7 +362,7 @@ def test_obstore_has_what_the_store_takes_from_within_it(copy: bool) -> None:
 
 
 def test_torch_still_asks_how_types_are_collated() -> None:
-    """Without it `DataLoader(loader)` stacks whole batches; `tests/loading/test_whole_batch.py`."""
+    """Without it `DataLoader(loader)` stacks whole batches; `tests/loading/test_batches.py`."""
     from torch.utils import _pytree
     from torch.utils.data._utils.collate import default_collate_fn_map
 

@@ -140,7 +140,7 @@ def check_refused_and_resumed(photos: Path, tmp_path: Path, kind: str, runner: s
     return lines
 
 
-@pytest.mark.parametrize("kind", ["newer", "older", "none"])
+@pytest.mark.parametrize("kind", ["newer", "none"])
 def test_a_local_worker_of_another_version_ends_the_run_which_goes_on_later(
     photos: Path, tmp_path: Path, kind: str
 ) -> None:
