@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -13,19 +12,16 @@ import pytest
 
 from tests.kit.damaged import check, findings, flip, restore
 from tests.kit.encode_work import Making
-from tests.kit.encodes import encode_here, latents_of, packed, pictures, rejected
+from tests.kit.encodes import encode_here, packed, pictures
 from tests.kit.latent_sets import field, npy
 from tests.kit.packs import manifest_of, tree
 from wdsprep.checks.member_rules import array_problem
 from wdsprep.checks.repair import do_repair, plan_repair
 from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.receipts import Receipt, Shard
-from wdsprep.dataset.stored_dataset import open_dataset, write_rebuilt
 from wdsprep.dataset.tar.read import file_tape, read_samples
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.errors import FormatError
-from wdsprep.packing.sample_checks import check_samples
-from wdsprep.reporting.inspect import FoundSample, find_sample
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
 
@@ -207,37 +203,6 @@ def test_a_dataset_is_named_once_and_each_in_any_place(pair: Pair, tmp_path: Pat
     moved = shutil.copytree(latents, tmp_path / "moved")
     assert findings(images, latents, moved) == []
     assert tree(moved) == whole
-
-
-def test_inputs_beyond_the_millionth_of_a_slice_are_in_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Though their keys, which have a digit more, fall as text."""
-
-    def late(*args: Any, **options: Any) -> Iterator[Any]:
-        return (
-            (found[0] + 999_998, found[1]) for found in check_samples(*args, **options) if found
-        )
-
-    monkeypatch.setattr("wdsprep.packing.worker.check_samples", late)
-    source = pictures(tmp_path / "photos", range(0, 18, 3))
-    damaged = source / "photo-0006.jpg"
-    damaged.write_bytes(damaged.read_bytes()[:-2000])
-    images = packed(source, tmp_path / "images", "--check", "header")
-    receipt = Receipt.from_bytes((images / "receipts/000000.json").read_bytes(), "")
-    as_of_urls = replace(receipt, settings={**receipt.settings, "source": "urls"})
-    (images / "receipts/000000.json").write_bytes(as_of_urls.to_bytes())
-    (images / MANIFEST).unlink()
-    write_rebuilt(str(images))
-    encode_here(images, tmp_path / "latents")
-    keys = [f"000000{number}" for number in range(1_000_001, 1_000_004)]
-    assert list(latents_of(tmp_path / "latents")) == ["000000999998", "000000999999", *keys]
-    assert rejected(tmp_path / "latents") == {"0000001000000": "truncated"}
-    assert findings(images, tmp_path / "latents") == []
-    for key in (keys[0], "000000999999"):
-        found = find_sample(*open_dataset(str(images)), key, lambda _count: None)
-        assert isinstance(found, FoundSample)
-        assert found.key == key
 
 
 Samples = list[tuple[str, Fields]]

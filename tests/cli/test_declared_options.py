@@ -71,40 +71,5 @@ def test_help_has_the_headings_in_their_order(capsys: pytest.CaptureFixture[str]
     assert "--min-size N" in said
 
 
-@pytest.mark.parametrize(
-    ("words", "options"),
-    [
-        (["--min-size", "many"], {"min_size": "many"}),
-        (["--min-size", "-10"], {"min_size": -10}),
-        (["--mode", "slow"], {"mode": "slow"}),
-        (["--max-size", "2XB"], {"max_size": "2XB"}),
-        (["--overwrite=no"], {"overwrite": "no"}),
-    ],
-)
-def test_a_refusal_is_the_same_line_in_python(words: list[str], options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError) as on_the_line:
-        given("a", *words)
-    with pytest.raises(UsageError) as in_python:
-        cut("a", **options)
-    assert str(on_the_line.value) == str(in_python.value)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["a", "--min-sise", "1"], "cut has no option --min-sise: did you mean --min-size?"),
-        (["a", "--min-size=1", "--min_size=2"], "--min-size is given twice: give it once"),
-        (["a", "--overwrite", "--overwrite"], "--overwrite is given twice: give it once"),
-        ([], "cut needs SOURCE: the folder to cut"),
-    ],
-)
-def test_a_line_that_cannot_be_meant_is_refused(words: list[str], said: str) -> None:
-    made = command()
-    made.context_settings["token_normalize_func"] = lambda name: name.replace("_", "-")
-    with pytest.raises(UsageError) as refused:
-        made.main(words, prog_name="cut", standalone_mode=False)
-    assert str(refused.value) == said
-
-
 def test_an_option_of_many_may_be_given_again() -> None:
     assert given("a", "--join", "b", "--join", "c")["join"] == ("b", "c")

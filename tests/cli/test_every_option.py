@@ -174,15 +174,6 @@ def test_a_name_that_is_misspelt_is_one_line_with_what_may_be_meant(
         )
 
 
-@pytest.mark.parametrize(("name", "option"), ALL)
-def test_what_is_given_twice_is_one_line(name: str, option: Option) -> None:
-    if name in IN_PYTHON or option.about.is_many:
-        return  # Python itself refuses a name that comes again
-    value = [] if option.is_flag else ["1"]
-    words = [option.spelled, *value, option.spelled, *value]
-    assert on_the_line(name, *words) == f"{option.spelled} is given twice: give it once"
-
-
 @pytest.mark.parametrize("name", PLACES)
 def test_a_place_that_is_given_twice_is_one_line(name: str) -> None:
     first = next(option for option in declared(name) if option.is_argument)
@@ -220,12 +211,3 @@ def test_two_that_exclude_each_other_are_the_same_line(
         words += [f"--{option.replace('_', '-')}", *([] if value is True else [str(value)])]
     assert in_python(name, **options).startswith(said)
     assert on_the_line(name, *words) == in_python(name, **options)
-
-
-def test_what_others_call_an_option_leads_to_ours() -> None:
-    line = "load() has no option batch_size: it is global_batch, the samples of a step over all "
-    assert in_python("load", batch_size=8) == f"{line}ranks"
-    assert in_python("pack", bucket=8) == "pack() has no option bucket: did you mean buckets?"
-    assert in_python("load", streams="there") == "streams is given twice: give it once"
-    with pytest.raises(UsageError, match="load\\(\\) needs global_batch: the samples of a step"):
-        wdsprep.load("here")  # type: ignore[call-arg]

@@ -20,10 +20,9 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.encoding.encoded_samples import PendingBlock, Result, SampleInput
 from wdsprep.encoding.engine import Engine, EngineError
-from wdsprep.encoding.models.base import Encoded, InTwoPrecisions, Part, Tokens
+from wdsprep.encoding.models.base import Encoded, Part, Tokens
 from wdsprep.encoding.models.batch_size import fitting_batch_size, is_out_of_memory
 from wdsprep.encoding.models.device import Device, ImageBatch
-from wdsprep.errors import WorkError
 from wdsprep.images import formats
 from wdsprep.images.nearest_shape import Shapes
 
@@ -216,55 +215,6 @@ def test_what_overflows_is_computed_exactly_and_rejected_only_then(kind: type[Me
             assert level_of(found) == (level, level)
     assert made.stats.exact == sum(level > 100 for level in levels)
     assert made.stats.samples == len(levels)
-    made.close()
-
-
-def cannot_load(error: Exception) -> tuple[Engine, list[str]]:
-    """An engine whose network cannot be loaded in fp32, and what was tried."""
-    tried: list[str] = []
-
-    def load(dtype: str) -> str:
-        tried.append(dtype)
-        if dtype == "fp32":
-            raise error
-        return dtype
-
-    networks = InTwoPrecisions(load, "bf16")
-
-    class Loading(Overflowing):
-        def encode_images(self, *arguments: Any, exact: bool = False) -> Encoded:
-            networks.get(exact=exact)
-            return super().encode_images(*arguments, exact=exact)
-
-    return engine(Loading(), batch_size=8), tried
-
-
-def in_words(cause: Exception) -> WorkError:
-    error = WorkError("the text encoder cannot be loaded")
-    error.__cause__ = cause
-    return error
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory"),
-        MemoryError(),
-        in_words(RuntimeError("DefaultCPUAllocator: can't allocate memory")),
-    ],
-)
-def test_what_there_is_no_memory_for_in_fp32_is_loaded_once(error: Exception) -> None:
-    made, tried = cannot_load(error)
-    levels = [150, 151, 152, 153, 5, 154, 6, 7, 155, *range(10, 40)]
-    for level, found in fed(made, levels).items():
-        if level > 100:
-            with pytest.raises(RejectedError) as refused:
-                only(found)
-            assert refused.value.code is Code.NOT_FINITE
-        else:
-            assert level_of(found) == (level, level)
-    assert tried == ["bf16", "fp32"]
-    assert made.stats.batch_size == 8
     made.close()
 
 

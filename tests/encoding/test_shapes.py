@@ -293,30 +293,6 @@ def test_what_names_no_list_is_refused(given: Any, words: str) -> None:
     assert words in refusal(given), words
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--shapes", "nearest:4,2"), "not a multiple of 8, as the VAE of tiny needs"),
-        (("--shapes", NEAREST, "--max-crop", "0"), "--max-crop 0.0: give a part of the area"),
-        (("--max-crop", "1.5"), "--max-crop 1.5: give a part"),
-        (("--shapes", "sdxl"), "--shapes sdxl is for --resolution 1024"),
-    ],
-)
-def test_nothing_is_written_for_options_that_cannot_be(
-    images: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    options: tuple[str, ...],
-    words: str,
-) -> None:
-    with in_this_process():
-        place = ["encode", str(images), str(tmp_path / "out"), "--resolution", "64"]
-        assert main([*place, *TOY, *options]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert words in line
-    assert not (tmp_path / "out").exists()
-
-
 # --- on the way to a trainer
 
 

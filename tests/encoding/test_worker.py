@@ -155,52 +155,6 @@ def test_two_passes_bring_the_text_to_each_of_several_datasets(
         }
 
 
-class Late(InTurn):
-    """Begins with its first captions when it may."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.may_begin, self.is_late = threading.Event(), threading.Event()
-        self.later = 0
-
-    def encode_texts(self, *arguments: Any, **options: Any) -> Encoded:
-        if not self.is_late.is_set():
-            self.is_late.set()
-            self.may_begin.wait(60)
-        else:
-            self.later += 1
-        return super().encode_texts(*arguments, **options)
-
-
-def test_a_shard_that_fails_leaves_no_caption_for_the_turn_of_images(
-    images: Path, tmp_path: Path
-) -> None:
-    shards = find_image_shards(str(images), 64).shards[:3]
-    encoder = Late()
-    call = worker(images, tmp_path / "out", encoder, threads=2)
-    steps, other = (call(alone(shard)) for shard in shards[:2])
-    while not encoder.is_late.is_set():
-        next(steps)
-    while not encoder.later:
-        next(other)
-    next(other)  # it waits for the turn of images
-    steps.close()  # its captions are in the engine
-    brought = [*encoder.brought]
-    for _ in range(2):
-        next(other)
-    assert encoder.brought == brought
-    encoder.may_begin.set()
-    for _ in other:
-        pass
-    assert encoder.brought == [*brought, Part.IMAGE]
-    assert not do_all(call, shards)
-    call.close()
-    plain = worker(images, tmp_path / "plain", Means())
-    assert not do_all(plain, shards)
-    plain.close()
-    assert tree(tmp_path / "out") == tree(tmp_path / "plain")
-
-
 def test_a_worker_whose_encoder_fails_says_that_it_is_broken(images: Path, tmp_path: Path) -> None:
     call = worker(images, tmp_path / "out", Broken())
     shards = find_image_shards(str(images), 64).shards

@@ -245,23 +245,6 @@ def test_captions_that_wait_take_no_more_than_a_share_of_the_disk(
     assert 32 // together <= device.loads[Part.TEXT] <= 32 // together + 2
 
 
-def test_a_network_that_cannot_be_brought_costs_one_shard() -> None:
-    failures = [RuntimeError("no memory")]
-
-    def bring(part: Part) -> None:
-        if failures:
-            raise failures.pop()
-        device.bring(part)
-
-    device = Device()
-    turns = Turns(bring, device, at_once=3, most=8)
-    with pytest.raises(RuntimeError, match="no memory"), turns.visit(Part.TEXT) as visit:
-        turns.enter(visit, 0)
-    with turns.visit(Part.TEXT) as visit:
-        assert turns.enter(visit, 0)
-    assert device.loads[Part.TEXT] == 1
-
-
 # --- in a worker
 
 

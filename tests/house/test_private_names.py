@@ -29,7 +29,6 @@ from tests.kit.faultproxy import FaultProxy
 from tests.kit.s3 import S3Server
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.encoding.models.compiled import NAMES
 from wdsprep.errors import NotFoundError
 from wdsprep.images import formats
 from wdsprep.runners.out_of_memory import FEWER
@@ -139,19 +138,6 @@ def read_all(store: S3Store, proxy: FaultProxy) -> list[bool]:
     return ["X-Amz-Signature" in path for _, path in proxy.requests[before:]]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler imports
-def test_torch_compiles_no_more_than_it_is_allowed_and_says_so() -> None:
-    """Otherwise batches of further shapes would be slow, and nobody would know."""
-    torch.compiler.reset()
-    network = torch.compile(torch.nn.ReLU(), dynamic=False, backend="eager")
-    with torch._dynamo.config.patch(dict(zip(NAMES, (2, 2, True), strict=True))):
-        network(torch.ones(1))
-        network(torch.ones(2))
-        with pytest.raises(Exception, match="Hard failure") as refused:
-            network(torch.ones(3))
-    assert type(refused.value).__name__.endswith("LimitHit")
-
-
 def test_boto3_and_urllib3_have_what_reads_take_from_them(
     s3_server: S3Server,
     bucket: str,
@@ -164,49 +150,6 @@ def test_boto3_and_urllib3_have_what_reads_take_from_them(
         pools = store._process_client.reads._wire._pools  # type: ignore[union-attr]
         assert list(pools) == [proxy.url], "no connection is kept: response._pool has changed"
     assert caplog.text == ""
-
-
-@pytest.mark.parametrize(
-    ("owner", "name"),
-    [
-        ("botocore.client.BaseClient", "_endpoint"),
-        ("urllib3.connectionpool.HTTPConnectionPool", "_get_conn"),
-        ("urllib3.connectionpool.HTTPConnectionPool", "_put_conn"),
-        ("urllib3.response.HTTPResponse", "_pool"),
-        ("urllib3.response.HTTPResponse", "_fp"),
-    ],
-)
-def test_reads_are_as_boto3_does_them_where_one_of_these_is_gone(
-    owner: str,
-    name: str,
-    s3_server: S3Server,
-    bucket: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """The names are hidden from wdsprep alone: those packages need them themselves."""
-    hide(monkeypatch, owner, name)
-    with counted(s3_server, bucket, monkeypatch) as (store, proxy):
-        assert not any(read_all(store, proxy)[1:])
-    assert caplog.text.count("is not one that wdsprep knows") == 1
-    assert name in caplog.text
-
-
-def hide(monkeypatch: pytest.MonkeyPatch, owner: str, name: str) -> None:
-    """From code in wdsprep/, an attribute of a class or of its objects."""
-    import importlib
-    import sys
-
-    module, _, kind = owner.rpartition(".")
-    cls = getattr(importlib.import_module(module), kind)
-    whole = cls.__getattribute__
-
-    def look(self: Any, wanted: str) -> Any:
-        if wanted == name and str(PACKAGE) in sys._getframe(1).f_code.co_filename:
-            raise AttributeError(f"no {name}")
-        return whole(self, wanted)
-
-    monkeypatch.setattr(cls, "__getattribute__", look)
 
 
 def test_boto3_lets_us_read_its_listings(

@@ -22,7 +22,6 @@ from wdsprep.options import (
     Options,
     about,
     options_of,
-    refuse_unknown_options,
     takes_datasets,
     takes_options,
 )
@@ -142,24 +141,6 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_removed(
     assert (tmp_path / "out/receipts/000000.json").read_bytes() == b"precious"
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"resolution": "64"}, "whole number"),
-        ({"resolution": 0}, "--resolution is missing"),
-        ({"resolution": 64, "seed": "a"}, "whole number"),
-        ({"resolution": 64, "latents": "means"}, "sample, mean, moments"),
-        ({"resolution": 64, "device": "gpu"}, "auto, cuda, cpu"),
-        ({"resolution": 64, "limit": -1}, "0 or more"),
-        ({"resolution": 64, "batch_size": 0.5}, "give auto"),
-        ({"resolution": 64, "max_bytes": "much"}, "not a size"),
-    ],
-)
-def test_encode_refuses_it_too(options: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=said):
-        wdsprep.encode(tmp_path, tmp_path / "out", **options)
-
-
 def test_one_recipe_is_spelled_as_encode_spells_it() -> None:
     how = wdsprep.Encode(resolution=64, max_bytes="1kB", batch_size="auto")
     assert (how.max_bytes, how.batch_size) == (1000, 0)
@@ -210,14 +191,6 @@ def verify(datasets: Sequence[Any], options: Sides) -> tuple[list[Any], int]:
     return list(datasets), options.least_side
 
 
-@refuse_unknown_options
-@dataclass(frozen=True, kw_only=True)
-class Taught(Options):
-    batch: int = field(
-        default=1, metadata=about("The samples of a step.", also=("batch_size",), least=1)
-    )
-
-
 def test_a_function_has_the_signature_of_its_options() -> None:
     found = inspect.signature(pack)
     assert list(found.parameters) == [*inspect.signature(Rules).parameters]
@@ -233,48 +206,6 @@ def test_what_is_given_is_read_once_and_the_same_again() -> None:
     assert rules.max_size == 1000
     assert replace(rules, least_side=1).nbytes == 1000
     assert pickle.loads(pickle.dumps(rules)) == rules
-
-
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (lambda: pack(least_side=-1), "--least-side -1: give 0 or more"),
-        (lambda: pack(least_side="many"), "--least-side 'many': give a whole number"),
-        (lambda: pack(least_side=None), "--least-side None: give a whole number"),
-        (lambda: pack(share=float("nan")), "--share nan: give 0 or more"),
-        (lambda: pack(share=2), "--share 2: give 1 or less"),
-        (lambda: pack(check="twice"), "--check 'twice': give one of full, header"),
-        (
-            lambda: pack(max_size="2XB"),
-            "--max-size '2XB' is not a size: write 2GB, 500MB or a number",
-        ),
-        (lambda: pack(source=5), "SOURCE 5: give a string"),
-        (lambda: pack("a", source="b"), "SOURCE is given twice: give it once"),
-        (lambda: pack("a", 3), r"pack() takes 1 argument without a name (source): give 3 a name"),
-        (lambda: pack(append="yes"), "--append 'yes': give True or False; on the command line it"),
-        (lambda: pack(append=True, overwrite=True), "--append and --overwrite: one keeps, one"),
-        (lambda: pack(least_sides=1), "pack() has no option least_sides: did you mean least_side?"),
-        (lambda: verify("a", shares=1), "verify() has no option shares: did you mean share?"),
-        (lambda: pack(zzz=1), "pack() has no option zzz: help(wdsprep.pack) lists them"),
-        (lambda: pack(least=1), "pack() has no option least: did you mean least_side?"),
-        (
-            lambda: verify(datasets="a"),
-            "verify() has no option datasets: it takes",
-        ),
-        (
-            lambda: verify(dataset="a"),
-            "verify() has no option dataset: it takes datasets",
-        ),
-        (lambda: Taught(1), "Taught() takes no argument without a name: give 1 a name"),
-        (lambda: Taught(batch_size=1), "Taught() has no option batch_size: it is batch, the"),
-        (lambda: Taught(btch=1), "Taught() has no option btch: did you mean batch?"),
-    ],
-)
-def test_what_cannot_be_meant_is_one_line_that_names_the_option(call: Any, said: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        call()
-    assert str(refused.value).startswith(said)
-    assert "\n" not in str(refused.value)
 
 
 def test_an_unknown_option_is_a_type_error_as_python_has_it_and_ours() -> None:

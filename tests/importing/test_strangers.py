@@ -6,10 +6,8 @@ import struct
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -20,7 +18,6 @@ import wdsprep
 from tests.kit.mds import write_mds
 from tests.kit.packs import tar_bytes
 from tests.kit.paths import ROOT
-from wdsprep.errors import SourceError
 from wdsprep.importing.column_arrays import array_of
 from wdsprep.importing.column_names import CachedColumn
 
@@ -228,33 +225,3 @@ def test_a_member_that_is_too_large_says_so(tmp_path: Path, monkeypatch: Any) ->
     _, rejects = import_three(tmp_path, "latent.npy", npy(), npy(np.zeros(1000)))
     assert rejects[0]["code"] == "too_many_bytes"
     assert "latent.npy has 8,128 bytes, more than 2,000" in rejects[0]["detail"]
-
-
-@pytest.mark.parametrize("form", ["mlperf.parquet", "mlperf/data-00000-of-00002.arrow"])
-def test_damage_within_a_table_names_the_file(
-    foreign_sets: Path, tmp_path: Path, form: str
-) -> None:
-    """In its middle, where no one looks when it is opened: the file is damaged, or rows of it."""
-    data = (foreign_sets / "latents" / form).read_bytes()
-    name, rng, said = Path(form).name, Random(40), set[str]()
-    for number in range(12):
-        place = tmp_path / str(number)
-        place.mkdir()
-        changed = bytearray(data)
-        for _ in range(30):
-            changed[rng.randrange(2000, len(data) - 4000)] ^= rng.randint(1, 255)
-        (place / name).write_bytes(changed)
-        with suppress(SourceError), noting(said):
-            wdsprep.import_(place, tmp_path / f"out-{number}", resolution=64)
-    assert any(f"{name} is not a valid" in line for line in said)
-    assert all(name in line for line in said)
-
-
-@contextmanager
-def noting(said: set[str]) -> Iterator[None]:
-    """Note what a SourceError says on its way."""
-    try:
-        yield
-    except SourceError as error:
-        said.add(str(error))
-        raise

@@ -26,7 +26,7 @@ from tests.kit.latent_sets import EMB, LATENT, array_of, field, flat, keys, writ
 from tests.kit.slow_reads import WAYS, read_in_way
 from wdsprep.dataset.reindex import index
 from wdsprep.encoding.models.noise import noise_keys, normal
-from wdsprep.errors import FingerprintError, FormatError, NotFoundError, StoreError, UsageError
+from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.loading.options import Stream
 
 BATCH = 32
@@ -262,43 +262,6 @@ def test_buckets_are_chosen_by_name(tmp_path: Path) -> None:
     assert len(load(Stream(url, buckets="256")).urls()) == 2
     with pytest.raises(UsageError, match="has the buckets 256: choose from these instead of 512"):
         load(Stream(url, buckets=["256", "512"]))
-
-
-def test_what_is_given_may_be_paths_and_numbers_of_numpy(
-    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = keys(load(data, seed=3))
-    monkeypatch.chdir(Path(data).parent)
-    options = {"seed": np.int64(3), "global_batch": np.int32(BATCH), "step": np.int64(2)}
-    options |= {"epochs": np.int32(1), "rank": np.int64(0), "world_size": np.int64(1)}
-    loaders = [load(Path(data), **options), load(Path(data).name, **options)]
-    loaders.append(load([Stream(Path(data))], **options))
-    loaders.append(load(Stream(data, count=np.int64(300)), ahead=np.int8(2), **options))
-    monkeypatch.chdir(tmp_path)
-    for loader in loaders:
-        loader.load_state_dict(json.loads(json.dumps(loader.state_dict())))
-        assert keys(loader) == whole[2:]
-        assert all(map(os.path.exists, loader.urls()))
-    rates = {"drop_text": np.float32(0.5), "step": 1 << 25, "fields": "txt"}
-    far = [next(iter(load(data, **rates | o))) for o in ({}, {"global_batch": np.int32(BATCH)})]
-    assert far[0] == far[1]
-    for wrong in ({data: 3}, [(data, 3)], [3], None, data.encode()):
-        with pytest.raises(UsageError, match="give paths, URLs"):
-            load(wrong)
-    for option in (
-        *({"seed": 1.0}, {"seed": None}, {"global_batch": "32"}, {"window": 2.5}, {"pixels": "1"}),
-        *({"epochs": 1.5}, {"step": "3"}, {"rank": 0.0, "world_size": 2}, {"ahead": "2"}),
-        {"cache": tmp_path, "cache_nbytes": "5GB"},
-    ):
-        with pytest.raises(UsageError, match="give a whole number"):
-            load(data, **option)
-    for amount in ({"count": 1.5}, {"weight": "3"}, {"repeat": None, "weight": [1]}):
-        with pytest.raises(UsageError, match=r"give a (whole )?number"):
-            load(Stream(data, **amount))
-    with pytest.raises(UsageError, match="give a number"):
-        load(data, drop_text="0.1")
-    with pytest.raises(UsageError, match="fields 1"):
-        load(data, fields=[1])
 
 
 def test_a_loader_says_what_it_serves_and_how_far_it_is(data: str) -> None:
@@ -599,17 +562,3 @@ def test_foreign_tars_load_raw_and_as_crops(tmp_path: Path) -> None:
         n = int(key.split("_")[1])
         assert text == str(n)
         assert pixels[:, 8, 8].tolist() == [n, 2 * n, 3 * n]
-
-
-@pytest.mark.parametrize("kind", ["folder", "pipe"])
-def test_what_stands_in_the_place_of_a_shard_is_named_and_not_waited_for(
-    tmp_path: Path, kind: str
-) -> None:
-    url = write_latents(str(tmp_path / "latents"), [4, 4])
-    tar = tmp_path / "latents/256/000000.tar"
-    tar.unlink()
-    tar.mkdir() if kind == "folder" else os.mkfifo(tar)
-    with pytest.raises(StoreError, match=r"000000\.tar.*not a file: move it away"):
-        list(wdsprep.load(url, global_batch=4))
-    with pytest.raises(StoreError, match=r"000000\.tar.*not a file: move it away"):
-        wdsprep.load(url, global_batch=4, where="aesthetic > 100")

@@ -22,7 +22,6 @@ from wdsprep.runners.schedule import (
     Lost,
     Message,
     Ready,
-    Returned,
     Schedule,
     SlotMessage,
     UnitProgress,
@@ -214,24 +213,6 @@ def test_a_shared_death_is_never_the_last_attempt() -> None:
     assert crew.lose(schedule, 0).attempts == 1
 
 
-def test_a_unit_that_never_reached_its_worker_has_no_part_in_its_death() -> None:
-    crew, schedule = desks(2, workers=1, count=2, max_attempts=1)
-    crew.ready(schedule, 0)
-    ((order, _),) = [item for item in crew.held[0].items() if item[1] == 1]
-    schedule.heard(0, order, Returned())
-    assert crew.lose(schedule, 0).unit == 0
-    crew.ready(schedule, 0)
-    assert crew.units(0) == [1]
-
-
-def test_a_unit_without_hope_keeps_the_attempts_that_it_had() -> None:
-    crew, schedule = desks(1, workers=1, count=2)
-    crew.ready(schedule, 0)
-    crew.say(schedule, 0, Failed(reason="r", trace="t"))
-    event = crew.say(schedule, 0, Failed(reason="gone", trace="t", is_hopeless=True))
-    assert (event.attempts, event.reason) == (2, "gone")
-
-
 def test_the_last_attempt_of_a_suspect_is_made_at_another_place() -> None:
     crew, schedule = desks(100, workers=2, count=1)
     crew.ready(schedule, 0, 1)
@@ -265,12 +246,6 @@ def test_units_in_a_row_that_kill_are_left_out_and_all_others_done(workers: int)
     assert sorted(e.unit for e in events if isinstance(e, Finished)) == sorted(
         {*range(40)} - {*killers}
     )
-
-
-def test_a_place_that_is_broken_from_the_start_costs_no_unit() -> None:
-    for broken in range(4):
-        events = drive(dying_at({broken}, ()), range(400), workers=4, max_attempts=3)
-        assert sum(isinstance(event, Finished) for event in events) == 400
 
 
 def test_a_place_that_was_given_up_is_tried_again_later() -> None:
