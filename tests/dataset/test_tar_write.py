@@ -17,7 +17,13 @@ from hypothesis import strategies as st
 
 from wdsprep.dataset.tar.index import decode_index
 from wdsprep.dataset.tar.read import read_samples, stream_tape
-from wdsprep.dataset.tar.write import TarWriter, WrittenTar, pieces_of
+from wdsprep.dataset.tar.write import (
+    MAX_MEMBER_NBYTES,
+    TarWriter,
+    WrittenTar,
+    header,
+    pieces_of,
+)
 from wdsprep.errors import StoreError, TarError
 
 Samples = list[tuple[str, dict[str, bytes]]]
@@ -225,3 +231,12 @@ def test_webdataset_reads_what_we_write(tmp_path: Path) -> None:
         read = list(webdataset.WebDataset(str(tmp_path / "a.tar"), shardshuffle=False))
     theirs = [(s["__key__"], {k: v for k, v in s.items() if k[0] != "_"}) for s in read]
     assert theirs == BIG
+
+
+def test_what_ustar_cannot_hold_is_refused() -> None:
+    assert len(header("f" * 155 + "/" + "n" * 100, MAX_MEMBER_NBYTES)) == 512
+    with pytest.raises(TarError, match="8 GiB"):
+        header("a.jpg", MAX_MEMBER_NBYTES + 1)
+    for name in ("n" * 101, "f" * 156 + "/n", "ü" * 51):
+        with pytest.raises(TarError, match="too long"):
+            header(name, 0)

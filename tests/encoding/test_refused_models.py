@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.kit.fuzz.judge import MOST_NBYTES, limited_memory
-from tests.kit.fuzz.models import copied, load
+from tests.kit.fuzz.strangers import copied, load
 from tests.kit.model_files import (
     FLUX_INDEX,
     FLUX_VAE,

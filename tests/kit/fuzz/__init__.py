@@ -6,6 +6,6 @@ runs that read it. `judge` runs them in little memory and time, and says what is
     mutations    how bytes and JSON change
     cases        what a kind is, and what one case does
     judge        what one run may say, take and touch
-    foreign, models, datasets, lists, tars    the kinds, by whose file is changed
+    strangers, datasets    the kinds, by whose file is changed
     __main__     cases in a process of its own, for `fuzzing`, which starts such processes
 """

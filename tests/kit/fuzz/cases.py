@@ -1,6 +1,5 @@
 """What a case is: a sound copy, one file of it changed, and runs over it."""
 
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -75,19 +74,6 @@ def serve(batches: Iterable[Any], most: int = 3) -> None:
         assert batch
         if number == most:
             break
-
-
-def copy_of(name: str) -> Make:
-    """Copy a file or a folder of the sound ones."""
-
-    def make(sound: Path, place: Path, _rng: Random) -> None:
-        if (sound / name).is_dir():
-            shutil.copytree(sound / name, place)
-        else:
-            place.mkdir()
-            shutil.copy(sound / name, place)
-
-    return make
 
 
 def change_one(pattern: str, *ways: Mutator) -> Callable[[Path, Random], str]:

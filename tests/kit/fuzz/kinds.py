@@ -1,5 +1,5 @@
 """All kinds of cases, by whose files are changed."""
 
-from tests.kit.fuzz import datasets, foreign, lists, models, tars
+from tests.kit.fuzz import datasets, strangers
 
-KINDS = (*foreign.KINDS, *models.KINDS, *datasets.KINDS, *lists.KINDS, *tars.KINDS)
+KINDS = (*strangers.KINDS, *datasets.KINDS)
