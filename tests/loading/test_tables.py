@@ -3,7 +3,6 @@
 import csv
 import json
 import logging
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,12 @@ import pytest
 import torch
 
 import wdsprep
+from tests.kit.laid_out import lay_out
 from tests.kit.latent_sets import flat, keys, write_latents
 from tests.kit.packs import upload
 from tests.kit.shape_sets import write_shapes
-from tests.kit.small_runs import sort_in_runs
 from wdsprep.errors import FingerprintError, NotFoundError, UsageError
-from wdsprep.loading import sorted_table, table_rows
-from wdsprep.loading.shard_access.sample_cache import CacheDir
-from wdsprep.loading.table_keys import LACKING
-from wdsprep.loading.tables import open_keyed_table
+from wdsprep.tables import other_tables
 
 COUNT = 90
 
@@ -168,7 +164,7 @@ def test_a_table_is_read_once(
     ("rows", "wrong"),
     [
         ({"score": [1.0]}, "has no column key"),
-        ({"key": [1, 2], "score": [1.0, 2.0]}, "holds int: write keys as texts"),
+        ({"key": [1, 2], "score": [1.0, 2.0]}, "holds int: write its values as texts"),
         ({"key": ["x"], "score": [1.0]}, "no sample has a row in each of the joined tables"),
         ({"key": ["x"], "score": [None]}, "has no row with a key and numbers"),
         (
@@ -207,8 +203,8 @@ def test_rows_that_cannot_be_of_a_sample_are_passed_over_and_counted(
     assert sum(len(batch["key"]) for batch in batches) == COUNT
     for batch in batches:
         assert batch["views"].tolist() == [int(one) for one in batch["key"]]
-    count = {"parquet": 2, "jsonl": 3}[kind]
-    assert f"{count} rows without a key or a number" in caplog.text
+    count = {"parquet": "1 row", "jsonl": "2 rows"}[kind]
+    assert f"{count} without a key or a number" in caplog.text
     assert ("2 rows that cannot be read" in caplog.text) == (kind == "jsonl")
 
 
@@ -233,85 +229,79 @@ def test_a_table_on_s3(data: str, scores: str, bucket: str) -> None:
         assert_right(batch)
 
 
-ODD = ["a\0", "a", "\0", "é", "b\0c", "\uffff", "😀", "", "9" * 4097, "7" * 4096]
+ODD = ["a\0", "a", "\0", "é", "b\0c", "\uffff", "😀", "9" * 4097, "07", "7", "a/b"]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
-@pytest.mark.parametrize("odd", [[], ODD])
-@pytest.mark.parametrize(("at_once", "run", "block"), [(7, 1, 1), (7, 900, 120), (100, 9000, 500)])
-def test_a_table_sorted_in_small_runs_is_the_one_sorted_at_once(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-    odd: list[str],
-    at_once: int,
-    run: int,
-    block: int,
+def test_columns_are_laid_out_by_any_names_whatever_is_read_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     rows = rows_of([*range(60), *range(40)])
-    rows = {name: values[: len(odd)] + values for name, values in rows.items()}
-    rows["key"][: len(odd)] = [name.replace("\0", "" if kind == "csv" else "\0") for name in odd]
-    rows["hash"] = [*range(len(rows["key"]))]
+    odd = [name for name in ODD if "\0" not in name or kind != "csv"]
+    rows["key"][: len(odd)] = odd
+    rows["hash"] = [*range(100)]
     rows["score"][30] = None
     table = write_table(tmp_path / f"t.{kind}", rows)
-    open_keyed_table(table, CacheDir(folder=tmp_path / "whole", nbytes=1 << 30), named=["license"])
-    sort_in_runs(monkeypatch, run, block)
-    monkeypatch.setattr(table_rows, "ROWS_AT_ONCE", at_once)
-    monkeypatch.setattr(sorted_table, "WIDE_NBYTES", 10 * run)
-    found = open_keyed_table(
-        table, CacheDir(folder=tmp_path / "runs", nbytes=1 << 30), named=["license"]
-    )
-    (whole,), (runs,) = (tmp_path.glob(f"{at}/**/*.arrays") for at in ("whole", "runs"))
-    assert runs.read_bytes() == whole.read_bytes()
-    good = [(key, place) for place, key in enumerate(rows["key"]) if place != 30]
-    first = {key: place for key, place in reversed(good) if key.isdecimal() and len(key) == 12}
-    assert len(first) >= 55
-    assert found.values_for([*first])["hash"].tolist() == [*first.values()]
+    names = [*odd, "none", *rows["key"][:29:-1], "", "\ud800", "\udcff"]
+    sizes = [len(odd), 0, len(names) - len(odd)]
+    whole = lay_out(table, tmp_path / "whole", {"key": names}, sizes, "license")
+    monkeypatch.setattr(other_tables, "ROWS_AT_ONCE", 7)
+    laid = lay_out(table, tmp_path / "sevens", {"key": names}, sizes, "license")
+    assert laid.digest == whole.digest
+    assert laid._file.path.read_bytes() == whole._file.path.read_bytes()
+    first = {key: place for place, key in [*enumerate(rows["key"])][::-1] if place != 30}
+    there = [first.get(name) for name in names]
+    assert laid.has_row.tolist() == [place is not None for place in there]
+    for shard in range(3):
+        some = laid.rows_of(shard)
+        found = laid.table(some, ["license", "hash", "none", "score"]).to_pydict()
+        for name in ("license", "hash", "score"):
+            own = [None if at is None else rows[name][at] for at in there[some]]
+            assert found[name] == own
+    values = laid.values_of(np.array([2, 0]), np.array([1, len(odd) - 1]))
+    assert values["hash"].tolist() == [there[len(odd) + 1], len(odd) - 1]
 
 
-def test_digests_that_states_have_stay(tmp_path: Path) -> None:
-    """These are what tables had that were sorted in memory as a whole."""
-    of_truths = "8f05d74595e232242732d2ca9b891661c339070ef4d708af90a5cb2c8410a5be"
-    of_cells = "052a9b934125f891aed0fb0ba17dcf9ebb4c264d8dc924d693d8fe7fae93d804"
-    digests = {"parquet": of_truths, "csv": of_cells, "jsonl": of_truths}
-    for kind, digest in digests.items():
-        rows = rows_of([*range(60), *range(40)])
-        rows["key"][0], rows["key"][1] = "é", "a/b"
-        table = write_table(tmp_path / f"t.{kind}", rows)
-        assert open_keyed_table(table, None, named=["license"]).digest == digest
-
-
-def test_sorting_a_table_takes_less_memory_than_its_columns_have(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("by", "told"), [("url", "url"), ("sha256", "sha256")])
+def test_a_table_without_keys_is_joined_by_another_name(
+    tmp_path: Path, by: str, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(table_rows, "ROWS_AT_ONCE", 1000)
-    sort_in_runs(monkeypatch, 100_000, 2_000)
-    count, row_nbytes = 40_000, 12 + 8 + 10
-    table = {
-        "key": [f"{number:012d}" for number in np.random.default_rng(0).permutation(count)],
-        "score": [*range(count)],
-        "text": ["some words"] * count,
+    rows = {by: ["b", "a", None, "a"], "caption": [*"wxyz"], "n": [1, 2, 3, 4]}
+    table = write_table(tmp_path / "t.parquet", rows)
+    laid = lay_out(table, tmp_path, {by: ["a", "c", "b", "a"]}, (4,))
+    assert laid.column("n").tolist() == [2, 0, 1, 2]
+    assert f"1 row without a {told} or a number" in caplog.text
+    assert f"1 row with a {told} that an earlier row has" in caplog.text
+
+
+def test_columns_of_texts_have_the_types_that_all_their_values_allow(tmp_path: Path) -> None:
+    cells = {
+        "whole": ["1", " 2", "+3", "4_0"],
+        "wide": ["1", "9223372036854775808", "3", "-7"],
+        "real": ["1", "0.5", "inf", "1e3"],
+        "text": ["1", "nan", "x", ""],
+        "nan": ["1", "2", "3", " -NaN"],
     }
-    place = write_table(tmp_path / "t.parquet", table)
-    before, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
-    pa.set_memory_pool(pool)
-    tracemalloc.start()
-    try:
-        assert open_keyed_table(place, None, named=["text"]).rows == count
-        peak = tracemalloc.get_traced_memory()[1] + pool.max_memory()
-    finally:
-        tracemalloc.stop()
-        pa.set_memory_pool(before)
-    assert peak < count * row_nbytes
+    table = write_table(tmp_path / "t.csv", {"key": [*"abcd"], **cells})
+    laid = lay_out(table, tmp_path, {"key": [*"abcd"]}, (4,), "text")
+    dtypes = {"whole": "<i8", "wide": "<f8", "real": "<f8", "nan": "<f8"}
+    assert laid.numbers == dtypes
+    assert {name: laid.column(name).dtype.str for name in dtypes} == dtypes
+    assert laid.has_row.tolist() == [True, True, True, False]
+    assert laid.column("whole").tolist() == [1, 2, 3, 0]
+    assert laid.column("wide").tolist() == [1, 2.0**63, 3, 0]
+    assert laid.table(slice(0, 4), ["text"]).to_pydict() == {"text": ["1", "nan", "x", None]}
+    named = lay_out(table, tmp_path, {"key": [*"abcd"]}, (4,), "whole", for_batches=False)
+    assert (dict(named.numbers), named.has_row.all()) == ({"whole": "<i8"}, True)
+    assert named.offered == tuple(sorted(dtypes))
 
 
-def test_keys_that_are_no_numbers_of_one_length_are_found_too(tmp_path: Path) -> None:
-    names = ["a/b", "10", "9", "", "ä", "010"]
-    table = write_table(tmp_path / "t.parquet", {"key": names, "score": [*range(6)]})
-    found = open_keyed_table(table, None)
-    assert found.values_for(["ä", "010", "10", "a/b", "9"])["score"].tolist() == [4, 5, 1, 0, 2]
-    assert found.find_rows(["", "0010", "zz", "1"]).tolist() == [LACKING] * 4
-    table = write_table(tmp_path / "digits.parquet", {"key": ["10", "09"], "score": [1, 2]})
-    found = open_keyed_table(table, None)
-    assert found.values_for(["09", "10"])["score"].tolist() == [2, 1]
-    assert found.find_rows(["9", "010", "", "xx", "1\u0663"]).tolist() == [LACKING] * 5
+def test_a_state_tells_a_changed_table_but_not_what_it_is_joined_to(tmp_path: Path) -> None:
+    rows = rows_of()
+    table = write_table(tmp_path / "t.parquet", rows)
+    digest = lay_out(table, tmp_path, {"key": rows["key"]}, (90,)).digest
+    assert lay_out(table, tmp_path, {"key": rows["key"][:5]}, (2, 3)).digest == digest
+    for name, value in (("key", "x"), ("score", 7.0), ("hash", None)):
+        other = {**rows, name: [value, *rows[name][1:]]}
+        table = write_table(tmp_path / f"{name}.parquet", other)
+        assert lay_out(table, tmp_path, {"key": rows["key"]}, (90,)).digest != digest

@@ -13,14 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.kit.laid_out import lay_out
 from tests.kit.mds import write_mds, zip_shard
 from tests.kit.packs import jpeg, rows_of
 from wdsprep.cli import main
 from wdsprep.dataset.rejects import Refusal
 from wdsprep.encoding.captions.table import CaptionTable
 from wdsprep.errors import SourceError, WdsprepError
-from wdsprep.loading.shard_access.sample_cache import CacheDir
-from wdsprep.loading.tables import open_keyed_table
 from wdsprep.sources.parsing import parsing_file
 from wdsprep.sources.tables.parquet import read_rows
 from wdsprep.store import open_store
@@ -207,7 +206,7 @@ def test_two_columns_of_one_name_are_one_line(
     with pytest.raises(SourceError, match="two columns 'caption'"):
         CaptionTable.find(str(path), "key", "caption")
     with pytest.raises(SourceError, match="two columns 'caption'"):
-        open_keyed_table(str(path), CacheDir(folder=tmp_path, nbytes=1 << 20))
+        lay_out(str(path), tmp_path, {"key": ["a"]}, [1])
 
 
 ODD_TABLES = {
@@ -226,7 +225,7 @@ def test_a_table_that_cannot_be_opened_is_one_line(
     (tmp_path / name).write_bytes(ODD_TABLES[name])
     assert name in said_by(["pack", str(tmp_path / name), str(tmp_path / "out")], capsys)
     with pytest.raises(WdsprepError, match=name):
-        open_keyed_table(str(tmp_path / name), CacheDir(folder=tmp_path, nbytes=1 << 20))
+        lay_out(str(tmp_path / name), tmp_path, {"key": ["a"]}, [1])
 
 
 def test_zero_bytes_and_deep_or_huge_lines_cost_their_rows_alone(tmp_path: Path) -> None:
@@ -365,7 +364,7 @@ def test_a_dictionary_whose_value_is_named_many_times_is_refused_before_it_is_un
         with pytest.raises(SourceError, match=r"t.parquet has .* a part of it unpacks to"):
             list(read_rows(open_store(str(tmp_path)), "t.parquet"))
         with pytest.raises(SourceError, match=r"t.parquet has .* a part of it unpacks to"):
-            open_keyed_table(str(tmp_path / "t.parquet"), None, named=["text"])
+            lay_out(str(tmp_path / "t.parquet"), tmp_path, {"key": ["a"]}, [1], "text")
     finally:
         pa.set_memory_pool(before)
     assert pool.max_memory() < 50 << 20

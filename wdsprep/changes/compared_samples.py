@@ -1,22 +1,20 @@
 """The samples that `duplicates` compares, and the values by which it chooses between copies.
 
-Both may come from columns of scores and tables. Values are found by the keys that are kept beside
-the hashes, so no image shard is read for them.
+Both may come from columns of scores and tables, which are laid out in the order of the samples, so
+no image shard is read for them.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wdsprep.changes.image_hashes import ImagesLooked
 from wdsprep.changes.joined_columns import match_places, select_samples
-from wdsprep.dataset.random_numbers import Ints
 from wdsprep.errors import UsageError
-from wdsprep.loading.table_keys import LACKING
-from wdsprep.loading.tables import KeyedTable
 from wdsprep.loading.where import Subset
 from wdsprep.text import examples
 
@@ -25,14 +23,13 @@ from wdsprep.text import examples
 class ComparedSamples:
     """A choice among the samples of all datasets, in their order.
 
-    `is_compared` says which samples are compared; it is None if all are. `tables` are those that
-    have the column `keep`, one for each dataset.
+    `is_compared` says which samples are compared; it is None if all are. For each dataset, `kept`
+    says which samples have a value in the column `keep`, and has these values.
     """
 
-    images: Sequence[ImagesLooked] = ()
     is_compared: NDArray[np.bool_] | None = None
     keep: str = ""
-    tables: tuple[KeyedTable, ...] = ()
+    kept: tuple[tuple[NDArray[np.bool_], NDArray[Any]], ...] = ()
 
     @cached_property
     def ranks(self) -> NDArray[np.int64] | None:
@@ -42,10 +39,8 @@ class ComparedSamples:
         """
         if not self.keep:
             return None
-        pairs = zip(self.images, self.tables, strict=True)
-        rows = [(table, places) for one, table in pairs for places in _find_rows(one, table)]
-        has_value = np.concatenate([places != LACKING for _, places in rows])
-        values = [table.column(self.keep)[places[places != LACKING]] for table, places in rows]
+        has_value = np.concatenate([has_row for has_row, _ in self.kept])
+        values = [values for _, values in self.kept]
         if len({each.dtype for each in values}) > 1:  # Python compares them without rounding
             values = [each.astype(object) for each in values]
         ranks = np.zeros(len(has_value), np.int64)
@@ -56,7 +51,7 @@ class ComparedSamples:
 def find_compared(
     images: Sequence[ImagesLooked], join: Sequence[str], where: str, keep: str
 ) -> ComparedSamples:
-    """Return the samples that meet `where`, and the joined tables with the column `keep`.
+    """Return the samples that meet `where`, and the values of the joined column `keep`.
 
     Without `where` all samples are compared. Raise UsageError if a dataset has no joined table with
     the column `keep`.
@@ -65,16 +60,15 @@ def find_compared(
         return ComparedSamples()
     places = match_places([(one.place, one.manifest) for one in images], join)
     pairs = [*zip(images, places, strict=True)]
-    tables = tuple(_find_table(keep, one, own) for one, own in pairs if keep)
+    kept = tuple(_find_values(keep, one, own) for one, own in pairs if keep)
     masks: list[NDArray[np.bool_]] = []
     for one, own in pairs if where else ():
         if subset := select_samples(one.place, own, where):
             masks += _mark_compared(one, subset)
     return ComparedSamples(
-        images=images,
         is_compared=np.concatenate(masks) if where else None,
         keep=keep,
-        tables=tables,
+        kept=kept,
     )
 
 
@@ -89,21 +83,23 @@ def _mark_compared(images: ImagesLooked, subset: Subset) -> Iterator[NDArray[np.
         yield mask
 
 
-def _find_table(column: str, images: ImagesLooked, places: Sequence[str]) -> KeyedTable:
-    """Return the one of the joined tables that has a column, with no other column."""
+def _find_values(
+    column: str, images: ImagesLooked, places: Sequence[str]
+) -> tuple[NDArray[np.bool_], NDArray[Any]]:
+    """Return which samples have a value in a column of a joined table, and these values."""
     subset = select_samples(images.place, places, "", columns=[column])
     tables = subset.tables if subset else ()
-    found = next((table for table in tables if column in table.columns), None)
-    if found is None:
+    table = next((table for table in tables if column in table.numbers), None)
+    if subset is None or table is None:
         there = examples([name for table in tables for name in table.offered]) or "none"
         raise UsageError(
             f"--join has no column of numbers {column} for {images.shown}, only {there}: give "
             "--keep one of these, or --join another place"
         )
-    return found
-
-
-def _find_rows(images: ImagesLooked, table: KeyedTable) -> Iterator[Ints]:
-    """Yield for each shard the rows that its samples have in the table."""
-    for keys in images.each("key"):
-        yield table.find_rows(keys["key"].to_pylist())
+    shards = {name: shard for shard, name in enumerate(subset.whole.files.names)}
+    rows = [table.rows_of(shards[unit.shard.name]) for unit in images.units]
+    has_row = np.concatenate([np.empty(0, np.bool_), *(table.has_row[some] for some in rows)])
+    values = np.concatenate(
+        [table.column(column)[:0], *(table.column(column)[some] for some in rows)]
+    )
+    return has_row, values[has_row]

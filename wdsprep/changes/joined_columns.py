@@ -4,7 +4,8 @@ They are those of `--join`, and of scores that are selected together with images
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
 from wdsprep.changes.merged_datasets import Group, open_origin
 from wdsprep.changes.selected_samples import Origin
@@ -14,8 +15,8 @@ from wdsprep.errors import UsageError
 from wdsprep.loading.join import join_datasets
 from wdsprep.loading.open_datasets import open_stream
 from wdsprep.loading.options import Stream
-from wdsprep.loading.tables import is_table, open_keyed_table
-from wdsprep.loading.where import Subset, Where, find_subset
+from wdsprep.loading.where import Subset, find_subset
+from wdsprep.sources.patterns import is_table
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +45,8 @@ def find_columns(groups: Sequence[Group], join: Sequence[str], condition: str) -
     places = tuple(
         tuple(dict.fromkeys((*own, *beside))) for own, beside in zip(along, named, strict=True)
     )
-    return JoinedColumns(places=places, digest=_digest(places, condition))
+    columns = JoinedColumns(places=places)
+    return replace(columns, digest=_digest(origins, columns, condition))
 
 
 def match_places(
@@ -75,16 +77,14 @@ def match_places(
     return [(*own, *tables) for own in found]
 
 
-def _digest(places: Sequence[Sequence[str]], condition: str) -> str:
+def _digest(origins: Sequence[Origin], columns: JoinedColumns, condition: str) -> str:
     """Return a digest of the content of joined columns, or "" if nothing is joined."""
-    names = [str(name[0]) for name in Where(condition).names if len(name) == 1]
-    each = dict.fromkeys(place for own in places for place in own)
-    contents = [
-        open_keyed_table(place, None, named=names, for_batches=False).digest
-        if is_table(place)
-        else open_origin(place).content
-        for place in each
-    ]
+    places = dict.fromkeys(chain.from_iterable(columns.places))
+    contents = [open_origin(place).content for place in places if not is_table(place)]
+    if len(contents) < len(places):
+        subsets = subsets_of(origins, columns, condition)
+        tables = chain.from_iterable(subset.tables for subset in subsets)
+        contents += dict.fromkeys(table.digest for table in tables if is_table(table.url))
     return hex_digest("\n".join(contents).encode()) if contents else ""
 
 

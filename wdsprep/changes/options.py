@@ -136,7 +136,7 @@ class SelectOptions(WorkerRangeOptions, ShardSizes, ListenedOptions):
     join: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]" = field(
         default=(),
         metadata=about(
-            "Let --where use the columns of these too: scores, or tables with a column key.",
+            "Let --where use the columns of these too: scores, or tables by key or URL.",
             SAMPLES,
             is_place=True,
             is_many=True,
@@ -222,7 +222,7 @@ class DuplicatesOptions(WorkerOptions, ListenedOptions):
     join: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]" = field(
         default=(),
         metadata=about(
-            "Scores, or tables with a column key, whose columns --keep and --where may name.",
+            "Scores, or tables by key or URL, whose columns --keep and --where may name.",
             COMPARISON,
             is_place=True,
             is_many=True,

@@ -55,10 +55,13 @@ class KeptFile:
 
 
 class KeptWriter:
-    """A cached file that is being written: arrays come one after another, each in parts."""
+    """A cached file that is being written: arrays come one after another.
+
+    One comes in parts, or has room `reserve`d for it.
+    """
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
-        self._file, self._path, self._digest, self._at = file, path, blake3(), 0
+        self._file, self._path, self._at = file, path, 0
         self._arrays: dict[str, tuple[int, int, str]] = {}
         self.facts: dict[str, Any] = {}
         """Values that are to stand beside the arrays."""
@@ -70,19 +73,37 @@ class KeptWriter:
             self._write(np.ascontiguousarray(part, dtype).tobytes())
         self._arrays[name] = start, self._at - start, dtype
 
+    def reserve(self, name: str, dtype: str, count: int) -> NDArray[Any]:
+        """Return an array of zeros in the file, to be written to."""
+        self._write(bytes(-self._at % ALIGNED))
+        start, nbytes = self._at, count * np.dtype(dtype).itemsize
+        self._arrays[name] = start, nbytes, dtype
+        if not count:
+            return np.empty(0, dtype)
+        with _store_errors(self._path):
+            self._file.flush()
+            os.posix_fallocate(self._file.fileno(), start, nbytes)  # or a full disk kills later
+            data = mmap.mmap(self._file.fileno(), start + nbytes)
+            self._file.seek(nbytes, os.SEEK_CUR)
+        self._at += nbytes
+        return np.frombuffer(data, dtype, count, start)
+
     def finish(self) -> None:
         facts = json.dumps({"arrays": self._arrays, "facts": self.facts}).encode()
         self._write(facts)
         self._write(len(facts).to_bytes(8, "little"))
+        digest = blake3()
         with _store_errors(self._path):
-            self._file.write(self._digest.digest())
+            self._file.seek(0)
+            while data := self._file.read(CHUNK_NBYTES):
+                digest.update(data)
+            self._file.write(digest.digest())
             self._file.flush()
             os.fsync(self._file.fileno())
 
     def _write(self, data: bytes) -> None:
         with _store_errors(self._path):
             self._file.write(data)
-        self._digest.update(data)
         self._at += len(data)
 
 
@@ -221,7 +242,7 @@ def _open_file(mode: str, path: Path) -> Iterator[BinaryIO]:
 def _make_file(path: Path, make: Callable[[KeptWriter, Path], None]) -> KeptFile:
     begun = path.with_suffix(".begun")  # whoever has the lock is alone with it
     try:
-        with _open_file("wb", begun) as file:
+        with _open_file("w+b", begun) as file:
             writer = KeptWriter(file, path)
             make(writer, path)
             writer.finish()

@@ -25,11 +25,12 @@ from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.images.nearest_shape import Shapes
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.loading.batch_memory import Batch
+from wdsprep.loading.row_reads import select_rows
 from wdsprep.loading.sample_layout import batch_name
 from wdsprep.loading.served_datasets import Dataset
 from wdsprep.loading.wanted_arrays import TEXTS, check_unique_arrays
 from wdsprep.loading.where import shorten_for_state
-from wdsprep.text import brief, plural, real_number
+from wdsprep.text import brief, real_number
 
 if TYPE_CHECKING:
     from wdsprep.encoding.on_the_fly.image_preparation import PreparedSample
@@ -90,7 +91,7 @@ class Effects:
         }
         tables = dict.fromkeys(table for d in self.datasets for table in d.tables)
         for number, table in enumerate(tables):
-            lines[f"table {number}"] = f"{table.digest[:16]}, {plural(table.rows, 'row')}"
+            lines[f"table {number}"] = table.digest[:16]
         if len(lines) > NAMED:
             return {"joined": f"{len(lines)}, together {key_of(*lines.values()):016x}"}
         return lines
@@ -169,9 +170,9 @@ class Effects:
             is_all = some.count(number) == len(some)
             own = rows if is_all else [row for row in rows if batch.stream[row] == number]
             where = slice(rows.start, rows.stop) if is_all else own  # tensors are slow with lists
-            keys = [batch.keys[row] for row in own]
+            shards, indices = (select_rows(column, own) for column in (batch.shard, batch.index))
             for table in tables:
-                for name, values in table.values_for(keys).items():
+                for name, values in table.values_of(np.array(shards), np.array(indices)).items():
                     if "samples" in batch.out:
                         for row, value in zip(own, values.tolist(), strict=True):
                             batch.out["samples"][row][name] = value

@@ -27,7 +27,7 @@ from wdsprep.loading.open_datasets import counts_by_shape, dataset_from_manifest
 from wdsprep.loading.order.mixing import StreamAmount
 from wdsprep.loading.served_datasets import Dataset, JoinedDataset
 from wdsprep.loading.subsets import select, split_by_shape
-from wdsprep.loading.tables import is_table
+from wdsprep.sources.patterns import is_table
 from wdsprep.store import open_store
 from wdsprep.store.base import Store
 from wdsprep.text import plural

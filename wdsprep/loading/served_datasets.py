@@ -35,7 +35,7 @@ from wdsprep.store.base import Store
 from wdsprep.text import command
 
 if TYPE_CHECKING:
-    from wdsprep.loading.tables import KeyedTable
+    from wdsprep.tables.laid_out import LaidOut
 
 SHAPE = "shape"
 """The name in a batch for the shape of its images."""
@@ -86,7 +86,7 @@ class Dataset:
     inputs: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     join: tuple[str, ...] = ()
     joined: tuple[JoinedDataset, ...] = ()
-    tables: "tuple[KeyedTable, ...]" = ()
+    tables: "tuple[LaidOut, ...]" = ()
     """The joined tables."""
 
     @property
@@ -139,7 +139,7 @@ class Dataset:
     @property
     def columns(self) -> dict[str, str]:
         """The columns of the joined tables, with the type of each."""
-        return {name: kind for table in self.tables for name, kind in table.columns.items()}
+        return {name: kind for table in self.tables for name, kind in table.numbers.items()}
 
     @property
     def has_columns(self) -> bool:

@@ -10,20 +10,19 @@ them there.
 """
 
 import logging
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice, repeat
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wdsprep.dataset.condition_syntax import EVALUATOR, Condition, format_path
 from wdsprep.dataset.kept_file import KeptWriter, open_or_make
-from wdsprep.dataset.random_numbers import Ints, key_of
+from wdsprep.dataset.random_numbers import key_of
 from wdsprep.dataset.sample_selection import Numbers, SampleSelection, ShardSamples, keep_selection
 from wdsprep.dataset.samples import META, PathParts, value_at_path
 from wdsprep.errors import UsageError
@@ -36,9 +35,11 @@ from wdsprep.loading.sample_metadata import (
 from wdsprep.loading.served_datasets import Dataset, JoinedDataset
 from wdsprep.loading.shard_access.sample_cache import CacheDir, cache_folder
 from wdsprep.loading.subsets import select
-from wdsprep.loading.table_keys import LACKING
-from wdsprep.loading.tables import KeyedTable, is_table, open_keyed_table, open_scores_table
+from wdsprep.sources.patterns import is_table
 from wdsprep.text import examples, human_bytes, nearest_name, plural
+
+if TYPE_CHECKING:
+    from wdsprep.tables.laid_out import LaidOut
 
 SHOWN = 200
 """The longest condition, in characters, that a state has in full; a longer one is shortened."""
@@ -71,7 +72,7 @@ class Subset:
 
     whole: Dataset
     condition: Where | None
-    tables: tuple[KeyedTable, ...]
+    tables: "tuple[LaidOut, ...]"
     joined: tuple[JoinedDataset, ...] = ()
 
     @property
@@ -98,15 +99,14 @@ class Subset:
 
     def select_block(self, some: MetadataBlock) -> _SelectedBlock:
         count = len(some.keys)
-        places = [table.find_rows(some.keys) for table in self.tables]
         has_rows = np.ones(count, np.bool_)
-        for own in places:
-            has_rows &= own != LACKING
+        for table in self.tables:
+            has_rows &= table.has_row[self._rows(table, some)]
         keep, is_sound = has_rows, np.ones(count, np.bool_)
         is_sound[some.damaged] = False
         seen = np.zeros(len(self.names), np.bool_)
         if self.condition is not None:
-            columns = [self._column(name, some, places) for name in self.names]
+            columns = [self._column(name, some) for name in self.names]
             seen[:] = [any(value is not None for value in column) for column in columns]
             samples = zip(*columns, strict=True) if columns else repeat((), count)
             meets = np.fromiter(map(self.condition.holds, samples), np.bool_, count)
@@ -116,22 +116,21 @@ class Subset:
             numbers, seen, int((~is_sound).sum()), int((is_sound & ~has_rows).sum())
         )
 
-    def _column(
-        self, name: PathParts, some: MetadataBlock, places: Sequence[Ints]
-    ) -> Sequence[Any]:
+    def _rows(self, table: "LaidOut", some: MetadataBlock) -> slice:
+        start = table.rows_of(some.shard).start + some.first
+        return slice(start, start + len(some.keys))
+
+    def _column(self, name: PathParts, some: MetadataBlock) -> Sequence[Any]:
         """Return the values of a name: from a table with that column, or else from the json.
 
         If the json of the first dataset lacks a value, it comes from the first joined
         dataset which has it.
         """
-        for table, own in zip(self.tables, places, strict=True):
-            if len(name) == 1 and name[0] in table.columns:
-                column = table.column(str(name[0]))[own].astype(object)
-                column[own == LACKING] = None
-                values: list[Any] = column.tolist()
+        for table in self.tables:
+            if len(name) == 1 and name[0] in (*table.numbers, *table.texts):
+                rows = table.table(self._rows(table, some), [str(name[0])])
+                values: list[Any] = rows.column(0).to_pylist()
                 return values
-            if len(name) == 1 and name[0] in table.texts:
-                return table.text(str(name[0]), own)
         found = [value_at_path(one, name) for one in some.facts]
         for source in self._joined_metadata:
             lacking = [n for n, one in enumerate(found) if one is None]
@@ -263,22 +262,12 @@ def find_subset(
     given = [Where(text) for text in (dataset.where, where) if text is not None and text != ""]
     condition = join_conditions(given) if given else None
     names = [str(name[0]) for name in condition.names if len(name) == 1] if condition else []
-    names += columns or ()
-    places = dict.fromkeys(place for place in dataset.join if is_table(place))
-    scores = [each.dataset.whole for each in dataset.joined if each.dataset.has_columns]
-    tables = (
-        *(
-            open_keyed_table(place, cache, named=names, for_batches=columns is None)
-            for place in places
-        ),
-        *(
-            open_scores_table(each, cache, named=names, for_batches=columns is None)
-            for each in scores
-        ),
-    )
-    there = Counter(name for table in tables for name in table.columns)
-    if twice := sorted(name for name, count in there.items() if count > 1):
-        raise UsageError(f"two joined tables have a column {twice[0]}: leave one out")
+    tables: tuple[LaidOut, ...] = ()
+    if any(map(is_table, dataset.join)) or any(o.dataset.has_columns for o in dataset.joined):
+        from wdsprep.loading.joined_columns import lay_out_joined  # DuckDB, which few need
+
+        named = {*names, *(columns or ())}
+        tables = lay_out_joined(dataset, cache, named=named, for_batches=columns is None)
     if condition is None and not tables:
         return None
     return Subset(whole=dataset.whole, condition=condition, tables=tables, joined=dataset.joined)

@@ -94,6 +94,11 @@ def table_kind(name: str) -> str:
     return "jsonl" if kind == "ndjson" else kind
 
 
+def is_table(place: str) -> bool:
+    """Return whether a path or URL names a table with columns, and not a dataset."""
+    return table_kind(place) not in ("", "txt")
+
+
 def extension(name: str) -> str:
     base, dot, kind = name.rpartition(".")
     return kind.lower() if dot and "/" not in kind and base else ""

@@ -10,10 +10,9 @@ from wdsprep.changed_settings import SettingWords
 from wdsprep.encoding.captions.sources import OWN, CaptionSource
 from wdsprep.errors import UsageError
 from wdsprep.options import Options, about
+from wdsprep.sources.tables.files import BY
 from wdsprep.text import brief, parse_names
 
-BY = ("key", "source", "url", "sha256")
-"""The columns that may identify samples in a table: the first that it has is used, by default."""
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 CAPTIONS = "Captions"
 

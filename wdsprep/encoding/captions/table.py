@@ -21,7 +21,7 @@ from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.samples import Sample, facts_bytes
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.encoding.captions.lookup import FORM, Lookup, LookupFile, digest_of_file, open_lookup
-from wdsprep.encoding.captions.options import BY, CaptionOptions
+from wdsprep.encoding.captions.options import CaptionOptions
 from wdsprep.encoding.captions.sources import (
     OWN,
     CaptionSource,
@@ -36,7 +36,7 @@ from wdsprep.errors import FormatError, NotFoundError, SourceError, UsageError
 from wdsprep.limits import MAX_TEXT_NBYTES
 from wdsprep.sources.captions import first_of
 from wdsprep.sources.recognise import recognise_tables
-from wdsprep.sources.tables.files import Table, TableFiles
+from wdsprep.sources.tables.files import BY, Table, TableFiles
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store import open_store, shared_store
 from wdsprep.store.base import Entry, Store, write_bytes

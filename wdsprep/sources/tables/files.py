@@ -10,6 +10,9 @@ from wdsprep.sources.tables.text import TextTable
 from wdsprep.store import shared_store
 from wdsprep.store.base import Entry
 
+BY = ("key", "source", "url", "sha256")
+"""The columns that may identify samples in a table: the first that it has is used, by default."""
+
 
 class Table(Protocol):
     """A table that is read as rows. If it `has_schema`, each row has every column."""

@@ -1,0 +1,78 @@
+"""Columns that are joined to the samples of a dataset, laid out in the order of these samples.
+
+They are those of a table of others or of a dataset of scores. `lay_out` reads them once, and keeps
+them in a file that is mapped (`kept_file`): for each column of numbers an array with a value for
+each sample, and a mask of the samples that have a row. Batches take numbers from there, by the
+places of samples, and conditions the columns that they name, also those of texts.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from wdsprep.dataset.kept_file import KeptFile
+from wdsprep.dataset.random_numbers import Ints
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from wdsprep.tables.query import Mask
+
+HAS_ROW, STARTS = "has row", "starts"
+"""Arrays of the file: the mask, and the place of the first sample of each shard."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LaidOut:
+    """Columns of what lies at `url`, laid out in the order of the samples of a dataset.
+
+    `numbers` has the dtype of each column of numbers, `texts` lists the columns of texts, and
+    `offered` all columns of numbers that there are. `digest` is that of what was joined, whatever
+    it was joined to.
+    """
+
+    url: str
+    numbers: Mapping[str, str]
+    texts: tuple[str, ...]
+    offered: tuple[str, ...]
+    digest: str
+    _file: KeptFile
+
+    @property
+    def has_row(self) -> "Mask":
+        return self._file.arrays[HAS_ROW]
+
+    def column(self, name: str) -> NDArray[Any]:
+        """Return the numbers of all samples, which are 0 for samples without a row."""
+        return self._file.arrays[f"numbers {name}"]
+
+    def values_of(self, shards: Ints, indices: Ints) -> dict[str, NDArray[Any]]:
+        """Return for each column the numbers of samples, given by their shards and places there."""
+        places = self._starts[shards] + indices
+        return {name: self.column(name)[places] for name in self.numbers}
+
+    def rows_of(self, shard: int) -> slice:
+        """Return the places of the samples of a shard among all."""
+        return slice(int(self._starts[shard]), int(self._starts[shard + 1]))
+
+    def table(self, rows: slice, names: Collection[str]) -> "pa.Table":
+        """Return those of these columns that there are, for the samples at some places."""
+        import pyarrow as pa  # which processes that only serve batches do not need
+        from pyarrow import compute as pc
+
+        lacking = ~self.has_row[rows]
+        own = [name for name in dict.fromkeys(names) if name in self.numbers]
+        columns = {name: pa.array(self.column(name)[rows], mask=lacking) for name in own}
+        for name in set(names) & {*self.texts}:
+            ends = self._file.arrays[f"ends {name}"][rows.start : rows.stop + 1]
+            data = self._file.arrays[f"texts {name}"][ends[0] : ends[-1]]
+            buffers = [None, pa.py_buffer(ends - ends[0]), pa.py_buffer(data)]
+            texts = pa.Array.from_buffers(pa.large_string(), len(ends) - 1, buffers)
+            columns[name] = pc.if_else(pc.equal(texts, ""), pa.scalar(None, texts.type), texts)
+        return pa.table(columns)
+
+    @property
+    def _starts(self) -> Ints:
+        return self._file.arrays[STARTS]

@@ -1,0 +1,215 @@
+"""Lay out columns of tables of others and of scores in the order of the samples of a dataset.
+
+The rows of a table are joined by a name that samples have (`key_join`), those of scores by their
+places. A row counts as missing if its name or one of its numbers is missing, or is NaN. All columns
+of numbers are laid out for batches, else only those that have to be: so what the others hold is of
+no weight.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from wdsprep.dataset.kept_file import KeptWriter, open_or_make
+from wdsprep.dataset.random_numbers import Ints, key_of
+from wdsprep.dataset.score_columns import NUMBER, WHOLE
+from wdsprep.dataset.score_columns import TEXT as SCORED_TEXT
+from wdsprep.errors import NotFoundError, UsageError
+from wdsprep.sources.captions import first_of
+from wdsprep.sources.tables.files import BY, open_table
+from wdsprep.store import did_you_mean_place, split_url
+from wdsprep.store.spool import Place, Spool
+from wdsprep.tables.key_join import NAME, SAMPLE, open_join
+from wdsprep.tables.laid_out import HAS_ROW, STARTS, LaidOut
+from wdsprep.tables.other_tables import TEXT, WantedColumns, open_other_table, text_bytes
+from wdsprep.text import examples, plural
+
+BLOCK = 1 << 20
+"""Samples whose texts are counted at a time."""
+WAITING = "texts of joined tables wait there"
+DTYPES = {NUMBER: "<f8", WHOLE: "<i8"}
+_log = logging.getLogger("wdsprep")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JoinedSamples:
+    """The samples of a dataset that something is joined to, in the order of its shards.
+
+    `sizes` counts the samples of each shard, and `contents` changes whenever they do. `read_names`
+    yields a column of names of each shard.
+    """
+
+    url: str
+    sizes: Ints
+    contents: Sequence[str]
+    read_names: Callable[[str], Iterable[pa.Array | pa.ChunkedArray]]
+
+
+def lay_out_table(
+    place: str, samples: JoinedSamples, cache: Path | None, *, wanted: WantedColumns
+) -> LaidOut:
+    """Lay out the columns of a table of others, or open them if that was done before.
+
+    Its rows are joined by the first of the columns `BY` that it has.
+    """
+    store, name = split_url(place)
+    entry = next((entry for entry in store.list(name) if entry.name == name), None)
+    if entry is None:
+        meant = did_you_mean_place(place)
+        raise NotFoundError(f"{place} does not exist: give the path or URL of a table{meant}")
+    table = open_table(store.url, name)
+    columns = table.columns()
+    if not (by := first_of(BY, columns)):
+        raise UsageError(
+            f"{place} has no column {', '.join(BY[:-1])} or {BY[-1]} (it has {examples(columns)}): "
+            "add one"
+        )
+    wanted = wanted._replace(named={*wanted.named} & {*columns} - {by})
+    what = f"{store.url}/{name}", entry.stamp, str(entry.nbytes), *wanted.cache_key
+
+    def make(writer: KeptWriter, path: Path) -> None:
+        told = "%s: reading the table; its columns, in the order of %s, are kept in %s"
+        _log.info(told, place, samples.url, path)
+        rows = open_other_table(place, table, by, wanted)
+        with open_join() as join:
+            rows.add_to(join)
+            join.find_first(rows.numbers)
+            for why, count in (
+                (f"without a {by} or a number", join.unnamed + join.lacking),
+                (f"with a {by} that an earlier row has", join.repeated),
+            ):
+                if count:
+                    _log.warning("%s: left out %s %s", place, plural(count, "row"), why)
+            if not join.names:
+                raise UsageError(f"{place} has no row with a {by} and numbers")
+            join.match(_number_names(samples.read_names(by)))
+            with closing(_Layout(writer, samples.sizes, rows.numbers, rows.texts)) as layout:
+                for match in join.read([*rows.numbers, *rows.texts]):
+                    numbers = {n: rows.values(n, match.columns[n]) for n in rows.numbers}
+                    layout.put(match.samples, numbers, {n: match.columns[n] for n in rows.texts})
+                layout.finish(rows.offered, rows.digest)
+
+    return _open(place, samples, cache, what, make)
+
+
+def _number_names(names: Iterable[pa.Array | pa.ChunkedArray]) -> Iterator[pa.RecordBatch]:
+    first = 0
+    for column in names:
+        for some in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
+            numbers = pa.array(np.arange(first, first + len(some)))
+            yield pa.record_batch([some, numbers], names=[NAME, SAMPLE])
+            first += len(some)
+
+
+def lay_out_scores(
+    url: str,
+    contents: Sequence[str],
+    kinds: Mapping[str, str],
+    samples: JoinedSamples,
+    cache: Path | None,
+    *,
+    wanted: WantedColumns,
+    read: Callable[[Collection[str]], Iterable[pa.Table]],
+) -> LaidOut:
+    """Lay out the columns of a dataset of scores, or open them if that was done before.
+
+    `kinds` says what each column holds, and `contents` identifies its shards. `read` yields for
+    each shard of the samples the rows of these, all null for samples without scores.
+    """
+    offered = {name: DTYPES[kind] for name, kind in kinds.items() if kind in DTYPES}
+    numbers = wanted.choose_numbers(offered)
+    texts = [name for name in sorted(wanted.named) if kinds.get(name) == SCORED_TEXT]
+    what = "scores", *contents, *numbers, "", *texts
+
+    def make(writer: KeptWriter, path: Path) -> None:
+        _log.info("%s: reading scores; their columns are kept in %s", url, path)
+        first = 0
+        with closing(_Layout(writer, samples.sizes, numbers, texts)) as layout:
+            for rows in read([*numbers, *texts]):
+                has_row = np.ones(len(rows), np.bool_)
+                for name in numbers:
+                    has_row &= ~pc.is_null(rows[name], nan_is_null=True).to_numpy()
+                own = rows.filter(pa.array(has_row)).combine_chunks()
+                values = {n: own[n].to_numpy().astype(numbers[n]) for n in numbers}
+                columns = {n: own[n].cast(TEXT).combine_chunks() for n in texts}
+                layout.put(first + np.flatnonzero(has_row), values, columns)
+                first += len(rows)
+            layout.finish(offered, f"{key_of(*what):016x}")
+
+    return _open(url, samples, cache, what, make)
+
+
+def _open(
+    url: str,
+    samples: JoinedSamples,
+    cache: Path | None,
+    what: Sequence[str],
+    make: Callable[[KeptWriter, Path], None],
+) -> LaidOut:
+    file = open_or_make(cache, ("laid out", *what, "", *samples.contents), make)
+    return LaidOut(
+        url=url,
+        numbers=file.facts["numbers"],
+        texts=tuple(file.facts["texts"]),
+        offered=tuple(file.facts["offered"]),
+        digest=file.facts["digest"],
+        _file=file,
+    )
+
+
+class _Layout:
+    """The columns of a kept file that is being written. Texts wait on a disk until all have come.
+
+    Samples come in the order of their numbers.
+    """
+
+    def __init__(
+        self, writer: KeptWriter, sizes: Ints, numbers: Mapping[str, str], texts: Sequence[str]
+    ) -> None:
+        self._writer, self._dtypes = writer, numbers
+        samples = int(sizes.sum())
+        writer.reserve(STARTS, "<i8", len(sizes) + 1)[1:] = np.cumsum(sizes)
+        self._has_row = writer.reserve(HAS_ROW, "|b1", samples)
+        self._numbers = {
+            name: writer.reserve(f"numbers {name}", dtype, samples)
+            for name, dtype in numbers.items()
+        }
+        self._ends = {name: writer.reserve(f"ends {name}", "<i8", samples + 1) for name in texts}
+        self._spool = Spool(WAITING)
+        self._parts: dict[str, list[Place]] = {name: [] for name in texts}
+
+    def put(
+        self, samples: Ints, numbers: Mapping[str, NDArray[Any]], texts: Mapping[str, pa.Array]
+    ) -> None:
+        self._has_row[samples] = True
+        for name, values in numbers.items():
+            self._numbers[name][samples] = values
+        for name, column in texts.items():
+            filled = column.fill_null("")
+            self._ends[name][samples + 1] = pc.binary_length(filled).to_numpy()
+            self._parts[name].append(self._spool.put(text_bytes(filled)))
+
+    def finish(self, offered: Collection[str], digest: str) -> None:
+        for name, ends in self._ends.items():
+            for start in range(1, len(ends), BLOCK):
+                ends[start] += ends[start - 1]
+                np.cumsum(ends[start : start + BLOCK], out=ends[start : start + BLOCK])
+            parts = (np.frombuffer(self._spool.get(at), np.uint8) for at in self._parts[name])
+            self._writer.add(f"texts {name}", "|u1", parts)
+        self._writer.facts |= {
+            "digest": digest,
+            "numbers": self._dtypes,
+            "offered": sorted(offered),
+            "texts": [*self._ends],
+        }
+
+    def close(self) -> None:
+        self._spool.close()

@@ -1,0 +1,302 @@
+"""Read the rows of a table that others made, for `laid_out`: a name, numbers and texts.
+
+Numbers become whole numbers of 64 bits, floats or booleans. Parquet says what types its columns
+have. In a table that is text, all values together decide: a column is one of whole numbers until
+the first value that is none. So its cells are kept as texts, and parsed once all are known.
+"""
+
+import logging
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from wdsprep.errors import UsageError
+from wdsprep.sources.tables.files import Table
+from wdsprep.sources.tables.parquet import NUMBERS, ParquetTable, values_in
+from wdsprep.tables.key_join import NAMES, KeyJoin
+from wdsprep.text import plural
+
+ROWS_AT_ONCE = 1 << 16
+TEXT = pa.large_string()
+SCALARS = {int, float, bool, str}
+_log = logging.getLogger("wdsprep")
+
+
+class WantedColumns(NamedTuple):
+    """The columns of a table that are read: those that are `named`.
+
+    `for_batches` all other columns of numbers are read, too.
+    """
+
+    named: AbstractSet[str]
+    for_batches: bool
+
+    @property
+    def cache_key(self) -> tuple[str, ...]:
+        return f"all numbers: {self.for_batches}", *sorted(self.named)
+
+    def choose_numbers(self, columns: Mapping[str, str]) -> dict[str, str]:
+        """Return those of a table's columns of numbers that are read."""
+        return {n: dtype for n, dtype in columns.items() if self.for_batches or n in self.named}
+
+
+class OtherTable:
+    """A table whose rows have a name in the column `by`.
+
+    After `add_to`, `numbers` has the dtypes of the columns of numbers that were read, `offered` the
+    names of all of them, `texts` the columns of texts that were read. `digest` is that of what was
+    read.
+    """
+
+    numbers: Mapping[str, str]
+    offered: Collection[str]
+    texts: Sequence[str]
+
+    def __init__(self, place: str, by: str, wanted: WantedColumns) -> None:
+        self.place, self.by, self.wanted = place, by, wanted
+        self._digests: dict[tuple[str, str], blake3] = {}
+
+    def add_to(self, join: KeyJoin) -> None:
+        """Read all rows."""
+        for names, columns in self._batches():
+            for name, column in {"": names, **columns}.items():
+                for part, data in _parts(column):
+                    new = blake3(f"{join.rows}".encode())  # rows before the column began
+                    self._digests.setdefault((name, part), new).update(data.data)
+            join.add(names, columns)
+        self._decide()
+
+    @property
+    def digest(self) -> str:
+        """The digest of the names and columns that were read, in the order of the rows."""
+        read = {"": "", **self.numbers, **dict.fromkeys(self.texts, "")}
+        parts = sorted(part for part in self._digests if part[0] in read)
+        lines = [(read[part[0]], *part, self._digests[part].hexdigest()) for part in parts]
+        return blake3(repr(lines).encode()).hexdigest()
+
+    def values(self, name: str, column: pa.Array) -> NDArray[Any]:
+        """Return the numbers of a column, in rows that have all numbers."""
+        del name  # its values have their type
+        values: NDArray[Any] = column.to_numpy(zero_copy_only=False)
+        return values
+
+    def _batches(self) -> Iterator[tuple[pa.Array, dict[str, pa.Array]]]:
+        """Yield names, as bytes, and columns."""
+        raise NotImplementedError
+
+    def _decide(self) -> None:
+        """Set what is known once all rows have been read."""
+
+
+def open_other_table(place: str, table: Table, by: str, wanted: WantedColumns) -> OtherTable:
+    if isinstance(table, ParquetTable):
+        return _ParquetTable(place, table, by, wanted)
+    return _TextTable(place, table, by, wanted)
+
+
+class _ParquetTable(OtherTable):
+    def __init__(self, place: str, table: ParquetTable, by: str, wanted: WantedColumns) -> None:
+        super().__init__(place, by, wanted)
+        kinds = table.kinds()
+        if kinds[by] != "text":
+            raise UsageError(
+                f"the column {by} of {place} holds {kinds[by] or 'something else'}: write its "
+                f"values {_as_texts(by)}"
+            )
+        self._table = table
+        offered = {n: NUMBERS[kind] for n, kind in kinds.items() if kind in NUMBERS}
+        if wanted.for_batches:  # tensors of unsigned numbers are of little use
+            offered = {n: dtype.replace("u", "i") for n, dtype in offered.items()}
+        self.offered = offered
+        self.numbers = wanted.choose_numbers(offered)
+        self.texts = [name for name in sorted(wanted.named) if kinds[name] == "text"]
+
+    def _batches(self) -> Iterator[tuple[pa.Array, dict[str, pa.Array]]]:
+        for batch in self._table.batches([self.by, *self.numbers, *self.texts], ROWS_AT_ONCE):
+            numbers = {name: self._cast(name, batch[name]) for name in self.numbers}
+            texts = {name: _valid_texts(batch[name]) for name in self.texts}
+            yield batch[self.by].cast(TEXT).cast(NAMES), {**numbers, **texts}
+
+    def _cast(self, name: str, column: pa.Array) -> pa.Array:
+        try:
+            return column.cast(pa.from_numpy_dtype(self.numbers[name]))
+        except pa.ArrowInvalid:
+            raise UsageError(
+                f"the column {name} of {self.place} has numbers beyond 2^63, which batches cannot "
+                "hold: write them as texts, or leave the column out"
+            ) from None
+
+
+def _valid_texts(column: pa.Array) -> pa.Array:
+    """Return the texts of a column; null in place of those that are not UTF-8."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowException:
+        column = _text_array(
+            [text if isinstance(text, str) else None for text in values_in(column)]
+        )
+    return column.cast(TEXT)
+
+
+class _TextTable(OtherTable):
+    def __init__(self, place: str, table: Table, by: str, wanted: WantedColumns) -> None:
+        super().__init__(place, by, wanted)
+        self._table = table
+        self._types: dict[str, _ColumnType] = {}
+
+    def _batches(self) -> Iterator[tuple[pa.Array, dict[str, pa.Array]]]:
+        unreadable = 0
+        for where, _ in self._table.parts(sys.maxsize):
+            every = (row for _, row in self._table.rows(where))
+            while some := list(islice(every, ROWS_AT_ONCE)):
+                rows = [row for row in some if isinstance(row, dict)]
+                unreadable += len(some) - len(rows)
+                names = [row.get(self.by) or "" for row in rows]
+                if wrong := next((name for name in names if not isinstance(name, str)), None):
+                    raise UsageError(
+                        f"the column {self.by} of {self.place} has other values than texts, such "
+                        f"as {wrong!r:.40}: write them {_as_texts(self.by)}"
+                    )
+                yield encode_names(names), self._columns(rows)
+        if unreadable:
+            lines = plural(unreadable, "row")
+            _log.warning("%s: left out %s that cannot be read", self.place, lines)
+
+    def _columns(self, rows: "list[dict[str, Any]]") -> dict[str, pa.Array]:
+        columns = {}
+        for name in dict.fromkeys(name for row in rows for name in row if name != self.by):
+            values = [row.get(name) for row in rows]
+            kind = self._types.setdefault(name, _ColumnType())
+            kind.note([value for value in values if value is not None])
+            if name in self.wanted.named or (self.wanted.for_batches and kind.is_number):
+                columns[name] = _text_array(
+                    [
+                        value if value is None or type(value) is str else str(value)
+                        for value in values
+                    ]
+                )
+        return columns
+
+    def _decide(self) -> None:
+        kinds = {name: kind.dtype for name, kind in self._types.items()}
+        self.offered = {name: dtype for name, dtype in kinds.items() if dtype}
+        self.numbers = self.wanted.choose_numbers(self.offered)
+        self.texts = [n for n, dtype in kinds.items() if not dtype and n in self.wanted.named]
+
+    def values(self, name: str, column: pa.Array) -> NDArray[Any]:
+        """Return cells as numbers. Python is known to parse all, and Arrow parses most."""
+        dtype = self.numbers[name]
+        if dtype == "|b1":
+            truths: NDArray[np.bool_] = pc.equal(column, "True").to_numpy(zero_copy_only=False)
+            return truths
+        if bool in self._types[name].types:
+            for truth, number in (("True", "1"), ("False", "0")):
+                column = pc.if_else(pc.equal(column, truth), pa.scalar(number, TEXT), column)
+        try:
+            return super().values(name, column.cast(pa.from_numpy_dtype(dtype)))
+        except pa.ArrowInvalid:
+            return _convert(column.to_pylist(), dtype)
+
+
+@dataclass(slots=True)
+class _ColumnType:
+    """The type of a column, as known from the values so far.
+
+    Values are numbers and booleans, or cells of a CSV that read as numbers.
+    """
+
+    types: set[type] = field(default_factory=set)
+    is_int: bool = True
+    is_number: bool = True
+
+    def note(self, values: Sequence[Any]) -> None:
+        self.types |= {*map(type, values)}
+        self.is_number = self.is_number and self.types <= SCALARS
+        if not self.is_number:
+            return
+        self.is_int = self.is_int and float not in self.types and _can_convert(values, "<i8")
+        self.is_number = self.is_int or _can_convert(
+            values, "<f8"
+        )  # what reads as the one does as both
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the column, or "" if it has no numbers."""
+        if not self.types or not self.is_number:
+            return ""
+        if not self.is_int:
+            return "<f8"
+        return "|b1" if self.types == {bool} else "<i8"
+
+
+def _can_convert(values: Sequence[Any], dtype: str) -> bool:
+    try:
+        _convert(values, dtype)
+    except (ValueError, OverflowError):
+        return False
+    return True
+
+
+def _convert(values: Sequence[Any], dtype: str) -> NDArray[Any]:
+    number = int if dtype == "<i8" else float
+    return np.array([number(value) for value in values], dtype)
+
+
+def encode_names(texts: Sequence[str | None]) -> pa.Array:
+    """Return names as the bytes that they stand for; one that no file can have becomes null."""
+    return pa.array(map(_encode, texts), NAMES)
+
+
+def _encode(text: str | None) -> bytes | None:
+    try:
+        return None if text is None else text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return None
+
+
+def _text_array(texts: Sequence[str | None]) -> pa.Array:
+    """Return texts as an array; null in place of those that UTF-8 cannot hold."""
+    try:
+        return pa.array(texts, TEXT)
+    except UnicodeEncodeError:
+        return pa.array([None if _has_surrogates(text) else text for text in texts], TEXT)
+
+
+def _has_surrogates(text: str | None) -> bool:
+    return text is not None and any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def text_bytes(column: pa.Array) -> memoryview:
+    """Return the bytes of all values of large texts without nulls, one after another."""
+    _, ends, data = column.buffers()
+    if not len(column) or data is None:
+        return memoryview(b"")
+    edges = np.frombuffer(ends, np.int64)[[column.offset, column.offset + len(column)]]
+    return memoryview(data)[edges[0] : edges[1]]
+
+
+def _parts(column: pa.Array) -> "Iterator[tuple[str, NDArray[np.uint8]]]":
+    """Yield the bytes that make up a column, in parts which any batches of it have together."""
+    yield "nulls", column.is_null().to_numpy(zero_copy_only=False).view(np.uint8)
+    if column.type in (TEXT, NAMES):
+        filled = column.fill_null("" if column.type == TEXT else b"")
+        yield "lengths", pc.binary_length(filled).to_numpy().view(np.uint8)
+        yield "texts", np.frombuffer(text_bytes(filled), np.uint8)
+    else:
+        filled = column.fill_null(pa.scalar(0, pa.int8()).cast(column.type))
+        yield "numbers", filled.to_numpy(zero_copy_only=False).view(np.uint8)
+
+
+def _as_texts(by: str) -> str:
+    """Return how to write the names of rows, for a message."""
+    example = ", such as '000000000012'" if by == "key" else ""
+    return f"as texts, as the samples have them{example}"
