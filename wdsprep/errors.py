@@ -18,7 +18,6 @@ WdsprepError
 │   ├── DamageError      a file of a dataset, such as a tar, is not as it was written
 │   └── OtherFormatError
 ├── FingerprintError     a resume with other settings or another source
-│   └── OtherSettingsError
 ├── SourceError          the source cannot be understood
 └── WorkError            the runner could not get the work done
 
@@ -26,7 +25,7 @@ Anything else that escapes is a bug, and is reported as one.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 Error = TypeVar("Error", bound="WdsprepError")
@@ -175,38 +174,6 @@ class OtherFormatError(FormatError):
 
 class FingerprintError(WdsprepError):
     pass
-
-
-SHOWN_CHANGES = 8
-
-
-class OtherSettingsError(FingerprintError):
-    """An error for a dataset, or a part of it, that was made with other settings.
-
-    `changes` has the settings that differ, each with what it was and what it is now. Their
-    descriptions stand in the message between `before` and `after`; `say` replaces them by better
-    ones.
-    """
-
-    def __init__(
-        self, before: str, changes: Mapping[str, tuple[Any, Any]], said: Sequence[str], after: str
-    ) -> None:
-        super().__init__()
-        self.before, self.changes, self.after = before, changes, after
-        self.say(said)
-
-    def say(self, said: Sequence[str]) -> None:
-        """Replace the descriptions of the changes in the message.
-
-        Of more than 8 the message has the first 8, and the number of the others.
-        """
-        more = len(said) - SHOWN_CHANGES
-        some = [*said[:SHOWN_CHANGES], *([f"and {more} more"] if more > 0 else [])]
-        self.args = (as_message(f"{self.before}{'; '.join(some)}{self.after}"),)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        made = self.before, self.changes, (), self.after
-        return type(self), made, {**self.__dict__, "args": self.args}
 
 
 class SourceError(WdsprepError):

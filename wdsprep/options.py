@@ -26,12 +26,11 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from functools import lru_cache, partial, wraps
 from math import isfinite
 from typing import Any, ClassVar, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
-from wdsprep.changed_settings import SettingWords, describing_changes
 from wdsprep.errors import UsageError
 from wdsprep.text import (
     brief,
@@ -99,8 +98,6 @@ class About:
     """The words for a message that say how more of these samples pass."""
     decides: bool = False
     """True if the settings of a dataset state it, unless it is the default."""
-    settings: Mapping[str, SettingWords] = field(default_factory=dict)
-    """The words for settings that follow from it, where its name and the two values do not do."""
     page: str = ""
     """The text of its row on a page, in Markdown; empty if that is the help."""
     example: str = ""
@@ -429,7 +426,7 @@ def takes_options(options: Callable[P, T]) -> Callable[[Callable[[T], R]], Calla
 def _call_with(function: Callable[[T], R], options: T) -> R:
     if not isinstance(options, Options):
         return function(options)
-    with options.during_call() as given, describing_changes(options_of(type(options))):
+    with options.during_call() as given:
         return function(cast("T", given))
 
 

@@ -350,11 +350,11 @@ def test_nothing_is_written_into_a_source_or_over_another_selection(made: Path) 
         with pytest.raises(UsageError, match="lies in"):
             wdsprep.select("images", out)
     wdsprep.select(["images", "latents"], "sub/{name}", count=9)
-    with pytest.raises(FingerprintError, match=r"--count 8 \(was 9\).*wdsprep select"):
+    with pytest.raises(FingerprintError, match=r"count: 9, now 8.*wdsprep select"):
         wdsprep.select(["images", "latents"], "sub/{name}", count=8)
     with pytest.raises(FingerprintError, match="holds another selection, or one of other images"):
         wdsprep.select("latents", "sub/latents", count=8)
-    with pytest.raises(FingerprintError, match="the source holds images"):
+    with pytest.raises(FingerprintError, match="source: selection, now folder"):
         packed(made / "in", Path("sub/images"))
     wdsprep.select(["images", "latents"], "sub/{name}", count=8, overwrite=True)
     assert len(members("sub/latents")) <= len(members("sub/images")) == 8

@@ -197,13 +197,13 @@ def test_other_settings_never_mix_with_what_is_there(
     images: Path, latents: Path, tmp_path: Path
 ) -> None:
     before = tree(latents)
-    with pytest.raises(FingerprintError, match=r": --seed 1 \(was 0\): run with those"):
+    with pytest.raises(FingerprintError, match=": seed: 0, now 1: run with those"):
         encode_here(images, latents, seed=1)
-    with pytest.raises(FingerprintError, match=r": --text tokens \(was emb\): run with"):
+    with pytest.raises(FingerprintError, match=r": .*text: emb, now tokens.*: run with"):
         encode_here(images, latents, text="tokens")
-    with pytest.raises(FingerprintError, match=": --model has other weights than those it"):
+    with pytest.raises(FingerprintError, match=r": .*the weights of the model: other"):
         encode_here(images, latents, model=str(other_weights(tmp_path)))
-    with pytest.raises(FingerprintError, match=r": --resolution 128 \(was 64\): run"):
+    with pytest.raises(FingerprintError, match=": resolution: 64, now 128; layout: other: run"):
         encode_here(images, latents, resolution=128)
     assert tree(latents) == before
 

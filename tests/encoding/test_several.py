@@ -168,7 +168,7 @@ def test_settings_of_another_kind_are_told_before_anything_is_written(
     encode_here(images, at(tmp_path, 128), resolution=128, limit=2)
     before = tree(tmp_path)
     for resolution in (BOTH, BOTH[::-1]):
-        with pytest.raises(FingerprintError, match=r"latents-128 was .*: --seed 1 \(was 0\): run"):
+        with pytest.raises(FingerprintError, match=r"latents-128 was .*: seed: 0, now 1: run"):
             both(images, tmp_path, resolution=resolution, seed=1)
         assert tree(tmp_path) == before
 

@@ -274,7 +274,7 @@ def test_latents_of_buckets_become_a_dataset_in_shapes(tmp_path: Path) -> None:
     assert of_sample(out, "k00")["json"]["crop"] == [0, 0, 80, 48]
     again = wdsprep.import_(tmp_path / "cache", out, resolution=64, shapes=shapes)
     assert again.units_before == 2
-    with pytest.raises(FingerprintError, match="--shapes are"):
+    with pytest.raises(FingerprintError, match="shapes: other"):
         wdsprep.import_(tmp_path / "cache", out, resolution=64, shapes=shapes[:3])
 
 
@@ -341,7 +341,7 @@ def test_an_import_goes_on_after_a_limit_and_refuses_other_files(
     assert (done.manifest, done.units_before) == (whole.manifest, 1)
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
     with pytest.raises(
-        FingerprintError, match=r"other settings: --resolution 128 .*wdsprep import"
+        FingerprintError, match=r"other settings: .*resolution: 64, now 128.*wdsprep import"
     ):
         wdsprep.import_(cache, tmp_path / "out", resolution=128)
     (cache / "shard_1.tar").write_bytes(b"another")

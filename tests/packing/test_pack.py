@@ -187,7 +187,7 @@ def test_max_alpha_rejects_what_shows_too_little_and_is_a_setting(tmp_path: Path
     pack(source, out, "--max-alpha", "0.5")
     assert outcome(out) == {"a.jpg": "packed", "b.png": "transparent"}
     assert manifest_of(out).settings["max_alpha"] == 0.5
-    with pytest.raises(FingerprintError, match=r"no --max-alpha \(was 0\.5\)"):
+    with pytest.raises(FingerprintError, match=r"max-alpha: 0\.5, now none"):
         pack(source, out)
     pack(source, out, "--overwrite")
     assert outcome(out) == {"a.jpg": "packed", "b.png": "packed"}

@@ -101,7 +101,7 @@ def test_what_decides_only_how_to_fetch_may_differ_on_resume_and_nothing_is_fetc
     before = server.paths()
     pack(table, out, *FAST, "--timeout", "3", "--per-host", "1", "--requests", "9")
     assert server.paths() == before
-    with pytest.raises(FingerprintError, match=r": --max-bytes 9 \(was 50000000\): run with"):
+    with pytest.raises(FingerprintError, match=r": max-bytes: 50000000, now 9: run with"):
         pack(table, out, *FAST, "--max-bytes", "9")
     with pytest.raises(UsageError, match="is not a table of URLs"):
         pack(out / "32", tmp_path / "more", "--retry-rejected")

@@ -151,15 +151,13 @@ def test_the_locale_changes_no_byte(tmp_path: Path) -> None:
 def test_other_settings_are_an_error_that_names_them(tmp_path: Path) -> None:
     source = photos(tmp_path / "in", 3)
     out = pack(source, tmp_path / "out", "--min-caption", "1")
-    assert "--min-caption 0 (was 1)" in refused(source, out)
+    assert "min-caption: 1, now 0" in refused(source, out)
     message = refused(source, out, "--min-caption", "1", "--buckets", "16", "--filter", "number")
-    assert "--buckets 16 (was 32,64)" in message
+    assert "buckets: 32,64, now 16" in message
     assert "number" in message
     assert "--overwrite" in message
     write_files(tmp_path / "tars", {"a.tar": tar_bytes([("a.jpg", jpeg(1))])})
-    assert "the source holds tars (was images)" in refused(
-        tmp_path / "tars", out, "--min-caption", "1"
-    )
+    assert "source: folder, now tars" in refused(tmp_path / "tars", out, "--min-caption", "1")
 
 
 def test_a_folder_that_moved_is_the_same_source(tmp_path: Path) -> None:
@@ -286,5 +284,5 @@ def test_a_receipt_of_other_settings_is_never_adopted(tmp_path: Path) -> None:
     pack(source, two, "--samples-per-shard", "10", "--check", "header")
     (two / "receipts/000001.json").replace(one / "receipts/000001.json")
     (one / "wdsprep.json").unlink()
-    with pytest.raises(FingerprintError, match=r"\(here: --check full \(was header\)\)"):
+    with pytest.raises(FingerprintError, match=r"\(check: header, now full\)"):
         pack(source, one, "--samples-per-shard", "10")

@@ -79,7 +79,7 @@ def test_another_selection_by_other_scores_into_the_same_place_is_refused(
     score_here(images, tmp_path / "vit", model=str(models / "vit"))
     score_here(images, tmp_path / "swin", model=str(models / "swin"), label="logo=nsfw")
     wdsprep.select(str(images), str(tmp_path / "out"), join=str(tmp_path / "vit"), **asked)
-    with pytest.raises(FingerprintError, match="--join has other columns"):
+    with pytest.raises(FingerprintError, match="join: other"):
         wdsprep.select(str(images), str(tmp_path / "out"), join=str(tmp_path / "swin"), **asked)
 
 

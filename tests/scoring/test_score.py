@@ -150,9 +150,12 @@ def test_a_resume_with_other_weights_is_refused_in_words(
     out = tmp_path / "scores"
     score_here(images, out, model=str(models / "vit"), limit=4)
     small("vit", tmp_path / "other", hidden_act="relu")
-    with pytest.raises(FingerprintError, match=r"--model has other weights.*wdsprep score"):
+    with pytest.raises(FingerprintError, match=r"scores\.models: other.*wdsprep score"):
         score_here(images, out, model=str(tmp_path / "other"))
-    with pytest.raises(FingerprintError, match=r"are similarity \(were neutral, nsfw\)"):
+    with pytest.raises(
+        FingerprintError,
+        match=r"scores\.columns\.neutral: number, now none;",
+    ):
         score_here(images, out, model=str(models / "clip"))
 
 

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from wdsprep.changed_settings import say_both
 from wdsprep.changes.selected_samples import Origin
 from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.file_names import latent_unit, maker_of
 from wdsprep.dataset.receipts import Settings
-from wdsprep.dataset.settings import changed_settings
+from wdsprep.dataset.settings import changed_settings, say_changes
 from wdsprep.dataset.stored_dataset import dated_manifest, open_dataset, refresh_manifest
 from wdsprep.errors import UsageError
 from wdsprep.store import open_store
@@ -107,7 +106,7 @@ def _group(place: str, origins: list[Origin]) -> Group:
             kinds = f"one of {first.manifest.dataset} and one of {other.manifest.dataset}"
             raise UsageError(f"{both} are {kinds}: {hint}")
         if first.manifest.dataset == "latents" and (changes := changed_settings(*settings)):
-            shown = "; ".join(say_both(changes))
+            shown = say_changes(changes, " and ")
             raise UsageError(f"{both} were encoded differently ({shown}): {hint}")
         if settings[0].get("buckets") != settings[1].get("buckets"):
             raise UsageError(f"{both} have different buckets: pack them with the same --buckets")

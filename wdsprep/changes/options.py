@@ -5,11 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar
 
-from wdsprep.changed_settings import SettingWords
 from wdsprep.changes.key_lists import NameList
 from wdsprep.errors import UsageError
 from wdsprep.options import Place, about, as_places
-from wdsprep.packing.options import SOURCE_KIND, ShardSizes
+from wdsprep.packing.options import ShardSizes
 from wdsprep.runners.options import (
     OUTPUT,
     TRACK,
@@ -23,9 +22,6 @@ from wdsprep.text import brief, check_texts, whole_number
 SAMPLES, COMPARISON = "Samples", "Comparison"
 DISTANCE, MOST_DISTANCE = 6, 12
 """The default and the largest number of bits, of 64, in which copies may differ."""
-
-OTHER_DATASETS = "the datasets that samples are selected from are others, or have changed"
-OTHER_COLUMNS = "--join has other columns, or --where asks for other ones"
 
 
 def _check_list(given: Any) -> NameList:
@@ -120,7 +116,6 @@ class SelectOptions(WorkerRangeOptions, ShardSizes, ListenedOptions):
             is_place=True,
             is_many=True,
             metavar="DATASET...",
-            settings={"of": SettingWords(say=OTHER_DATASETS), "source": SOURCE_KIND},
         )
     )
     out: "str | os.PathLike[str]" = field(
@@ -141,7 +136,6 @@ class SelectOptions(WorkerRangeOptions, ShardSizes, ListenedOptions):
             is_place=True,
             is_many=True,
             metavar="PLACE",
-            settings={"join": SettingWords(say=OTHER_COLUMNS)},
         ),
     )
     keys: NameList = field(
@@ -152,7 +146,6 @@ class SelectOptions(WorkerRangeOptions, ShardSizes, ListenedOptions):
             read=_check_list,
             metavar="FILE",
             is_place=True,
-            settings={"keys": SettingWords(say="--keys has other keys")},
         ),
     )
     count: int = field(
@@ -169,10 +162,6 @@ class SelectOptions(WorkerRangeOptions, ShardSizes, ListenedOptions):
             SAMPLES,
             read=_check_split,
             metavar="NAME=SHARE,...",
-            settings={
-                "part": SettingWords(say="another part of --split"),
-                "split": SettingWords(say="--split has other parts"),
-            },
         ),
     )
     prefix: bool = field(

@@ -6,13 +6,21 @@ least, and the receipt of a slice that was allowed more counts that (`ALLOWED_MO
 """
 
 import json
-from collections.abc import Iterable
-from typing import Any
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
 
-from wdsprep.changed_settings import Changes
 from wdsprep.dataset.receipts import Settings
 from wdsprep.dataset.sealed_json import canonical_json
 
+Changes: TypeAlias = Mapping[str, tuple[Any, Any]]
+"""The settings that have changed, each with its old and its new value."""
+SAID = {"of": "the datasets to select from", "weights": "the weights of the model"}
+"""The words for settings whose names say too little."""
+DIGEST = re.compile(r"[0-9a-f]{64}")
+OTHER = ": other"
+MOST_SHOWN = 8
 STRICT = ("opt_outs", "robots")
 """The policies that allow less where they are true."""
 POLICIES = ("allow_s3", *STRICT, "max_bytes")
@@ -40,6 +48,52 @@ def changed_settings(old: Settings, new: Settings) -> Changes:
     looser = loosened(old, new)
     both = {name: (old.get(name), new.get(name)) for name in sorted({*old, *new})}
     return {n: pair for n, pair in both.items() if n not in looser and not is_same(*pair)}
+
+
+def say_changes(changes: Changes, between: str = ", now ") -> str:
+    """Return what differs, such as `buckets: 256,512, now 512`, each setting with both values.
+
+    Another kind of source has other settings, so it is named alone. Mappings are compared by their
+    names. Digests and lists of more than texts and numbers say nothing to people: they are named
+    last, without their values. Of more than MOST_SHOWN differences the first are named, and the
+    others counted.
+    """
+    if "source" in changes:
+        changes = {"source": changes["source"]}
+    said = [_say_change(*change, between) for change in _flat(changes)]
+    said.sort(key=lambda text: text.endswith(OTHER))
+    more = len(said) - MOST_SHOWN
+    return "; ".join([*said[:MOST_SHOWN], *([f"and {more} more"] if more > 0 else [])])
+
+
+def _flat(changes: Changes) -> Iterator[tuple[str, Any, Any]]:
+    """Yield name, old and new value of each change, with mappings taken apart."""
+    for name, (old, new) in changes.items():
+        if isinstance(old, Mapping | None) and isinstance(new, Mapping | None):
+            inner = changed_settings(old or {}, new or {})
+            yield from _flat({f"{name}.{part}": both for part, both in inner.items()})
+        else:
+            yield name, old, new
+
+
+def _say_change(name: str, old: Any, new: Any, between: str) -> str:
+    shown = SAID.get(name, name.replace("_", "-"))
+    if not (_is_plain(old) and _is_plain(new)):
+        return shown + OTHER
+    return f"{shown}: {_say_value(old)}{between}{_say_value(new)}"
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(item, str | int | float) for item in value)
+    return not isinstance(value, Mapping) and not DIGEST.fullmatch(str(value))
+
+
+def _say_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return "none" if value is None else shlex.quote(text)
 
 
 def loosened(old: Settings, new: Settings) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ from functools import cache
 from itertools import islice
 from typing import TypeVar
 
-from wdsprep.changed_settings import say_plainly
 from wdsprep.dataset.buckets import buckets_of_phase
 from wdsprep.dataset.damage import naming_next_step, naming_repair
 from wdsprep.dataset.file_names import (
@@ -43,7 +42,7 @@ from wdsprep.dataset.receipts import Receipt, Receipts, Settings, Shard, line_of
 from wdsprep.dataset.removed_samples import check_no_removal, forget_removal
 from wdsprep.dataset.schemas import check_storable
 from wdsprep.dataset.score_columns import SCORES, is_scored
-from wdsprep.dataset.settings import changed_settings, is_same
+from wdsprep.dataset.settings import changed_settings, is_same, say_changes
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.dataset.unit_locks import Edition, wait_for_holders
 from wdsprep.errors import (
@@ -51,7 +50,6 @@ from wdsprep.errors import (
     FingerprintError,
     FormatError,
     NotFoundError,
-    OtherSettingsError,
     StoreError,
     TarError,
     UsageError,
@@ -213,12 +211,10 @@ def _check_claim(edition: Edition, dataset: str, settings: Settings) -> tuple[Ma
             again += f" --resolution {settings['resolution']}"
             no = [f" --{name} none" for name in ("latents", "text") if settings.get(name) == "none"]
             again += "".join(no)
-        raise OtherSettingsError(
-            f"{store.url} was made with other settings: ",
-            changes,
-            say_plainly(changes),
-            f": run with those that it was made with, give another place for {new}, or let "
-            f'"{again} ... --overwrite" start over',
+        raise FingerprintError(
+            f"{store.url} was made with other settings: {say_changes(changes)}: run with those "
+            f"that it was made with, give another place for {new}, or let "
+            f'"{again} ... --overwrite" start over'
         )
     return found, there is not None
 
@@ -313,12 +309,11 @@ def read_receipt(store: Store, unit: str, settings: Settings | None = None) -> R
     with naming_repair(store):
         found = Receipt.from_bytes(data, f"{store.url}/{name}")
     if settings is not None and not is_same(dict(found.settings), dict(settings)):
-        changes = changed_settings(found.settings, settings)
-        raise OtherSettingsError(
-            f"{store.url}/{name} was made with other settings, by another run (here: ",
-            changes,
-            say_plainly(changes) or ["no option"],
-            f"): let that run end, then run {command('repair', store.url)}",
+        changes = say_changes(changed_settings(found.settings, settings))
+        raise FingerprintError(
+            f"{store.url}/{name} was made with other settings, by another run "
+            f"({changes or 'looser ones'}): let that run end, then run "
+            f"{command('repair', store.url)}"
         )
     return found
 

@@ -6,9 +6,7 @@ from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any
 
-from wdsprep.changed_settings import ABOVE, SettingWords, follows
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.score_columns import SCORES
 from wdsprep.encoding import DTYPES, MODELS
 from wdsprep.encoding.captions.options import CaptionOptions, OneCaption
 from wdsprep.encoding.models.presets import describe_training_sizes
@@ -16,7 +14,6 @@ from wdsprep.encoding.output_places import check_apart_text, places_of
 from wdsprep.encoding.recipe_options import (
     IMAGES,
     MODEL,
-    OF_TEXT,
     Recipe,
     RecipeOptions,
     check_compiled_shapes,
@@ -39,7 +36,6 @@ from wdsprep.store.base import absolute
 from wdsprep.text import brief, check_one_of, parse_auto, whole_number
 
 DEVICES = ("auto", "cuda", "cpu")
-OTHER_WEIGHTS = "--model has other weights than those it was made with"
 
 SHARDS_PER_WORKER = 3  # one comes back from the device, one goes in, one has its tar open
 SHARDS_IN_TURN = 8
@@ -72,11 +68,6 @@ def check_resolutions(given: int | Sequence[int]) -> int | tuple[int, ...]:
 def parse_resolutions(text: str) -> tuple[int, ...]:
     """Return the resolutions in a text such as "256,512"; raise ValueError for other texts."""
     return tuple(int(part) for part in text.split(","))
-
-
-def _say_pipeline(before: str | None, now: str | None) -> str:
-    names = (f"a {name}" if name else "none whose code is run" for name in (now, before))
-    return "--model is {} (was {})".format(*names)
 
 
 RESOLUTION = about(
@@ -117,11 +108,6 @@ class EncodingOptions(RecipeOptions):
             example="NAME|REPO[@REV]|FOLDER",
             page="a name that `wdsprep models` lists, a pipeline of the Hugging Face hub, or its "
             "folder; safetensors only, in one file or several with their index",
-            settings={
-                "pipeline": SettingWords(say=_say_pipeline),
-                "weights": SettingWords(say=OTHER_WEIGHTS, unless=OF_TEXT),
-                **{name: follows(name) for name in ("layers", "layout", "patch", "scale", "shift")},
-            },
         ),
     )
     batch_size: int | str = field(
@@ -230,10 +216,6 @@ class EncodeCall(EncodeWorkerOptions, OneCaption, EncodingOptions, ListenedOptio
         metadata=about(
             "The images to encode.",
             is_place=True,
-            settings={
-                "source": SettingWords(say="it was imported, not encoded", rank=ABOVE),
-                SCORES: SettingWords(say="it holds scores", rank=ABOVE),
-            },
         ),
     )
     out: "str | os.PathLike[str]" = field(

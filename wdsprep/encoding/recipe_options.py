@@ -6,15 +6,13 @@ a whole.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
-from wdsprep.changed_settings import SettingWords
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import Size
 from wdsprep.encoding import CHOSEN_DTYPES, DTYPES, LATENTS, TEXTS
 from wdsprep.encoding.shape_lists import (
     SDXL_RESOLUTION,
-    SHAPES_SETTING,
     ShapesGiven,
     check_max_crop,
     check_shapes_option,
@@ -32,18 +30,6 @@ UPSCALE, MOST_UPSCALE = 1.5, 16
 MOST_COMPILED = 4
 """The most shapes for which --compile compiles a VAE, one after the other, while its GPU waits. For
 one shape of SD2's that took 115 s on two busy cores; no GPU has measured it."""
-OF_TEXT = ("pipeline", "text")
-"""Settings from which others of text follow, and which weights are read."""
-OTHER_TEMPLATE = "the diffusers here puts other words around a caption, or cleans it otherwise"
-
-
-def _say_dtype(before: str | None, now: str | None) -> str:
-    was = f"was {before}" if before else "it was not said"
-    return f"--dtype, or auto on this device, is {now} ({was})"
-
-
-def _say_arguments(before: Any, now: Any) -> str:
-    return f"--text-length or diffusers gives encode_prompt {now} (was {before})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +51,6 @@ class RecipeOptions(Options):
             page="cut each image to one of [several shapes](#shapes), not to the square: to the "
             "one whose aspect ratio is nearest to its own. `sdxl` is for a resolution of "
             f"{SDXL_RESOLUTION}, `nearest` for any that STEP divides",
-            settings={"shapes": SHAPES_SETTING},
         ),
     )
     """The shapes to cut to, in a form that `sizes_of` reads; empty: the square alone."""
@@ -145,10 +130,6 @@ class RecipeOptions(Options):
             usual=True,
             page="how many tokens of a caption to encode at most, if the pipeline offers a choice "
             "(`max_sequence_length`); 0 is the pipeline's own number",
-            settings={
-                "template": SettingWords(say=OTHER_TEMPLATE, unless=(*OF_TEXT, "text_arguments")),
-                "text_arguments": SettingWords(say=_say_arguments, unless=OF_TEXT),
-            },
         ),
     )
     dtype: str = field(
@@ -163,7 +144,6 @@ class RecipeOptions(Options):
             page="compute in this precision; auto is fp32 on the CPU, and on a GPU [the precision "
             "that is right for each network](#precision). A value that overflows is computed again "
             "in fp32",
-            settings={"dtype": SettingWords(say=_say_dtype)},
         ),
     )
     decode: str = field(

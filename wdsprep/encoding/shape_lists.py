@@ -12,7 +12,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from wdsprep.changed_settings import SettingWords
 from wdsprep.dataset.shapes import Size, shape_name
 from wdsprep.errors import UsageError
 from wdsprep.images.nearest_shape import Shapes
@@ -43,21 +42,6 @@ MOST_SHAPES = 512
 LINE = re.compile(r"([1-9]\d{0,5})\s*[xX]\s*([1-9]\d{0,5})")
 NEAREST = re.compile(r"nearest:(\d{1,6}),(\d{1,6}(?:\.\d{1,6})?)")
 KINDS = "sdxl, nearest:STEP,MAX, or a file with lines such as 832x1216"
-
-
-def _list_shapes(shapes: Sequence[Size] | None) -> str:
-    """Return a short text with the number of shapes and some names, or "not given" for none."""
-    names = [*map(shape_name, shapes or ())]
-    some = names if len(names) <= SHOWN else [names[0], "...", names[-1]]
-    return f"{len(names)} ({', '.join(some)})" if names else "not given"
-
-
-def _say_shapes(before: Sequence[Size] | None, now: Sequence[Size] | None) -> str:
-    return f"--shapes are {_list_shapes(now)} (were {_list_shapes(before)})"
-
-
-SHAPES_SETTING = SettingWords(say=_say_shapes)
-"""The words for other shapes."""
 
 
 def check_shapes_option(given: Any) -> ShapesGiven:

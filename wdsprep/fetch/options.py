@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 
-from wdsprep.changed_settings import SettingWords
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import UsageError
 from wdsprep.limits import MAX_DOWNLOAD_NBYTES
@@ -106,7 +105,6 @@ class FetchOptions(Options):
         metadata=about(
             "Fetch what robots.txt disallows.",
             DOWNLOADING,
-            settings={"robots": SettingWords(say="no --ignore-robots (was given)")},
         ),
     )
     ignore_opt_outs: bool = field(
@@ -114,7 +112,6 @@ class FetchOptions(Options):
         metadata=about(
             "Fetch what is marked noai or noimageai.",
             DOWNLOADING,
-            settings={"opt_outs": SettingWords(say="no --ignore-opt-outs (was given)")},
         ),
     )
     allow_private_hosts: bool = field(

@@ -4,24 +4,12 @@ import os
 from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar
 
-from wdsprep.changed_settings import ABOVE, SettingWords, follows, say_named
-from wdsprep.encoding.shape_lists import SHAPES_SETTING, ShapesGiven, check_shapes_option
+from wdsprep.encoding.shape_lists import ShapesGiven, check_shapes_option
 from wdsprep.errors import UsageError
 from wdsprep.options import about
 from wdsprep.runners.options import OUTPUT, TRACK, ListenedOptions, WorkerOptions, limit, overwrite
 
 COLUMNS = "Columns"
-
-
-def _say_source(before: str | None, now: str) -> str:
-    if before is None:
-        return "it was encoded, not imported"
-    return f"the cache is of {now} (was of {before})"
-
-
-def _say_columns(before: dict[str, str] | None, now: dict[str, str]) -> str:
-    pairs = ([f"{role}={name}" for role, name in (each or {}).items()] for each in (before, now))
-    return say_named("--columns", *pairs)
 
 
 @dataclass(frozen=True)
@@ -34,7 +22,6 @@ class ImportOptions(WorkerOptions, ListenedOptions):
         metadata=about(
             "The cache to import.",
             is_place=True,
-            settings={"source": SettingWords(say=_say_source, rank=ABOVE)},
         )
     )
     latents: "str | os.PathLike[str]" = field(
@@ -61,7 +48,6 @@ class ImportOptions(WorkerOptions, ListenedOptions):
             read=check_shapes_option,
             metavar="FILE|sdxl|nearest:STEP,MAX",
             page="the widths and heights that the images were cut to",
-            settings={"shapes": SHAPES_SETTING},
         ),
     )
     columns: str = field(
@@ -73,7 +59,6 @@ class ImportOptions(WorkerOptions, ListenedOptions):
             metavar="ROLE=NAME,...",
             usual="recognised",
             page="names of columns that are not recognised",
-            settings={"columns": SettingWords(say=_say_columns), "layout": follows("layout")},
         ),
     )
     caption_col: str = field(

@@ -10,9 +10,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from wdsprep.changed_settings import ABOVE, SettingWords
 from wdsprep.dataset.buckets import parse_buckets
-from wdsprep.dataset.file_names import SELECTION
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import UsageError
 from wdsprep.fetch.options import DOWNLOADING, FetchOptions, FetchRules
@@ -36,24 +34,6 @@ if TYPE_CHECKING:
     from wdsprep.sources.base import Columns
 
 IMAGES, COLUMNS, SOURCE = HEADING, "Captions and columns", "Source"
-
-
-KINDS = {
-    "folder": "images",
-    "tars": "tars",
-    "table": "tables of images",
-    "urls": "tables of URLs",
-    SELECTION: "datasets to select from",
-}
-"""The words for kinds of sources."""
-
-
-def _say_source(before: str, now: str) -> str:
-    return f"the source holds {KINDS.get(now, now)} (was {KINDS.get(before, before)})"
-
-
-SOURCE_KIND = SettingWords(say=_say_source, rank=ABOVE)
-"""The words for another kind of source, which decides what else is a setting."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -382,7 +362,7 @@ class PackOptions(WorkerRangeOptions, FetchOptions, PackRules, ListenedOptions):
 
     source: "str | os.PathLike[str]" = field(
         default="downloads",
-        metadata=about("The source to pack.", is_place=True, settings={"source": SOURCE_KIND}),
+        metadata=about("The source to pack.", is_place=True),
     )
     images: "str | os.PathLike[str]" = field(
         default="shards/images", metadata=about("The place for the shards.", is_place=True)

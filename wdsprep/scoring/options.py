@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple
 
-from wdsprep.changed_settings import SettingWords
-from wdsprep.dataset.score_columns import SCORES
 from wdsprep.encoding.options import EncodeWorkerOptions
 from wdsprep.errors import UsageError
 from wdsprep.images.options import AREA, NBYTES
@@ -100,26 +98,6 @@ def _check_name(given: Any, name: str, example: str) -> None:
         )
 
 
-def _say_scores(before: Any, now: Any) -> str:
-    """Return words for the first difference between two settings of scores.
-
-    The columns are compared first, then the library that recognises languages, then the models.
-    """
-    if not before:
-        return "it holds no scores"
-    if {*before["columns"]} != {*now["columns"]}:
-        shown = (", ".join(each["columns"]) or "embeddings alone" for each in (now, before))
-        return "the columns are {} (were {})".format(*shown)
-    if before.get("language") != now.get("language"):
-        told = (each.get("language") or "nothing" for each in (now, before))
-        return "languages are told by {} (were by {})".format(*told)
-    for old, new in zip(before["models"], now["models"], strict=False):
-        if names := [n for n in sorted({*old, *new}) if old.get(n) != new.get(n)]:
-            what = {"weights": "other weights", "processor": f"the processor {new['processor']}"}
-            return f"--model has {what.get(names[0], f'another {names[0]}')}"
-    return "other models"
-
-
 @dataclass(frozen=True)
 class ScoreOptions(EncodeWorkerOptions, ListenedOptions):
     """The options of `score`."""
@@ -146,7 +124,6 @@ class ScoreOptions(EncodeWorkerOptions, ListenedOptions):
             "a repository of the hub, a folder, or "
             f"{', '.join(PRESETS)}; may be given several times; with `NAME=`, the names of its "
             "columns begin with NAME",
-            settings={SCORES: SettingWords(say=_say_scores)},
         ),
     )
     label: Sequence[Any] = field(

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from wdsprep.changed_settings import SettingWords
 from wdsprep.encoding.captions.sources import OWN, CaptionSource
 from wdsprep.errors import UsageError
 from wdsprep.options import Options, about
@@ -15,13 +14,6 @@ from wdsprep.text import brief, parse_names
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 CAPTIONS = "Captions"
-
-
-def _say_captions(before: str | None, now: str | None) -> str:
-    """Return a text on a change of --captions, without the digests, which nobody can read."""
-    if not before or not now:
-        return "--captions is given (was not)" if now else "no --captions (was given)"
-    return "--captions says other captions than those it was made with"
 
 
 def _check_path(given: Any) -> str:
@@ -49,7 +41,6 @@ class OneCaption(Options):
             is_place=True,
             metavar="TABLE",
             page="take captions from a table, [in place of the samples' own](#other-captions)",
-            settings={"captions": SettingWords(say=_say_captions)},
         ),
     )
     captions_by: str = field(
