@@ -1,8 +1,8 @@
-"""Every option of every command and function, by the declarations: what cannot be meant is refused
-in the same line on the command line and in Python."""
+"""Every option of every command and function: what cannot be meant is one line, with its code."""
 
 import pickle
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -13,11 +13,12 @@ import pytest
 
 import wdsprep
 from tests.house.test_public import CALLED
-from wdsprep.cli import cli
+from wdsprep.cli import cli, main
 from wdsprep.cli.base_command import import_function
 from wdsprep.cli.declared_options import DeclaredCommand
 from wdsprep.errors import UsageError
-from wdsprep.options import Option, options_of
+from wdsprep.options import Option, Options, about, options_of, takes_options
+from wdsprep.text import parse_size
 
 IN_PYTHON = {
     "load": "wdsprep.loading.options:LoadOptions",
@@ -211,3 +212,121 @@ def test_two_that_exclude_each_other_are_the_same_line(
         words += [f"--{option.replace('_', '-')}", *([] if value is True else [str(value)])]
     assert in_python(name, **options).startswith(said)
     assert on_the_line(name, *words) == in_python(name, **options)
+
+
+PLACE = "PLACE"
+READING: dict[str, tuple[str, ...]] = {
+    "pack": (PLACE, "out"),
+    "encode": (PLACE, "out", "--model", "tiny", "--resolution", "32"),
+    "score": (PLACE, "out", "--language"),
+    "inspect": (PLACE,),
+    "verify": (PLACE,),
+    "report": (PLACE, "-o", "report.html"),
+    "repair": (PLACE,),
+    "remove": (PLACE, "--keys", "000000000001"),
+    "select": (PLACE, "out", "--count", "3"),
+    "duplicates": (PLACE,),
+    "import": (PLACE, "out"),
+    "export": (PLACE, "out", "--to", "mds"),
+    "card": (PLACE,),
+    "index": (PLACE,),
+    "rebuild": (PLACE,),
+}
+"""Each command that reads a place that the user names."""
+OTHERS = {"plan", "models", "demo"}
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.bin").write_text("notes")
+
+
+def test_every_command_is_here() -> None:
+    assert {*READING} | OTHERS == {*cli.commands}
+
+
+@pytest.mark.parametrize("place", ["nowhere", "empty", "notes.bin", "000000000001"])
+@pytest.mark.parametrize("command", READING)
+def test_a_place_where_nothing_of_use_is_exits_with_1(
+    command: str, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [place if word == PLACE else word for word in READING[command]]
+    assert main([command, *words]) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert place in line
+    assert "a bug" not in line
+
+
+@pytest.mark.parametrize("command", sorted(cli.commands))
+@pytest.mark.parametrize("wrong", [["--no-such-option"], ["--quiet=7"]])
+def test_words_that_cannot_be_meant_exit_with_2(
+    command: str, wrong: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, *READING.get(command, ()), *wrong]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut(Options):
+    source: str = field(kw_only=False, metadata=about("The folder to cut.", is_place=True))
+    min_size: int = field(
+        default=0, metadata=about("Reject smaller images.", "Images", least=-9, usual=True)
+    )
+    mode: str = field(default="full", metadata=about("Do so.", "Images", choices=("full", "fast")))
+    max_size: int | str = field(
+        default="2GB",
+        metadata=about("End there.", "Output", read=parse_size, metavar="SIZE", usual=True),
+    )
+    join: tuple[str, ...] = field(default=(), metadata=about("Add this.", "Output", is_many=True))
+    overwrite: bool = field(default=False, metadata=about("Start over.", "Output"))
+
+
+@takes_options(Cut)
+def cut(options: Cut) -> Cut:
+    return options
+
+
+HEARD: list[Any] = []
+
+
+def command() -> DeclaredCommand:
+    return DeclaredCommand(
+        "cut",
+        callback=lambda **options: HEARD.append(options),
+        declared="tests.cli.test_every_option:Cut",
+        function="tests.cli.test_every_option:cut",
+        headings=("Output", "Images"),
+    )
+
+
+def given(*words: str) -> Any:
+    command().main(list(words), prog_name="cut", standalone_mode=False)
+    return HEARD.pop()
+
+
+def test_what_is_not_given_has_the_declared_default() -> None:
+    options = {"min_size": 0, "mode": "full", "max_size": "2GB", "join": (), "overwrite": False}
+    assert given("a") == {"source": "a", **options}
+
+
+def test_a_number_that_no_file_could_hold_is_refused() -> None:
+    for number in (1 << 63, 1 << 70, 10**5000):
+        with pytest.raises(UsageError, match=r"--min-size .*: give 9223372036854775807 or less"):
+            cut("a", min_size=number)
+    assert cut("a", min_size=(1 << 63) - 1).min_size == (1 << 63) - 1
+
+
+def test_help_has_the_headings_in_their_order(capsys: pytest.CaptureFixture[str]) -> None:
+    command().main(["--help"], prog_name="cut", standalone_mode=False)
+    said = capsys.readouterr().out
+    assert said.startswith("Usage: cut [OPTIONS] SOURCE\n")
+    assert said.index("Output:") < said.index("Images:")
+    assert "--max-size SIZE  End there.  [default: 2GB]" in said
+    assert "--mode [full|fast]" in said
+    assert "--min-size N" in said
+
+
+def test_an_option_of_many_may_be_given_again() -> None:
+    assert given("a", "--join", "b", "--join", "c")["join"] == ("b", "c")

@@ -58,6 +58,8 @@ from tests.kit.encode_work import command; command(*sys.argv[1:])
 INTERRUPTED = "wdsprep: interrupted: run the same command to go on from here"
 LOST = r"\d+ of 12 shards are kept, and the work on \d+ images? of others is lost: "
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -197,7 +199,6 @@ def wait_until(claim: Callable[[], Any], *, within_s: float = 60.0) -> None:
 # --- workers
 
 
-@pytest.mark.system
 def test_shards_that_break_every_worker_are_left_out_and_only_they_are_retried(
     images: Path, undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -242,7 +243,6 @@ def cluster() -> Iterator[Any]:
         yield cluster
 
 
-@pytest.mark.system
 def test_a_removed_ray_node_costs_no_attempt(
     cluster: Any, images: Path, undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -277,7 +277,6 @@ def test_a_removed_ray_node_costs_no_attempt(
 # --- the driver
 
 
-@pytest.mark.system
 def test_after_a_killed_driver_its_workers_go_and_a_rerun_completes(
     images: Path, undisturbed: dict[str, bytes], tmp_path: Path, chance: random.Random
 ) -> None:
@@ -303,7 +302,6 @@ def test_after_a_killed_driver_its_workers_go_and_a_rerun_completes(
     assert tree(out) == undisturbed
 
 
-@pytest.mark.system
 def test_ctrl_c_of_the_command_is_one_line_and_the_rerun_completes(
     images: Path, tmp_path: Path
 ) -> None:
@@ -340,7 +338,6 @@ def test_ctrl_c_of_the_command_is_one_line_and_the_rerun_completes(
 # --- disk
 
 
-@pytest.mark.system
 def test_a_full_disk_is_one_line_and_with_room_the_rerun_completes(
     images: Path, undisturbed: dict[str, bytes], small_disk: Path
 ) -> None:
@@ -384,7 +381,6 @@ class Faulty:
         return next(self._faults)
 
 
-@pytest.mark.system
 def test_a_bad_network_to_s3_changes_no_byte(
     images: Path,
     undisturbed: dict[str, bytes],
@@ -403,7 +399,6 @@ def test_a_bad_network_to_s3_changes_no_byte(
     assert tree(out) == undisturbed
 
 
-@pytest.mark.system
 def test_an_s3_shard_that_is_replaced_while_it_is_read_is_refused_and_the_others_are_done(
     images: Path,
     undisturbed: dict[str, bytes],
@@ -442,7 +437,6 @@ def test_an_s3_shard_that_is_replaced_while_it_is_read_is_refused_and_the_others
     rerun(source, out, undisturbed, BAD_SHARD)
 
 
-@pytest.mark.system
 def test_damaged_missing_and_other_shards_are_left_out_with_their_reason(
     images: Path, undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -507,7 +501,6 @@ def check_done(out: Path, undisturbed_few: dict[str, bytes], outcome: Outcome) -
     assert outcome.samples == sum(shard.samples for shard in outcome.manifest.shards)
 
 
-@pytest.mark.system
 def test_a_gpu_on_which_no_worker_can_open_is_given_up(
     few_images: Path,
     undisturbed_few: dict[str, bytes],
@@ -526,7 +519,6 @@ def test_a_gpu_on_which_no_worker_can_open_is_given_up(
     ]
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("batch", [1, 3])
 def test_shards_of_a_gpu_that_soon_fails_are_done_by_others(
     batch: int,
@@ -542,7 +534,6 @@ def test_shards_of_a_gpu_that_soon_fails_are_done_by_others(
     assert FAILED in caplog.text
 
 
-@pytest.mark.system
 def test_shards_of_gpus_that_fail_at_their_thousandth_batch_are_all_done(
     few_images: Path,
     undisturbed_few: dict[str, bytes],

@@ -33,7 +33,10 @@ from tests.kit.trackers import curves_of
 from wdsprep.encoding.encode import encode
 
 MISSING = [name for name in ("accelerate", "peft") if importlib.util.find_spec(name) is None]
-
+needs_trainers = pytest.mark.skipif(
+    bool(MISSING), reason=f"{MISSING} not installed: run tools/venv"
+)
+pytestmark = pytest.mark.system
 FAMILIES = {"lora_sdxl": "StableDiffusionXL", "lora_flux": "Flux"}
 PAGE = ROOT / "wdsprep/loading/fine-tuning.md"
 WEIGHTS = "pytorch_lora_weights.safetensors"
@@ -131,8 +134,7 @@ def launched(example: Example, out: str) -> str:
     return done.stdout
 
 
-@pytest.mark.system
-@pytest.mark.skipif(bool(MISSING), reason=f"{MISSING} not installed: run tools/venv")
+@needs_trainers
 def test_images_of_several_shapes_make_the_loss_fall(example: Example) -> None:
     loader = wdsprep.load(example.folder / "latents", global_batch=4, epochs=3)
     assert len({batch["shape"] for batch in loader}) > 1
@@ -141,8 +143,8 @@ def test_images_of_several_shapes_make_the_loss_fall(example: Example) -> None:
     assert np.mean(losses[-5:]) < 0.95 * np.mean(losses[:5])
 
 
-@pytest.mark.system
-@pytest.mark.skipif(bool(MISSING), reason=f"{MISSING} not installed: run tools/venv")
+@needs_trainers
+@pytest.mark.parametrize("example", ["lora_sdxl"], indirect=True)
 def test_killed_and_launched_again_it_comes_to_the_same_weights(example: Example) -> None:
     """In the middle of an epoch, with half a checkpoint beside the last whole one."""
     dies = Interrupt(at=f"step {KILLED} of", signum=signal.SIGKILL)
@@ -164,8 +166,7 @@ def test_killed_and_launched_again_it_comes_to_the_same_weights(example: Example
     }
 
 
-@pytest.mark.system
-@pytest.mark.skipif(bool(MISSING), reason=f"{MISSING} not installed: run tools/venv")
+@needs_trainers
 def test_the_pipeline_loads_the_lora_and_draws_with_it(example: Example) -> None:
     out = example.folder / "whole"
     trained = load_file(out / WEIGHTS)
@@ -186,8 +187,7 @@ def test_the_pipeline_loads_the_lora_and_draws_with_it(example: Example) -> None
             assert len(set(image.convert("L").tobytes())) > 20
 
 
-@pytest.mark.system
-@pytest.mark.skipif(bool(MISSING), reason=f"{MISSING} not installed: run tools/venv")
+@needs_trainers
 @pytest.mark.parametrize("example", ["lora_sdxl"], indirect=True)
 def test_the_state_of_a_loader_goes_into_checkpoints_of_accelerate(
     example: Example, tmp_path: Path
@@ -213,8 +213,7 @@ def test_the_state_of_a_loader_goes_into_checkpoints_of_accelerate(
     assert done.stdout == f"3 {fourth['key']}\n"
 
 
-@pytest.mark.system
-@pytest.mark.skipif(bool(MISSING), reason=f"{MISSING} not installed: run tools/venv")
+@needs_trainers
 @pytest.mark.parametrize("family", ["sdxl", "flux"])
 def test_a_small_pipeline_to_try_them_on_is_one_command(family: str, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", str(EXAMPLES / "tiny_pipeline.py"), family, "tiny"]
@@ -317,7 +316,6 @@ def undisturbed(folder: Path) -> Losses:
     return losses_of(folder / "whole")
 
 
-@pytest.mark.system
 def test_a_run_leaves_losses_a_plot_and_grids_of_samples(undisturbed: Losses, folder: Path) -> None:
     wanted = [(str(n), str(step + 1)) for n, count in enumerate(STEPS) for step in range(count)]
     assert [(phase, step) for phase, step, _loss in undisturbed] == wanted
@@ -332,7 +330,6 @@ def test_a_run_leaves_losses_a_plot_and_grids_of_samples(undisturbed: Losses, fo
     assert "    batch: 4\n" in settings
 
 
-@pytest.mark.system
 def test_killed_and_run_again_it_has_the_losses_of_an_undisturbed_run(
     undisturbed: Losses, folder: Path
 ) -> None:
@@ -344,7 +341,6 @@ def test_killed_and_run_again_it_has_the_losses_of_an_undisturbed_run(
     assert losses_of(folder / "killed") == undisturbed
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("folder", [UNET], indirect=True)
 def test_ctrl_c_saves_the_step_under_way_and_says_how_to_go_on(
     undisturbed: Losses, folder: Path
@@ -356,7 +352,6 @@ def test_ctrl_c_saves_the_step_under_way_and_says_how_to_go_on(
     assert losses_of(folder / "stopped") == undisturbed[: SAVED + 2]
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("folder", [TRANSFORMER], indirect=True)
 def test_two_ranks_have_the_losses_of_one_and_stop_together(
     undisturbed: Losses, folder: Path
@@ -375,7 +370,6 @@ def test_two_ranks_have_the_losses_of_one_and_stop_together(
     assert [row[2] for row in found] == pytest.approx([row[2] for row in undisturbed], rel=1e-4)
 
 
-@pytest.mark.system
 @pytest.mark.parametrize(
     ("gpus", "ranks", "rank", "wanted"),
     [
@@ -394,7 +388,6 @@ def test_each_rank_of_a_machine_has_a_gpu_of_its_own_and_all_the_cpu_where_there
     assert place(monkeypatch, gpus, ranks, rank) == wanted
 
 
-@pytest.mark.system
 def test_more_ranks_than_gpus_are_refused_before_any_of_them_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -436,7 +429,6 @@ display.IFrame = lambda path, **size: print("shown:", path)
 """The part of IPython that a notebook has by itself."""
 
 
-@pytest.mark.system
 def test_its_cells_run_in_their_order(tmp_path: Path) -> None:
     """In one program, as a kernel runs them."""
     program = f"{FIND_TESTS}\n" + "\n\n".join([DISPLAY, *CODES, LOOKED_AT])
