@@ -306,3 +306,18 @@ def test_a_dataset_that_kept_no_image_says_so_and_why(tmp_path: Path) -> None:
         find_image_shards(str(out), 64)
     with pytest.raises(SourceError, match=r"as all were rejected \(too_small 2; "):
         find_image_shards(str(out), 4096)
+
+
+def test_tars_can_be_named_by_a_pattern_and_come_from_webdataset(tmp_path: Path) -> None:
+    import webdataset as wds
+
+    (tmp_path / "in").mkdir()
+    with wds.ShardWriter(str(tmp_path / "in/part-%02d.tar"), maxcount=3, verbose=0) as sink:
+        for number in range(7):
+            sample = {"__key__": f"{number:03d}", "jpg": jpeg(number, (70, 70)), "txt": "x"}
+            sink.write(sample)
+    encode_here(f"{tmp_path}/in/part-{{00..01}}.tar", tmp_path / "out")
+    assert list(latents_of(tmp_path / "out")) == [f"{n:03d}" for n in range(6)]
+    assert [s.name for s in manifest_of(tmp_path / "out").shards] == [
+        "64/part-00.tar", "64/part-01.tar",
+    ]  # fmt: skip

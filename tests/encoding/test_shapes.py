@@ -446,3 +446,21 @@ def test_the_summary_tells_the_shapes(
         assert main([*words, "--shapes", NEAREST, "--limit", "100", "--json"]) == 0
     shapes = json.loads(capsys.readouterr().out)["shapes"]
     assert sum(shapes.values()) == manifest_of(tmp_path / "out").samples
+
+
+def test_the_option_takes_a_number_or_none(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--resolution", "96", "--limit", "9", *TOY]
+    with in_this_process():
+        for number, given in enumerate((["--upscale"], ["--upscale", "1.5"], ["--upscale=1.5"])):
+            assert main(["encode", str(images), str(tmp_path / f"{number}"), *given, *words]) == 0
+    settings = [manifest_of(tmp_path / f"{number}").settings for number in range(3)]
+    assert settings[0] == settings[1] == settings[2]
+    assert settings[0]["upscale"] == 1.5
+    for wrong in ("0.5", "17", "big"):
+        assert main(["encode", str(images), f"--upscale={wrong}", *words]) == 2
+    capsys.readouterr()
+    assert main(["encode", "--upscale", "images", *words]) == 2
+    said = "wdsprep: --upscale 'images': give a number, or put the option last, without one\n"
+    assert capsys.readouterr().err == said

@@ -17,7 +17,7 @@ import wdsprep
 from tests.kit.encodes import encode_here, packed, pictures
 from tests.kit.joined_sets import LATENTS, TEXT, VARIED, Images, caption, write_part
 from tests.kit.latent_sets import array_of, field, npy
-from tests.kit.packs import jpeg, pack, write_files
+from tests.kit.packs import jpeg, pack, photos, write_files
 from tests.kit.shape_sets import SHAPES
 from wdsprep.cli import cli
 from wdsprep.dataset.latent_scaling import denormalise, patchify
@@ -340,3 +340,12 @@ def test_energon_is_told_of_tars_by_their_way_from_its_metadata(
             path_between(out, dataset)
     else:
         assert path_between(out, dataset) == way
+
+
+def test_an_append_to_the_dataset_is_exported_with_the_rest(tmp_path: Path) -> None:
+    pack(photos(tmp_path / "in", 4), tmp_path / "images")
+    wdsprep.export(tmp_path / "images", tmp_path / "out", to="mds")
+    photos(tmp_path / "in", 6, first=4)
+    pack(tmp_path / "in", tmp_path / "images", "--append")
+    done = wdsprep.export(tmp_path / "images", tmp_path / "out", to="mds")
+    assert (done.samples, done.units_before) == (10, 2)

@@ -76,3 +76,10 @@ def test_mlperf_and_primus_round_to_bfloat16(
 def test_wids_brings_back_the_latent(tmp_path: Path) -> None:
     for ours, back in there_and_back(tmp_path, "wids", FLUX, "sample"):
         assert np.array_equal(ours["latent"], back["latent"])
+
+
+def test_primus_pads_bfloat16_as_it_is(tmp_path: Path) -> None:
+    for ours, back in there_and_back(tmp_path, "primus", (*LATENTS, *VARIED), "sample"):
+        there = len(ours["emb"])
+        assert np.array_equal(back["emb"][:there], ours["emb"])
+        assert not back["emb"][there:].any()

@@ -3,8 +3,10 @@
 import asyncio
 import datetime
 import socket
+import time
 from collections import Counter
 from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from wdsprep.errors import WorkError
 from wdsprep.fetch.backoff import pause_s, retry_after_s
 from wdsprep.fetch.host_limits import FAILURES_IN_A_ROW, HostLimits
 from wdsprep.fetch.memory_limit import ROOM_NBYTES, USUAL_NBYTES, BodyLimit, body_limit_for
+from wdsprep.fetch.options import Fetched
 from wdsprep.fetch.outage import NO_SUCH_NAME, OutageCheck, Witnesses
 
 LONG_S = 60.0
@@ -230,3 +233,22 @@ def test_before_anybody_has_answered_the_name_service_decides(
     else:
         outage.confirm()
         assert not outage.is_suspected(at_end=True)
+
+
+@pytest.mark.parametrize("answer", [None, Code.HTTP_5XX, Code.TIMEOUT, Code.DISALLOWED])
+def test_a_host_that_answered_before_decides(answer: Code | None) -> None:
+    client, witnesses = Answers(), Witnesses()
+    OutageCheck(client.submit, witnesses).note("http://ok.org/1", Code.HTTP_4XX)  # of another slice
+    outage = OutageCheck(client.submit, witnesses)
+    for n in range(30):
+        outage.note(f"http://dead{n}.org/x", Code.TIMEOUT)
+    with ThreadPoolExecutor(1) as threads:
+        told = threads.submit(outage.confirm)
+        while "http://ok.org/1" not in client.asked:
+            time.sleep(0.001)
+        client.asked["http://ok.org/1"][0].set_result(Fetched(code=answer))
+        if answer in (Code.TIMEOUT, Code.DISALLOWED):  # the latter is known without asking
+            with pytest.raises(WorkError, match="nor do hosts that did before"):
+                told.result()
+        else:
+            told.result()

@@ -5,6 +5,8 @@ import re
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.kit.packs import (
@@ -286,3 +288,22 @@ def test_a_receipt_of_other_settings_is_never_adopted(tmp_path: Path) -> None:
     (one / "wdsprep.json").unlink()
     with pytest.raises(FingerprintError, match=r"\(check: header, now full\)"):
         pack(source, one, "--samples-per-shard", "10")
+
+
+@pytest.mark.system
+def test_appended_tars_and_tables_become_new_slices(tmp_path: Path) -> None:
+    for kind in ("tar", "parquet"):
+        root = tmp_path / kind
+        root.mkdir()
+        out = tmp_path / f"out-{kind}"
+        for name in ("b", "d", "a"):
+            number = ord(name)
+            rows = [{"jpg": jpeg(number), "text": name}]
+            if kind == "tar":
+                write_files(root, {f"{name}.tar": tar_bytes([("x.jpg", jpeg(number))])})
+            else:
+                pq.write_table(pa.Table.from_pylist(rows), root / f"{name}.parquet")
+            pack(root, out, "--append")
+        assert [receipt.inputs for receipt in manifest_of(out).receipts] == [1, 1, 1]
+        assert sorted(source[0] for source in outcome(out)) == ["a", "b", "d"]
+        check_dataset(out)

@@ -13,6 +13,7 @@ from tests.kit.damaged import pack_here, source_of_photos
 from tests.kit.latent_sets import field, layout, npy, receipt_of, write_shard
 from tests.kit.packs import manifest_of, tree
 from wdsprep.cli import main
+from wdsprep.dataset.coarse_histograms import bin_name, quantile
 from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.rejects import Reject
@@ -180,3 +181,16 @@ def test_the_patterns_stand_for_exactly_the_shards(images: Path) -> None:
     assert [url for one in listed for url in expand_braces(one)] == [
         url for url in every if "000001" not in url
     ]
+
+
+def test_a_quantile_is_the_range_that_holds_it() -> None:
+    numbers = [0, 1, 2, 3, 5, 40, 300, 511, 512, 4_000]
+    counts: dict[str, int] = {}
+    for number in numbers:
+        name = bin_name("side", number)
+        counts[name] = counts.get(name, 0) + 1
+    for place, number in enumerate(numbers, 1):
+        ends = quantile(counts, "side", place / len(numbers))
+        assert ends is not None
+        assert ends[0] <= number <= ends[1] <= max(2 * ends[0], 0)
+    assert quantile(counts, "caption", 0.5) is None

@@ -504,3 +504,23 @@ def test_signed_urls_end_at_their_paths_on_the_page(made: Made, tmp_path: Path) 
     page = repr(facts_of_image(facts)) + made.report(images, name="signed", samples=0).text
     assert page.count("https://host/a.jpg") == 3
     assert "SECRET" not in page
+
+
+def test_a_report_says_first_what_it_will_do_and_then_its_steps(made: Made, tmp_path: Path) -> None:
+    heard: list[str] = []
+    listener = ReportListener(told=heard.append, heard=heard.append)
+    datasets = (str(made.images), str(made.latents))
+    options = {"output": tmp_path / "r.html", "samples": 3, "listener": listener}
+    report(*datasets, **options)  # type: ignore[arg-type]
+    shown = " and ".join(datasets)
+    assert heard[0] == (
+        f"{shown}: 6 samples to show, up to 6 latents to decode with tiny: without a GPU this can "
+        "take minutes (--model none leaves it out)"
+    )
+    assert f"14 of 14 samples read: {made.images}" in heard
+    steps = [line for line in heard if line.endswith(" of 6 samples drawn")]
+    assert [int(line[0]) for line in steps] == [1, 2, 3, 4, 5, 6]
+    assert heard.index("loading the decoder of tiny") < heard.index(steps[0])
+    heard.clear()
+    report(*datasets, model="none", **options)  # type: ignore[arg-type]
+    assert heard[0] == f"{shown}: 6 samples to show"
