@@ -19,7 +19,6 @@ from pyarrow import parquet as pq
 from tests.kit.packs import jpeg, pack, tar_bytes, write_files
 from wdsprep.cli import cli, main
 from wdsprep.cli.base_command import Command, HeadedOption
-from wdsprep.cli.output.pack import next_command
 from wdsprep.dataset.sample_table import IMAGE_COLUMNS, read_table
 from wdsprep.encoding import MODELS
 
@@ -71,11 +70,6 @@ def test_alone_it_prints_its_help(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().out == said
     assert "..." not in said.replace("[ARGS]...", ""), "a sentence about a command is cut off"
     assert all(f"  {name} " in said for name in cli.commands)
-
-
-def test_what_trainers_call_is_known_and_no_command(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["load", "shards/latents-256"]) == 2
-    assert 'wdsprep: load is for Python: "import wdsprep", then' in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("name", cli.commands)
@@ -134,21 +128,6 @@ def test_where_nothing_is_kept_the_run_says_why_and_exits_with_3(
     said = capfd.readouterr().out
     assert "nothing was kept: the one reject is too_small: --overwrite with smaller --b" in said
     assert "caption" not in said, "nothing is said of captions where there is no sample"
-
-
-@pytest.mark.parametrize(
-    ("images", "latents"),
-    [
-        ("shards/images", ""),
-        ("out", "out out-latents-256"),
-        ("a/images-2/", "a/images-2/ a/latents-256-2"),
-        ("s3://b/x y", "'s3://b/x y' 's3://b/x y-latents-256'"),
-        ("s3://b", "s3://b"),
-    ],
-)
-def test_latents_are_proposed_beside_their_images(images: str, latents: str) -> None:
-    places = f"{latents} ".lstrip()
-    assert next_command(images, 256) == f"wdsprep encode {places}--resolution 256"
 
 
 @pytest.mark.parametrize("words", [["-v", "pack"], ["pack", "-v"]])

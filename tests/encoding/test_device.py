@@ -226,19 +226,6 @@ def test_a_gpu_that_torch_cannot_use_is_refused_unless_the_user_hides_it(
         gpus.visible_gpus()
 
 
-def test_a_file_of_a_gpu_speaks_for_one_though_its_library_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend_cuda(monkeypatch, is_available=False)
-    monkeypatch.setattr(gpus, "NVIDIA", "libnone.so.1")
-    monkeypatch.setattr(gpus, "NVIDIA_DEVICES", f"{tmp_path}/nvidia[0-9]*")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert gpus.visible_gpus() == ()
-    (tmp_path / "nvidia0").touch()
-    with pytest.raises(UsageError, match=r"--device cpu$"):
-        gpus.visible_gpus()
-
-
 def test_without_a_gpu_that_works_a_precision_is_chosen_without_a_warning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

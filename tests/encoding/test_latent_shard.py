@@ -24,7 +24,6 @@ from tests.kit.encodes import (
     image_samples,
     latents_of,
     members,
-    packed,
     rejected,
     stacked,
 )
@@ -170,15 +169,6 @@ def test_the_json_says_how_the_array_came_about(images: Path, latents: Path) -> 
             "tokens": count,
         }  # fmt: skip
         assert sample["txt"] == of_image["caption"]
-
-
-def test_the_size_before_pack_shrank_an_image_is_kept(tmp_path: Path) -> None:
-    write_files(tmp_path / "in", {"a.png": jpeg(1, (300, 200), "PNG")})
-    packed(tmp_path / "in", tmp_path / "images", "--reencode", "jpg:90", "--max-side", "150")
-    encode_here(tmp_path / "images", tmp_path / "out")
-    ((_, sample),) = latents_of(tmp_path / "out").items()
-    names = ("source", "source_width", "source_height", "width", "height")
-    assert [sample["json"][name] for name in names] == ["a.png", 300, 200, 150, 100]
 
 
 def test_long_captions_are_cut_and_counted_and_empty_ones_are_the_empty_text(

@@ -1,12 +1,9 @@
 """Latents of several shapes: each image in the one that its size says, those of one together."""
 
 import json
-import os
 import random
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -28,12 +25,10 @@ from tests.kit.encodes import (
     rejected,
 )
 from tests.kit.packs import (
-    children,
     jpeg,
     manifest_of,
     pack,
     tree,
-    wait_gone,
     write_files,
 )
 from tests.kit.paths import FIND_TESTS, format_recipe
@@ -201,27 +196,6 @@ def test_the_page_of_the_format_finds_each_shape_and_each_key(latents: Path) -> 
 
 
 # --- whoever makes them
-
-
-@pytest.mark.system
-def test_bytes_are_the_same_after_a_kill_and_with_other_workers(
-    images: Path, latents: Path, tmp_path: Path
-) -> None:
-    out, options = tmp_path / "out", ("--shapes", NEAREST, "--max-crop", str(MAX_CROP))
-    words = [sys.executable, "-c", COMMAND, "0.1", "", "encode", str(images), str(out)]
-    words += ["--resolution", "64", *TOY, *options, "--workers"]
-    with subprocess.Popen([*words, "2"], stderr=subprocess.DEVNULL, start_new_session=True) as run:
-        while not [*(out / "receipts").glob("*/*.json")]:
-            assert run.poll() is None
-            time.sleep(0.02)
-        workers = children(run.pid)
-        os.killpg(run.pid, signal.SIGKILL)
-    wait_gone(workers)
-    assert len([*(out / "receipts").glob("*/*.json")]) < len(manifest_of(latents).receipts)
-    words[3] = "0"
-    done = subprocess.run([*words, "1"], capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert tree(out) == tree(latents)
 
 
 # --- what cannot be

@@ -1,10 +1,6 @@
 """An export goes on where it was killed, says what does not fit, and carries no damage on."""
 
 import json
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,36 +38,6 @@ def tree(root: Path) -> dict[str, bytes]:
 def rows_of(root: Path) -> dict[str, dict[str, Any]]:
     tables = [pq.read_table(path) for path in sorted(root.rglob("*.parquet"))]
     return {row["key"]: row for table in tables for row in table.to_pylist()}
-
-
-KILLED = """
-import sys
-import wdsprep
-from wdsprep.runners import in_process
-in_process.HERE_NBYTES = 0
-wdsprep.export(sys.argv[1], sys.argv[2], to="mds", workers=2, runner="local")
-"""
-
-
-@pytest.mark.system
-def test_a_killed_export_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
-    """Of workers, and then in this process."""
-    source = write_part(str(tmp_path / "text"), Images(sizes=(4,) * 60), TEXT)
-    out, fresh = tmp_path / "out", tmp_path / "fresh"
-    words = [sys.executable, "-c", KILLED, source, str(out)]
-    with subprocess.Popen(words) as process:
-        deadline = time.monotonic() + 60
-        while len([*out.glob(".wdsprep/256/*.json")]) < 5 and time.monotonic() < deadline:
-            time.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
-    assert not (out / "index.json").exists()
-    time.sleep(0.5)  # the workers see that their driver has died
-    again = wdsprep.export(source, out, to="mds")
-    assert 5 <= again.units_before < again.units == 60
-    wdsprep.export(source, fresh, to="mds")
-    assert tree(out) == tree(fresh)
-    index = json.loads((out / "index.json").read_bytes())
-    assert sum(shard["samples"] for shard in index["shards"]) == 240
 
 
 def test_workers_write_what_this_process_writes(

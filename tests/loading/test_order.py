@@ -128,20 +128,6 @@ def test_any_world_size_serves_the_same_sequence(order: Order, first: int, count
         assert (np.concatenate(parts, axis=1) == whole).all()
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 21, 32, 35, 45, 63, 64])
-@pytest.mark.parametrize("homogeneous", [False, True])
-def test_up_to_64_ranks_serve_one_sequence_over_the_end_of_an_epoch(
-    world: int, homogeneous: bool
-) -> None:
-    """In a batch that all of them divide; an epoch is 3 steps and a rest."""
-    streams = (stream("a", *[997] * 61), stream("b", *[640] * 13))
-    order = Order(streams=streams, global_batch=64 * 9 * 5 * 7, homogeneous=homogeneous)
-    assert order.steps_per_epoch == 3
-    whole = table(order.steps(2, 2))
-    parts = [table(order.steps(2, 2, rank=rank, world=world)) for rank in range(world)]
-    assert (np.concatenate(parts, axis=1) == whole).all()
-
-
 @pytest.mark.system
 @PROPERTY
 @given(orders(), st.data())
@@ -220,16 +206,6 @@ def test_an_epoch_holds_the_wanted_amounts() -> None:
     assert order.steps_per_epoch == 255
     counts = np.bincount(order.steps(0, 255).stream.ravel())
     assert np.abs(counts - [1000, 1250, 300]).max() <= 1
-
-
-def test_shares_of_any_precision_stay_exact_or_small() -> None:
-    assert compute_shares([1, 1], [StreamAmount(weight=1e-3), StreamAmount(weight=2.0)]).shares == (
-        1,
-        2000,
-    )
-    huge = compute_shares([1, 1], [StreamAmount(weight=math.pi), StreamAmount(weight=1e-9)]).shares
-    assert sum(huge) <= 1 << 40
-    assert huge[1] >= 1
 
 
 @pytest.mark.parametrize(

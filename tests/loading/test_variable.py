@@ -121,18 +121,6 @@ def test_padding_may_end_with_the_longest_caption_of_a_batch(
     assert shorter > 10
 
 
-@pytest.mark.parametrize(
-    "names",
-    [("emb",), ("mask",), ("mask", "txt"), ("latent",), ("latent", "txt"), ("emb", "json"), "key"],
-)
-@pytest.mark.parametrize("pad", ["full", "longest"])
-def test_only_what_is_asked_for(data: str, names: tuple[str, ...], pad: str) -> None:
-    whole = load(data, fields=ALL, pad=pad)
-    asked = (names,) if isinstance(names, str) else names
-    wanted = ({name: batch[name] for name in asked} for batch in whole)
-    assert_same(load(data, fields=names, pad=pad), wanted)
-
-
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_ranks_and_resumes_give_the_same_rows(data: str, world: int) -> None:
     whole = list(load(data, epochs=2))

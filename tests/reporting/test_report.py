@@ -23,7 +23,6 @@ from tests.kit.reports import (
     SCRIPT,
     Made,
     Page,
-    fake_latents,
     make,
     pack_pictures,
     parsed,
@@ -37,10 +36,10 @@ from wdsprep.dataset.rejects import Reject
 from wdsprep.errors import NotFoundError, StoreError, UsageError
 from wdsprep.reporting.contact_sheet import facts_of_image
 from wdsprep.reporting.datasets import open_all
-from wdsprep.reporting.distributions import column_histogram, latent_of, spectrum_of
+from wdsprep.reporting.distributions import latent_of, spectrum_of
 from wdsprep.reporting.funnel import pace_of
 from wdsprep.reporting.page import UNREADABLE, fill
-from wdsprep.reporting.pictures import crop_of, find_decoding, open_image
+from wdsprep.reporting.pictures import find_decoding
 from wdsprep.reporting.report import ReportListener, report
 from wdsprep.reporting.samples import ReadSample, SamplePlace, pick
 from wdsprep.store.local import LocalStore
@@ -125,18 +124,6 @@ def opened(uri: str) -> Image.Image:
     import base64
 
     return Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
-
-
-def test_the_crop_is_the_square_that_was_encoded(made: Made) -> None:
-    """To the rounding: Pillow's scaling here, torch's there."""
-    from wdsprep.images.crop import crop
-
-    for sample in samples_of(made.images):
-        data = {"jpg": sample["jpg"]}
-        if facts := latents_of(made.latents).get(sample["__key__"], {}).get("json"):
-            ours = np.asarray(crop_of(open_image(data, 10**8), facts, [(64, 64)]), np.int16)
-            theirs = crop(sample["jpg"], 64).pixels.permute(1, 2, 0).numpy().astype(np.int16)
-            assert abs(ours - theirs).max() <= 2
 
 
 @pytest.fixture(scope="module")
@@ -232,18 +219,6 @@ def test_a_damaged_sample_is_said_to_be_one(made: Made, tmp_path: Path) -> None:
     assert "0 of 1 file of rejects, of which 1 could not be read" in again.text
 
 
-def test_latents_alone_are_shown_too(made: Made) -> None:
-    page = made.report(made.latents, name="alone", model="none")
-    assert page.rows("Funnel")[0][0] == "for phase 64"
-    assert len(page.cards) == 13
-    assert page.section("sizes") is not None
-    assert "is not decoded: --model none was given" in page.text
-    other = fake_latents(made.images, made.root / "others")
-    page = made.report(made.latents, other, name="two", model="none")
-    steps = {row[0] for row in page.rows("Funnel")}
-    assert {f"encoded at 64 ({made.latents})", f"encoded at 64 ({other})"} <= steps
-
-
 def test_a_model_that_is_not_at_hand_is_no_error(made: Made) -> None:
     latents = open_all([str(made.latents)]).latents[0]
 
@@ -323,19 +298,6 @@ def test_throughput_is_told_by_the_times_of_receipts_without_pauses(
 
 
 WHOLE = st.integers() | st.sampled_from([10**400, -(10**60), 1 << 63])
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.lists(WHOLE, min_size=1) | st.lists(WHOLE | st.floats(), min_size=1))
-def test_bins_of_whole_numbers_are_whole_and_count_every_number(numbers: list[float]) -> None:
-    samples = [ReadSample(PLACE, facts={"score": number}) for number in numbers]
-    bars = column_histogram("score", samples, True).bars
-    assert len(bars) <= 12
-    counted = [number for number in numbers if abs(number) < 1e300]
-    assert sum(bar.height for bar in bars) == len(counted)
-    for bar in bars if all(isinstance(number, int) for number in counted) else ():
-        least, _, most = bar.range.replace(",", "").partition(" to ")
-        assert bar.height == sum(int(least) <= n <= int(most or least) for n in counted)
 
 
 def test_removed_samples_are_called_removed(made: Made, tmp_path: Path) -> None:

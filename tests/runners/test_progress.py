@@ -156,19 +156,6 @@ def test_results_are_small_tables_whose_text_is_escaped(tmp_path: Path) -> None:
         assert "&lt;" in table
 
 
-def test_until_there_is_a_first_sample_the_line_says_what_goes_on() -> None:
-    class Encoding(JobProgress):
-        counted, first = "image", "computing the first batch"
-
-    progress = Encoding(waits=False)
-    status = JobStatus(units=2, units_done=0)
-    progress.status(lambda: status)
-    waiting, unit = progress.parts(status)
-    assert waiting.startswith("computing the first batch, ")
-    assert unit == "shard 0 of 2"
-    assert progress.parts(JobStatus(samples=3, units=2))[0] == "3 images"
-
-
 def test_samples_are_counted_where_their_number_is_known_and_units_come_last(
     tmp_path: Path,
 ) -> None:
