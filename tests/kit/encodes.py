@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 import torch
 from blake3 import blake3
+from pyarrow import parquet as pq
 from torch import Tensor
 
 from tests.kit.packs import SCRIPT, jpeg, manifest_of, once, pack, tree, write_files
 from wdsprep.cli import main
-from wdsprep.dataset.file_names import rows_name
-from wdsprep.dataset.image_positions import ImagePositions
+from wdsprep.dataset.file_names import table_name
 from wdsprep.dataset.npy_arrays import Field, fields_of, text_fields
 from wdsprep.dataset.tar.read import file_tape, index_tar
 from wdsprep.encoding.encode import encode
@@ -186,9 +186,9 @@ def rejected(root: Path) -> dict[str, str]:
     return {reject["key"]: reject["code"] for reject in rejects}
 
 
-def positions_in(data: bytes) -> list[int]:
-    """What a file of rows holds."""
-    found: list[int] = ImagePositions.from_bytes(data).positions.tolist()
+def positions_in(root: Path, tar: str) -> list[int]:
+    """The position in its image shard of each sample of a tar, as its table says."""
+    found: list[int] = pq.read_table(root / table_name(tar))["row"].to_pylist()
     return found
 
 
@@ -213,18 +213,15 @@ def check_latents(images: Path, root: Path, *, bucket: int = 64) -> None:
         there = list(members(images / shard.name))
         keys = [key for key in there if key not in lost]
         assert list(members(root / shard.name)) == keys
-        rows = [*range(len(keys))]
-        if (root / rows_name(shard.name)).exists():
-            rows = positions_in((root / rows_name(shard.name)).read_bytes())
-            assert rows != [*range(len(keys))]
-        assert [there[row] for row in rows] == keys
+        if keys:
+            assert [there[row] for row in positions_in(root, shard.name)] == keys
     units = [shard.name.removesuffix(".tar") for shard in expected]
     names = {f"{kind}/{unit}.json{end}" for unit in units
              for kind, end in (("receipts", ""), ("rejects", "l"))}  # fmt: skip
-    names |= {shard.name + end for shard in manifest.shards for end in ("", ".idx")}
+    for shard in manifest.shards:
+        names |= {shard.name, f"{shard.name}.idx", table_name(shard.name)}
     names |= {f"empty.{f.name}" for f in text_fields(fields_of(manifest.settings["layout"]))}
-    rows = {name for name in tree(root) if name.endswith(".rows")}  # held against keys above
-    assert set(tree(root)) == names | rows | {"wdsprep.json"}
+    assert set(tree(root)) == names | {"wdsprep.json"}
 
 
 # --- a stand-in for the models

@@ -21,15 +21,13 @@ from wdsprep.dataset.byte_spans import Span, spans
 from wdsprep.dataset.coarse_histograms import count_sample
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.draft import Draft, DraftTar
-from wdsprep.dataset.file_names import inputs_name, rejects_name, rows_name
-from wdsprep.dataset.image_positions import ImagePositions
+from wdsprep.dataset.file_names import inputs_name, rejects_name
 from wdsprep.dataset.receipts import Receipt, Settings, Shard
-from wdsprep.dataset.reindex import read_positions
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.removed_samples import Removed
 from wdsprep.dataset.sample_selection import Numbers
-from wdsprep.dataset.sample_table import IMAGE_COLUMNS
+from wdsprep.dataset.sample_table import ROW, table_columns
 from wdsprep.dataset.samples import facts_bytes, key_order, parse_object
 from wdsprep.dataset.score_columns import counted_as
 from wdsprep.dataset.shapes import shape_ranges
@@ -51,6 +49,7 @@ from wdsprep.errors import (
 from wdsprep.runners.run import RunProgress
 from wdsprep.store import open_store, shared_store
 from wdsprep.store.base import Store
+from wdsprep.tables.read_positions import read_positions
 
 READ_NBYTES = 8 << 20  # of one read
 GAP_NBYTES = 64 << 10  # a smaller gap is read too: a second read costs more
@@ -153,13 +152,8 @@ class Copier:
             )
             for source in sources:
                 source.check_same()
-            return draft.finish(receipt, self._extra_files(unit, made))
-
-    def _extra_files(self, unit: CopyUnit, made: "_NewShard") -> dict[str, bytes]:
-        if self._work.dataset == "images":
-            return {inputs_name(unit.name): b"".join(piece.line() for piece in unit.pieces)}
-        rows = ImagePositions.from_numbers(made.rows)
-        return {} if rows.is_plain else {rows_name(unit.shard): rows.to_bytes()}
+            inputs = {inputs_name(unit.name): b"".join(piece.line() for piece in unit.pieces)}
+            return draft.finish(receipt, inputs if work.dataset == "images" else {})
 
     def _copy(
         self, made: "_NewShard", part: PlacedPart, unit: CopyUnit
@@ -169,10 +163,7 @@ class Copier:
         with naming_repair(store):
             for found in read_part(store, part):
                 made.leave_out_removed(found, prefix)
-                if prefix:
-                    made.add_renamed(found, prefix)
-                else:
-                    made.add(found)
+                made.add(found, part, prefix)
                 made.count(found, part)
                 yield RunProgress(
                     samples=made.samples,
@@ -442,7 +433,6 @@ class _NewShard:
     samples: int = 0
     nbytes: int = 0
     counts: Counter[str] = field(default_factory=Counter)
-    rows: list[int] = field(default_factory=list)
 
     def leave_out_removed(self, found: CopiedSamples, prefix: str) -> None:
         """Leave out of `found` the samples that were removed from the new dataset before.
@@ -457,32 +447,27 @@ class _NewShard:
             self.draft.rejects.add(Reject(key=key, source="", code=Code.REMOVED))
         found.keep(kept)
 
-    def add(self, found: CopiedSamples) -> None:
+    def add(self, found: CopiedSamples, part: PlacedPart, prefix: str) -> None:
+        """Add samples of a part. A prefix is put before their keys, in their json too."""
         if not found.keys:
             return
-        names = [[member.name for member in members] for members in found.members]
-        sizes = [end - begin for begin, end in found.reach]
-        self._open_tar().add_tarred(found.keys, names, sizes, found.blocks(), found.facts)
-
-    def add_renamed(self, found: CopiedSamples, prefix: str) -> None:
-        """Add samples under keys with a prefix, which are written into their json too."""
-        for number, key in enumerate(found.keys):
-            new = f"{prefix}{key}"
-            facts = {**found.facts[number], "key": new}
-            fields = found.fields(number) | {"json": facts_bytes(facts)}
-            self._open_tar().add(new, list(fields.items()), facts=facts)
-
-    def _open_tar(self) -> DraftTar:
-        columns = IMAGE_COLUMNS if self.work.dataset == "images" else None
-        self.tar = self.tar or self.draft.tar(self.name, columns)
-        return self.tar
+        columns = table_columns(self.work.dataset, self.work.settings)
+        tar = self.tar = self.tar or self.draft.tar(self.name, columns)
+        rows = part.positions[found.places].tolist()
+        of_table = [{ROW: row} if ROW in columns else {} for row in rows]
+        if not prefix:
+            names = [[member.name for member in members] for members in found.members]
+            sizes = [end - begin for begin, end in found.reach]
+            facts = [{**own, **row} for own, row in zip(found.facts, of_table, strict=True)]
+            tar.add_tarred(found.keys, names, sizes, found.blocks(), facts)
+            return
+        for number, (key, row) in enumerate(zip(found.keys, of_table, strict=True)):
+            named = {**found.facts[number], "key": f"{prefix}{key}"}
+            fields = found.fields(number) | {"json": facts_bytes(named)}
+            tar.add(f"{prefix}{key}", list(fields.items()), facts={**named, **row})
 
     def count(self, found: CopiedSamples, part: PlacedPart) -> None:
-        """Add samples to the totals, and to the counts that a receipt states.
-
-        Their positions in the new image shard are noted too.
-        """
-        self.rows += part.positions[found.places].tolist()
+        """Add samples to the totals, and to the counts that a receipt states."""
         self.samples += len(found.keys)
         self.nbytes += sum(end - begin for begin, end in found.reach)
         kind = counted_as(self.work.dataset, self.work.settings)

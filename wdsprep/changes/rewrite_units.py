@@ -11,11 +11,10 @@ The samples to remove are listed in the dataset before (`wdsprep.dataset.removed
 size and digest that each shard has then.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from io import BytesIO
 from typing import Any
 
@@ -32,17 +31,16 @@ from wdsprep.dataset.file_names import (
     names_beside,
     receipt_name,
     rejects_name,
-    rows_name,
     table_name,
 )
-from wdsprep.dataset.image_positions import ImagePositions
+from wdsprep.dataset.image_positions import keys_may_tell, may_have_moved
 from wdsprep.dataset.json_records import read_lines
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reindex import make_index, write_index, write_table
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectsFile, hide_source, read_rejects
 from wdsprep.dataset.removed_samples import Removed, ShardRemoval, UnitRemoval
-from wdsprep.dataset.sample_table import IMAGE_COLUMNS, table_without
+from wdsprep.dataset.sample_table import table_columns, table_without
 from wdsprep.dataset.samples import key_order, parse_object
 from wdsprep.dataset.score_columns import counted_as
 from wdsprep.dataset.shapes import shape_ranges
@@ -70,8 +68,6 @@ class RewrittenShard:
     shard: Shard
     index: bytes
     gone: tuple[Facts, ...]
-    table: bytes = b""
-    """The table of the remaining samples; empty if the old one was not as its receipt said."""
 
 
 class UnitChange:
@@ -100,21 +96,21 @@ class UnitChange:
             if self._image is None and self._removal.is_ahead_of(receipt):
                 self._removal = replace(self._removal, made_of="", lost_rows=())
             shards = self._unchanged_shards(receipt)
-            made = [self._rewrite_shard(shard, receipt, naming) for shard in shards]
+            made = [self._rewrite_shard(shard, naming) for shard in shards]
             after = self._new_receipt(receipt, made)
             if not after.inputs and self._removal.made_of:
                 self._store.delete(receipt_name(unit))
                 self._delete_all()
                 return None
+            tables = [*self._find_tables(after)]
             if after != receipt:
                 write_bytes(self._store, receipt_name(unit), after.to_bytes())
             self._write_files(after)
             naming.close()
             for one in made:
                 write_bytes(self._store, index_name(one.shard.name), one.index)
-                if one.table:
-                    write_bytes(self._store, table_name(one.shard.name), one.table)
-            return self._finish_shards(after)
+            self._finish_shards(after)
+            return self._write_tables(after, tables)
 
     def check_begun(self) -> None:
         """Raise DamageError if a file keeps `rewrite` from finishing what a killed run began.
@@ -127,6 +123,7 @@ class UnitChange:
         after = self._new_receipt(receipt, made)
         for name, digest, make in self._small_files(after):
             self._new_content(name, digest, make)
+        deque(self._find_tables(after), 0)
 
     # --- the receipt
     def _unchanged_shards(self, receipt: Receipt) -> Iterator[ShardRemoval]:
@@ -170,10 +167,8 @@ class UnitChange:
             if count != gone[name] or not count
         }
         after = replace(receipt, shards=tuple(shards), counts=counts)
-        after = self._with_rejects(after)
-        if receipt.dataset == "images":
-            return self._with_inputs(self._with_tables(after, made, emptied))
-        return self._with_rows(receipt, self._with_new_image(after))
+        after = self._with_tables(self._with_rejects(after), emptied)
+        return (self._with_inputs if receipt.dataset == "images" else self._with_new_image)(after)
 
     def _is_ahead_of(self, receipt: Receipt) -> bool:
         """Return whether the removal has changed no file of the unit yet."""
@@ -250,15 +245,36 @@ class UnitChange:
             rejects.add(reject)
         return out.getvalue(), rejects
 
-    def _with_tables(
-        self, receipt: Receipt, made: Sequence[RewrittenShard], emptied: Collection[str]
-    ) -> Receipt:
-        """Return a receipt with the digests of the new tables. That of none is empty."""
-        gone = {table_name(name) for name in emptied}
-        files = {name: digest for name, digest in receipt.files.items() if name not in gone}
-        for one in made:
-            files[table_name(one.shard.name)] = hex_digest(one.table) if one.table else ""
+    def _with_tables(self, receipt: Receipt, emptied: Collection[str]) -> Receipt:
+        """Return a receipt with the digests of the new tables.
+
+        It is empty for a table that is not as the receipt says: that one is made of the new shard.
+        """
+        files = dict(receipt.files)
+        for name in emptied:
+            files.pop(table_name(name), None)
+        for shard in self._shards_with_new_tables(receipt):
+            stated = files.get(name := table_name(shard.name))
+            data = self._read(name, b"")
+            is_sound = hex_digest(data) == stated
+            files[name] = hex_digest(self._make_table(receipt, shard, data)) if is_sound else ""
         return replace(receipt, files=files)
+
+    def _shards_with_new_tables(self, receipt: Receipt) -> Iterator[Shard]:
+        """Yield the shards that lose samples, or some of whose positions become lower."""
+        names = {shard.name for shard in self._removal.shards}
+        return (s for s in receipt.shards if s.name in names or self._removal.lost_rows)
+
+    def _make_table(self, receipt: Receipt, shard: Shard, data: bytes) -> bytes:
+        """Return the table of the samples that stay, given the old one."""
+        going = {each.name: each for each in self._removal.shards}.get(shard.name)
+        return table_without(
+            data,
+            table_columns(receipt.dataset, receipt.settings),
+            rows=going.rows if going else (),
+            what=f"{self._store.url}/{table_name(shard.name)}",
+            lost=self._removal.lost_rows,
+        )
 
     def _with_inputs(self, receipt: Receipt) -> Receipt:
         data = self._read(inputs_name(receipt.unit), b"")
@@ -278,44 +294,12 @@ class UnitChange:
             return line
         return without_facts(item).to_json().encode()
 
-    def _with_rows(self, before: Receipt, receipt: Receipt) -> Receipt:
-        """Return a receipt with the positions of the remaining samples in the new image shard."""
-        files = dict(receipt.files)
-        for shard in before.shards:
-            name = rows_name(shard.name)
-            stated = files.pop(name, "")
-            data = self._read(name) if stated else b""
-            if stated and hex_digest(data) != stated:
-                raise self._unlike_receipt(name)
-            if data := self._make_rows(shard, data):
-                files[name] = hex_digest(data)
-        return replace(receipt, files=files)
-
-    def _make_rows(self, shard: Shard, data: bytes) -> bytes:
-        """Return the positions of the remaining samples, or b"" if they are 0, 1, 2 and so on."""
-        going = {each.name: each for each in self._removal.shards}.get(shard.name)
-        count = going.samples if going else shard.samples
-        rows = (
-            ImagePositions.from_bytes(data, rows_name(shard.name))
-            if data
-            else ImagePositions.plain(count)
-        )
-        left = rows.without(going.rows if going else (), self._removal.lost_rows)
-        return b"" if left.is_plain else left.to_bytes()
-
     # --- writing the files
     def _write_files(self, receipt: Receipt) -> None:
-        """Write the rejects, and the inputs or the rows, as the receipt says.
-
-        Files of rows that the receipt does not state are deleted.
-        """
+        """Write the rejects and the inputs as the receipt says."""
         for name, digest, make in self._small_files(receipt):
             if (data := self._new_content(name, digest, make)) is not None:
                 write_bytes(self._store, name, data)
-        if receipt.dataset != "images":
-            for shard in receipt.shards:
-                if (name := rows_name(shard.name)) not in receipt.files:
-                    self._store.delete(name)
 
     def _small_files(self, receipt: Receipt) -> Iterator[tuple[str, str, Make]]:
         """Yield the name of each small file, its new digest, and what makes its new content.
@@ -325,13 +309,10 @@ class UnitChange:
         unit = receipt.unit
         rejects, inputs = rejects_name(unit), inputs_name(unit)
         yield rejects, receipt.files[rejects], lambda data: self._make_rejects(data)[0]
-        if receipt.dataset == "images":
-            if hex_digest(self._make_inputs(self._read(inputs, b""))) == receipt.input:
-                yield inputs, receipt.input, self._make_inputs
-            return
-        for shard in receipt.shards:
-            if (name := rows_name(shard.name)) in receipt.files:
-                yield name, receipt.files[name], partial(self._make_rows, shard)
+        if receipt.dataset == "images" and receipt.input == hex_digest(
+            self._make_inputs(self._read(inputs, b""))
+        ):
+            yield inputs, receipt.input, self._make_inputs
 
     def _new_content(self, name: str, digest: str, make: Make) -> bytes | None:
         """Return the new content of a file, or None if it has the digest already.
@@ -346,11 +327,39 @@ class UnitChange:
             raise self._unlike_receipt(name)
         return data
 
-    def _finish_shards(self, receipt: Receipt) -> Receipt:
-        """Write what is missing beside each changed shard, delete empty shards, return the receipt.
+    def _find_tables(self, receipt: Receipt) -> Iterator[tuple[str, bytes]]:
+        """Yield the tars whose tables are not as the new receipt says, each with its new table.
 
-        An index whose size does not fit the samples of the shard counts as missing, and so does a
-        table whose digest is not that in the receipt.
+        The new table is empty if it has to be made of the tar. Raise DamageError if it cannot be.
+        """
+        for shard in self._shards_with_new_tables(receipt):
+            stated = receipt.files.get(name := table_name(shard.name))
+            if hex_digest(data := self._read(name, b"")) == stated:
+                continue
+            table = b""
+            with suppress(DamageError):  # it is lost, or has been made anew by another pyarrow
+                table = self._make_table(receipt, shard, data)
+            if hex_digest(table) != stated:
+                if may_have_moved(receipt) and not keys_may_tell(receipt):
+                    raise self._unlike_receipt(name)
+                table = b""
+            yield shard.name, table
+
+    def _write_tables(self, receipt: Receipt, tables: Iterable[tuple[str, bytes]]) -> Receipt:
+        """Write new tables, and return the receipt, which is another if one is made of its tar."""
+        for tar, table in tables:
+            if table:
+                write_bytes(self._store, table_name(tar), table)
+            elif changed := write_table(self._store, receipt, tar):
+                receipt = changed
+            else:
+                raise self._unlike_receipt(table_name(tar))
+        return receipt
+
+    def _finish_shards(self, receipt: Receipt) -> None:
+        """Write what is missing beside each changed shard, and delete empty shards.
+
+        An index whose size does not fit the samples of the shard counts as missing.
         """
         now = {shard.name: shard for shard in receipt.shards}
         for each in self._removal.shards:
@@ -360,10 +369,6 @@ class UnitChange:
             name, nbytes = index_name(each.name), 8 * (now[each.name].samples + 1)
             if not any(e.nbytes == nbytes for e in self._store.list(name) if e.name == name):
                 write_index(self._store, each.name)
-            stated = receipt.files.get(name := table_name(each.name))
-            if stated is not None and hex_digest(self._read(name, b"")) != stated:
-                receipt = write_table(self._store, receipt, each.name)
-        return receipt
 
     def _delete_all(self) -> None:
         """Delete the shards and rejects of a unit that has no receipt any more."""
@@ -387,25 +392,11 @@ class UnitChange:
         return DamageError(f"{self._store.url}/{name}", UNLIKE_RECEIPT)
 
     # --- shards
-    def _rewrite_shard(
-        self, shard: ShardRemoval, receipt: Receipt, naming: ExitStack
-    ) -> RewrittenShard:
+    def _rewrite_shard(self, shard: ShardRemoval, naming: ExitStack) -> RewrittenShard:
         sink = naming.enter_context(self._store.write(shard.name))
         new = self._copy_rest(shard, sink.write)
         sink.end()
-        return replace(new, table=self._new_table(shard, receipt))
-
-    def _new_table(self, shard: ShardRemoval, receipt: Receipt) -> bytes:
-        """Return the table of the samples that stay, or b"" if the receipt is not of the old one.
-
-        Then the table is made of the new shard.
-        """
-        name = table_name(shard.name)
-        stated = receipt.files.get(name)
-        if not stated or hex_digest(data := self._read(name, b"")) != stated:
-            return b""
-        what = f"{self._store.url}/{name}"
-        return table_without(data, IMAGE_COLUMNS, rows=shard.rows, what=what)
+        return new
 
     def _copy_rest(self, removal: ShardRemoval, write: Callable[[bytes], object]) -> RewrittenShard:
         """Copy the samples of a shard that stay, check its digest, and return the new shard."""

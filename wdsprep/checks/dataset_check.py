@@ -26,13 +26,12 @@ from wdsprep.dataset.file_names import (
     receipt_name,
     rejects_name,
     retry_of_inputs,
-    rows_name,
     table_name,
     taken_name,
     unit_of_file,
     unit_of_receipt,
 )
-from wdsprep.dataset.image_positions import NBYTES, keys_may_tell
+from wdsprep.dataset.image_positions import keys_may_tell, may_have_moved
 from wdsprep.dataset.manifest import Manifest, sorted_receipts
 from wdsprep.dataset.npy_arrays import empty_fields
 from wdsprep.dataset.receipts import RETRIED, Receipt
@@ -280,11 +279,9 @@ def expected_files(receipt: Receipt) -> Iterator[ExpectedFile]:
         index_nbytes = 8 * (shard.samples + 1)
         index = index_name(shard.name)
         yield ExpectedFile(name=index, unit=unit, nbytes=index_nbytes, kind=Kind.INDEX)
-        if receipt.dataset == "images":
-            yield ExpectedFile(name=table_name(shard.name), unit=unit, kind=Kind.INDEX)
-        if (rows := rows_name(shard.name)) in receipt.files:
-            kind = Kind.INDEX if keys_may_tell(receipt) else Kind.DAMAGED
-            yield ExpectedFile(name=rows, unit=unit, nbytes=NBYTES * shard.samples, kind=kind)
+        can_be_made = not may_have_moved(receipt) or keys_may_tell(receipt)
+        kind = Kind.INDEX if can_be_made else Kind.DAMAGED
+        yield ExpectedFile(name=table_name(shard.name), unit=unit, kind=kind)
 
 
 def _is_obstructed(store: Store, name: str) -> bool:

@@ -26,17 +26,15 @@ from wdsprep.dataset.file_names import (
     inputs_name,
     is_retry,
     is_table,
-    latent_unit,
     receipt_name,
     rejects_name,
-    rows_name,
     sample_key,
     tar_of,
     unit_of_file,
 )
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt
-from wdsprep.dataset.reindex import UNTOLD, write_index, write_rows, write_table
+from wdsprep.dataset.reindex import UNTOLD, write_index, write_table
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectsFile, is_moved, read_rejects
 from wdsprep.dataset.samples import key_order
@@ -321,17 +319,13 @@ class _Repairer:
         if self._repair.survey.has_changed({tar, name}):
             self.changed.append(name)
             return
-        if name == rows_name(tar):
-            self._store.delete(name)
-            if not write_rows(self._store, read_receipt(self._store, latent_unit(tar))):
-                raise FormatError(
-                    f"{self._store.url}/{name} cannot be made, as {UNTOLD}: run the same "
-                    '"wdsprep encode" again with --overwrite'
-                )
-        elif is_table(name):
-            write_table(self._store, read_receipt(self._store, unit), tar)
-        else:
+        if not is_table(name):
             write_index(self._store, tar)
+        elif not write_table(self._store, read_receipt(self._store, unit), tar):
+            raise FormatError(
+                f"{self._store.url}/{name} cannot be made, as {UNTOLD}: run the same "
+                '"wdsprep encode" again with --overwrite'
+            )
         self._tell()
 
     def _tell(self) -> None:

@@ -6,9 +6,10 @@ One pass over the shard notes what breaks the format, where each sample starts, 
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from wdsprep.checks.member_rules import CheckRules, read_facts, text_problem
-from wdsprep.dataset.sample_table import TableWriter
+from wdsprep.dataset.sample_table import ROW, Columns, TableWriter
 from wdsprep.dataset.shard_reader import HashedTape
 from wdsprep.dataset.tar import BLOCK, padded
 from wdsprep.dataset.tar.index import encode_index
@@ -23,21 +24,25 @@ _MODE, _TIME, _REST = _MODEL[100:124], _MODEL[136:148], _MODEL[156:345]
 SHOWN = 2
 
 
-@dataclass(slots=True)
+@dataclass
 class CheckedShard:
     """The content of a shard, as far as it was checked.
 
-    `table` gets the rows of its sound samples, if a table is wanted. `count` is the number of
-    problems that its samples have, and `problems` are the first of them. `stopped` is why the check
-    ended before the end of the tar.
+    `table` gets the rows of its sound samples; their positions, if it has any, are 0, 1, 2 and so
+    on. `count` is the number of problems that its samples have, and `problems` are the first of
+    them. `stopped` is why the check ended before the end of the tar.
     """
 
-    table: TableWriter | None = None
+    columns: Columns
     offsets: "array[int]" = field(default_factory=lambda: array("Q"))
     keys: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     count: int = 0
     stopped: str = ""
+
+    @cached_property
+    def table(self) -> TableWriter:
+        return TableWriter(self.columns)
 
     def note(self, problem: str) -> None:
         self.count += 1
@@ -118,7 +123,9 @@ class _ShardChecker:
             self.found.note(f"{self._key}: {facts}")
         elif problem := text_problem(self._key, facts, json_data, txt, self._rules):
             self.found.note(f"{self._key}: {problem}")
-        elif self.found.table:
+        elif ROW in self.found.columns:
+            self.found.table.add(self._key, {**facts, ROW: len(self.found.keys) - 1})
+        else:
             self.found.table.add(self._key, facts)
 
     def _member(self, name: str, start: int, nbytes: int) -> str:

@@ -21,17 +21,16 @@ from wdsprep.dataset.file_names import (
     inputs_name,
     receipt_name,
     rejects_name,
-    rows_name,
     sample_key,
     table_name,
     taken_name,
 )
-from wdsprep.dataset.image_positions import positions_from_keys
+from wdsprep.dataset.image_positions import ImagePositions, may_have_moved, positions_from_keys
 from wdsprep.dataset.npy_arrays import empty_fields
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.rejects import UNSETTLED, read_rejects
 from wdsprep.dataset.removed_samples import UnitRemoval, removed_from
-from wdsprep.dataset.sample_table import IMAGE_COLUMNS, TableWriter, have_same_rows
+from wdsprep.dataset.sample_table import ROW, have_same_rows, read_table, table_columns
 from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.dataset.shard_reader import HashedTape
@@ -147,7 +146,9 @@ def check_empty(found: DatasetSurvey) -> None:
 class _Checker:
     def __init__(self, unit: CheckUnit, store: Store) -> None:
         self._unit, self._receipt, self._store = unit, unit.receipt, store
+        self._columns = table_columns(unit.receipt.dataset, unit.receipt.settings)
         self._keys: dict[str, list[str]] = {}
+        self._tables: dict[str, bytes] = {}
         self._rejected: list[str] | None = None
         self.findings: list[Finding] = []
 
@@ -178,8 +179,7 @@ class _Checker:
         Yield now and then how many bytes have been read so far. Of a damaged tar the index is not
         checked.
         """
-        table = TableWriter(IMAGE_COLUMNS) if self._receipt.dataset == "images" else None
-        walked = CheckedShard(table)
+        walked = CheckedShard(self._columns)
         try:
             with HashedTape(self._store, shard) as tape:
                 yield from check_shard(tape, rules_of(self._receipt, shard), walked)
@@ -196,8 +196,7 @@ class _Checker:
         else:
             self._keys[shard.name] = walked.keys
             self._index(index_name(shard.name), walked.index)
-            if walked.table:
-                self._check_table(table_name(shard.name), walked.table)
+            self._tables[shard.name] = walked.table.finish()
 
     def _find_keys_problem(self, shard: Shard, keys: list[str]) -> str:
         """Return what is wrong with the keys of a sound shard, or "" if nothing is."""
@@ -213,20 +212,6 @@ class _Checker:
         if name not in self._unit.known and self._read(name, Kind.INDEX) not in (None, index):
             self._find(name, Kind.INDEX, "it is not the index of its tar")
 
-    def _check_table(self, name: str, table: TableWriter) -> None:
-        """Add a finding if a table is not as its receipt says, or has other rows than `table`.
-
-        Only the rows have to be those of the tar: another pyarrow may write other bytes.
-        """
-        if name in self._unit.known or (data := self._read(name, Kind.INDEX)) is None:
-            return
-        if hex_digest(data) != self._receipt.files.get(name):
-            self._find(name, Kind.INDEX, self._other)
-        elif data != (made := table.finish()) and not have_same_rows(
-            data, made, columns=IMAGE_COLUMNS
-        ):
-            self._find(name, Kind.INDEX, "its rows are not what the json in its tar says")
-
     def _read(self, name: str, missing: Kind = Kind.MISSING) -> bytes | None:
         try:
             return self._store.read(name)
@@ -237,7 +222,7 @@ class _Checker:
         return None
 
     def check_small_files(self) -> None:
-        """Add findings about the small files of the unit, such as its rejects and rows.
+        """Add findings about the small files of the unit, such as its rejects and tables.
 
         If nothing is wrong with a unit of images, also check that each input is a sample or reject.
         """
@@ -255,8 +240,8 @@ class _Checker:
         if (taken := taken_name(receipt.unit)) in receipt.files:
             self._read_checked(taken, receipt.files[taken])
         for shard in receipt.shards:
-            if rows_name(shard.name) in receipt.files:
-                self._check_rows(shard)
+            if shard.name in self._tables:
+                self._check_table(shard)
         if is_settled and receipt.dataset == "images" and not (self.findings or self._unit.known):
             self._check_inputs()
 
@@ -282,25 +267,42 @@ class _Checker:
         if sum_counts({reject.code.value: 1} for reject in rejects) != dict(self._receipt.rejects):
             self._find(name, Kind.WRONG, "its codes are not those that its receipt counts")
 
-    def _check_rows(self, shard: Shard) -> None:
-        """Add a finding if the rows of a shard do not have the digest that the receipt states.
+    def _check_table(self, shard: Shard) -> None:
+        """Add a finding if a table is not as its receipt says, or not that of its tar.
 
-        If the keys tell rows with that digest, damage costs no unit: they can be written again.
+        Only the rows have to be those of the tar: another pyarrow may write other bytes. Damage
+        costs a unit only if nothing else tells the positions: otherwise the table is made again.
         """
-        name = rows_name(shard.name)
-        if name in self._unit.known or (data := self._read(name)) is None:
+        name, made = table_name(shard.name), self._tables[shard.name]
+        has_positions = ROW in self._columns
+        told = self._find_positions(shard) if has_positions else None
+        kind = Kind.DAMAGED if has_positions and told is None else Kind.INDEX
+        if name in self._unit.known or (data := self._read(name, kind)) is None:
             return
-        if hex_digest(data) != (stated := self._receipt.files[name]):
-            are_told = hex_digest(self._rows_from_keys(shard)) == stated
-            self._find(name, Kind.INDEX if are_told else Kind.DAMAGED, self._other)
+        if hex_digest(data) != self._receipt.files.get(name):
+            self._find(name, kind, self._other)
+        elif data != made and not have_same_rows(data, made, columns=self._columns):
+            self._find(name, kind, "its rows are not what the json in its tar says")
+        elif has_positions and not self._are_positions(data, told):
+            self._find(name, kind, "its positions are not those of its samples")
 
-    def _rows_from_keys(self, shard: Shard) -> bytes:
-        """Return the rows of a shard as its keys tell them, or b"" if these do not tell any."""
-        keys, rejected = self._keys.get(shard.name), self._rejected
-        if keys is None or rejected is None:
-            return b""
-        positions = positions_from_keys(self._receipt, keys, rejected)
-        return positions.to_bytes() if positions else b""
+    def _find_positions(self, shard: Shard) -> ImagePositions | None:
+        """Return the positions that the receipt or the keys tell, or None if they tell none."""
+        if not may_have_moved(self._receipt):
+            return ImagePositions.plain(shard.samples)
+        if self._rejected is None:
+            return None
+        return positions_from_keys(self._receipt, self._keys[shard.name], self._rejected)
+
+    def _are_positions(self, data: bytes, told: ImagePositions | None) -> bool:
+        """Return whether a table has the positions that are told, or if none are, possible ones."""
+        rows = read_table(data, self._columns, what="table")[ROW].to_pylist()
+        if told:
+            return bool(rows == told.positions.tolist())
+        runs = (rows[run.start : run.stop] for run in self._runs(len(rows)))
+        rise = all(a < b for run in runs for a, b in pairwise(run))
+        are_inside = min(rows) >= 0 and max(rows) < self._receipt.inputs
+        return rise and are_inside and len({*rows}) == len(rows)
 
     def _check_inputs(self) -> None:
         """Add a finding unless each input of a slice is exactly one sample or one reject.

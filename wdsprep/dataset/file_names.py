@@ -16,8 +16,8 @@ A dataset of images has these:
     receipts/000000.hold     while somebody changes it
 
 In one of latents a unit is called like the image shard that it is made of, 256/000000, and has no
-list of inputs; empty.emb.npy is what becomes of the empty caption, and 256/000000.tar.rows says
-which samples of the image shard those of the tar are, where they are not all, in their order.
+list of inputs; empty.emb.npy is what becomes of the empty caption, and the table says which samples
+of the image shard those of the tar are.
 Where captions come from a table, these lie there by the digest of what the table says:
 
     captions/DIGEST.sqlite      its captions by name
@@ -54,7 +54,7 @@ SHARD = re.compile(r"(\d+)/(\d{6,})(_\d+)?\.(?:tar(?:\.idx)?|parquet)")
 BESIDE = re.compile(r"(rejects|inputs)/(\d{6,})\.jsonl")
 # Of shards that pack made. Others may have the names of what a user keeps beside them.
 LATENTS = re.compile(
-    r"(?:rejects/|captions/)?(\d+/\d{6,}(?:_\d+)?)\.(?:tar|tar\.idx|tar\.rows|jsonl)"
+    r"(?:rejects/|captions/)?(\d+/\d{6,}(?:_\d+)?)\.(?:tar|tar\.idx|parquet|jsonl)"
 )
 # What a dataset of each kind may hold beside its manifest. Latent shards of tars that something
 # else packed have the names of those.
@@ -66,14 +66,14 @@ OURS = {
     "latents": (
         re.compile(r"receipts/\d+/.+\.json"),
         re.compile(
-            r"\d+/.+\.tar(\.idx|\.rows)?|(rejects|captions)/\d+/.+\.jsonl|empty\.[a-z0-9_]+\.npy"
+            r"\d+/.+\.(tar(\.idx)?|parquet)|(rejects|captions)/\d+/.+\.jsonl|empty\.[a-z0-9_]+\.npy"
             r"|captions/([0-9a-f]+\.sqlite|table\.json)"
         ),
     ),
 }
 _BUCKET = re.compile(r"(?:receipts/|rejects/|captions/)?(\d+)/")
 _FOLDER_OR_ENDING = re.compile(
-    r"^(receipts|rejects|inputs|captions)/|\.(jsonl?|tar(\.idx|\.rows)?)$"
+    r"^(receipts|rejects|inputs|captions)/|\.(jsonl?|tar(\.idx)?|parquet)$"
 )
 _TABLE = ".parquet"
 _HELD = re.compile(rf"(.+{re.escape(HELD)})(\.\d+)?")
@@ -125,10 +125,6 @@ def index_name(tar: str) -> str:
     return f"{tar}.idx"
 
 
-def rows_name(tar: str) -> str:
-    return f"{tar}.rows"
-
-
 def table_name(tar: str) -> str:
     """Return the name of the table of a tar's samples in a dataset."""
     return f"{tar.removesuffix('.tar')}{_TABLE}"
@@ -146,17 +142,13 @@ def is_foreign_table(name: str) -> bool:
     return name.endswith(f".tar{_TABLE}")
 
 
-def is_rows(name: str) -> bool:
-    return name.endswith(".rows")
-
-
 def is_table(name: str) -> bool:
     return name.endswith(_TABLE)
 
 
-def names_beside(tar: str) -> tuple[str, str, str]:
-    """Return the names of the files that may lie beside a tar, and go with it."""
-    return index_name(tar), rows_name(tar), table_name(tar)
+def names_beside(tar: str) -> tuple[str, str]:
+    """Return the names of the files that lie beside a tar, and go with it."""
+    return index_name(tar), table_name(tar)
 
 
 def lookup_name(digest: str) -> str:
@@ -168,13 +160,13 @@ def taken_name(unit: str) -> str:
 
 
 def tar_of(name: str) -> str:
-    """Return the name of the tar that an index, a file of rows or a table belongs to.
+    """Return the name of the tar that an index or a table belongs to.
 
     Any other name, such as that of a tar, is returned as it is.
     """
     if is_table(name) and not is_foreign_table(name):
         return f"{name.removesuffix(_TABLE)}.tar"
-    return name.removesuffix(".idx").removesuffix(".rows").removesuffix(_TABLE)
+    return name.removesuffix(".idx").removesuffix(_TABLE)
 
 
 def is_index(name: str) -> bool:

@@ -1,11 +1,10 @@
-"""Rows: the position in the image shard of each sample of a shard of latents or text.
+"""The position in the image shard of each sample of a shard of latents, text or scores.
 
 All that is made of one image shard has its keys in its order, so a sample is found by its number:
-its position in the image shard, which `NAME.tar.rows` has as an unsigned 32-bit little-endian
-number for each sample. There is such a file only where the numbers are not 0, 1, 2 and so on: where
-a sample before the last one was rejected, or where samples stand by their shapes. The files of a
-receipt have its digest. Of images that pack packed, keys tell the numbers as well, since they rise
-in an image shard. Of others nothing else tells them.
+its position in the image shard, which the column `row` of the table has. Where no sample was
+rejected and none stand by their shapes, the receipt tells that the positions are 0, 1, 2 and so on.
+Of images that pack packed, keys tell the positions as well, since they rise in an image shard. Of
+others nothing else tells them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,12 +12,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from wdsprep.dataset.file_names import LATENTS, is_rows, latent_shard
+from wdsprep.dataset.file_names import LATENTS, latent_shard
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.shapes import shape_ranges
-from wdsprep.errors import DamageError
-from wdsprep.text import plural
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,26 +47,8 @@ class ImagePositions:
 
         return cls(np.arange(samples, dtype=DTYPE))
 
-    @classmethod
-    def from_bytes(cls, data: bytes, what: str = "rows") -> "ImagePositions":
-        """Parse a file of positions. An error names the file `what`."""
-        import numpy as np
-
-        if len(data) % NBYTES:
-            raise DamageError(what, f"{plural(len(data), 'byte')} make no 4-byte numbers")
-        return cls(np.frombuffer(data, DTYPE))
-
-    def to_bytes(self) -> bytes:
-        """Return the content of a file of positions."""
-        return self.positions.tobytes()
-
     def __len__(self) -> int:
         return len(self.positions)
-
-    @property
-    def is_plain(self) -> bool:
-        """Return whether the positions are 0, 1, 2 and so on, which needs no file."""
-        return bool((self.positions == type(self).plain(len(self)).positions).all())
 
     def is_sound(self, samples: int, inputs: int) -> bool:
         """Return whether there are as many positions as samples, all different and below `inputs`.
@@ -100,21 +79,16 @@ class ImagePositions:
 
         return np.setdiff1d(np.arange(inputs), self.positions)
 
-    def without(self, numbers: Iterable[int], lost: Sequence[int] = ()) -> "ImagePositions":
-        """Return the positions of the samples that stay when those with these `numbers` go.
 
-        If the image shard loses samples too, `lost` are their positions, which rise; positions
-        after them become lower.
-        """
-        import numpy as np
+def may_have_moved(receipt: Receipt) -> bool:
+    """Return whether samples of a unit may have other positions than 0, 1, 2 and so on.
 
-        left = np.delete(self.positions, np.fromiter(numbers, np.int64))
-        return type(self)((left - np.searchsorted(lost, left)).astype(DTYPE))
-
-
-def has_rows(receipt: Receipt) -> bool:
-    """Return whether a unit lacks samples of its image shard, or has them in another order."""
-    return any(map(is_rows, receipt.files))
+    They may if the unit lacks samples of its image shard, or has samples of several shapes.
+    """
+    if receipt.dataset == "images":
+        return False
+    is_whole = receipt.inputs == sum(shard.samples for shard in receipt.shards)
+    return not is_whole or len(shape_ranges(receipt.settings, receipt.counts)) > 1
 
 
 def keys_may_tell(receipt: Receipt) -> bool:
@@ -135,10 +109,9 @@ def positions_from_keys(
     within each shape. `rejected` are the keys of the image shard's other samples.
     """
     both = [*keys, *rejected]
-    if not are_pack_keys(receipt, both):
+    numbers = {key: number for number, key in enumerate(sorted(both, key=key_order))}
+    if len(numbers) != receipt.inputs or not are_pack_keys(receipt, both):
         return None
-    both.sort(key=key_order)
-    numbers = {key: number for number, key in enumerate(both)}
     found = [numbers[key] for key in keys]
     runs = shape_ranges(receipt.settings, receipt.counts).values() or [range(len(keys))]
     rises = (a < b for run in runs for a, b in pairwise(found[run.start : run.stop]))

@@ -1,10 +1,9 @@
 """`index`: give tars of others the files that a loader needs, and make lost ones again.
 
-A tar that something else made gets its index and the table of its samples. Latents get
-lost rows again (`wdsprep.dataset.image_positions`), which a join needs.
+A tar gets its index and the table of its samples.
 """
 
-from collections.abc import Callable, Collection, Sequence, Set
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,31 +16,31 @@ from wdsprep.dataset.file_names import (
     is_index,
     is_table,
     receipt_name,
-    rows_name,
     table_name,
 )
 from wdsprep.dataset.image_positions import (
     ImagePositions,
     keys_may_tell,
+    may_have_moved,
     positions_from_keys,
 )
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.rejects import rejects_in
-from wdsprep.dataset.sample_table import IMAGE_COLUMNS, TableWriter
+from wdsprep.dataset.sample_table import IMAGE_COLUMNS, ROW, Columns, TableWriter, table_columns
 from wdsprep.dataset.samples import parse_object
 from wdsprep.dataset.shard_reader import NamedShard, ShardReader
 from wdsprep.dataset.stored_dataset import read_manifest, read_receipt
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import index_tar, open_tape
 from wdsprep.dataset.unit_locks import Edition
-from wdsprep.errors import DamageError, NotFoundError, SourceError, UsageError
+from wdsprep.errors import DamageError, SourceError
 from wdsprep.store import open_store
 from wdsprep.store.base import Entry, Store, write_bytes
-from wdsprep.text import Counting, command, ignore_count
+from wdsprep.text import Counting, ignore_count
 
 UNTOLD = "no keys tell which images its samples are of"
-"""The reason why rows of tars that pack did not make cannot be told."""
+"""The reason why a table of samples of tars that pack did not make cannot be made."""
 
 
 def encode_step(url: str) -> str:
@@ -56,17 +55,16 @@ def index(
 ) -> dict[str, int]:
     """Write the index of each tar below `folder` that has none, or a cut or an older one.
 
-    Also write the table of each tar of images that has none or got an index, and the rows of each
-    tar of latents that lacks them and needs them. Return the number of samples of each tar that was
-    indexed, and of each table and each file of rows, by name. `heard` gets how many files are done,
-    and how many there are to do, for indexes, for tables and for rows. `told` gets a line about
-    what cannot be made.
+    Also write the table of each tar that has none, or that another program packed and that got an
+    index. Return the number of samples of each tar that was indexed, and of each table, by name.
+    `heard` gets how many files are done, and how many there are to do, for indexes and for tables.
+    `told` gets a line about tables that cannot be made.
     """
     store = open_store(folder)
     there = {
         entry.name: entry
         for entry in store.list()
-        if entry.name.endswith((".tar", ".rows"))
+        if entry.name.endswith(".tar")
         or entry.name == MANIFEST
         or is_index(entry.name)
         or is_table(entry.name)
@@ -90,8 +88,7 @@ def index(
         done |= _write_foreign_tables(store, bare, heard)
     else:
         with naming_repair(store):
-            done |= _write_tables(store, manifest, there.keys(), heard)
-            done |= _write_rows(store, manifest, there.keys(), heard, told)
+            done |= _write_tables(store, manifest, there.keys(), heard, told)
     return done
 
 
@@ -113,21 +110,34 @@ def _write_foreign_tables(store: Store, tars: Sequence[str], heard: Counting) ->
 
 
 def _write_tables(
-    store: Store, manifest: Manifest, there: Collection[str], heard: Counting
+    store: Store,
+    manifest: Manifest,
+    there: Collection[str],
+    heard: Counting,
+    told: Callable[[str], None],
 ) -> dict[str, int]:
-    """Write the missing tables of a dataset of images; return their samples, by table."""
-    edition, done = Edition.from_store(store), dict[str, int]()
+    """Write the missing tables of a dataset; return their samples, by table.
+
+    `told` gets a line about those that cannot be made.
+    """
+    edition, done, lost = Edition.from_store(store), dict[str, int](), list[str]()
     lacking = [
         (receipt.unit, shard)
-        for receipt in (manifest.receipts if manifest.dataset == "images" else ())
+        for receipt in manifest.receipts
         for shard in receipt.shards
         if table_name(shard.name) not in there and shard.name in there
     ]
     for number, (unit, shard) in enumerate(lacking):
         heard(number, len(lacking))
+        name = table_name(shard.name)
         with edition.holding(unit):
-            write_table(store, read_receipt(store, unit), shard.name)
-        done[table_name(shard.name)] = shard.samples
+            if write_table(store, read_receipt(store, unit), shard.name):
+                done[name] = shard.samples
+            else:
+                lost.append(name)
+    if lost:
+        more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
+        told(f"{store.url}/{lost[0]}{more} cannot be made: {UNTOLD}: {encode_step(store.url)}")
     return done
 
 
@@ -138,30 +148,46 @@ class MadeTable(NamedTuple):
     samples: int
 
 
-def make_table(store: Store, tar: str, *, is_foreign: bool = False) -> MadeTable:
+def make_table(
+    store: Store,
+    tar: str,
+    *,
+    columns: Columns = IMAGE_COLUMNS,
+    positions: ImagePositions | None = None,
+    is_foreign: bool = False,
+) -> MadeTable:
     """Make the table of a tar from the keys and the json of its samples.
 
-    The tar has an index. A sample that cannot be read is damage, or in a tar of another program a
-    row without a key.
+    `positions` are those of its samples in the image shard, if the table has them. The tar has an
+    index. A sample that cannot be read is damage, or in a tar of another program a row without a
+    key.
     """
-    table = TableWriter(IMAGE_COLUMNS)
+    table = TableWriter(columns)
     samples = len(store.read(index_name(tar))) // 8 - 1
+    rows = positions.positions.tolist() if positions else ()
     with ShardReader(store, NamedShard(tar, samples), is_foreign=is_foreign) as reader:
         for block in reader.json():
-            for key, data in zip(block.keys, block.json, strict=True):
+            for number, (key, data) in enumerate(zip(block.keys, block.json, strict=True)):
                 if data is None and not is_foreign:
                     raise DamageError(reader.place, "it has a sample that cannot be read")
-                table.add(key, parse_object(data or b"") or {})
+                facts = parse_object(data or b"") or {}
+                table.add(key, {**facts, ROW: rows[block.first + number]} if rows else facts)
     return MadeTable(table.finish(), samples)
 
 
-def write_table(store: Store, receipt: Receipt, tar: str) -> Receipt:
-    """Write the table of a tar of images again, and return the receipt with its digest.
+def write_table(store: Store, receipt: Receipt, tar: str) -> Receipt | None:
+    """Write the table of a tar again, and return the receipt with its digest.
 
     The receipt is written too if its digest is another: another pyarrow writes other bytes. The
-    caller holds the unit.
+    caller holds the unit. Return None, and write nothing, if the table has to have positions that
+    nothing else tells.
     """
-    name, data = table_name(tar), make_table(store, tar).data
+    columns = table_columns(receipt.dataset, receipt.settings)
+    positions = find_positions(store, receipt, tar) if ROW in columns else None
+    if ROW in columns and positions is None:
+        return None
+    name = table_name(tar)
+    data = make_table(store, tar, columns=columns, positions=positions).data
     write_bytes(store, name, data)
     if receipt.files.get(name) == (digest := hex_digest(data)):
         return receipt
@@ -170,81 +196,19 @@ def write_table(store: Store, receipt: Receipt, tar: str) -> Receipt:
     return after
 
 
-def _write_rows(
-    store: Store,
-    manifest: Manifest,
-    there: Set[str],
-    heard: Counting,
-    told: Callable[[str], None],
-) -> dict[str, int]:
-    """Write the missing files of positions; return the samples of each file written, by its name.
+def find_positions(store: Store, receipt: Receipt, tar: str) -> ImagePositions | None:
+    """Return the positions of the samples of a tar, or None if neither receipt nor keys tell them.
 
-    `told` gets a line about files that cannot be made.
+    Those of samples of tars that pack did not make are known only while they are encoded.
     """
-    missing = [
-        (rows_name(shard.name), receipt)
-        for receipt in manifest.receipts
-        for shard in receipt.shards
-        if rows_name(shard.name) in receipt.files.keys() - there
-    ]
-    done: dict[str, int] = {}
-    for number, (name, receipt) in enumerate(missing):
-        heard(number, len(missing))
-        if write_rows(store, receipt):
-            done[name] = receipt.shards[0].samples
-    if lost := [name for name, _receipt in missing if name not in done]:
-        more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
-        told(f"{store.url}/{lost[0]}{more} cannot be made: {UNTOLD}: {encode_step(store.url)}")
-    return done
-
-
-def write_rows(store: Store, receipt: Receipt) -> bool:
-    """Write the lost positions of a latent shard's samples in their image shard.
-
-    Return whether they could be made: keys must tell them, and the receipt have their digest.
-    Positions in tars that pack did not make are known only while the tars are encoded.
-    """
-    (shard,) = receipt.shards
-    name = rows_name(shard.name)
+    (shard,) = (shard for shard in receipt.shards if shard.name == tar)
+    if not may_have_moved(receipt):
+        return ImagePositions.plain(shard.samples)
     if not keys_may_tell(receipt):
-        return False
+        return None
     with ShardReader(store, shard) as reader:
         rejected = [reject.key for reject in rejects_in(store, receipt.unit)]
-        positions = positions_from_keys(receipt, [*reader.keys()], rejected)
-    data = positions.to_bytes() if positions else b""
-    if hex_digest(data) != receipt.files[name]:
-        return False
-    write_bytes(store, name, data)
-    return True
-
-
-def read_positions(store: Store, receipt: Receipt) -> ImagePositions:
-    """Return for each sample of a latent shard which sample of the image shard it was made of.
-
-    If samples have moved, this is read from the file beside the shard, which the receipt lists.
-    """
-    (shard,) = receipt.shards
-    if (name := rows_name(shard.name)) not in receipt.files:
-        return ImagePositions.plain(shard.samples)
-    positions = read_rows(store, shard.name, shard.samples, receipt.inputs)
-    if positions is None and keys_may_tell(receipt):
-        raise UsageError(f"{store.url}/{name} is missing: run {command('index', store.url)}")
-    if positions is None:
-        next_step = encode_step(store.url)
-        raise UsageError(f"{store.url}/{name} is missing, and {UNTOLD}: {next_step}")
-    return positions
-
-
-def read_rows(store: Store, tar: str, samples: int, inputs: int) -> ImagePositions | None:
-    """Return the positions in the file beside a tar of latents, or None if there is no file."""
-    what = f"{store.url}/{rows_name(tar)}"
-    try:
-        found = ImagePositions.from_bytes(store.read(rows_name(tar)), what)
-    except NotFoundError:
-        return None
-    if not found.is_sound(samples, inputs):
-        raise DamageError(what, "its numbers cannot be those of its samples")
-    return found
+        return positions_from_keys(receipt, [*reader.keys()], rejected)
 
 
 def is_whole(idx: Entry | None) -> bool:

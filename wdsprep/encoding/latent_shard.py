@@ -1,16 +1,16 @@
 """A latent shard being written: arrays of fixed shape first in each sample, then json and txt.
 
 Samples come in the order of the image shard. In a dataset with several shapes, samples of one shape
-stand together: all wait until the last has come, and are then written shape by shape. A file beside
-the shard says which samples of the image shard it has, unless it has all of them in the same order.
-A shard of text alone is one whose fields are those of captions.
+stand together: all wait until the last has come, and are then written shape by shape. The table
+beside the shard says which samples of the image shard it has. A shard of text alone is one whose
+fields are those of captions.
 """
 
 from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,20 +18,21 @@ from torch import Tensor
 from wdsprep.dataset.coarse_histograms import count_sample
 from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.draft import Draft, DraftTar
-from wdsprep.dataset.file_names import empty_name, latent_shard, rejects_name, rows_name
-from wdsprep.dataset.image_positions import ImagePositions
-from wdsprep.dataset.npy_arrays import OF_SIZES, Field, is_of_text, text_fields
+from wdsprep.dataset.file_names import empty_name, latent_shard, rejects_name
+from wdsprep.dataset.npy_arrays import OF_SIZES, Field, fields_of, is_of_text, text_fields
 from wdsprep.dataset.receipts import Receipt, Settings
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError
+from wdsprep.dataset.sample_table import ROW, table_columns
 from wdsprep.dataset.samples import Sample, facts_bytes, parse_json
-from wdsprep.dataset.shapes import shape_name
+from wdsprep.dataset.score_columns import counted_as
+from wdsprep.dataset.shapes import fields_by_shape, shape_name
 from wdsprep.dataset.tar.write import Data, nbytes_of
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.captions.sources import CaptionUse
 from wdsprep.encoding.encoded_samples import Result
 from wdsprep.encoding.image_shards import ImageShard
-from wdsprep.encoding.sample_spool import Counted, Members, SampleSpool, SpooledSample
+from wdsprep.encoding.sample_spool import Members, SampleSpool, SpooledSample
 from wdsprep.errors import ExistsError, NotFoundError, TarError
 from wdsprep.images.crop import Crop
 from wdsprep.store.base import write_bytes
@@ -42,23 +43,13 @@ Files = Mapping[str, str]
 class LatentShard:
     """A latent shard that is being written, with its rejects."""
 
-    def __init__(
-        self,
-        draft: Draft,
-        shard: ImageShard,
-        fields: Sequence[Field],
-        shapes: Mapping[str, Sequence[Field]] | None = None,
-    ) -> None:
-        """Begin a latent shard for an image shard.
-
-        If samples have several shapes, `shapes` are the fields of each by its name, in the order in
-        which the shapes stand in the shard.
-        """
-        self._draft, self._shard, self.fields = draft, shard, fields
-        self._shapes = shapes or {}
-        self._waiting: dict[str, list[SpooledSample]] = {name: [] for name in self._shapes}
-        self._rows = {name: array("I") for name in self._shapes or ("",)}
-        """The numbers in the image shard of the samples that were added, by shape."""
+    def __init__(self, draft: Draft, shard: ImageShard, settings: Settings) -> None:
+        """Begin a latent shard for an image shard, in a dataset of these settings."""
+        self._draft, self._shard, self._settings = draft, shard, settings
+        self.fields = fields_of(settings["layout"])
+        self._shapes = fields_by_shape(settings)
+        self._waiting: dict[str, list[tuple[int, SpooledSample]]] = {n: [] for n in self._shapes}
+        """The samples of each shape, with their positions in the image shard."""
         self._spool = SampleSpool()
         self._tar: DraftTar | None = None
         self.taken = CaptionUse()
@@ -75,51 +66,37 @@ class LatentShard:
         self.rejects.add(reject)
 
     def add(self, key: str, sample: Sample, result: Result) -> None:
-        is_packed = not self._shard.is_foreign
+        describe = text_facts_of if is_of_text(self.fields) else facts_of
+        facts = describe(key, sample, result, is_packed=not self._shard.is_foreign)
         shape = shape_of(result) if self._shapes else ""
-        fields = self._shapes.get(shape, self.fields)
-        members = members_of(fields, key, sample, result, is_packed=is_packed)
-        self.add_members(key, members, counted=counted_facts(result), shape=shape)
+        members = members_of(self._shapes.get(shape, self.fields), facts, result)
+        self.add_members(key, members, facts, shape=shape)
 
     def add_members(
-        self,
-        key: str,
-        members: Members,
-        *,
-        counted: Counted = None,
-        shape: str = "",
+        self, key: str, members: Members, facts: Mapping[str, Any], *, shape: str = ""
     ) -> None:
-        """Add a sample to the shard, given its members, of which the caption is the last.
+        """Add a sample to the shard, given its members and the object in its json.
 
-        `counted` are the facts in its json that the receipt counts, or None for a sample without a
-        caption. Raise RejectedError if the sample was removed from this dataset, or if a tar cannot
-        hold its key.
+        Raise RejectedError if the sample was removed from this dataset, by its source, or if a tar
+        cannot hold its key.
         """
-        if self._draft.removed and self._was_removed(members):
+        if self._draft.removed and self._draft.removed.has("source", facts.get("source", "")):
             raise RejectedError(Code.REMOVED)
         try:
-            self._add(key, members, shape)
+            self._add(key, members, facts, shape)
         except TarError as error:
             raise RejectedError(Code.BAD_KEY, str(error)) from error
-        self._rows[shape].append(self._inputs)
         self.samples += 1
         self.nbytes += sum([nbytes_of(data) for _, data in members])
-        if counted is not None:
-            told = {**counted, "caption": members[-1][1]}
-            count_sample(self.counts, "latents", told, shape)
+        count_sample(self.counts, counted_as("latents", self._settings), facts, shape)
 
-    def _was_removed(self, members: Members) -> bool:
-        """Return whether the sample was removed from this dataset, judging by its source."""
-        (facts,) = (cast("bytes", data) for name, data in members if name == "json")
-        return self._draft.removed.has("source", parse_json(facts).get("source", ""))
-
-    def _add(self, key: str, members: Members, shape: str) -> None:
+    def _add(self, key: str, members: Members, facts: Mapping[str, Any], shape: str) -> None:
         tar = self._open_tar()
         if not shape:
-            tar.add(key, members)
+            tar.add(key, members, facts={**facts, ROW: self._inputs})
             return
         tar.reserve(key, [name for name, _ in members])
-        self._waiting[shape].append(self._spool.put(key, members))
+        self._waiting[shape].append((self._inputs, self._spool.put(key, members)))
 
     @property
     def _inputs(self) -> int:
@@ -129,23 +106,25 @@ class LatentShard:
     def _open_tar(self) -> DraftTar:
         """Return the tar of the shard, which is created for the first sample."""
         if self._tar is None:
-            self._tar = self._draft.tar(latent_shard(self._shard.name))
+            columns = table_columns("latents", self._settings)
+            self._tar = self._draft.tar(latent_shard(self._shard.name), columns)
         return self._tar
 
-    def finish(self, settings: Settings, files: Files, beside: Mapping[str, bytes] = {}) -> Receipt:
+    def finish(self, files: Files, beside: Mapping[str, bytes] = {}) -> Receipt:
         """Write the samples that wait, complete the shard, and return its receipt.
 
         `files` are the digests of further files that the receipt lists, such as those of the empty
         caption. The files of `beside` are written with the shard.
         """
-        beside = {**beside, **self._rows_file()}
-        for one in chain.from_iterable(self._waiting.values()):
-            self._open_tar().add(one.key, self._spool.members(one))
+        for row, one in chain.from_iterable(self._waiting.values()):
+            members = self._spool.members(one)
+            facts = {**parse_json(dict(members)["json"]), ROW: row}
+            self._open_tar().add(one.key, members, facts=facts)
         receipt = Receipt(
             dataset="latents",
             unit=self._shard.name,
             generation=0,
-            settings=settings,
+            settings=self._settings,
             input=self._shard.input,
             inputs=self._inputs,
             shards=(self._tar.finish(),) if self._tar else (),
@@ -158,14 +137,6 @@ class LatentShard:
         )
         return self._draft.finish(receipt, beside)
 
-    def _rows_file(self) -> dict[str, bytes]:
-        """Return {name: bytes} of the file that says which samples were kept, or {} if not needed.
-
-        It is needed unless the shard has the first samples of the image shard in their order.
-        """
-        rows = ImagePositions.from_numbers(chain.from_iterable(self._rows.values()))
-        return {} if rows.is_plain else {rows_name(latent_shard(self._shard.name)): rows.to_bytes()}
-
     def close(self) -> None:
         self._spool.close()
 
@@ -176,28 +147,21 @@ def shape_of(result: Result) -> str:
     return shape_name((fit.width, fit.height))
 
 
-def counted_facts(result: Result) -> dict[str, Any]:
-    """Return the facts in the json of a sample that its receipt counts, beside the caption."""
-    return {"cut": result.tokens.cut, **_upscaled(result.crop)}
-
-
 def _upscaled(crop: Crop) -> dict[str, float]:
     """Return the fact that an image was scaled up, and how much; {} if it was not."""
     return {"upscaled": round(crop.scale, 4)} if crop.width and crop.scale > 1 else {}
 
 
 def members_of(
-    fields: Sequence[Field], key: str, sample: Sample, result: Result, *, is_packed: bool
+    fields: Sequence[Field], facts: Mapping[str, Any], result: Result
 ) -> list[tuple[str, Data]]:
-    """Return the members of a latent sample, with their names and in their order."""
-    describe = text_facts_of if is_of_text(fields) else facts_of
-    facts = describe(key, sample, result, is_packed=is_packed)
+    """Return the members of a latent sample with this json, with their names and in their order."""
     arrays = arrays_of(fields, facts, result)
     members: list[tuple[str, Data]] = [
         (field.name, npy_of(field, arrays[field.name])) for field in fields
     ]
     members.append(("json", facts_bytes(facts)))
-    members.append(("txt", sample.caption.encode("utf-8", "replace")))
+    members.append(("txt", facts["caption"].encode("utf-8", "replace")))
     return members
 
 

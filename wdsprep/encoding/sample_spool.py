@@ -3,31 +3,24 @@
 Each takes some hundred bytes of memory; its members lie in a file without a name.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 from wdsprep.dataset.tar.write import Data, nbytes_of, pieces_of
 from wdsprep.store.spool import Spool
 
 Members = Sequence[tuple[str, Data]]
 """The members of a sample, with their names and in their order."""
-Counted = Mapping[str, Any] | None
-"""The facts of a sample that a receipt counts; None if it has no caption."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpooledSample:
-    """A sample that waits on disk: the names and sizes of its members, and their place in a file.
-
-    `counted` are the facts in its json that a receipt counts.
-    """
+    """A sample that waits on disk: names and sizes of its members, and their place in a file."""
 
     key: str
     members: Sequence[tuple[str, int]]
     place: tuple[int, int]
-    counted: Counted
 
 
 class SampleSpool:
@@ -36,11 +29,11 @@ class SampleSpool:
     def __init__(self) -> None:
         self._spool = Spool()
 
-    def put(self, key: str, members: Members, *, counted: Counted = None) -> SpooledSample:
+    def put(self, key: str, members: Members) -> SpooledSample:
         pieces = chain.from_iterable(pieces_of(data) for _, data in members)
         place = self._spool.put(b"".join(pieces))
         sizes = tuple((name, nbytes_of(data)) for name, data in members)
-        return SpooledSample(key, sizes, place, counted)
+        return SpooledSample(key, sizes, place)
 
     def members(self, one: SpooledSample) -> list[tuple[str, bytes]]:
         data, start = self._spool.get(one.place), 0

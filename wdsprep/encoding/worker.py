@@ -26,7 +26,6 @@ from wdsprep.dataset.file_names import taken_name
 from wdsprep.dataset.npy_arrays import fields_of
 from wdsprep.dataset.receipts import Receipt, gpu_count
 from wdsprep.dataset.rejects import Reject, RejectedError
-from wdsprep.dataset.shapes import fields_by_shape
 from wdsprep.dataset.stored_dataset import find_receipt
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.captions.sources import Captions, CaptionSource
@@ -92,9 +91,7 @@ class _Dataset:
     ) -> None:
         self._target, self._shard_class = target, shard_class
         self._edition = Edition(store=open_store(target.latents), mark=target.edition)
-        self._fields = fields_of(target.settings["layout"])
-        self._shapes = fields_by_shape(target.settings)
-        self._empty = write_empty(self._edition, self._fields, empty)
+        self._empty = write_empty(self._edition, fields_of(target.settings["layout"]), empty)
 
     def find_done(self, shard: ImageShard) -> Receipt | None:
         settings = self._target.settings
@@ -102,7 +99,7 @@ class _Dataset:
 
     def begin(self, shard: ImageShard, drafts: ExitStack) -> ShardInProgress:
         draft = drafts.enter_context(Draft(self._edition, shard.name))
-        output = closing(self._shard_class(draft, shard, self._fields, self._shapes))
+        output = closing(self._shard_class(draft, shard, self._target.settings))
         return ShardInProgress(self._target, shard, drafts.enter_context(output))
 
     def finish(self, making: ShardInProgress, content: Content) -> Receipt:
@@ -110,7 +107,7 @@ class _Dataset:
         beside = {}
         if self._target.captions.digest:
             beside[taken_name(making.shard.name)] = making.output.taken.to_bytes()
-        return making.output.finish(self._target.settings, {**self._empty, **files}, beside)
+        return making.output.finish({**self._empty, **files}, beside)
 
 
 class EncodeWorker:

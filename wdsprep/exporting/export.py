@@ -16,7 +16,7 @@ from itertools import chain, islice
 from typing import Any
 
 from wdsprep.dataset.file_names import HUB_FILES, empty_name, latent_unit
-from wdsprep.dataset.image_positions import has_rows
+from wdsprep.dataset.image_positions import may_have_moved
 from wdsprep.dataset.json_records import read_record
 from wdsprep.dataset.manifest import Manifest, differences
 from wdsprep.dataset.npy_arrays import fields_of, text_fields
@@ -199,7 +199,7 @@ def _units(
     first, *others = manifests
     made_of = [_images_of(m) for m in manifests] if others else []
     joins = manifests if others else []
-    moved = [{r.unit: r for r in m.receipts if has_rows(r)} for m in joins] or [{}]
+    moved = [{r.unit: r for r in m.receipts if may_have_moved(r)} for m in joins] or [{}]
     beside = [{shard.name: shard for shard in manifest.shards} for manifest in manifests]
     for shard in first.shards:
         if not shard.samples or not all(shard.name in there for there in beside):

@@ -16,7 +16,6 @@ from typing import Any
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_place, naming_repair, repair_step
 from wdsprep.dataset.image_positions import NOWHERE, ImagePositions
 from wdsprep.dataset.receipts import Receipt, Shard
-from wdsprep.dataset.reindex import read_positions
 from wdsprep.dataset.samples import parse_object
 from wdsprep.dataset.shard_reader import HashedTape, ShardReader
 from wdsprep.dataset.stored_dataset import read_shard
@@ -27,6 +26,7 @@ from wdsprep.dataset.tar.write import LARGE_NBYTES, Buffer
 from wdsprep.errors import DamageError, UsageError
 from wdsprep.exporting.layout import ExportSample
 from wdsprep.store import shared_store
+from wdsprep.tables.read_positions import read_positions
 from wdsprep.text import command
 
 

@@ -51,7 +51,7 @@ class ImportWorker:
             return done
         with (
             Draft(self._edition, shard.name) as draft,
-            closing(LatentShard(draft, shard, work.plan.fields, self._shapes)) as output,
+            closing(LatentShard(draft, shard, work.settings)) as output,
         ):
             told = time.monotonic()
             rows = work.cache.rows(item, work.plan.names)
@@ -61,7 +61,7 @@ class ImportWorker:
                     told = time.monotonic()
                     yield _progress(shard, output)
             yield _progress(shard, output)
-            return output.finish(work.settings, self._empty)
+            return output.finish(self._empty)
 
     def _take(self, output: LatentShard, row: Row) -> None:
         found = row.refusal or make_or_refuse(row.source, partial(self._add, output, row))
@@ -69,11 +69,6 @@ class ImportWorker:
             output.rejects.add(found.to_reject(row.key))
 
     def _add(self, output: LatentShard, row: Row) -> None:
-        shape, members = self._members(row)
-        output.add_members(row.key, members, counted={}, shape=shape)
-
-    def _members(self, row: Row) -> tuple[str, list[tuple[str, bytes]]]:
-        """Return the shape and the members of a sample. The shape is empty if all are squares."""
         plan = self._work.plan
         arrays = arrays_in(plan.chosen, row.columns)
         size = size_of(arrays, self._work.settings)
@@ -94,11 +89,8 @@ class ImportWorker:
             said["crop"] = [0, 0, *size]
         if len(captions) > 1:
             said["captions"] = captions
-        return shape, [
-            *stored,
-            ("json", facts_bytes(said)),
-            ("txt", caption.encode("utf-8", "replace")),
-        ]
+        texts = ("json", facts_bytes(said)), ("txt", caption.encode("utf-8", "replace"))
+        output.add_members(row.key, [*stored, *texts], said, shape=shape)
 
 
 def _plain(columns: Mapping[str, Any], arrays: tuple[str, ...]) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 Everything that is made of one image shard has its name and its order, so nothing is searched. A
 sample is found by its *position*: its number in the image shard. Rejects and shapes move samples;
-then the rows beside a shard say the positions of its samples (`wdsprep.dataset.image_positions`).
+then the tables of shards say the positions of their samples (`wdsprep.dataset.image_positions`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,15 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsprep.dataset.damage import naming_next_step
-from wdsprep.dataset.file_names import latent_unit, rows_name
+from wdsprep.dataset.file_names import table_name
 from wdsprep.dataset.image_positions import NBYTES, NOWHERE, ImagePositions
 from wdsprep.dataset.random_numbers import Ints
-from wdsprep.dataset.receipts import Receipt
-from wdsprep.dataset.reindex import encode_step, read_positions, read_rows
+from wdsprep.dataset.reindex import encode_step
 from wdsprep.dataset.sample_selection import Numbers
-from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.store.base import Store
+from wdsprep.tables.read_positions import read_rows
 
 KEPT_NBYTES = 32 << 20
 """The limit on the rows kept of each joined dataset: those of 8 million samples.
@@ -53,38 +52,24 @@ class DatasetPositions:
         count = int(self.sizes[shard])
         if not self.moved[shard]:
             return ImagePositions.plain(count)
-        store, name = self.store, self.names[shard]
-        with naming_next_step(encode_step(store.url)):
-            found = read_rows(store, name, count, int(self.inputs[shard]))
-            if found is None:  # its rejects are the last samples of the images, or it was lost
-                receipt = self._receipts[latent_unit(name)]
-                return read_positions(store, receipt)
-        return found
-
-    @cached_property
-    def _receipts(self) -> Mapping[str, Receipt]:
-        """The receipts by unit, which are needed only if rows are missing."""
-        manifest = read_manifest(self.store)
-        return {receipt.unit: receipt for receipt in manifest.receipts} if manifest else {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_receipts"}
+        inputs = int(self.inputs[shard])
+        with naming_next_step(encode_step(self.store.url)):
+            return read_rows(self.store, self.names[shard], samples=count, inputs=inputs)
 
     def check(self, read: Ints) -> None:
         """Check that the positions in all shards can be found, except in the shards `read`.
 
-        A shard passes if its samples did not move, or if its file of rows is listed: one listing
-        takes less time than reading all rows. The others are read, which raises an error if
-        positions cannot be told without rows.
+        A shard passes if its samples did not move, or if its table is listed: one listing takes
+        less time than reading all tables. The others are read, which raises an error.
         """
         unread = self.moved.copy()
         unread[read] = False
         if not unread.any():
             return
-        there = {entry.name for entry in self.store.list() if entry.name.endswith(".rows")}
+        there = {entry.name for entry in self.store.list()}
         names = self.names
-        missing = [n for n in np.flatnonzero(unread).tolist() if rows_name(names[n]) not in there]
-        read_each(self.read, missing, self.store.readers)
+        missing = [n for n in np.flatnonzero(unread).tolist() if table_name(names[n]) not in there]
+        read_each(self.read, missing[:1], self.store.readers)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -18,7 +18,6 @@ import numpy as np
 
 from wdsprep.dataset.file_names import latent_unit
 from wdsprep.dataset.receipts import Shard
-from wdsprep.dataset.reindex import read_positions
 from wdsprep.dataset.rejects import rejects_in
 from wdsprep.dataset.samples import parse_object
 from wdsprep.dataset.shard_reader import ShardReader
@@ -32,6 +31,7 @@ from wdsprep.errors import (
 )
 from wdsprep.reporting.datasets import ReportDataset
 from wdsprep.store.base import Store
+from wdsprep.tables.read_positions import read_positions
 
 DAMAGE = (FormatError, NotAFileError, NotFoundError, ShortReadError, TarError)
 

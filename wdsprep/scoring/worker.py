@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from wdsprep.dataset.npy_arrays import NUMBERS
-from wdsprep.dataset.receipts import Receipt, Settings
+from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.samples import Sample, facts_bytes
 from wdsprep.dataset.score_columns import SCORES, columns_of
@@ -44,9 +44,9 @@ class ScoreShard(LatentShard):
     def add(self, key: str, sample: Sample, result: Result) -> None:
         self._entries.append((key, sample, result.arrays))
 
-    def finish(self, settings: Settings, files: Files, beside: Mapping[str, bytes] = {}) -> Receipt:
-        columns, repeats = columns_of(settings), RepeatedCaptions()
-        if has_captions := bool(settings[SCORES]["language"]):
+    def finish(self, files: Files, beside: Mapping[str, bytes] = {}) -> Receipt:
+        columns, repeats = columns_of(self._settings), RepeatedCaptions()
+        if has_captions := bool(self._settings[SCORES]["language"]):
             repeats.add(own[1].caption for own in self._entries if not isinstance(own, Reject))
         for entry in self._entries:
             if isinstance(entry, Reject):
@@ -63,16 +63,16 @@ class ScoreShard(LatentShard):
             except RejectedError as refused:
                 code, detail = refused.code, refused.detail
                 super().refuse(Reject(key=key, source=sample.source, code=code, detail=detail))
-        return super().finish(settings, files, beside)
+        return super().finish(files, beside)
 
     def _write(self, key: str, sample: Sample, facts: dict[str, Any], arrays: Arrays) -> None:
-        source = sample.facts.get("source", sample.source)
+        facts |= {"key": key, "source": sample.facts.get("source", sample.source)}
         members: list[tuple[str, Data]] = [
             *((field.name, npy_of(field, arrays[field.name])) for field in self.fields),
-            ("json", facts_bytes({**facts, "key": key, "source": source})),
+            ("json", facts_bytes(facts)),
             ("txt", b""),
         ]
-        self.add_members(key, members)
+        self.add_members(key, members, facts)
 
 
 class ScoreWorker(EncodeWorker):

@@ -24,7 +24,7 @@ from wdsprep.dataset.damage import naming_next_step, verify_step
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.rejects import Reject, RejectedError
-from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.samples import Sample, parse_json
 from wdsprep.dataset.shapes import fields_by_shape
 from wdsprep.dataset.shard_reader import HashedTape, ShardReader
 from wdsprep.dataset.stored_dataset import find_receipt, refresh_manifest, write_manifest
@@ -34,7 +34,7 @@ from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_sh
 from wdsprep.encoding.latent_arrays import fields
 from wdsprep.encoding.latent_shard import (
     LatentShard,
-    counted_facts,
+    facts_of,
     members_of,
     shape_of,
     write_empty,
@@ -123,8 +123,8 @@ class LatentWriter:
             return
         shape = come.shapes[index] = shape_of(result) if self._shapes else ""
         arrays = self._shapes.get(shape, self._fields)
-        members = members_of(arrays, key, sample, result, is_packed=True)
-        come.come[index] = come.samples.put(key, members, counted=counted_facts(result))
+        members = members_of(arrays, facts_of(key, sample, result, is_packed=True), result)
+        come.come[index] = come.samples.put(key, members)
         self._write_if_whole(shard)
 
     def refuse(self, refused: Mapping[tuple[int, int], Reject | None]) -> None:
@@ -184,7 +184,7 @@ class LatentWriter:
         settings = self._encoding.settings
         with (
             Draft(self._edition, shard.name) as draft,
-            closing(LatentShard(draft, shard, self._fields, self._shapes)) as output,
+            closing(LatentShard(draft, shard, settings)) as output,
         ):
             for index, one in sorted(come.items()):
                 if isinstance(one, Reject):
@@ -192,10 +192,11 @@ class LatentWriter:
                 else:
                     members, shape = made.samples.members(one), made.shapes[index]
                     try:
-                        output.add_members(one.key, members, counted=one.counted, shape=shape)
+                        facts = parse_json(dict(members)["json"])
+                        output.add_members(one.key, members, facts, shape=shape)
                     except RejectedError as error:
                         output.rejects.add(Reject(key=one.key, source="", code=error.code))
-            output.finish(settings, self._empty)
+            output.finish(self._empty)
 
     def _find_size_rejects(self, shard: ImageShard, come: Collection[int]) -> dict[int, Reject]:
         """Return, by number, rejects for the samples of a shard that are missing in `come`.

@@ -1,0 +1,56 @@
+"""Read the position of each sample in its image shard: the column `row` of the table of its shard.
+
+Nothing is read where the receipt tells that no sample moved. A table of up to `WHOLE_ROWS` rows is
+read whole, by one request; of a larger one that column alone. What is read is checked by the sums
+of its pages, not by the digest of the table, so it may be newer than the manifest.
+"""
+
+from contextlib import closing
+
+import numpy as np
+import pyarrow as pa
+
+from wdsprep.dataset.file_names import table_name
+from wdsprep.dataset.image_positions import DTYPE, ImagePositions, may_have_moved
+from wdsprep.dataset.receipts import Receipt
+from wdsprep.dataset.sample_table import ROW, is_marked
+from wdsprep.errors import DamageError, NotFoundError, SourceError
+from wdsprep.sources.tables.parquet import OpenParquet
+from wdsprep.store.base import Store
+from wdsprep.text import command
+
+WHOLE_ROWS = 10_000
+"""The rows of a table that takes about a megabyte, with captions of usual length."""
+
+
+def read_positions(store: Store, receipt: Receipt) -> ImagePositions:
+    """Return for each sample of a latent shard which sample of the image shard it was made of."""
+    (shard,) = receipt.shards
+    if not may_have_moved(receipt):
+        return ImagePositions.plain(shard.samples)
+    return read_rows(store, shard.name, samples=shard.samples, inputs=receipt.inputs)
+
+
+def read_rows(store: Store, tar: str, *, samples: int, inputs: int) -> ImagePositions:
+    """Return the positions in the table of a tar with so many samples of so many inputs.
+
+    Raise NotFoundError if there is no table, and DamageError if the positions cannot be those.
+    """
+    name = table_name(tar)
+    place = f"{store.url}/{name}"
+    try:
+        content = store.read(name, nbytes=None if samples <= WHOLE_ROWS else 0)
+        with closing(OpenParquet(store, name, content or None)) as file:
+            is_ours = is_marked(file.schema.metadata) and ROW in file.schema.names
+            if not is_ours or file.schema.field(ROW).type != pa.int64():
+                raise DamageError(place, "it is no table of samples with positions")
+            rows = file.read((ROW,)).column(ROW).to_numpy()
+    except NotFoundError:
+        indexed = command("index", store.url)
+        raise NotFoundError(f"{place} is missing: run {indexed}, which makes tables") from None
+    except SourceError as error:
+        raise DamageError(place, "it is no sound Parquet file") from error
+    positions = ImagePositions(rows.astype(DTYPE))
+    if not np.array_equal(positions.positions, rows) or not positions.is_sound(samples, inputs):
+        raise DamageError(place, "its positions cannot be those of its samples")
+    return positions
