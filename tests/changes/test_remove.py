@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -18,11 +17,12 @@ from unittest.mock import patch
 
 import pytest
 from PIL import Image
+from pyarrow import parquet as pq
 
 import wdsprep
 from tests.kit.damaged import check, findings, flip, restore
 from tests.kit.encode_work import Making
-from tests.kit.encodes import Here, encode_here, members
+from tests.kit.encodes import Here, encode_here, members, positions_in
 from tests.kit.packs import (
     check_tables,
     jpeg,
@@ -41,10 +41,9 @@ from wdsprep.checks.findings import Kind
 from wdsprep.checks.repair import do_repair, plan_repair
 from wdsprep.cli import main
 from wdsprep.dataset.draft import Draft
-from wdsprep.dataset.file_names import MANIFEST, MANIFEST_HOLD, is_table, unit_of_file
+from wdsprep.dataset.file_names import MANIFEST, MANIFEST_HOLD, is_table, table_name, unit_of_file
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.removed_samples import NONE_REMOVED, removed_from, write_removed
-from wdsprep.dataset.sample_table import IMAGE_COLUMNS, read_table
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import (
     BusyError,
@@ -136,8 +135,7 @@ def in_files(root: Path, bits: list[bytes]) -> list[str]:
     """But in the lists of inputs: names of files stand there, which the source has still."""
     files = {name: data for name, data in tree(root).items() if not name.startswith("inputs/")}
     for name in [name for name in files if is_table(name)]:  # whose bytes are compressed
-        rows = read_table(files[name], IMAGE_COLUMNS, what=name)
-        files[name] += repr(rows.to_pylist()).encode()
+        files[name] += repr(pq.read_table(BytesIO(files[name])).to_pylist()).encode()
     return [name for name, data in files.items() if any(bit in data for bit in bits)]
 
 
@@ -278,7 +276,7 @@ def test_a_shard_that_loses_all_goes_and_so_does_what_was_made_of_it(pair: Pair)
     assert len(keys) > 0
     remove(images, latents, keys=keys)
     for place in (images, latents):
-        assert not list(place.rglob("128/000001*.tar*"))
+        assert not list(place.rglob("128/000001*"))
         assert manifest_of(place).complete
     assert not (latents / "receipts/128/000001.json").exists()
     assert check(images, latents).findings == ()
@@ -287,11 +285,6 @@ def test_a_shard_that_loses_all_goes_and_so_does_what_was_made_of_it(pair: Pair)
 
 def shard_of(root: Path, key: str) -> str:
     return next(s.name for s in manifest_of(root).shards if key in members(root / s.name))
-
-
-def rows_of(path: Path) -> list[int]:
-    data = path.read_bytes()
-    return list(struct.unpack(f"<{len(data) // 4}I", data))
 
 
 def test_latents_alone_keep_a_reject_and_the_numbers_of_those_that_stay(pair: Pair) -> None:
@@ -304,20 +297,20 @@ def test_latents_alone_keep_a_reject_and_the_numbers_of_those_that_stay(pair: Pa
     removed = [json.loads(line) for line in path.read_bytes().splitlines()]
     assert [r["key"] for r in removed if r["code"] == "removed"] == [GONE[1]]
     kept = [number for number, key in enumerate(keys) if key != GONE[1]]
-    assert rows_of(latents / f"{shard}.rows") == kept
+    assert positions_in(latents, shard) == kept
     assert encode_here(images, latents).samples == 0
     (latents / f"receipts/{shard.removesuffix('.tar')}.json").unlink()
     encode_here(images, latents)
     assert manifest_of(latents).rejects == {"removed": 1}
     assert GONE[1] not in samples(latents)
-    assert rows_of(latents / f"{shard}.rows") == kept
+    assert positions_in(latents, shard) == kept
     remove(images, latents, keys=keys[0])
-    assert rows_of(latents / f"{shard}.rows") == [n - 1 for n in kept if n]
+    assert positions_in(latents, shard) == [n - 1 for n in kept if n]
     assert check(images, latents).findings == ()
-    flip(latents / f"{shard}.rows", 3)
-    assert findings(latents) == [f"{shard}.rows index"]
+    flip(latents / table_name(shard), 99)
+    assert findings(latents) == [f"{table_name(shard)} index"]
     do_repair(plan_repair(check(latents).surveys[0]))
-    assert rows_of(latents / f"{shard}.rows") == [n - 1 for n in kept if n]
+    assert positions_in(latents, shard) == [n - 1 for n in kept if n]
 
 
 @pytest.mark.parametrize("then", ["latents", "both", "latents again", "no key"])
@@ -417,7 +410,8 @@ def test_text_follows_its_images_and_its_lookup_goes(pair: Pair, tmp_path: Path)
     assert encode_here(images, text, **told).samples == 0
     encode_here(images, later, latents="none", resolution=0)
     assert check(images, latents, text, later).findings == ()
-    assert {p.name for p in text.rglob("*.rows")} == {p.name for p in later.rglob("*.rows")}
+    for shard in manifest_of(text).shards:
+        assert positions_in(text, shard.name) == positions_in(later, shard.name)
     for join in (text, later):
         left = sorted(samples(latents))
         batch = next(iter(wdsprep.load(str(latents), join=[str(join)], global_batch=len(left))))

@@ -24,8 +24,8 @@ from wdsprep.dataset.file_names import (
     receipt_name,
     rejects_name,
     retry_of_inputs,
-    rows_name,
     slice_name,
+    table_name,
     unit_of_file,
     unit_of_receipt,
 )
@@ -109,7 +109,7 @@ def test_what_is_made_of_an_image_shard_is_its_own_and_of_a_dataset_of_latents(s
     receipt, rest = OURS["latents"]
     assert latent_shard(unit) == shard
     assert receipt.fullmatch(receipt_name(unit))
-    for name in (shard, index_name(shard), rows_name(shard), rejects_name(unit)):
+    for name in (shard, index_name(shard), table_name(shard), rejects_name(unit)):
         assert rest.fullmatch(name)
         assert unit_of_file(name, "latents") == unit
         assert bucket_of(name) == bucket_of(receipt_name(unit)) == "256"

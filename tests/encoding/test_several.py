@@ -22,7 +22,7 @@ from tests.kit.encodes import (
     run,
 )
 from tests.kit.packs import jpeg, tree, write_files
-from wdsprep.dataset.receipts import Receipt, Settings
+from wdsprep.dataset.receipts import Receipt
 from wdsprep.encoding.latent_shard import LatentShard
 from wdsprep.errors import FingerprintError
 from wdsprep.runners.base import HopelessError
@@ -191,10 +191,10 @@ def test_a_shard_that_one_has_got_before_the_worker_died_is_left_out_of_the_othe
 ) -> None:  # fmt: skip
     finish = LatentShard.finish
 
-    def die(output: LatentShard, settings: Settings, *files: Mapping[str, Any]) -> Receipt:
-        if settings["resolution"] == 128:
+    def die(output: LatentShard, *files: Mapping[str, Any]) -> Receipt:
+        if output.settings["resolution"] == 128:
             raise HopelessError("the worker has died")
-        return finish(output, settings, *files)
+        return finish(output, *files)
 
     monkeypatch.setattr(LatentShard, "finish", die)
     low, high = both(images, tmp_path)

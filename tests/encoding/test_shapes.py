@@ -36,7 +36,7 @@ from wdsprep.cli import main
 from wdsprep.dataset.npy_arrays import OF_SIZES, Field
 from wdsprep.dataset.samples import Sample
 from wdsprep.encoding.encoded_samples import Result
-from wdsprep.encoding.latent_shard import members_of
+from wdsprep.encoding.latent_shard import facts_of, members_of
 from wdsprep.encoding.models.base import Tokens
 from wdsprep.encoding.shape_lists import SDXL_LACKS, check_shapes_option, sizes_of
 from wdsprep.errors import FingerprintError, UsageError
@@ -116,7 +116,7 @@ def test_what_a_denoiser_is_told_of_sizes_is_that_of_the_shape() -> None:
         cut = crop(jpeg(1, size), shapes)
         result = Result(crop=cut, tokens=Tokens(""), arrays={})
         sample = Sample(source="a", image=b"", facts={"source_width": 999, "source_height": 777})
-        made = members_of(fields, "1", sample, result, is_packed=True)
+        made = members_of(fields, facts_of("1", sample, result, is_packed=True), result)
         arrays = {name: torch.frombuffer(bytearray(b"".join(data)[128:]), dtype=torch.int32)
                   for name, data in made if name.endswith("npy")}  # fmt: skip
         left, top, right, bottom = own_shapes.placed(size, shapes.sizes, 1.0)["crop"]

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import wdsprep
-from tests.kit.damaged import check, findings
+from tests.kit.damaged import check, findings, flip
 from tests.kit.encode_work import Making
 from tests.kit.encodes import (
     COUNT,
@@ -28,11 +28,11 @@ from tests.kit.encodes import (
     positions_in,
     rejected,
 )
-from tests.kit.packs import jpeg, manifest_of, tar_bytes, tree, write_files
+from tests.kit.packs import check_tables, jpeg, manifest_of, tar_bytes, tree, write_files
 from tests.kit.paths import format_recipe
 from wdsprep.checks.findings import Kind
-from wdsprep.dataset.file_names import rows_name
-from wdsprep.dataset.reindex import UNTOLD, index, read_positions
+from wdsprep.dataset.file_names import is_table, tar_of
+from wdsprep.dataset.reindex import UNTOLD, index
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.index import decode_index
 from wdsprep.encoding import shard_texts
@@ -43,6 +43,7 @@ from wdsprep.encoding.shard_texts import read_texts
 from wdsprep.errors import UsageError
 from wdsprep.store import open_store
 from wdsprep.store.base import Entry, OverNetwork
+from wdsprep.tables.read_positions import read_positions
 
 
 def texts(images: Path | str, out: Path, **options: Any) -> Path:
@@ -209,44 +210,40 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return images
 
 
-def rows_there(root: Path) -> dict[str, bytes]:
-    return {name: data for name, data in tree(root).items() if name.endswith(".rows")}
+def tables_in(root: Path) -> list[str]:
+    return sorted(name for name in tree(root) if is_table(name))
 
 
 @pytest.mark.parametrize("made", ["latents", "square"])
 def test_rows_say_which_samples_of_the_image_shard_are_there(mixed: Path, made: str) -> None:
-    root = mixed.parent / made
+    root, moved = mixed.parent / made, 0
     assert rejected(root)
-    rows = rows_there(root)
+    check_tables(root)
     for shard in manifest_of(root).shards:
         keys, there = list(members(root / shard.name)), list(members(mixed / shard.name))
-        numbers = [*range(len(keys))]
-        if f"{shard.name}.rows" in rows:
-            numbers = positions_in(rows[f"{shard.name}.rows"])
-            assert numbers != [*range(len(keys))]
-        assert [there[number] for number in numbers] == keys
-    assert rows
+        rows = positions_in(root, shard.name)
+        assert [there[row] for row in rows] == keys
+        moved += rows != [*range(len(keys))]
+    assert moved
     assert not findings(mixed, root)
 
 
-def test_rows_that_a_receipt_speaks_of_are_made_again_by_repair(
-    mixed: Path, tmp_path: Path
-) -> None:
+def test_tables_are_made_again_by_repair_and_by_index(mixed: Path, tmp_path: Path) -> None:
     root = tmp_path / "latents"
     shutil.copytree(mixed.parent / "latents", root)
     whole = tree(root)
-    lost, wrong, *_ = rows = rows_there(root)
+    lost, wrong, *_ = tables_in(root)
     (root / lost).unlink()
-    (receipt,) = (r for r in manifest_of(root).receipts if rows_name(r.shards[0].name) == lost)
+    (receipt,) = (r for r in manifest_of(root).receipts if tar_of(lost) == r.shards[0].name)
     with pytest.raises(UsageError, match=f"is missing: run .*index {root}"):
         read_positions(open_store(str(root)), receipt)
-    (root / wrong).write_bytes(bytes(len(rows[wrong])))
+    flip(root / wrong, 99)
     assert {found.name for found in check(root).findings} == {lost, wrong}
     assert [found.name for found in check(root, quick=True).findings] == [lost]
     assert wdsprep.repair(str(root), yes=True).is_whole
     assert tree(root) == whole
     (root / lost).unlink()
-    assert index(str(root)) == {lost: len(rows[lost]) // 4}
+    assert index(str(root)) == {lost: receipt.shards[0].samples}
     assert tree(root) == whole
 
 
@@ -259,7 +256,7 @@ def test_what_is_taken_back_takes_its_rows_along(
     shutil.copytree(mixed.parent, own)
     out = own / "latents"
     encode_here(own / "images", out, overwrite=True, **HOW)
-    assert rows_there(out) == rows_there(mixed.parent / "latents")
+    assert tables_in(out) == tables_in(mixed.parent / "latents")
     write_files(own / "photos", {"999.jpg": jpeg(7, (90, 90)), "999.txt": "one more"})
     shutil.rmtree(own / "images")
     photos = own / "photos"
@@ -292,33 +289,30 @@ def test_rows_of_other_tars_cannot_be_told_from_keys(
     assert {key: some["txt"] for key, some in latents_of(made).items()} == dict(
         zip("bcad", "bcad", strict=True)
     )
-    assert {n: positions_in(data) for n, data in rows_there(out).items()} == {
-        "64/x.tar.rows": [0, 2, 3]
-    }
+    assert positions_in(out, "64/x.tar") == [0, 2, 3]
     assert not findings(out) + findings(made)
-    rows = out / "64/x.tar.rows"
-    rows.write_bytes(bytes([0, 0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0]))  # such as could be
+    table = out / "64/x.parquet"
+    flip(table, 99)
     (found,) = check(out).findings
-    assert (found.name, found.unit, found.kind) == ("64/x.tar.rows", "64/x", Kind.DAMAGED)
-    rows.unlink()
+    assert (found.name, found.unit, found.kind) == ("64/x.parquet", "64/x", Kind.DAMAGED)
+    table.unlink()
     told: list[str] = []
     assert index(str(out), told=told.append) == {}
     next_step = told.pop().partition(f"{UNTOLD}: ")[2]
     assert "wdsprep repair" in next_step
     (receipt,) = manifest_of(out).receipts
-    with pytest.raises(UsageError, match=f"{UNTOLD}: .*wdsprep repair"):
+    with pytest.raises(UsageError, match=f"is missing: run .*index {out}"):
         read_positions(open_store(str(out)), receipt)
     assert wdsprep.repair(str(out), yes=True).is_whole
     encode_here(url, out)
-    assert positions_in(rows.read_bytes()) == [0, 2, 3]
+    assert positions_in(out, "64/x.tar") == [0, 2, 3]
 
 
 @pytest.mark.usefixtures("cheap")
-def test_rejects_that_came_last_need_no_rows_in_other_tars_either(tmp_path: Path) -> None:
+def test_rejects_that_came_last_move_no_samples_of_other_tars(tmp_path: Path) -> None:
     files = {"b.jpg": jpeg(1, (64, 64)), "a.jpg": jpeg(2, (32, 32))}
     url = str(write_files(tmp_path / "tars", {"x.tar": tar_bytes(files.items())}) / "*.tar")
     encode_here(url, tmp_path / "latents")
-    assert not rows_there(tmp_path)
     (receipt,) = manifest_of(tmp_path / "latents").receipts
     assert receipt.rejects
     positions = read_positions(open_store(str(tmp_path / "latents")), receipt)
@@ -327,25 +321,18 @@ def test_rejects_that_came_last_need_no_rows_in_other_tars_either(tmp_path: Path
 
 
 @pytest.mark.usefixtures("cheap")
-def test_a_reader_of_the_page_matches_two_datasets(mixed: Path, tmp_path: Path) -> None:
+def test_a_reader_of_the_page_joins_latents_with_their_images(mixed: Path) -> None:
     recipe: dict[str, Any] = {}
-    exec(format_recipe("matches"), recipe)
-    made = texts(mixed, tmp_path / "text")
-    latents = mixed.parent / "latents"
-    receipts = manifest_of(made).receipts
-    lacking = 0
-    for receipt in receipts:
-        (name,) = (shard.name for shard in receipt.shards)
-        keys, others = list(members(made / name)), list(members(latents / name))
-        for root, other, ours, theirs in (
-            (made, latents, keys, others),
-            (latents, made, others, keys),
-        ):
-            found = recipe["matches"](root, other, receipt.unit)
-            wanted = [theirs.index(key) if key in theirs else None for key in ours]
-            assert found == wanted
-            lacking += found.count(None)
-    assert lacking == len(rejected(latents))
+    exec(format_recipe("with_images"), recipe)
+    latents, samples = mixed.parent / "latents", dict[str, Any]()
+    for receipt in manifest_of(latents).receipts:
+        joined = recipe["with_images"](latents, mixed, receipt.unit)
+        assert list(joined["key"]) == list(members(latents / f"{receipt.unit}.tar"))
+        assert list(joined["key"]) == list(joined["key_of_image"])
+        samples |= dict(zip(joined["key"], joined["bucket"], strict=True))
+    images = image_samples(mixed)
+    assert samples.keys() == images.keys() - rejected(latents).keys()
+    assert samples == {key: json.loads(images[key]["json"])["bucket"] for key in samples}
 
 
 # --- from S3, where each sample is a request

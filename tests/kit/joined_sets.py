@@ -8,13 +8,13 @@ from typing import Any
 from tests.kit.latent_sets import LATENT, array_of, empty_of, npy
 from tests.kit.latent_sets import field as array_field
 from wdsprep.dataset.digests import hex_digest
-from wdsprep.dataset.file_names import rows_name
-from wdsprep.dataset.image_positions import ImagePositions
+from wdsprep.dataset.file_names import table_name
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.npy_arrays import Field, layout, text_fields
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
+from wdsprep.dataset.sample_table import TableWriter, table_columns
 from wdsprep.dataset.shapes import Size, fields_in_shape, shape_name
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.store import open_store
@@ -108,18 +108,20 @@ def _unit(
             shape = shape_name(images.shapes[images.shape(keys[n])])
             counts[shape] = counts.get(shape, 0) + 1
     shards: tuple[Shard, ...] = ()
+    files: dict[str, str] = {}
     if left:
+        table = TableWriter(table_columns("latents", settings))
         with store.write(name) as sink, TarWriter(sink) as tar:
             for n in left:
                 own = of_shape[images.shape(keys[n]) if _shaped(images, fields) else 0]
-                tar.add(keys[n], members(keys[n], own, tag))
+                stored = members(keys[n], own, tag)
+                tar.add(keys[n], stored)
+                table.add(keys[n], {**json.loads(dict(stored)["json"]), "row": n})
             made = tar.finish()
         write_bytes(store, f"{name}.idx", made.index)
         shards = (Shard(name, made.samples, made.nbytes, made.digest),)
-    files: dict[str, str] = {}
-    if not (rows := ImagePositions.from_numbers(left)).is_plain:
-        write_bytes(store, rows_name(name), data := rows.to_bytes())
-        files[rows_name(name)] = hex_digest(data)
+        write_bytes(store, table_name(name), data := table.finish())
+        files[table_name(name)] = hex_digest(data)
     lines = (Reject(key=keys[n], source="", code=Code.NOT_FINITE).to_json() for n in sorted(lost))
     write_bytes(store, f"rejects/{unit}.jsonl", "".join(lines).encode())
     return Receipt(

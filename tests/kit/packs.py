@@ -27,7 +27,7 @@ from wdsprep.cli import cli
 from wdsprep.dataset.file_names import table_name, tar_of
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.rejects import Refusal
-from wdsprep.dataset.sample_table import IMAGE_COLUMNS, TableWriter, have_same_rows
+from wdsprep.dataset.sample_table import TableWriter, read_table, table_columns
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.read import file_tape, index_tar
 from wdsprep.packing.slices import survey_source
@@ -272,20 +272,23 @@ TWENTY = ("--samples-per-shard", "20")
 
 def check_tables(root: Path) -> None:
     """Each shard has its table: of its samples in their order, and as its receipt says."""
-    receipts = [receipt for receipt in manifest_of(root).receipts if receipt.dataset == "images"]
-    stated = {name: digest for receipt in receipts for name, digest in receipt.files.items()}
-    tables = [table_name(shard.name) for receipt in receipts for shard in receipt.shards]
+    manifest = manifest_of(root)
+    stated = {name: digest for r in manifest.receipts for name, digest in r.files.items()}
+    tables = [table_name(shard.name) for shard in manifest.shards]
     assert {path.relative_to(root).as_posix() for path in root.rglob("*.parquet")} == {*tables}
+    columns = table_columns(manifest.dataset, manifest.settings)
     for name in tables:
         data = (root / name).read_bytes()
         assert stated[name] == blake3(data).hexdigest()
-        writer = TableWriter(IMAGE_COLUMNS)
+        rows = iter(read_table(data, columns, what=name).to_pylist())
+        writer = TableWriter(columns)
         with tarfile.open(root / tar_of(name)) as tar:
             for member in tar:
                 key, _, field = member.name.partition(".")
                 if field == "json" and (file := tar.extractfile(member)):
-                    writer.add(key, json.loads(file.read()))
-        assert have_same_rows(data, writer.finish(), columns=IMAGE_COLUMNS), name
+                    row = {n: value for n, value in next(rows).items() if n == "row"}
+                    writer.add(key, {**json.loads(file.read()), **row})
+        assert data == writer.finish(), name
 
 
 def check_dataset(root: Path) -> None:

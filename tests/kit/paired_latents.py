@@ -8,13 +8,13 @@ from typing import Any
 from tests.kit.latent_sets import array_of, empty_of, field, npy
 from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.draft import Draft
-from wdsprep.dataset.file_names import latent_unit, rejects_name, rows_name
-from wdsprep.dataset.image_positions import ImagePositions
+from wdsprep.dataset.file_names import latent_unit, rejects_name
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.npy_arrays import Field, layout
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
+from wdsprep.dataset.sample_table import LATENT_COLUMNS
 from wdsprep.dataset.samples import facts_bytes
 from wdsprep.dataset.shapes import Size, fields_by_shape, shape_name
 from wdsprep.dataset.stored_dataset import read_manifest, write_manifest
@@ -98,17 +98,14 @@ def _shard(
             members = _members(key, facts, fit, by_shape.get(shape, FIELDS))
             found.setdefault(shape, []).append((position, key, members))
             counts["empty_caption"] += not facts["caption"]
-        positions = []
-        tar = draft.tar(shard.name) if found else None
+        tar = draft.tar(shard.name, LATENT_COLUMNS) if found else None
         for shape in by_shape or [""]:
             for position, key, members in found.get(shape, ()):
                 assert tar is not None
-                tar.add(key, members)
-                positions.append(position)
+                said = {**json.loads(dict(members)["json"]), "row": position}
+                tar.add(key, members, facts=said)
             if shape and shape in found:
                 counts[shape] = len(found[shape])
-        place = ImagePositions.from_numbers(positions)
-        beside = {} if place.is_plain else {rows_name(shard.name): place.to_bytes()}
         files = {rejects_name(unit): draft.rejects.digest}
         empty = hex_digest(npy(empty_of(FIELDS[1])))
         receipt = Receipt(
@@ -123,7 +120,7 @@ def _shard(
             counts=counts if tar else {},
             files={**files, "empty.emb.npy": empty},
         )
-        return draft.finish(receipt, beside)
+        return draft.finish(receipt, {})
 
 
 def _members(

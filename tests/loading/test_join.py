@@ -6,20 +6,24 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+from pyarrow import parquet as pq
 
 import wdsprep
 from tests.kit.encodes import encode_here, packed, pictures
 from tests.kit.joined_sets import LATENTS, TEXT, VARIED, Images, caption, write_part
 from tests.kit.latent_sets import array_of, field, flat, keys
+from wdsprep.dataset.sample_table import LATENT_COLUMNS, TableWriter
 from wdsprep.encoding.on_the_fly.step_batches import StepBegun
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.loading.join_positions import DatasetPositions, JoinPositions
@@ -360,10 +364,13 @@ def test_a_missing_shard_of_a_part(plain: Three, tmp_path: Path) -> None:
 def test_a_sample_with_another_key_is_an_error_that_names_both(
     plain: Three, tmp_path: Path
 ) -> None:
-    """Such as rows that were lost and made up."""
+    """Such as positions that were made up."""
     _, latents, _ = plain
     texts = write_part(str(tmp_path / "t"), IMAGES, TEXT, rejects={1: (3,)})
-    np.delete(np.arange(60, dtype="<u4"), 5).tofile(tmp_path / "t/256/000001.tar.rows")
+    table = TableWriter(LATENT_COLUMNS)
+    for row in (row for row in range(60) if row != 5):
+        table.add(IMAGES.key(1, row), {"row": row})
+    (tmp_path / "t/256/000001.parquet").write_bytes(table.finish())
     with pytest.raises(
         FormatError, match=r"sample 3 of .*t/256/000001.tar has the key 0+64, but"
     ) as e:
@@ -418,35 +425,43 @@ def test_what_cannot_be_joined(plain: Three, tmp_path: Path) -> None:
     assert len(load(latents, join=none, global_batch=1)) == 1
 
 
-def test_rows_that_are_missing_or_damaged(plain: Three, tmp_path: Path) -> None:
+def test_tables_that_are_missing_or_damaged(plain: Three, tmp_path: Path) -> None:
     _, latents, _ = plain
     texts = write_part(str(tmp_path / "t"), IMAGES, TEXT, rejects={1: (3,), 2: (58, 59)})
-    assert not (tmp_path / "t/256/000002.tar.rows").exists()  # the first 58, in their order
     assert len(load(latents, join=texts, global_batch=1)) == 297
-    rows = tmp_path / "t/256/000001.tar.rows"
-    data = rows.read_bytes()
-    rows.write_bytes(data[:-4])
+    table = tmp_path / "t/256/000001.parquet"
+    whole = table.read_bytes()
     again = f'run "wdsprep repair {tmp_path}/t", then the same "wdsprep encode" again'
-    assert refused(latents, texts).endswith(f"those of its samples: {again}")
-    rows.unlink()
+    for data, what in (
+        (whole[:-4], "no sound Parquet file"),
+        ((tmp_path / "t/256/000003.parquet").read_bytes(), "those of its samples"),
+        ((tmp_path / "t/256/000002.parquet").read_bytes(), "those of its samples"),
+        (_parquet({"key": ["a"] * 59, "row": [0] * 59}), "no table of samples with positions"),
+    ):
+        table.write_bytes(data)
+        assert refused(latents, texts).endswith(f"{what}: {again}")
+    table.unlink()
     assert f'run "wdsprep index {tmp_path}/t"' in refused(latents, texts)
     assert f'run "wdsprep index {tmp_path}/t"' in refused(texts, latents)
 
 
-def test_shapes_that_stand_in_order_have_no_rows(tmp_path: Path) -> None:
+def _parquet(columns: Mapping[str, Any]) -> bytes:
+    pq.write_table(pa.table(columns), out := BytesIO())
+    return out.getvalue()
+
+
+def test_positions_of_several_shapes_are_read_as_batches_need_them(tmp_path: Path) -> None:
     """A shard of one sample, and one whose three shapes come as their images do."""
     images = replace(SHAPED, sizes=(3, 1, 40, 40))
     both, latents, texts = three(tmp_path, images, TEXT)
-    there = {path.name for path in Path(latents).glob("*/*.rows")}
-    assert there == {"000002.tar.rows", "000003.tar.rows"}
     assert_same(load(latents, join=texts, global_batch=1), load(both, global_batch=1))
     with patch.object(
         DatasetPositions, "read", autospec=True, side_effect=DatasetPositions.read
     ) as read:
         load(latents, join=texts, global_batch=1)
-    assert {call.args[1] for call in read.call_args_list} <= {0}
-    (Path(latents) / "256/000003.tar.rows").unlink()
-    assert "256/000003.tar.rows is missing" in refused(latents, texts)
+    assert not read.call_args_list
+    (Path(latents) / "256/000003.parquet").unlink()
+    assert "256/000003.parquet is missing" in refused(latents, texts)
     assert f'run "wdsprep index {latents}"' in refused(latents, texts)
 
 

@@ -398,11 +398,9 @@ def card() -> None:
 def index_command(folder: str, as_json: bool) -> None:
     """Write the index (.tar.idx) of each tar in FOLDER that has none, or a damaged or old one.
 
-    Write the table of its samples (.parquet) too, where that is missing or old. In a dataset of
-    latents, write each missing .tar.rows instead: a loader needs it to join the dataset with
-    another.
+    Write the table of its samples (.parquet) too, where that is missing or old.
     """
-    from wdsprep.dataset.file_names import is_rows, is_table, tar_of
+    from wdsprep.dataset.file_names import is_table, tar_of
     from wdsprep.dataset.reindex import index as index_tars
 
     line = ProgressLine()
@@ -412,10 +410,9 @@ def index_command(folder: str, as_json: bool) -> None:
     text = f"each tar in {folder} has its index"
     text = text if untold else f"nothing left to do: {text}"
     if done:
-        rows, tables = (sum(map(done_as, done)) for done_as in (is_rows, is_table))
-        counts = {"index": len(done) - rows - tables, "table": tables, "file of rows": rows}
-        several = {"index": "indexes", "table": "tables", "file of rows": "files of rows"}
-        parts = [plural(count, what, several[what]) for what, count in counts.items() if count]
+        tables = sum(map(is_table, done))
+        counts = (len(done) - tables, "index", "indexes"), (tables, "table", "tables")
+        parts = [plural(count, what, several) for count, what, several in counts if count]
         samples = sum({tar_of(name): samples for name, samples in done.items()}.values())
         text = f"{' and '.join(parts)} written, of {plural(samples, 'sample')}"
     for warning in untold:

@@ -45,7 +45,7 @@ class LatentShard:
 
     def __init__(self, draft: Draft, shard: ImageShard, settings: Settings) -> None:
         """Begin a latent shard for an image shard, in a dataset of these settings."""
-        self._draft, self._shard, self._settings = draft, shard, settings
+        self._draft, self._shard, self.settings = draft, shard, settings
         self.fields = fields_of(settings["layout"])
         self._shapes = fields_by_shape(settings)
         self._waiting: dict[str, list[tuple[int, SpooledSample]]] = {n: [] for n in self._shapes}
@@ -88,7 +88,7 @@ class LatentShard:
             raise RejectedError(Code.BAD_KEY, str(error)) from error
         self.samples += 1
         self.nbytes += sum([nbytes_of(data) for _, data in members])
-        count_sample(self.counts, counted_as("latents", self._settings), facts, shape)
+        count_sample(self.counts, counted_as("latents", self.settings), facts, shape)
 
     def _add(self, key: str, members: Members, facts: Mapping[str, Any], shape: str) -> None:
         tar = self._open_tar()
@@ -106,7 +106,7 @@ class LatentShard:
     def _open_tar(self) -> DraftTar:
         """Return the tar of the shard, which is created for the first sample."""
         if self._tar is None:
-            columns = table_columns("latents", self._settings)
+            columns = table_columns("latents", self.settings)
             self._tar = self._draft.tar(latent_shard(self._shard.name), columns)
         return self._tar
 
@@ -124,7 +124,7 @@ class LatentShard:
             dataset="latents",
             unit=self._shard.name,
             generation=0,
-            settings=self._settings,
+            settings=self.settings,
             input=self._shard.input,
             inputs=self._inputs,
             shards=(self._tar.finish(),) if self._tar else (),

@@ -45,8 +45,8 @@ class ScoreShard(LatentShard):
         self._entries.append((key, sample, result.arrays))
 
     def finish(self, files: Files, beside: Mapping[str, bytes] = {}) -> Receipt:
-        columns, repeats = columns_of(self._settings), RepeatedCaptions()
-        if has_captions := bool(self._settings[SCORES]["language"]):
+        columns, repeats = columns_of(self.settings), RepeatedCaptions()
+        if has_captions := bool(self.settings[SCORES]["language"]):
             repeats.add(own[1].caption for own in self._entries if not isinstance(own, Reject))
         for entry in self._entries:
             if isinstance(entry, Reject):

@@ -14,7 +14,7 @@ from wdsprep.dataset.file_names import table_name
 from wdsprep.dataset.image_positions import DTYPE, ImagePositions, may_have_moved
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.sample_table import ROW, is_marked
-from wdsprep.errors import DamageError, NotFoundError, SourceError
+from wdsprep.errors import DamageError, NotFoundError, SourceError, UsageError
 from wdsprep.sources.tables.parquet import OpenParquet
 from wdsprep.store.base import Store
 from wdsprep.text import command
@@ -34,7 +34,7 @@ def read_positions(store: Store, receipt: Receipt) -> ImagePositions:
 def read_rows(store: Store, tar: str, *, samples: int, inputs: int) -> ImagePositions:
     """Return the positions in the table of a tar with so many samples of so many inputs.
 
-    Raise NotFoundError if there is no table, and DamageError if the positions cannot be those.
+    Raise UsageError if there is no table, and DamageError if the positions cannot be those.
     """
     name = table_name(tar)
     place = f"{store.url}/{name}"
@@ -46,8 +46,7 @@ def read_rows(store: Store, tar: str, *, samples: int, inputs: int) -> ImagePosi
                 raise DamageError(place, "it is no table of samples with positions")
             rows = file.read((ROW,)).column(ROW).to_numpy()
     except NotFoundError:
-        indexed = command("index", store.url)
-        raise NotFoundError(f"{place} is missing: run {indexed}, which makes tables") from None
+        raise UsageError(f"{place} is missing: run {command('index', store.url)}") from None
     except SourceError as error:
         raise DamageError(place, "it is no sound Parquet file") from error
     positions = ImagePositions(rows.astype(DTYPE))

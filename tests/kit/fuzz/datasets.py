@@ -230,7 +230,7 @@ def mutate_mark(data: bytes, rng: Random) -> bytes:
 
 
 RECORDS = (".json", ".jsonl", "", ".sqlite")
-DATA = (".idx", ".rows", ".npy", ".tar")
+DATA = (".idx", ".parquet", ".npy", ".tar")
 KINDS = tuple(
     Kind(
         name=f"own-{name}",
