@@ -12,13 +12,16 @@ import pytest
 
 from tests.kit.damaged import check, findings, flip, restore
 from tests.kit.encode_work import Making
-from tests.kit.encodes import encode_here, packed, pictures
+from tests.kit.encodes import encode_here, packed, pictures, positions_in
 from tests.kit.latent_sets import field, npy
 from tests.kit.packs import manifest_of, tree
 from wdsprep.checks.member_rules import array_problem
 from wdsprep.checks.repair import do_repair, plan_repair
-from wdsprep.dataset.file_names import MANIFEST
+from wdsprep.dataset.digests import hex_digest
+from wdsprep.dataset.file_names import MANIFEST, table_name
 from wdsprep.dataset.receipts import Receipt, Shard
+from wdsprep.dataset.sample_table import LATENT_COLUMNS, TableWriter
+from wdsprep.dataset.samples import parse_object
 from wdsprep.dataset.tar.read import file_tape, read_samples
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.errors import FormatError
@@ -130,6 +133,7 @@ def test_image_shards_without_latents_are_found(pair: Pair) -> None:
         f"receipts/{unit}.json",
         f"{unit}.tar",
         f"{unit}.tar.idx",
+        f"{unit}.parquet",
         f"rejects/{unit}.jsonl",
     ):
         (latents / name).unlink(missing_ok=True)
@@ -209,18 +213,22 @@ Samples = list[tuple[str, Fields]]
 
 
 def rewrite(latents: Path, unit: str, change: Callable[[Samples], Samples]) -> None:
-    """Write a shard again with other samples, and all that speaks of it."""
+    """Write a shard again with other samples, and all that speaks of it. Positions stay."""
     store, name = open_store(str(latents)), f"{unit}.tar"
+    rows, table = positions_in(latents, name), TableWriter(LATENT_COLUMNS)
     with file_tape(latents / name) as tape:
         samples = [(sample.key, sample.fields) for sample in read_samples(tape, name)]
     with store.write(name) as sink, TarWriter(sink) as tar:
-        for key, fields in change(samples):
+        for row, (key, fields) in zip(rows, change(samples), strict=False):
             tar.add(key, fields.items())
+            table.add(key, {**(parse_object(fields.get("json", b"")) or {}), "row": row})
         written = tar.finish()
     write_bytes(store, f"{name}.idx", written.index)
+    write_bytes(store, table_name(name), data := table.finish())
     shard = Shard(name=name, samples=written.samples, nbytes=written.nbytes, digest=written.digest)
     receipt = Receipt.from_bytes(store.read(f"receipts/{unit}.json"), unit)
-    made = replace(receipt, shards=(shard,))
+    files = {**receipt.files, table_name(name): hex_digest(data)}
+    made = replace(receipt, shards=(shard,), files=files)
     write_bytes(store, f"receipts/{unit}.json", made.to_bytes())
     manifest = manifest_of(latents)
     receipts = tuple(made if one.unit == unit else one for one in manifest.receipts)
