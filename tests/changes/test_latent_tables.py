@@ -75,7 +75,7 @@ def check_made(images: Path, made: Path) -> int:
 
 
 def keys_to_remove(made: Path) -> list[str]:
-    return [[*members(made / shard.name)][0] for shard in manifest_of(made).shards]
+    return [next(iter(members(made / shard.name))) for shard in manifest_of(made).shards]
 
 
 def lose_tables(made: Path) -> list[str]:
@@ -121,9 +121,7 @@ STEPS: dict[str, Callable[[Path, Path], object]] = {
         wdsprep.remove(images, keys=keys_to_remove(images), yes=True),
         wdsprep.remove(made, yes=True),
     ),
-    "remove alone": lambda _images, made: wdsprep.remove(
-        made, keys=keys_to_remove(made), yes=True
-    ),
+    "remove alone": lambda _images, made: wdsprep.remove(made, keys=keys_to_remove(made), yes=True),
 }
 
 
