@@ -11,7 +11,8 @@ decided, so that questions to tables need no other rule:
 - All tables of one kind of dataset have the same columns, in one order and of the same types.
   `IMAGE_COLUMNS` are also those of tars that another program packed, and `LATENT_COLUMNS` those of
   latents, of text alone and of imports. So tables of any number of shards and datasets of one kind
-  are one table. Tables of scores have the columns of their settings.
+  are one table. Tables of scores have the columns of their settings, sorted
+  by name.
 - `key` is the key of the sample in the tar. What was made of images has `row` too: the position of
   the sample in its image shard (`wdsprep.dataset.image_positions`). Neither is ever null.
 - The other columns have the fields of the json by their names. A field that is missing or null, or
@@ -103,7 +104,7 @@ def table_columns(dataset: str, settings: Mapping[str, Any]) -> Columns:
     if dataset == "images":
         return IMAGE_COLUMNS
     if is_scored(settings):
-        return {KEY: TEXT, ROW: WHOLE, **columns_of(settings)}
+        return {KEY: TEXT, ROW: WHOLE, **dict(sorted(columns_of(settings).items()))}
     return LATENT_COLUMNS
 
 
