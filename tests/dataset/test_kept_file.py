@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from wdsprep.dataset.kept_file import KeptFile, KeptWriter, open_or_make
+from wdsprep.errors import StoreError
 
 MONTHS_S = 100 * 24 * 3600
 HOLDS = """
@@ -103,3 +104,33 @@ def test_a_file_stays_while_an_array_of_it_is_in_use_here(tmp_path: Path) -> Non
     age(path)
     keep(tmp_path, "third")
     assert not path.exists()
+
+
+def test_arrays_that_are_written_in_any_order_stand_beside_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(writer: KeptWriter, _path: Path) -> None:
+        later = writer.reserve("later", "<i4", 70_000)
+        writer.reserve("none", "<f8", 0)
+        writer.add("numbers", "<i8", [np.arange(3), np.arange(3)])
+        writer.reserve("zeros", "|b1", 5)
+        later[[69_999, 1]] = 7, 8
+
+    kept = open_or_make(tmp_path, ["reserved"], make)
+    assert np.flatnonzero(kept.arrays["later"]).tolist() == [1, 69_999]
+    assert kept.arrays["later"][[1, 69_999]].tolist() == [8, 7]
+    assert kept.arrays["none"].dtype == np.float64
+    sizes = {name: len(array) for name, array in kept.arrays.items()}
+    assert sizes == {"later": 70_000, "none": 0, "numbers": 6, "zeros": 5}
+    assert kept.arrays["numbers"].tolist() == [0, 1, 2] * 2
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr("wdsprep.dataset.kept_file.os.posix_fallocate", raiser(full))
+    with pytest.raises(StoreError, match=rf"cached in {tmp_path}.* \(No space left on device\)"):
+        open_or_make(tmp_path, ["too large"], make)
+
+
+def raiser(error: Exception) -> Callable[..., None]:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail

@@ -248,7 +248,7 @@ def test_columns_are_laid_out_by_any_names_whatever_is_read_at_once(
     monkeypatch.setattr(other_tables, "ROWS_AT_ONCE", 7)
     laid = lay_out(table, tmp_path / "sevens", {"key": names}, sizes, "license")
     assert laid.digest == whole.digest
-    assert laid._file.path.read_bytes() == whole._file.path.read_bytes()
+    assert laid.file.path.read_bytes() == whole.file.path.read_bytes()
     first = {key: place for place, key in [*enumerate(rows["key"])][::-1] if place != 30}
     there = [first.get(name) for name in names]
     assert laid.has_row.tolist() == [place is not None for place in there]
@@ -274,12 +274,17 @@ def test_a_table_without_keys_is_joined_by_another_name(
     assert f"1 row with a {told} that an earlier row has" in caplog.text
 
 
-def test_columns_of_texts_have_the_types_that_all_their_values_allow(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [1, 100])
+def test_columns_of_texts_have_the_types_that_all_their_values_allow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr(other_tables, "ROWS_AT_ONCE", at_once)
     cells = {
-        "whole": ["1", " 2", "+3", "4_0"],
+        "whole": ["1", " 2", "-3", "004 "],
         "wide": ["1", "9223372036854775808", "3", "-7"],
         "real": ["1", "0.5", "inf", "1e3"],
         "text": ["1", "nan", "x", ""],
+        "hex": ["0x1F", "1", "0.5", "1"],
         "nan": ["1", "2", "3", " -NaN"],
     }
     table = write_table(tmp_path / "t.csv", {"key": [*"abcd"], **cells})
@@ -288,12 +293,12 @@ def test_columns_of_texts_have_the_types_that_all_their_values_allow(tmp_path: P
     assert laid.numbers == dtypes
     assert {name: laid.column(name).dtype.str for name in dtypes} == dtypes
     assert laid.has_row.tolist() == [True, True, True, False]
-    assert laid.column("whole").tolist() == [1, 2, 3, 0]
+    assert laid.column("whole").tolist() == [1, 2, -3, 0]
     assert laid.column("wide").tolist() == [1, 2.0**63, 3, 0]
     assert laid.table(slice(0, 4), ["text"]).to_pydict() == {"text": ["1", "nan", "x", None]}
     named = lay_out(table, tmp_path, {"key": [*"abcd"]}, (4,), "whole", for_batches=False)
     assert (dict(named.numbers), named.has_row.all()) == ({"whole": "<i8"}, True)
-    assert named.offered == tuple(sorted(dtypes))
+    assert named.offered == sorted(dtypes)
 
 
 def test_a_state_tells_a_changed_table_but_not_what_it_is_joined_to(tmp_path: Path) -> None:

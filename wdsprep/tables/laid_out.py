@@ -6,7 +6,7 @@ each sample, and a mask of the samples that have a row. Batches take numbers fro
 places of samples, and conditions the columns that they name, also those of texts.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ HAS_ROW, STARTS = "has row", "starts"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LaidOut:
-    """Columns of what lies at `url`, laid out in the order of the samples of a dataset.
+    """Columns of what lies at `url`, laid out in a `file` in the order of the samples of a dataset.
 
     `numbers` has the dtype of each column of numbers, `texts` lists the columns of texts, and
     `offered` all columns of numbers that there are. `digest` is that of what was joined, whatever
@@ -34,19 +34,19 @@ class LaidOut:
     """
 
     url: str
+    file: KeptFile
     numbers: Mapping[str, str]
-    texts: tuple[str, ...]
-    offered: tuple[str, ...]
+    texts: Sequence[str]
+    offered: Sequence[str]
     digest: str
-    _file: KeptFile
 
     @property
     def has_row(self) -> "Mask":
-        return self._file.arrays[HAS_ROW]
+        return self.file.arrays[HAS_ROW]
 
     def column(self, name: str) -> NDArray[Any]:
         """Return the numbers of all samples, which are 0 for samples without a row."""
-        return self._file.arrays[f"numbers {name}"]
+        return self.file.arrays[f"numbers {name}"]
 
     def values_of(self, shards: Ints, indices: Ints) -> dict[str, NDArray[Any]]:
         """Return for each column the numbers of samples, given by their shards and places there."""
@@ -66,8 +66,8 @@ class LaidOut:
         own = [name for name in dict.fromkeys(names) if name in self.numbers]
         columns = {name: pa.array(self.column(name)[rows], mask=lacking) for name in own}
         for name in set(names) & {*self.texts}:
-            ends = self._file.arrays[f"ends {name}"][rows.start : rows.stop + 1]
-            data = self._file.arrays[f"texts {name}"][ends[0] : ends[-1]]
+            ends = self.file.arrays[f"ends {name}"][rows.start : rows.stop + 1]
+            data = self.file.arrays[f"texts {name}"][ends[0] : ends[-1]]
             buffers = [None, pa.py_buffer(ends - ends[0]), pa.py_buffer(data)]
             texts = pa.Array.from_buffers(pa.large_string(), len(ends) - 1, buffers)
             columns[name] = pc.if_else(pc.equal(texts, ""), pa.scalar(None, texts.type), texts)
@@ -75,4 +75,4 @@ class LaidOut:
 
     @property
     def _starts(self) -> Ints:
-        return self._file.arrays[STARTS]
+        return self.file.arrays[STARTS]

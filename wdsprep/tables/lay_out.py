@@ -155,14 +155,7 @@ def _open(
     make: Callable[[KeptWriter, Path], None],
 ) -> LaidOut:
     file = open_or_make(cache, ("laid out", *what, "", *samples.contents), make)
-    return LaidOut(
-        url=url,
-        numbers=file.facts["numbers"],
-        texts=tuple(file.facts["texts"]),
-        offered=tuple(file.facts["offered"]),
-        digest=file.facts["digest"],
-        _file=file,
-    )
+    return LaidOut(url=url, file=file, **file.facts)
 
 
 class _Layout:

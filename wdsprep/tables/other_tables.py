@@ -9,7 +9,7 @@ import logging
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -175,15 +175,14 @@ class _TextTable(OtherTable):
         columns = {}
         for name in dict.fromkeys(name for row in rows for name in row if name != self.by):
             values = [row.get(name) for row in rows]
+            types = {*map(type, values)} - {type(None)}
+            if not types <= {str}:
+                values = [None if value is None else _write_cell(value) for value in values]
+            cells = _text_array(values)
             kind = self._types.setdefault(name, _ColumnType())
-            kind.note([value for value in values if value is not None])
+            kind.note(types, pc.utf8_trim_whitespace(cells))
             if name in self.wanted.named or (self.wanted.for_batches and kind.is_number):
-                columns[name] = _text_array(
-                    [
-                        value if value is None or type(value) is str else str(value)
-                        for value in values
-                    ]
-                )
+                columns[name] = cells
         return columns
 
     def _decide(self) -> None:
@@ -193,18 +192,8 @@ class _TextTable(OtherTable):
         self.texts = [n for n, dtype in kinds.items() if not dtype and n in self.wanted.named]
 
     def values(self, name: str, column: pa.Array) -> NDArray[Any]:
-        """Return cells as numbers. Python is known to parse all, and Arrow parses most."""
-        dtype = self.numbers[name]
-        if dtype == "|b1":
-            truths: NDArray[np.bool_] = pc.equal(column, "True").to_numpy(zero_copy_only=False)
-            return truths
-        if bool in self._types[name].types:
-            for truth, number in (("True", "1"), ("False", "0")):
-                column = pc.if_else(pc.equal(column, truth), pa.scalar(number, TEXT), column)
-        try:
-            return super().values(name, column.cast(pa.from_numpy_dtype(dtype)))
-        except pa.ArrowInvalid:
-            return _convert(column.to_pylist(), dtype)
+        kind = pa.from_numpy_dtype(self.numbers[name])
+        return super().values(name, pc.utf8_trim_whitespace(column).cast(kind))
 
 
 @dataclass(slots=True)
@@ -214,41 +203,36 @@ class _ColumnType:
     Values are numbers and booleans, or cells of a CSV that read as numbers.
     """
 
-    types: set[type] = field(default_factory=set)
+    has_values: bool = False
+    is_bool: bool = True
     is_int: bool = True
     is_number: bool = True
 
-    def note(self, values: Sequence[Any]) -> None:
-        self.types |= {*map(type, values)}
-        self.is_number = self.is_number and self.types <= SCALARS
-        if not self.is_number:
-            return
-        self.is_int = self.is_int and float not in self.types and _can_convert(values, "<i8")
-        self.is_number = self.is_int or _can_convert(
-            values, "<f8"
-        )  # what reads as the one does as both
+    def note(self, types: AbstractSet[type], cells: pa.Array) -> None:
+        self.has_values = self.has_values or bool(types)
+        self.is_bool = self.is_bool and types <= {bool}
+        self.is_number = self.is_number and types <= SCALARS and _can_cast(cells, pa.float64())
+        self.is_int = self.is_int and self.is_number and _can_cast(cells, pa.int64())
 
     @property
     def dtype(self) -> str:
         """The dtype of the column, or "" if it has no numbers."""
-        if not self.types or not self.is_number:
+        if not (self.has_values and self.is_number):
             return ""
-        if not self.is_int:
-            return "<f8"
-        return "|b1" if self.types == {bool} else "<i8"
+        return "|b1" if self.is_bool else "<i8" if self.is_int else "<f8"
 
 
-def _can_convert(values: Sequence[Any], dtype: str) -> bool:
+def _write_cell(value: Any) -> str:
+    """Return a value as the text that a CSV would have for it; truths are 1 and 0."""
+    return str(int(value) if isinstance(value, bool) else value)
+
+
+def _can_cast(cells: pa.Array, kind: pa.DataType) -> bool:
     try:
-        _convert(values, dtype)
-    except (ValueError, OverflowError):
+        cells.cast(kind)
+    except pa.ArrowInvalid:
         return False
     return True
-
-
-def _convert(values: Sequence[Any], dtype: str) -> NDArray[Any]:
-    number = int if dtype == "<i8" else float
-    return np.array([number(value) for value in values], dtype)
 
 
 def encode_names(texts: Sequence[str | None]) -> pa.Array:
