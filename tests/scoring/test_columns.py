@@ -61,6 +61,16 @@ def test_select_takes_columns_of_scores_that_are_joined(
     assert good.samples == len(wanted(scores, least))
 
 
+def test_a_condition_may_leave_joined_scores_out(
+    scores: Path, images: Path, tmp_path: Path
+) -> None:
+    wdsprep.select(str(images), str(tmp_path / "out"), join=str(scores), where="width > 0")
+    whole, some = (read_manifest(open_store(str(at))) for at in (images, tmp_path / "out"))
+    assert whole is not None
+    assert some is not None
+    assert some.samples == whole.samples
+
+
 def test_select_takes_scores_along_and_chooses_by_them(
     scores: Path, images: Path, least: float, tmp_path: Path
 ) -> None:

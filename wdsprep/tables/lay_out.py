@@ -131,17 +131,16 @@ def lay_out_scores(
 
     def make(writer: KeptWriter, path: Path) -> None:
         _log.info("%s: reading scores; their columns are kept in %s", url, path)
-        first = 0
+        ends = np.cumsum(samples.sizes).tolist()
         with closing(_Layout(writer, samples.sizes, numbers, texts)) as layout:
-            for rows in read([*numbers, *texts]):
-                has_row = np.ones(len(rows), np.bool_)
+            for start, end, rows in zip([0, *ends], ends, read([*numbers, *texts]), strict=False):
+                has_row = np.ones(end - start, np.bool_)
                 for name in numbers:
                     has_row &= ~pc.is_null(rows[name], nan_is_null=True).to_numpy()
-                own = rows.filter(pa.array(has_row)).combine_chunks()
+                own = {name: rows[name].filter(pa.array(has_row)) for name in rows.column_names}
                 values = {n: own[n].to_numpy().astype(numbers[n]) for n in numbers}
                 columns = {n: own[n].cast(TEXT).combine_chunks() for n in texts}
-                layout.put(first + np.flatnonzero(has_row), values, columns)
-                first += len(rows)
+                layout.put(start + np.flatnonzero(has_row), values, columns)
             layout.finish(offered, f"{key_of(*what):016x}")
 
     return _open(url, samples, cache, what, make)
