@@ -89,7 +89,7 @@ def select(options: SelectOptions) -> Selected:
     keys = options.keys
     asked = SelectRequest(
         where=options.where,
-        keys=None if isinstance(keys, str) and not keys else WantedKeys.of(keys),
+        keys=None if isinstance(keys, str) and not keys else WantedKeys(keys),
         count=options.count,
         seed=options.seed,
         parts=parse_split(options.split),

@@ -89,7 +89,7 @@ def plan_shards(group: Group, asked: SelectRequest) -> dict[str, list[PlannedSha
     shards = OriginShards(origins=group.origins)
     every = shards.all_samples
     if asked.keys:
-        every = select_keys(every, shards, asked.keys, rise=rise)
+        every = select_keys(every, shards, asked.keys)
     if asked.where:
         every = select_where(every, shards, subsets_of(group.origins, asked.columns, asked.where))
     if not every.samples:

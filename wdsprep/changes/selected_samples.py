@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, partial
+from itertools import islice
 
 import numpy as np
-from blake3 import blake3
 from numpy.typing import NDArray
 
-from wdsprep.changes.key_lists import PIECE_NAMES, NameList, read_words
+from wdsprep.changes.key_lists import NameList, read_lines
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import SHARD
@@ -24,13 +24,16 @@ from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.random_numbers import draw, key_of
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.sample_selection import Numbers, SampleSelection, ShardSamples
+from wdsprep.dataset.sample_table import KEY
 from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import UsageError
 from wdsprep.loading.where import Subset
 from wdsprep.store import shared_store
 from wdsprep.store.base import Store
-from wdsprep.text import examples, plural
+from wdsprep.tables.stored_tables import StoredTables
+from wdsprep.tables.wanted_texts import WantedTexts
+from wdsprep.text import EXAMPLES, examples, plural
 
 Parts = Mapping[str, Fraction]
 """The share of each part of a split, by its name."""
@@ -121,79 +124,48 @@ class OriginShards:
 
 
 # --- by keys
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class WantedKeys:
-    """The keys to select, sorted and unique; `shown` says where they come from."""
+class WantedKeys(WantedTexts):
+    """The keys to select, of a file with a key on each line, or a list; `shown` says which."""
 
-    keys: NDArray[np.bytes_]
-    shown: str
-
-    @classmethod
-    def of(cls, given: NameList) -> "WantedKeys":
-        """Read keys from a file with a key on each line, or take a list of keys."""
-        shown = "the list of keys"
+    def __init__(self, given: NameList) -> None:
+        self._given, self.shown = given, "the list of keys"
         if isinstance(given, str | os.PathLike):
-            shown = os.fspath(given)
-        some = [np.array(words, np.bytes_) for words in read_words(given) if words]
-        if not some:
-            raise UsageError(f"{shown} has no keys: write one on each line")
-        return cls(keys=np.unique(np.concatenate(some)), shown=shown)
+            self.shown = os.fspath(given)
+        super().__init__(KEY, read_lines("keys", given))
+        if not len(self):
+            raise UsageError(f"{self.shown} has no keys: write one on each line")
 
     @property
     def digest(self) -> str:
-        """Return the digest of the keys, one on each line."""
-        found = blake3()
-        for begin in range(0, len(self.keys), PIECE_NAMES):
-            some = self.keys[begin : begin + PIECE_NAMES].tolist()
-            found.update(b"\n" * (begin > 0) + b"\n".join(some))
-        return found.hexdigest()
+        return hex_digest(self.marks.data)
 
-    def find_in_shard(
-        self, shards: OriginShards, rise: bool, samples: ShardSamples
-    ) -> tuple[NDArray[np.bool_], Numbers]:
-        """Return which samples of a shard are wanted, and the places of their keys in the list.
-
-        If keys `rise` in the shard and none of the list lies between its first and last, the keys
-        of the samples are not read.
-        """
-        origin, shard = shards.of(samples)
-        with origin.open(shard) as reader:
-            if rise and not self._may_be_between(read_keys(reader, [0, shard.samples - 1])):
-                return np.zeros(len(samples.numbers), np.bool_), np.empty(0, np.uint32)
-            keys = np.array(read_keys(reader, samples.numbers.tolist()), np.bytes_)
-        at = np.searchsorted(self.keys, keys).clip(max=len(self.keys) - 1)
-        is_wanted = self.keys[at] == keys
-        return is_wanted, at[is_wanted].astype(np.uint32)
-
-    def _may_be_between(self, ends: Sequence[bytes]) -> bool:
-        """Return whether one of the keys may lie between two others.
-
-        Keys of different lengths do not tell, so then the answer is yes.
-        """
-        first, last = ends
-        if len(first) != len(last):
-            return True
-        begin = np.searchsorted(self.keys, np.bytes_(first))
-        return bool(begin < np.searchsorted(self.keys, np.bytes_(last), side="right"))
+    def check_seen(self) -> None:
+        """Raise UsageError if one of the keys was not seen."""
+        if missing := int((~self.seen).sum()):
+            some = [*islice(self.unseen(read_lines("keys", self._given)), EXAMPLES + 1)]
+            raise UsageError(
+                f"{self.shown} has {plural(missing, 'key')} that no sample has "
+                f"({examples(some)}): remove them from the list"
+            )
 
 
 def select_keys(
-    selection: SampleSelection, shards: OriginShards, wanted: WantedKeys, *, rise: bool
+    selection: SampleSelection, shards: OriginShards, wanted: WantedKeys
 ) -> SampleSelection:
     """Return the samples with the wanted keys. Raise UsageError if a key is missing."""
-    seen, masks = np.zeros(len(wanted.keys), np.bool_), [np.empty(0, np.bool_)]
-    look = partial(wanted.find_in_shard, shards, rise)
-    for mask, places in map_ahead(look, selection.per_shard(), shards.readers):
-        seen[places] = True
-        masks.append(mask)
-    if not seen.all():
-        lacking = [key.decode("utf-8", "replace") for key in wanted.keys[~seen][:4].tolist()]
-        count = plural(int((~seen).sum()), "key")
-        raise UsageError(
-            f"{wanted.shown} has {count} that no sample has ({examples(lacking)}): remove them "
-            "from the list"
-        )
-    return selection.filter(np.concatenate(masks))
+    tables = [StoredTables(origin.store, origin.manifest) for origin in shards.origins]
+
+    def find_in_shard(samples: ShardSamples) -> NDArray[np.bool_]:
+        number, shard = shards.shards[samples.shard]
+        keys = tables[number].read_shard(lambda file: file.read([KEY]), shard).column(KEY)
+        is_wanted = np.zeros(shard.samples, np.bool_)
+        is_wanted[wanted.find(keys.to_pylist())] = True
+        return is_wanted[samples.numbers]
+
+    masks = map_ahead(find_in_shard, selection.per_shard(), shards.readers)
+    selected = selection.filter(np.concatenate([np.empty(0, np.bool_), *masks]))
+    wanted.check_seen()
+    return selected
 
 
 # --- by a condition
