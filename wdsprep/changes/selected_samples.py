@@ -6,8 +6,7 @@ nor that of the options changes which samples are drawn, and nothing but indexes
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, partial
@@ -17,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsprep.changes.key_lists import NameList, read_lines
-from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import SHARD
 from wdsprep.dataset.manifest import Manifest
@@ -25,7 +23,6 @@ from wdsprep.dataset.random_numbers import draw, key_of
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.sample_selection import Numbers, SampleSelection, ShardSamples
 from wdsprep.dataset.sample_table import KEY
-from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import UsageError
 from wdsprep.loading.where import Subset
@@ -69,21 +66,6 @@ class Origin:
         shards = "".join(f"{shard.name} {shard.digest}\n" for shard in self.shards)
         return hex_digest(shards.encode())
 
-    @contextmanager
-    def open(self, shard: Shard) -> Iterator[ShardReader]:
-        """Open a shard; errors name the command that mends the dataset."""
-        with naming_repair(self.store), ShardReader(self.store, shard) as reader:
-            yield reader
-
-
-def read_keys(reader: ShardReader, numbers: Iterable[int]) -> list[bytes]:
-    """Return the keys of the samples with these numbers in a shard, as bytes.
-
-    They are read one after the other, since many shards are read at a time.
-    """
-    keys = reader.keys(numbers, one_by_one=True)
-    return [key.encode("utf-8", "surrogateescape") for key in keys]
-
 
 def _shard_order(shard: Shard) -> tuple[int, int, int, str]:
     found = SHARD.fullmatch(shard.name)
@@ -122,6 +104,17 @@ class OriginShards:
         """Return how many threads are useful for the slowest of the datasets."""
         return max(origin.store.readers for origin in self.origins)
 
+    def read_keys(self, selection: SampleSelection) -> Iterator[tuple[ShardSamples, list[str]]]:
+        """Yield the selected samples of each shard, and their keys, which its table has."""
+        tables = [StoredTables(origin.store, origin.manifest) for origin in self.origins]
+
+        def read(samples: ShardSamples) -> tuple[ShardSamples, list[str]]:
+            number, shard = self.shards[samples.shard]
+            table = tables[number].read_shard(lambda file: file.read([KEY]), shard)
+            return samples, table.column(KEY).take(samples.numbers).to_pylist()
+
+        return map_ahead(read, selection.per_shard(), self.readers)
+
 
 # --- by keys
 class WantedKeys(WantedTexts):
@@ -153,19 +146,13 @@ def select_keys(
     selection: SampleSelection, shards: OriginShards, wanted: WantedKeys
 ) -> SampleSelection:
     """Return the samples with the wanted keys. Raise UsageError if a key is missing."""
-    tables = [StoredTables(origin.store, origin.manifest) for origin in shards.origins]
-
-    def find_in_shard(samples: ShardSamples) -> NDArray[np.bool_]:
-        number, shard = shards.shards[samples.shard]
-        keys = tables[number].read_shard(lambda file: file.read([KEY]), shard).column(KEY)
-        is_wanted = np.zeros(shard.samples, np.bool_)
-        is_wanted[wanted.find(keys.to_pylist())] = True
-        return is_wanted[samples.numbers]
-
-    masks = map_ahead(find_in_shard, selection.per_shard(), shards.readers)
-    selected = selection.filter(np.concatenate([np.empty(0, np.bool_), *masks]))
+    is_wanted = np.zeros(selection.samples, np.bool_)
+    first = 0
+    for _, keys in shards.read_keys(selection):
+        is_wanted[first + wanted.find(keys)] = True
+        first += len(keys)
     wanted.check_seen()
-    return selected
+    return selection.filter(is_wanted)
 
 
 # --- by a condition

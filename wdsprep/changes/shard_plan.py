@@ -4,26 +4,26 @@ A shard has samples of one bucket. It also ends where the next key does not rise
 between two datasets. So keys rise in each shard, as `verify` and `inspect` expect.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.changes.selected_samples import OriginShards, read_keys
+from wdsprep.changes.selected_samples import OriginShards
+from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.file_names import image_shard, slice_name
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.sample_selection import Numbers, SampleSelection, ShardSamples, ranges
 from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.sealed_json import canonical_json
+from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import UsageError
 
-Order = tuple[int, str]
-"""A key as it is sorted: keys rise in each shard in this order."""
+MOST_TWICE = 1_000
+"""Hashes of keys that several datasets have of which keys are compared: not all are different."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,17 +80,6 @@ class PlannedShard:
         return b"".join(piece.line() for piece in self.pieces)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _SelectedShard:
-    """The selected samples of a source shard: their sizes, and their first and last key."""
-
-    samples: ShardSamples
-    origin: int
-    sizes: NDArray[np.int64]
-    first: bytes
-    last: bytes
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardLimits:
     """The limits on the samples and the bytes of a shard."""
@@ -112,30 +101,20 @@ def cut_into_shards(
     `prefixes` are put before the keys of each dataset. Without them, raise UsageError if two
     datasets have the same key. With `rise`, for images, a shard also ends where keys do not rise.
     """
-    look = partial(_look_at_shard, shards)
     cutter = _Cutter(shards=shards, limits=limits, prefixes=prefixes, rise=rise)
-    seen = []
-    for looked in map_ahead(look, selection.per_shard(), shards.readers):
-        seen.append(replace(looked, sizes=_NONE))
-        cutter.add(looked)
+    sizes = map_ahead(partial(_read_sizes, shards), selection.per_shard(), shards.readers)
+    for own, (samples, keys) in zip(sizes, shards.read_keys(selection), strict=True):
+        cutter.add(samples, own, keys)
     cutter.end()
     if len(shards.origins) > 1 and not any(prefixes):
-        _check_apart(_overlapping(seen, len(shards.origins)) if rise else seen, shards)
+        _check_apart(selection, shards)
     return cutter.done
 
 
-_NONE = np.empty(0, np.int64)
-
-
-def _look_at_shard(shards: OriginShards, samples: ShardSamples) -> _SelectedShard:
-    """Return the selected samples of a shard with their sizes and their first and last key."""
+def _read_sizes(shards: OriginShards, samples: ShardSamples) -> NDArray[np.int64]:
     origin, shard = shards.of(samples)
-    numbers = samples.numbers
-    with origin.open(shard) as reader:
-        sizes = reader.sizes[numbers]
-        first, last = read_keys(reader, numbers[[0, -1]].tolist())
-    number, _shard = shards.shards[samples.shard]
-    return _SelectedShard(samples, number, sizes, first, last)
+    with naming_repair(origin.store):
+        return ShardReader(origin.store, shard).sizes[samples.numbers]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -150,15 +129,16 @@ class _Cutter:
     _pieces: list[SamplesToCopy] = field(default_factory=list)
     _samples: int = 0
     _nbytes: int = 0
-    _last: Order = (0, "")
+    _last: tuple[int, str] = (0, "")
 
-    def add(self, looked: _SelectedShard) -> None:
-        origin, shard = self.shards.shards[looked.samples.shard]
-        first, last = (self._order(origin, key) for key in (looked.first, looked.last))
+    def add(self, samples: ShardSamples, sizes: NDArray[np.int64], keys: Sequence[str]) -> None:
+        """Add the selected samples of a shard, given their sizes and their keys."""
+        origin, shard = self.shards.shards[samples.shard]
+        first, last = (key_order(self.prefixes[origin] + keys[at]) for at in (0, -1))
         falls = self.rise and self._last >= first
         if self._pieces and (falls or self._pieces[-1].shard.bucket != shard.bucket):
             self.end()
-        numbers, sizes = looked.samples.numbers, looked.sizes
+        numbers = samples.numbers
         unit = self.shards.origins[origin].units[shard.name]
         while len(numbers):
             fit = self._count_fitting(sizes)
@@ -186,58 +166,26 @@ class _Cutter:
         ends = sizes[: self.limits.samples - self._samples].cumsum()
         return int(np.searchsorted(ends, self.limits.nbytes - self._nbytes, side="right"))
 
-    def _order(self, origin: int, key: bytes) -> Order:
-        return key_order(self.prefixes[origin] + key.decode("utf-8", "surrogateescape"))
 
+def _check_apart(selection: SampleSelection, shards: OriginShards) -> None:
+    """Raise UsageError if two datasets have the same key.
 
-# --- keys of several datasets
-def _overlapping(seen: Sequence[_SelectedShard], datasets: int) -> list[_SelectedShard]:
-    """Return the shards whose keys overlap with those of a shard of another dataset."""
-    spans: list[list[tuple[Order, Order]]] = [[] for _ in range(datasets)]
-    for one in seen:
-        spans[one.origin].append((_order(one.first), _order(one.last)))
-    reach = [_reach(sorted(each)) for each in spans]
-
-    def overlaps(one: _SelectedShard) -> bool:
-        others = (each for at, each in enumerate(reach) if at != one.origin)
-        return any(_reaches(each, _order(one.first), _order(one.last)) for each in others)
-
-    return [one for one in seen if overlaps(one)]
-
-
-Reach = tuple[list[Order], list[Order]]
-"""The starts of spans in their order, and the furthest end of all spans up to each."""
-
-
-def _reach(spans: Sequence[tuple[Order, Order]]) -> Reach:
-    return [first for first, _ in spans], [*accumulate((last for _, last in spans), max)]
-
-
-def _reaches(reach: Reach, first: Order, last: Order) -> bool:
-    begin, end = reach
-    at = bisect_right(begin, last)
-    return at > 0 and end[at - 1] >= first
-
-
-def _order(key: bytes) -> Order:
-    return key_order(key.decode("utf-8", "surrogateescape"))
-
-
-def _check_apart(some: Iterable[_SelectedShard], shards: OriginShards) -> None:
-    """Raise UsageError if two datasets have the same key."""
-    found: dict[bytes, int] = {}
-    for origin, keys in map_ahead(partial(_keys, shards), some, shards.readers):
-        for key in keys:
+    Only the hashes of all keys are held at a time.
+    """
+    hashes: list[list[NDArray[np.int64]]] = [[] for _ in shards.origins]
+    for samples, keys in shards.read_keys(selection):
+        own = np.fromiter(map(hash, keys), np.int64, len(keys))
+        hashes[shards.shards[samples.shard][0]].append(own)
+    unique = [np.unique(np.concatenate([np.empty(0, np.int64), *own])) for own in hashes]
+    values, counts = np.unique(np.concatenate(unique), return_counts=True)
+    twice = {*values[counts > 1][:MOST_TWICE].tolist()}
+    found: dict[str, int] = {}
+    for samples, keys in shards.read_keys(selection) if twice else ():
+        origin = shards.shards[samples.shard][0]
+        for key in (key for key in keys if hash(key) in twice):
             if (other := found.setdefault(key, origin)) != origin:
                 both = " and ".join(shards.origins[each].shown for each in (other, origin))
-                shown = key.decode("utf-8", "replace")
                 raise UsageError(
-                    f"{both} both have the key {shown}: give --prefix, which puts the number of "
+                    f"{both} both have the key {key}: give --prefix, which puts the number of "
                     "its dataset (0, 1, ...) before each key"
                 )
-
-
-def _keys(shards: OriginShards, looked: _SelectedShard) -> tuple[int, list[bytes]]:
-    origin, shard = shards.of(looked.samples)
-    with origin.open(shard) as reader:
-        return looked.origin, read_keys(reader, looked.samples.numbers.tolist())
