@@ -11,7 +11,7 @@ kept as they came and the table has the digests of what came (`pack --compute-ha
 """
 
 import hashlib
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -191,13 +191,13 @@ class Finder:
         receipt: Receipt,
         shard: Shard,
         kinds: set[str],
-        lost_keys: Container[str],
+        lost_keys: Collection[str],
     ) -> Rows:
         """Return the rows of the samples of a shard that are wanted or lost, by their numbers."""
         hashed = {"sha256"} & kinds
         names = {*NAMES, "sha256", *(("changes",) if hashed else ())}
         table = read_sound_columns(store, receipt, shard, names)
-        texts = {name: table.column(name).to_pylist() for name in {KEY, *kinds}}
+        texts = {name: table.column(name).to_pylist() for name in (KEY, *kinds)}
         numbers = self._find_numbers(texts, kinds, lost_keys)
         if hashed and not _has_all_digests(table):
             stored = self.wanted.texts["sha256"].find(_digests_of_images(store, shard))
@@ -206,7 +206,7 @@ class Finder:
         return dict(zip(numbers, rows, strict=True))
 
     def _find_rejects(
-        self, store: Store, receipt: Receipt, kinds: set[str], lost_keys: Container[str]
+        self, store: Store, receipt: Receipt, kinds: set[str], lost_keys: Collection[str]
     ) -> list[Reject]:
         """Return the rejects of a unit that are wanted or lost."""
         rejects = rejects_in(store, receipt.unit) if receipt.rejects else []
@@ -215,10 +215,11 @@ class Finder:
         return [rejects[number] for number in numbers]
 
     def _find_numbers(
-        self, texts: Mapping[str, Sequence[str]], kinds: set[str], lost_keys: Container[str]
+        self, texts: Mapping[str, Sequence[str]], kinds: set[str], lost_keys: Collection[str]
     ) -> list[int]:
         """Return which rows are wanted or lost, given the texts in their columns."""
-        numbers = {number for number, key in enumerate(texts[KEY]) if key in lost_keys}
+        keys = enumerate(texts[KEY] if lost_keys else ())
+        numbers = {number for number, key in keys if key in lost_keys}
         return sorted(
             numbers.union(*(self.wanted.texts[kind].find(texts[kind]).tolist() for kind in kinds))
         )
