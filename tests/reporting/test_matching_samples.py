@@ -13,12 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import wdsprep
-from tests.kit.latent_sets import field, layout
 from tests.kit.packs import jpeg, manifest_of, pack, samples_of, upload, write_files
 from wdsprep.cli import main
 from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import MANIFEST, receipt_name, table_name
-from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.sample_table import MARK
 from wdsprep.dataset.samples import value_at_path
 from wdsprep.dataset.stored_dataset import read_receipt
@@ -226,17 +224,10 @@ def test_a_condition_that_means_nothing_is_one_line(images: Path, where: str, me
     assert "\n" not in str(refused.value)
 
 
-def test_a_condition_goes_with_no_key_and_needs_images(
-    images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_condition_goes_with_no_key(images: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for words in (["000000000001"], ["--urls"]):
         assert main(["inspect", str(images), *words, "--where", "width"]) == 2
         assert "leave out KEY" in capfd.readouterr().err
-    settings = {"resolution": 64, "layout": layout((field("latent", (2, 2)),))}
-    manifest = Manifest(dataset="latents", settings=settings)
-    (tmp_path / MANIFEST).write_bytes(manifest.to_bytes())
-    with pytest.raises(UsageError, match="has latents, which have no tables to ask"):
-        find(tmp_path, "width")
 
 
 def a_copy(images: Path, tmp_path: Path) -> tuple[Path, str]:

@@ -116,11 +116,6 @@ class StoredTables(ShardTables[Shard]):
         self, store: Store, manifest: Manifest, shards: Sequence[Shard] | None = None
     ) -> None:
         """Check that the tables are there."""
-        if manifest.dataset != "images":
-            raise UsageError(
-                f"{store.url} has {manifest.kind}, which have no tables to ask: give a dataset of "
-                "images"
-            )
         columns = table_columns(manifest.dataset, manifest.settings)
         super().__init__(store, manifest.shards if shards is None else shards, columns)
         lacking = [shard for shard in self.shards if table_name(shard.name) not in self._files]
