@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.random_numbers import Ints
 from wdsprep.errors import FullError
 from wdsprep.store.spool import spool_folder
@@ -149,18 +150,29 @@ class KeyJoin:
                 own_values = dict(zip(columns, values, strict=True))
                 yield Matches(samples.to_numpy(), numbers.to_numpy(), own_values)
 
-    def repeated_names(self, limit: int) -> list[bytes]:
-        """Return some of the names that several rows have, in the order of their first rows."""
-        return self._names(f"firsts WHERE times > 1 ORDER BY number LIMIT {limit:d}")
+    def digest(self, column: str) -> str:
+        """Return a digest of all names, each with the text that its first row has in a column.
+
+        It does not depend on the order of the rows.
+        """
+        text = f"encode({self._columns[column][0]})"
+        pair = f"CAST(octet_length(name) || ':' AS BLOB) || name || {text}"
+        firsts = "rows SEMI JOIN firsts ON rows.number = firsts.number"
+        ((number,),) = self._ask(f"SELECT bit_xor(md5_number({pair})) FROM {firsts}")
+        return hex_digest(f"{number or 0:032x}".encode())
+
+    def repeated_names(self, limit: int) -> tuple[int, list[bytes]]:
+        """Return how many names several rows have, and the first of them."""
+        return self._some("firsts WHERE times > 1", limit)
 
     def unused(self, limit: int) -> tuple[int, list[bytes]]:
         """Return how many names no sample has that was matched, and the first of them."""
-        left = "firsts ANTI JOIN pairs ON firsts.number = pairs.row"
-        (count,) = self._numbers(f"SELECT count(*) FROM {left}")
-        return count, self._names(f"{left} ORDER BY number LIMIT {limit:d}") if count else []
+        return self._some("firsts ANTI JOIN pairs ON firsts.number = pairs.row", limit)
 
-    def _names(self, source: str) -> list[bytes]:
-        return [name for (name,) in self._ask(f"SELECT name FROM {source}")]
+    def _some(self, source: str, limit: int) -> tuple[int, list[bytes]]:
+        (count,) = self._numbers(f"SELECT count(*) FROM {source}")
+        first = f"SELECT name FROM {source} ORDER BY firsts.number LIMIT {limit:d}"
+        return count, [name for (name,) in self._ask(first)] if count else []
 
     def _numbers(self, sql: str) -> tuple[int, ...]:
         (numbers,) = self._ask(sql)
