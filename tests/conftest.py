@@ -35,7 +35,6 @@ SYSTEM_FIXTURES = {
     "cluster",
     "connected_ray",
     "endpoint",
-    "foreign_sets",
     "ray_address",
 }
 SYSTEM_PARAMETERS = {"store": {"s3", "gs", "az"}, "place": {"s3", "gs", "az"}, "kind": {"ray"}}

@@ -44,6 +44,7 @@ from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.file_names import MANIFEST, MANIFEST_HOLD, is_table, table_name, unit_of_file
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.removed_samples import NONE_REMOVED, removed_from, write_removed
+from wdsprep.dataset.stored_dataset import write_rebuilt
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import (
     BusyError,
@@ -393,7 +394,7 @@ def test_a_state_from_before_says_why_it_does_not_fit(pair: Pair) -> None:
         wdsprep.load(str(latents), global_batch=4, seed=3).load_state_dict(later)
 
 
-def test_text_follows_its_images_and_its_lookup_goes(pair: Pair, tmp_path: Path) -> None:
+def test_text_follows_its_images_and_captions_of_its_table_go(pair: Pair, tmp_path: Path) -> None:
     """What is made of the images after it has the same numbers as what was made before."""
     _, images, latents = pair
     text, later = tmp_path / "text", tmp_path / "later"
@@ -403,9 +404,16 @@ def test_text_follows_its_images_and_its_lookup_goes(pair: Pair, tmp_path: Path)
     encode_here(images, text, **told)
     remove(latents, keys="000000000003")
     gone = samples(text)[GONE[0]]
+    waiting = Path(shutil.copytree(text, tmp_path / "waiting"))
+    for path in (*waiting.glob("*/000000.tar*"), *waiting.glob("r*/*/000000.*")):
+        path.unlink()  # as a run leaves it that is killed before it makes these units
+    write_rebuilt(str(waiting))
+    told_of_gone = gone["txt"].decode()
     assert in_files(text, [gone["txt"]])
-    remove(images, latents, text, keys=GONE)
+    assert all(told_of_gone in captions_laid_out(place) for place in (text, waiting))
+    remove(images, latents, text, waiting, keys=GONE)
     assert in_files(text, [gone["txt"], gone["emb.npy"]]) == []
+    assert not any(told_of_gone in captions_laid_out(place) for place in (text, waiting))
     assert manifest_of(text).counts["named"] == manifest_of(text).samples == len(samples(images))
     assert encode_here(images, text, **told).samples == 0
     encode_here(images, later, latents="none", resolution=0)
@@ -416,6 +424,11 @@ def test_text_follows_its_images_and_its_lookup_goes(pair: Pair, tmp_path: Path)
         left = sorted(samples(latents))
         batch = next(iter(wdsprep.load(str(latents), join=[str(join)], global_batch=len(left))))
         assert sorted(batch["key"]) == left
+
+
+def captions_laid_out(place: Path) -> set[str]:
+    files = (place / "captions").glob("*/*.parquet")
+    return {text for path in files for text in pq.read_table(path)["caption"].to_pylist()}
 
 
 def test_captions_that_a_table_has_told_leave_the_list_of_inputs(tmp_path: Path) -> None:

@@ -2,18 +2,15 @@
 
 import io
 import json
+import re
 import shutil
 import tarfile
-import tempfile
-from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from blake3 import blake3
 
 from tests.kit.encodes import (
     command,
@@ -27,15 +24,16 @@ from tests.kit.packs import manifest_of, pack, tree, upload, write_files
 from wdsprep.checks.findings import Kind
 from wdsprep.checks.repair import repair
 from wdsprep.checks.verify import verify
-from wdsprep.cli.output.encode import captions_lines
 from wdsprep.dataset.file_names import CAPTION_TABLE
-from wdsprep.encoding.captions.lookup import LookupFile, open_lookup
-from wdsprep.encoding.captions.table import CaptionReport
+from wdsprep.dataset.reindex import index
+from wdsprep.dataset.sample_table import open_writer
+from wdsprep.encoding.captions import sample_names
+from wdsprep.encoding.captions.prepare import CaptionReport
+from wdsprep.encoding.captions.table import CaptionTable
 from wdsprep.encoding.encode import EncodeListener
-from wdsprep.errors import FingerprintError, FormatError, SourceError, UsageError, WdsprepError
+from wdsprep.errors import FingerprintError, SourceError, UsageError, WdsprepError
 from wdsprep.runners.run import Outcome
-from wdsprep.store import open_store, spool
-from wdsprep.store.base import write_bytes
+from wdsprep.store import open_store
 
 FEW = 12
 
@@ -172,7 +170,8 @@ def test_rows_of_samples_that_are_refused_are_taken_and_no_text_breaks_a_worker(
     csv = tmp_path / "new.csv"
     csv.write_text("key,caption\na,A\nb,B\nnobody,C\n")
     report = reported(tmp_path / "tars", tmp_path / "out", resolution=64, captions=csv)
-    assert (report.named, report.unmatched, report.unmatched_examples) == (1, 1, ("nobody",))
+    assert report.read
+    assert (report.named, report.unmatched, report.read.unused_examples) == (1, 1, ("nobody",))
     assert captions_in(tmp_path / "out") == {"a": "A", "c": "own ?"}
     text_here(tmp_path / "tars", tmp_path / "long", resolution=64, caption_field="long")
     assert captions_in(tmp_path / "long") == {"a": "ok", "c": "long ?"}
@@ -190,11 +189,11 @@ def test_the_end_counts_and_names_what_table_and_samples_lack_after_a_resume_too
     table = tmp_path / "new.csv"
     table.write_text("key,caption\n" + "".join(f"{key},{text}\n" for key, text in rows))
     whole = reported(few, tmp_path / "whole", captions=table)
-    assert (whole.named, whole.unnamed, whole.unnamed_examples) == (11, 1, (keys[0],))
-    assert (whole.unmatched, whole.unmatched_examples) == (2, ("nobody", "none"))
     assert whole.read is not None
+    assert (whole.named, whole.unnamed, whole.read.unnamed_examples) == (11, 1, (keys[0],))
+    assert (whole.unmatched, whole.read.unused_examples) == (2, ("none", "nobody"))
     assert (whole.read.rows, whole.read.blank) == (17, 2)
-    assert (whole.read.lookup.twice, whole.read.lookup.examples) == (1, (keys[5],))
+    assert (whole.read.twice, whole.read.twice_examples) == (1, (keys[5],))
     assert captions_in(tmp_path / "whole")[keys[5]] == f"new {keys[5]}"
 
     begun = reported(few, tmp_path / "again", captions=table, limit=6)
@@ -204,121 +203,136 @@ def test_the_end_counts_and_names_what_table_and_samples_lack_after_a_resume_too
     assert (
         f"11 captions from {table}, by key; 1 sample not in it kept their own ({keys[0]})" in told
     )
-    assert "2 keys of it that no sample has (nobody, none)" in told
+    assert "2 keys of it that no sample has (none, nobody)" in told
     assert f"1 key twice in it, of which the first row counts ({keys[5]})" in told
     assert "2 rows of the table without a key or a caption" in told
     assert tree(tmp_path / "again") == tree(tmp_path / "whole")
 
-    (taken := tmp_path / "again/captions/64/000001.jsonl").write_bytes(b"{}")
-    lost = reported(few, tmp_path / "again", captions=table)
-    assert (lost.unmatched, lost.lost) == (None, ("captions/64/000001.jsonl",))
-    (line,) = (line for line in captions_lines(lost) if "is unknown" in line)
-    assert f'"wdsprep repair {tmp_path}/again", then the same command again' in line
-    taken.unlink()
-    assert reported(few, tmp_path / "again", captions=table).lost == lost.lost
-    taken.write_bytes(b"{}")
+    (captions := tmp_path / "again/captions/64/000001.parquet").write_bytes(b"x")
     (finding,) = verify(few, tmp_path / "again").findings
-    assert (finding.name, finding.kind) == ("captions/64/000001.jsonl", Kind.DAMAGED)
+    assert (finding.name, finding.kind) == ("captions/64/000001.parquet", Kind.DAMAGED)
     assert repair(tmp_path / "again", yes=True).is_whole
-    assert not taken.exists()
+    assert not captions.exists()
     text_here(few, tmp_path / "again", captions=table)
     assert tree(tmp_path / "again") == tree(tmp_path / "whole")
 
 
-def test_a_table_is_read_once_and_again_only_where_it_has_changed(
+def test_a_table_is_read_once_and_again_only_where_it_or_the_images_have_changed(
     few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys, read = sorted(facts_of(few)), list[str]()
-    monkeypatch.setattr(LookupFile, "__init__", _counted(LookupFile.__init__, read))
+    whole = CaptionTable.read
+    monkeypatch.setattr(CaptionTable, "read", lambda self: (read.append("read"), whole(self))[1])
     table = parquet(tmp_path / "new.parquet", key=keys[:2], caption=["a", "b"])
-    text_here(few, tmp_path / "out", captions=table, limit=6)
-    text_here(few, tmp_path / "out", captions=table)
-    assert len(read) == 1
+    out, trial = tmp_path / "out", tmp_path / "trial"
+    text_here(few, out, captions=table)
+    made = tree(out)
+    _kill_before(out, "64/000001")
+    text_here(few, out, captions=table)
+    assert (tree(out), len(read)) == (made, 1)
+    # Of a trial only the captions of its samples are laid out.
+    text_here(few, trial, captions=table, limit=6)
+    assert not (trial / "captions/64/000001.parquet").exists()
+    text_here(few, trial, captions=table)
+    assert len(read) == 3
     # The same in another order, with more beside it, is the same table.
     parquet(table, caption=["b", "a"], score=[1, 2], key=[keys[1], keys[0]])
-    text_here(few, tmp_path / "out", captions=table)
-    assert len(read) == 2
-    before = tree(tmp_path / "out")
+    text_here(few, out, captions=table)
+    assert len(read) == 4
+    before = tree(out)
     parquet(table, key=keys[:2], caption=["a", "c"])
     with pytest.raises(FingerprintError, match="captions: other"):
-        text_here(few, tmp_path / "out", captions=table)
+        text_here(few, out, captions=table)
     with pytest.raises(FingerprintError, match="captions: other"):
-        text_here(few, tmp_path / "out")
-    assert tree(tmp_path / "out") == before
-    text_here(few, tmp_path / "out", captions=table, overwrite=True)
-    assert captions_in(tmp_path / "out")[keys[1]] == "c"
-    assert len([*(tmp_path / "out/captions").glob("*.sqlite")]) == 1
+        text_here(few, out)
+    assert tree(out) == before
+    text_here(few, out, captions=table, overwrite=True)
+    assert captions_in(out)[keys[1]] == "c"
 
 
-def _counted(function: Callable[..., None], calls: list[str]) -> Callable[..., None]:
-    def call(*arguments: Any) -> None:
-        calls.append("read")
-        function(*arguments)
+def _kill_before(out: Path, unit: str) -> None:
+    """Leave a dataset as a run leaves it that is killed before it makes a unit."""
+    for path in (*out.glob(f"{unit}.*"), out / f"receipts/{unit}.json", out / "wdsprep.json"):
+        path.unlink()
+    (out / f"rejects/{unit}.jsonl").unlink()
 
-    return call
 
-
-def test_a_lookup_that_is_damaged_is_told_and_made_again(few: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["cut", "flipped", "of the other shard", "of other samples"])
+def test_captions_that_are_not_those_of_the_shard_end_its_unit_with_a_line(
+    few: Path, tmp_path: Path, damage: str
+) -> None:
     keys, out = sorted(facts_of(few)), tmp_path / "out"
     table = parquet(tmp_path / "new.parquet", key=keys, caption=[f"new {key}" for key in keys])
-    text_here(few, out, captions=table, limit=6)
-    (lookup,) = (out / "captions").glob("*.sqlite")
-    sound = lookup.read_bytes()
-    lookup.write_bytes(sound.replace(b"new " + keys[1].encode(), b"old " + keys[1].encode()))
-    (finding,) = verify(out).findings
-    assert (finding.name, finding.kind) == (f"captions/{lookup.name}", Kind.DAMAGED)
-    assert text_here(few, out, captions=table).manifest.counts["named"] == FEW
-    assert lookup.read_bytes() == sound
-    assert not verify(out).findings
-    lookup.write_bytes(b"x" * len(sound))
-    assert repair(out, yes=True).is_whole
-    assert not lookup.exists()
     text_here(few, out, captions=table)
+    _kill_before(out, "64/000001")
+    captions = out / "captions/64/000001.parquet"
+    sound, other = captions.read_bytes(), (out / "captions/64/000000.parquet").read_bytes()
+    rows = pq.read_table(io.BytesIO(other))
+    with open_writer(mixed := io.BytesIO(), rows.schema, _metadata_of(sound)) as writer:
+        writer.write_table(rows)
+    at = sound.rindex(b"new 0") + 4
+    data, why = {
+        "cut": (sound[:-100], "it is no sound Parquet file"),
+        "flipped": (sound[:at] + b"1" + sound[at + 1 :], "it is no sound Parquet file"),
+        "of the other shard": (other, "it is not of this table and of 64/000001.tar as it is"),
+        "of other samples": (mixed.getvalue(), f"it has other samples .* such as no {keys[6]}"),
+    }[damage]
+    captions.write_bytes(data)
+    (failed,) = text_here(few, out, captions=table).quarantined
+    assert re.search(f"captions/64/000001.parquet is damaged: {why}: delete it", failed.reason)
+    captions.unlink()
+    assert text_here(few, out, captions=table).manifest.counts["named"] == FEW
     assert captions_in(out) == {key: f"new {key}" for key in keys}
+    assert captions.read_bytes() == sound
 
 
-def test_captions_are_sorted_on_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If /tmp lies in memory, and the user has not asked for it."""
-    for name in spool.ASKED_BY:
-        monkeypatch.delenv(name, raising=False)
-    memory = tempfile.gettempdir()
-    monkeypatch.setattr(spool, "is_in_memory", lambda folder: folder == memory)
-    monkeypatch.setattr(spool, "ON_DISK", (str(tmp_path),))
-    with closing(LookupFile([])) as file:
-        assert Path(f"/proc/self/fd/{file._file.fileno()}").readlink().parent == tmp_path
+def _metadata_of(data: bytes) -> dict[str, str]:
+    metadata = pq.read_schema(io.BytesIO(data)).metadata or {}
+    return {name.decode(): value.decode() for name, value in metadata.items()}
 
 
-def test_workers_of_a_dataset_on_s3_share_a_copy_of_the_lookup(
+def test_tables_of_foreign_tars_spare_reading_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, tars = pictures(tmp_path / "in", range(3)), tmp_path / "tars"
+    tars.mkdir()
+    with tarfile.open(tars / "a.tar", "w") as tar:
+        for number in range(3):
+            (source / f"{number}.json").write_text(json.dumps({"url": f"u://{number}"}))
+            tar.add(source / f"photo-{number:04d}.jpg", f"{number:09d}.jpg")
+            tar.add(source / f"{number}.json", f"{number:09d}.json")
+    table = tmp_path / "new.csv"
+    table.write_text("key,source,url,caption\n1,a.tar/000000002,u://0,new\n")
+    for by in ("key", "source", "url"):
+        text_here(tars, tmp_path / by, resolution=64, captions=table, captions_by=by)
+    index(str(tars))
+    monkeypatch.setattr(sample_names, "_read_tar", None)
+    for by, number in (("key", 1), ("source", 2), ("url", 0)):
+        out = tmp_path / f"{by}-2"
+        text_here(tars, out, resolution=64, captions=table, captions_by=by)
+        assert captions_in(out) == captions_in(tmp_path / by)
+        assert captions_in(out)[f"{number:09d}"] == "new"
+
+
+def test_workers_of_a_dataset_on_s3_read_the_captions_of_their_units(
     few: Path, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two real ones, which make what is made here."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where it was asked for before
+    """Two real ones, which make what is made here, and no join stays in TMPDIR."""
+    (scratch := tmp_path / "scratch").mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
     keys, url = sorted(facts_of(few)), f"s3://{bucket}"
-    table = parquet(tmp_path / "new.parquet", key=keys, caption=[f"new {key}" for key in keys])
+    (tables := tmp_path / "tables").mkdir()
+    table = parquet(tables / "new.parquet", key=keys, caption=[f"new {key}" for key in keys])
     upload(few, f"{url}/images")
-    upload(table.parent, f"{url}/tables")
+    upload(tables, f"{url}/tables")
     options = ("--latents", "none", "--captions", f"{url}/tables/*.parquet", "--workers", "2")
     done = run_encode(f"{url}/images", f"{url}/text", *options)
     assert done.returncode == 0, done.stderr
     text_here(few, tmp_path / "here", captions=table, resolution=64)
     store = open_store(f"{url}/text")
-    names = [name for name in tree(tmp_path / "here") if name != CAPTION_TABLE]
-    assert {name: store.read(name) for name in names} == {
-        name: data for name, data in tree(tmp_path / "here").items() if name in names
-    }
-    (copy,) = tmp_path.glob("wdsprep-*/captions/*")
-    sound = (tmp_path / f"here/captions/{copy.name}").read_bytes()
-    assert copy.read_bytes() == sound
-    copy.write_bytes(sound[:-1] + b"x")
-    name, digest = f"captions/{copy.name}", blake3(sound).hexdigest()
-    open_lookup(store.url, name, digest).close()
-    assert copy.read_bytes() == sound
-    copy.unlink()
-    write_bytes(store, name, sound[:-1] + b"x")
-    with pytest.raises(FormatError, match=r"is damaged: another BLAKE3: delete it"):
-        open_lookup(store.url, name, digest)
-    assert not copy.exists()
+    here = {name: data for name, data in tree(tmp_path / "here").items() if name != CAPTION_TABLE}
+    assert {name: store.read(name) for name in here} == here
+    assert not [*scratch.glob("wdsprep-join-*")]
 
 
 # --- out of the json

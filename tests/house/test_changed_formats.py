@@ -2,12 +2,10 @@
 
 import os
 import shutil
-import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
-from blake3 import blake3
 
 import wdsprep
 from tests.kit.damaged import check
@@ -15,7 +13,6 @@ from tests.kit.fuzz.datasets import make_datasets
 from tests.kit.fuzz.judge import at_most, said_by
 from tests.kit.packs import manifest_of
 from tests.kit.sealed_files import resealed
-from wdsprep.encoding.captions.lookup import TABLE, OpenLookup
 from wdsprep.errors import FingerprintError, FormatError
 from wdsprep.store import open_store
 
@@ -60,70 +57,6 @@ def test_rejects_of_so_many_inputs_are_not_made_again_one_by_one(own: Path) -> N
     with at_most(20):
         repair = wdsprep.repair(own / "images", yes=True, workers=1)
     assert (list(repair.units), list(repair.mended)) == (["000000"], [])
-
-
-# --- lookups
-
-
-DOCTORED = {
-    "a view without end": "create view captions as with recursive n(x) as (values(1) union all "
-    "select x + 1 from n) select x as name, 'a' as caption, x as number from n",
-    "a table of other columns": "create table captions (name text primary key, caption text)",
-    "a generated column": "create table captions (name text primary key, caption text as (name), "
-    "number integer)",
-    "a table beside it": "create table other (x)",
-}
-
-
-@pytest.mark.parametrize("sql", DOCTORED.values(), ids=DOCTORED.keys())
-def test_a_doctored_lookup_is_damage(tmp_path: Path, sql: str) -> None:
-    path = tmp_path / "a.sqlite"
-    if "other" in sql:
-        _lookup(path)
-    with sqlite3.connect(path) as file:
-        file.execute(sql)
-    file.close()
-    with at_most(10), pytest.raises(FormatError, match=r"a\.sqlite is damaged: .*: delete it"):
-        OpenLookup(path)
-
-
-@pytest.mark.parametrize("row", [(b"x", 1), (None, 1), ("a", "b"), ("a", -1), ("a", 1 << 40)])
-def test_a_row_of_another_kind_is_damage(tmp_path: Path, row: tuple[Any, Any]) -> None:
-    _lookup(tmp_path / "a.sqlite", ("name", *row), ("sound", "caption", 0))
-    opened = OpenLookup(tmp_path / "a.sqlite")
-    assert opened.find("sound") == ("caption", 0)
-    with pytest.raises(FormatError, match="a row of it has no caption and number"):
-        opened.find("name")
-    opened.close()
-
-
-def _lookup(path: Path, *rows: tuple[Any, ...]) -> None:
-    with sqlite3.connect(path) as file:
-        file.execute(TABLE)
-        file.executemany("insert into captions values (?, ?, ?)", rows)
-    file.close()
-
-
-def test_a_doctored_lookup_ends_an_encode_with_a_line(own: Path) -> None:
-    table = own / "captions.csv"
-    out = own / "out"
-    words = ["encode", str(own / "images"), str(out), "--resolution", "32", "--captions"]
-    words += [str(table), "--model", "tiny", "--device", "cpu", "--workers", "1", "--limit"]
-    assert "wdsprep:" not in said_by(*words, "2")
-    (path,) = out.glob("captions/*.sqlite")
-    before = blake3(path.read_bytes()).hexdigest()
-    size = path.stat().st_size
-    path.unlink()
-    with sqlite3.connect(path) as file:
-        file.execute(DOCTORED["a view without end"])
-    file.close()
-    said = (out / "captions/table.json").read_text()
-    said = said.replace(before, blake3(path.read_bytes()).hexdigest())
-    said = said.replace(f'"nbytes": {size}', f'"nbytes": {path.stat().st_size}')
-    (out / "captions/table.json").write_text(said)
-    told = said_by(*words, "6")
-    assert "holds something else than captions" in told
-    assert "a bug" not in told
 
 
 # --- states

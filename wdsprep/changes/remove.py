@@ -10,9 +10,10 @@
    waits for every unit that is held, and searches what was finished meanwhile like the rest.
 3. *Change*. Each unit is changed while it is held: images first, then latents, whose receipts get
    the new digests of their image shards (`rewrite_units`). Nothing else is read or written.
-4. *Publish*. The lookup made of a table of captions is deleted, since it has those of the samples
-   too: an encode that goes on makes it again. The hashes that `duplicates` keeps of these shards
-   are deleted too. The manifest is written, and of the file `removed` only the marks stay.
+4. *Publish*. Captions of a table that wait for `encode` are deleted, since they may be those of the
+   samples: an encode that goes on reads the table again. The hashes that `duplicates` keeps of
+   these shards are deleted too. The manifest is written, and of the file `removed` only the marks
+   stay.
 
 So a kill before step 2 has changed nothing, and after it the dataset itself knows what is left to
 do: the same command does that first, or `wdsprep remove DATASET` alone. Latents are marked before
@@ -50,10 +51,10 @@ from wdsprep.changes.rewrite_units import UnitChange
 from wdsprep.changes.samples_to_remove import WantedSamples
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.file_names import (
-    CAPTION_TABLE,
+    CAPTIONS,
     MANIFEST_HOLD,
+    captions_name,
     latent_unit,
-    lookup_name,
     maker_of,
 )
 from wdsprep.dataset.manifest import Manifest
@@ -524,14 +525,16 @@ class _RemovalJob:
         """Write the manifest without the units in `gone`, and leave only marks in `removed`.
 
         Of images, what became of their shards is noted there too: `digests` has the new digests by
-        the units of latents. First delete the lookup of captions and the hashes of changed shards.
-        Do nothing if no unit of the dataset was to be changed.
+        the units of latents. First delete captions of a table that wait for encode, and the hashes
+        of changed shards. Do nothing else if no unit of the dataset was to be changed.
         """
+        if place.manifest.settings.get("captions"):
+            taken = {captions_name(unit) for unit in place.manifest.ledger.units()}
+            for entry in place.store.list(CAPTIONS):
+                if entry.name not in taken:
+                    place.store.delete(entry.name)
         if not self._found[place.url].units and not self._removed[place.url].units:
             return
-        if digest := place.manifest.settings.get("captions"):
-            for name in (lookup_name(digest), CAPTION_TABLE):
-                place.store.delete(name)
         if place.has_images:
             units = self._found[place.url].units.values()
             delete_hashes(place.url, [shard for unit in units for shard in unit.shards])

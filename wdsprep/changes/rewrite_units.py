@@ -26,6 +26,7 @@ from wdsprep.dataset.coarse_histograms import count_sample
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_place
 from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import (
+    captions_name,
     index_name,
     inputs_name,
     names_beside,
@@ -166,7 +167,8 @@ class UnitChange:
             for name, count in receipt.counts.items()
             if count != gone[name] or not count
         }
-        after = replace(receipt, shards=tuple(shards), counts=counts)
+        files = {n: d for n, d in receipt.files.items() if n != captions_name(receipt.unit)}
+        after = replace(receipt, shards=tuple(shards), counts=counts, files=files)
         after = self._with_tables(self._with_rejects(after), emptied)
         return (self._with_inputs if receipt.dataset == "images" else self._with_new_image)(after)
 
@@ -296,10 +298,15 @@ class UnitChange:
 
     # --- writing the files
     def _write_files(self, receipt: Receipt) -> None:
-        """Write the rejects and the inputs as the receipt says."""
+        """Write the rejects and the inputs as the receipt says.
+
+        Captions of a table are deleted: encode has taken them by now.
+        """
         for name, digest, make in self._small_files(receipt):
             if (data := self._new_content(name, digest, make)) is not None:
                 write_bytes(self._store, name, data)
+        if receipt.dataset != "images":
+            self._store.delete(captions_name(receipt.unit))
 
     def _small_files(self, receipt: Receipt) -> Iterator[tuple[str, str, Make]]:
         """Yield the name of each small file, its new digest, and what makes its new content.
@@ -375,6 +382,7 @@ class UnitChange:
         for shard in self._removal.shards:
             self._delete(shard.name)
         self._store.delete(rejects_name(self._removal.unit))
+        self._store.delete(captions_name(self._removal.unit))
 
     def _delete(self, tar: str) -> None:
         for name in (tar, *names_beside(tar)):

@@ -6,7 +6,7 @@
    unit is read once (`dataset.shard_reader`): a thread hashes it while `shard_check` compares the
    samples with the format (`member_rules`).
 3. `verify` puts both together; given images and their latents it also pairs them
-   (`matching_images`), and it checks the captions that came from a table (`caption_lookup`).
+   (`matching_images`).
 4. `repair` removes what they find damaged, so that `pack` or `encode` makes that again.
 
 `options` has the options of the last two. What is wrong becomes a *finding* (`findings`), which

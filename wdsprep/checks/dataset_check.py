@@ -16,18 +16,17 @@ from wdsprep.dataset.file_names import (
     MANIFEST,
     OURS,
     REMOVED,
+    captions_name,
     empty_name,
     held_name,
     index_name,
     inputs_name,
     is_retry,
-    lookup_name,
     maker_of,
     receipt_name,
     rejects_name,
     retry_of_inputs,
     table_name,
-    taken_name,
     unit_of_file,
     unit_of_receipt,
 )
@@ -272,8 +271,8 @@ def expected_files(receipt: Receipt) -> Iterator[ExpectedFile]:
     yield ExpectedFile(name=rejects_name(unit), unit=unit)
     if receipt.dataset == "images":
         yield ExpectedFile(name=inputs_name(unit), unit=unit)
-    if (taken := taken_name(unit)) in receipt.files:
-        yield ExpectedFile(name=taken, unit=unit)
+    if (captions := captions_name(unit)) in receipt.files:
+        yield ExpectedFile(name=captions, unit=unit)
     for shard in receipt.shards:
         yield ExpectedFile(name=shard.name, unit=unit, nbytes=shard.nbytes)
         index_nbytes = 8 * (shard.samples + 1)
@@ -348,12 +347,8 @@ def smallest_unit(found: DatasetSurvey) -> str:
 def _check_unexpected(found: DatasetSurvey, store: Store, broken: Iterable[str]) -> None:
     ours = {MANIFEST, EDITION, REMOVED, *HUB_FILES}
     known = {*ours, *empty_names(found), *map(receipt_name, broken)}
-    settings = (found.manifest or found.receipts[0]).settings
-    if digest := settings.get("captions"):
-        known |= {
-            CAPTION_TABLE,
-            lookup_name(digest),
-        }  # they may be missing: encode makes them again
+    if (found.manifest or found.receipts[0]).settings.get("captions"):
+        known.add(CAPTION_TABLE)  # it may be missing: encode makes it again
     known.update(file.name for receipt in found.receipts for file in expected_files(receipt))
     stated = found.manifest.receipts if found.manifest else ()
     gone = {*broken, *(r.unit for r in stated)} - {r.unit for r in found.receipts}

@@ -16,6 +16,7 @@ from wdsprep.dataset.coarse_histograms import sum_counts
 from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import (
     SELECTION,
+    captions_name,
     empty_name,
     index_name,
     inputs_name,
@@ -23,7 +24,6 @@ from wdsprep.dataset.file_names import (
     rejects_name,
     sample_key,
     table_name,
-    taken_name,
 )
 from wdsprep.dataset.image_positions import ImagePositions, may_have_moved, positions_from_keys
 from wdsprep.dataset.npy_arrays import empty_fields
@@ -237,8 +237,8 @@ class _Checker:
         )  # otherwise rows are moving, and nobody knows which have moved
         if data is not None and is_settled:
             self._check_rejects(name, data)
-        if (taken := taken_name(receipt.unit)) in receipt.files:
-            self._read_checked(taken, receipt.files[taken])
+        if (captions := captions_name(receipt.unit)) in receipt.files:
+            self._read_checked(captions, receipt.files[captions])
         for shard in receipt.shards:
             if shard.name in self._tables:
                 self._check_table(shard)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
-from wdsprep.checks.caption_lookup import check_lookup
 from wdsprep.checks.dataset_check import DatasetSurvey, expected_files, survey
 from wdsprep.checks.findings import Finding, Kind, UnitFindings
 from wdsprep.checks.matching_images import check_keys, check_pairs, find_images, find_limited_shards
@@ -137,7 +136,6 @@ class _ByteCheck:
             found.add_finding(receipt_name(unit.receipt.unit), Kind.UNCHECKED, what)
         for found in self._surveys:
             check_empty(found)
-            check_lookup(found)
         for latents, images in self._pairs:
             made, those = (self._keys[found.place.url] for found in (latents, images))
             check_keys(latents, made, those)

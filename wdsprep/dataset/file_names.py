@@ -17,12 +17,10 @@ A dataset of images has these:
 
 In one of latents a unit is called like the image shard that it is made of, 256/000000, and has no
 list of inputs; empty.emb.npy is what becomes of the empty caption, and the table says which samples
-of the image shard those of the tar are.
-Where captions come from a table, these lie there by the digest of what the table says:
+of the image shard those of the tar are. Where captions come from a table, these lie there:
 
-    captions/DIGEST.sqlite      its captions by name
-    captions/table.json         which files those were read from
-    captions/256/000000.jsonl   which of its rows the samples of the unit have taken
+    captions/table.json         which files they were read from
+    captions/256/000000.parquet the captions of the samples of the unit's image shard
 """
 
 import re
@@ -66,8 +64,8 @@ OURS = {
     "latents": (
         re.compile(r"receipts/\d+/.+\.json"),
         re.compile(
-            r"\d+/.+\.(tar(\.idx)?|parquet)|(rejects|captions)/\d+/.+\.jsonl|empty\.[a-z0-9_]+\.npy"
-            r"|captions/([0-9a-f]+\.sqlite|table\.json)"
+            r"\d+/.+\.(tar(\.idx)?|parquet)|rejects/\d+/.+\.jsonl|empty\.[a-z0-9_]+\.npy"
+            r"|captions/(\d+/.+\.parquet|table\.json)"
         ),
     ),
 }
@@ -143,7 +141,7 @@ def is_foreign_table(name: str) -> bool:
 
 
 def is_table(name: str) -> bool:
-    return name.endswith(_TABLE)
+    return name.endswith(_TABLE) and not name.startswith(CAPTIONS)
 
 
 def names_beside(tar: str) -> tuple[str, str]:
@@ -151,12 +149,9 @@ def names_beside(tar: str) -> tuple[str, str]:
     return index_name(tar), table_name(tar)
 
 
-def lookup_name(digest: str) -> str:
-    return f"{CAPTIONS}{digest}.sqlite"
-
-
-def taken_name(unit: str) -> str:
-    return f"{CAPTIONS}{unit}.jsonl"
+def captions_name(unit: str) -> str:
+    """Return the name of the file with the captions that a table has for a unit."""
+    return f"{CAPTIONS}{unit}{_TABLE}"
 
 
 def tar_of(name: str) -> str:

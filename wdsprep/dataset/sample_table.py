@@ -196,11 +196,14 @@ class TableWriter:
         return table_schema(self._columns)
 
     def _open(self) -> "pq.ParquetWriter":
-        self._writer = self._writer or _open_writer(self._out, self._schema)
+        self._writer = self._writer or open_writer(self._out, self._schema)
         return self._writer
 
 
-def _open_writer(out: BytesIO, schema: "pa.Schema") -> "pq.ParquetWriter":
+def open_writer(
+    out: BytesIO, schema: "pa.Schema", metadata: Mapping[str, str] = MARK
+) -> "pq.ParquetWriter":
+    """Begin a Parquet file that is read again by wdsprep, with sums of its pages."""
     from pyarrow import parquet as pq
 
     writer = pq.ParquetWriter(
@@ -213,7 +216,7 @@ def _open_writer(out: BytesIO, schema: "pa.Schema") -> "pq.ParquetWriter":
         write_page_checksum=True,
         write_statistics=False,
     )
-    writer.add_key_value_metadata(MARK)
+    writer.add_key_value_metadata(metadata)
     return writer
 
 
@@ -282,7 +285,7 @@ def table_without(
         at = table.schema.get_field_index(ROW)
         table = table.set_column(at, table.schema.field(ROW), lower)
     out = BytesIO()
-    with _open_writer(out, table_schema(columns)) as writer:
+    with open_writer(out, table_schema(columns)) as writer:
         writer.write_table(table, row_group_size=GROUP_ROWS)
     return out.getvalue()
 

@@ -24,6 +24,7 @@ from wdsprep.dataset.file_names import (
     RECEIPTS,
     SHARD,
     bucket_of,
+    captions_name,
     held_name,
     is_table,
     latent_unit,
@@ -32,7 +33,6 @@ from wdsprep.dataset.file_names import (
     receipt_name,
     rejects_name,
     retry_of_inputs,
-    taken_name,
     tar_of,
     unit_of_file,
     unit_of_receipt,
@@ -383,7 +383,7 @@ def retract(edition: Edition, unit: str, input_digest: str) -> None:
                 for name in (shard.name, *names_beside(shard.name)):
                     store.delete(name)
             store.delete(rejects_name(unit))
-            store.delete(taken_name(unit))
+            store.delete(captions_name(unit))
 
 
 def _two_runs_error(store: Store, unit: str) -> FingerprintError:

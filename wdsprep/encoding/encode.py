@@ -12,7 +12,7 @@ carried out.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ParamSpec, cast
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, cast
 from wdsprep.dataset.file_names import SELECTION
 from wdsprep.dataset.stored_dataset import take_claim
 from wdsprep.dataset.unit_locks import Edition
-from wdsprep.encoding.captions.table import report_captions
+from wdsprep.encoding.captions.prepare import report_captions
 from wdsprep.encoding.gpus import require_gpu
 from wdsprep.encoding.make_run_plan import make_plan
 from wdsprep.encoding.models.find_model import Model, check_weights
@@ -99,7 +99,7 @@ def encode(options: EncodeOptions) -> Outcome | list[Outcome]:
 
 def _run_encode(options: EncodeOptions, listener: EncodeListener) -> list[Outcome]:
     plan = make_plan(options, told=listener.told, compared=listener.compared)
-    with closing(plan.captions):
+    with closing(plan.captions) if plan.captions else nullcontext():
         editions = _begin_datasets(plan)
     for line in chain.from_iterable(dataset.removals for dataset in plan.datasets):
         listener.told(line)
@@ -146,9 +146,10 @@ def _begin_datasets(plan: EncodePlan) -> list[Edition]:
     editions = [take_claim(dataset.claim) for dataset in plan.datasets]
     for dataset, edition in zip(plan.datasets, editions, strict=True):
         sweep_to_begin(edition.store, dataset.claim.manifest)
-        if dataset.captions.digest:
-            plan.captions.put(edition.store)
         remove_stale_units(edition, dataset.stale)
+    if plan.captions:
+        both = zip(plan.datasets, editions, strict=True)
+        plan.captions.put({dataset.place: edition.store for dataset, edition in both})
     return editions
 
 

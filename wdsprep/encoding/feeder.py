@@ -10,7 +10,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, Reject
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.member_names import leads_out
-from wdsprep.encoding.captions.sources import Captions, FoundCaption, replace_surrogates
+from wdsprep.encoding.captions.sources import Captions, replace_surrogates
 from wdsprep.encoding.encoded_samples import PendingBlock, SampleInput
 from wdsprep.encoding.engine import Engine
 from wdsprep.encoding.image_shards import ImageShard
@@ -30,37 +30,25 @@ class FedSample:
 
     key: str
     sample: Sample
-    named: FoundCaption | None
+    is_named: bool
+    """True if its caption is from a table or a field."""
     outputs: Sequence[int]
     """The numbers of the datasets that get the results."""
 
 
-@dataclass(frozen=True, slots=True)
-class SkippedSample:
-    """A sample that is rejected before it reaches the engine.
-
-    `named` are the captions that were found for it in tables, each with the numbers of its
-    datasets: these rows of the tables count as used.
-    """
-
-    reject: Reject
-    named: Sequence[tuple[FoundCaption | None, Sequence[int]]]
-
-
 @dataclass(slots=True)
 class Block:
-    """Consecutive samples of a shard, fed or skipped, with the results of those that were fed."""
+    """Consecutive samples of a shard, fed or rejected, with the results of those that were fed."""
 
-    entries: list[FedSample | SkippedSample] = field(default_factory=list)
+    entries: list[FedSample | Reject] = field(default_factory=list)
     inputs: list[SampleInput] = field(default_factory=list)
     nbytes: int = 0
     results: PendingBlock | None = None
 
-    def add(self, entry: FedSample | SkippedSample, image: bytes) -> None:
+    def add(self, entry: FedSample, image: bytes) -> None:
         self.entries.append(entry)
-        if isinstance(entry, FedSample):
-            self.inputs.append(SampleInput(entry.key, image, entry.sample.caption, entry.outputs))
-            self.nbytes += len(image)
+        self.inputs.append(SampleInput(entry.key, image, entry.sample.caption, entry.outputs))
+        self.nbytes += len(image)
 
     def has_room(self, most: int) -> bool:
         return len(self.entries) < most and self.nbytes < BLOCK_NBYTES
@@ -87,7 +75,7 @@ class Feeder:
         image that get their captions from it. If `part` has no images, their bytes are skipped.
         """
         self.blocks: queue.SimpleQueue[Block | Exception | None] = queue.SimpleQueue()
-        self._engine, self._shard = engine, shard
+        self._engine = engine
         self._rows = ShardRows(
             source=source, shard=shard, content=content, has_images=Part.IMAGE in part
         )
@@ -141,24 +129,13 @@ class Feeder:
 
     def _feed(self, key: str, row: Sample | Refusal, block: Block) -> None:
         if isinstance(row, Refusal):
-            source = Sample(source=row.source, image=b"")
-            block.add(self._skip(row.to_reject(key), source), b"")
+            block.entries.append(row.to_reject(key))
             return
         if leads_out(key):
-            reject = Reject(key=key, source=row.source, code=Code.BAD_KEY)
-            block.add(self._skip(reject, row), b"")
+            block.entries.append(Reject(key=key, source=row.source, code=Code.BAD_KEY))
             return
         for captions, cuts in self._captioned:
-            named = self._find(captions, key, row)
-            caption = replace_surrogates(named.caption if named else row.caption)
+            found = captions.find(key, row)
+            caption = replace_surrogates(row.caption if found is None else found)
             sample = Sample(source=row.source, image=b"", captions=(caption,), facts=row.facts)
-            block.add(FedSample(key, sample, named, cuts), row.image)
-
-    def _skip(self, reject: Reject, row: Sample) -> SkippedSample:
-        named = [
-            (self._find(captions, reject.key, row), cuts) for captions, cuts in self._captioned
-        ]
-        return SkippedSample(reject, named)
-
-    def _find(self, captions: Captions, key: str, row: Sample) -> FoundCaption | None:
-        return captions.find(key, row, is_packed=not self._shard.is_foreign)
+            block.add(FedSample(key, sample, found is not None, cuts), row.image)

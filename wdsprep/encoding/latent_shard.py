@@ -29,7 +29,6 @@ from wdsprep.dataset.score_columns import counted_as
 from wdsprep.dataset.shapes import fields_by_shape, shape_name
 from wdsprep.dataset.tar.write import Data, nbytes_of
 from wdsprep.dataset.unit_locks import Edition
-from wdsprep.encoding.captions.sources import CaptionUse
 from wdsprep.encoding.encoded_samples import Result
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.encoding.sample_spool import Members, SampleSpool, SpooledSample
@@ -52,7 +51,6 @@ class LatentShard:
         """The samples of each shape, with their positions in the image shard."""
         self._spool = SampleSpool()
         self._tar: DraftTar | None = None
-        self.taken = CaptionUse()
         self.rejects = draft.rejects
         self.samples = self.nbytes = 0
         self.counts: Counter[str] = Counter()

@@ -8,19 +8,15 @@ datasets, with the image shards that are missing there (`_plan_dataset`).
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, repair_step
 from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.stored_dataset import find_claim, refresh_manifest
-from wdsprep.encoding.captions.sources import CaptionSource
-from wdsprep.encoding.captions.table import (
-    CaptionTable,
-    PreparedCaptions,
-    find_table,
-    prepare_captions,
-)
+from wdsprep.encoding.captions.prepare import warn_of_fields
+from wdsprep.encoding.captions.sources import CaptionedDataset, CaptionSource
+from wdsprep.encoding.captions.table import CaptionTable, find_table
 from wdsprep.encoding.image_shards import (
     ImageShard,
     ImageShards,
@@ -46,6 +42,9 @@ from wdsprep.sources.patterns import is_glob
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, absolute, check_apart
 
+if TYPE_CHECKING:
+    from wdsprep.encoding.captions.laid_out import CaptionLayout
+
 
 def make_plan(
     options: EncodeOptions,
@@ -68,8 +67,12 @@ def make_plan(
     phases, captions = _find_captions(phases, options, table, recipe, told)
     try:
         datasets = tuple(_plan_dataset(phase, options, recipe, compared) for phase in phases)
+        both = zip(phases, datasets, strict=True)
+        if captions:
+            captions.match([_captioned(*each) for each in both if each[0].captions.digest])
     except BaseException:
-        captions.close()
+        if captions:
+            captions.close()
         raise
     source = phases[0].source
     return EncodePlan(
@@ -219,30 +222,35 @@ def _find_captions(
     table: CaptionTable | None,
     recipe: Encode,
     told: Callable[[str], None],
-) -> tuple[list[_Phase], PreparedCaptions]:
-    """Return the phases with the sources of their captions, and the captions for the run.
+) -> tuple[list[_Phase], "CaptionLayout | None"]:
+    """Return the phases with the sources of their captions, and the captions of a table, if any.
 
-    The caller closes the captions. If text is stored apart, only the phases of text get captions. A
+    The caller closes these. If text is stored apart, only the phases of text get captions. A
     table is read again if datasets are started over.
     """
     own = [phase for phase in phases if phase.is_of_text] or phases  # or latents with their text
     source = own[0].source
-    ready = prepare_captions(
-        options.of_captions,
-        table,
-        tars_of(source.url, int(recipe.max_bytes)),
-        own[0].wanted,
-        [phase.place for phase in own],
-        is_kept=not options.overwrite,
-        hashed_by=source.hashed_by,
-        told=told,
-    )
-    sources = ready.sources * (len(own) // len(ready.sources))  # the same for all resolutions
+    tars, layout = tars_of(source.url, int(recipe.max_bytes)), None
+    warn_of_fields(options.of_captions, tars, own[0].wanted, told)
+    sources = options.of_captions.sources
+    if table:
+        from wdsprep.encoding.captions.laid_out import CaptionLayout  # DuckDB, which few need
+
+        layout = CaptionLayout(
+            table,
+            tars,
+            [phase.place for phase in own],
+            is_kept=not options.overwrite,
+            hashed_by=source.hashed_by,
+            told=told,
+        )
+        sources = tuple(replace(one, by=table.by, digest=layout.digest) for one in sources)
+    sources *= len(own) // len(sources)  # the same for all resolutions
     found = [
         replace(phase, captions=said, settings={**phase.settings, **said.settings})
         for phase, said in zip(own, sources, strict=True)
     ]
-    return [*phases[: len(phases) - len(own)], *found], ready
+    return [*phases[: len(phases) - len(own)], *found], layout
 
 
 def _plan_dataset(
@@ -283,6 +291,11 @@ def _plan_dataset(
         removals=tuple(found.lines),
         is_limited=phase.wanted != source.shards,
     )
+
+
+def _captioned(phase: _Phase, dataset: DatasetPlan) -> CaptionedDataset:
+    pending = frozenset((shard.name, shard.input) for shard in dataset.pending)
+    return CaptionedDataset(phase.place, phase.wanted, pending)
 
 
 def _check_empty_caption(store: Store, manifest: Manifest) -> None:

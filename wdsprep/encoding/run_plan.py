@@ -7,17 +7,20 @@ plan, and are handed out one after another.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from wdsprep.dataset.receipts import Settings
 from wdsprep.dataset.stored_dataset import DatasetClaim
 from wdsprep.encoding import HALF
 from wdsprep.encoding.captions.sources import CaptionSource
-from wdsprep.encoding.captions.table import PreparedCaptions
 from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.options import Encode, EncodeWorkerOptions
 from wdsprep.encoding.pending_shards import PackedShards, count_units
 from wdsprep.encoding.worker_plan import EncodeWorkerPlan
 from wdsprep.text import plural
+
+if TYPE_CHECKING:
+    from wdsprep.encoding.captions.laid_out import CaptionLayout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +76,8 @@ class EncodePlan:
     worker_plan: EncodeWorkerPlan
     worker_options: EncodeWorkerOptions
     """The options of the workers, with the runner that was chosen."""
-    captions: PreparedCaptions
+    captions: "CaptionLayout | None"
+    """The captions of a table, if the user gives one."""
     datasets: tuple[DatasetPlan, ...]
     units: int
     """The number of units of work: of image shards that at least one dataset lacks."""

@@ -14,7 +14,6 @@ from wdsprep.dataset.npy_arrays import Field, text_fields
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.samples import Sample
-from wdsprep.encoding.captions.sources import CaptionUse
 from wdsprep.encoding.encoded_samples import Result
 from wdsprep.encoding.latent_shard import LatentShard
 from wdsprep.store.spool import Spool
@@ -35,7 +34,7 @@ class TextPass:
         self._places: dict[str, tuple[int, int]] = {}
         self._codes: dict[str, Code] = {}
         """The reasons for which captions were rejected, by key."""
-        self.counts, self.taken = Counter[str](), CaptionUse()
+        self.counts = Counter[str]()
 
     def refuse(self, reject: Reject) -> None:
         """Note that a caption was rejected.
@@ -74,7 +73,7 @@ class ImagePass:
 
     def __init__(self, output: LatentShard, texts: TextPass) -> None:
         self._output, self._texts = output, texts
-        self.refuse, self.counts, self.taken = output.refuse, output.counts, output.taken
+        self.refuse, self.counts = output.refuse, output.counts
 
     def add(self, key: str, sample: Sample, result: Result) -> None:
         self._output.add(key, sample, self._texts.join(key, result))

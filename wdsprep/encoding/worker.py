@@ -21,17 +21,18 @@ from queue import Empty
 from typing import TYPE_CHECKING, Any, cast
 
 from wdsprep.dataset.coarse_histograms import sum_counts
+from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.draft import Draft
-from wdsprep.dataset.file_names import taken_name
+from wdsprep.dataset.file_names import captions_name
 from wdsprep.dataset.npy_arrays import fields_of
 from wdsprep.dataset.receipts import Receipt, gpu_count
 from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.stored_dataset import find_receipt
 from wdsprep.dataset.unit_locks import Edition
-from wdsprep.encoding.captions.sources import Captions, CaptionSource
+from wdsprep.encoding.captions.sources import Captions, CaptionSource, FieldCaptions
 from wdsprep.encoding.encoded_samples import Result
 from wdsprep.encoding.engine import Engine, EngineError
-from wdsprep.encoding.feeder import Block, FedSample, Feeder, SkippedSample
+from wdsprep.encoding.feeder import Block, FedSample, Feeder
 from wdsprep.encoding.gpus import require_gpu
 from wdsprep.encoding.image_shards import ImageShard, tars_of
 from wdsprep.encoding.latent_shard import LatentShard, write_empty
@@ -47,6 +48,7 @@ from wdsprep.runners.base import PROGRESS_S, BrokenWorkerError
 from wdsprep.runners.run import JointUnit, RunProgress, share_done
 from wdsprep.sources.fingerprints import Content
 from wdsprep.store import open_store
+from wdsprep.store.base import Store
 
 if TYPE_CHECKING:
     from wdsprep.encoding.worker_plan import EncodeTarget, ShardWork
@@ -90,12 +92,13 @@ class _Dataset:
         shard_class: type[LatentShard],
     ) -> None:
         self._target, self._shard_class = target, shard_class
-        self._edition = Edition(store=open_store(target.latents), mark=target.edition)
+        self.store = open_store(target.latents)
+        self._edition = Edition(store=self.store, mark=target.edition)
         self._empty = write_empty(self._edition, fields_of(target.settings["layout"]), empty)
 
     def find_done(self, shard: ImageShard) -> Receipt | None:
         settings = self._target.settings
-        return find_receipt(self._edition.store, shard.name, shard.input, settings)
+        return find_receipt(self.store, shard.name, shard.input, settings)
 
     def begin(self, shard: ImageShard, drafts: ExitStack) -> ShardInProgress:
         draft = drafts.enter_context(Draft(self._edition, shard.name))
@@ -103,11 +106,11 @@ class _Dataset:
         return ShardInProgress(self._target, shard, drafts.enter_context(output))
 
     def finish(self, making: ShardInProgress, content: Content) -> Receipt:
-        files = content.file if making.shard.is_foreign else {}
-        beside = {}
+        files = {**self._empty, **(content.file if making.shard.is_foreign else {})}
         if self._target.captions.digest:
-            beside[taken_name(making.shard.name)] = making.output.taken.to_bytes()
-        return making.output.finish({**self._empty, **files}, beside)
+            name = captions_name(making.shard.name)
+            files[name] = hex_digest(self.store.read(name))
+        return making.output.finish(files)
 
 
 class EncodeWorker:
@@ -140,7 +143,6 @@ class EncodeWorker:
         empty = cache(self._engine.empty)
         self._datasets = [_Dataset(target, empty, self.shard_class) for target in work.targets]
         self._sources = [target.captions for target in work.targets]
-        self._captions = {source: source.open() for source in {*self._sources}}
 
     def _part_of(self, target: "EncodeTarget") -> Part:
         """Return the part of a sample from which a dataset is made."""
@@ -152,8 +154,6 @@ class EncodeWorker:
 
     def close(self) -> None:
         self._engine.close()
-        for captions in self._captions.values():
-            captions.close()
 
     def __call__(self, unit: JointUnit) -> Generator[EncodeProgress, None, dict[int, Receipt]]:
         """Encode an image shard for each dataset that lacks it, and yield progress meanwhile.
@@ -256,18 +256,24 @@ class EncodeWorker:
         Yield from time to time, so that the caller can report progress.
         """
         with Feeder(
-            self._engine, self._source, shard, content, part, self._group_by_captions(outputs)
+            self._engine, self._source, shard, content, part, self._open_captions(shard, outputs)
         ) as feeder:
             yield from self._drain(feeder, outputs)
             for output in outputs.values():
                 output.counts.update(feeder.left_out.counts())
 
-    def _group_by_captions(self, numbers: Iterable[int]) -> list[tuple[Captions, Sequence[int]]]:
-        """Return each opened source of captions with the numbers of the datasets that use it."""
+    def _open_captions(
+        self, shard: ImageShard, numbers: Iterable[int]
+    ) -> list[tuple[Captions, Sequence[int]]]:
+        """Open the captions of a shard, and return them with the numbers of their datasets."""
         together: dict[CaptionSource, list[int]] = {}
         for number in numbers:
             together.setdefault(self._sources[number], []).append(number)
-        return [(self._captions[source], same) for source, same in together.items()]
+        stores = [dataset.store for dataset in self._datasets]
+        return [
+            (_open_captions(source, stores[same[0]], shard), same)
+            for source, same in together.items()
+        ]
 
     def _drain(self, feeder: Feeder, outputs: Mapping[int, Taking]) -> Iterator[None]:
         """Write the results of a shard to its outputs, and yield from time to time.
@@ -299,8 +305,9 @@ class EncodeWorker:
                 yield
             results = iter(pending.result() if pending else ())
             for entry in block.entries:
-                if isinstance(entry, SkippedSample):
-                    _add_reject(outputs, entry)
+                if isinstance(entry, Reject):
+                    for output in outputs.values():
+                        output.refuse(entry)
                     continue
                 for number, made in zip(entry.outputs, next(results), strict=True):
                     _add_result(outputs[number], entry, made)
@@ -327,29 +334,28 @@ class EncodeWorker:
         )
 
 
+def _open_captions(source: CaptionSource, store: Store, shard: ImageShard) -> Captions:
+    """Open the captions of an image shard; those of a table lie in the dataset in `store`."""
+    if source.digest:
+        from wdsprep.encoding.captions.unit_captions import LaidOutCaptions  # pyarrow
+
+        return LaidOutCaptions(store, shard, source.digest)
+    return FieldCaptions(source.field) if source.field else Captions()
+
+
 def _count_cores(gpus: float) -> int:
     from wdsprep.runners.ray.cluster import node_share  # where nobody else could know
 
     return max(1, int(node_share(gpus)))
 
 
-def _add_reject(outputs: Mapping[int, Taking], entry: SkippedSample) -> None:
-    for named, numbers in entry.named:
-        for number in numbers:
-            outputs[number].taken.note_row(named)
-            outputs[number].refuse(entry.reject)
-
-
 def _add_result(output: Taking, fed: FedSample, made: Result | RejectedError) -> None:
-    output.taken.note_row(fed.named)
     try:
         if isinstance(made, RejectedError):
             raise made
         output.add(fed.key, fed.sample, made)
-        if fed.named:
+        if fed.is_named:
             output.counts["named"] += 1
-        else:
-            output.taken.note_unnamed(fed.key)
     except RejectedError as refused:
         source, code, detail = fed.sample.source, refused.code, refused.detail
         output.refuse(Reject(key=fed.key, source=source, code=code, detail=detail))

@@ -8,8 +8,8 @@ thousand images of a folder, one tar, the row groups of a table that make ten th
 kinds are `folder`, `tars`, `image_tables` and `url_tables`; `tables` reads the rows of the last
 two, and of a table of captions. `captions` finds the caption and metadata of an image, or the
 column of a table that holds them, and `metadata_files` reads the tables of metadata that lie in a
-folder beside its images. `fingerprints` makes one digest of what items hold. `sorted_rows` sorts
-tables in bounded memory, and `parsing` guards against what strangers' files hold.
+folder beside its images. `fingerprints` makes one digest of what items hold, and `parsing` guards
+against what strangers' files hold.
 
 In: A folder, tars or tables, where `store` can read them.
 Out: Items in a fixed order, and of each its samples or refusals.

@@ -229,7 +229,7 @@ def mutate_mark(data: bytes, rng: Random) -> bytes:
     return mutate_json_line(data, rng) if data.startswith(b'{"') else data[:-1]
 
 
-RECORDS = (".json", ".jsonl", "", ".sqlite")
+RECORDS = (".json", ".jsonl", "")
 DATA = (".idx", ".parquet", ".npy", ".tar")
 KINDS = tuple(
     Kind(

@@ -17,12 +17,11 @@ from wdsprep.cli.output.shared import (
     shapes_lines,
     void_line,
 )
-from wdsprep.dataset.damage import repair_step
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import shape_counts
+from wdsprep.encoding.captions.prepare import CaptionReport
 from wdsprep.encoding.captions.sources import OWN
-from wdsprep.encoding.captions.table import CaptionReport
 from wdsprep.encoding.encode import EncodeListener
 from wdsprep.encoding.options import EncodeOptions
 from wdsprep.encoding.progress import Speeds
@@ -31,7 +30,7 @@ from wdsprep.options import remedies_of
 from wdsprep.runners.job import JobStatus
 from wdsprep.runners.run import Outcome
 from wdsprep.sources.base import LeftOut
-from wdsprep.text import EXAMPLES, human_bytes, plural
+from wdsprep.text import human_bytes, plural
 
 CAPTIONLESS = (
     "warning: no image has a caption, so all embeddings are of the empty caption: pack again with "
@@ -256,27 +255,19 @@ def captions_lines(report: CaptionReport) -> list[str]:
     line = f"{plural(report.named, 'caption')} from {whence}"
     if report.unnamed:
         own = plural(report.unnamed, "sample")
-        some = _in_brackets(report.unnamed_examples, report.unnamed)
+        some = _in_brackets(read.unnamed_examples, report.unnamed) if read else ""
         line += f"; {own} not in it kept their own{some}"
     lines = [line]
     if read is None:
         return lines
     if read.blank:
         lines.append(f"{plural(read.blank, 'row')} of the table without a {source.by} or a caption")
-    if twice := read.lookup.twice:
-        some = _in_brackets(read.lookup.examples, twice)
-        lines.append(f"{plural(twice, source.by)} twice in it, of which the first row counts{some}")
-    if report.lost:
-        files = plural(len(report.lost), "file")
-        lines.append(
-            KeptLine(
-                f"which {source.by} of the table no sample has is unknown, as {files} that would "
-                f"tell cannot be read{_in_brackets(report.lost[:EXAMPLES], len(report.lost))}: "
-                f"{repair_step(report.place)}"
-            )
-        )
+    if read.twice:
+        some = _in_brackets(read.twice_examples, read.twice)
+        twice = plural(read.twice, source.by)
+        lines.append(f"{twice} twice in it, of which the first row counts{some}")
     if missing := report.unmatched:
-        some = _in_brackets(report.unmatched_examples, missing)
+        some = _in_brackets(read.unused_examples, missing)
         lines.append(f"{plural(missing, source.by)} of it that no sample has{some}")
     return lines
 
@@ -287,10 +278,9 @@ def _in_brackets(names: Sequence[str], of: int) -> str:
 
 
 def _captions_facts(report: CaptionReport) -> dict[str, Any]:
-    lookup = report.read.lookup if report.read else None
     return {
         "named": report.named,
-        "twice": lookup.twice if lookup else 0,
+        "twice": report.read.twice if report.read else 0,
         "unmatched": report.unmatched,
         "unnamed": report.unnamed,
     }

@@ -1,0 +1,252 @@
+"""The captions that a table has for the samples of each unit, laid out before the work begins.
+
+One join finds the rows of all samples. Then each unit that is to be made has its captions in a file
+of its dataset (`unit_captions`), so a worker, wherever it runs, reads those of its unit alone.
+
+A record beside these files says what was joined. So a run that continues reads the table again only
+if its files have another size or date, or if there are other image shards.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from wdsprep.dataset.digests import hex_digest
+from wdsprep.dataset.file_names import CAPTION_TABLE, CAPTIONS, captions_name
+from wdsprep.dataset.sample_table import KEY
+from wdsprep.dataset.thread_map import map_ahead
+from wdsprep.encoding.captions.sample_names import read_names
+from wdsprep.encoding.captions.sources import CaptionedDataset
+from wdsprep.encoding.captions.table import CaptionRecord, CaptionTable
+from wdsprep.encoding.captions.unit_captions import CAPTION, SCHEMA, encode_captions
+from wdsprep.encoding.image_shards import ImageShard
+from wdsprep.errors import SourceError, UsageError
+from wdsprep.sources.tables.files import BY
+from wdsprep.sources.tars import TarsSource
+from wdsprep.store import open_store
+from wdsprep.store.base import Store, write_bytes
+from wdsprep.store.spool import Place, Spool
+from wdsprep.tables.key_join import CHOICE, NAME, SAMPLE, KeyJoin, Matches, open_join
+from wdsprep.text import EXAMPLES, human_time, plural
+
+WAITING = "keys of samples wait there for their captions"
+
+
+class CaptionLayout:
+    """The captions of a table for the datasets of a run, which have image shards in `tars`.
+
+    The table is read at once if its digest is not known from records that are kept, and later if
+    captions have to be laid out. `hashed_by` is the digest that pack gave the images, or None if
+    pack did not make them. `told` gets lines for the user.
+    """
+
+    def __init__(
+        self,
+        table: CaptionTable,
+        tars: TarsSource,
+        places: Sequence[str],
+        *,
+        is_kept: bool,
+        hashed_by: str | None,
+        told: Callable[[str], object],
+    ) -> None:
+        self.table, self._tars, self._hashed_by, self._told = table, tars, hashed_by, told
+        self._closing = ExitStack()
+        self._spool = self._closing.enter_context(closing(Spool(WAITING)))
+        self._join: KeyJoin | None = None
+        self._units: list[tuple[ImageShard, Place]] = []
+        records = (CaptionRecord.of(open_store(place)) if is_kept else None for place in places)
+        self.records = dict(zip(places, records, strict=True))
+        known = {
+            record.digest if record and record.identity == table.identity else ""
+            for record in self.records.values()
+        }
+        self.digest = (known.pop() if len(known) == 1 else "") or self._read()
+
+    def _read(self) -> str:
+        """Read the table into a join, and return its digest."""
+        table = self.table
+        self._told(f"{table.url}: reading captions by {table.by}; they are kept beside the shards")
+        began, rows = time.monotonic(), 0
+        self._join = join = self._closing.enter_context(open_join())
+        for count, names, captions in table.read():
+            rows += count
+            join.add(pa.array(names, pa.string()), {CAPTION: pa.array(captions, pa.string())})
+        if not join.rows:
+            none = "no row" if not rows else f"no row with a {table.by} and a {table.column}"
+            raise SourceError(f"{table.url} has {none}: give the path of a table of captions")
+        join.find_first()
+        twice, examples = join.repeated_names(EXAMPLES)
+        took = human_time(time.monotonic() - began)
+        self._told(f"{table.url}: {plural(join.names, 'caption')} by {table.by}, read in {took}")
+        self._read_record = CaptionRecord(
+            identity=table.identity,
+            digest=join.digest(CAPTION),
+            shards="0",  # until samples are joined
+            rows=rows,
+            blank=rows - join.rows,
+            twice=twice,
+            twice_examples=_texts(examples),
+        )
+        return self._read_record.digest
+
+    def match(self, datasets: Sequence[CaptionedDataset]) -> None:
+        """Find the captions of all samples, unless all that are needed are laid out.
+
+        Nothing is written to the datasets. Raise UsageError if no sample has a name by which the
+        table may list it, as pack was not asked for it.
+        """
+        self._datasets = datasets
+        shards = {_unit(shard): shard for dataset in datasets for shard in dataset.shards}
+        self._shards_digest = hex_digest("\n".join(map(" ".join, sorted(shards))).encode())
+        if self._join is None:
+            if all(map(self._is_laid_out, datasets)):
+                return
+            if self._read() != self.digest:
+                raise SourceError(f"{self.table.url} has just changed: run the same command again")
+        assert self._join is not None  # noqa: S101  for mypy: it was read
+        self._named = 0
+        self._join.match(self._samples([shards[unit] for unit in sorted(shards)]))
+        if not self._named:
+            self._warn_of_names()
+
+    def _warn_of_names(self) -> None:
+        by, url = self.table.by, self._tars.url
+        if by == "sha256" and self._hashed_by not in (None, by):
+            raise UsageError(
+                f"--captions is by {by}, which the samples of {url} lack: pack with "
+                "--compute-hash sha256, or give a table with another of "
+                + ", ".join(name for name in BY if name != by)
+            )
+        self._told(
+            f"no sample of {url} has a {by}, which --captions is by: all keep their own captions"
+        )
+
+    def _is_laid_out(self, dataset: CaptionedDataset) -> bool:
+        """Return whether a dataset has the captions of all units that it lacks."""
+        store, record = open_store(dataset.place), self.records[dataset.place]
+        if record is None or record.shards != self._shards_digest:
+            return False
+        there = {entry.name for entry in store.list(CAPTIONS)} if dataset.pending else set()
+        return all(captions_name(unit) in there for unit, _ in dataset.pending)
+
+    def _samples(self, shards: Sequence[ImageShard]) -> Iterator[pa.RecordBatch]:
+        """Yield the names of the samples of all shards with the number of each, and keep its key.
+
+        If the table lists keys, those of digits come without leading zeros as well, since tables
+        that store keys as numbers lose them. They count if a key as it is has no row.
+        """
+        start = 0
+        every = read_names(self._tars, shards, self.table.by)
+        for shard, (keys, names) in zip(shards, every, strict=True):
+            self._units.append((shard, self._spool.put(_pack(keys))))
+            numbers = pa.array(np.arange(start, start := start + len(keys)))
+            has_name = pc.greater(pc.fill_null(pc.binary_length(names), 0), 0)
+            self._named += pc.sum(has_name).as_py() or 0
+            samples = pa.table({NAME: names, SAMPLE: numbers}).filter(has_name)
+            if self.table.by == KEY:
+                samples = _with_numbers(samples)
+            yield from samples.to_batches()
+
+    def put(self, stores: Mapping[str, Store]) -> None:
+        """Write the captions of the units that datasets lack, and last the record of each.
+
+        `stores` has the stores of the datasets by their places.
+        """
+        if not self._units or self._join is None:
+            return
+        unnamed: dict[str, list[str]] = {dataset.place: [] for dataset in self._datasets}
+        threads = max(store.readers for store in stores.values())
+        for _ in map_ahead(lambda job: write_bytes(*job), self._jobs(stores, unnamed), threads):
+            pass
+        unused, examples = self._join.unused(EXAMPLES)
+        for dataset in self._datasets:
+            record = replace(
+                self._read_record,
+                shards=self._shards_digest,
+                unused=unused,
+                unused_examples=_texts(examples),
+                unnamed_examples=tuple(unnamed[dataset.place]),
+            )
+            data = json.dumps(asdict(record), indent=1).encode() + b"\n"
+            write_bytes(stores[dataset.place], CAPTION_TABLE, data)
+            self.records[dataset.place] = record
+
+    def _jobs(
+        self, stores: Mapping[str, Store], unnamed: Mapping[str, list[str]]
+    ) -> Iterator[tuple[Store, str, bytes]]:
+        """Yield the files to write; note in `unnamed` some keys of each dataset without caption."""
+        wanted = {dataset.place: {*map(_unit, dataset.shards)} for dataset in self._datasets}
+        for shard, rows in self._laid_out():
+            data = b""
+            for dataset in self._datasets:
+                unit, examples = _unit(shard), unnamed[dataset.place]
+                if unit in wanted[dataset.place] and len(examples) < EXAMPLES:
+                    lacking = rows.filter(pc.is_null(rows[CAPTION]))[KEY]
+                    examples += lacking.slice(0, EXAMPLES - len(examples)).to_pylist()
+                if unit in dataset.pending:
+                    data = data or encode_captions(rows, self.digest, shard)
+                    yield stores[dataset.place], captions_name(shard.name), data
+
+    def _laid_out(self) -> Iterator[tuple[ImageShard, pa.Table]]:
+        """Yield the keys and captions of the samples of each shard."""
+        assert self._join is not None  # noqa: S101  for mypy: `put` has looked
+        found = self._join.read([CAPTION])
+        rest, start = next(found, None), 0
+        for shard, place in self._units:
+            keys = _unpack(self._spool.get(place))
+            places, end = np.full(len(keys), -1), start + len(keys)
+            captions: list[pa.Array] = []
+            while rest is not None and (count := int(np.searchsorted(rest.samples, end))):
+                before = sum(map(len, captions))
+                places[rest.samples[:count] - start] = np.arange(before, before + count)
+                captions.append(rest.columns[CAPTION][:count].cast(pa.string()))
+                rest = _skip(rest, count) or next(found, None)
+            texts = pa.chunked_array(captions, pa.string()).take(pa.array(places, mask=places < 0))
+            yield shard, pa.table([keys, texts], schema=SCHEMA)
+            start = end
+
+    def close(self) -> None:
+        self._closing.close()
+
+
+def _unit(shard: ImageShard) -> tuple[str, str]:
+    return shard.name, shard.input
+
+
+def _with_numbers(samples: pa.Table) -> pa.Table:
+    """Return samples by their keys, and by those without leading zeros, if they are numbers."""
+    keys = samples[NAME]
+    samples = samples.append_column(CHOICE, pa.array(np.zeros(len(keys), np.int64)))
+    is_padded = pc.and_(pc.starts_with(keys, "0"), pc.utf8_is_decimal(keys))
+    padded = samples.filter(is_padded)
+    short = pc.utf8_ltrim(padded[NAME], "0")
+    short = pc.if_else(pc.equal(short, ""), "0", short)
+    columns = {NAME: short, SAMPLE: padded[SAMPLE], CHOICE: pa.array(np.ones(len(short), np.int64))}
+    return pa.concat_tables([samples, pa.table(columns)])
+
+
+def _skip(matches: Matches, count: int) -> Matches | None:
+    """Return matches without the first ones, or None if none are left."""
+    if count == len(matches.samples):
+        return None
+    columns = {name: column[count:] for name, column in matches.columns.items()}
+    return Matches(matches.samples[count:], matches.rows[count:], columns)
+
+
+def _pack(keys: pa.Array) -> memoryview:
+    return memoryview(pa.record_batch([keys], [KEY]).serialize())
+
+
+def _unpack(data: bytes) -> pa.Array:
+    return pa.ipc.read_record_batch(pa.py_buffer(data), pa.schema([(KEY, pa.string())])).column(0)
+
+
+def _texts(names: Sequence[bytes]) -> tuple[str, ...]:
+    return tuple(name.decode("utf-8", "replace") for name in names)
