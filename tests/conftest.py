@@ -35,6 +35,7 @@ SYSTEM_FIXTURES = {
     "cluster",
     "connected_ray",
     "endpoint",
+    "foreign_sets",
     "ray_address",
 }
 SYSTEM_PARAMETERS = {"store": {"s3", "gs", "az"}, "place": {"s3", "gs", "az"}, "kind": {"ray"}}

@@ -370,6 +370,7 @@ def test_nothing_is_written_where_one_of_several_datasets_cannot_go_on(tmp_path:
     assert tree(out) == before
 
 
+@pytest.mark.system
 def test_a_plan_of_the_toy_needs_no_torch(images: Path, tmp_path: Path) -> None:
     code = (
         "import sys; from tests.encoding.test_encode import planned\n"

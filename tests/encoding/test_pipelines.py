@@ -26,7 +26,7 @@ from tests.kit.encodes import (
     pictures,
     rejected,
 )
-from tests.kit.families import each_family, latent_of, negative_of, prompt_of
+from tests.kit.families import QUICK, each_family, latent_of, negative_of, prompt_of
 from tests.kit.gpus import pretend_cuda
 from tests.kit.model_files import changed
 from tests.kit.packs import tree
@@ -425,7 +425,13 @@ def test_every_preset_is_held_against_a_pipeline() -> None:
         assert of == [(a.name, a.dtype, a.shape[:-1]) for a in PRESETS[other].arrays]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if family in QUICK else pytest.mark.system)
+        for name, family in FAMILIES.items()
+    ],
+)
 def test_a_preset_says_which_arrays_its_pipeline_gives(
     name: str, family: Callable[[str], Path]
 ) -> None:

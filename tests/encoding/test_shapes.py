@@ -298,11 +298,12 @@ ENLARGED_SQUARES = {"resolution": 96, "shapes": (), "max_crop": 1.0, "upscale": 
     [
         {},
         {"max_crop": 1.0},
-        {"shapes": ()},
-        BETWEEN_BUCKETS,
         ABOVE_BUCKETS,
         ENLARGED,
-        ENLARGED_SQUARES,
+        *(
+            pytest.param(how, marks=pytest.mark.system)
+            for how in ({"shapes": ()}, BETWEEN_BUCKETS, ENLARGED_SQUARES)
+        ),
     ],
 )
 def test_batches_made_on_the_way_are_those_of_stored_shapes_bit_for_bit(

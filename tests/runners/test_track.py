@@ -42,6 +42,7 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_files(tmp_path / "photos", files | {"x.jpg": "no image"})
 
 
+@pytest.mark.system
 def test_tensorboard_reads_what_runs_have_told_and_a_resumed_one_goes_on(photos: Path) -> None:
     options: dict[str, Any] = {"buckets": "32", "samples_per_shard": 4, "track": "tensorboard"}
     told: list[str] = []
@@ -65,6 +66,7 @@ def test_tensorboard_reads_what_runs_have_told_and_a_resumed_one_goes_on(photos:
     assert [*Path("runs/out").iterdir()] == [second], "nothing was left to do, so nothing is told"
 
 
+@pytest.mark.system
 def test_encode_tells_of_its_workers_too(photos: Path) -> None:
     from tests.kit.encodes import in_this_process
 
