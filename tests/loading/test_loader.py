@@ -526,3 +526,16 @@ def test_foreign_tars_load_raw_and_as_crops(tmp_path: Path) -> None:
         n = int(key.split("_")[1])
         assert text == str(n)
         assert pixels[:, 8, 8].tolist() == [n, 2 * n, 3 * n]
+
+
+def test_all_captions_may_be_dropped_and_none_where_there_are_none(
+    data: str, tmp_path: Path
+) -> None:
+    for batch in load(data, drop_text=1.0, fields=("emb", "txt")):
+        assert (batch["emb"] == 9).all()
+        assert not any(batch["txt"])
+    bare = write_latents(str(tmp_path), [BATCH], fields=(field("latent", LATENT),))
+    with pytest.raises(UsageError, match="--text none: leave out drop_text"):
+        load(bare, drop_text=0.1)
+    (batch,) = load(bare, drop_text=1, fields=("latent", "txt"))
+    assert not any(batch["txt"])

@@ -242,3 +242,11 @@ def test_a_cache_that_fails_is_told_of_and_does_without(
     assert data.read_all(cache) == data.nbytes
     assert caplog.text.count("the cache failed") == 1
     assert str(folder) in caplog.text
+
+
+def test_a_smaller_limit_removes_what_is_too_much(tmp_path: Path) -> None:
+    data = Data("a")
+    data.read_all(Cache(CacheDir(folder=tmp_path, nbytes=100 * data.nbytes), data.contents))
+    limit = data.nbytes // 2
+    data.read_all(Cache(CacheDir(folder=tmp_path, nbytes=limit), data.contents))
+    assert sum(path.stat().st_blocks * 512 for path in tmp_path.iterdir()) <= limit
