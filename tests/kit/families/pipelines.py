@@ -7,6 +7,7 @@ denoiser too, in half precision, since nobody but `denoised` reads it.
 import inspect
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,28 @@ def small(name: str, folder: Path) -> Path:
         vaes.sized(parts["vae"])
         kind(**parts).save_pretrained(str(folder))
     return folder
+
+
+def _one_tower(
+    tokenizer: Callable[[], Any],
+    tower: Callable[[Any], nn.Module],
+    vae: Callable[[], nn.Module],
+    denoiser: Callable[[int], nn.Module],
+    scheduler: Callable[[], Any] = FlowMatchEulerDiscreteScheduler,
+) -> dict[str, Any]:
+    """Return the parts of a pipeline with one text encoder, made in this order."""
+    made = tokenizer()
+    return {
+        "tokenizer": made,
+        "text_encoder": tower(made),
+        "vae": vae(),
+        "transformer": denoiser(WIDTH),
+        "scheduler": scheduler(),
+    }
+
+
+def _t5(tokenizer: Any) -> nn.Module:
+    return towers.t5(len(tokenizer))
 
 
 def _stable_diffusion() -> dict[str, Any]:
@@ -94,17 +117,6 @@ def _flux() -> dict[str, Any]:
     }
 
 
-def _pixart() -> dict[str, Any]:
-    t5 = words.t5()
-    return {
-        "tokenizer": t5,
-        "text_encoder": towers.t5(len(t5)),
-        "vae": vaes.kl(0.13025),
-        "transformer": denoisers.pixart(WIDTH),
-        "scheduler": DPMSolverMultistepScheduler(),
-    }
-
-
 def _sana() -> dict[str, Any]:
     """With a token for each line of the instruction that goes before a caption: else it has 777."""
     gemma = words.gemma()
@@ -118,61 +130,6 @@ def _sana() -> dict[str, Any]:
         "vae": vaes.dc(),
         "transformer": denoisers.sana(WIDTH),
         "scheduler": DPMSolverMultistepScheduler(),
-    }
-
-
-def _lumina2() -> dict[str, Any]:
-    gemma = words.gemma()
-    return {
-        "tokenizer": gemma,
-        "text_encoder": towers.gemma2(gemma),
-        "vae": vaes.flux(),
-        "transformer": denoisers.lumina2(WIDTH),
-        "scheduler": FlowMatchEulerDiscreteScheduler(),
-    }
-
-
-def _qwen_image() -> dict[str, Any]:
-    qwen = words.qwen()
-    return {
-        "tokenizer": qwen,
-        "text_encoder": towers.qwen2_5_vl(qwen),
-        "vae": vaes.qwen_image(),
-        "transformer": denoisers.qwen_image(WIDTH),
-        "scheduler": FlowMatchEulerDiscreteScheduler(),
-    }
-
-
-def _z_image() -> dict[str, Any]:
-    qwen = words.qwen()
-    return {
-        "tokenizer": qwen,
-        "text_encoder": towers.qwen3(qwen),
-        "vae": vaes.flux(),
-        "transformer": denoisers.z_image(WIDTH),
-        "scheduler": FlowMatchEulerDiscreteScheduler(),
-    }
-
-
-def _aura_flow() -> dict[str, Any]:
-    t5 = words.t5()
-    return {
-        "tokenizer": t5,
-        "text_encoder": towers.umt5(len(t5)),
-        "vae": vaes.kl(0.13025),
-        "transformer": denoisers.aura_flow(WIDTH),
-        "scheduler": FlowMatchEulerDiscreteScheduler(),
-    }
-
-
-def _chroma() -> dict[str, Any]:
-    t5 = words.t5()
-    return {
-        "tokenizer": t5,
-        "text_encoder": towers.t5(len(t5)),
-        "vae": vaes.flux(),
-        "transformer": denoisers.chroma(WIDTH),
-        "scheduler": FlowMatchEulerDiscreteScheduler(),
     }
 
 
@@ -207,29 +164,6 @@ def _hidream_image() -> dict[str, Any]:
     }
 
 
-def _flux2_klein() -> dict[str, Any]:
-    """28 layers, since the pipeline takes those with the numbers 9, 18 and 27."""
-    qwen = words.qwen()
-    return {
-        "tokenizer": qwen,
-        "text_encoder": towers.speaking_qwen3(qwen, layers=28),
-        "vae": vaes.flux2(),
-        "transformer": denoisers.flux2(3 * WIDTH),
-        "scheduler": FlowMatchEulerDiscreteScheduler(),
-    }
-
-
-def _cogview4() -> dict[str, Any]:
-    glm = words.glm()
-    return {
-        "tokenizer": glm,
-        "text_encoder": towers.glm(glm),
-        "vae": vaes.kl16(1.0, 0.0),
-        "transformer": denoisers.cogview4(WIDTH),
-        "scheduler": FlowMatchEulerDiscreteScheduler(),
-    }
-
-
 def _hunyuan_image() -> dict[str, Any]:
     qwen, vae = words.qwen(), vaes.hunyuan_image()
     byt5 = words.byt5()
@@ -256,28 +190,6 @@ def _krea2() -> dict[str, Any]:
     }
 
 
-def _ovis_image() -> dict[str, Any]:
-    qwen = words.qwen()
-    return {
-        "tokenizer": qwen,
-        "text_encoder": towers.qwen3(qwen),
-        "vae": vaes.flux(),
-        "transformer": denoisers.ovis_image(WIDTH),
-        "scheduler": FlowMatchEulerDiscreteScheduler(),
-    }
-
-
-def _ernie_image() -> dict[str, Any]:
-    mistral = words.mistral()
-    return {
-        "tokenizer": mistral,
-        "text_encoder": towers.mistral3(mistral),
-        "vae": vaes.flux2(),
-        "transformer": denoisers.ernie_image(WIDTH),
-        "scheduler": FlowMatchEulerDiscreteScheduler(),
-    }
-
-
 def _two_clips() -> dict[str, Any]:
     first, second = words.clip(), words.clip()
     return {
@@ -288,6 +200,8 @@ def _two_clips() -> dict[str, Any]:
     }
 
 
+_sd_vae = partial(vaes.kl, 0.13025)
+_pixart = partial(_one_tower, words.t5, _t5, _sd_vae, denoisers.pixart, DPMSolverMultistepScheduler)
 FAMILIES: dict[str, Callable[..., dict[str, Any]]] = {
     "StableDiffusion": _stable_diffusion,
     "StableDiffusionXL": _stable_diffusion_xl,
@@ -296,17 +210,31 @@ FAMILIES: dict[str, Callable[..., dict[str, Any]]] = {
     "PixArtAlpha": _pixart,
     "PixArtSigma": _pixart,
     "Sana": _sana,
-    "Lumina2": _lumina2,
-    "QwenImage": _qwen_image,
-    "ZImage": _z_image,
-    "AuraFlow": _aura_flow,
-    "Chroma": _chroma,
+    "Lumina2": partial(_one_tower, words.gemma, towers.gemma2, vaes.flux, denoisers.lumina2),
+    "QwenImage": partial(
+        _one_tower, words.qwen, towers.qwen2_5_vl, vaes.qwen_image, denoisers.qwen_image
+    ),
+    "ZImage": partial(_one_tower, words.qwen, towers.qwen3, vaes.flux, denoisers.z_image),
+    "AuraFlow": partial(
+        _one_tower, words.t5, lambda t5: towers.umt5(len(t5)), _sd_vae, denoisers.aura_flow
+    ),
+    "Chroma": partial(_one_tower, words.t5, _t5, vaes.flux, denoisers.chroma),
     "Kolors": _kolors,
     "HiDreamImage": _hidream_image,
-    "Flux2Klein": _flux2_klein,
-    "CogView4": _cogview4,
+    "Flux2Klein": partial(  # of 28 layers, as it takes those with the numbers 9, 18 and 27
+        _one_tower,
+        words.qwen,
+        partial(towers.speaking_qwen3, layers=28),
+        vaes.flux2,
+        lambda width: denoisers.flux2(3 * width),
+    ),
+    "CogView4": partial(
+        _one_tower, words.glm, towers.glm, partial(vaes.kl16, 1.0, 0.0), denoisers.cogview4
+    ),
     "HunyuanImage": _hunyuan_image,
     "Krea2": _krea2,
-    "OvisImage": _ovis_image,
-    "ErnieImage": _ernie_image,
+    "OvisImage": partial(_one_tower, words.qwen, towers.qwen3, vaes.flux, denoisers.ovis_image),
+    "ErnieImage": partial(
+        _one_tower, words.mistral, towers.mistral3, vaes.flux2, denoisers.ernie_image
+    ),
 }
