@@ -257,56 +257,6 @@ def test_a_place_that_was_given_up_is_tried_again_later() -> None:
     assert 3 * MOST_IN_A_ROW <= crew.started.count(0) < 400 / TRIED_AGAIN * (MOST_IN_A_ROW + 2)
 
 
-class Paced(FakeCrew):
-    """Units at some places fail at once, in a way that nobody knew of. Elsewhere they take long."""
-
-    def __init__(self, failing: Collection[int], *, bad_units: Collection[int] = ()) -> None:
-        super().__init__(self.answer)
-        self.failing, self.bad_units = failing, bad_units
-        self.failures = 0
-        self.later: deque[SlotMessage] = deque()
-
-    def answer(self, slot: int, unit: Any) -> list[Message]:
-        if slot in self.failing or unit in self.bad_units:
-            self.failures += 1
-            return [Failed(reason="NobodyKnewError: gone", trace="t")]
-        return [Done(result=unit)]
-
-    def hear(self) -> list[SlotMessage]:
-        """Tell of all failures, and of a unit that is done now and then."""
-        heard = super().hear()
-        self.later.extend(each for each in heard if isinstance(each[2], Done))
-        failed = [each for each in heard if not isinstance(each[2], Done)]
-        return failed or ([self.later.popleft()] if self.later else [])
-
-
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("failing", [{0}, {1, 2, 5}])
-def test_a_place_where_units_fail_that_others_finish_is_ended_and_costs_no_unit(
-    failing: set[int], count: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    crew = Paced(failing)
-    orders = {"workers": 6, "max_attempts": 2, "units_per_worker": count}
-    events = list(drive(crew, range(400), **orders))
-    assert sorted(event.unit for event in events) == list(range(400))
-    assert all(isinstance(event, Finished) for event in events)
-    assert {*crew.ended} == failing
-    assert crew.failures < 80 * len(failing)
-    assert all(crew.started.count(slot) > 1 for slot in failing)  # it is tried again
-    told = "units in a row failed there, while others were done elsewhere: NobodyKnewError: gone"
-    assert told in caplog.text
-
-
-@pytest.mark.parametrize("workers", [1, 2, 8])
-def test_units_in_a_row_that_fail_everywhere_end_no_worker(workers: int) -> None:
-    crew = Paced((), bad_units=range(100, 150))
-    events = list(drive(crew, range(400), workers=workers, max_attempts=3))
-    assert sorted(e.unit for e in events if isinstance(e, Quarantined)) == list(range(100, 150))
-    assert sum(isinstance(e, Finished) for e in events) == 350
-    assert crew.failures == 3 * 50
-    assert crew.ended == []
-
-
 class Chaos(Desks):
     """Any message at any time; checks what it is given."""
 

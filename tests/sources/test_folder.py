@@ -26,7 +26,7 @@ from tests.kit.packs import (
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal
 from wdsprep.dataset.samples import Sample
-from wdsprep.errors import SourceError, UsageError
+from wdsprep.errors import SourceError
 from wdsprep.sources.base import Item
 
 
@@ -302,34 +302,6 @@ def test_no_number_is_stored_that_json_cannot_hold(tmp_path: Path, kind: str, nu
     images = pack(write_files(tmp_path / "in", files[kind]), tmp_path / "out")
     (stored,) = samples_of(images)
     assert stored["json"]["meta"] == {"list": [1.5], "file_name": "a.jpg"}
-
-
-@pytest.mark.parametrize("make", [True, False])
-def test_an_empty_or_missing_source_is_an_error_and_writes_nothing(
-    tmp_path: Path, make: bool
-) -> None:
-    if make:
-        (tmp_path / "in/sub").mkdir(parents=True)
-    with pytest.raises(SourceError, match="in is empty or does not exist"):
-        pack(tmp_path / "in", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_source_with_nothing_of_use_is_an_error_and_writes_nothing(tmp_path: Path) -> None:
-    write_files(tmp_path / "in", {"README": "x", "a.mp4": b"x"})
-    with pytest.raises(SourceError, match="holds nothing to pack"):
-        pack(tmp_path / "in", tmp_path / "out")
-    with pytest.raises(SourceError, match=r"no tar matches .*/in/\*\.tar"):
-        pack(f"{tmp_path}/in/*.tar", tmp_path / "out")
-    with pytest.raises(SourceError, match=r"none\.tar does not exist"):
-        pack(tmp_path / "in/none.tar", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_addresses_that_pack_cannot_read_are_refused(tmp_path: Path) -> None:
-    for url in ("https://host/a.tar", "pipe:cat x.tar", "ftp://host/x", "hf://models/a/b"):
-        with pytest.raises(UsageError):
-            pack(url, tmp_path / "out")
 
 
 def test_the_limit_of_bytes_is_the_users_for_every_source(tmp_path: Path) -> None:
