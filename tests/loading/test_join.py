@@ -29,6 +29,7 @@ from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageEr
 from wdsprep.loading.join_positions import DatasetPositions, JoinPositions
 from wdsprep.loading.options import Stream
 from wdsprep.store.local import LocalStore
+from wdsprep.tables import read_positions
 
 BATCH = 8
 IMAGES = Images()
@@ -425,7 +426,11 @@ def test_what_cannot_be_joined(plain: Three, tmp_path: Path) -> None:
     assert len(load(latents, join=none, global_batch=1)) == 1
 
 
-def test_tables_that_are_missing_or_damaged(plain: Three, tmp_path: Path) -> None:
+@pytest.mark.parametrize("whole_rows", [10_000, 0])
+def test_tables_that_are_missing_or_damaged(
+    plain: Three, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_rows: int
+) -> None:
+    monkeypatch.setattr(read_positions, "WHOLE_ROWS", whole_rows)
     _, latents, _ = plain
     texts = write_part(str(tmp_path / "t"), IMAGES, TEXT, rejects={1: (3,), 2: (58, 59)})
     assert len(load(latents, join=texts, global_batch=1)) == 297

@@ -297,7 +297,7 @@ class _Checker:
     def _are_positions(self, data: bytes, told: ImagePositions | None) -> bool:
         """Return whether a table has the positions that are told, or if none are, possible ones."""
         rows = read_table(data, self._columns, what="table")[ROW].to_pylist()
-        if told:
+        if told is not None:
             return bool(rows == told.positions.tolist())
         runs = (rows[run.start : run.stop] for run in self._runs(len(rows)))
         rise = all(a < b for run in runs for a, b in pairwise(run))

@@ -13,7 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_place, naming_repair, repair_step
+from wdsprep.dataset.damage import (
+    UNLIKE_RECEIPT,
+    naming_place,
+    naming_repair,
+    repair_step,
+    verify_step,
+)
 from wdsprep.dataset.image_positions import NOWHERE, ImagePositions
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.samples import parse_object
@@ -27,7 +33,6 @@ from wdsprep.errors import DamageError, UsageError
 from wdsprep.exporting.layout import ExportSample
 from wdsprep.store import shared_store
 from wdsprep.tables.read_positions import read_positions
-from wdsprep.text import command
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,8 +190,7 @@ def _sample(
         if other.key != one.key:
             raise UsageError(
                 f"{where.url}/{where.shard.name} has {other.key} where {source.url} has {one.key}: "
-                f"run {command('index', where.url)} and {command('index', source.url)}, which find "
-                "the image of each sample"
+                f"{verify_step(where.url)} and {verify_step(source.url)}"
             )
         found |= {n: data for n, data in other.members.items() if n not in ("json", "txt")}
         if where.gives_columns:

@@ -39,8 +39,9 @@ def read_rows(store: Store, tar: str, *, samples: int, inputs: int) -> ImagePosi
     name = table_name(tar)
     place = f"{store.url}/{name}"
     try:
-        content = store.read(name, nbytes=None if samples <= WHOLE_ROWS else 0)
-        with closing(OpenParquet(store, name, content or None)) as file:
+        is_small = samples <= WHOLE_ROWS
+        content = store.read(name, nbytes=None if is_small else 1)  # or learns that it is missing
+        with closing(OpenParquet(store, name, content if is_small else None)) as file:
             is_ours = is_marked(file.schema.metadata) and ROW in file.schema.names
             if not is_ours or file.schema.field(ROW).type != pa.int64():
                 raise DamageError(place, "it is no table of samples with positions")
