@@ -190,7 +190,7 @@ def _sample(
         if other.key != one.key:
             raise UsageError(
                 f"{where.url}/{where.shard.name} has {other.key} where {source.url} has {one.key}: "
-                f"{verify_step(where.url)} and {verify_step(source.url)}"
+                f"{verify_step(where.url, source.url)}"
             )
         found |= {n: data for n, data in other.members.items() if n not in ("json", "txt")}
         if where.gives_columns:
