@@ -228,6 +228,7 @@ def test_a_table_is_read_once_and_again_only_where_it_or_the_images_have_changed
     text_here(few, out, captions=table)
     made = tree(out)
     _kill_before(out, "64/000001")
+    assert {finding.name for finding in verify(out).findings} == {"wdsprep.json"}
     text_here(few, out, captions=table)
     assert (tree(out), len(read)) == (made, 1)
     # Of a trial only the captions of its samples are laid out.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from wdsprep.checks.findings import CheckedDataset, Finding, Kind
 from wdsprep.dataset.file_names import (
     CAPTION_TABLE,
+    CAPTIONS,
     EDITION,
     HUB_FILES,
     MANIFEST,
@@ -348,7 +349,8 @@ def _check_unexpected(found: DatasetSurvey, store: Store, broken: Iterable[str])
     ours = {MANIFEST, EDITION, REMOVED, *HUB_FILES}
     known = {*ours, *empty_names(found), *map(receipt_name, broken)}
     if (found.manifest or found.receipts[0]).settings.get("captions"):
-        known.add(CAPTION_TABLE)  # it may be missing: encode makes it again
+        waits = () if found.is_complete else found.files  # captions that encode has laid out
+        known |= {CAPTION_TABLE, *(name for name in waits if name.startswith(CAPTIONS))}
     known.update(file.name for receipt in found.receipts for file in expected_files(receipt))
     stated = found.manifest.receipts if found.manifest else ()
     gone = {*broken, *(r.unit for r in stated)} - {r.unit for r in found.receipts}

@@ -32,9 +32,10 @@ from wdsprep.sources.tars import TarsSource
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, write_bytes
 from wdsprep.store.spool import Place, Spool
-from wdsprep.tables.key_join import CHOICE, NAME, SAMPLE, KeyJoin, Matches, open_join
+from wdsprep.tables.key_join import CHOICE, NAME, SAMPLE, KeyJoin, open_join
 from wdsprep.text import EXAMPLES, human_time, plural
 
+NOTHING = np.zeros(0, np.int64), pa.nulls(0, pa.string())
 WAITING = "keys of samples wait there for their captions"
 
 
@@ -152,7 +153,7 @@ class CaptionLayout:
             samples = pa.table({NAME: names, SAMPLE: numbers}).filter(has_name)
             if self.table.by == KEY:
                 samples = _with_numbers(samples)
-            yield from samples.to_batches()
+            yield from filter(len, samples.to_batches())
 
     def put(self, stores: Mapping[str, Store]) -> None:
         """Write the captions of the units that datasets lack, and last the record of each.
@@ -197,19 +198,22 @@ class CaptionLayout:
     def _laid_out(self) -> Iterator[tuple[ImageShard, pa.Table]]:
         """Yield the keys and captions of the samples of each shard."""
         assert self._join is not None  # noqa: S101  for mypy: `put` has looked
-        found = self._join.read([CAPTION])
-        rest, start = next(found, None), 0
+        found = ((some.samples, some.columns[CAPTION]) for some in self._join.read([CAPTION]))
+        numbers, texts = next(found, NOTHING)
+        start = 0
         for shard, place in self._units:
             keys = _unpack(self._spool.get(place))
             places, end = np.full(len(keys), -1), start + len(keys)
             captions: list[pa.Array] = []
-            while rest is not None and (count := int(np.searchsorted(rest.samples, end))):
+            while count := int(np.searchsorted(numbers, end)):
                 before = sum(map(len, captions))
-                places[rest.samples[:count] - start] = np.arange(before, before + count)
-                captions.append(rest.columns[CAPTION][:count].cast(pa.string()))
-                rest = _skip(rest, count) or next(found, None)
-            texts = pa.chunked_array(captions, pa.string()).take(pa.array(places, mask=places < 0))
-            yield shard, pa.table([keys, texts], schema=SCHEMA)
+                places[numbers[:count] - start] = np.arange(before, before + count)
+                captions.append(texts[:count].cast(pa.string()))
+                numbers, texts = numbers[count:], texts[count:]
+                if not len(numbers):
+                    numbers, texts = next(found, NOTHING)
+            column = pa.chunked_array(captions, pa.string()).take(pa.array(places, mask=places < 0))
+            yield shard, pa.table([keys, column], schema=SCHEMA)
             start = end
 
     def close(self) -> None:
@@ -230,14 +234,6 @@ def _with_numbers(samples: pa.Table) -> pa.Table:
     short = pc.if_else(pc.equal(short, ""), "0", short)
     columns = {NAME: short, SAMPLE: padded[SAMPLE], CHOICE: pa.array(np.ones(len(short), np.int64))}
     return pa.concat_tables([samples, pa.table(columns)])
-
-
-def _skip(matches: Matches, count: int) -> Matches | None:
-    """Return matches without the first ones, or None if none are left."""
-    if count == len(matches.samples):
-        return None
-    columns = {name: column[count:] for name, column in matches.columns.items()}
-    return Matches(matches.samples[count:], matches.rows[count:], columns)
 
 
 def _pack(keys: pa.Array) -> memoryview:
