@@ -30,7 +30,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map
 
 from wdsprep.encoding import recipe_defaults
-from wdsprep.encoding.models import batch_size
 from wdsprep.encoding.models.base import InTwoPrecisions
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.find_model import Model
@@ -172,7 +171,8 @@ class FakeCuda:
         )
         for ability in ("has_bf16", "has_tf32"):
             self._patch.setattr(recipe_defaults, ability, lambda: True)
-        self._patch.setattr(batch_size, "free_nbytes", lambda _device: self.free)
+        self._patch.setattr(torch.cuda, "mem_get_info", lambda _device: (self.free, self.free))
+        self._patch.setattr(torch.cuda, "memory_reserved", lambda _device: 0)
         self._patch.setattr(torch.cuda, "empty_cache", lambda: None)
         return self
 
