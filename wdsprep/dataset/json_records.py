@@ -8,6 +8,13 @@ them.
 
 Many values are checked at once, one field after the other: of a million shards that takes a tenth
 of the time that reading their JSON takes.
+
+msgspec 0.22 was tried in its place. To parse and check the 100,000 receipts of a manifest takes 0.6
+to 0.85 s of the processor here, and 0.7 to 1.0 s if `msgspec.convert` checks what json has parsed.
+msgspec's own parser takes 0.4 s, but it refuses paths that are no UTF-8, which files of a dataset
+may have. Its errors show neither the wrong value nor the name in a mapping. Conditions on several
+values, such as rising sizes or shards that are named like their unit, would stay. To import it
+takes 30 ms, where `wdsprep --help` takes 105. Look again when it reads such texts.
 """
 
 import functools

@@ -14,6 +14,11 @@ hostile files of 490 kB, asked about paths of 16 kB, on one core:
     one rule after another    1,060 ms    2,110 ms
     as it is done here          180 ms       14 ms
 
+protego 0.7 has no limit. On the same files, where this takes 98 ms and 0.5 ms at worst today, it
+takes 151 ms and 929 ms: the owner of such a file would hold up all other hosts by a second for each
+image. It also takes no notice of a group for `wdsprep/2.0`, and takes one for `wds` as ours. Look
+again when it bounds what a check costs.
+
 The robots.txt of each origin is asked for once, and kept while there is room.
 """
 
