@@ -114,7 +114,7 @@ class UsageError(WdsprepError):
 
 class StoreError(WdsprepError):
     status = 0
-    """The HTTP status of the answer of an object store other than S3; 0 without an answer."""
+    """The HTTP status of the answer of an object store; 0 without an answer."""
 
 
 class NotFoundError(StoreError):

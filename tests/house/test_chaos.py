@@ -31,7 +31,7 @@ from tests.kit.chaos_faults import (
 from tests.kit.packs import tree
 from tests.kit.paths import ROOT
 from wdsprep.errors import AccessError
-from wdsprep.store.s3.failures import store_errors
+from wdsprep.store.s3.failures import FAILURES
 
 pytestmark = pytest.mark.system
 
@@ -193,6 +193,6 @@ def test_where_s3_refuses_a_wrong_clock_the_error_names_the_machine() -> None:
     }
     with (
         pytest.raises(AccessError, match=f"the clock of {socket.gethostname()} is wrong"),
-        store_errors("s3://bucket/key", "s3://bucket"),
+        FAILURES.explained("s3://bucket/key", "s3://bucket"),
     ):
         raise ClientError(answer, "GetObject")

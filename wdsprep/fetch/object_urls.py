@@ -95,9 +95,7 @@ def _code_of(error: Exception) -> Code:
         return Code.HTTP_4XX
     if isinstance(error, ShortReadError):
         return Code.BROKEN_OFF
-    answered = getattr(error.__cause__, "response", None)
-    by_s3 = answered["ResponseMetadata"]["HTTPStatusCode"] if isinstance(answered, dict) else 0
-    status = by_s3 or getattr(error, "status", 0)
+    status = error.status if isinstance(error, StoreError) else 0
     if not status:
         return Code.UNREACHABLE
     return Code.HTTP_429 if status == 429 else Code.HTTP_5XX

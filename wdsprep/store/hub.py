@@ -9,23 +9,21 @@ an hour. It is asked for once in a few minutes and not once for each range (`Hub
 asks for hundreds a second, and the hub allows a few thousand requests in five minutes.
 """
 
-import contextlib
 import importlib
 import os
 import re
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
 from wdsprep.errors import AccessError, NotFoundError, ShortReadError, StoreError, UsageError
-from wdsprep.store.base import Entry, ReadOnly, check_name, check_prefix, root_prefix
+from wdsprep.store.base import Entry, OverNetwork, PerProcess, ReadOnly, check_prefix
 from wdsprep.store.byte_range import Range, length_of
-from wdsprep.store.retry import FIRST_PAUSE_S, persist
+from wdsprep.store.failures import FIRST_PAUSE_S, Failures
 
 URL = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?(?:/(.*))?", re.IGNORECASE)
 LISTINGS = 64  # so many folders' listings are kept: what is in a commit never changes
@@ -37,10 +35,9 @@ MOVED = (301, 302, 303, 307, 308)
 BEYOND = 416
 MOST_HOPS = 5
 WHOLE_NBYTES = 64 << 20  # what the hub keeps in git may come whole; it is 10 MB at most there
-T = TypeVar("T")
 
 
-class HubStore(ReadOnly):
+class HubStore(ReadOnly, OverNetwork):
     """A store in a dataset of the Hugging Face hub, or in a folder of it, which is only read."""
 
     def __init__(self, url: str, *, commit: str = "", first_pause_s: float = FIRST_PAUSE_S) -> None:
@@ -50,65 +47,39 @@ class HubStore(ReadOnly):
                 f"{url}: only datasets of the hub are taken: give hf://datasets/OWNER/NAME[@REVISION]"
             )
         self._repository, revision, folder = match[1], match[2] or "", match[3] or ""
-        self._shown = f"hf://datasets/{self._repository}{f'@{revision}' if revision else ''}"
-        self._revision = revision.replace("%2F", "/") or "main"
-        self._prefix = root_prefix(folder)
-        self._first_pause_s, self._commit = first_pause_s, commit
-        self._locks: dict[int, threading.RLock] = {}
-        self._apis: dict[int, Any] = {}
+        place = f"hf://datasets/{self._repository}{f'@{revision}' if revision else ''}"
+        super().__init__(place, folder, first_pause_s)
+        self._revision, self._commit = revision.replace("%2F", "/") or "main", commit
+        endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+        self._apis = PerProcess(partial(_new_api, endpoint))
+        self._reads = HubReads(endpoint, self._repository, _headers())
         self._listings: dict[str, dict[str, Entry]] = {}
-        self._endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-        self._reads = HubReads(self._endpoint, self._repository, _headers())
-
-    @property
-    def url(self) -> str:
-        return f"{self._shown}/{self._prefix}".rstrip("/")
 
     def __reduce__(self) -> tuple[Callable[..., "HubStore"], tuple[str]]:
         """Pickle the store so that another process reads the same commit."""
-        make = partial(HubStore, commit=self._commit, first_pause_s=self._first_pause_s)
+        make = partial(HubStore, commit=self._commit, first_pause_s=self.first_pause_s)
         return make, (self.url,)
-
-    @property
-    def _lock(self) -> "threading.RLock":
-        """Return the lock of this process.
-
-        A fork must not use its parent's, which may be taken for ever.
-        """
-        return self._locks.setdefault(os.getpid(), threading.RLock())
-
-    @property
-    def _api(self) -> Any:
-        from huggingface_hub import HfApi
-
-        process = os.getpid()
-        if process not in self._apis:
-            self._apis[process] = HfApi(endpoint=self._endpoint)
-        return self._apis[process]
 
     def _current_commit(self) -> str:
         """Return the commit that is read: the one given, or the latest when it was first needed."""
         if not self._commit:
-            with self._lock:
+            with self._apis.lock:
                 if not self._commit:
-                    about = self._retrying(
-                        lambda: self._api.repo_info(
+                    about = self.retrying(
+                        lambda: self._apis.get().repo_info(
                             self._repository, repo_type="dataset", revision=self._revision
                         )
                     )
                     self._commit = str(about.sha)
         return self._commit
 
-    def _retrying(self, act: Callable[[], T]) -> T:
-        return persist(act, _is_transient, self._first_pause_s)
-
     def _files_below(self, folder: str) -> Mapping[str, Entry]:
         """Return all files below a folder in the commit. The folder may be the whole dataset."""
         if (known := self._listings.get(folder)) is not None:
             return known
-        with self._lock:
+        with self._apis.lock:
             if folder not in self._listings:
-                files = self._retrying(partial(self._list_tree, folder, self._current_commit()))
+                files = self.retrying(partial(self._list_tree, folder, self._current_commit()))
                 if len(self._listings) >= LISTINGS:
                     self._listings.clear()
                 self._listings[folder] = files
@@ -117,7 +88,7 @@ class HubStore(ReadOnly):
     def _list_tree(self, folder: str, commit: str) -> dict[str, Entry]:
         from huggingface_hub.errors import EntryNotFoundError
 
-        files = self._api.list_repo_tree(
+        files = self._apis.get().list_repo_tree(
             self._repository, folder or None, recursive=True, revision=commit, repo_type="dataset"
         )
         try:
@@ -130,27 +101,18 @@ class HubStore(ReadOnly):
             return {}
 
     def list(self, prefix: str = "", /) -> Iterator[Entry]:
-        path = self._prefix + check_prefix(prefix)
-        with self._store_errors(prefix):
+        path = self.prefix + check_prefix(prefix)
+        with self.store_errors(prefix):
             files = self._files_below(path.rpartition("/")[0])
         for name in sorted((name for name in files if name.startswith(path)), key=str.encode):
-            yield files[name].below(self._prefix)
+            yield files[name].below(self.prefix)
 
     def read(self, name: str, /, *, start: int = 0, nbytes: int | None = None) -> bytes:
-        path, what = self._prefix + check_name(name), f"{self.url}/{name}"
+        path, what = self.key(name), f"{self.url}/{name}"
         wanted = Range(start=start, nbytes=nbytes)
-        with self._store_errors(name):
+        with self.store_errors(name):
             commit = self._current_commit()
-            return self._retrying(lambda: self._reads.get(commit, path, wanted, what)[:nbytes])
-
-    def read_into(self, name: str, buffer: memoryview, /, *, start: int) -> int:
-        """Fill a buffer with the bytes of a file from `start` on, and return how many came.
-
-        Fewer come only if the file ends before.
-        """
-        data = self.read(name, start=start, nbytes=len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
+            return self.retrying(lambda: self._reads.get(commit, path, wanted, what)[:nbytes])
 
     def stamp(self, name: str, /) -> str:
         """Return a text that changes whenever the file does."""
@@ -166,8 +128,11 @@ class HubStore(ReadOnly):
             f'finished folder with "hf upload {self._repository} FOLDER --repo-type dataset"'
         )
 
-    def _store_errors(self, name: str) -> contextlib.AbstractContextManager[None]:
-        return store_errors(f"{self.url}/{name}" if name else self.url, self._shown)
+
+def _new_api(endpoint: str) -> Any:
+    from huggingface_hub import HfApi
+
+    return HfApi(endpoint=endpoint)
 
 
 def _headers() -> dict[str, str]:
@@ -316,23 +281,7 @@ def _status_of(error: BaseException) -> int:
     return int(getattr(getattr(error, "response", None), "status_code", 0))
 
 
-@contextlib.contextmanager
-def store_errors(what: str, repository: str) -> Iterator[None]:
-    """Turn errors of the hub's library into errors of wdsprep that say what a user can do."""
-    try:
-        yield
-    except (StoreError, UsageError):
-        raise
-    except Exception as error:
-        found = _explain(error, what, repository)
-        if found is None:
-            raise
-        if isinstance(found, StoreError):
-            found.status = _status_of(error)
-        raise found from None  # its own words may have a signed URL
-
-
-def _explain(error: Any, what: str, repository: str) -> Exception | None:
+def _explain(error: Any, what: str, repository: str) -> StoreError | UsageError | None:
     from huggingface_hub import errors
 
     status, kind = _status_of(error), type(error).__name__
@@ -361,3 +310,6 @@ def _explain(error: Any, what: str, repository: str) -> Exception | None:
     if isinstance(error, _no_answer_error()):
         return StoreError(f"{what}: {kind}: check the network or HF_ENDPOINT")
     return None
+
+
+HubStore.failures = Failures(_is_transient, _status_of, _explain)

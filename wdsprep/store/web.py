@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from wdsprep.errors import AccessError, NotFoundError, ShortReadError, StoreError, UsageError
-from wdsprep.store.base import Entry, ReadOnly
+from wdsprep.store.base import READERS, Entry, ReadOnly
 from wdsprep.store.byte_range import Range
 from wdsprep.store.schemes import WRITABLE_PLACE
 
@@ -42,6 +42,9 @@ class WebStore(ReadOnly):
 
     All reads are of the version that was listed last, or else read first.
     """
+
+    root = None
+    readers = READERS
 
     def __init__(self, url: str, *, first_pause_s: float = FIRST_PAUSE_S) -> None:
         self._url, self._first_pause_s = url, first_pause_s

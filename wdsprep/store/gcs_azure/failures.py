@@ -5,10 +5,7 @@ status is taken and what the server gave as its code. The text itself is not sho
 is many lines long.
 """
 
-import contextlib
 import re
-from collections.abc import Callable, Iterator
-from typing import TypeVar
 
 from wdsprep.errors import (
     AccessError,
@@ -19,11 +16,10 @@ from wdsprep.errors import (
     StoreError,
     UsageError,
 )
-from wdsprep.store.retry import FIRST_PAUSE_S, persist
+from wdsprep.store.failures import NOT_SUPPORTED, Failures
 
 BEYOND = 416
 PAST_ITS_END = "Wanted range starting at"
-NOT_SUPPORTED = (400, 501)
 FULL = ("QuotaExceeded", "InsufficientStorage", "AccountBeingCreated")
 OF_CREDENTIALS = re.compile(
     r"credential|token request|metadata (request|server)|oauth|InstanceMetadata|service.?account"
@@ -34,11 +30,6 @@ SETTINGS = {
     "gs": "check GOOGLE_APPLICATION_CREDENTIALS or GOOGLE_SERVICE_ACCOUNT",
     "az": "check AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
-T = TypeVar("T")
-
-
-def retrying(act: Callable[[], T], *, pause_s: float = FIRST_PAUSE_S) -> T:
-    return persist(act, is_transient, pause_s)
 
 
 def is_transient(error: Exception) -> bool:
@@ -77,30 +68,15 @@ def is_beyond(error: BaseException) -> bool:
     return is_said or PAST_ITS_END in str(error)
 
 
-@contextlib.contextmanager
-def store_errors(what: str, place: str) -> Iterator[None]:
-    """Turn errors of the obstore library into errors of wdsprep that say what a user can do.
-
-    `place` is the URL of the bucket or container.
-    """
-    try:
-        yield
-    except Exception as error:
-        if type(error).__module__.partition(".")[0] != "obstore" and not _is_plain(error):
-            raise
-        found = _explain(error, what, place)
-        if isinstance(found, StoreError):
-            found.status = status_of(error)
-        raise found from None  # its own words may have a signed URL
-
-
 def _is_plain(error: Exception) -> bool:
     """Return whether an error of one of Python's own classes was raised by the library."""
     beginnings = {FileNotFoundError: "Object at location", ValueError: "Could not parse path"}
     return str(error).startswith(beginnings.get(type(error), "\0"))
 
 
-def _explain(error: Exception, what: str, place: str) -> StoreError | UsageError:
+def _explain(error: Exception, what: str, place: str) -> StoreError | UsageError | None:
+    if type(error).__module__.partition(".")[0] != "obstore" and not _is_plain(error):
+        return None
     kind, code, status = kind_of(error), code_of(error), status_of(error)
     settings, said = SETTINGS[place.partition(":")[0]], f"{status} {code}".rstrip()
     if code in ("NoSuchBucket", "ContainerNotFound"):
@@ -129,3 +105,6 @@ def _cause(error: Exception) -> str:
     line = str(error).partition("\n")[0]
     reason = re.split(r", source: ?| - |: ", line)[-1]
     return re.sub(r"\S+://\S+", "", reason).strip(" .()") or "no answer"
+
+
+FAILURES = Failures(is_transient, status_of, _explain)

@@ -10,11 +10,9 @@ after a week, and GCS where the bucket has a rule for that.
 
 import contextlib
 import datetime
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from wdsprep.errors import ShortReadError, UsageError
 from wdsprep.store.base import (
@@ -22,17 +20,16 @@ from wdsprep.store.base import (
     FileSink,
     Ours,
     OverNetwork,
+    PerProcess,
     Swept,
-    check_name,
     check_prefix,
     none_of_ours,
-    root_prefix,
 )
-from wdsprep.store.gcs_azure.failures import is_beyond, retrying, store_errors
+from wdsprep.store.failures import ATTEMPTS, FIRST_PAUSE_S, LONGEST_PAUSE_S
+from wdsprep.store.gcs_azure.failures import FAILURES, is_beyond
 from wdsprep.store.gcs_azure.library import own_library
 from wdsprep.store.gcs_azure.uploads import PART_NBYTES, PARTS_IN_FLIGHT, WRITER, ObjectSink
 from wdsprep.store.object_locks import Holds, Mark
-from wdsprep.store.retry import ATTEMPTS, FIRST_PAUSE_S, LONGEST_PAUSE_S
 
 STORES = {"gs": "GCSStore", "az": "AzureStore"}
 HTTP = {"allow_http": True, "connect_timeout": "10s", "timeout": "300s", "read_timeout": "60s"}
@@ -40,8 +37,7 @@ HTTP = {"allow_http": True, "connect_timeout": "10s", "timeout": "300s", "read_t
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Clients:
+class _Clients(NamedTuple):
     """The library and the clients that one process uses.
 
     `patient` leaves attempts to the library, which alone can repeat a part of an upload or a page
@@ -56,6 +52,8 @@ class _Clients:
 class ObjectStore(OverNetwork):
     """A store in a bucket of GCS or a container of Azure, below a prefix."""
 
+    failures = FAILURES
+
     def __init__(
         self, url: str, *, part_nbytes: int = PART_NBYTES, first_pause_s: float = FIRST_PAUSE_S
     ) -> None:
@@ -64,35 +62,22 @@ class ObjectStore(OverNetwork):
         self._bucket, _, prefix = place.partition("/")
         if not self._bucket:
             raise UsageError(f"{url} has no bucket: give {self._scheme}://BUCKET/PREFIX")
-        self._prefix = root_prefix(prefix)
-        self._part_nbytes, self._first_pause_s = part_nbytes, first_pause_s
-        self._owns: dict[int, _Clients] = {}  # a parent's too: nothing of it is freed in a child
+        super().__init__(f"{self._scheme}://{self._bucket}", prefix, first_pause_s)
+        self._part_nbytes = part_nbytes
+        self._clients = PerProcess(self._new_clients)
         self._holds = Holds(_Objects(self))
 
-    @property
-    def url(self) -> str:
-        return f"{self._scheme}://{self._bucket}/{self._prefix}".rstrip("/")
-
     def __reduce__(self) -> tuple[Callable[..., "ObjectStore"], tuple[str]]:
-        options = {"part_nbytes": self._part_nbytes, "first_pause_s": self._first_pause_s}
+        options = {"part_nbytes": self._part_nbytes, "first_pause_s": self.first_pause_s}
         return partial(ObjectStore, **options), (self.url,)  # type: ignore[arg-type]
 
-    @property
-    def _process_clients(self) -> _Clients:
-        process = os.getpid()
-        if process not in self._owns:
-            self._owns[process] = self._new_own()
-        return self._owns[process]
-
-    def _new_own(self) -> _Clients:
+    def _new_clients(self) -> _Clients:
         loaded = own_library()
         make = partial(getattr(loaded._store, STORES[self._scheme]), self._bucket)
-        pause, most = (
-            datetime.timedelta(seconds=s) for s in (self._first_pause_s, LONGEST_PAUSE_S)
-        )
+        pause, most = (datetime.timedelta(seconds=s) for s in (self.first_pause_s, LONGEST_PAUSE_S))
         backoff = {"init_backoff": pause, "max_backoff": most, "base": 2}
         patience = {"max_retries": ATTEMPTS - 1, "backoff": backoff}
-        with self._store_errors(""):
+        with self.store_errors():
             return _Clients(
                 library=loaded,
                 client=make(client_options=HTTP, retry_config={"max_retries": 0}),
@@ -105,14 +90,14 @@ class ObjectStore(OverNetwork):
         It is called again after a transient error. Before each attempt, the locks of this thread
         are renewed and checked.
         """
-        own = self._process_clients
+        own = self._clients.get()
 
         def attempt() -> T:
             self._holds.refresh()
             self._holds.check()
             return act(own.library, own.client)
 
-        return retrying(attempt, pause_s=self._first_pause_s)
+        return self.retrying(attempt)
 
     def list(self, prefix: str = "", /) -> Iterator[Entry]:
         """List the files in the order of their names.
@@ -120,10 +105,10 @@ class ObjectStore(OverNetwork):
         They are sorted here, as Azure has another order if a container has real folders.
         """
         check_prefix(prefix)
-        with self._store_errors(prefix):
-            found = sorted(self.entries(self._prefix + prefix), key=lambda e: e.name.encode())
+        with self.store_errors(prefix):
+            found = sorted(self.entries(self.prefix + prefix), key=lambda e: e.name.encode())
         for entry in found:
-            yield entry.below(self._prefix)
+            yield entry.below(self.prefix)
 
     def entries(self, prefix: str) -> Iterator[Entry]:
         """Yield the objects whose keys begin with `prefix`, under their whole keys.
@@ -133,7 +118,7 @@ class ObjectStore(OverNetwork):
         """
         folder, _, rest = prefix.rpartition("/")
         begin = {"offset": prefix[:-1]} if len(rest) > 1 else {}
-        own, is_found = self._process_clients, False
+        own, is_found = self._clients.get(), False
         for some in own.library.list(own.patient, folder or None, chunk_size=1_000, **begin):
             for meta in some:
                 key = meta["path"]
@@ -148,16 +133,12 @@ class ObjectStore(OverNetwork):
         return bytes(self._read(name, start, nbytes))
 
     def read_into(self, name: str, buffer: memoryview, /, *, start: int) -> int:
-        """Fill a buffer with the bytes of an object from `start` on, and return how many came.
-
-        Fewer come only if the object ends before.
-        """
-        data = self._read(name, start, len(buffer))
+        data = self._read(name, start, len(buffer))  # which is copied once
         buffer[: len(data)] = data
         return len(data)
 
     def _read(self, name: str, start: int, nbytes: int | None) -> memoryview:
-        key = self._key(name)
+        key = self.key(name)
 
         def act(loaded: Any, client: Any) -> memoryview:
             if nbytes == 0:
@@ -170,23 +151,23 @@ class ObjectStore(OverNetwork):
                     raise
                 return memoryview(b"")
 
-        with self._store_errors(name):
+        with self.store_errors(name):
             return self.ask(act)
 
     def stamp(self, name: str, /) -> str:
         """Return a text that changes whenever the object is written."""
-        key = self._key(name)
-        with self._store_errors(name):
+        key = self.key(name)
+        with self.store_errors(name):
             found = self.ask(lambda loaded, client: loaded.head(client, key))
         return f"{found['e_tag']} {found['version']} {found['last_modified'].isoformat()}"
 
     @contextlib.contextmanager
     def write(self, name: str, /, *, exclusive: bool = False) -> Iterator[ObjectSink]:
-        with self._store_errors(name):
-            key = self._key(name)
+        with self.store_errors(name):
+            key = self.key(name)
 
             def put(data: Any, facts: Mapping[str, str], *, is_whole: bool) -> None:
-                with self._store_errors(name):
+                with self.store_errors(name):
                     self._put(key, data, facts, is_whole=is_whole, exclusive=exclusive)
 
             # The library has no condition for an upload in parts.
@@ -210,7 +191,7 @@ class ObjectStore(OverNetwork):
                 )
             )
             return
-        own = self._process_clients
+        own = self._clients.get()
         own.library.put(
             own.patient,
             key,
@@ -223,14 +204,14 @@ class ObjectStore(OverNetwork):
 
     def _writer(self, name: str) -> str:
         """Return the id that the last writer of an object has left on it, or "" if none has."""
-        key = self._key(name)
-        with self._store_errors(name):
+        key = self.key(name)
+        with self.store_errors(name):
             found = self.ask(lambda loaded, client: loaded.get(client, key, options={"head": True}))
             return str(found.attributes.get(WRITER, ""))
 
     def delete(self, name: str, /) -> None:
-        key = self._key(name)
-        with self._store_errors(name):
+        key = self.key(name)
+        with self.store_errors(name):
             self.remove(key)
 
     def remove(self, key: str) -> None:
@@ -240,24 +221,16 @@ class ObjectStore(OverNetwork):
     @contextlib.contextmanager
     def hold(self, name: str, /, *, giving: Sequence[FileSink] = ()) -> Iterator[None]:
         del giving  # what is stopped in the middle of it is waited for until it counts as dead
-        with self._holds.hold(self._key(name), f"{self.url}/{name}"):
+        with self._holds.hold(self.key(name), f"{self.url}/{name}"):
             yield
 
     def let_go(self, name: str, /) -> None:
-        self._holds.let_go(self._key(name), f"{self.url}/{name}")
+        self._holds.let_go(self.key(name), f"{self.url}/{name}")
 
     def sweep(self, ours: Ours = none_of_ours) -> Swept:
         """Remove nothing: the library does not tell of unfinished uploads."""
         del ours
         return Swept()
-
-    def _key(self, name: str) -> str:
-        return self._prefix + check_name(name)
-
-    def _store_errors(self, name: str) -> contextlib.AbstractContextManager[None]:
-        return store_errors(
-            f"{self.url}/{name}" if name else self.url, f"{self._scheme}://{self._bucket}"
-        )
 
 
 class _Objects:
@@ -267,7 +240,7 @@ class _Objects:
         self._store = store
 
     def tags(self, prefix: str, /) -> Mapping[str, str]:
-        with self._store_errors(prefix):
+        with self._explained(prefix):
             return {entry.name: entry.stamp for entry in self._store.entries(prefix)}
 
     def read(self, key: str, /) -> Mark:
@@ -277,26 +250,22 @@ class _Objects:
             age = datetime.datetime.now(datetime.timezone.utc) - written
             return Mark(data=data, tag=_tag(found.meta), age_s=age.total_seconds())
 
-        with self._store_errors(key):
+        with self._explained(key):
             return self._store.ask(act)
 
     def make(self, key: str, data: bytes, /) -> str:
-        with self._store_errors(key):
-            put = partial(_create, key=key, data=data)
-            return self._store.ask(put)
+        create = {"mode": "create", "use_multipart": False}
+        with self._explained(key):
+            return self._store.ask(
+                lambda loaded, client: _tag(loaded.put(client, key, data, **create))
+            )
 
     def delete(self, key: str, /) -> None:
-        with self._store_errors(key):
+        with self._explained(key):
             self._store.remove(key)
 
-    def _store_errors(self, key: str) -> contextlib.AbstractContextManager[None]:
-        scheme, _, rest = self._store.url.partition("://")
-        place = f"{scheme}://{rest.partition('/')[0]}"
-        return store_errors(f"{place}/{key}", place)
-
-
-def _create(loaded: Any, client: Any, *, key: str, data: bytes) -> str:
-    return _tag(loaded.put(client, key, data, mode="create", use_multipart=False))
+    def _explained(self, key: str) -> contextlib.AbstractContextManager[None]:
+        return FAILURES.explained(f"{self._store.place}/{key}", self._store.place)
 
 
 def _read_range(

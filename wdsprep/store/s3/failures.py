@@ -4,10 +4,8 @@ boto3's own retries are switched off: they leave out a plain 429 and a body that
 stop for good after some hundred failures in a row, which is one bad second of a busy loader.
 """
 
-import contextlib
 import socket
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 from wdsprep.errors import (
     AccessError,
@@ -18,7 +16,7 @@ from wdsprep.errors import (
     StoreError,
     UsageError,
 )
-from wdsprep.store.retry import FIRST_PAUSE_S, persist
+from wdsprep.store.failures import NOT_SUPPORTED, Failures
 
 BUSY = {"SlowDown", "RequestTimeout", "ConditionalRequestConflict", "OperationAborted"}
 FULL = {"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage"}
@@ -29,12 +27,6 @@ REFUSED = {
     "InvalidToken": "the session token is wrong: check AWS_SESSION_TOKEN",
     "RequestTimeTooSkewed": f"the clock of {socket.gethostname()} is wrong: set it, or start NTP",
 }
-NOT_SUPPORTED = (400, 501)  # statuses of a server that does not know what a header asks for
-T = TypeVar("T")
-
-
-def retrying(act: Callable[[], T], *, pause_s: float = FIRST_PAUSE_S) -> T:
-    return persist(act, is_transient, pause_s)
 
 
 def is_transient(error: Exception) -> bool:
@@ -57,20 +49,16 @@ def code_of(error: Any) -> str:
 
 
 def status_of(error: Any) -> int:
-    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    response = getattr(error, "response", None) or {}  # None without an answer
+    return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
-@contextlib.contextmanager
-def store_errors(what: str, bucket: str) -> Iterator[None]:
-    """Turn errors of boto3 into errors of wdsprep that say what a user can do."""
+def _explain(error: Exception, what: str, bucket: str) -> StoreError | UsageError | None:
     from botocore.exceptions import BotoCoreError, ClientError
 
-    try:
-        yield
-    except ClientError as error:
-        raise _answer_error(error, what, bucket) from error
-    except BotoCoreError as error:
-        raise _no_answer_error(error, what) from None  # its own words have the signed URL
+    if isinstance(error, ClientError):
+        return _answer_error(error, what, bucket)
+    return _no_answer_error(error, what) if isinstance(error, BotoCoreError) else None
 
 
 def _answer_error(error: Any, what: str, bucket: str) -> StoreError:
@@ -112,3 +100,6 @@ def settings_error(error: Exception, what: str) -> AccessError:
 
 def _one_line(error: object) -> str:
     return " ".join(str(error).split()).rstrip(".")
+
+
+FAILURES = Failures(is_transient, status_of, _explain)

@@ -8,14 +8,12 @@ nobody sees; `sweep` aborts it where that writer is known to be dead, or else af
 
 import contextlib
 import datetime
-import os
 import sys
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from email.utils import parsedate_to_datetime
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from wdsprep.errors import ShortReadError, UsageError
 from wdsprep.store.base import (
@@ -23,18 +21,16 @@ from wdsprep.store.base import (
     FileSink,
     Ours,
     OverNetwork,
+    PerProcess,
     Swept,
-    check_name,
     check_prefix,
     none_of_ours,
-    root_prefix,
 )
 from wdsprep.store.byte_range import Range
-from wdsprep.store.object_locks import Holds
-from wdsprep.store.retry import FIRST_PAUSE_S
-from wdsprep.store.s3.failures import retrying, settings_error, store_errors
+from wdsprep.store.failures import FIRST_PAUSE_S
+from wdsprep.store.object_locks import Holds, Mark
+from wdsprep.store.s3.failures import FAILURES, settings_error
 from wdsprep.store.s3.listing import Page, Stretch, listing, page_of, quicken_listings
-from wdsprep.store.s3.lock_requests import S3Objects
 from wdsprep.store.s3.reads import BROKE_OFF, GetRequest, Reads
 from wdsprep.store.s3.uploads import (
     PART_NBYTES,
@@ -56,11 +52,7 @@ ANSWERS = {  # boto3 takes a body that never came for an empty answer
 }
 
 
-_CLIENT_LOCK = threading.Lock()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Client:
+class _Client(NamedTuple):
     """The client that one process uses, and its state."""
 
     client: Any
@@ -84,39 +76,30 @@ def _checks_of(client: Any) -> BodyChecks:
 class S3Store(OverNetwork):
     """A store in a bucket of S3, or of a server that speaks like it, below a prefix."""
 
+    failures = FAILURES
+
     def __init__(
         self, url: str, *, part_nbytes: int = PART_NBYTES, first_pause_s: float = FIRST_PAUSE_S
     ) -> None:
         self._bucket, _, prefix = url[len("s3://") :].partition("/")
         if not self._bucket:
             raise UsageError(f"{url} has no bucket: give s3://BUCKET/PREFIX")
-        self._prefix = root_prefix(prefix)
-        self._part_nbytes, self._first_pause_s = part_nbytes, first_pause_s
-        self._clients: dict[int, _Client] = {}
-        self._holds = Holds(S3Objects(self._ask_checked, lambda: self._store_errors("")))
-
-    @property
-    def url(self) -> str:
-        return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
+        super().__init__(f"s3://{self._bucket}", prefix, first_pause_s)
+        self._part_nbytes = part_nbytes
+        self._clients = PerProcess(self._new_clients)
+        self._holds = Holds(S3Objects(self._ask_checked, self.store_errors))
 
     def __reduce__(self) -> tuple[Callable[..., "S3Store"], tuple[str]]:
-        make = partial(S3Store, part_nbytes=self._part_nbytes, first_pause_s=self._first_pause_s)
+        make = partial(S3Store, part_nbytes=self._part_nbytes, first_pause_s=self.first_pause_s)
         return make, (self.url,)
 
     @property
     def client(self) -> Any:
-        return self._process_client.client
+        return self._clients.get().client
 
-    @property
-    def _process_client(self) -> "_Client":
-        """Return the client of this process: a forked one must not share its connections."""
-        process = os.getpid()
-        with _CLIENT_LOCK:  # making one takes a while: many threads at the start want the same
-            if process not in self._clients:
-                client = self._new_client()
-                checks = _checks_of(client)
-                self._clients[process] = _Client(client=client, reads=Reads(client), checks=checks)
-            return self._clients[process]
+    def _new_clients(self) -> _Client:
+        client = self._new_client()
+        return _Client(client=client, reads=Reads(client), checks=_checks_of(client))
 
     def _new_client(self) -> Any:
         import boto3
@@ -124,7 +107,7 @@ class S3Store(OverNetwork):
         from botocore.exceptions import BotoCoreError
 
         config = Config(
-            retries={"mode": "standard", "total_max_attempts": 1},  # see retry.py
+            retries={"mode": "standard", "total_max_attempts": 1},  # see failures.py
             request_checksum_calculation="when_required",  # BodyChecks says what bodies carry
             response_checksum_validation="when_required",
             connect_timeout=10,
@@ -141,11 +124,11 @@ class S3Store(OverNetwork):
 
     def close(self) -> None:
         """Close the connections of this process to the server. The next call opens new ones."""
-        if own := self._clients.pop(os.getpid(), None):
+        if own := self._clients.pop():
             own.client.close()
 
     def _ask_checked(self, operation: str, **what: Any) -> Any:
-        sums = self._process_client.checks.headers_for(what["Body"]) if "Body" in what else {}
+        sums = self._clients.get().checks.headers_for(what["Body"]) if "Body" in what else {}
         return self._ask(operation, **what, **sums)
 
     def _ask(self, operation: str, **what: Any) -> Any:
@@ -158,28 +141,28 @@ class S3Store(OverNetwork):
                 raise ShortReadError(f"{self.url}: {BROKE_OFF}")
             return answer
 
-        return retrying(act, pause_s=self._first_pause_s)
+        return self.retrying(act)
 
     def list(self, prefix: str = "", /) -> Iterator[Entry]:
         check_prefix(prefix)
         return listing(partial(self._page, prefix), prefix)
 
     def _page(self, prefix: str, stretch: Stretch) -> Page:
-        ask = {"Prefix": self._prefix + prefix}
+        ask = {"Prefix": self.prefix + prefix}
         if stretch.token:
             ask["ContinuationToken"] = stretch.token
         elif stretch.after:
-            ask["StartAfter"] = self._prefix + stretch.after
-        with self._store_errors(prefix):
+            ask["StartAfter"] = self.prefix + stretch.after
+        with self.store_errors(prefix):
             answer = self._ask("list_objects_v2", **ask)
-        return page_of(answer, len(self._prefix), stretch, self.url)
+        return page_of(answer, len(self.prefix), stretch, self.url)
 
     def read(self, name: str, /, *, start: int = 0, nbytes: int | None = None) -> bytes:
         ask = self._range(name, start, nbytes)
-        with self._store_errors(name):
+        with self.store_errors(name):
             self._holds.refresh()
-            reads = self._process_client.reads
-            return retrying(lambda: reads.get(ask), pause_s=self._first_pause_s)[:nbytes]
+            reads = self._clients.get().reads
+            return self.retrying(lambda: reads.get(ask))[:nbytes]
 
     def read_into(self, name: str, buffer: memoryview, /, *, start: int) -> int:
         """Fill a buffer with the bytes of an object from `start` on, and return how many came.
@@ -187,29 +170,29 @@ class S3Store(OverNetwork):
         Fewer come only if the object ends before.
         """
         ask = self._range(name, start, len(buffer))
-        with self._store_errors(name):
+        with self.store_errors(name):
             self._holds.refresh()
-            reads = self._process_client.reads
-            return retrying(lambda: reads.get_into(ask, buffer), pause_s=self._first_pause_s)
+            reads = self._clients.get().reads
+            return self.retrying(lambda: reads.get_into(ask, buffer))
 
     def _range(self, name: str, start: int, nbytes: int | None) -> GetRequest:
         wanted = Range(start=start, nbytes=nbytes)
-        return GetRequest(bucket=self._bucket, key=self._key(name), range=wanted)
+        return GetRequest(bucket=self._bucket, key=self.key(name), range=wanted)
 
     def stamp(self, name: str, /) -> str:
         """Return a text that changes whenever the object is written."""
-        with self._store_errors(name):
-            found = self._ask("head_object", Key=self._key(name))
+        with self.store_errors(name):
+            found = self._ask("head_object", Key=self.key(name))
         return f"{found['ETag']} {found['LastModified'].isoformat()}"
 
     @contextlib.contextmanager
     def write(self, name: str, /, *, exclusive: bool = False) -> Iterator["S3Sink"]:
         # Not every server checks the condition when it completes a multipart upload.
         part_nbytes = sys.maxsize if exclusive else self._part_nbytes
-        with self._store_errors(name):
-            key = self._key(name)
+        with self.store_errors(name):
+            key = self.key(name)
             ask, place = partial(self._ask, Key=key), f"{self._bucket}/{key}"
-            sink = S3Sink(ask, place, part_nbytes, self._process_client.checks)
+            sink = S3Sink(ask, place, part_nbytes, self._clients.get().checks)
             try:
                 yield sink
                 sink.finish({"IfNoneMatch": "*"} if exclusive else {})
@@ -218,18 +201,18 @@ class S3Store(OverNetwork):
                 raise
 
     def delete(self, name: str, /) -> None:
-        with self._store_errors(name):
-            self._ask("delete_object", Key=self._key(name))
+        with self.store_errors(name):
+            self._ask("delete_object", Key=self.key(name))
 
     @contextlib.contextmanager
     def hold(self, name: str, /, *, giving: Sequence[FileSink] = ()) -> Iterator[None]:
         del giving  # what is stopped in the middle of it is waited for until it counts as dead
-        with self._store_errors(name), self._holds.hold(self._key(name), f"{self.url}/{name}"):
+        with self.store_errors(name), self._holds.hold(self.key(name), f"{self.url}/{name}"):
             yield
 
     def let_go(self, name: str, /) -> None:
-        with self._store_errors(name):
-            self._holds.let_go(self._key(name), f"{self.url}/{name}")
+        with self.store_errors(name):
+            self._holds.let_go(self.key(name), f"{self.url}/{name}")
 
     def sweep(self, ours: Ours = none_of_ours) -> Swept:
         """Abort the unfinished uploads of dead writers, and return how many there were.
@@ -238,7 +221,7 @@ class S3Store(OverNetwork):
         writer takes that long over a file, and if `ours` says so of its name. Notes of old
         uploads are removed too.
         """
-        with self._store_errors(""):
+        with self.store_errors():
             found = Counter[Writer]()
             for upload in self._uploads():
                 writer = self._writer(upload, ours)
@@ -252,14 +235,14 @@ class S3Store(OverNetwork):
         """Return whether an upload is dead or alive; an unknown one that is ours by its age."""
         key, age = upload["Key"], datetime.datetime.now(datetime.timezone.utc) - upload["Initiated"]
         writer = writer_of(f"{self._bucket}/{key}/{upload['UploadId']}")
-        if writer is not Writer.UNKNOWN or not ours(key[len(self._prefix) :]):
+        if writer is not Writer.UNKNOWN or not ours(key[len(self.prefix) :]):
             return writer
         if age > ABANDONED_UPLOAD:
             return Writer.DEAD
         return Writer.ALIVE if age < FRESH_UPLOAD else writer
 
     def _uploads(self) -> Iterator[dict[str, Any]]:
-        ask = {"Prefix": self._prefix}
+        ask = {"Prefix": self.prefix}
         while True:
             page = self._ask("list_multipart_uploads", **ask)
             yield from page.get("Uploads", ())
@@ -268,8 +251,43 @@ class S3Store(OverNetwork):
             ask["KeyMarker"] = page["NextKeyMarker"]
             ask["UploadIdMarker"] = page["NextUploadIdMarker"]
 
-    def _key(self, name: str) -> str:
-        return self._prefix + check_name(name)
 
-    def _store_errors(self, name: str) -> contextlib.AbstractContextManager[None]:
-        return store_errors(f"{self.url}/{name}" if name else self.url, f"s3://{self._bucket}")
+class S3Objects:
+    """The requests of locks to S3 (`wdsprep.store.object_locks.MarkedObjects`).
+
+    `ask` makes a request to the bucket, for any object. `errors` turns what it raises into a
+    StoreError.
+    """
+
+    def __init__(
+        self, ask: Callable[..., Any], errors: Callable[[], contextlib.AbstractContextManager[None]]
+    ) -> None:
+        self._ask, self._errors = ask, errors
+
+    def tags(self, prefix: str, /) -> Mapping[str, str]:
+        with self._errors():
+            answer = self._ask("list_objects_v2", Prefix=prefix)
+        return {each["Key"]: _tag(each) for each in answer.get("Contents", ())}
+
+    def read(self, key: str, /) -> Mark:
+        def read() -> tuple[bytes, Any]:
+            answer = self._ask("get_object", Key=key)
+            return answer["Body"].read(), answer
+
+        with self._errors():
+            data, answer = FAILURES.retrying(read)
+        now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
+        age_s = (now - answer["LastModified"]).total_seconds()
+        return Mark(data=data, tag=_tag(answer), age_s=age_s)
+
+    def make(self, key: str, data: bytes, /) -> str:
+        with self._errors():
+            return _tag(self._ask("put_object", Key=key, Body=data, IfNoneMatch="*"))
+
+    def delete(self, key: str, /) -> None:
+        with self._errors():
+            self._ask("delete_object", Key=key)
+
+
+def _tag(answer: Any) -> str:
+    return str(answer["ETag"]).strip('"')

@@ -26,9 +26,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from wdsprep.store.failures import NOT_SUPPORTED
 from wdsprep.store.lock_holder import boot
 from wdsprep.store.part_upload import PartSink
-from wdsprep.store.s3.failures import NOT_SUPPORTED, status_of
+from wdsprep.store.s3.failures import status_of
 
 PART_NBYTES = 8 << 20
 PARTS_A_SIZE = 2_000  # then parts double, so that 10,000 parts hold any tar
