@@ -4,13 +4,19 @@ import hashlib
 import io
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from wdsprep.dataset.digests import hex_digest
+from wdsprep.dataset.file_names import table_name
+from wdsprep.dataset.image_positions import ImagePositions
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.npy_arrays import BFLOAT16, Field, layout, text_fields
 from wdsprep.dataset.receipts import Receipt, Shard
+from wdsprep.dataset.reindex import make_table
+from wdsprep.dataset.sample_table import LATENT_COLUMNS
 from wdsprep.dataset.tar.write import TarWriter, WrittenTar
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, write_bytes
@@ -119,6 +125,17 @@ def receipt_of(shard: Shard, settings: Mapping[str, Any], *, input: str = "") ->
     )
 
 
+def write_tables(store: Store, receipt: Receipt) -> Receipt:
+    """Write the tables of a unit that lost no sample, and return its receipt."""
+    files = dict(receipt.files)
+    for shard in receipt.shards:
+        rows = ImagePositions.plain(shard.samples)
+        made = make_table(store, shard.name, columns=LATENT_COLUMNS, positions=rows)
+        write_bytes(store, name := table_name(shard.name), made.data)
+        files[name] = hex_digest(made.data)
+    return replace(receipt, files=files)
+
+
 def publish(
     store: Store,
     settings: Mapping[str, Any],
@@ -128,6 +145,7 @@ def publish(
 ) -> None:
     for item in text_fields(fields):
         write_bytes(store, f"empty.{item.name}", npy(empty_of(item)))
+    receipts = [write_tables(store, receipt) for receipt in receipts]
     manifest = Manifest(
         dataset="latents",
         settings=settings,

@@ -25,7 +25,13 @@ from tests.kit.joined_sets import LATENTS, TEXT, VARIED, Images, caption, write_
 from tests.kit.latent_sets import array_of, field, flat, keys
 from wdsprep.dataset.sample_table import LATENT_COLUMNS, TableWriter
 from wdsprep.encoding.on_the_fly.step_batches import StepBegun
-from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
+from wdsprep.errors import (
+    DamageError,
+    FingerprintError,
+    FormatError,
+    NotFoundError,
+    UsageError,
+)
 from wdsprep.loading.join_positions import DatasetPositions, JoinPositions
 from wdsprep.loading.options import Stream
 from wdsprep.store.local import LocalStore
@@ -202,13 +208,12 @@ def test_what_the_first_json_lacks_is_looked_for_in_the_others(rejected: Three, 
         load(rejected[1], where="tokens == 3", **{**options, "join": None})
 
 
-def test_damaged_json_beside_others_is_an_error(plain: Three, tmp_path: Path) -> None:
+def test_a_damaged_table_beside_others_is_an_error(plain: Three, tmp_path: Path) -> None:
     _, latents, texts = plain
     shutil.copytree(texts, tmp_path / "texts")
-    tar = tmp_path / "texts/256/000002.tar"
-    tar.write_bytes(tar.read_bytes().replace(b'{"caption"', b'["caption"', 1))
-    load(latents, join=tmp_path / "texts", where="width < 100")
-    with pytest.raises(FormatError, match=r"1 sample is damaged, .* number 0 of 256/000002.tar"):
+    table = tmp_path / "texts/256/000002.parquet"
+    table.write_bytes(table.read_bytes()[:-9])
+    with pytest.raises(DamageError, match=r"texts/256/000002.parquet .*wdsprep repair "):
         load(latents, join=tmp_path / "texts", where="tokens == 3")
 
 

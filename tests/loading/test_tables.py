@@ -156,7 +156,7 @@ def test_a_table_is_read_once(
         load(data, join=[scores])
     told = [record.getMessage() for record in caplog.records]
     assert sum("reading the table" in line for line in told) == 1
-    assert sum("reading the keys of 90 samples" in line for line in told) == 1
+    assert sum("asking the tables of 90 samples" in line for line in told) == 1
     assert len(list(cache_home.glob("*.arrays"))) == 2
 
 

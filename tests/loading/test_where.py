@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import pickle
+import random
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -17,15 +18,19 @@ import numpy as np
 import pytest
 
 import wdsprep
+from tests.kit.conditions import a_condition, a_row
 from tests.kit.latent_sets import field, flat, keys, npy, write_latents
-from tests.kit.packs import jpeg, pack, upload, write_files
+from tests.kit.packs import TWENTY, jpeg, pack, samples_of, upload, write_files
 from tests.kit.shape_sets import SHAPES, write_shapes
+from wdsprep.changes.compared_samples import find_compared
+from wdsprep.changes.image_hashes import ImagesLooked, open_images
 from wdsprep.dataset.npy_arrays import layout
-from wdsprep.dataset.samples import facts_bytes
-from wdsprep.errors import FingerprintError, FormatError, StoreError, UsageError
-from wdsprep.loading import sample_metadata as facts_module
+from wdsprep.dataset.reindex import index
+from wdsprep.dataset.samples import facts_bytes, value_at_path
+from wdsprep.errors import DamageError, FingerprintError, NotFoundError, StoreError, UsageError
 from wdsprep.loading.where import Where
 from wdsprep.packing.filters import Filter
+from wdsprep.reporting.matching_samples import MatchingSamples
 from wdsprep.store.local import LocalStore
 
 SIZES = (60, 0, 45, 3)
@@ -183,8 +188,8 @@ def test_the_pass_is_made_once_and_kept_until_the_dataset_changes(
     copy = str(shutil.copytree(data, tmp_path / "copy"))
     first = keys(load(data, where=FINE))
     (line,) = [record.getMessage() for record in caplog.records]
-    assert re.search(r"reading the json of 108 samples .* is kept in " + str(cache_home), line)
-    with patch("wdsprep.loading.where.scan_metadata", side_effect=AssertionError):
+    assert re.search(r"asking the tables of 108 samples .* is kept in " + str(cache_home), line)
+    with patch("wdsprep.loading.sample_search.SampleSearch.run", side_effect=AssertionError):
         assert keys(load(copy, where=" aesthetic>=4  and (width < 350)")) == first
         cached = {"cache": tmp_path / "cache", "cache_nbytes": 1 << 30}
         with pytest.raises(AssertionError):
@@ -221,15 +226,17 @@ def test_a_home_is_asked_for_where_something_is_kept_alone(
 def test_whose_error_it_is(data: str, cache_home: Path) -> None:
     """A disk that is full is told with the folder, what reading meets without."""
 
-    def no_tar(path: Path, *options: Any) -> int:
-        if str(path).endswith(".tar"):
+    def no_table(path: Path, *options: Any) -> int:
+        if str(path).endswith(".parquet"):
             raise PermissionError(13, "Permission denied")
         return opened(path, *options)
 
     opened = os.open
     with (
-        patch("os.open", no_tar),
-        pytest.raises(StoreError, match=r"256/00000\d\.tar: permission denied: change its mode"),
+        patch("os.open", no_table),
+        pytest.raises(
+            StoreError, match=r"256/00000\d\.parquet: permission denied: change its mode"
+        ),
     ):
         load(data, where=FINE)
     full = OSError(28, "No space left on device")
@@ -239,11 +246,6 @@ def test_whose_error_it_is(data: str, cache_home: Path) -> None:
     ):
         load(data, where=FINE)
     assert not [*cache_home.glob("*.arrays"), *cache_home.glob("*.begun")]
-
-
-def test_broken_json_does_not_move_what_stands_beside() -> None:
-    members = [b'{"x":[1', b"2]}", b'{"x":3},{"x":4}', b'{"x":5}']
-    assert [*map(facts_module.parse_json_object, members)] == [None, None, None, {"x": 5}]
 
 
 def test_one_order_for_all_worlds_and_states_of_other_conditions_are_refused(data: str) -> None:
@@ -298,9 +300,41 @@ def test_what_no_sample_has_or_meets_is_one_line(data: str, cache_home: Path) ->
         load(data, where=" ")
 
 
-def damaged_copy(data: str, folder: Path) -> tuple[str, Path, list[int]]:
-    """With three samples whose json is none; with the first tar, and where its samples begin."""
-    url = str(shutil.copytree(data, folder))
+@pytest.mark.parametrize("damage", ["cut", "lost", "of another shard"])
+def test_damage_of_a_dataset_is_an_error_and_nothing_is_kept(
+    damage: str, data: str, tmp_path: Path, cache_home: Path
+) -> None:
+    """Else the order would be this machine's, and the whole copy of another would find it kept."""
+    url = str(shutil.copytree(data, tmp_path / "copy"))
+    table, other = (Path(url, f"256/00000{number}.parquet") for number in (0, 2))
+    if damage == "lost":
+        table.unlink()
+    else:
+        table.write_bytes(table.read_bytes()[:-9] if damage == "cut" else other.read_bytes())
+    step = "index" if damage == "lost" else "repair"
+    with pytest.raises((DamageError, NotFoundError), match=rf"000000\.parquet .*wdsprep {step} "):
+        load(url, where="width > 0")
+    assert not list(cache_home.glob("*.arrays"))
+
+
+def test_a_read_that_fails_is_an_error(data: str, cache_home: Path) -> None:
+    def no_table(store: Any, name: str, **options: Any) -> bytes:
+        if name.endswith(".parquet"):
+            raise StoreError(f"{name}: Input/output error")
+        return read(store, name, **options)
+
+    read = LocalStore.read
+    with (
+        patch.object(LocalStore, "read", no_table),
+        pytest.raises(StoreError, match=r"parquet: Input/output error$"),
+    ):
+        load(data, where=FINE)
+    assert not list(cache_home.glob("*.arrays"))
+
+
+def damaged_copy(data: str, folder: Path) -> str:
+    """With three samples whose json is none."""
+    url = str(shutil.copytree(data, folder, ignore=shutil.ignore_patterns("*.parquet")))
     tar = Path(url, "256/000000.tar")
     offsets = np.fromfile(f"{tar}.idx", "<u8").astype(int).tolist()
     whole = bytearray(tar.read_bytes())
@@ -308,50 +342,17 @@ def damaged_copy(data: str, folder: Path) -> tuple[str, Path, list[int]]:
         at = whole.index(b'{"key"', offsets[number])
         whole[at] = ord("[")
     tar.write_bytes(whole)
-    return url, tar, offsets
+    return url
 
 
-def test_damage_of_a_dataset_is_an_error_and_nothing_is_kept(
-    data: str, tmp_path: Path, cache_home: Path
-) -> None:
-    """Else the order would be this machine's, and the whole copy of another would find it kept."""
-    url, tar, offsets = damaged_copy(data, tmp_path / "copy")
-    wrong = (
-        r'3 samples are damaged, the first is number 0 of 256/000000\.tar; .* run "wdsprep verify '
-    )
-    with pytest.raises(FormatError, match=wrong):
-        load(url, where="width > 0")
-    tar.write_bytes(tar.read_bytes()[: offsets[-3]])
-    with pytest.raises(FormatError, match="5 samples are damaged"):
-        load(url, where="width > 0")
-    assert not list(cache_home.glob("*.arrays"))
-
-
-def test_a_read_that_fails_is_an_error(data: str, cache_home: Path) -> None:
-    def nothing(fds: Any, *_: Any) -> Any:
-        return np.full(len(fds), -5, np.int64)
-
-    def no_tar(store: Any, name: str, **options: Any) -> bytes:
-        if name.endswith(".tar"):
-            raise StoreError(f"{name}: Input/output error")
-        return read(store, name, **options)
-
-    read = LocalStore.read
-    with patch("wdsprep.dataset.aio.read_all", nothing):
-        assert set(served(data, where=FINE)) == wanted(is_fine)  # it is read again
-        with (
-            patch.object(LocalStore, "read", no_tar),
-            pytest.raises(StoreError, match=r"tar: Input/output error$"),
-        ):
-            load(data, where=f"{FINE} and 1")
-    assert len(list(cache_home.glob("*.arrays"))) == 1
-
-
+@pytest.mark.parametrize("has_tables", [False, True])
 def test_tars_without_a_manifest_are_what_they_hold(
-    data: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    has_tables: bool, data: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    url, *_ = damaged_copy(data, tmp_path / "copy")
+    url = damaged_copy(data, tmp_path / "copy")
     Path(url, "wdsprep.json").unlink()
+    if has_tables:
+        index(url)
     left = {f"{number:012d}" for number in range(sum(SIZES))} - {f"{n:012d}" for n in (0, 5, 7)}
     options = {"where": "width > 0 or not width > 0", "raw": True}
     assert {sample["__key__"] for sample in load(url, global_batch=1, **options)} == left
@@ -376,6 +377,53 @@ def test_images_and_their_crops(tmp_path: Path) -> None:
     assert sorted(raw) == sorted(
         batch["key"][0] for batch in found if batch["json"][0]["height"] < 128
     )
+
+
+def test_every_command_finds_what_the_closures_find_in_the_json(
+    tmp_path: Path, bucket: str
+) -> None:
+    rng = random.Random(11)
+    files: dict[str, bytes | str] = {}
+    for number in range(40):
+        meta = a_row(rng)["meta"]
+        facts = {
+            **(meta if isinstance(meta, dict) else {"marks": meta}),
+            "caption": f"car {number}",
+        }
+        files[f"{number:02d}.json"] = facts_bytes(facts).decode()
+        files[f"{number:02d}.jpg"] = jpeg(number, (64 + number, 64))
+    images = pack(write_files(tmp_path / "photos", files), tmp_path / "images", *TWENTY)
+    each = {sample["json"]["key"]: sample["json"] for sample in samples_of(images)}
+    upload(images, url := f"s3://{bucket}/commands")
+    tried = 0
+    while tried < 16:
+        text = a_condition(rng)
+        where, found = Where(text), list[str]()
+        seen = [False] * len(where.names)
+        for key, facts in each.items():
+            values = [value_at_path(facts, path) for path in where.names]
+            seen = [was or value is not None for was, value in zip(seen, values, strict=True)]
+            found += [key] * where.holds(values)
+        if not all(seen) or not found:
+            continue
+        tried += 1
+        inspected = wdsprep.inspect(images, where=text, limit=99)
+        assert isinstance(inspected, MatchingSamples)
+        assert [row.key for row in inspected.first] == found, text
+        raw = load(images, where=text, global_batch=1, raw=True)
+        assert sorted(sample["__key__"] for sample in raw) == found, text
+        compared = find_compared([looked_at(images)], (), text, "").is_compared
+        assert compared is not None
+        assert [key for key, is_in in zip(each, compared, strict=True) if is_in] == found, text
+        if tried % 8 == 0:
+            wdsprep.select(images, out := tmp_path / f"{tried}", where=text, workers=1)
+            assert [sample["json"]["key"] for sample in samples_of(out)] == found, text
+            there = load(url, where=text, global_batch=1, raw=True)
+            assert sorted(sample["__key__"] for sample in there) == found, text
+
+
+def looked_at(images: Path) -> ImagesLooked:
+    return open_images(str(images), str(images), f"{images}-hashes")
 
 
 def test_s3_gives_what_a_folder_gives(data: str, bucket: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 import wdsprep
 from tests.kit.packs import jpeg, manifest_of, pack, samples_of, upload, write_files
+from wdsprep.changes.joined_columns import select_samples
 from wdsprep.cli import main
 from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import MANIFEST, receipt_name, table_name
@@ -21,16 +22,12 @@ from wdsprep.dataset.sample_table import MARK
 from wdsprep.dataset.samples import value_at_path
 from wdsprep.dataset.stored_dataset import read_receipt
 from wdsprep.errors import DamageError, FingerprintError, NotFoundError, UsageError
-from wdsprep.reporting.matching_samples import (
-    InspectCondition,
-    MatchingSamples,
-    find_matching,
-)
+from wdsprep.loading.where import Where
+from wdsprep.reporting.matching_samples import MatchingSamples
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
 from wdsprep.store.local import LocalStore
 from wdsprep.tables import stored_tables
-from wdsprep.text import ignore_count
 
 ASKED = (
     "width >= 64",
@@ -85,7 +82,7 @@ def find(images: Path | str, where: str, **options: Any) -> MatchingSamples:
 
 
 def by_closures(images: Path, where: str) -> Iterator[dict[str, Any]]:
-    condition = InspectCondition(where)
+    condition = Where(where)
     for facts in json.loads((images.parent / "json").read_text()):
         if condition.holds([value_at_path(facts, path) for path in condition.names]):
             yield facts
@@ -133,16 +130,15 @@ def test_tables_that_another_run_changes_meanwhile_are_no_damage(
 ) -> None:
     """A table has fewer rows, or is gone with its only sample, or has been packed anew."""
     photos = write_files(tmp_path / "photos", {f"{n}.jpg": jpeg(n) for n in range(3)})
-    before = manifest_of(images := pack(photos, tmp_path / "images"))
+    images = pack(photos, tmp_path / "images")
+    before = select_samples(str(images), (), "width > 1")
     if removed:
         wdsprep.remove(images, keys=[removed], yes=True)
     else:
         write_files(photos, {"1.txt": "other", "3.jpg": jpeg(3)})
         pack(photos, images, "--overwrite")
     with pytest.raises(FingerprintError, match="written anew while it was read"):
-        find_matching(
-            open_store(str(images)), before, where="width > 1", limit=1, heard=ignore_count
-        )
+        before.selection(None)
 
 
 def test_the_screen_and_the_json(images: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -163,7 +159,7 @@ def test_the_screen_and_the_json(images: Path, capfd: pytest.CaptureFixture[str]
     assert capfd.readouterr().out == f"0 of 40 samples of {images} meet 'width < 0'\n"
 
 
-def test_the_manifest_and_each_table_once_are_all_that_is_read(
+def test_the_manifest_and_each_table_are_all_that_is_read(
     images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names: list[str] = []
@@ -176,7 +172,7 @@ def test_the_manifest_and_each_table_once_are_all_that_is_read(
     monkeypatch.setattr(LocalStore, "read", read)
     find(images, "width", limit=0)
     tables = [path.relative_to(images).as_posix() for path in images.rglob("*.parquet")]
-    assert sorted(names) == sorted([MANIFEST, *tables])
+    assert sorted(names) == sorted([MANIFEST, MANIFEST, *tables])
 
 
 def test_of_a_large_table_only_the_columns_asked_for_are_read(
@@ -214,7 +210,7 @@ def test_of_a_large_table_only_the_columns_asked_for_are_read(
         ("meta.licence == 'nc'", "no sample has meta.licence, .* did you mean license?"),
         ("sha512 == 'a'", "no sample has sha512, .*shows the json of a sample"),
         ("xyzzy == 1", "no sample has xyzzy, .*shows the json of a sample"),
-        ("width >=", '--where "width >=": invalid syntax'),
+        ("width >=", 'where="width >=": invalid syntax'),
         ("__import__('os').system('true')", "cannot be used"),
     ],
 )
@@ -228,6 +224,8 @@ def test_a_condition_goes_with_no_key(images: Path, capfd: pytest.CaptureFixture
     for words in (["000000000001"], ["--urls"]):
         assert main(["inspect", str(images), *words, "--where", "width"]) == 2
         assert "leave out KEY" in capfd.readouterr().err
+    assert main(["inspect", str(images), "--join", "scores.csv"]) == 2
+    assert "--join adds columns for --where: give a condition too" in capfd.readouterr().err
 
 
 def a_copy(images: Path, tmp_path: Path) -> tuple[Path, str]:

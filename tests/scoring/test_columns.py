@@ -270,7 +270,7 @@ def test_columns_that_do_not_hold_what_settings_say_are_one_line(
     score_here(images, own, model=str(models / "vit"))
     for path in (own / "wdsprep.json", *own.glob("receipts/**/*.json")):
         path.write_bytes(resealed(path.read_bytes(), _declare_source_a_number))
-    said = "scores has a column source of kind number, but the sample 0.* has '.*' in it: score"
+    said = "scores/64/000000.parquet is damaged: its columns are not those of a table of samples"
     with pytest.raises(FormatError, match=said):
         wdsprep.duplicates(images, join=own, keep="source", hashes=tmp_path / "hashes", workers=1)
     with pytest.raises(FormatError, match=said):

@@ -2,7 +2,6 @@
 
 import io
 import itertools
-import math
 import random
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kit.conditions import KEYS, a_condition, a_row, json_value
 from wdsprep.dataset.condition_syntax import Condition
 from wdsprep.dataset.sample_table import IMAGE_COLUMNS, TableWriter, read_table
 from wdsprep.dataset.samples import facts_bytes, parse_json, value_at_path
@@ -31,69 +31,6 @@ from wdsprep.tables.query import MOST_ROWS, Query, open_engine
 
 class Asked(Condition):
     option = ""
-
-
-WIDE = [2**53 - 1, 2**53, 2**53 + 1, 2**63 - 1, -(2**53) - 1, -(2**63)]
-HUGE = [2**63, 2**64 - 1, 2**64, 2**70, 2**70 + 1, -(2**70), 10**400]
-FLOATS = [0.5, -1.5, 6.0, 1e-7, 5e-324, 2.0**53, 2.0**53 + 2, 1e22, 1e300, -1e308]
-ODD_FLOATS = [math.inf, -math.inf, math.nan]
-TEXTS = [
-    *("", "car", "a red car", "en", "e", "e5", "truck", "\u00fc", "\u65e5\u672c\u8a9e"),
-    *("\U0001f697 car", "7", "6.0", "-7", "07", ".5", "5.", "1e3", "+6", " 7", "7\n", "1_0"),
-    *("\u0663", "0x10", "7 cars", "nan", "inf", "-inf", "infinity", "1e999", "true", "null"),
-    *("None", ".", "-", "--7", "1-2", "1.2.3", "9007199254740993", "9007199254740992.0"),
-    *("18446744073709551616", "0.1000000000000000055511", "it's", '"car"', "a\\b", "a/b"),
-    *("100%", "a_b", "a\nb", "a\0b", "\x7f", "[1]", "{}", "'; drop table rows; --"),
-]  # fmt: skip
-INTS = [0, 1, -1, 2, 6, 7, 512, *WIDE]
-KEYS = [
-    *("lang", "cell", "aesthetic", "marks", "deep", "a name", "\u00fc", "7", 'q"k', "it's"),
-    *("a*b", "a.b", "a/b", "car", "width"),
-]  # fmt: skip
-NAMES = [
-    *("width", "height", "score", "caption", "source", "nsfw", "tags", "nothing", "small"),
-    *("lang", "cell", "aesthetic", "marks", "deep", "meta", "meta.width", "meta.lang"),
-    *("tags[0]", "captions[0]", "captions['1']", "captions", "captions.x", "captions[0].x"),
-    *("caption.x", "width[0]", "marks[0]", "marks[1]", "meta.cell", "marks[2147483648]"),
-    *("deep.lang", "deep.cell.car", "deep.marks[0]", "marks[0].lang", "deep['7']"),
-    *("meta['7']", "meta['a name']", "meta['\u00fc']", "meta['q\"k']", "meta[\"it's\"]"),
-    *("meta['a*b']", "meta['a.b']", "meta['a/b']", "meta['']", "meta['a\\\\']", "meta.meta"),
-    *("meta[0]", "meta[0].lang", "rest", "rest.lang"),
-]  # fmt: skip
-
-
-def json_value(rng: random.Random, depth: int = 0) -> Any:
-    kind = rng.randrange(13 if depth < 3 else 10)
-    if kind < 4:
-        return rng.choice(TEXTS)
-    if kind < 9:
-        return rng.choice([*INTS, *INTS, *FLOATS, *HUGE, True, False])
-    if kind == 9:
-        return None
-    if kind == 10:
-        return {rng.choice(KEYS): json_value(rng, depth + 1) for _ in range(rng.randrange(4))}
-    return [json_value(rng, depth + 1) for _ in range(rng.randrange(4))]
-
-
-def a_row(rng: random.Random) -> dict[str, Any]:
-    """Return what is known of a sample; half of the values are as those of most datasets."""
-    meta = {key: json_value(rng) for key in KEYS if rng.random() < 0.5}
-    if rng.random() < 0.5:
-        meta |= {"aesthetic": rng.randrange(100) / 10, "lang": rng.choice(["en", "de"])}
-        meta |= {"marks": [rng.choice(TEXTS[:10]) for _ in range(rng.randrange(3))]}
-    row: dict[str, Any] = {
-        "width": rng.choice(INTS),
-        "height": rng.choice([*INTS, None]),
-        "score": rng.choice([*FLOATS, *ODD_FLOATS, 7.0, None]),
-        "caption": rng.choice(TEXTS),
-        "source": rng.choice([*TEXTS, None]),
-        "nsfw": rng.choice([True, False, None]),
-        "tags": rng.choice([None, [], ["car"], ["car", None, "7"]]),
-        "small": rng.choice([0.1, 6.5, 1e30]),
-        "meta": rng.choice([meta] * 20 + [None, [meta], "car"]),
-    }
-    row["small"] = float(np.float32(row["small"]))
-    return row
 
 
 SCHEMA = {
@@ -113,57 +50,6 @@ def table_of(rows: Sequence[dict[str, Any]]) -> pa.Table:
     return pa.table({**columns, "meta": pa.array(encoded, pa.string())})
 
 
-# --- conditions
-def constant(rng: random.Random) -> str:
-    value = rng.choice(
-        [*TEXTS, *TEXTS, 0, 1, 6, 7, 512, 0.5, 6.0, True, False, *INTS, *FLOATS, *HUGE, math.inf]
-    )
-    return repr(value).replace("inf", "1e999") if isinstance(value, float) else repr(value)
-
-
-def a_list(rng: random.Random) -> str:
-    return "[" + ", ".join(constant(rng) for _ in range(rng.randrange(5))) + "]"
-
-
-def a_value(rng: random.Random, depth: int) -> str:
-    kind = rng.randrange(10)
-    if depth and kind < 2:
-        sign = rng.choice("+-*/")
-        return f"({a_value(rng, depth - 1)} {sign} {a_value(rng, depth - 1)})"
-    if depth and kind == 2:
-        return f"({rng.choice('+-')} {a_value(rng, depth - 1)})"
-    if depth and kind == 3:
-        return f"({a_condition(rng, depth - 1)})"
-    return rng.choice(NAMES) if kind < 8 else constant(rng)
-
-
-def a_condition(rng: random.Random, depth: int = 3) -> str:
-    kind = rng.randrange(12)
-    if depth and kind < 3:
-        return rng.choice([" and ", " or "]).join(
-            f"({a_condition(rng, depth - 1)})" for _ in range(rng.randrange(2, 4))
-        )
-    if depth and kind == 3:
-        return f"not ({a_condition(rng, depth - 1)})"
-    value = a_value(rng, max(depth - 1, 0))
-    if kind == 4:
-        return value
-    if kind == 5:
-        return f"{value} is {rng.choice(['', 'not '])}None"
-    if kind == 6:
-        pieces = ["%", "%", "_", "car", "a", "7", " ", "\\", "'"]
-        pattern = "".join(rng.choice(pieces) for _ in range(4))
-        return f"like({value}, {pattern!r})"
-    links = []
-    for _ in range(rng.choice([1, 1, 1, 2, 3])):
-        if rng.randrange(4) == 0:
-            links.append(f"{rng.choice(['in', 'not in'])} {a_list(rng)}")
-        else:
-            sign = rng.choice(["<", "<=", ">", ">=", "==", "!=", "in", "not in"])
-            links.append(f"{sign} {a_value(rng, max(depth - 1, 0))}")
-    return " ".join([value, *links])
-
-
 def facts_of(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**row, "meta": parse_json(facts_bytes({"m": row["meta"]}))["m"]} for row in rows]
 
@@ -176,7 +62,9 @@ def by_closures(condition: Condition, facts: Sequence[dict[str, Any]]) -> list[b
 
 def met(condition: Condition, *tables: pa.Table) -> list[bool]:
     with open_engine() as engine:
-        return np.concatenate([*Query(condition, engine).masks(tables)]).tolist()
+        return np.concatenate(
+            [*Query(condition, engine).masks([table] for table in tables)]
+        ).tolist()
 
 
 def sample_facts(rng: random.Random) -> dict[str, Any]:
@@ -202,7 +90,7 @@ def test_400_conditions_select_of_1000_samples_what_their_closures_do_of_their_j
     with open_engine() as engine:
         for _ in range(400):
             condition = Asked(a_condition(rng))
-            (found,) = Query(condition, engine).masks([table])
+            (found,) = Query(condition, engine).masks([[table]])
             assert found.tolist() == by_closures(condition, facts), condition.text
 
 
@@ -213,8 +101,36 @@ def test_conditions_select_of_other_tables_what_their_closures_do() -> None:
     with open_engine() as engine:
         for _ in range(200):
             condition = Asked(a_condition(rng))
-            (found,) = Query(condition, engine).masks([table])
+            (found,) = Query(condition, engine).masks([[table]])
             assert found.tolist() == by_closures(condition, facts), condition.text
+
+
+def test_a_name_has_the_value_of_the_first_table_that_has_one() -> None:
+    rng = random.Random(9)
+    few = ["width", "caption", "tags", "score", "source"]
+    for _ in range(8):
+        sides = [[sample_facts(rng) for _ in range(60)] for _ in range(2)]
+        facts = [[parse_json(facts_bytes(one)) for one in side] for side in sides]
+        tables = [sample_table(side) for side in sides]
+        rows = [a_row(rng) for _ in range(60)]
+        drawn = table_of(rows).select(rng.sample(few, 2))
+        tables.insert(rng.randrange(3), drawn)
+        known = [{n: v for n, v in row.items() if n in drawn.column_names} for row in rows]
+        facts.insert(tables.index(drawn), known)
+        with open_engine() as engine:
+            for _ in range(25):
+                condition = Asked(a_condition(rng))
+                (found,) = Query(condition, engine).masks([tables])
+                assert found.tolist() == by_closures_over(condition, facts), condition.text
+
+
+def by_closures_over(condition: Condition, sides: Sequence[Sequence[Any]]) -> list[bool]:
+    def value(places: Sequence[Any], name: Any) -> Any:
+        values = (value_at_path(facts, name) for facts in places)
+        return next((one for one in values if one is not None), None)
+
+    rows = zip(*sides, strict=True)
+    return [condition.holds([value(row, name) for name in condition.names]) for row in rows]
 
 
 @settings(max_examples=100, deadline=None)
@@ -280,12 +196,12 @@ table.take([0]), table.slice(0, 9).to_pandas
 before = set(os.listdir("/proc/self/task"))
 def ask():
     with open_engine() as engine:
-        (mask,) = Query(Asked("a >= 7 and b == 'x'"), engine).masks([table])
+        (mask,) = Query(Asked("a >= 7 and b == 'x'"), engine).masks([[table]])
         return int(mask.sum()), len(set(os.listdir("/proc/self/task")) - before)
 assert ask() == (2_993, 0), ask()
 engine = open_engine()
 query = Query(Asked("a < 7 or b > 5"), engine)
-assert sum(int(mask.sum()) for mask in query.masks([table])) == 7
+assert sum(int(mask.sum()) for mask in query.masks([[table]])) == 7
 child = os.fork()
 if not child:
     assert ask()[0] == 2_993
@@ -389,8 +305,17 @@ def test_tables_of_any_lengths_are_asked_in_order(
     tables = [pa.table({"n": value, "unused": value}) for value in values]
     tables[3] = pa.table({"n": [f"{value}" for value in values[3]]})  # another type
     with open_engine() as engine:
-        masks = list(Query(Asked("n >= 5"), engine).masks(iter(tables)))
+        masks = list(Query(Asked("n >= 5"), engine).masks([table] for table in tables))
     assert [mask.tolist() for mask in masks] == [(value >= 5).tolist() for value in values]
+
+
+def test_a_long_list_keeps_the_order_of_small_tables() -> None:
+    keys = [[f"{length}-{number}" for number in range(length)] for length in (60, 64, 78)]
+    wanted = [key for table in keys for key in table[:33]]
+    tables = [[pa.table({"key": table})] for table in keys]
+    with open_engine() as engine:
+        masks = list(Query(Asked(f"key in {wanted}"), engine).masks(tables))
+    assert [mask.nonzero()[0].tolist() for mask in masks] == [[*range(33)]] * 3
 
 
 def test_a_table_without_the_columns_asked_for_has_none_of_their_values() -> None:
@@ -411,9 +336,9 @@ def test_only_columns_that_may_matter_are_read(tmp_path: Path) -> None:
             query = Query(Asked(text), engine)
             table = query.read(file)
             assert table.column_names == columns
-            assert sum(mask.sum() for mask in query.masks([table])) == 1
+            assert sum(mask.sum() for mask in query.masks([[table]])) == 1
         query = Query(Asked("1"), engine)
-        (mask,) = query.masks([query.read(file)])
+        (mask,) = query.masks([[query.read(file)]])
         assert mask.tolist() == [True, True]
 
 
@@ -424,9 +349,10 @@ def test_names_that_no_row_has_are_known_afterwards() -> None:
     condition = Asked("a == 1 or b[0] > 1 or c is None or caption.x or source or width in [1]")
     with open_engine() as engine:
         asked = Query(condition, engine)
-        list(asked.masks([rows]))
+        list(asked.masks([[rows]]))
         assert asked.unseen == {("a",), ("c",), ("caption", "x"), ("source",)}
-        list(asked.masks([table_of([{**a_row(random.Random(1)), "meta": {"a": {}, "source": 1}}])]))
+        more = table_of([{**a_row(random.Random(1)), "meta": {"a": {}, "source": 1}}])
+        list(asked.masks([[more]]))
         assert asked.unseen == {("c",), ("caption", "x")}
 
 

@@ -63,8 +63,7 @@ def find_compared(
     kept = tuple(_find_values(keep, one, own) for one, own in pairs if keep)
     masks: list[NDArray[np.bool_]] = []
     for one, own in pairs if where else ():
-        if subset := select_samples(one.place, own, where):
-            masks += _mark_compared(one, subset)
+        masks += _mark_compared(one, select_samples(one.place, own, where))
     return ComparedSamples(
         is_compared=np.concatenate(masks) if where else None,
         keep=keep,
@@ -88,10 +87,9 @@ def _find_values(
 ) -> tuple[NDArray[np.bool_], NDArray[Any]]:
     """Return which samples have a value in a column of a joined table, and these values."""
     subset = select_samples(images.place, places, "", columns=[column])
-    tables = subset.tables if subset else ()
-    table = next((table for table in tables if column in table.numbers), None)
-    if subset is None or table is None:
-        there = examples([name for table in tables for name in table.offered]) or "none"
+    table = next((table for table in subset.tables if column in table.numbers), None)
+    if table is None:
+        there = examples([name for table in subset.tables for name in table.offered]) or "none"
         raise UsageError(
             f"--join has no column of numbers {column} for {images.shown}, only {there}: give "
             "--keep one of these, or --join another place"

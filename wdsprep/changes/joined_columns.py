@@ -94,17 +94,16 @@ def subsets_of(origins: Sequence[Origin], columns: JoinedColumns, condition: str
     Samples that a joined dataset lacks do not meet it.
     """
     each = zip(origins, columns.places, strict=True)
-    found = (select_samples(origin.url, places, condition) for origin, places in each)
-    return [subset for subset in found if subset is not None]
+    return [select_samples(origin.url, places, condition) for origin, places in each]
 
 
 def select_samples(
     url: str, places: Sequence[str], condition: str, *, columns: Sequence[str] = ()
-) -> Subset | None:
+) -> Subset:
     """Return the samples of a dataset that meet a condition on its columns and joined ones.
 
-    The joined tables have the columns that the condition names, and `columns`. Return None if there
-    is no condition and no place to join.
+    The joined tables have the columns that the condition names, and `columns`.
     """
     stream = Stream(url, where=condition, join=places)
-    return find_subset(join_datasets(open_stream(stream))[0], None, None, columns=columns)
+    (dataset, *_) = join_datasets(open_stream(stream, has_states=False))
+    return find_subset(dataset, None, None, columns=columns)

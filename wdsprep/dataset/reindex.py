@@ -170,8 +170,9 @@ def make_table(
             for number, (key, data) in enumerate(zip(block.keys, block.json, strict=True)):
                 if data is None and not is_foreign:
                     raise DamageError(reader.place, "it has a sample that cannot be read")
-                facts = parse_object(data or b"") or {}
-                table.add(key, {**facts, ROW: rows[block.first + number]} if rows else facts)
+                facts = parse_object(data or b"")
+                at = block.first + number
+                table.add(key, {**(facts or {}), ROW: rows[at]} if rows else facts)
     return MadeTable(table.finish(), samples)
 
 

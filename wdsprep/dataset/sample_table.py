@@ -22,7 +22,8 @@ decided, so that questions to tables need no other rule:
   those with a value of another type included. It is null if there are none, as always in shards of
   wdsprep. So a name is looked up in its column, then in `rest`, and if neither has it, in `meta`.
   Scores have neither of the two, and what no column has is left out.
-- A sample whose json is missing, or is no JSON object, has a key and nothing else.
+- A sample whose json is missing, or is no JSON object, has a key, `null` as text in `rest`, and
+  nothing else.
 
 Parquet's bytes carry the version of pyarrow, so a receipt has the digest of the bytes as they were
 written, and what is made again is compared by its rows.
@@ -94,6 +95,8 @@ MARK = {"wdsprep": "table 1"}
 """What tells a table of ours from the file that another program has under such a name."""
 BATCH_ROWS, BATCH_NBYTES = 1024, 8 << 20
 """The rows, or bytes of `meta`, that are held as objects of Python."""
+NO_OBJECT = "null"
+"""The `rest` of a sample without a JSON object."""
 GROUP_ROWS = 4096
 """The rows of each row group but the last. One is in memory while a table is written."""
 LARGEST, EXACT = 1 << 63, 1 << 53
@@ -124,15 +127,18 @@ class TableWriter:
         self._keys: list[str] = []
         self._values: list[Any] = []  # of the fields of all rows, for which a list each costs more
         self._metas: list[bytes | None] = []
-        self._rests: dict[int, dict[str, Any]] = {}
+        self._rests: dict[int, dict[str, Any] | None] = {}
         self._nbytes = 0
 
-    def add(self, key: str, facts: Mapping[str, Any], meta: bytes | None = None) -> None:
+    def add(self, key: str, facts: Mapping[str, Any] | None, meta: bytes | None = None) -> None:
         """Add the row of a sample, given the object in its json, and `row` if the table has that.
 
-        A caller that has encoded `meta` gives its JSON text, and no fields that no column has.
+        `facts` are None if it has no such object. A caller that has encoded `meta` gives its JSON
+        text, and no fields that no column has.
         """
-        if meta is None and self._known:
+        if facts is None:
+            facts, self._rests[len(self._keys)] = {}, None
+        elif meta is None and self._known:
             if facts.get(META) is not None:
                 meta = facts_bytes(facts[META])
             if not facts.keys() <= self._known or facts.get(KEY, key) != key:
@@ -159,8 +165,8 @@ class TableWriter:
         values: dict[str, Sequence[Any]] = {KEY: self._keys, META: self._metas}
         for number, name in enumerate(self._fields):
             values[name] = self._find_unfit(name, self._values[number :: len(self._fields)])
-        rests = map(self._rests.get, range(len(self._keys)))
-        values[REST] = [facts_bytes(rest) if rest else None for rest in rests]
+        rests = (self._rests.get(number, {}) for number in range(len(self._keys)))
+        values[REST] = [None if rest == {} else facts_bytes(rest) for rest in rests]
         arrays = [_make_array(kind, values[name]) for name, kind in self._columns.items()]
         self._batches.append(pa.record_batch(arrays, schema=self._schema))
         self._begin_batch()
@@ -182,7 +188,7 @@ class TableWriter:
             return values
         for row, value in enumerate(values):
             if not _are_fit(kind, [value]):
-                self._rests.setdefault(row, {})[name] = value
+                self._rests[row] = {**(self._rests.get(row) or {}), name: value}
                 values[row] = None
         return values
 

@@ -51,7 +51,7 @@ MAPPING = (dict, Mapping)  # the first is told sooner, and is what nearly all ar
 _NUMBERED = re.compile(r"\[(\d+)\]")
 
 
-def facts_bytes(facts: Mapping[str, Any]) -> bytes:
+def facts_bytes(facts: Mapping[str, Any] | None) -> bytes:
     """Return the json member of a sample."""
     return _FACTS.encode(facts).encode("utf-8", "replace")
 

@@ -326,10 +326,14 @@ def check_not_rewritten(store: Store, name: str, digest: str) -> None:
     for unit in {unit_of_file(name, "images"), latent_unit(name)}:
         with contextlib.suppress(NotFoundError, FormatError):
             if (name, digest) not in {(s.name, s.digest) for s in read_receipt(store, unit).shards}:
-                raise FingerprintError(
-                    f"{store.url}/{name} was written anew while it was read: let the run that "
-                    "changes it finish, then run the same command again"
-                )
+                raise rewritten_error(store, name)
+
+
+def rewritten_error(store: Store, name: str) -> FingerprintError:
+    return FingerprintError(
+        f"{store.url}/{name} was written anew while it was read: let the run that changes it "
+        "finish, then run the same command again"
+    )
 
 
 def read_shard(store: Store, shard: Shard, samples: Iterator[Found]) -> Iterator[Found]:

@@ -71,11 +71,11 @@ def as_streams(streams: Streams) -> list[Stream]:
     return [each if isinstance(each, Stream) else Stream(each) for each in given]
 
 
-def open_stream(stream: Stream) -> tuple[Dataset, ...]:
+def open_stream(stream: Stream, *, has_states: bool = True) -> tuple[Dataset, ...]:
     """Open the dataset of a stream. A dataset with shapes becomes one dataset for each shape.
 
     This takes one GET if there is a manifest, and a listing for tars of another program. Log a
-    warning if the dataset is not complete.
+    warning if the dataset is not complete, and a loader of it `has_states` to go on from.
     """
     store = open_store(os.fspath(stream.url))
     amount = StreamAmount(weight=stream.weight, repeat=stream.repeat, count=stream.count)
@@ -85,7 +85,7 @@ def open_stream(stream: Stream) -> tuple[Dataset, ...]:
     if manifest is None:
         made = _dataset_from_tars(store, amount, buckets)
         return (replace(made, where=stream.where or "", join=join_places(stream.join)),)
-    if not manifest.complete:
+    if has_states and not manifest.complete:
         later = "checkpoints made now will not resume once the dataset is complete"
         _log.warning("%s is not complete: %s", store.url, later)
     dataset = dataset_from_manifest(store, manifest, amount, buckets)

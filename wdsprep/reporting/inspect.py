@@ -53,7 +53,8 @@ def _overloaded(
 def inspect(options: InspectOptions) -> "Inspected":
     """Return an overview of a dataset, or the sample with the key `key`, or its reject.
 
-    With `where`, return how many samples meet that condition, and the first `limit` of them.
+    With `where`, return how many samples meet that condition, and the first `limit` of them. The
+    condition may name columns of the scores and tables in `join`.
 
         wdsprep.inspect("shards/images").facts["phases"]
         wdsprep.inspect("shards/images", "000000000012").facts
@@ -68,11 +69,17 @@ def inspect(options: InspectOptions) -> "Inspected":
         raise UsageError("-o writes the sample with a KEY: give the KEY too")
     if options.where and key:
         raise UsageError("--where finds samples by a condition: leave out KEY")
-    store, manifest = open_dataset(dataset)
+    if options.join and not options.where:
+        raise UsageError("--join adds columns for --where: give a condition too")
     if options.where:
         return find_matching(
-            store, manifest, where=options.where, limit=options.limit, heard=options.heard
+            dataset,
+            where=options.where,
+            join=options.join,
+            limit=options.limit,
+            heard=options.heard,
         )
+    store, manifest = open_dataset(dataset)
     if not key:
         return Overview(dataset=dataset, manifest=manifest)
     found = find_sample(

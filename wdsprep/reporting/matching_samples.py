@@ -1,22 +1,13 @@
-"""`inspect --where`: the samples that meet a condition, by the tables of a dataset alone."""
+"""`inspect --where`: the samples that meet a condition, by tables alone."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from wdsprep.dataset.condition_syntax import Condition
-from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.receipts import Shard
-from wdsprep.store.base import Store
+from wdsprep.loading.options import Places
 from wdsprep.text import Counting, NotebookTable, plural
 
 SHOWN = ("key", "width", "height", "caption")
-
-
-class InspectCondition(Condition):
-    """A condition of `inspect --where`."""
-
-    option = "--where "
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,34 +52,37 @@ class MatchingSamples(NotebookTable):
 
 
 def find_matching(
-    store: Store, manifest: Manifest, *, where: str, limit: int, heard: Counting
+    dataset: str, *, where: str, join: Places, limit: int, heard: Counting
 ) -> MatchingSamples:
     """Return how many samples meet a condition, and the first `limit` of them.
 
-    `heard` gets the number of shards asked, and of all.
+    The condition may name columns of what is joined. `heard` gets the number of shards searched,
+    and of all.
     """
-    from wdsprep.tables.stored_tables import StoredTables  # DuckDB takes 0.2 s, which few need
+    # DuckDB takes 0.2 s, which few need
+    from wdsprep.changes.joined_columns import select_samples
+    from wdsprep.loading.open_datasets import join_places
 
-    condition = InspectCondition(where)
-    tables = StoredTables(store, manifest)
-    numbers: dict[Shard, list[int]] = {}
+    subset = select_samples(dataset, join_places(join), where)
+    search = subset.search()
+    shards = search.tables.shards
+    numbers: dict[int, list[int]] = {}
     matching = 0
-    for count, (shard, mask) in enumerate(tables.masks(condition), 1):
-        heard(count, len(tables.shards))
-        if left := max(limit - matching, 0):
-            numbers[shard] = mask.nonzero()[0][:left].tolist()
-        matching += int(mask.sum())
-    shards = [shard for shard in numbers if numbers[shard]]
-    shown = tables.read(lambda file: file.read(SHOWN), shards)
+    for count, selected in enumerate(search.run()):
+        heard(count + 1, len(shards))
+        if (left := limit - matching) > 0 and (some := selected.mask.nonzero()[0][:left].tolist()):
+            numbers[count] = some
+        matching += int(selected.mask.sum())
+    shown = search.tables.columns(SHOWN, [shards[number] for number in numbers])
     first = [
-        SampleRow(shard=shard.name, number=number, **row)
-        for shard, table in zip(shards, shown, strict=True)
-        for number, row in zip(numbers[shard], table.take(numbers[shard]).to_pylist(), strict=True)
+        SampleRow(shard=shards[shard].name, number=number, **{**dict.fromkeys(SHOWN), **row})
+        for (shard, some), table in zip(numbers.items(), shown, strict=True)
+        for number, row in zip(some, table.take(some).to_pylist(), strict=True)
     ]
     return MatchingSamples(
-        dataset=store.url,
+        dataset=subset.whole.store.url,
         where=where,
         matching=matching,
-        samples=manifest.samples,
+        samples=subset.whole.samples,
         first=tuple(first),
     )

@@ -1,7 +1,7 @@
 """The options of `inspect`, and those of `report` and `card` beside their datasets."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 
 from wdsprep.encoding import MODELS
@@ -33,6 +33,16 @@ class InspectOptions(OverviewOptions):
         default="",
         metadata=about(
             "Show the samples that meet this condition, such as 'width >= 768'.", SAMPLES
+        ),
+    )
+    join: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]" = field(
+        default=(),
+        metadata=about(
+            "Let --where use the columns of these too: scores, or tables with a column key.",
+            SAMPLES,
+            is_place=True,
+            is_many=True,
+            metavar="PLACE",
         ),
     )
     limit: int = field(

@@ -28,6 +28,7 @@ import ast
 import math
 from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
+from functools import reduce
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -78,12 +79,16 @@ class Column(NamedTuple):
     has_nulls: bool
 
 
+Columns = Mapping[str, Column]
+"""The columns of a source of values, by their names in conditions."""
+
+
 class Selection(NamedTuple):
     """The expressions of a condition, to be asked of a view `rows`.
 
-    `meets` has a column that says whether a row meets the condition, with NULL for one that is left
-    to the closures. `sees` has others after it: for each name of the condition, whether the row has
-    a value, in the same way.
+    Both give the number `n` of each row. `meets` has a column after it that says whether a row
+    meets the condition, with NULL for one that is left to the closures. `sees` has others after
+    that: for each name of the condition, whether the row has a value, in the same way.
     """
 
     meets: str
@@ -105,12 +110,13 @@ def kind_of(column: pa.DataType) -> Kind:
     return Kind.NUMBER if is_number or is_float else Kind.OTHER
 
 
-def compile_condition(condition: Condition, columns: Mapping[str, Column]) -> Selection | None:
-    """Return the SQL for a condition on a table with these columns.
+def compile_condition(condition: Condition, sources: Sequence[Columns]) -> Selection | None:
+    """Return the SQL for a condition on rows whose values come from several sources.
 
-    Return None for one with more than `MOST_TERMS` terms or `MOST_PATHS` paths into `meta`.
+    A name has the value that the first source with a value for it has. Return None for a condition
+    with more than `MOST_TERMS` terms or `MOST_PATHS` paths into `meta`.
     """
-    compiler = _Compiler(columns)
+    compiler = _Compiler(sources)
     try:
         meets = compiler.truth(ast.parse(condition.plain, mode="eval").body)
         sees = [_is_present(compiler.path(path)) for path in condition.names]
@@ -171,24 +177,25 @@ class _Compiler:
     The level of an expression is the first layer that may use it.
     """
 
-    def __init__(self, columns: Mapping[str, Column]) -> None:
-        self._columns = columns
+    def __init__(self, sources: Sequence[Columns]) -> None:
+        self._sources = sources
         self._layers: list[list[str]] = []
         self._terms = 0
         self._nodes: dict[ast.expr, _Value] = {}
         self._values: dict[PathParts, _Value] = {}
         self._read_texts: dict[str, _Number] = {}
-        self._paths: list[str] = []
-        """Those that are looked for in the `meta` of all rows, so it is parsed once."""
+        metas = (columns[META].sql for columns in sources if META in columns)
+        self._paths: dict[str, list[str]] = {meta: [] for meta in metas}
+        """Those that are looked for in the `meta` of all rows, so that each is parsed once."""
 
     def select(self, truths: Sequence[_Truth]) -> str:
         rows = "rows"
-        if self._paths:
-            found = f"{_extract(self._columns[META].sql, self._paths)} AS found"
-            rows = f"(SELECT *, {found} FROM {rows})"
+        found = [f"{_extract(m, paths)} AS found_{m}" for m, paths in self._paths.items() if paths]
+        if found:
+            rows = f"(SELECT *, {', '.join(found)} FROM {rows})"
         for layer in self._layers:
             rows = f"(SELECT *, {', '.join(layer)} FROM {rows})"
-        return f"SELECT {', '.join(truth.sql for truth in truths)} FROM {rows}"
+        return f"SELECT n, {', '.join(truth.sql for truth in truths)} FROM {rows}"
 
     def _bind(self, sql: str, level: int) -> str:
         """Return the name of a column for an expression."""
@@ -339,24 +346,41 @@ class _Compiler:
     # --- values of names
     def path(self, path: PathParts) -> _Value:
         if path not in self._values:
-            self._values[path] = self._find(path)
+            found = (self._find(path, columns) for columns in self._sources)
+            self._values[path] = reduce(self._fill, found, MISSING)
         return self._values[path]
 
-    def _find(self, path: PathParts) -> _Value:
+    def _fill(self, value: _Value, other: _Value) -> _Value:
+        """Return a value that is the other one in rows that lack the first."""
+        if value == MISSING or other == MISSING:
+            return other if value == MISSING else value
+        odd = f"coalesce({value.odd}, FALSE)" if value.odd else ""
+        is_there = self._bind(_any([_presence(value), odd]), value.level)
+        level = max(value.level + 1, other.level)
+
+        def choose(first: str, second: str) -> str:
+            if not first or not second:
+                return first or (second and f"CASE WHEN NOT {is_there} THEN {second} END")
+            return f"CASE WHEN {is_there} THEN {first} ELSE {second} END"
+
+        parts = map(choose, value[1:-1], other[1:-1])
+        return _Value(level + 1, *(part and self._bind(part, level) for part in parts))
+
+    def _find(self, path: PathParts, columns: Columns) -> _Value:
         """Return the value at a path: from a column, else from `rest`, else from `meta`.
 
         Where a row has the first name of the path, it is not looked for elsewhere.
         """
         name, *inside = path
         if name == META:
-            return self._find_in(self._columns.get(META), inside)
-        column = self._columns.get(str(name)) if name != REST else None
+            return self._find_in(columns.get(META), inside)
+        column = columns.get(str(name)) if name != REST else None
         if column is None:
-            return self._find_in(self._document(path, None), path)
+            return self._find_in(self._document(path, None, columns), path)
         value = self._column_value(column, inside)
-        if not column.has_nulls or not {META, REST} & self._columns.keys():
+        if not column.has_nulls or not {META, REST} & columns.keys():
             return value
-        other = self._find_in(self._document(path, column), path)
+        other = self._find_in(self._document(path, column, columns), path)
         level = max(value.level, other.level)
         number, text = (
             self._bind(f"coalesce({one}, {two})", level) if one and two else one or two
@@ -383,9 +407,9 @@ class _Compiler:
         number = self._bind(f"CAST({column.sql} AS DOUBLE)", 0)
         return _Value(1, number, odd=_is_beyond(number))
 
-    def _document(self, path: PathParts, lacking: Column | None) -> Column | None:
+    def _document(self, path: PathParts, lacking: Column | None, columns: Columns) -> Column | None:
         """Return where the rows that lack a column have the JSON for a path: `rest` or `meta`."""
-        meta, rest = self._columns.get(META), self._columns.get(REST)
+        meta, rest = columns.get(META), columns.get(REST)
         if rest is None and lacking is None:
             return meta
         if any(place and place.kind is not Kind.TEXT for place in (meta, rest)):
@@ -411,9 +435,9 @@ class _Compiler:
             return _Value(1, odd=f"({is_there})")
         if len(self._values) >= MOST_PATHS:
             raise _TooLargeError
-        if document is self._columns.get(META):
-            self._paths.append(json_path)
-            found, place, level = "found", len(self._paths), 0
+        if (paths := self._paths.get(document.sql)) is not None:
+            paths.append(json_path)
+            found, place, level = f"found_{document.sql}", len(paths), 0
         else:
             found, place, level = self._bind(_extract(document.sql, [json_path]), 1), 1, 2
         json = self._bind(f"CAST({found}[{place}] AS VARCHAR)", level)

@@ -1,4 +1,4 @@
-"""The tables of the samples of shards, and which of all these samples meet a condition.
+"""The tables of the samples of shards, of which columns are read shard by shard.
 
 A table of up to WHOLE_NBYTES is read whole, by one request, and must have the digest that the
 receipt of its unit states. Of a larger one, only the columns that are needed are read. Each must
@@ -7,14 +7,14 @@ one, has one made of its json.
 """
 
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from itertools import chain, islice
 from typing import Generic, TypeVar
 
 import pyarrow as pa
 
-from wdsprep.dataset.condition_syntax import Condition, format_path
+from wdsprep.cpus import usable_cpus
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_next_step
 from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import foreign_table_name, index_name, table_name
@@ -24,21 +24,22 @@ from wdsprep.dataset.reindex import is_older, make_table
 from wdsprep.dataset.sample_table import (
     IMAGE_COLUMNS,
     REST,
+    ROW,
     Columns,
     check_schema,
     table_columns,
 )
-from wdsprep.dataset.samples import META, PathParts, parse_object
+from wdsprep.dataset.samples import META, parse_object
 from wdsprep.dataset.shard_reader import NamedShard, ShardSize
 from wdsprep.dataset.stored_dataset import check_not_rewritten, read_receipt, read_shard
 from wdsprep.dataset.thread_map import map_ahead
-from wdsprep.errors import DamageError, NotFoundError, SourceError, UsageError
+from wdsprep.errors import DamageError, NotFoundError, SourceError
 from wdsprep.sources.tables.parquet import OpenParquet
 from wdsprep.store.base import Entry, Store
-from wdsprep.tables.query import Mask, Query, open_engine
-from wdsprep.text import command, nearest_name
+from wdsprep.text import command
 
 WHOLE_NBYTES = 1 << 20
+MOST_THREADS = 16
 NAMED_ROWS = 1_000
 """Rows whose fields are suggested for a name that no sample has."""
 Read = TypeVar("Read")
@@ -67,12 +68,27 @@ class ShardTables(Generic[AnyShard]):
         self, read: Callable[[OpenParquet], Read], shards: Iterable[AnyShard] | None = None
     ) -> Generator[Read, None, None]:
         """Yield what `read` returns for the table of each shard, in order; threads read ahead."""
-        threads, wanted = self._store.readers, self.shards if shards is None else shards
-        return map_ahead(partial(self.read_shard, read), wanted, threads, most=threads)
+        wanted = self.shards if shards is None else shards
+        return map_ahead(partial(self.read_shard, read), wanted, self.threads, most=self.threads)
+
+    @property
+    def threads(self) -> int:
+        """Return how many threads are worth their memory: unpacking a table takes some 15 MB."""
+        most = max(2, usable_cpus()) if self._store.root else MOST_THREADS
+        return min(self._store.readers, most)
 
     def read_shard(self, read: Callable[[OpenParquet], Read], shard: AnyShard) -> Read:
         """Return what `read` returns for the table of a shard."""
         raise NotImplementedError
+
+    @property
+    def url(self) -> str:
+        return self._store.url
+
+    def field_names(self) -> set[str]:
+        """Return the names of all that the first rows have a value for."""
+        first = islice((shard for shard in self.shards if shard.samples), 1)
+        return set[str]().union(*self.read(_find_names, first))
 
     def _open(
         self, read: Callable[[OpenParquet], Read], shard: AnyShard, name: str, data: bytes | None
@@ -97,14 +113,14 @@ class ForeignTables(ShardTables[NamedShard]):
     """The tables of tars that another program packed."""
 
     def read_shard(self, read: Callable[[OpenParquet], Read], shard: NamedShard) -> Read:
-        name = foreign_table_name(shard.name)
+        name, index = foreign_table_name(shard.name), command("index", self.url)
         entry, data = self._files.get(name), None
         if entry is None or is_older(entry, self._files[shard.name]):
-            indexed = f"delete {index_name(shard.name)} and run {command('index', self._store.url)}"
-            with naming_next_step(indexed):
+            with naming_next_step(f"delete {index_name(shard.name)} and run {index}"):
                 data = make_table(self._store, shard.name, is_foreign=True).data
-        again = f"delete it and run {command('index', self._store.url)}"
-        with naming_next_step(again):
+        with naming_next_step(f"delete it and run {index}"):
+            if entry and not data and entry.nbytes <= WHOLE_NBYTES:
+                data = self._store.read(name)
             (value,) = self._open(read, shard, name, data)
         return value
 
@@ -132,22 +148,6 @@ class StoredTables(ShardTables[Shard]):
             for shard in receipt.shards
         }
 
-    def masks(self, condition: Condition) -> Iterator[tuple[Shard, Mask]]:
-        """Yield for each shard which of its samples meet the condition.
-
-        At the end, raise UsageError if the condition has a name that no sample has.
-        """
-        with open_engine() as engine:
-            query = Query(condition, engine)
-            with closing(self.read(query.read)) as tables:
-                yield from zip(self.shards, query.masks(tables), strict=True)
-        for path in condition.names:
-            if path in query.unseen and self.shards:
-                raise UsageError(
-                    f"{self._store.url}: no sample has {format_path(path)}, which "
-                    f"{condition.option}{condition.plain!r} asks for; {self._way_on(path)}"
-                )
-
     def read_shard(self, read: Callable[[OpenParquet], Read], shard: Shard) -> Read:
         (value,) = read_shard(self._store, shard, self._open_stated(read, shard))
         return value
@@ -168,18 +168,10 @@ class StoredTables(ShardTables[Shard]):
         unit, stated = self._units[shard.name]
         if digest == stated:
             return True
-        receipt = read_receipt(self._store, unit)
-        return shard in receipt.shards and digest == receipt.files.get(table_name(shard.name))
-
-    def _way_on(self, unknown: PathParts) -> str:
-        """Return what to do about a name that no sample has."""
-        wrong = next(part for part in reversed(unknown) if isinstance(part, str))
-        names = {*self._columns} - {REST}
-        for texts in self.read(_read_named, self.shards[:1]):
-            names.update(*(parse_object(text) or {} for text in texts))
-        if near := nearest_name(wrong, names - {wrong}):
-            return f"did you mean {near}?"
-        return '"wdsprep inspect DATASET KEY" shows the json of a sample'
+        with suppress(NotFoundError):
+            receipt = read_receipt(self._store, unit)
+            return shard in receipt.shards and digest == receipt.files.get(table_name(shard.name))
+        return False
 
 
 def read_sound_columns(
@@ -202,7 +194,13 @@ def read_sound_columns(
         return file.read(columns)
 
 
-def _read_named(file: OpenParquet) -> Sequence[str]:
-    """Return the JSON of `meta` and of the rest of the first rows of a table."""
-    (batch,) = islice(file.batches(NAMED_ROWS, columns=(META, REST)), 1)
-    return [text for column in batch.columns for text in column.to_pylist() if text is not None]
+def _find_names(file: OpenParquet) -> set[str]:
+    """Return the names of the columns and of the fields in JSON that the first rows fill."""
+    batch = next(file.batches(NAMED_ROWS))
+    names = {
+        field.name for field in batch.schema if batch.column(field.name).null_count < len(batch)
+    }
+    for column in names & {META, REST}:
+        objects = map(parse_object, batch.column(column).drop_null().to_pylist())
+        names.update(*(found or {} for found in objects))
+    return names - {REST, ROW}

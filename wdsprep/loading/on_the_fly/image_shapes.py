@@ -2,8 +2,8 @@
 
 Squares of a bucket's size are easy: every image of the bucket is large enough for one, so the
 samples are those of the image shards. If squares are larger, if there are shapes, or if a crop may
-lose only so much, the width and height in a sample's json decide. They say which shape the image
-gets, or that it is rejected, as `encode` would decide (`Shapes.fit`). The json is read once, and
+lose only so much, the widths and heights in the tables of samples decide. They say which shape an
+image gets, or that it is rejected, as `encode` would decide (`Shapes.fit`). They are read once, and
 two things are kept: how many samples of each shard have which shape, and which samples these are.
 From there on everything is as with stored latents.
 """
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from wdsprep.dataset.kept_file import KeptWriter, open_or_make
 from wdsprep.dataset.rejects import RejectedError
@@ -24,12 +23,12 @@ from wdsprep.dataset.shapes import Size, shape_name, shapes_of
 from wdsprep.errors import UsageError
 from wdsprep.images.nearest_shape import Shapes, cut_of
 from wdsprep.loading.open_datasets import latents_of_images
-from wdsprep.loading.sample_metadata import MetadataBlock, scan_metadata
 from wdsprep.loading.served_datasets import Dataset
 from wdsprep.loading.shard_access.sample_cache import CacheDir, cache_folder
 from wdsprep.loading.subsets import latents_without_rejects
-from wdsprep.text import human_bytes, plural
+from wdsprep.text import plural
 
+SIDES = ("width", "height")
 NO_SHAPE = -1
 """The number that stands for no shape: the image is rejected."""
 _log = logging.getLogger("wdsprep")
@@ -80,24 +79,22 @@ def _all_hold_square(latents: Dataset) -> bool:
 
 
 def _find_shapes(images: Dataset, cut: Shapes, writer: KeptWriter, path: Path) -> None:
+    from wdsprep.loading.dataset_tables import open_tables  # pyarrow and DuckDB, which few need
+
     _log.info(
-        "%s: reading the sizes of %s (the dataset has %s) for %s; their shapes are kept in %s",
+        "%s: reading the sizes of %s for %s; their shapes are kept in %s",
         images.store.url,
         plural(images.samples, "image"),
-        human_bytes(images.nbytes),
         ", ".join(map(shape_name, cut.sizes)),
         path,
     )
     fit = lru_cache(1 << 16)(lambda size: _shape(cut, size))
-
-    def shapes_in(some: MetadataBlock) -> NDArray[np.int16]:
-        return np.array([fit(_size(facts)) for facts in some.facts], np.int16)
-
     counts = np.zeros((len(images.names), len(cut.sizes)), np.int32)
 
     def group_by_shape() -> Iterator[ShardSamples]:
-        for shard, pieces in scan_metadata(images, shapes_in):
-            found = np.concatenate([np.empty(0, np.int16), *pieces])
+        for shard, table in enumerate(open_tables(images).columns(SIDES)):
+            sides = ([length or 0 for length in table[side].to_pylist()] for side in SIDES)
+            found = np.array([*map(fit, zip(*sides, strict=True))], np.int16)
             by_shape = np.argsort(found, kind="stable")
             own = by_shape[found[by_shape] != NO_SHAPE].astype(np.uint32)
             counts[shard] = np.bincount(found[own], minlength=len(cut.sizes))
@@ -107,18 +104,13 @@ def _find_shapes(images: Dataset, cut: Shapes, writer: KeptWriter, path: Path) -
     writer.add("counts", "<i4", [counts])
 
 
-def _size(facts: Mapping[str, Any] | None) -> Size:
-    """Return the width and height that the json states; zeros if it does not."""
-    width, height = ((facts or {}).get(name) for name in ("width", "height"))
-    if type(width) is int and type(height) is int and min(width, height) > 0:
-        return width, height
-    return 0, 0
-
-
 def _shape(cut: Shapes, size: Size) -> int:
-    """Return the number of the shape that an image of this size gets, or NO_SHAPE."""
+    """Return the number of the shape that an image of this size gets, or NO_SHAPE.
+
+    A size is 0 where the table lacks it.
+    """
     try:
-        fit = cut.fit(*size) if all(size) else None
+        fit = cut.fit(*size) if min(size) > 0 else None
     except RejectedError:
         fit = None
     return NO_SHAPE if fit is None else cut.sizes.index((fit.width, fit.height))
