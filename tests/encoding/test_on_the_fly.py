@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import wdsprep
+from tests.kit.batches import assert_same
 from tests.kit.encode_work import Making
 from tests.kit.encodes import COUNT, encode_here, packed, pictures, rejected
 from tests.kit.packs import jpeg, manifest_of, pack, tree, write_files
@@ -43,18 +44,6 @@ def load(url: Path, **options: Any) -> Any:
 
 def online(url: Path, **options: Any) -> Any:
     return load(url, **({"encode": HOW} | options))
-
-
-def assert_same(found: Any, wanted: Any) -> None:
-    assert len(found) == len(wanted)
-    for one, other in zip(found, wanted, strict=True):
-        assert list(one) == list(other)
-        for name, value in other.items():
-            if isinstance(value, torch.Tensor):
-                assert value.dtype == one[name].dtype
-                assert torch.equal(value, one[name]), name
-            else:
-                assert value == one[name], name
 
 
 def test_batches_and_kept_shards_are_those_of_stored_latents_byte_for_byte(

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import wdsprep
+from tests.kit.batches import assert_same
 from tests.kit.encodes import (
     CAPTIONS,
     command,
@@ -70,14 +71,6 @@ def rows(made: LatentEncoder, texts: Sequence[Tokens]) -> dict[str, Tensor]:
         (name,) = (field.name for field in made.fields if field.is_variable)
         own[name] = own[name][: int(found.lengths[0])]
     return own
-
-
-def assert_same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Two batches, to the bit."""
-    assert found.keys() == wanted.keys()
-    for name, value in wanted.items():
-        is_tensor = torch.is_tensor(value)
-        assert torch.equal(value, found[name]) if is_tensor else value == found[name], name
 
 
 def wanted_of(outputs: dict[str, Any], fields: Sequence[str]) -> dict[str, Tensor]:
@@ -353,7 +346,7 @@ def test_batches_made_on_the_way_are_those_of_the_stored_shards(
     how = wdsprep.Encode(resolution=SIDE, model=folder, device="cpu")
     made = list(wdsprep.load(str(few), encode=how, tee=str(tmp_path / "kept"), epochs=3, **options))
     for before, after in zip(stored, made, strict=False):
-        assert_same(before, after)
+        assert_same([before], [after])
     kept = tree(tmp_path / "kept")
     shards = [name for name in kept if name.endswith(".tar")]
     assert shards

@@ -15,6 +15,7 @@ import torch
 
 import wdsprep
 from tests.kit import own_shapes
+from tests.kit.batches import assert_same
 from tests.kit.encode_work import Making
 from tests.kit.encodes import (
     TOY,
@@ -275,16 +276,6 @@ def on_the_way(images: Path, **options: Any) -> Any:
     how = {"resolution": 64} | how
     encode = wdsprep.Encode(model="tiny", device="cpu", **how)
     return wdsprep.load(images, encode=encode, **({"global_batch": 8} | options))
-
-
-def assert_same(found: Any, wanted: Any) -> None:
-    for one, other in zip(found, wanted, strict=True):
-        assert list(one) == list(other)
-        for name, value in other.items():
-            same = (
-                torch.equal(one[name], value) if name in ("latent", "emb") else one[name] == value
-            )
-            assert same, name
 
 
 BETWEEN_BUCKETS = {"resolution": 96, "shapes": (), "max_crop": 1.0}

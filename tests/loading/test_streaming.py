@@ -19,10 +19,10 @@ from unittest.mock import patch
 
 import pytest
 import ray
-import torch
 from PIL import Image
 
 import wdsprep
+from tests.kit.batches import assert_same
 from tests.kit.clusters import LEAN, object_store
 from tests.kit.encode_work import Making
 from tests.kit.encodes import COUNT, encode_here, packed, pictures
@@ -84,17 +84,6 @@ def stream(images: Path, **options: Any) -> Any:
     own = {n: options.pop(n) for n in {"resolution", "device", "text"} & options.keys()}
     how = Encode(**(HOW | own | options.pop("how", {})))
     return wdsprep.stream(str(images), encode=how, **(ORDER | pools | options))
-
-
-def assert_same(found: list[Any], wanted: list[Any]) -> None:
-    assert len(found) == len(wanted)
-    for one, other in zip(found, wanted, strict=True):
-        assert list(one) == list(other)
-        for name, value in other.items():
-            if isinstance(value, torch.Tensor):
-                assert torch.equal(value, one[name]), name
-            else:
-                assert value == one[name], name
 
 
 ABANDONED = """

@@ -1,7 +1,6 @@
 """Arrays as long as their captions, in batches: padded, masked, never another sample's bytes."""
 
 import io
-import itertools
 import logging
 import tarfile
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import wdsprep
+from tests.kit.batches import assert_same
 from tests.kit.latent_sets import array_of, field, npy, write_latents
 from tests.kit.slow_reads import WAYS, read_in_way
 from wdsprep.dataset.latent_scaling import normalise, patchify
@@ -47,14 +47,6 @@ def load(url: Any, **options: Any) -> Any:
 
 def bits(tensor: torch.Tensor) -> Any:
     return tensor.contiguous().view(torch.int16).numpy().view("<u2")
-
-
-def assert_same(found: Any, wanted: Any) -> None:
-    for one, other in itertools.zip_longest(found, wanted, fillvalue={}):
-        assert list(one) == list(other)
-        for name, value in other.items():
-            is_tensor = isinstance(value, torch.Tensor)
-            assert torch.equal(one[name], value) if is_tensor else one[name] == value, name
 
 
 def assert_right(batch: dict[str, Any], length: int = LENGTH) -> None:

@@ -1,0 +1,18 @@
+"""What a loader serves, compared."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+
+def assert_same(found: Iterable[Mapping[str, Any]], wanted: Iterable[Mapping[str, Any]]) -> None:
+    """Hold batches against others: names in their order, types, and every value to the bit."""
+    for batch, other in zip(found, wanted, strict=True):
+        assert list(batch) == list(other)
+        for name, value in other.items():
+            if isinstance(value, torch.Tensor):
+                assert value.dtype == batch[name].dtype, name
+                assert torch.equal(value, batch[name]), name
+            else:
+                assert value == batch[name], name
