@@ -152,7 +152,9 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return packed(pictures(root / "downloads", range(9)), root / "images")
 
 
-@pytest.mark.parametrize("name", ["StableDiffusionXL", "Flux2Klein", "QwenImage", "Sana"])
+@pytest.mark.parametrize(
+    "name", each_family(["StableDiffusionXL", "Flux2Klein", "QwenImage", "Sana"])
+)
 def test_a_dataset_holds_what_the_models_make_and_verifies(
     name: str, family: Family, few: Path, tmp_path: Path
 ) -> None:
@@ -199,7 +201,9 @@ def test_sizes_are_told_to_those_denoisers_that_want_them(family: Family) -> Non
     }
 
 
-@pytest.mark.parametrize("name", ["Flux", "StableDiffusionXL", "QwenImage", "Sana", "Kolors"])
+@pytest.mark.parametrize(
+    "name", each_family(["Flux", "StableDiffusionXL", "QwenImage", "Sana", "Kolors"])
+)
 def test_tokens_are_those_that_the_encoders_get(name: str, family: Family) -> None:
     made = encoder(family(name), text="tokens")
     (short, long) = made.tokens(["two dogs", "word " * 3000])
@@ -373,7 +377,7 @@ def test_every_family_is_encoded_once_and_found_done(
     assert again.manifest.samples == 3
 
 
-@pytest.mark.parametrize("name", ["Flux2Klein", "Krea2"])
+@pytest.mark.parametrize("name", each_family(["Flux2Klein", "Krea2"]))
 def test_what_a_trainer_keeps_is_found_done_by_encode(
     name: str, family: Family, images: Path, tmp_path: Path
 ) -> None:
