@@ -1,8 +1,10 @@
 """Tables beside the shards: columns in batches and conditions, and samples without a row."""
 
 import csv
+import io
 import json
 import logging
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from tests.kit.laid_out import lay_out
 from tests.kit.latent_sets import flat, keys, write_latents
 from tests.kit.packs import upload
 from tests.kit.shape_sets import write_shapes
+from wdsprep.dataset.reindex import index
 from wdsprep.errors import FingerprintError, NotFoundError, UsageError
 from wdsprep.tables import other_tables
 
@@ -272,6 +275,23 @@ def test_a_table_without_keys_is_joined_by_another_name(
     assert laid.column("n").tolist() == [2, 0, 1, 2]
     assert f"1 row without a {told} or a number" in caplog.text
     assert f"1 row with a {told} that an earlier row has" in caplog.text
+
+
+def test_keys_that_are_not_utf_8_stay_different(tmp_path: Path) -> None:
+    names = ["a\udcff", "a\udcfe", "a?", "a"]
+    tars = tmp_path / "tars"
+    tars.mkdir()
+    with tarfile.open(tars / "0.tar", "w", format=tarfile.GNU_FORMAT) as tar:
+        for name in names:
+            member = tarfile.TarInfo(f"{name}.json")
+            member.size = 2
+            tar.addfile(member, io.BytesIO(b"{}"))
+    index(str(tars))
+    table = write_table(tmp_path / "t.jsonl", {"key": names[:3], "n": [0, 1, 2]})
+    batches = list(load(str(tars), join=table, raw=True, global_batch=1))
+    assert sorted((one["__key__"], one["n"]) for one in batches) == [
+        (name, names.index(name)) for name in sorted(names[:3])
+    ]
 
 
 @pytest.mark.parametrize("at_once", [1, 100])

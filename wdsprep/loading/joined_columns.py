@@ -5,9 +5,11 @@ from collections.abc import Collection, Iterator
 from functools import partial
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from wdsprep.dataset.sample_table import KEY, table_schema
 from wdsprep.dataset.score_columns import TEXT, columns_of
+from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import UsageError
 from wdsprep.loading.dataset_tables import TablesBeside, open_tables
@@ -17,7 +19,7 @@ from wdsprep.sources.patterns import is_table
 from wdsprep.tables.key_join import NAMES
 from wdsprep.tables.laid_out import LaidOut
 from wdsprep.tables.lay_out import JoinedSamples, lay_out_scores, lay_out_table
-from wdsprep.tables.other_tables import WantedColumns
+from wdsprep.tables.other_tables import WantedColumns, encode_names
 from wdsprep.tables.query import read_texts
 
 
@@ -57,10 +59,17 @@ def lay_out_joined(
     return tuple(laid_out)
 
 
-def _read_names(files: Dataset, by: str) -> Iterator[pa.ChunkedArray]:
+def _read_names(files: Dataset, by: str) -> Iterator[pa.Array | pa.ChunkedArray]:
     """Yield a column of names of the samples of each shard."""
-    for names in open_tables(files).read(partial(read_texts, name=by)):
-        yield names.cast(pa.large_string()).cast(NAMES)
+    tables = open_tables(files)
+    columns = tables.read(partial(read_texts, name=by))
+    for shard, names in zip(tables.shards, columns, strict=True):
+        if by == KEY and pc.any(pc.match_substring(names, "?")).as_py():
+            # Tables have it in place of bytes that are not UTF-8, which tell keys apart.
+            with ShardReader(files.store, shard, is_foreign=files.kind == "tars") as reader:
+                yield encode_names([*reader.keys()])
+        else:
+            yield names.cast(pa.large_string()).cast(NAMES)
 
 
 def _read_scores(
