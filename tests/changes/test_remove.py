@@ -23,6 +23,7 @@ import wdsprep
 from tests.kit.damaged import check, findings, flip, restore
 from tests.kit.encode_work import Making
 from tests.kit.encodes import Here, encode_here, members, positions_in
+from tests.kit.kills import Cut, CutError
 from tests.kit.packs import (
     check_tables,
     jpeg,
@@ -58,7 +59,6 @@ from wdsprep.errors import (
 )
 from wdsprep.runners.in_process import InProcessRunner
 from wdsprep.store import open_store
-from wdsprep.store.local import LocalStore
 
 SIZES = ((64, 80), (100, 90), (200, 136))  # two of bucket 64, one of 128
 WEB = (*FAST, "--buckets", "32", "--ignore-robots")
@@ -594,7 +594,7 @@ def test_a_dataset_that_is_not_complete_loses_what_it_has(tmp_path: Path) -> Non
 def test_what_was_under_way_is_made_again_without_it(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     with Draft(Edition(store=store), "000000") as draft:
-        tar = draft.tar("32/000000.tar")
+        tar = draft.shard("32/000000.tar")
         tar.add("000000000000", [("txt", b"mine")])
         receipt = Receipt(
             dataset="images", unit="000000", generation=0, settings={}, input="x", inputs=1,
@@ -617,45 +617,6 @@ def test_a_key_is_looked_for_in_each_slice_that_it_may_be_of() -> None:
 
 
 # --- kills, and what comes in between
-
-
-class CutError(BaseException):
-    """As a kill at this moment: nothing is caught, and nothing is done after it."""
-
-
-class Cut:
-    """Lets so many changes of files happen, and no more."""
-
-    def __init__(self, left: int) -> None:
-        self.left = self.before = left
-
-    def count(self) -> None:
-        if self.left <= 0:
-            raise CutError
-        self.left -= 1
-
-    def __enter__(self) -> "Cut":
-        cut, write_file, delete_file = self, LocalStore.write, LocalStore.delete
-
-        @contextlib.contextmanager
-        def write(store: LocalStore, name: str, /, *, exclusive: bool = False) -> Iterator[Any]:
-            with write_file(store, name, exclusive=exclusive) as sink:
-                yield sink
-                cut.count()
-
-        def delete(store: LocalStore, name: str, /) -> None:
-            cut.count()
-            delete_file(store, name)
-
-        self._patches = [patch.object(LocalStore, "write", write)]
-        self._patches.append(patch.object(LocalStore, "delete", delete))
-        for each in self._patches:
-            each.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for each in self._patches:
-            each.stop()
 
 
 def contents(*places: Path) -> dict[str, bytes]:

@@ -47,8 +47,8 @@ def test_a_stop_in_the_middle_of_a_failure_leaves_no_file(
 
     def fill(draft: Draft) -> None:
         with draft:
-            draft.tar("64/000000.tar").add("000000000", [("txt", b"a barn")])
-            draft.tar("32/000000.tar")
+            draft.shard("64/000000.tar").add("000000000", [("txt", b"a barn")])
+            draft.shard("32/000000.tar")
             raise OSError("the disk is full")
 
     with pytest.raises(SystemExit):

@@ -94,8 +94,8 @@ def test_scores_have_their_columns_and_nothing_else() -> None:
         {"row": 4, "a": 2**60, "b": 2.5, "c": 1},
     ]
     assert read_table(made(facts, columns), columns, what="t").to_pylist() == [
-        {"key": "000000", "row": 0, "a": 1.0, "b": 2, "c": "x"},
-        {"key": "000001", "row": 4, "a": None, "b": None, "c": None},
+        {"key": "000000", "row": 0, "source": "s", "a": 1.0, "b": 2, "c": "x"},
+        {"key": "000001", "row": 4, "source": None, "a": None, "b": None, "c": None},
     ]
 
 

@@ -274,7 +274,7 @@ class Stopping(Edition):
 
 
 with Draft(Stopping(store=store), "000000") as draft:
-    tar = draft.tar("32/000000.tar")
+    tar = draft.shard("32/000000.tar")
     tar.add("000000000000", [("txt", sys.argv[3].encode())])
     receipt = Receipt(dataset="images", unit="000000", generation=0, settings={"buckets": [64]},
                       input="x", inputs=1, shards=(tar.finish(),), rejects={})
@@ -298,7 +298,7 @@ def test_who_is_stopped_while_it_gives_names_holds_up_nobody_and_names_nothing_l
         time.sleep(0.01)
     store = open_store(str(tmp_path / "out"))
     with Draft(Edition(store=store), "000000") as mine:
-        tar = mine.tar("32/000000.tar")
+        tar = mine.shard("32/000000.tar")
         tar.add("000000000000", [("txt", b"mine")])
         receipt = Receipt(
             dataset="images",

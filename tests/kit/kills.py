@@ -6,8 +6,11 @@ command goes on, until it ends. After that each file has the bytes of the undist
 are no others. One dataset after the other, until there were as many kills as are asked for.
 
 `house/test_meetings.py` lets each job be killed twice, `tools/chaos --kills` any number.
+
+`Cut` ends what is done in this process at a change of files that a test chooses.
 """
 
+import contextlib
 import os
 import random
 import signal
@@ -15,13 +18,18 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 from tests.kit.encodes import encode_here
 from tests.kit.meetings import Stage, is_over
 from tests.kit.packs import jpeg, pack, write_files
+from tests.kit.scores import score_here
+from tests.kit.scoring_models import small
 from wdsprep.dataset.file_names import EDITION
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
+from wdsprep.store.local import LocalStore
 
 SIZES = ((40, 48), (72, 80))
 PICTURES, SLICE = 48, 6
@@ -43,13 +51,22 @@ class KilledJob:
 
 JOBS = {
     "remove": KilledJob(
-        words=("remove", "{out}/images", "{out}/latents", "--keys", "{keys}", "--yes"),
-        copied=("images", "latents"),
+        words=(
+            *("remove", "{out}/images", "{out}/latents", "{out}/scores"),
+            *("--keys", "{keys}", "--yes"),
+        ),
+        copied=("images", "latents", "scores"),
     ),
     "select": KilledJob(
         words=(
-            *("select", "{source}/images", "{source}/latents", "{out}/{{split}}/{{name}}"),
-            *("--split", "train=0.7,val=0.2", "--samples-per-shard", "8"),
+            *("select", "{source}/images", "{source}/latents", "{source}/scores"),
+            *(
+                "{out}/{{split}}/{{name}}",
+                "--split",
+                "train=0.7,val=0.2",
+                "--samples-per-shard",
+                "8",
+            ),
         )
     ),
     "export": KilledJob(words=("export", "{source}/latents", "{out}/mds", "--to", "mds")),
@@ -58,6 +75,15 @@ JOBS = {
             *("encode", "{source}/images", "{out}/latents-{{resolution}}"),
             *("--resolution", "32,64", *TOY),
         )
+    ),
+    "score": KilledJob(
+        words=(
+            *("score", "{source}/images", "{out}/scores", "--language", "--model", "{model}"),
+            *("--embedding", "fp16", "--device", "cpu", "--runner", "local"),
+        )
+    ),
+    "score captions": KilledJob(
+        words=("score", "{source}/images", "{out}/scores", "--language", "--runner", "local")
     ),
     "text apart": KilledJob(
         words=(
@@ -96,6 +122,8 @@ class Kills:
         options = ("--buckets", "32,64", "--samples-per-shard", str(SLICE))
         pack(write_files(self._root / "in", files), self._root / "source/images", *options)
         encode_here(self._root / "source/images", self._root / "source/latents", resolution=32)
+        score_here(self._root / "source/images", self._root / "source/scores", language=True)
+        small("clip", self._root / "clip")
         self._source = f"{self._place}/source"
         if open_store(self._source).root != self._root / "source":
             _write_all(self._source, read_all(str(self._root / "source")))
@@ -149,6 +177,7 @@ class Kills:
 
     def _words(self, job: KilledJob, out: str) -> list[str]:
         named = {"out": out, "source": self._source, "keys": self._keys}
+        named["model"] = str(self._root / "clip")
         return [word.format(**named) for word in job.words]
 
 
@@ -179,3 +208,42 @@ def leftovers(place: str) -> Iterator[Path]:
     root = open_store(place).root
     if root is not None:
         yield from root.rglob("*.tmp*")
+
+
+class CutError(BaseException):
+    """As a kill at this moment: nothing is caught, and nothing is done after it."""
+
+
+class Cut:
+    """Lets so many changes of files happen, and no more."""
+
+    def __init__(self, left: int) -> None:
+        self.left = self.before = left
+
+    def count(self) -> None:
+        if self.left <= 0:
+            raise CutError
+        self.left -= 1
+
+    def __enter__(self) -> "Cut":
+        cut, write_file, delete_file = self, LocalStore.write, LocalStore.delete
+
+        @contextlib.contextmanager
+        def write(store: LocalStore, name: str, /, *, exclusive: bool = False) -> Iterator[Any]:
+            with write_file(store, name, exclusive=exclusive) as sink:
+                yield sink
+                cut.count()
+
+        def delete(store: LocalStore, name: str, /) -> None:
+            cut.count()
+            delete_file(store, name)
+
+        self._patches = [patch.object(LocalStore, "write", write)]
+        self._patches.append(patch.object(LocalStore, "delete", delete))
+        for each in self._patches:
+            each.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in self._patches:
+            each.stop()

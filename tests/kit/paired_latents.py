@@ -98,7 +98,7 @@ def _shard(
             members = _members(key, facts, fit, by_shape.get(shape, FIELDS))
             found.setdefault(shape, []).append((position, key, members))
             counts["empty_caption"] += not facts["caption"]
-        tar = draft.tar(shard.name, LATENT_COLUMNS) if found else None
+        tar = draft.shard(shard.name, LATENT_COLUMNS) if found else None
         for shape in by_shape or [""]:
             for position, key, members in found.get(shape, ()):
                 assert tar is not None

@@ -1,13 +1,13 @@
 """Scores for tests: made in this process, and read back."""
 
 import io
-import json
 import tarfile
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pyarrow.parquet as pq
 from PIL import Image
 
 from tests.kit.encodes import Here
@@ -35,8 +35,10 @@ def members(dataset: Path) -> dict[str, dict[str, bytes]]:
 
 
 def columns_in(scores: Path) -> dict[str, dict[str, Any]]:
-    """The json of each sample of scores, by its key."""
-    return {key: json.loads(own["json"]) for key, own in members(scores).items()}
+    """The row of each sample of scores, by its key."""
+    tables = map(pq.read_table, sorted(scores.glob("*/*.parquet")))
+    rows = (row for table in tables for row in table.to_pylist())
+    return {row["key"]: {n: value for n, value in row.items() if n != "row"} for row in rows}
 
 
 def arrays_in(scores: Path, name: str) -> dict[str, Any]:

@@ -113,8 +113,8 @@ def test_a_shard_that_was_lost_is_made_again_to_the_same_bytes(
     out = tmp_path / "scores"
     score_here(images, out, **given)
     before = tree(out)
-    damaged = out / "64/000001.tar"
-    damaged.write_bytes(damaged.read_bytes()[:-600] + b"x" * 600)
+    damaged = out / "64/000001.parquet"
+    damaged.write_bytes(damaged.read_bytes()[:-60] + b"x" * 60)
     assert wdsprep.repair(str(out), yes=True).done
     assert not damaged.exists()
     assert score_here(images, out, **given).samples == 4
@@ -238,5 +238,6 @@ def test_without_a_model_or_language_there_is_nothing_to_do(images: Path, tmp_pa
     assert not (tmp_path / "scores").exists()
 
 
-def test_text_of_samples_is_not_copied_into_scores(scores: Path) -> None:
-    assert {own["txt"] for own in members(scores).values()} == {b""}
+def test_a_tar_of_embeddings_holds_nothing_else(scores: Path) -> None:
+    kept = {f"{kind}_image_emb.npy" for kind in KINDS if kind not in LABELS}
+    assert {frozenset(own) for own in members(scores).values()} == {frozenset(kept)}

@@ -20,8 +20,14 @@ from wdsprep.changes.shard_plan import SamplesToCopy
 from wdsprep.dataset.byte_spans import Span, spans
 from wdsprep.dataset.coarse_histograms import count_sample
 from wdsprep.dataset.damage import naming_repair
-from wdsprep.dataset.draft import Draft, DraftTar
-from wdsprep.dataset.file_names import inputs_name, rejects_name
+from wdsprep.dataset.draft import Draft, DraftShard
+from wdsprep.dataset.file_names import (
+    inputs_name,
+    is_table,
+    latent_shard,
+    latent_unit,
+    rejects_name,
+)
 from wdsprep.dataset.receipts import Receipt, Settings, Shard
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, rejects_in
@@ -29,7 +35,8 @@ from wdsprep.dataset.removed_samples import Removed
 from wdsprep.dataset.sample_selection import Numbers
 from wdsprep.dataset.sample_table import ROW, table_columns
 from wdsprep.dataset.samples import facts_bytes, key_order, parse_object
-from wdsprep.dataset.score_columns import counted_as
+from wdsprep.dataset.score_columns import counted_as, is_scored
+from wdsprep.dataset.score_reader import ScoreReader
 from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.stored_dataset import find_receipt, read_receipt
@@ -101,7 +108,7 @@ class PlacedPart(NamedTuple):
     """
 
     origin: int
-    shard: str
+    shard: Shard
     offsets: NDArray[np.int64]
     numbers: Numbers
     positions: NDArray[np.int64]
@@ -126,7 +133,10 @@ class Copier:
             return done
         sources = [_Source(work, piece) for piece in unit.pieces]
         with Draft(self._edition, unit.name) as draft:
-            made = _NewShard(draft, unit.shard, work)
+            name = unit.shard
+            if work.dataset == "latents":
+                name = latent_shard(unit.name, work.settings)
+            made = _NewShard(draft, name, work)
             try:
                 parts, rejects = place_parts(sources, self._work.settings)
                 for reject in rejects:
@@ -161,7 +171,7 @@ class Copier:
         store = shared_store(self._work.origins[part.origin])
         prefix = self._work.prefixes[part.origin]
         with naming_repair(store):
-            for found in read_part(store, part):
+            for found in read_part(store, part, self._work.settings):
                 made.leave_out_removed(found, prefix)
                 made.add(found, part, prefix)
                 made.count(found, part)
@@ -211,7 +221,8 @@ class _Source:
     @cached_property
     def _own_shard(self) -> Shard | None:
         """Return the shard as the receipt states it, or None if all its samples were rejected."""
-        return next((one for one in self.receipt.shards if one.name == self.shard), None)
+        unit, shards = latent_unit(self.shard), self.receipt.shards
+        return next((one for one in shards if latent_unit(one.name) == unit), None)
 
     @property
     def samples(self) -> int:
@@ -220,7 +231,9 @@ class _Source:
     @cached_property
     def offsets(self) -> NDArray[np.int64]:
         shard = self._own_shard
-        return np.array(ShardReader(self.store, shard).offsets if shard else [0], np.int64)
+        if shard is None or is_table(shard.name):
+            return np.zeros(self.samples + 1, np.int64)
+        return np.array(ShardReader(self.store, shard).offsets, np.int64)
 
     @cached_property
     def _rejects(self) -> list[Reject]:
@@ -280,8 +293,9 @@ class _Source:
             numbers = numbers[(among.start <= numbers) & (numbers < among.stop)]
         ranks = np.searchsorted(self.piece.numbers, positions[numbers]) + before
         offsets = self.offsets if len(numbers) else np.zeros(1, np.int64)
+        shard = self._own_shard or self.piece.shard
         return PlacedPart(
-            self.piece.origin, self.shard, offsets, numbers.astype(np.uint32), ranks, shape
+            self.piece.origin, shard, offsets, numbers.astype(np.uint32), ranks, shape
         )
 
 
@@ -322,18 +336,25 @@ def _index_damage(store: Store, name: str) -> DamageError:
 
 
 # --- the bytes of samples
-def read_part(store: Store, part: PlacedPart) -> Iterator["CopiedSamples"]:
+def read_part(store: Store, part: PlacedPart, settings: Settings) -> Iterator["CopiedSamples"]:
     """Yield the samples of a part in their order, several at a time."""
     most = AHEAD if store.root else AHEAD_S3
+    name, scores = part.shard.name, None
+    if is_scored(settings):
+        scores = ScoreReader(store, part.shard, settings).facts(part.numbers)
+    if scores is not None and is_table(name):
+        nowhere = [(0, 0)] * len(scores)
+        return iter([CopiedSamples(b"", nowhere, range(len(scores)), store, name, scores)])
 
     def bring(span: Span) -> CopiedSamples:
-        data = store.read(part.shard, start=span.start, nbytes=span.end - span.start)
+        data = store.read(name, start=span.start, nbytes=span.end - span.start)
         if len(data) < span.end - span.start:
-            raise _index_damage(store, part.shard)
+            raise _index_damage(store, name)
         some = part.numbers[span.first : span.last]
         begin, end = ((part.offsets[n] - span.start).tolist() for n in (some, some + 1))
         reach = list(zip(begin, end, strict=True))
-        return CopiedSamples(data, reach, range(span.first, span.last), store, part.shard)
+        facts = scores and scores[span.first : span.last]
+        return CopiedSamples(data, reach, range(span.first, span.last), store, name, facts)
 
     gap_nbytes = GAP_NBYTES if store.root else GAP_NBYTES_S3
     near = spans(part.offsets, part.numbers, gap_nbytes=gap_nbytes, most_nbytes=READ_NBYTES)
@@ -352,7 +373,8 @@ class CopiedSamples:
     """Several samples in a piece of a tar.
 
     `reach` has the first byte of each sample and the byte after its last; `places` are their places
-    in the part.
+    in the part. Of scores `facts` are the rows of a table, beside which there may be no tar; of
+    other samples they are in the json.
     """
 
     def __init__(
@@ -362,13 +384,15 @@ class CopiedSamples:
         places: Sequence[int],
         store: Store,
         shard: str,
+        facts: Sequence[dict[str, Any]] | None = None,
     ) -> None:
         self.data, self.reach, self.places = data, reach, places
         self._store, self._shard = store, shard
-        found = [self._read_members(begin, end) for begin, end in reach]
-        self.keys = [key for key, _ in found]
-        self.members = [members for _, members in found]
-        self.facts = [self._facts(key, members) for key, members in found]
+        found = [self._read_members(begin, end) for begin, end in reach if data]
+        self.members = [members for _, members in found] or [[] for _ in places]
+        self.keys = [key for key, _ in found] or [one["key"] for one in facts or ()]
+        said = facts or map(self._json, self.members)
+        self.facts = [self._checked(*both) for both in zip(self.keys, said, strict=True)]
 
     def fields(self, number: int) -> dict[str, bytes]:
         """Return the members of a sample with their bytes."""
@@ -412,14 +436,17 @@ class CopiedSamples:
             raise _index_damage(self._store, self._shard)
         return keys.pop(), members
 
-    def _facts(self, key: str, members: Iterable[Member]) -> dict[str, Any]:
+    def _json(self, members: Iterable[Member]) -> dict[str, Any] | None:
         places = [member for member in members if member.name == "json"]
-        if len(places) == 1:
-            facts = parse_object(self.data[places[0].start : places[0].end])
-            if facts is not None and facts.get("key") == key:
-                return facts
-        what = f"{self._store.url}/{self._shard}"
-        raise DamageError(what, "its json is not that of the sample", key)
+        if len(places) != 1:
+            return None
+        return parse_object(self.data[places[0].start : places[0].end])
+
+    def _checked(self, key: str, facts: dict[str, Any] | None) -> dict[str, Any]:
+        if facts is None or facts.get("key") != key:
+            what = f"{self._store.url}/{self._shard}"
+            raise DamageError(what, "its json or its row is not that of the sample", key)
+        return facts
 
 
 @dataclass(slots=True)
@@ -429,7 +456,7 @@ class _NewShard:
     draft: Draft
     name: str
     work: CopyWork
-    tar: DraftTar | None = None
+    tar: DraftShard | None = None
     samples: int = 0
     nbytes: int = 0
     counts: Counter[str] = field(default_factory=Counter)
@@ -452,7 +479,7 @@ class _NewShard:
         if not found.keys:
             return
         columns = table_columns(self.work.dataset, self.work.settings)
-        tar = self.tar = self.tar or self.draft.tar(self.name, columns)
+        tar = self.tar = self.tar or self.draft.shard(self.name, columns)
         rows = part.positions[found.places].tolist()
         of_table = [{ROW: row} if ROW in columns else {} for row in rows]
         if not prefix:
@@ -463,7 +490,9 @@ class _NewShard:
             return
         for number, (key, row) in enumerate(zip(found.keys, of_table, strict=True)):
             named = {**found.facts[number], "key": f"{prefix}{key}"}
-            fields = found.fields(number) | {"json": facts_bytes(named)}
+            fields = found.fields(number)
+            if "json" in fields:
+                fields["json"] = facts_bytes(named)
             tar.add(f"{prefix}{key}", list(fields.items()), facts={**named, **row})
 
     def count(self, found: CopiedSamples, part: PlacedPart) -> None:

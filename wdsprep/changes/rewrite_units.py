@@ -29,25 +29,28 @@ from wdsprep.dataset.file_names import (
     captions_name,
     index_name,
     inputs_name,
+    is_table,
     names_beside,
     receipt_name,
     rejects_name,
     table_name,
 )
-from wdsprep.dataset.image_positions import keys_may_tell, may_have_moved
 from wdsprep.dataset.json_records import read_lines
 from wdsprep.dataset.receipts import Receipt, Shard
-from wdsprep.dataset.reindex import make_index, write_index, write_table
+from wdsprep.dataset.reindex import can_make_table, make_index, write_index, write_table
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectsFile, hide_source, read_rejects
 from wdsprep.dataset.removed_samples import Removed, ShardRemoval, UnitRemoval
 from wdsprep.dataset.sample_table import table_columns, table_without
 from wdsprep.dataset.samples import key_order, parse_object
-from wdsprep.dataset.score_columns import counted_as
+from wdsprep.dataset.score_columns import counted_as, is_scored
 from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.dataset.shard_reader import HashedTape, ShardReader
 from wdsprep.dataset.stored_dataset import read_receipt
+from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.index import decode_index, encode_index
+from wdsprep.dataset.tar.member_names import split_member
+from wdsprep.dataset.tar.members import name_of
 from wdsprep.dataset.tar.read import members_of
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import DamageError, FormatError, NotFoundError
@@ -128,9 +131,10 @@ class UnitChange:
 
     # --- the receipt
     def _unchanged_shards(self, receipt: Receipt) -> Iterator[ShardRemoval]:
-        """Yield the shards that keep some samples, and still have those to remove."""
+        """Yield the tars that keep some samples, and still have those to remove."""
         for shard in self._removal.shards:
-            if not shard.is_all and self._is_as_before(shard, receipt):
+            is_changed = shard.is_all or is_table(shard.name)
+            if not is_changed and self._is_as_before(shard, receipt):
                 yield shard
 
     def _is_as_before(self, shard: ShardRemoval, receipt: Receipt) -> bool:
@@ -169,7 +173,7 @@ class UnitChange:
         }
         files = {n: d for n, d in receipt.files.items() if n != captions_name(receipt.unit)}
         after = replace(receipt, shards=tuple(shards), counts=counts, files=files)
-        after = self._with_tables(self._with_rejects(after), emptied)
+        after = self._with_rejects(self._with_tables(after, emptied))
         return (self._with_inputs if receipt.dataset == "images" else self._with_new_image)(after)
 
     def _is_ahead_of(self, receipt: Receipt) -> bool:
@@ -183,6 +187,8 @@ class UnitChange:
         self, receipt: Receipt, made: Sequence[RewrittenShard], emptied: set[str]
     ) -> Counter[str]:
         """Return what the removed samples add to each count of the receipt, by the count's name."""
+        if is_scored(receipt.settings):  # of which nothing is counted
+            return Counter()
         gone = {one.shard.name: one.gone for one in made}
         shapes = shape_ranges(receipt.settings, receipt.counts)
         counts: Counter[str] = Counter()
@@ -251,29 +257,39 @@ class UnitChange:
         """Return a receipt with the digests of the new tables.
 
         It is empty for a table that is not as the receipt says: that one is made of the new shard.
+        Raise DamageError if it cannot be.
         """
-        files = dict(receipt.files)
+        files, shards = dict(receipt.files), {shard.name: shard for shard in receipt.shards}
         for name in emptied:
             files.pop(table_name(name), None)
         for shard in self._shards_with_new_tables(receipt):
-            stated = files.get(name := table_name(shard.name))
-            data = self._read(name, b"")
-            is_sound = hex_digest(data) == stated
-            files[name] = hex_digest(self._make_table(receipt, shard, data)) if is_sound else ""
-        return replace(receipt, files=files)
+            data = self._read(name := table_name(shard.name), b"")
+            is_sound = hex_digest(data) == receipt.table_digest(shard)
+            if not (is_sound or can_make_table(receipt)):
+                raise self._unlike_receipt(name)
+            table = self._make_table(receipt, shard, data) if is_sound else b""
+            if is_table(shard.name):
+                samples = shard.samples - len(self._rows_going(shard.name))
+                shards[name] = Shard(name, samples, len(table), hex_digest(table))
+            else:
+                files[name] = hex_digest(table) if table else ""
+        return replace(receipt, files=files, shards=tuple(shards.values()))
 
     def _shards_with_new_tables(self, receipt: Receipt) -> Iterator[Shard]:
         """Yield the shards that lose samples, or some of whose positions become lower."""
         names = {shard.name for shard in self._removal.shards}
         return (s for s in receipt.shards if s.name in names or self._removal.lost_rows)
 
+    def _rows_going(self, shard: str) -> Sequence[int]:
+        """Return the numbers of the samples that leave a shard."""
+        return next((each.rows for each in self._removal.shards if each.name == shard), ())
+
     def _make_table(self, receipt: Receipt, shard: Shard, data: bytes) -> bytes:
         """Return the table of the samples that stay, given the old one."""
-        going = {each.name: each for each in self._removal.shards}.get(shard.name)
         return table_without(
             data,
             table_columns(receipt.dataset, receipt.settings),
-            rows=going.rows if going else (),
+            rows=self._rows_going(shard.name),
             what=f"{self._store.url}/{table_name(shard.name)}",
             lost=self._removal.lost_rows,
         )
@@ -335,19 +351,19 @@ class UnitChange:
         return data
 
     def _find_tables(self, receipt: Receipt) -> Iterator[tuple[str, bytes]]:
-        """Yield the tars whose tables are not as the new receipt says, each with its new table.
+        """Yield the shards whose tables are not as the new receipt says, each with its new table.
 
         The new table is empty if it has to be made of the tar. Raise DamageError if it cannot be.
         """
         for shard in self._shards_with_new_tables(receipt):
-            stated = receipt.files.get(name := table_name(shard.name))
+            name, stated = table_name(shard.name), receipt.table_digest(shard)
             if hex_digest(data := self._read(name, b"")) == stated:
                 continue
             table = b""
             with suppress(DamageError):  # it is lost, or has been made anew by another pyarrow
                 table = self._make_table(receipt, shard, data)
             if hex_digest(table) != stated:
-                if may_have_moved(receipt) and not keys_may_tell(receipt):
+                if not can_make_table(receipt):
                     raise self._unlike_receipt(name)
                 table = b""
             yield shard.name, table
@@ -372,6 +388,7 @@ class UnitChange:
         for each in self._removal.shards:
             if each.name not in now:
                 self._delete(each.name)
+            if each.name not in now or is_table(each.name):
                 continue
             name, nbytes = index_name(each.name), 8 * (now[each.name].samples + 1)
             if not any(e.nbytes == nbytes for e in self._store.list(name) if e.name == name):
@@ -443,7 +460,10 @@ class UnitChange:
         what = f"{self._store.url}/{index_name(removal.name)}"
         for key, sample in zip(removal.keys, samples, strict=True):
             with naming_place(what):
-                facts = parse_object(dict(members_of(sample)).get("json", b"")) or {}
+                fields = dict(members_of(sample))
+            facts = parse_object(fields.get("json", b"")) or {}
+            if "json" not in fields:  # as in scores
+                facts["key"] = (split_member(name_of(sample[:BLOCK])) or [""])[0]
             if facts.get("key") != key:
                 raise DamageError(what, "it leads to other samples", key)
             yield facts

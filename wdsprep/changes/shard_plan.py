@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from wdsprep.changes.selected_samples import OriginShards
 from wdsprep.dataset.damage import naming_repair
-from wdsprep.dataset.file_names import image_shard, slice_name
+from wdsprep.dataset.file_names import image_shard, is_table, slice_name
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.sample_selection import Numbers, SampleSelection, ShardSamples, ranges
 from wdsprep.dataset.samples import key_order
@@ -113,6 +113,8 @@ def cut_into_shards(
 
 def _read_sizes(shards: OriginShards, samples: ShardSamples) -> NDArray[np.int64]:
     origin, shard = shards.of(samples)
+    if is_table(shard.name):
+        return np.full(len(samples.numbers), shard.nbytes // shard.samples)
     with naming_repair(origin.store):
         return ShardReader(origin.store, shard).sizes[samples.numbers]
 

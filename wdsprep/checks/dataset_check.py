@@ -23,6 +23,7 @@ from wdsprep.dataset.file_names import (
     index_name,
     inputs_name,
     is_retry,
+    is_table,
     maker_of,
     receipt_name,
     rejects_name,
@@ -31,10 +32,10 @@ from wdsprep.dataset.file_names import (
     unit_of_file,
     unit_of_receipt,
 )
-from wdsprep.dataset.image_positions import keys_may_tell, may_have_moved
 from wdsprep.dataset.manifest import Manifest, sorted_receipts
 from wdsprep.dataset.npy_arrays import empty_fields
 from wdsprep.dataset.receipts import RETRIED, Receipt
+from wdsprep.dataset.reindex import can_make_table
 from wdsprep.dataset.rejects import UNSETTLED
 from wdsprep.dataset.removed_samples import NONE_REMOVED, Removed, UnitRemoval, removed_from
 from wdsprep.dataset.thread_map import read_each
@@ -276,11 +277,12 @@ def expected_files(receipt: Receipt) -> Iterator[ExpectedFile]:
         yield ExpectedFile(name=captions, unit=unit)
     for shard in receipt.shards:
         yield ExpectedFile(name=shard.name, unit=unit, nbytes=shard.nbytes)
+        if is_table(shard.name):
+            continue
         index_nbytes = 8 * (shard.samples + 1)
         index = index_name(shard.name)
         yield ExpectedFile(name=index, unit=unit, nbytes=index_nbytes, kind=Kind.INDEX)
-        can_be_made = not may_have_moved(receipt) or keys_may_tell(receipt)
-        kind = Kind.INDEX if can_be_made else Kind.DAMAGED
+        kind = Kind.INDEX if can_make_table(receipt) else Kind.DAMAGED
         yield ExpectedFile(name=table_name(shard.name), unit=unit, kind=kind)
 
 

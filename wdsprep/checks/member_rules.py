@@ -10,7 +10,7 @@ from wdsprep.dataset.npy_arrays import Field, fields_of, is_finite, is_imported,
 from wdsprep.dataset.receipts import Receipt, Settings, Shard
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import parse_json
-from wdsprep.dataset.score_columns import columns_of, is_of_kind, is_scored
+from wdsprep.dataset.score_columns import is_scored
 from wdsprep.dataset.shapes import (
     cut_size,
     fields_by_shape,
@@ -75,7 +75,7 @@ def rules_of(receipt: Receipt, shard: Shard) -> CheckRules:
         return ShapedRules(receipt.settings, receipt.counts)
     fields = fields_of(receipt.settings["layout"])
     if is_scored(receipt.settings):
-        return ScoreRules(fields, receipt.settings)
+        return LatentRules(fields, None)
     if is_imported(receipt.settings):
         return LatentRules(fields, IMPORTED_FACTS)
     return LatentRules(fields, TEXT_FACTS if is_of_text(fields) else LATENT_FACTS)
@@ -114,10 +114,11 @@ class ImageRules:
 
 
 class LatentRules:
-    def __init__(self, fields: tuple[Field, ...], facts: Mapping[str, type]) -> None:
+    def __init__(self, fields: tuple[Field, ...], facts: Mapping[str, type] | None) -> None:
+        """Take the arrays of a sample, and the types of its facts, or None if it has no json."""
         self._fields = {field.name: field for field in fields}
-        self._facts = facts
-        self._order = (*self._fields, "json", "txt")
+        self._facts = facts or {}
+        self._order = (*self._fields, *(() if facts is None else ("json", "txt")))
         self.members = len(self._order)
 
     def begin(self, number: int) -> None:
@@ -132,20 +133,6 @@ class LatentRules:
 
     def check_facts(self, facts: Mapping[str, Any]) -> str:
         return _wrong_types(facts, self._facts)
-
-
-class ScoreRules(LatentRules):
-    """The rules for samples of scores, whose json has a value of each column."""
-
-    def __init__(self, fields: tuple[Field, ...], settings: Settings) -> None:
-        super().__init__(fields, {"key": str, "source": str})
-        self._columns = columns_of(settings)
-
-    def check_facts(self, facts: Mapping[str, Any]) -> str:
-        for name, holds in self._columns.items():
-            if not is_of_kind(facts.get(name), holds):
-                return f"{name} is not a value of kind {holds} in json"
-        return super().check_facts(facts)
 
 
 class ShapedRules(LatentRules):

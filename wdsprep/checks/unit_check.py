@@ -20,6 +20,7 @@ from wdsprep.dataset.file_names import (
     empty_name,
     index_name,
     inputs_name,
+    is_table,
     receipt_name,
     rejects_name,
     sample_key,
@@ -30,8 +31,16 @@ from wdsprep.dataset.npy_arrays import empty_fields
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.rejects import UNSETTLED, read_rejects
 from wdsprep.dataset.removed_samples import UnitRemoval, removed_from
-from wdsprep.dataset.sample_table import ROW, have_same_rows, read_table, table_columns
+from wdsprep.dataset.sample_table import (
+    KEY,
+    ROW,
+    has_all_values,
+    have_same_rows,
+    read_table,
+    table_columns,
+)
 from wdsprep.dataset.samples import key_order
+from wdsprep.dataset.score_columns import is_scored
 from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.dataset.shard_reader import HashedTape
 from wdsprep.dataset.unit_locks import Edition
@@ -177,8 +186,10 @@ class _Checker:
         """Check a tar in one pass, then its index, and add findings about them.
 
         Yield now and then how many bytes have been read so far. Of a damaged tar the index is not
-        checked.
+        checked. A shard that is a table alone is checked with the small files.
         """
+        if is_table(shard.name):
+            return
         walked = CheckedShard(self._columns)
         try:
             with HashedTape(self._store, shard) as tape:
@@ -240,7 +251,9 @@ class _Checker:
         if (captions := captions_name(receipt.unit)) in receipt.files:
             self._read_checked(captions, receipt.files[captions])
         for shard in receipt.shards:
-            if shard.name in self._tables:
+            if is_table(shard.name) or (shard.name in self._keys and is_scored(receipt.settings)):
+                self._check_scores(shard)
+            elif shard.name in self._tables:
                 self._check_table(shard)
         if is_settled and receipt.dataset == "images" and not (self.findings or self._unit.known):
             self._check_inputs()
@@ -285,6 +298,30 @@ class _Checker:
             self._find(name, kind, "its rows are not what the json in its tar says")
         elif has_positions and not self._are_positions(data, told):
             self._find(name, kind, "its positions are not those of its samples")
+
+    def _check_scores(self, shard: Shard) -> None:
+        """Add a finding if a table of scores cannot be that of its shard: nothing else tells it."""
+        name, keys_in_tar = table_name(shard.name), self._keys.pop(shard.name, None)
+        data = self._read_checked(name, self._receipt.table_digest(shard))
+        if data is None:
+            return
+        try:
+            table = read_table(data, self._columns, what=name, rows=shard.samples)
+        except DamageError as error:
+            self._find(name, Kind.WRONG, error.cause)
+            return
+        keys = table[KEY].to_pylist()
+        problem = self._find_keys_problem(shard, keys)
+        if not problem and keys_in_tar not in (None, keys):
+            problem = "its keys are not those of its tar"
+        elif not problem and not has_all_values(table):
+            problem = "it lacks values"
+        if not problem:
+            self._keys[shard.name] = keys
+            if not self._are_positions(data, self._find_positions(shard)):
+                problem = "its positions are not those of its samples"
+        if problem:
+            self._find(name, Kind.WRONG, problem)
 
     def _find_positions(self, shard: Shard) -> ImagePositions | None:
         """Return the positions that the receipt or the keys tell, or None if they tell none."""

@@ -15,6 +15,7 @@ from wdsprep.dataset.file_names import (
     index_name,
     inputs_name,
     is_index,
+    is_table,
     receipt_name,
     rejects_name,
     table_name,
@@ -61,13 +62,16 @@ class Draft:
             self._receipt.__exit__(*why)
             self._named.__exit__(*why)
 
-    def tar(self, name: str, columns: Columns | None = None) -> "DraftTar":
-        """Begin a tar, with its index and, if that has columns, the table of its samples."""
+    def shard(self, name: str, columns: Columns | None = None) -> "DraftShard":
+        """Begin a tar with its index and, if that has columns, its table; or a table alone.
+
+        The name tells which.
+        """
         allow_files(len(self._beside) + OTHER_FILES)  # each stays open until all are whole
         sink = self._open(name)
-        writer = TarWriter(sink)
+        writer = None if is_table(name) else TarWriter(sink)
         table = TableWriter(columns) if columns else None
-        return DraftTar(sink, writer, name, self._writers, self._beside, table)
+        return DraftShard(sink, writer, name, self._writers, self._beside, table)
 
     def _open(self, name: str) -> FileSink:
         self._files.append(self._named.enter_context(self._edition.store.write(name)))
@@ -152,13 +156,13 @@ class _DroppedError(Exception):
     """The error that makes files which are being written end without getting a name."""
 
 
-class DraftTar:
-    """A shard that is being written, its index and its table."""
+class DraftShard:
+    """A shard that is being written: a tar, its index and its table, or a table alone."""
 
     def __init__(
         self,
         sink: FileSink,
-        writer: TarWriter,
+        writer: TarWriter | None,
         name: str,
         writers: ExitStack,
         beside: dict[str, bytes],
@@ -166,15 +170,12 @@ class DraftTar:
     ) -> None:
         self.name, self._sink, self._beside, self._table = name, sink, beside, table
         self._closing = writers.enter_context(ExitStack())  # ends the tar's thread
-        self._writer = self._closing.enter_context(writer)
-
-    @property
-    def samples(self) -> int:
-        return self._writer.samples
+        self._writer = self._closing.enter_context(writer) if writer else None
+        self.samples = 0
 
     @property
     def nbytes(self) -> int:
-        return self._writer.nbytes
+        return self._writer.nbytes if self._writer else 0
 
     def add(
         self,
@@ -189,7 +190,9 @@ class DraftTar:
         If the shard has a table, `facts` are the object in its json, and `meta` is the text of
         their `meta`, if that is known.
         """
-        self._writer.add(key, fields)
+        if self._writer:
+            self._writer.add(key, fields)
+        self.samples += 1
         if self._table and facts is not None:
             self._table.add(key, facts, meta)
 
@@ -201,26 +204,33 @@ class DraftTar:
         blocks: Iterable[bytes | memoryview],
         facts: Sequence[Mapping[str, Any]],
     ) -> None:
-        self._writer.add_tarred(keys, names, sizes, blocks)
+        if self._writer:
+            self._writer.add_tarred(keys, names, sizes, blocks)
+        self.samples += len(keys)
         if self._table:
             for key, one in zip(keys, facts, strict=True):
                 self._table.add(key, one)
 
     def reserve(self, key: str, names: Sequence[str]) -> None:
         """Reserve the key of a sample. Raise now the error that `add` would raise later."""
-        self._writer.reserve(key, names)
+        if self._writer:
+            self._writer.reserve(key, names)
 
     def finish(self, *, waits: bool = False) -> Shard:
-        """Complete the tar, and return its entry for the receipt.
+        """Complete the shard, and return its entry for the receipt.
 
         The index and the table are kept for the draft to write. With `waits`, bytes of the tar that
         would stay in memory until the whole unit is finished are sent now.
         """
+        table = self._table.finish() if self._table else b""
+        if self._writer is None:
+            self._sink.write(table)
+            return Shard(self.name, self.samples, len(table), hex_digest(table))
         written = self._writer.finish()
         self._closing.close()
         self._beside[index_name(self.name)] = written.index
         if self._table:
-            self._beside[table_name(self.name)] = self._table.finish()
+            self._beside[table_name(self.name)] = table
         if waits:
             self._sink.end(waits=True)
         return Shard(

@@ -17,7 +17,8 @@ A dataset of images has these:
 
 In one of latents a unit is called like the image shard that it is made of, 256/000000, and has no
 list of inputs; empty.emb.npy is what becomes of the empty caption, and the table says which samples
-of the image shard those of the tar are. Where captions come from a table, these lie there:
+of the image shard those of the tar are. Of scores without arrays there are tables alone. Where
+captions come from a table, these lie there:
 
     captions/table.json         which files they were read from
     captions/256/000000.parquet the captions of the samples of the unit's image shard
@@ -109,14 +110,18 @@ def image_shard(bucket: int, unit: str, roll: int) -> str:
     return f"{bucket}/{unit}{f'_{roll:02d}' if roll else ''}.tar"
 
 
-def latent_shard(unit: str) -> str:
-    """Return the name of a unit's tar of latents; the tar of images has the same name."""
-    return f"{unit}.tar"
+def latent_shard(unit: str, settings: Mapping[str, object] | None = None) -> str:
+    """Return the name of a unit's shard of latents; the tar of images has the same name.
+
+    With the settings of scores without arrays it is the name of a table.
+    """
+    is_table_alone = settings is not None and is_scored(settings) and not settings["layout"]
+    return f"{unit}{_TABLE if is_table_alone else '.tar'}"
 
 
 def latent_unit(shard: str) -> str:
-    """Return the unit that makes latents of an image shard."""
-    return shard.removesuffix(".tar")
+    """Return the unit that makes latents of an image shard, or made this shard of latents."""
+    return shard.removesuffix(_TABLE if is_table(shard) else ".tar")
 
 
 def index_name(tar: str) -> str:
@@ -124,8 +129,8 @@ def index_name(tar: str) -> str:
 
 
 def table_name(tar: str) -> str:
-    """Return the name of the table of a tar's samples in a dataset."""
-    return f"{tar.removesuffix('.tar')}{_TABLE}"
+    """Return the name of the table of a shard's samples in a dataset: a shard may be one."""
+    return f"{latent_unit(tar)}{_TABLE}"
 
 
 def foreign_table_name(tar: str) -> str:

@@ -13,6 +13,7 @@ from operator import eq, itemgetter
 from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints, overload
 
 from wdsprep.dataset.digests import hex_digest
+from wdsprep.dataset.file_names import is_table, latent_unit, table_name
 from wdsprep.dataset.json_records import (
     Count,
     Fields,
@@ -48,7 +49,7 @@ START, BETWEEN, END = b'{"counts":', b'},{"counts":', b"}"
 
 
 class Shard(NamedTuple):
-    """One tar, with its name in the dataset, such as 256/000000.tar.
+    """One tar or table, with its name in the dataset, such as 256/000000.tar.
 
     It is a tuple, since a manifest may hold hundreds of thousands: they are made and sorted in
     a third of a dataclass's time.
@@ -89,6 +90,10 @@ class Receipt:
     @property
     def content(self) -> str:
         return self.files.get(CONTENT, "")
+
+    def table_digest(self, shard: Shard) -> str:
+        """Return the digest of the table of a shard, or "" if it has none."""
+        return shard.digest if is_table(shard.name) else self.files.get(table_name(shard.name), "")
 
     def to_bytes(self) -> bytes:
         settings = dict(self.settings)
@@ -150,7 +155,7 @@ SHARDS: Mapping[str, Any] = {
     "images": Annotated[
         str, matching(rf"[0-9]{{1,9}}/{_SLICE}(?:_[0-9]{{1,9}})?\.tar", "the name of a shard")
     ],
-    "latents": Annotated[Name, matching(rf"{_STEM}\.tar", "the name of a shard")],
+    "latents": Annotated[Name, matching(rf"{_STEM}\.(?:tar|parquet)", "the name of a shard")],
 }
 
 
@@ -168,14 +173,17 @@ def kind_of_bodies(dataset: str) -> Fields:
 
 
 def _are_large_enough(shards: Sequence[Mapping[str, Any]]) -> bool:
-    return all(shard["samples"] * BLOCK <= shard["nbytes"] for shard in shards)
+    least = ((0.25 if is_table(shard["name"]) else BLOCK, shard) for shard in shards)
+    return all(shard["samples"] * nbytes <= shard["nbytes"] for nbytes, shard in least)
 
 
 def _have_names(dataset: str, bodies: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether shards are named like their unit. A unit of latents has one shard at most."""
     if dataset == "latents":
         both = ((body["unit"], body["shards"]) for body in bodies)
-        return all(not some or [s["name"] for s in some] == [f"{unit}.tar"] for unit, some in both)
+        return all(
+            not some or [latent_unit(s["name"]) for s in some] == [unit] for unit, some in both
+        )
     for body in bodies:
         one, several = f"/{body['unit']}.", f"/{body['unit']}_"
         for shard in body["shards"]:

@@ -15,6 +15,7 @@ from wdsprep.dataset.file_names import (
     index_name,
     is_index,
     is_table,
+    maker_of,
     receipt_name,
     table_name,
 )
@@ -29,6 +30,7 @@ from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.rejects import rejects_in
 from wdsprep.dataset.sample_table import IMAGE_COLUMNS, ROW, Columns, TableWriter, table_columns
 from wdsprep.dataset.samples import parse_object
+from wdsprep.dataset.score_columns import is_scored
 from wdsprep.dataset.shard_reader import NamedShard, ShardReader
 from wdsprep.dataset.stored_dataset import read_manifest, read_receipt
 from wdsprep.dataset.tar.members import BadSampleError
@@ -41,6 +43,8 @@ from wdsprep.text import Counting, ignore_count
 
 UNTOLD = "no keys tell which images its samples are of"
 """The reason why a table of samples of tars that pack did not make cannot be made."""
+SCORES_ALONE = "no other file has its scores"
+"""The reason why a table of scores cannot be made."""
 
 
 def encode_step(url: str) -> str:
@@ -70,7 +74,7 @@ def index(
         or is_table(entry.name)
     }
     tars = sorted(name for name in there if name.endswith(".tar"))
-    if not tars:
+    if not tars and MANIFEST not in there:
         raise SourceError(f"{folder} holds no .tar to index: give the folder that the tars are in")
     indexes = {name: there.get(index_name(name)) for name in tars}
     missing = [n for n in tars if not is_whole(indexes[n]) or is_older(indexes[n], there[n])]
@@ -137,7 +141,10 @@ def _write_tables(
                 lost.append(name)
     if lost:
         more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
-        told(f"{store.url}/{lost[0]}{more} cannot be made: {UNTOLD}: {encode_step(store.url)}")
+        why = SCORES_ALONE if manifest.is_scored else UNTOLD
+        maker = maker_of(manifest.dataset, manifest.settings)
+        step = repair_step(store.url, f'the same "{maker}"')
+        told(f"{store.url}/{lost[0]}{more} cannot be made: {why}: {step}")
     return done
 
 
@@ -180,9 +187,11 @@ def write_table(store: Store, receipt: Receipt, tar: str) -> Receipt | None:
     """Write the table of a tar again, and return the receipt with its digest.
 
     The receipt is written too if its digest is another: another pyarrow writes other bytes. The
-    caller holds the unit. Return None, and write nothing, if the table has to have positions that
-    nothing else tells.
+    caller holds the unit. Return None, and write nothing, if the table says what nothing else does:
+    positions or scores.
     """
+    if not can_make_table(receipt):
+        return None
     columns = table_columns(receipt.dataset, receipt.settings)
     positions = find_positions(store, receipt, tar) if ROW in columns else None
     if ROW in columns and positions is None:
@@ -195,6 +204,16 @@ def write_table(store: Store, receipt: Receipt, tar: str) -> Receipt | None:
     after = replace(receipt, files={**receipt.files, name: digest})
     write_bytes(store, receipt_name(receipt.unit), after.to_bytes())
     return after
+
+
+def can_make_table(receipt: Receipt) -> bool:
+    """Return whether the tables of a unit may be made again: other files tell all that is in them.
+
+    If positions have to be told by keys, these are still to be read.
+    """
+    return not is_scored(receipt.settings) and (
+        not may_have_moved(receipt) or keys_may_tell(receipt)
+    )
 
 
 def find_positions(store: Store, receipt: Receipt, tar: str) -> ImagePositions | None:

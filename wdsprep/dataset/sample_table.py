@@ -107,7 +107,8 @@ def table_columns(dataset: str, settings: Mapping[str, Any]) -> Columns:
     if dataset == "images":
         return IMAGE_COLUMNS
     if is_scored(settings):
-        return {KEY: TEXT, ROW: WHOLE, **dict(sorted(columns_of(settings).items()))}
+        columns = sorted(columns_of(settings).items())  # as stored settings have them
+        return {KEY: TEXT, ROW: WHOLE, "source": TEXT, **dict(columns)}
     return LATENT_COLUMNS
 
 
@@ -226,12 +227,17 @@ def open_writer(
     return writer
 
 
-def read_table(data: bytes, columns: Columns, *, what: str) -> "pa.Table":
-    """Return the rows of a table. Raise DamageError, which names the file `what`, if it is none."""
+def read_table(data: bytes, columns: Columns, *, what: str, rows: int | None = None) -> "pa.Table":
+    """Return the rows of a table. Raise DamageError, which names the file `what`, if it is none.
+
+    If the number of `rows` is known, they are counted before any are unpacked.
+    """
     import pyarrow as pa
     from pyarrow import parquet as pq
 
     try:
+        if rows not in (None, count := pq.read_metadata(BytesIO(data)).num_rows):
+            raise DamageError(what, f"it has {count:,} rows, and its shard {rows:,} samples")
         table = pq.read_table(BytesIO(data), page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
         raise DamageError(what, f"it is no Parquet file ({one_line(str(error))})") from None
@@ -294,6 +300,18 @@ def table_without(
     with open_writer(out, table_schema(columns)) as writer:
         writer.write_table(table, row_group_size=GROUP_ROWS)
     return out.getvalue()
+
+
+def has_all_values(table: "pa.Table") -> bool:
+    """Return whether a table has a value in each row of each column, and only finite numbers."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return all(
+        not column.null_count
+        and (not pa.types.is_floating(column.type) or pc.all(pc.is_finite(column)).as_py())
+        for column in table.columns
+    )
 
 
 def table_schema(columns: Columns) -> "pa.Schema":

@@ -1,7 +1,7 @@
-"""What settings say of scores: a dataset whose samples have columns in their json.
+"""What settings say of scores: a dataset whose tables have columns for each sample.
 
 Such a dataset is one of latents without latents or text, as text alone is one without latents. Its
-arrays, if it has any, are embeddings of images.
+arrays, if it has any, are embeddings of images; if it has none, its shards are tables alone.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,6 @@ from typing import Any
 SCORES = "scores"
 NUMBER, WHOLE, TEXT = "number", "whole", "text"
 """The kinds of values that a column may hold: real numbers, whole ones or texts."""
-_TYPES: Mapping[str, tuple[type, ...]] = {TEXT: (str,), WHOLE: (int,), NUMBER: (int, float)}
 SCORER = "wdsprep score"
 
 
@@ -31,10 +30,3 @@ def columns_of(settings: Mapping[str, Any]) -> dict[str, str]:
     """
     found = settings.get(SCORES, {}).get("columns", {})
     return dict(found) if isinstance(found, Mapping) else {}
-
-
-def is_of_kind(value: Any, kind: str) -> bool:
-    """Return whether a value is one that a column of this kind may hold."""
-    if isinstance(value, bool) or not isinstance(value, _TYPES[kind]):
-        return False
-    return not isinstance(value, int) or abs(value) < 1 << 63

@@ -124,7 +124,7 @@ class ShardReader:
         return open_file(f"{self.store.root}/{check_name(self.shard.name)}")
 
     @property
-    def _threads(self) -> int:
+    def threads(self) -> int:
         return 1 if self.store.root else self.store.readers
 
     def _read(self, start: int, nbytes: int) -> bytes:
@@ -183,10 +183,14 @@ class ShardReader:
         Over a network many are read at a time, unless `one_by_one`.
         """
         starts = self.offsets[:-1] if numbers is None else map(self.offsets.__getitem__, numbers)
-        return map_ahead(self.key_at, starts, 1 if one_by_one else self._threads)
+        return map_ahead(self.key_at, starts, 1 if one_by_one else self.threads)
 
-    def key_at(self, start: int = 0) -> str:
-        """Return the key of the sample that begins at this byte. It takes no index."""
+    def first_key(self) -> str:
+        """Return the key of the first sample. It takes no index."""
+        return self.key_at(0)
+
+    def key_at(self, start: int) -> str:
+        """Return the key of the sample that begins at this byte."""
         header = b""
         if self.store.root:  # opened once, for thousands of them
             with suppress(OSError):
@@ -245,7 +249,7 @@ class ShardReader:
         """Yield samples whole, by their numbers, in order; over a network many are read at once."""
         if numbers:
             _ = self.offsets  # one request before all others
-        return map_ahead(self.sample, numbers, self._threads, most=self.store.readers)
+        return map_ahead(self.sample, numbers, self.threads, most=self.store.readers)
 
     # --- all of them, without what is large
     def json(self) -> Iterator[SampleBlock]:
@@ -355,27 +359,9 @@ class ShardReader:
             start, end = part
             return start, self._read(start, end - start)
 
-        parts = map_ahead(
-            bring, chain([(0, BLOCK)], ends, [last]), self._threads, most=self._threads
-        )
+        parts = map_ahead(bring, chain([(0, BLOCK)], ends, [last]), self.threads, most=self.threads)
         with closing(parts):
             yield _PartsTape(last[1], parts, self._read).at
-
-
-def read_shards(
-    store: Store,
-    shards: Iterable[ShardSize],
-    look: Callable[[ShardReader], Found],
-    *,
-    threads: int = 0,
-) -> Generator[Found, None, None]:
-    """Yield what `look` returns for each shard, in order; many are read at a time, in threads."""
-
-    def read(shard: ShardSize) -> Found:
-        with ShardReader(store, shard) as reader:
-            return look(reader)
-
-    return map_ahead(read, shards, threads or store.readers)
 
 
 def parse_sample_end(data: bytes) -> tuple[str, bytes] | None:

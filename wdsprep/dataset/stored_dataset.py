@@ -460,11 +460,11 @@ def tidy(edition: Edition, manifest: Manifest) -> None:
     meanwhile has a receipt, and stays.
     """
     ours = set(manifest.ledger.units())
-    shards = {shard.name for shard in manifest.ledger.shards()}
+    shards = {latent_unit(shard.name) for shard in manifest.ledger.shards()}
     strays: dict[str, list[str]] = {}
     for entry in edition.store.list():
         unit, name = _maker_unit(manifest, entry.name), tar_of(entry.name)
-        if unit and name not in shards and (name.endswith(".tar") or unit not in ours):
+        if unit and latent_unit(name) not in shards and (name.endswith(".tar") or unit not in ours):
             strays.setdefault(unit, []).append(entry.name)
     for unit, names in sorted(strays.items()):
         with edition.holding(unit):
@@ -492,9 +492,9 @@ def _remove_strays(store: Store, unit: str, names: Iterable[str]) -> None:
     the files beside these tars. The caller holds the lock of the unit.
     """
     with contextlib.suppress(NotFoundError):
-        shards = {shard.name for shard in read_receipt(store, unit).shards}
+        shards = {latent_unit(shard.name) for shard in read_receipt(store, unit).shards}
         of_tars = (n for n in names if ".tar" in n or is_table(n))
-        names = [n for n in of_tars if tar_of(n) not in shards]
+        names = [n for n in of_tars if latent_unit(tar_of(n)) not in shards]
     for name in names:
         store.delete(name)
 

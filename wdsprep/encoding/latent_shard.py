@@ -17,7 +17,7 @@ from torch import Tensor
 
 from wdsprep.dataset.coarse_histograms import count_sample
 from wdsprep.dataset.digests import hex_digest
-from wdsprep.dataset.draft import Draft, DraftTar
+from wdsprep.dataset.draft import Draft, DraftShard
 from wdsprep.dataset.file_names import empty_name, latent_shard, rejects_name
 from wdsprep.dataset.npy_arrays import OF_SIZES, Field, fields_of, is_of_text, text_fields
 from wdsprep.dataset.receipts import Receipt, Settings
@@ -50,7 +50,7 @@ class LatentShard:
         self._waiting: dict[str, list[tuple[int, SpooledSample]]] = {n: [] for n in self._shapes}
         """The samples of each shape, with their positions in the image shard."""
         self._spool = SampleSpool()
-        self._tar: DraftTar | None = None
+        self._tar: DraftShard | None = None
         self.rejects = draft.rejects
         self.samples = self.nbytes = 0
         self.counts: Counter[str] = Counter()
@@ -101,11 +101,11 @@ class LatentShard:
         """Return the number of samples that have been added so far, rejects included."""
         return self.samples + self.rejects.counts.total()
 
-    def _open_tar(self) -> DraftTar:
+    def _open_tar(self) -> DraftShard:
         """Return the tar of the shard, which is created for the first sample."""
         if self._tar is None:
-            columns = table_columns("latents", self.settings)
-            self._tar = self._draft.tar(latent_shard(self._shard.name), columns)
+            name, columns = self._shard.name, table_columns("latents", self.settings)
+            self._tar = self._draft.shard(latent_shard(name, self.settings), columns)
         return self._tar
 
     def finish(self, files: Files, beside: Mapping[str, bytes] = {}) -> Receipt:

@@ -200,11 +200,11 @@ def _units(
     made_of = [_images_of(m) for m in manifests] if others else []
     joins = manifests if others else []
     moved = [{r.unit: r for r in m.receipts if may_have_moved(r)} for m in joins] or [{}]
-    beside = [{shard.name: shard for shard in manifest.shards} for manifest in manifests]
+    beside = [{latent_unit(shard.name): shard for shard in m.shards} for m in manifests]
     for shard in first.shards:
-        if not shard.samples or not all(shard.name in there for there in beside):
-            continue
         unit = latent_unit(shard.name)
+        if not shard.samples or not all(unit in there for there in beside):
+            continue
         if len({inputs[unit] for inputs in made_of}) > 1:
             raise UsageError(
                 f"{shard.name} of {places[0]} and of a joined dataset were made of different "
@@ -215,9 +215,9 @@ def _units(
             sources=tuple(
                 UnitSource(
                     url=place,
-                    shard=there[shard.name],
+                    shard=there[unit],
                     arrays=_members_to_read(manifest, names, layout),
-                    gives_columns=manifest.is_scored,
+                    scores=manifest.settings if manifest.is_scored else None,
                     gives_caption=bool(_text_names(manifest) & names),
                     receipt=units.get(unit),
                 )

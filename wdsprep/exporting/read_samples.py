@@ -20,10 +20,13 @@ from wdsprep.dataset.damage import (
     repair_step,
     verify_step,
 )
+from wdsprep.dataset.file_names import is_table
 from wdsprep.dataset.image_positions import NOWHERE, ImagePositions
-from wdsprep.dataset.receipts import Receipt, Shard
-from wdsprep.dataset.samples import parse_object
-from wdsprep.dataset.shard_reader import HashedTape, ShardReader
+from wdsprep.dataset.receipts import Receipt, Settings, Shard
+from wdsprep.dataset.sample_table import KEY
+from wdsprep.dataset.samples import facts_bytes, parse_object
+from wdsprep.dataset.score_reader import ScoreReader, open_shard
+from wdsprep.dataset.shard_reader import HashedTape
 from wdsprep.dataset.stored_dataset import read_shard
 from wdsprep.dataset.tar.member_names import split_member
 from wdsprep.dataset.tar.members import Tape, members, truncated
@@ -44,8 +47,8 @@ class UnitSource:
     arrays: tuple[str, ...] | None = None
     """The arrays that are read; None for all arrays."""
     gives_caption: bool = True
-    gives_columns: bool = False
-    """True if its json has columns of scores, which are added to the sample."""
+    scores: Settings | None = None
+    """The settings of a dataset of scores, whose columns are added to the sample."""
     receipt: Receipt | None = None
     """The receipt, if samples may have other positions than in the image shard."""
 
@@ -81,6 +84,8 @@ class UnitReader:
 
     def __iter__(self) -> Iterator[ExportSample]:
         found = _read_headers(self._first) if self._heads else self._read_hashed()
+        if self._first.scores is not None:
+            found = _read_scores(self._first, found)
         found = read_shard(shared_store(self._first.url), self._first.shard, found)
         joined = [
             read_shard(shared_store(source.url), source.shard, _read_joined(self._first, source))
@@ -156,6 +161,22 @@ def _read_tar(
             yield one
 
 
+def _read_scores(source: UnitSource, tar: Iterator[_TarSample]) -> Iterator[_TarSample]:
+    """Yield the samples of a shard of scores, with their rows as json.
+
+    Arrays come from `tar`, the samples of its tar, if it has one. Raise DamageError if that has
+    other keys than the table.
+    """
+    rows = ScoreReader(shared_store(source.url), source.shard, source.scores or {}).facts()
+    if is_table(source.shard.name):
+        tar = (_TarSample(row[KEY], {}, {}) for row in rows)
+    for one, row in zip(tar, rows, strict=True):
+        if one.key != row[KEY]:
+            raise _unlike_receipt(source)
+        one.members["json"] = facts_bytes(row)
+        yield one
+
+
 def _read_headers(source: UnitSource) -> Iterator[_TarSample]:
     """Yield the samples of a shard with their json and caption, and the places of all members.
 
@@ -193,7 +214,7 @@ def _sample(
                 f"{verify_step(where.url, source.url)}"
             )
         found |= {n: data for n, data in other.members.items() if n not in ("json", "txt")}
-        if where.gives_columns:
+        if where.scores is not None:
             facts = {**_facts(other, where), **facts}
         if where.gives_caption:
             caption = other.members.get("txt", caption)
@@ -235,7 +256,7 @@ def _read_joined(first: UnitSource, source: UnitSource) -> Iterator[_TarSample |
     positions = _positions(first).positions
     numbers = _positions(source).numbers(int(positions.max(initial=0)) + 1)[positions]
     wanted = _member_names(source)
-    with ShardReader(shared_store(source.url), source.shard) as shard:
+    with open_shard(shared_store(source.url), source.shard, source.scores or {}) as shard:
         found = shard.samples(numbers[numbers != NOWHERE].tolist())
         for number in numbers.tolist():
             if number == NOWHERE:

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.dataset.file_names import latent_shard, latent_unit, maker_of
+from wdsprep.dataset.file_names import latent_unit, maker_of
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.receipts import image_shard_digest
@@ -159,13 +159,13 @@ def _match_shards(
     url = dataset.store.url
     ledger = manifest.ledger
     known = dict(zip(ledger.units(), ledger.column("inputs"), strict=True))
-    source = dict(zip(map(latent_shard, known), ledger.column("input"), strict=True))
-    made_of = dict(zip(whole.names, whole.made_of, strict=True))
-    lacking = [name for name in whole.names if name not in source]
+    source = dict(zip(known, ledger.column("input"), strict=True))
+    units = [*map(latent_unit, whole.names)]
+    lacking = [name for name, unit in zip(whole.names, units, strict=True) if unit not in source]
     others = [
         name
-        for name, made in made_of.items()
-        if name in source and image_shard_digest(source[name]) != image_shard_digest(made)
+        for name, unit, made in zip(whole.names, units, whole.made_of, strict=True)
+        if unit in source and image_shard_digest(source[unit]) != image_shard_digest(made)
     ]
     if others and len(others) + len(lacking) == len(whole.names):
         raise UsageError(
@@ -181,8 +181,8 @@ def _match_shards(
             "both with their images, then the same "
             f'"{maker_of(manifest.dataset, manifest.settings)}" again'
         )
-    numbers = {name: number for number, name in enumerate(dataset.names)}
-    shards = np.array([numbers.get(name, -1) for name in whole.names], np.int64)
+    numbers = {latent_unit(name): number for number, name in enumerate(dataset.names)}
+    shards = np.array([numbers.get(unit, -1) for unit in units], np.int64)
     inputs = np.array([known[latent_unit(name)] for name in dataset.names], np.int64)
     other = _make_positions(dataset, inputs, shapes)
     return JoinedDataset(dataset, JoinPositions(shards=shards, first=first, other=other))

@@ -74,6 +74,11 @@ class LoadPlan:
         _check_flips(self.datasets, self.names, flip=self.effects.flip)
         _check_captions(self.datasets, self.names, self.effects, raw=self.raw)
         for dataset in self.datasets:
+            if dataset.has_columns and not dataset.fields:
+                raise UsageError(
+                    f"{dataset.store.url} has scores without embeddings, which are columns for "
+                    "batches of other datasets: load images or latents, and give it to join="
+                )
             if not self.raw:
                 _check_kind(self.datasets[0], dataset, pixels=self.effects.pixels)
                 if not self.order.homogeneous:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from wdsprep.dataset.buckets import buckets_encoded, buckets_of_phase
 from wdsprep.dataset.damage import verify_step
-from wdsprep.dataset.file_names import MANIFEST, index_name, latent_shard, maker_of
+from wdsprep.dataset.file_names import MANIFEST, index_name, latent_unit, maker_of
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.reindex import is_older, is_whole
@@ -151,11 +151,11 @@ def count_inputs(dataset: Dataset, manifest: Manifest) -> Ints:
     if dataset.kind != "latents":
         return dataset.sizes
     columns = map(manifest.ledger.column, ("unit", "inputs"))
-    found = {latent_shard(unit): count for unit, count in zip(*columns, strict=True)}
-    if strays := [name for name in dataset.names if name not in found]:
+    found = dict(zip(*columns, strict=True))
+    if strays := [name for name in dataset.names if latent_unit(name) not in found]:
         url = dataset.store.url
         raise FormatError(f"{url} has no receipt of {strays[0]}: run {command('rebuild', url)}")
-    return np.array([found[name] for name in dataset.names], np.int64)
+    return np.array([found[latent_unit(name)] for name in dataset.names], np.int64)
 
 
 def counts_by_shape(whole: Dataset, manifest: Manifest) -> "NDArray[np.int32]":
@@ -164,11 +164,11 @@ def counts_by_shape(whole: Dataset, manifest: Manifest) -> "NDArray[np.int32]":
     Raise FormatError if the counts of a shard do not add up to its samples.
     """
     shapes = [shape_name(size) for size in shapes_of(manifest.settings)]
-    rows = {name: row for row, name in enumerate(whole.names)}
+    rows = {latent_unit(name): row for row, name in enumerate(whole.names)}
     counts = np.zeros((len(rows), len(shapes)), np.int32)
     columns = map(manifest.ledger.column, ("counts", "unit"))
     for counted, unit in zip(*columns, strict=True):
-        if (row := rows.get(latent_shard(unit))) is not None:
+        if (row := rows.get(unit)) is not None:
             counts[row] = [counted.get(shape, 0) for shape in shapes]  # each is below 2^31
     del rows  # of many shards it takes more memory than what follows
     wrong = np.flatnonzero(counts.sum(axis=1) != whole.sizes)

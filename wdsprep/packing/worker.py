@@ -18,7 +18,7 @@ from wdsprep import fetch
 from wdsprep.dataset.buckets import bucket_of
 from wdsprep.dataset.coarse_histograms import count_sample
 from wdsprep.dataset.digests import hex_digest
-from wdsprep.dataset.draft import Draft, DraftTar
+from wdsprep.dataset.draft import Draft, DraftShard
 from wdsprep.dataset.file_names import image_shard, inputs_name, rejects_name, sample_key
 from wdsprep.dataset.receipts import RETRIED, Receipt, Shard
 from wdsprep.dataset.rejects import Refusal, RejectsFile
@@ -174,7 +174,7 @@ class _Shards:
     samples: int = 0
     nbytes: int = 0
     counts: Counter[str] = field(default_factory=Counter)
-    _open: dict[int, DraftTar] = field(default_factory=dict)
+    _open: dict[int, DraftShard] = field(default_factory=dict)
     _rolled: Counter[int] = field(default_factory=Counter)
     _done: list[Shard] = field(default_factory=list)
 
@@ -200,13 +200,13 @@ class _Shards:
             self._done.append(self._open.popitem()[1].finish())
         return tuple(sorted(self._done, key=lambda shard: (shard.bucket, shard.name)))
 
-    def _is_full(self, file: DraftTar, nbytes: int) -> bool:
+    def _is_full(self, file: DraftShard, nbytes: int) -> bool:
         too_many = file.samples >= self.rules.samples_per_shard
         return too_many or file.nbytes + nbytes > self.rules.max_shard_nbytes
 
-    def _begin(self, bucket: int) -> DraftTar:
+    def _begin(self, bucket: int) -> DraftShard:
         roll = self._rolled[bucket]
         self._rolled[bucket] += 1
         name = image_shard(bucket, self.draft.unit, roll)
-        self._open[bucket] = self.draft.tar(name, IMAGE_COLUMNS)
+        self._open[bucket] = self.draft.shard(name, IMAGE_COLUMNS)
         return self._open[bucket]

@@ -221,8 +221,9 @@ def _yaml_header(placed: Sequence[PlacedDataset], repo: str, license: str) -> It
         yield f"- config_name: {json.dumps(one.name)}\n"
         yield "  default: true\n" if not number else ""
         yield "  data_files:\n  - split: train\n    path:\n"
+        kind = "parquet" if one.dataset.manifest.is_scored else "tar"
         for bucket in one.dataset.buckets:
-            yield f"    - {json.dumps(f'{path}{_escape_glob(bucket)}/**/*.tar')}\n"
+            yield f"    - {json.dumps(f'{path}{_escape_glob(bucket)}/**/*.{kind}')}\n"
     images = [one for one in placed if one.dataset.is_of_images]
     if images:
         yield "dataset_info:\n"
@@ -348,7 +349,12 @@ def _latent_facts(dataset: ReportDataset) -> Iterator[str]:
     yield from table(("setting", "value"), rows)
     yield "\n"
     members = [(span(each.name), span(each)) for each in fields_of(manifest.settings["layout"])]
-    yield from table(("array", "type and shape"), members)
+    if members:
+        yield from table(("array", "type and shape"), members)
+    if dataset.columns:
+        yield "\n"
+        columns = ((span(name, in_table=True), holds) for name, holds in dataset.columns.items())
+        yield from table(("column", "what it holds"), columns)
     if shapes := dataset.overview["shapes"]:
         yield "\nImages have these shapes, and their latents are in proportion:\n\n"
         shapes = [(name, f"{count:,}") for name, count in shapes.items()]
@@ -368,7 +374,9 @@ dataset = datasets.load_dataset("{repo}", "{names[0]}", split="train", streaming
 print(next(iter(dataset)))
 ```
 """
-    trained = [one for one in placed if not one.dataset.is_of_images]
+    trained = [
+        one for one in placed if not (one.dataset.is_of_images or one.dataset.manifest.is_scored)
+    ]
     if trained:
         folder = repo.partition("/")[2]
         place = f"{folder}/{trained[0].folder}".rstrip("/")
@@ -392,6 +400,7 @@ FORMAT = """
 - A shard is a plain tar; the files of a sample follow one another and begin with its key.
 - An image sample is `KEY.jpg`, `.png` or `.webp`, then `KEY.json` (facts), `KEY.txt` (caption).
 - A latent sample is a `.npy` for each array above, then `KEY.json` and `KEY.txt`.
+- `NAME.parquet` beside a tar has a row for each sample; scores are in such tables alone.
 - Arrays of `bfloat16` are stored as unsigned 16-bit numbers: the upper half of a float32.
 - Latents and images of one key belong together; shards of both have the same names.
 - `NAME.tar.idx` has where each sample begins: little-endian 64-bit offsets, and the end.
@@ -405,8 +414,8 @@ FORMAT = """
 def _sample_lines(one: PlacedDataset, samples: int, seed: int) -> Iterator[str]:
     dataset = one.dataset
     places = pick(dataset.manifest.shards, samples, f"card {seed}")
-    store = dataset.store
-    found = read_each(lambda place: read_sample(store, place), places, store.readers)
+    readers = dataset.store.readers
+    found = read_each(lambda place: read_sample(dataset, place), places, readers)
     yield f"\nOf {span(one.name)}:\n\n"
     for sample in found:
         yield f"- {_sample_line(sample)}\n"

@@ -103,7 +103,7 @@ class Sheet(NamedTuple):
         self, base: ReportDataset, bucket: str, places: Sequence[SamplePlace]
     ) -> Iterator[SheetItem]:
         readers = base.store.readers
-        samples = read_each(lambda place: read_sample(base.store, place), places, readers)
+        samples = read_each(lambda place: read_sample(base, place), places, readers)
         made = _made_of_bucket(self.datasets, base, bucket=bucket)
         columns = [samples]
         if base.is_of_images:

@@ -70,9 +70,8 @@ def choose_copies(
     total = np.count_nonzero((group > 0) & ~is_copy & np.isin(group, group[is_copy]))
     chosen = _choose_groups(group, duplicate, distance)
     shown = np.concatenate([np.arange(0), *(rows[: 1 + COPIES] for rows in chosen)])
-    store = images.store
     places = places_of(images.manifest.shards, shown.tolist())
-    read = read_each(lambda place: read_sample(store, place), places, store.readers)
+    read = read_each(lambda place: read_sample(images, place), places, images.store.readers)
     samples = dict(zip(shown.tolist(), read, strict=True))
     keys = _keys(table, samples) if samples else {}
     if any(sample.key != keys[row] for row, sample in samples.items() if not sample.problem):

@@ -6,13 +6,15 @@ report may be written.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.score_columns import SCORES, columns_of
+from wdsprep.dataset.score_reader import open_shard
+from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.stored_dataset import open_dataset, refresh_manifest
 from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.reporting.overview import overview
@@ -24,6 +26,8 @@ NAME = "wdsprep report"
 MARK = f" · {NAME}</title>".encode()
 """The text near the start of each report that distinguishes it from other pages."""
 HEAD_NBYTES = 1 << 16
+KEPT = 16
+"""The shards whose readers are kept: samples are read in the order of shards."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +76,15 @@ class ReportDataset:
         for shard in self.manifest.shards:
             shards.setdefault(shard.name.partition("/")[0], []).append(shard)
         return shards
+
+    @cached_property
+    def open(self) -> Callable[[Shard], ShardReader]:
+        """Return a function that opens a shard; the last ones are kept, as tables are read whole.
+
+        It may be called by many threads.
+        """
+        settings = self.manifest.settings
+        return lru_cache(KEPT)(lambda shard: open_shard(self.store, shard, settings))
 
     @cached_property
     def units(self) -> dict[str, Receipt]:

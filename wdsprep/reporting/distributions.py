@@ -72,7 +72,7 @@ def survey_of(dataset: ReportDataset, seed: str, heard: Counting) -> SampleSurve
     places = pick(dataset.manifest.shards, SAMPLES, seed)
     wanted = ("json", LATENT) if dataset.has_latents else ("json",)
     read = read_each(
-        lambda place: read_sample(dataset.store, place, only=wanted),
+        lambda place: read_sample(dataset, place, only=wanted),
         places,
         dataset.store.readers,
         lambda done: heard(done, len(places)),

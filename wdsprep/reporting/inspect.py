@@ -10,10 +10,10 @@ read, and if the sample is not found so, all headers are.
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any, ParamSpec, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.file_names import SELECTION, latent_unit
@@ -22,9 +22,11 @@ from wdsprep.dataset.npy_arrays import BFLOAT16, field_of, values_of
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.samples import parse_json
+from wdsprep.dataset.score_reader import open_shard
 from wdsprep.dataset.shapes import shape_ranges, shapes_of
-from wdsprep.dataset.shard_reader import ShardReader, ShardSize, read_shards
+from wdsprep.dataset.shard_reader import ShardReader, ShardSize
 from wdsprep.dataset.stored_dataset import open_dataset
+from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.options import OverloadedFunction, takes_options
 from wdsprep.reporting.matching_samples import MatchingSamples, find_matching
@@ -37,6 +39,7 @@ from wdsprep.text import command
 CountHeard = Callable[[int], None]
 
 
+Read = TypeVar("Read")
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 
@@ -211,7 +214,7 @@ class _Finder:
     def _find_anywhere(self, key: str) -> FoundSample | None:
         """Search the shard whose first key is the last before `key`, then all keys."""
         shards = self._manifest.shards
-        first_keys = read_shards(self._store, shards, ShardReader.key_at)
+        first_keys = self._read_shards(lambda reader: reader.first_key())
         firsts = sorted(zip(first_keys, range(len(shards)), strict=True))
         at = bisect_right(firsts, (key, len(shards)))
         if at and (found := self._find_rising(shards[firsts[at - 1][1]], key)):
@@ -222,12 +225,24 @@ class _Finder:
             numbers = (number for number, other in keys if other == key)
             return self._read_first(reader, key, numbers)
 
-        with closing(read_shards(self._store, shards, scan)) as scans:
+        with closing(self._read_shards(scan)) as scans:
             for count, found in enumerate(scans, 1):
                 self._heard(count)
                 if found:
                     return found
         return None
+
+    def _read_shards(self, look: Callable[[ShardReader], Read]) -> Generator[Read, None, None]:
+        """Yield what `look` returns for each shard, in order; many are read at a time."""
+
+        def read(shard: Shard) -> Read:
+            with self._open(shard) as reader:
+                return look(reader)
+
+        return map_ahead(read, self._manifest.shards, self._store.readers)
+
+    def _open(self, shard: Shard) -> ShardReader:
+        return open_shard(self._store, shard, self._manifest.settings)
 
     def rejects(self, key: str) -> Iterator[Reject]:
         """Yield the rejects of the units that may have had the key."""
@@ -237,7 +252,7 @@ class _Finder:
 
     def _find_rising(self, shard: Shard, key: str) -> FoundSample | None:
         """Find a sample in a shard whose keys rise; about a dozen headers are read."""
-        with ShardReader(self._store, shard) as reader:
+        with self._open(shard) as reader:
             found = reader.find_rising([key], self._runs(shard).values())
             return self._read_first(reader, key, iter(found))
 

@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wdsprep.dataset.file_names import latent_unit
+from wdsprep.dataset.file_names import latent_shard, latent_unit
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.rejects import rejects_in
 from wdsprep.dataset.samples import parse_object
-from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.errors import (
     FormatError,
     NotAFileError,
@@ -30,7 +29,6 @@ from wdsprep.errors import (
     UsageError,
 )
 from wdsprep.reporting.datasets import ReportDataset
-from wdsprep.store.base import Store
 from wdsprep.tables.read_positions import read_positions
 
 DAMAGE = (FormatError, NotAFileError, NotFoundError, ShortReadError, TarError)
@@ -77,13 +75,15 @@ def places_of(shards: Sequence[Shard], numbers: Sequence[int]) -> list[SamplePla
     return places
 
 
-def read_sample(store: Store, place: SamplePlace, *, only: Collection[str] = ()) -> ReadSample:
+def read_sample(
+    dataset: ReportDataset, place: SamplePlace, *, only: Collection[str] = ()
+) -> ReadSample:
     """Return a sample with all its members, or with the members in `only`.
 
     A sample that is damaged or missing raises nothing, but has a `problem`.
     """
     try:
-        sample = ShardReader(store, place.shard).sample(place.number, only=only)
+        sample = dataset.open(place.shard).sample(place.number, only=only)
     except DAMAGE as error:
         return ReadSample(place, problem=str(error))
     facts = parse_object(sample.fields.get("json", b"")) or {}
@@ -132,7 +132,7 @@ class LatentFinder:
         if not len(at):
             return "its latent shard has no such sample"
         (shard,) = receipt.shards
-        sample = read_sample(store, SamplePlace(shard, int(at[0])))
+        sample = read_sample(self._latents, SamplePlace(shard, int(at[0])))
         if sample.problem or sample.key != image.key:
             return sample.problem or f"{shard.name} has {sample.key} in its place"
         return sample
@@ -146,16 +146,16 @@ class LatentFinder:
 
 def find_image(images: ReportDataset, scores: ReportDataset, sample: ReadSample) -> ReadSample:
     """Return the image of a sample of scores, with a `problem` if it cannot be read."""
-    name = sample.place.shard.name
+    unit = latent_unit(sample.place.shard.name)
+    name, receipt = latent_shard(unit), scores.units.get(unit)
     shard = next((shard for shard in images.manifest.shards if shard.name == name), None)
-    receipt = scores.units.get(latent_unit(name))
     if shard is None or receipt is None:
         return ReadSample(sample.place, problem=f"there is no image shard {name}")
     try:
         number = int(read_positions(scores.store, receipt).positions[sample.place.number])
     except DAMAGE as error:
         return ReadSample(sample.place, problem=str(error))
-    image = read_sample(images.store, SamplePlace(shard, number))
+    image = read_sample(images, SamplePlace(shard, number))
     if not image.problem and image.key != sample.key:
         return ReadSample(sample.place, problem=f"{name} has {image.key} in its place")
     return image

@@ -8,7 +8,7 @@ writes the scores of one image shard; `engine` makes batches of images for the e
 by which they are computed.
 
 Scores are stored like a text dataset: its shards have the names, keys and order of the image
-shards. The json of a sample has the columns, and embeddings are its arrays.
+shards. But they are tables, whose rows have the columns; only embeddings are arrays in a tar.
 
 In: Image shards, and models of transformers.
 Out: A dataset of columns and embeddings with the same keys.

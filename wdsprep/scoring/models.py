@@ -52,9 +52,10 @@ MOST_LABELS = 64
 """The most labels that a model may have without the user saying which are wanted."""
 RESERVED = frozenset(
     {"caption", "captions", "emb", "height", "image", "json", "key", "latent", "made", "mask"}
-    | {"meta", "pixels", "pooled", "samples", "shape", "source", "tokens", "txt", "url", "width"}
+    | {"meta", "pixels", "pooled", "rest", "row", "samples", "shape", "source", "tokens", "txt"}
+    | {"url", "width"}
 )
-"""Names that the json of images, or batches, use already."""
+"""Names that the json of images, tables or batches use already."""
 ANOTHER = "which wdsprep never does: choose another --model"
 
 

@@ -15,9 +15,8 @@ from statistics import median_low
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.npy_arrays import Field, layout
 from wdsprep.dataset.receipts import Settings
-from wdsprep.dataset.samples import parse_json
 from wdsprep.dataset.score_columns import NUMBER, SCORES, TEXT, columns_of
-from wdsprep.dataset.shard_reader import ShardReader
+from wdsprep.dataset.score_reader import ScoreReader
 from wdsprep.encoding.image_shards import (
     ImageShard,
     ImageShards,
@@ -160,8 +159,8 @@ def example_condition(place: str, manifest: Manifest) -> str:
     column, kind = next(iter(columns_of(manifest.settings).items()), ("", ""))
     if not column or not manifest.shards:
         return ""
-    with ShardReader(open_store(place), manifest.shards[0]) as reader:
-        values = [parse_json(data or b"{}")[column] for data in next(reader.json()).json]
+    reader = ScoreReader(open_store(place), manifest.shards[0], manifest.settings)
+    values = reader.table[column].to_pylist()
     if kind == TEXT:
         return f"{column} == {json.dumps(Counter(values).most_common(1)[0][0])}"
     middle = median_low(values)

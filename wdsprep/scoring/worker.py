@@ -9,9 +9,8 @@ from torch import Tensor
 from wdsprep.dataset.npy_arrays import NUMBERS
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.rejects import Reject, RejectedError
-from wdsprep.dataset.samples import Sample, facts_bytes
+from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.score_columns import SCORES, columns_of
-from wdsprep.dataset.tar.write import Data
 from wdsprep.encoding.encoded_samples import Result
 from wdsprep.encoding.latent_shard import Files, LatentShard, npy_of
 from wdsprep.encoding.models.base import Part
@@ -67,11 +66,7 @@ class ScoreShard(LatentShard):
 
     def _write(self, key: str, sample: Sample, facts: dict[str, Any], arrays: Arrays) -> None:
         facts |= {"key": key, "source": sample.facts.get("source", sample.source)}
-        members: list[tuple[str, Data]] = [
-            *((field.name, npy_of(field, arrays[field.name])) for field in self.fields),
-            ("json", facts_bytes(facts)),
-            ("txt", b""),
-        ]
+        members = [(field.name, npy_of(field, arrays[field.name])) for field in self.fields]
         self.add_members(key, members, facts)
 
 

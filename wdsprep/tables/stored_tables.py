@@ -30,6 +30,7 @@ from wdsprep.dataset.sample_table import (
     table_columns,
 )
 from wdsprep.dataset.samples import META, parse_object
+from wdsprep.dataset.score_columns import is_scored
 from wdsprep.dataset.shard_reader import NamedShard, ShardSize
 from wdsprep.dataset.stored_dataset import check_not_rewritten, read_receipt, read_shard
 from wdsprep.dataset.thread_map import map_ahead
@@ -143,7 +144,7 @@ class StoredTables(ShardTables[Shard]):
                 f"missing: run {command('index', store.url)}, which makes tables"
             )
         self._units = {
-            shard.name: (receipt.unit, receipt.files.get(table_name(shard.name)))
+            shard.name: (receipt.unit, receipt.table_digest(shard))
             for receipt in manifest.receipts
             for shard in receipt.shards
         }
@@ -170,7 +171,7 @@ class StoredTables(ShardTables[Shard]):
             return True
         with suppress(NotFoundError):
             receipt = read_receipt(self._store, unit)
-            return shard in receipt.shards and digest == receipt.files.get(table_name(shard.name))
+            return shard in receipt.shards and digest == receipt.table_digest(shard)
         return False
 
 
@@ -179,14 +180,17 @@ def read_sound_columns(
 ) -> pa.Table:
     """Return columns of the rows of a shard, from its table if the receipt states this one.
 
-    They are made of the tar if the table is lost, or is not as it was written.
+    They are made of the tar if the table is lost, or is not as it was written; of scores, raise
+    DamageError then.
     """
     name = table_name(shard.name)
     try:
         content = store.read(name)
     except NotFoundError:
         content = b""
-    if hex_digest(content) != receipt.files.get(name):
+    if hex_digest(content) != receipt.table_digest(shard):
+        if is_scored(receipt.settings):
+            raise DamageError(f"{store.url}/{name}", UNLIKE_RECEIPT)
         content = make_table(store, shard.name).data
     with closing(OpenParquet(store, name, content)) as file:
         if file.rows != shard.samples:
