@@ -11,7 +11,6 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +20,7 @@ import pytest
 
 from tests.kit.damaged import pack_here
 from tests.kit.packs import BUCKETS, photos
-from tests.kit.runs import wait_until
 from tests.kit.terminals import draw_at_once
-from wdsprep import terminal
 from wdsprep.cli import main
 from wdsprep.cli.output.duplicates import DuplicatesOutput
 from wdsprep.cli.output.export import ExportOutput
@@ -244,21 +241,6 @@ def test_an_interrupt_takes_the_line_away_with_what_the_terminal_echoes(
     with contextlib.redirect_stderr(window.out):
         assert main(["index", "somewhere"]) == 130
     assert window.rows() == ["wdsprep: interrupted: run the same command to go on from here", ""]
-
-
-def test_who_waits_is_told_for_what_and_how_long(
-    window: Window, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(terminal, "TICK_S", 0.01)
-    line = ProgressLine(window.out)
-    line.wait_for("waiting for the first worker")
-    wait_until(lambda: window.rows() == ["waiting for the first worker, 1 s"])
-    line.say("a note")
-    wait_until(lambda: window.rows()[1].startswith("waiting for the first worker, "))
-    assert window.rows()[0] == "a note"
-    line.show("1 image")
-    time.sleep(0.05)
-    assert window.rows() == ["a note", "1 image"]
 
 
 @pytest.fixture(scope="module")

@@ -38,37 +38,6 @@ SOUND = {"parts": [{"name": "a/b", "count": 1, "share": 0.5}], "side": "left", "
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"parts": {}}, "parts is {}, not a list"),
-        ({"parts": [1]}, "parts is 1, not an object"),
-        ({"parts": [{"name": "a", "count": 1}]}, "it has no parts.share"),
-        ({"parts": [{"name": "a", "count": True, "share": 1}]}, "parts.count is True, not a whole"),
-        ({"parts": [{"name": "a", "count": -1, "share": 1}]}, "parts.count is -1, not a count"),
-        ({"parts": [{"name": "a", "count": 1 << 31, "share": 1}]}, "not a count"),
-        ({"parts": [{"name": "../a", "count": 1, "share": 1}]}, "not a name in a dataset"),
-        ({"parts": [{"name": "a//b", "count": 1, "share": 1}]}, "not a name in a dataset"),
-        ({"parts": [{"name": "a\0b", "count": 1, "share": 1}]}, "not a name in a dataset"),
-        ({"parts": [{"name": "\ud800", "count": 1, "share": 1}]}, "not a text in UTF-8"),
-        ({"parts": [{"name": "a", "count": 1, "share": 1e301}]}, "parts.share is 1e+301"),
-        ({"parts": [{"name": "a", "count": 1, "share": 1, "kinds": {"x": ""}}]}, "kinds.x is ''"),
-        ({"side": "up"}, "side is 'up', not one of left, right"),
-        ({"side": ["left"]}, "side is ['left']"),
-        ({"pair": [1]}, "pair is [1], not a list of 2"),
-        ({"pair": ["1", "1"]}, "pair is '1', not a whole number"),
-        ({"either": "1"}, "either is '1', not"),
-        ({"either": [None]}, "either is"),
-    ],
-)
-def test_a_value_of_another_kind_is_named(changed: dict[str, Any], said: str) -> None:
-    check_record(Whole, SOUND | {"newer": object()}, "the file")
-    with pytest.raises(FormatError) as refused:
-        check_record(Whole, SOUND | changed, "the file")
-    assert str(refused.value).startswith("the file is damaged: ")
-    assert said in str(refused.value)
-
-
-@pytest.mark.parametrize(
     "data",
     [
         b"",

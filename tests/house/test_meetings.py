@@ -8,12 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
 
 import pytest
 from blake3 import blake3
@@ -28,15 +24,9 @@ from tests.kit.sites import FAST, KINDS, Site, open_site, table_of
 from tests.kit.webserver import Connection, Request, WebServer, ok, status
 from wdsprep.checks.repair import do_repair, plan_repair
 from wdsprep.dataset.draft import Draft
-from wdsprep.dataset.npy_arrays import layout
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.unit_locks import Edition
-from wdsprep.encoding.image_shards import find_image_shards
-from wdsprep.encoding.worker import EncodeWorker
-from wdsprep.encoding.worker_plan import EncodeTarget, EncodeWork
 from wdsprep.errors import FingerprintError
-from wdsprep.packing import retry_rejected as retries
-from wdsprep.runners.run import JointUnit
 from wdsprep.store import open_store
 
 RETRY = (*FAST, "--samples-per-shard", "4")
@@ -165,64 +155,8 @@ def test_a_repair_with_an_old_plan_lets_a_slice_be_that_was_packed_again(tmp_pat
 # --- encode
 
 
-class Brighter(Means):
-    """What another GPU makes of the same."""
-
-    def __init__(self, more: float) -> None:
-        super().__init__()
-        self._more = more
-
-    def encode(self, *what: Any, **how: Any) -> Any:
-        found = super().encode(*what, **how)
-        arrays = {**found.arrays, "latent.npy": found.arrays["latent.npy"] + self._more}
-        return replace(found, arrays=arrays)
-
-
 def same(encoder: Means) -> Means:
     return encoder
-
-
-def test_of_two_attempts_at_a_shard_the_first_to_end_stays_whatever_the_other_made(
-    tmp_path: Path,
-) -> None:
-    images = packed_for_encode(pictures(tmp_path / "in", range(6)), tmp_path / "images")
-    shard = find_image_shards(str(images), 64).shards[0]
-    out = tmp_path / "out"
-    settings = {"layout": layout(Means.fields), "resolution": Means.resolution, "seed": 0}
-    workers = [
-        EncodeWorker(
-            EncodeWork(
-                images=str(images),
-                targets=(EncodeTarget(latents=str(out), settings=settings),),
-                make_encoder=partial(same, Brighter(more)),
-                max_area=10**8,
-                batch_size=4,
-                decoders=1,
-                threads=1,
-            )
-        )
-        for more in (0.0, 1.0)
-    ]
-    with contextlib.closing(workers[0]), contextlib.closing(workers[1]):
-        unit = JointUnit(parts={0: shard})
-        slow = workers[0](unit)
-        share = 0.0
-        while share < 1:  # it has made all of it and has only to give it its name
-            share = next(slow).share
-        for _ in workers[1](unit):
-            pass
-        done = files(out)
-        receipt = last_of(slow)[0]
-    assert tree(out) == done
-    assert receipt.shards[0].digest == blake3(done[f"{shard.name}.tar"]).hexdigest()
-
-
-def last_of(steps: Generator[Any, None, Any]) -> Any:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value
 
 
 def test_images_that_were_packed_again_are_encoded_again_where_that_is_asked_for(
@@ -326,46 +260,6 @@ def test_who_is_stopped_while_it_gives_names_holds_up_nobody_and_names_nothing_l
 def site() -> Iterator[tuple[Site, WebServer]]:
     with open_site() as opened:
         yield opened
-
-
-class CutError(Exception):
-    """As a kill at this moment."""
-
-
-@pytest.mark.parametrize("step", range(1, 4))
-def test_a_retry_that_was_killed_at_any_step_reads_as_no_damage_and_costs_nothing(
-    tmp_path: Path, site: tuple[Site, WebServer], step: int
-) -> None:
-    behaviour, server = site
-    table = table_of(tmp_path, server, KINDS)
-    out = pack_here(table, tmp_path / "out", *RETRY)
-    behaviour.is_mended = True
-    steps = iter(range(1, 100))
-
-    def cut(store: Any, name: str, data: bytes) -> None:
-        if next(steps) == step:
-            raise CutError
-        write(store, name, data)
-
-    write = retries.write_bytes
-    settle = retries.Retries.settle
-
-    def settled(*what: Any) -> Any:
-        with patch.object(retries, "write_bytes", cut):
-            return settle(*what)
-
-    with patch.object(retries.Retries, "settle", settled), pytest.raises(CutError):
-        pack_here(table, out, *RETRY, "--retry-rejected")
-    tars = {name: data for name, data in tree(out).items() if name.endswith(".tar")}
-    assert findings(out) == []
-    repair = plan_repair(check(out).surveys[0])
-    assert (repair.units, repair.names) == ({}, ())
-    do_repair(repair)
-    assert tars.items() <= tree(out).items()
-    pack_here(table, out, *RETRY)
-    found = check(out)
-    assert (found.findings, found.notes) == ((), ())
-    assert outcome(out)["urls.parquet#1"] == "packed"
 
 
 @pytest.mark.parametrize("harm", ["damaged", "missing"])

@@ -4,7 +4,6 @@ It speaks JSON, each message ended by a NUL, on the file descriptors 3 and 4: no
 no package is needed.
 """
 
-import base64
 import contextlib
 import fcntl
 import itertools
@@ -105,14 +104,6 @@ class Chromium:
         assert "exceptionDetails" not in done, done["exceptionDetails"]
         return done["result"].get("value")
 
-    def press(self, key: str, *, text: str = "") -> None:
-        code = {"Tab": 9, "Enter": 13}[key]
-        for kind in ("keyDown", "keyUp"):
-            more = {"text": text} if text and kind == "keyDown" else {}
-            self.call(
-                "Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, **more
-            )
-
     def look(self, *, width: int, height: int = 900, dark: bool = False) -> None:
         """The window's size, and whether its user likes it dark."""
         self.call(
@@ -124,14 +115,6 @@ class Chromium:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-
-    def screenshot(self, *, whole: bool = False) -> bytes:
-        """A PNG of what is to be seen, or of the whole page."""
-        options: dict[str, Any] = {"format": "png", "captureBeyondViewport": whole}
-        if whole:
-            size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-            options["clip"] = {**size, "scale": 1}
-        return base64.b64decode(self.call("Page.captureScreenshot", **options)["data"])
 
     def _next(self) -> dict[str, Any]:
         deadline = time.monotonic() + TIMEOUT_S

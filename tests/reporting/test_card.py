@@ -14,7 +14,6 @@ from tests.kit.packs import jpeg, pack, samples_of, write_files
 from tests.kit.reports import SCRIPT, fake_latents
 from wdsprep.cli import main
 from wdsprep.errors import UsageError
-from wdsprep.reporting.card import size_category
 from wdsprep.runners.job import JobListener
 
 HOSTILE = (
@@ -137,18 +136,3 @@ def test_the_card_alone_is_what_the_command_prints(
     assert printed.err.startswith("next: hf upload OWNER/NAME ")
     assert "## Samples" not in printed.out
     assert main(["card", str(home / "images"), "--repo", "cats"]) == 2
-
-
-@pytest.mark.parametrize(
-    ("samples", "said"),
-    [
-        (0, "n<1K"),
-        (999, "n<1K"),
-        (1000, "1K<n<10K"),
-        (490_000_000, "100M<n<1B"),
-        (10**11, "100B<n<1T"),
-        (10**12, "n>1T"),
-    ],
-)
-def test_sizes_are_named_as_the_hub_names_them(samples: int, said: str) -> None:
-    assert size_category(samples) == said

@@ -7,7 +7,6 @@ import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import pytest
 
@@ -28,7 +27,6 @@ from wdsprep.encoding.pending_shards import PackedShards, largest_first, pending
 from wdsprep.runners.base import Finished
 from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write
 from wdsprep.runners.schedule import drive
-from wdsprep.store.s3.listing import quicken_listings
 
 
 def whole_run(
@@ -115,31 +113,3 @@ def test_a_resume_reads_a_page_of_receipts_at_a_time_and_none_that_the_manifest_
     left = pending_shards(edition.store, manifest, known, known)
     assert left.shards == []
     assert (s3.pages, s3.reads) == (4, 0)
-
-
-def test_a_listing_reads_names_of_any_kind_and_leaves_errors_to_boto3() -> None:
-    page: dict[str, Any] = {
-        "status_code": 200,
-        "body": b'<R xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><EncodingType>url</EncodingType>'
-        b"<Contents><Key>a%2Bb+c&amp;.tar</Key><Size>3</Size><ETag>&quot;1&quot;</ETag>"
-        b"<LastModified>2026-11-21T15:00:00Z</LastModified></Contents></R>",
-    }
-
-    class Events:
-        def register_first(self, name: str, handler: Any) -> None:
-            assert name == "before-parse.*.ListObjectsV2"
-            self.handler = handler
-
-    client = type("Client", (), {"meta": type("Meta", (), {"events": Events()})})
-    quicken_listings(client)
-    found: dict[str, Any] = {}
-    client.meta.events.handler(response_dict=page, customized_response_dict=found, more=1)
-    (entry,) = found["Contents"]
-    assert (entry["Key"], entry["Size"], entry["ETag"]) == ("a%2Bb+c&.tar", 3, '"1"')
-    assert entry["LastModified"].isoformat() == "2026-11-21T15:00:00+00:00"
-    assert b"Contents" not in page["body"]
-    assert b"url" in page["body"]
-    for bad in ({"status_code": 503, "body": b"<Error/>"}, {"status_code": 200, "body": b"<R><C"}):
-        before = dict(bad)
-        client.meta.events.handler(response_dict=bad, customized_response_dict=(kept := {}))
-        assert (bad, kept) == (before, {})
