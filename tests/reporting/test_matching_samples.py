@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import wdsprep
+from tests.kit.latent_sets import write_latents
 from tests.kit.packs import jpeg, manifest_of, pack, samples_of, upload, write_files
 from wdsprep.changes.joined_columns import select_samples
 from wdsprep.cli import main
@@ -157,6 +158,28 @@ def test_the_screen_and_the_json(images: Path, capfd: pytest.CaptureFixture[str]
     assert said["first"][0]["key"] == facts["key"]
     assert main(["inspect", str(images), "--where", "width < 0"]) == 0
     assert capfd.readouterr().out == f"0 of 40 samples of {images} meet 'width < 0'\n"
+
+
+def test_latents_and_foreign_tars_are_asked_too(tmp_path: Path) -> None:
+    url = write_latents(str(tmp_path / "latents"), (4, 3))
+    where = "like(key, '%5') or key == '000000000001'"
+    found = find(url, where)
+    assert [(row.key, row.shard, row.number) for row in found.first] == [
+        ("000000000001", "256/000000.tar", 1),
+        ("000000000005", "256/000001.tar", 1),
+    ]
+    assert (found.matching, found.samples, found.first[0].width) == (2, 7, None)
+    Path(url, MANIFEST).unlink()
+    assert find(url, where).first == found.first
+
+
+def test_columns_of_a_joined_table_may_be_named(images: Path, tmp_path: Path) -> None:
+    keys = [facts["key"] for facts in by_closures(images, "width")]
+    lines = [f"{key},{number}" for number, key in enumerate(keys[::2])]
+    (tmp_path / "marks.csv").write_text("\n".join(["key,mark", *lines]))
+    found = find(images, "mark >= 15 and width", join=tmp_path / "marks.csv")
+    assert [row.key for row in found.first] == keys[30::2]
+    assert (found.matching, found.samples) == (5, 40)
 
 
 def test_the_manifest_and_each_table_are_all_that_is_read(

@@ -17,6 +17,7 @@ from tests.kit.scores import columns_in, pictures_in, score_here
 from tests.kit.sealed_files import resealed
 from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.errors import FingerprintError, FormatError, UsageError
+from wdsprep.reporting.matching_samples import MatchingSamples
 from wdsprep.store import open_store
 
 
@@ -260,6 +261,20 @@ def test_a_report_shows_each_column_and_both_ends(
     part = page.partition('aria-label="Lowest aesthetic"')[2].partition("</section>")[0]
     assert all(key in part for key, _ in by_score[:4])
     assert not any(key in part for key, _ in by_score[4:])
+
+
+def test_inspect_asks_scores_and_images_by_them(scores: Path, images: Path) -> None:
+    by_key = columns_in(scores)
+    level = sorted(columns["aesthetic"] for columns in by_key.values())[9]
+    keys = sorted(key for key, columns in by_key.items() if columns["aesthetic"] > level)
+    assert len(keys) == 5
+    where = f"aesthetic > {level}"
+    for found in (
+        wdsprep.inspect(scores, where=where),
+        wdsprep.inspect(images, where=where, join=scores),
+    ):
+        assert isinstance(found, MatchingSamples)
+        assert sorted(row.key for row in found.first) == keys
 
 
 def test_columns_that_do_not_hold_what_settings_say_are_one_line(

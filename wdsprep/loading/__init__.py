@@ -16,8 +16,8 @@
 `on_the_fly` makes latents of images. `streaming` does the same on other machines, with Ray.
 
 A loader may serve a part of a dataset (`subsets`): the samples of one shape, those that meet a
-condition (`where`), or those that have a row in a table (`joined_columns`). The json of all samples
-says which these are (`sample_search`). The answer is kept on this machine, and so are the shapes
+condition (`where`), or those that have a row in a table (`joined_columns`). Tables of samples
+say which these are (`sample_search`). The answer is kept on this machine, and so are the shapes
 of images that become latents on the fly.
 
 `join` puts other datasets of the same images beside one. `join_positions` finds their samples,

@@ -38,7 +38,7 @@ class InspectOptions(OverviewOptions):
     join: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]" = field(
         default=(),
         metadata=about(
-            "Let --where use the columns of these too: scores, or tables with a column key.",
+            "Let --where use the columns of these too: scores, or tables by key or URL.",
             SAMPLES,
             is_place=True,
             is_many=True,
