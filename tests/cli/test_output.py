@@ -22,9 +22,9 @@ from tests.kit.damaged import pack_here
 from tests.kit.packs import BUCKETS, photos
 from tests.kit.terminals import draw_at_once
 from wdsprep.cli import main
-from wdsprep.cli.output.duplicates import DuplicatesOutput
-from wdsprep.cli.output.export import ExportOutput
-from wdsprep.cli.output.select import SelectOutput
+from wdsprep.cli.output.changes import DuplicatesOutput, SelectOutput
+from wdsprep.cli.output.checks import VerifyOutput
+from wdsprep.cli.output.exporting import ExportOutput
 from wdsprep.cli.output.shared import (
     CommandOutput,
     KeptLine,
@@ -32,7 +32,6 @@ from wdsprep.cli.output.shared import (
     echo,
     many_rejects_lines,
 )
-from wdsprep.cli.output.verify import VerifyOutput
 from wdsprep.runners.job import JobStatus
 from wdsprep.terminal import CLEAR, TERMINAL, LogLines, ProgressLine
 from wdsprep.text import Counting

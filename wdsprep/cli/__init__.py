@@ -2,11 +2,11 @@
 
 Option names have dashes; underscores mean the same.
 
-`commands` has the help of each command and its call of the library, and `output` a file for each of
-what it prints. Options are declared beside the functions of the library
-(`wdsprep.options`); `declared_options` makes click options of them. `base_command` has the options
-that all commands have, and what their help looks like; `exit_codes` has their exit codes. `demo`
-has the pictures and the steps of the command `demo`.
+`commands` has the help of each command and its call of the library, `plan` all of the command
+`plan`, and `output` what commands print, in a file for each room. Options are declared beside the
+functions of the library (`wdsprep.options`); `declared_options` makes click options of them.
+`base_command` has the options that all commands have, what their help looks like, and exit codes.
+`demo` has the pictures and the steps of the command `demo`.
 
 In: The words of a command line.
 Out: Calls of the library, text on the terminal, an exit code.
@@ -18,9 +18,8 @@ from typing import Any
 
 import click
 
-from wdsprep.cli.base_command import Command
+from wdsprep.cli.base_command import INTERRUPTED, Command
 from wdsprep.cli.commands import COMMANDS, DAILY
-from wdsprep.cli.exit_codes import INTERRUPTED
 from wdsprep.cli.output.shared import complain, echo
 from wdsprep.errors import UsageError, WdsprepError
 from wdsprep.terminal import TERMINAL

@@ -1,6 +1,7 @@
-"""The classes that commands are made of: options under headings, values, and examples.
+"""The classes that commands are made of: options under headings, values, examples, exit codes.
 
 Options of functions of the library are declared beside them: see `wdsprep.cli.declared_options`.
+`wdsprep.errors` has the exit codes of errors.
 """
 
 import importlib
@@ -167,3 +168,8 @@ OUTPUT = options(
     "Output", option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 )
 """The option of a command that prints its result as JSON too."""
+
+
+DONE_WITH_DAMAGE = 3
+"""The exit code of a command that has to be run again, or whose result has to be looked at."""
+INTERRUPTED = 130

@@ -2,7 +2,7 @@
 
 A command that works on datasets calls the function of its name in `wdsprep` with its declared
 options, tells what the function's listener hears, and prints the result. `cli.output` has a class
-for that, named after the command. So such a command has nothing but its help here.
+for that, named after the command, in the file of its room. So such a command has its help here.
 
 The commands stand in the order in which the help lists them. A command imports what takes long to
 import when it runs.
@@ -69,7 +69,8 @@ def dataset_command(
         name = describe.__name__
 
         def run(as_json: bool, **given: Any) -> int:
-            kind = import_function(f"wdsprep.cli.output.{name}:{class_of(name)}Output")
+            room = wdsprep.PLACES[name].split(".")[1]
+            kind = import_function(f"wdsprep.cli.output.{room}:{class_of(name)}Output")
             output: CommandOutput[Any] = kind(given, as_json=as_json)
             places = given.pop("datasets") if takes_several else ()
             result = getattr(wdsprep, name)(*places, listener=output.listener, **given)
@@ -148,7 +149,7 @@ def encode() -> None:
 @OUTPUT
 def inspect_command(dataset: str, key: str, **options: Any) -> None:
     """Show what is in DATASET, the sample with the key KEY, or those that meet a condition."""
-    from wdsprep.cli.output.inspect import describe
+    from wdsprep.cli.output.reporting import describe
 
     echo(describe(dataset, key, **options))
 

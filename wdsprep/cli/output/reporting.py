@@ -1,19 +1,91 @@
-"""The output of `wdsprep inspect`: a screen about a dataset, or about one of its samples."""
+"""What `report`, `card` and `inspect` print: where a page is, a card, a dataset or a sample."""
 
 import json
+import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
+import click
+
+from wdsprep.cli.output.shared import CommandOutput, echo
 from wdsprep.dataset.npy_arrays import fields_of
 from wdsprep.dataset.receipts import Settings
 from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.score_columns import SCORES
 from wdsprep.errors import UsageError
+from wdsprep.reporting.card import LICENCE, Card
 from wdsprep.reporting.inspect import FoundSample, inspect
 from wdsprep.reporting.matching_samples import MatchingSamples
 from wdsprep.reporting.overview import Overview
+from wdsprep.reporting.report import ReportListener, WrittenReport
+from wdsprep.runners.job import JobListener
 from wdsprep.terminal import ProgressLine
-from wdsprep.text import human_bytes, human_counts, join_lines, plural
+from wdsprep.text import human_bytes, human_counts, join_lines, one_line, plural
+
+
+class ReportOutput(CommandOutput[WrittenReport]):
+    """The output of `report`: the plan, a progress line, and where the page is."""
+
+    waits = False
+
+    def __init__(self, options: Mapping[str, Any], *, as_json: bool) -> None:
+        super().__init__(options, as_json=as_json)
+        self.listener = ReportListener(
+            told=self.line.say, heard=self.line.show, asked=ask_to_replace
+        )
+
+    def facts(self, written: WrittenReport) -> Iterator[dict[str, Any]]:
+        yield {"nbytes": written.nbytes, "report": written.output, "samples": written.samples}
+
+    def summary(self, written: WrittenReport) -> Iterator[str]:
+        shown = f"{human_bytes(written.nbytes)}, {plural(written.samples, 'sample')} shown"
+        yield f"{written.output}: {shown}: open it in a browser"
+
+
+def ask_to_replace(output: str, kind: str = "not a report") -> bool:
+    """Ask whether to replace a file, and return the answer; false if nobody can answer.
+
+    `kind` says in the question what the file is.
+    """
+    question = one_line(f"{output} exists already and is {kind}: replace it?")
+    try:
+        return sys.stdin.isatty() and click.confirm(question, err=True)
+    except click.Abort:  # no answer, or Ctrl-C
+        return False
+
+
+class CardOutput(CommandOutput[Card]):
+    """The output of `card`: the file and the next steps, or the card itself."""
+
+    waits = False
+
+    def __init__(self, options: Mapping[str, Any], *, as_json: bool) -> None:
+        super().__init__(options, as_json=as_json)
+        self.listener = JobListener(
+            asked=partial(ask_to_replace, kind="not a card, or was changed since")
+        )
+
+    def facts(self, card: Card) -> Iterator[dict[str, Any]]:
+        yield {"card": card.output, "text": card.text, "uploads": card.uploads}
+
+    def summary(self, card: Card) -> Iterator[str]:
+        """Yield the last lines. Without a file there are none: the card itself is printed.
+
+        The next steps then go to stderr, so that stdout can be redirected to a file.
+        """
+        steps = [f"next: {command}" for command in card.uploads]
+        if card.output:
+            todo = ", and state the license at the top" if LICENCE in card.text else ""
+            yield from [f"{card.output}: look it over{todo}", *steps]
+            return
+        echo(card.text.rstrip("\n"))
+        for step in (
+            *steps,
+            "next: run the same command with -o README.md to write the card to a file",
+        ):
+            self.line.say(step)
+
 
 DESCRIBED = {"caption": "characters in a caption", "side": "pixels of the shorter side"}
 

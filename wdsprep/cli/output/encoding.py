@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from wdsprep.cli.exit_codes import DONE_WITH_DAMAGE
+from wdsprep.cli.base_command import DONE_WITH_DAMAGE
 from wdsprep.cli.output.shared import (
     LOADS_TORCH,
     CommandOutput,

@@ -1,16 +1,97 @@
-"""The output of `wdsprep repair`: what it will do, and what it has done."""
+"""What `verify` and `repair` print: progress, findings, what `repair` will do and has done."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from wdsprep.checks.dataset_check import DatasetSurvey
 from wdsprep.checks.findings import Finding
 from wdsprep.checks.repair import Repair
-from wdsprep.cli.exit_codes import DONE_WITH_DAMAGE
+from wdsprep.checks.verify import Verified
+from wdsprep.cli.base_command import DONE_WITH_DAMAGE
 from wdsprep.cli.output.shared import CommandOutput, KeptLine, echo
-from wdsprep.cli.output.verify import VerifyOutput, finding_facts
 from wdsprep.dataset.file_names import MAKERS
-from wdsprep.runners.job import JobListener
-from wdsprep.text import EXAMPLES, command, examples, join_lines, plural
+from wdsprep.runners.job import JobListener, JobStatus
+from wdsprep.text import EXAMPLES, command, examples, human_bytes, human_time, join_lines, plural
+
+
+class VerifyOutput(CommandOutput[Verified]):
+    """The output of `verify`: a progress line, and at the end the findings."""
+
+    unit = "unit"
+
+    def __init__(self, options: Mapping[str, Any], *, as_json: bool) -> None:
+        super().__init__(options, as_json=as_json)
+        self.listener = JobListener(told=self.told, listed=self.listed, status=self.status)
+
+    def told(self, text: str) -> None:
+        super().told(text)
+        self.line.wait_for("waiting for the first worker")
+
+    def listed(self, url: str, receipts: int, _of: int) -> None:
+        self.line.show(f"{url}: {plural(receipts, 'receipt')} read")
+
+    def details(self, status: JobStatus) -> list[str]:
+        return [plural(status.findings, "finding")]
+
+    def exit_code(self, verified: Verified) -> int:
+        return DONE_WITH_DAMAGE if verified.findings else 0
+
+    def facts(self, verified: Verified) -> Iterator[dict[str, Any]]:
+        yield _verified_facts(verified)
+
+    def summary(self, verified: Verified) -> Iterator[str]:
+        return _verified_lines(verified, self.line.elapsed_s)
+
+
+def _verified_lines(verified: Verified, elapsed_s: float) -> Iterator[str]:
+    yield from map(KeptLine, verified.findings)
+    yield from (f"note: {note}" for note in verified.notes)
+    for found in verified.surveys:
+        wrong = sum(not finding.kind.is_note for finding in found.findings)
+        verdict = plural(wrong, "finding") if wrong else "sound"
+        how = "receipts and sizes" if verified.is_quick else "every byte"
+        yield (
+            f"{found.place.shown}: {verdict}: {_survey_size(found)} checked ({how}) "
+            f"in {human_time(elapsed_s)}"
+        )
+
+
+def _survey_size(found: DatasetSurvey) -> str:
+    shards = [shard for receipt in found.receipts for shard in receipt.shards]
+    samples = plural(sum(shard.samples for shard in shards), "sample")
+    return f"{samples} in {plural(len(shards), 'shard')}, {human_bytes(found.nbytes)}"
+
+
+def _verified_facts(verified: Verified) -> dict[str, Any]:
+    return {
+        "datasets": [
+            {
+                "complete": found.is_complete,
+                "dataset": found.place.shown,
+                "kind": found.place.dataset,
+                "nbytes": found.nbytes,
+                "samples": sum(s.samples for r in found.receipts for s in r.shards),
+                "shards": sum(len(r.shards) for r in found.receipts),
+                "units": len(found.receipts),
+            }
+            for found in verified.surveys
+        ],
+        "findings": [finding_facts(finding) for finding in verified.findings],
+        "notes": [finding_facts(note) for note in verified.notes],
+        "quick": verified.is_quick,
+    }
+
+
+def finding_facts(finding: Finding) -> dict[str, str]:
+    """Return a finding as an object for `--json`."""
+    return {
+        "dataset": finding.place.shown,
+        "kind": finding.kind.value,
+        "name": finding.name,
+        "next": finding.next_step,
+        "unit": finding.unit,
+        "what": finding.what,
+    }
 
 
 class RepairOutput(CommandOutput[Repair]):
@@ -34,7 +115,7 @@ class RepairOutput(CommandOutput[Repair]):
     def _planned(self, repair: Repair) -> None:
         """Print what would be repaired. With --json it is in the result at the end."""
         self.line.clear()
-        if not self.as_json and (intent := join_lines(_intent(repair))):
+        if not self.as_json and (intent := join_lines(_intent_lines(repair))):
             echo(intent)
 
     def exit_code(self, repair: Repair) -> int:
@@ -44,10 +125,10 @@ class RepairOutput(CommandOutput[Repair]):
         yield _repair_facts(repair)
 
     def summary(self, repair: Repair) -> Iterator[str]:
-        return _outcome(repair)
+        return _repaired_lines(repair)
 
 
-def _intent(repair: Repair) -> Iterator[str]:
+def _intent_lines(repair: Repair) -> Iterator[str]:
     noun = "slice" if repair.survey.place.dataset == "images" else "shard"
     for unit, findings in repair.units.items():
         why = "; ".join(f"{finding.name}: {finding.what}" for finding in findings[:EXAMPLES])
@@ -78,7 +159,7 @@ def _needs(repair: Repair) -> str:
     return "their source is needed, unchanged, to make them again; without it they are lost"
 
 
-def _outcome(repair: Repair) -> Iterator[str]:
+def _repaired_lines(repair: Repair) -> Iterator[str]:
     place = repair.survey.place
     if not repair.is_needed:
         sound = f"{place.shown}: nothing to repair"

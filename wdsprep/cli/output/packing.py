@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from wdsprep.cli.exit_codes import DONE_WITH_DAMAGE
+from wdsprep.cli.base_command import DONE_WITH_DAMAGE
 from wdsprep.cli.output.shared import (
     CommandOutput,
     KeptLine,
