@@ -28,7 +28,7 @@ from wdsprep.dataset.file_names import CAPTION_TABLE
 from wdsprep.dataset.reindex import index
 from wdsprep.dataset.sample_table import open_writer
 from wdsprep.encoding.captions import sample_names
-from wdsprep.encoding.captions.prepare import CaptionReport
+from wdsprep.encoding.captions.report import CaptionReport
 from wdsprep.encoding.captions.table import CaptionTable
 from wdsprep.encoding.encode import EncodeListener
 from wdsprep.errors import FingerprintError, SourceError, UsageError, WdsprepError

@@ -14,7 +14,7 @@ from wdsprep.dataset.damage import UNLIKE_RECEIPT, repair_step
 from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.stored_dataset import find_claim, refresh_manifest
-from wdsprep.encoding.captions.prepare import warn_of_fields
+from wdsprep.encoding.captions.report import warn_of_fields
 from wdsprep.encoding.captions.sources import CaptionedDataset, CaptionSource
 from wdsprep.encoding.captions.table import CaptionTable, find_table
 from wdsprep.encoding.image_shards import (

@@ -20,7 +20,7 @@ from wdsprep.cli.output.shared import (
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import shape_counts
-from wdsprep.encoding.captions.prepare import CaptionReport
+from wdsprep.encoding.captions.report import CaptionReport
 from wdsprep.encoding.captions.sources import OWN
 from wdsprep.encoding.encode import EncodeListener
 from wdsprep.encoding.options import EncodeOptions

@@ -3,5 +3,5 @@
 `options` has the options, and `sources` the source of captions that follows for each dataset;
 `table` reads a table, `sample_names` says by which names it may list the samples of image shards,
 and `laid_out` joins both and writes for each unit its `unit_captions`, which its worker reads.
-`prepare` does all that before a run, and reports at its end.
+`report` says what samples lack before a run, and what came of it at its end.
 """

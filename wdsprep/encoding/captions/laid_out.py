@@ -144,7 +144,7 @@ class CaptionLayout:
         that store keys as numbers lose them. They count if a key as it is has no row.
         """
         start = 0
-        every = read_names(self._tars, shards, self.table.by)
+        every = read_names(self._tars, shards, self.table.by, told=self._told)
         for shard, (keys, names) in zip(shards, every, strict=True):
             self._units.append((shard, self._spool.put(_pack(keys))))
             numbers = pa.array(np.arange(start, start := start + len(keys)))

@@ -28,7 +28,7 @@ from wdsprep.sources.tars import TarsSource
 from wdsprep.store import shared_store
 from wdsprep.store.base import Store
 from wdsprep.tables.stored_tables import ForeignTables, StoredTables
-from wdsprep.text import shown
+from wdsprep.text import command, plural, shown
 
 SOURCE = "source"
 
@@ -44,7 +44,9 @@ Tables = Mapping[str, Callable[[], SampleNames]]
 """What reads the table of a shard, by the name of its tar."""
 
 
-def read_names(tars: TarsSource, shards: Sequence[ImageShard], by: str) -> Iterator[SampleNames]:
+def read_names(
+    tars: TarsSource, shards: Sequence[ImageShard], by: str, *, told: Callable[[str], object]
+) -> Iterator[SampleNames]:
     """Yield the names of the samples of each shard, up to the number that is to be encoded.
 
     Of a foreign tar that is damaged, those before the damage: a worker says what is wrong with it.
@@ -52,6 +54,9 @@ def read_names(tars: TarsSource, shards: Sequence[ImageShard], by: str) -> Itera
     store = shared_store(tars.url)
     is_foreign = any(shard.is_foreign for shard in shards)
     tables = (_foreign_tables if is_foreign else _stored_tables)(store, shards, by)
+    if bare := sum(shard.item.name not in tables for shard in shards):
+        way = f"{command('index', tars.url)} would spare that"
+        told(f"{tars.url}: reading {plural(bare, 'tar')} to know their samples; {way}")
 
     def read(shard: ImageShard) -> SampleNames:
         if not (read_table := tables.get(shard.item.name)):
