@@ -108,11 +108,11 @@ class LatentShard:
             self._tar = self._draft.shard(latent_shard(name, self.settings), columns)
         return self._tar
 
-    def finish(self, files: Files, beside: Mapping[str, bytes] = {}) -> Receipt:
+    def finish(self, files: Files) -> Receipt:
         """Write the samples that wait, complete the shard, and return its receipt.
 
         `files` are the digests of further files that the receipt lists, such as those of the empty
-        caption. The files of `beside` are written with the shard.
+        caption.
         """
         for row, one in chain.from_iterable(self._waiting.values()):
             members = self._spool.members(one)
@@ -133,7 +133,7 @@ class LatentShard:
                 **files,
             },
         )
-        return self._draft.finish(receipt, beside)
+        return self._draft.finish(receipt, {})
 
     def close(self) -> None:
         self._spool.close()

@@ -43,7 +43,7 @@ class ScoreShard(LatentShard):
     def add(self, key: str, sample: Sample, result: Result) -> None:
         self._entries.append((key, sample, result.arrays))
 
-    def finish(self, files: Files, beside: Mapping[str, bytes] = {}) -> Receipt:
+    def finish(self, files: Files) -> Receipt:
         columns, repeats = columns_of(self.settings), RepeatedCaptions()
         if has_captions := bool(self.settings[SCORES]["language"]):
             repeats.add(own[1].caption for own in self._entries if not isinstance(own, Reject))
@@ -62,7 +62,7 @@ class ScoreShard(LatentShard):
             except RejectedError as refused:
                 code, detail = refused.code, refused.detail
                 super().refuse(Reject(key=key, source=sample.source, code=code, detail=detail))
-        return super().finish(files, beside)
+        return super().finish(files)
 
     def _write(self, key: str, sample: Sample, facts: dict[str, Any], arrays: Arrays) -> None:
         facts |= {"key": key, "source": sample.facts.get("source", sample.source)}

@@ -27,7 +27,7 @@ from wdsprep.sources.tables.parquet import OpenParquet
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store import shared_store
 from wdsprep.store.base import Store
-from wdsprep.tables.stored_tables import ForeignTables, StoredTables
+from wdsprep.tables.stored_tables import MOST_THREADS, ForeignTables, StoredTables
 from wdsprep.text import command, plural, shown
 
 SOURCE = "source"
@@ -65,7 +65,7 @@ def read_names(
         take = shard.item.take or len(keys)
         return SampleNames(keys[:take], names[:take])
 
-    return map_ahead(read, shards, store.readers)
+    return map_ahead(read, shards, min(store.readers, MOST_THREADS))
 
 
 def _stored_tables(store: Store, shards: Sequence[ImageShard], by: str) -> Tables:
