@@ -6,19 +6,21 @@ writer, and another makes the digest.
 """
 
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from wdsprep.changes.find_samples import image_digests
 from wdsprep.changes.shard_plan import SamplesToCopy
 from wdsprep.dataset.byte_spans import Span, spans
-from wdsprep.dataset.coarse_histograms import count_sample
+from wdsprep.dataset.coarse_histograms import COUNTED, count_sample
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.draft import Draft, DraftShard
 from wdsprep.dataset.file_names import (
@@ -33,10 +35,9 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.removed_samples import Removed
 from wdsprep.dataset.sample_selection import Numbers
-from wdsprep.dataset.sample_table import ROW, table_columns
+from wdsprep.dataset.sample_table import KEY, ROW, table_columns, table_schema
 from wdsprep.dataset.samples import facts_bytes, key_order, parse_object
-from wdsprep.dataset.score_columns import counted_as, is_scored
-from wdsprep.dataset.score_reader import ScoreReader
+from wdsprep.dataset.score_columns import counted_as
 from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.stored_dataset import find_receipt, read_receipt
@@ -57,6 +58,7 @@ from wdsprep.runners.run import RunProgress
 from wdsprep.store import open_store, shared_store
 from wdsprep.store.base import Store
 from wdsprep.tables.read_positions import read_positions
+from wdsprep.tables.stored_tables import read_sound_columns
 
 READ_NBYTES = 8 << 20  # of one read
 GAP_NBYTES = 64 << 10  # a smaller gap is read too: a second read costs more
@@ -102,16 +104,13 @@ class CopyWork:
 
 
 class PlacedPart(NamedTuple):
-    """Samples of one source shard that stand together in the new shard.
-
-    `positions` are those of their images in the new image shard.
-    """
+    """Samples of one source shard that stand together in the new shard, and their new rows."""
 
     origin: int
     shard: Shard
     offsets: NDArray[np.int64]
     numbers: Numbers
-    positions: NDArray[np.int64]
+    rows: pa.Table
     shape: str = ""
 
 
@@ -171,10 +170,10 @@ class Copier:
         store = shared_store(self._work.origins[part.origin])
         prefix = self._work.prefixes[part.origin]
         with naming_repair(store):
-            for found in read_part(store, part, self._work.settings):
+            for found in read_part(store, part):
                 made.leave_out_removed(found, prefix)
-                made.add(found, part, prefix)
-                made.count(found, part)
+                made.add(found, prefix)
+                made.count(found, part.shape)
                 yield RunProgress(
                     samples=made.samples,
                     nbytes=made.nbytes,
@@ -229,11 +228,19 @@ class _Source:
         return self._own_shard.samples if self._own_shard else 0
 
     @cached_property
-    def offsets(self) -> NDArray[np.int64]:
+    def _offsets(self) -> NDArray[np.int64]:
         shard = self._own_shard
         if shard is None or is_table(shard.name):
             return np.zeros(self.samples + 1, np.int64)
         return np.array(ShardReader(self.store, shard).offsets, np.int64)
+
+    @cached_property
+    def _rows(self) -> pa.Table:
+        columns = table_columns(self.receipt.dataset, self.receipt.settings)
+        shard = self._own_shard
+        if shard is None:
+            return table_schema(columns).empty_table()
+        return read_sound_columns(self.store, self.receipt, shard, columns)
 
     @cached_property
     def _rejects(self) -> list[Reject]:
@@ -291,11 +298,13 @@ class _Source:
         numbers = np.flatnonzero(np.isin(positions, self.piece.numbers))
         if among is not None:
             numbers = numbers[(among.start <= numbers) & (numbers < among.stop)]
-        ranks = np.searchsorted(self.piece.numbers, positions[numbers]) + before
-        offsets = self.offsets if len(numbers) else np.zeros(1, np.int64)
-        shard = self._own_shard or self.piece.shard
+        rows, shard = self._rows.take(numbers), self._own_shard or self.piece.shard
+        if self.receipt.dataset == "latents":
+            ranks = np.searchsorted(self.piece.numbers, positions[numbers]) + before
+            columns = [column for column in rows.column_names if column != ROW]
+            rows = rows.select(columns).append_column(ROW, pa.array(ranks))
         return PlacedPart(
-            self.piece.origin, shard, offsets, numbers.astype(np.uint32), ranks, shape
+            self.piece.origin, shard, self._offsets, numbers.astype(np.uint32), rows, shape
         )
 
 
@@ -336,15 +345,12 @@ def _index_damage(store: Store, name: str) -> DamageError:
 
 
 # --- the bytes of samples
-def read_part(store: Store, part: PlacedPart, settings: Settings) -> Iterator["CopiedSamples"]:
+def read_part(store: Store, part: PlacedPart) -> Iterator["CopiedSamples"]:
     """Yield the samples of a part in their order, several at a time."""
     most = AHEAD if store.root else AHEAD_S3
-    name, scores = part.shard.name, None
-    if is_scored(settings):
-        scores = ScoreReader(store, part.shard, settings).facts(part.numbers)
-    if scores is not None and is_table(name):
-        nowhere = [(0, 0)] * len(scores)
-        return iter([CopiedSamples(b"", nowhere, range(len(scores)), store, name, scores)])
+    name = part.shard.name
+    if is_table(name):
+        return iter([CopiedSamples(store, name, part.rows)])
 
     def bring(span: Span) -> CopiedSamples:
         data = store.read(name, start=span.start, nbytes=span.end - span.start)
@@ -352,9 +358,8 @@ def read_part(store: Store, part: PlacedPart, settings: Settings) -> Iterator["C
             raise _index_damage(store, name)
         some = part.numbers[span.first : span.last]
         begin, end = ((part.offsets[n] - span.start).tolist() for n in (some, some + 1))
-        reach = list(zip(begin, end, strict=True))
-        facts = scores and scores[span.first : span.last]
-        return CopiedSamples(data, reach, range(span.first, span.last), store, name, facts)
+        rows = part.rows.slice(span.first, len(some))
+        return CopiedSamples(store, name, rows, data, list(zip(begin, end, strict=True)))
 
     gap_nbytes = GAP_NBYTES if store.root else GAP_NBYTES_S3
     near = spans(part.offsets, part.numbers, gap_nbytes=gap_nbytes, most_nbytes=READ_NBYTES)
@@ -370,41 +375,49 @@ class Member(NamedTuple):
 
 
 class CopiedSamples:
-    """Several samples in a piece of a tar.
+    """Several samples of a shard: their rows, and of a tar the piece in which they are.
 
-    `reach` has the first byte of each sample and the byte after its last; `places` are their places
-    in the part. Of scores `facts` are the rows of a table, beside which there may be no tar; of
-    other samples they are in the json.
+    `reach` has the first byte of each sample and the byte after its last.
     """
 
     def __init__(
         self,
-        data: bytes,
-        reach: Sequence[tuple[int, int]],
-        places: Sequence[int],
         store: Store,
         shard: str,
-        facts: Sequence[dict[str, Any]] | None = None,
+        rows: pa.Table,
+        data: bytes = b"",
+        reach: Sequence[tuple[int, int]] = (),
     ) -> None:
-        self.data, self.reach, self.places = data, reach, places
+        self.rows, self.data, self.reach = rows, data, reach
         self._store, self._shard = store, shard
-        found = [self._read_members(begin, end) for begin, end in reach if data]
-        self.members = [members for _, members in found] or [[] for _ in places]
-        self.keys = [key for key, _ in found] or [one["key"] for one in facts or ()]
-        said = facts or map(self._json, self.members)
-        self.facts = [self._checked(*both) for both in zip(self.keys, said, strict=True)]
+        self.keys = rows.column(KEY).to_pylist()
+        self.members = [
+            self._read_members(key, *span) for key, span in zip(self.keys, reach, strict=False)
+        ]
 
     def fields(self, number: int) -> dict[str, bytes]:
         """Return the members of a sample with their bytes."""
-        return {name: self.data[start:end] for name, start, end in self.members[number]}
+        members = self.members[number] if self.members else ()
+        return {name: self.data[start:end] for name, start, end in members}
+
+    def renamed(self, number: int, key: str) -> dict[str, bytes]:
+        """Return the members of a sample with another key in its json, if it has one."""
+        fields = self.fields(number)
+        if "json" in fields:
+            facts = parse_object(fields["json"])
+            if facts is None:
+                what = f"{self._store.url}/{self._shard}"
+                raise DamageError(what, "its json is no object", self.keys[number])
+            fields["json"] = facts_bytes({**facts, KEY: key})
+        return fields
 
     def keep(self, numbers: Sequence[int]) -> None:
         """Keep the samples with these numbers, and drop the others."""
-        self.reach = [self.reach[n] for n in numbers]
-        self.places = [self.places[n] for n in numbers]
+        self.rows = self.rows.take(np.array(numbers, np.int64))
         self.keys = [self.keys[n] for n in numbers]
-        self.members = [self.members[n] for n in numbers]
-        self.facts = [self.facts[n] for n in numbers]
+        if self.reach:
+            self.reach = [self.reach[n] for n in numbers]
+            self.members = [self.members[n] for n in numbers]
 
     def blocks(self) -> list[bytes | memoryview]:
         """Return the bytes of the samples, in one piece if no byte between them is left out."""
@@ -413,12 +426,12 @@ class CopiedSamples:
         view = memoryview(self.data)
         return [view[begin:end] for begin, end in self.reach]
 
-    def _read_members(self, at: int, end: int) -> tuple[str, list[Member]]:
-        """Return the key and the members of a sample, from its tar headers.
+    def _read_members(self, key: str, at: int, end: int) -> list[Member]:
+        """Return the members of a sample, from its tar headers.
 
-        Raise DamageError if these bytes are not those of exactly one sample.
+        Raise DamageError if these bytes are not those of exactly one sample with this key.
         """
-        data, keys, members = self.data, set(), []
+        data, members = self.data, []
         while at < end:
             head = data[at : at + BLOCK]
             split = split_member(name_of(head))
@@ -426,27 +439,14 @@ class CopiedSamples:
                 nbytes = int(head[124:135], 8)
             except ValueError:
                 nbytes = -1
-            if split is None or nbytes < 0:
+            if split is None or split[0] != key or nbytes < 0:
                 raise _index_damage(self._store, self._shard)
             at += BLOCK
-            keys.add(split[0])
             members.append(Member(split[1], at, at + nbytes))
             at += padded(nbytes)
-        if len(keys) != 1 or at != end:
+        if at != end or not members:
             raise _index_damage(self._store, self._shard)
-        return keys.pop(), members
-
-    def _json(self, members: Iterable[Member]) -> dict[str, Any] | None:
-        places = [member for member in members if member.name == "json"]
-        if len(places) != 1:
-            return None
-        return parse_object(self.data[places[0].start : places[0].end])
-
-    def _checked(self, key: str, facts: dict[str, Any] | None) -> dict[str, Any]:
-        if facts is None or facts.get("key") != key:
-            what = f"{self._store.url}/{self._shard}"
-            raise DamageError(what, "its json or its row is not that of the sample", key)
-        return facts
+        return members
 
 
 @dataclass(slots=True)
@@ -474,40 +474,35 @@ class _NewShard:
             self.draft.rejects.add(Reject(key=key, source="", code=Code.REMOVED))
         found.keep(kept)
 
-    def add(self, found: CopiedSamples, part: PlacedPart, prefix: str) -> None:
+    def add(self, found: CopiedSamples, prefix: str) -> None:
         """Add samples of a part. A prefix is put before their keys, in their json too."""
         if not found.keys:
             return
         columns = table_columns(self.work.dataset, self.work.settings)
         tar = self.tar = self.tar or self.draft.shard(self.name, columns)
-        rows = part.positions[found.places].tolist()
-        of_table = [{ROW: row} if ROW in columns else {} for row in rows]
         if not prefix:
-            names = [[member.name for member in members] for members in found.members]
             sizes = [end - begin for begin, end in found.reach]
-            facts = [{**own, **row} for own, row in zip(found.facts, of_table, strict=True)]
-            tar.add_tarred(found.keys, names, sizes, found.blocks(), facts)
+            tar.add_tarred(found.keys, sizes, found.blocks())
+            tar.add_rows(found.rows)
             return
-        for number, (key, row) in enumerate(zip(found.keys, of_table, strict=True)):
-            named = {**found.facts[number], "key": f"{prefix}{key}"}
-            fields = found.fields(number)
-            if "json" in fields:
-                fields["json"] = facts_bytes(named)
-            tar.add(f"{prefix}{key}", list(fields.items()), facts={**named, **row})
+        keys = pc.binary_join_element_wise(prefix, found.rows.column(KEY), "")
+        for number, key in enumerate(keys.to_pylist()):
+            tar.add(key, [*found.renamed(number, key).items()])
+        tar.add_rows(found.rows.drop_columns([KEY]).append_column(KEY, keys))
 
-    def count(self, found: CopiedSamples, part: PlacedPart) -> None:
+    def count(self, found: CopiedSamples, shape: str) -> None:
         """Add samples to the totals, and to the counts that a receipt states."""
         self.samples += len(found.keys)
         self.nbytes += sum(end - begin for begin, end in found.reach)
         kind = counted_as(self.work.dataset, self.work.settings)
-        for facts in found.facts:
-            count_sample(self.counts, kind, facts, part.shape)
+        columns = [name for name in COUNTED if name in found.rows.column_names]
+        for facts in found.rows.select(columns).to_pylist():
+            count_sample(self.counts, kind, facts, shape)
 
 
 def _is_removed(removed: Removed, found: CopiedSamples, number: int) -> bool:
     """Return whether a sample has the source, the URL or an image digest of a removed sample."""
-    facts = found.facts[number]
-    known = removed.has("source", str(facts.get("source", "")))
-    known = known or removed.has("url", str(facts.get("url", "")))
+    (facts,) = found.rows.slice(number, 1).to_pylist()
+    known = any(removed.has(kind, facts.get(kind) or "") for kind in ("source", "url"))
     digests = image_digests(found.fields(number), facts)
     return known or any(removed.has("sha256", digest) for digest in digests)

@@ -13,6 +13,8 @@ from typing import Any
 
 from wdsprep.dataset.score_columns import SCORES
 
+COUNTED = ("caption", "width", "height", "repeats", "cut", "upscaled")
+"""The fields of json, and the columns of tables, by which samples are counted."""
 REPEATS = "repeats:"
 """The start of the names of counts of images by how often they come in an epoch."""
 
@@ -20,7 +22,7 @@ REPEATS = "repeats:"
 def count_sample(
     counts: Counter[str], dataset: str, facts: Mapping[str, Any], shape: str = ""
 ) -> None:
-    """Count one sample in `counts`, by the facts in its json and the name of its shape.
+    """Count one sample in `counts`, by its COUNTED facts and the name of its shape.
 
     Of an image, the length of the caption and the shorter side are counted, in bins, and how often
     it comes in an epoch, if its json says that; of latents or text, a cut or an empty caption, an
@@ -36,7 +38,7 @@ def count_sample(
         return
     counts["cut"] += bool(facts.get("cut"))
     counts["empty_caption"] += not facts.get("caption")
-    if "upscaled" in facts:
+    if facts.get("upscaled") is not None:
         counts["upscaled"] += 1
     if shape:
         counts[shape] += 1

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import (
@@ -30,6 +30,9 @@ from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import BusyError, ExistsError, NotFoundError
 from wdsprep.store.base import FileSink
 from wdsprep.store.local import allow_files
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 OTHER_FILES = 512
 _log = logging.getLogger("wdsprep")
@@ -199,17 +202,18 @@ class DraftShard:
     def add_tarred(
         self,
         keys: Sequence[str],
-        names: Sequence[Sequence[str]],
         sizes: Sequence[int],
         blocks: Iterable[bytes | memoryview],
-        facts: Sequence[Mapping[str, Any]],
     ) -> None:
+        """Add samples that lie in another shard, without their rows."""
         if self._writer:
-            self._writer.add_tarred(keys, names, sizes, blocks)
+            self._writer.add_tarred(keys, sizes, blocks)
         self.samples += len(keys)
+
+    def add_rows(self, rows: "pa.Table") -> None:
+        """Add the rows of samples that were added without them."""
         if self._table:
-            for key, one in zip(keys, facts, strict=True):
-                self._table.add(key, one)
+            self._table.add_rows(rows)
 
     def reserve(self, key: str, names: Sequence[str]) -> None:
         """Reserve the key of a sample. Raise now the error that `add` would raise later."""

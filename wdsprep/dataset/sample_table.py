@@ -171,7 +171,20 @@ class TableWriter:
         arrays = [_make_array(kind, values[name]) for name, kind in self._columns.items()]
         self._batches.append(pa.record_batch(arrays, schema=self._schema))
         self._begin_batch()
-        if sum(map(len, self._batches)) >= GROUP_ROWS:
+        self._write_groups()
+
+    def add_rows(self, rows: "pa.Table") -> None:
+        """Add rows of tables with the same columns."""
+        import pyarrow as pa
+
+        if self._keys:
+            self._end_batch()
+        columns = rows.select([*self._columns]).columns
+        self._batches += pa.Table.from_arrays(columns, schema=self._schema).to_batches()
+        self._write_groups()
+
+    def _write_groups(self) -> None:
+        while sum(map(len, self._batches)) >= GROUP_ROWS:
             table = self._table()
             self._open().write_table(table[:GROUP_ROWS])
             self._batches = table[GROUP_ROWS:].to_batches()

@@ -159,16 +159,15 @@ class TarWriter:
     def add_tarred(
         self,
         keys: Sequence[str],
-        names: Sequence[Sequence[str]],
         sizes: Sequence[int],
         blocks: Iterable[bytes | memoryview],
     ) -> None:
         """Append samples that lie in another tar of wdsprep, without packing them again.
 
-        They have these keys, fields and sizes, and `blocks` together are their bytes.
+        They have these keys and sizes, and `blocks` together are their bytes.
         """
-        for key, fields, size in zip(keys, names, sizes, strict=True):
-            self._check(key, fields)
+        for key, size in zip(keys, sizes, strict=True):
+            self._check_key(key)
             self._keys.add(key)
             self.nbytes += size
             self._offsets.append(self.nbytes)
@@ -189,16 +188,19 @@ class TarWriter:
 
     def _check(self, key: str, names: Sequence[str]) -> None:
         """Raise TarError if a reader would not find this key with these fields as one sample."""
-        base = key.rpartition("/")[2]
-        if not base or "." in base or leads_out(key):
-            raise TarError(f"{key!r} cannot be the key of a sample")
-        if key in self._keys:
-            raise TarError(f"{key!r} is the key of an earlier sample too")
+        self._check_key(key)
         if not names or len(set(names)) < len(names):
             raise TarError(f"{key!r} has no fields, or one of them twice")
         for name in names:
             if not name or "/" in name or name != name.lower():
                 raise TarError(f"{name!r} cannot be the name of a field of {key!r}")
+
+    def _check_key(self, key: str) -> None:
+        base = key.rpartition("/")[2]
+        if not base or "." in base or leads_out(key):
+            raise TarError(f"{key!r} cannot be the key of a sample")
+        if key in self._keys:
+            raise TarError(f"{key!r} is the key of an earlier sample too")
 
     def finish(self) -> WrittenTar:
         """Write the rest and the end of the tar. Return its size, its digest and its index."""
