@@ -12,7 +12,7 @@ size and digest that each shard has then.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -22,7 +22,7 @@ import numpy as np
 from blake3 import blake3
 
 from wdsprep.dataset.byte_spans import offsets_without
-from wdsprep.dataset.coarse_histograms import count_sample
+from wdsprep.dataset.coarse_histograms import COUNTED, count_sample
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_place
 from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import (
@@ -42,21 +42,20 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectsFile, hide_source, read_rejects
 from wdsprep.dataset.removed_samples import Removed, ShardRemoval, UnitRemoval
 from wdsprep.dataset.sample_table import table_columns, table_without
-from wdsprep.dataset.samples import key_order, parse_object
-from wdsprep.dataset.score_columns import counted_as, is_scored
+from wdsprep.dataset.samples import key_order
+from wdsprep.dataset.score_columns import SCORES, counted_as
 from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.dataset.shard_reader import HashedTape, ShardReader
 from wdsprep.dataset.stored_dataset import read_receipt
-from wdsprep.dataset.tar import BLOCK
+from wdsprep.dataset.tar import END
 from wdsprep.dataset.tar.index import decode_index, encode_index
-from wdsprep.dataset.tar.member_names import split_member
-from wdsprep.dataset.tar.members import name_of
-from wdsprep.dataset.tar.read import members_of
+from wdsprep.dataset.tar.read import TarSample, scan
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import DamageError, FormatError, NotFoundError
 from wdsprep.packing.changed_sources import without_facts
 from wdsprep.sources.base import Item, ItemLine
 from wdsprep.store.base import write_bytes
+from wdsprep.tables.stored_tables import read_sound_columns
 
 Facts = dict[str, Any]
 PIECE_NBYTES = 1 << 20
@@ -64,14 +63,12 @@ Make = Callable[[bytes], bytes]
 """Makes the new content of a file of the present one."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class RewrittenShard:
-    """A shard without some of its samples, which has no name yet, and those samples."""
+    """A shard without some of its samples, which has no name yet, and its index."""
 
-    removal: ShardRemoval
     shard: Shard
     index: bytes
-    gone: tuple[Facts, ...]
 
 
 class UnitChange:
@@ -163,7 +160,7 @@ class UnitChange:
         new = {one.shard.name: one.shard for one in made}
         emptied = {each.name for each in self._removal.shards if each.is_all}
         shards = [new.get(s.name, s) for s in receipt.shards if s.name not in emptied]
-        gone = self._count_gone(receipt, made, emptied)
+        gone = self._count_gone(receipt, new)
         # If a table of captions has named only some samples, nobody knows which.
         gone["named"] = max(0, receipt.counts.get("named", 0) - sum(s.samples for s in shards))
         counts = {
@@ -183,23 +180,22 @@ class UnitChange:
         name = rejects_name(receipt.unit)
         return hex_digest(self._read(name)) == receipt.files[name]
 
-    def _count_gone(
-        self, receipt: Receipt, made: Sequence[RewrittenShard], emptied: set[str]
-    ) -> Counter[str]:
-        """Return what the removed samples add to each count of the receipt, by the count's name."""
-        if is_scored(receipt.settings):  # of which nothing is counted
-            return Counter()
-        gone = {one.shard.name: one.gone for one in made}
+    def _count_gone(self, receipt: Receipt, made: Container[str]) -> Counter[str]:
+        """Return the removed samples' share of each count of the receipt, to be subtracted.
+
+        Raise DamageError for a tar that keeps some samples, and is not among those `made` anew.
+        """
+        shards = {shard.name: shard for shard in receipt.shards}
         shapes = shape_ranges(receipt.settings, receipt.counts)
+        kind = counted_as(receipt.dataset, receipt.settings)
         counts: Counter[str] = Counter()
-        for each in self._removal.shards:
-            if each.name in emptied:
-                gone[each.name] = self._copy_rest(each, lambda _piece: None).gone
-            if each.name not in gone:
+        for each in self._removal.shards if kind != SCORES else ():
+            if not each.is_all and each.name not in made:
                 raise self._unlike_receipt(each.name)
-            for row, facts in zip(each.rows, gone[each.name], strict=True):
+            table = read_sound_columns(self._store, receipt, shards[each.name], COUNTED)
+            gone = table.take(np.array(each.rows)).to_pylist()
+            for row, facts in zip(each.rows, gone, strict=True):
                 shape = next((name for name, rows in shapes.items() if row in rows), "")
-                kind = counted_as(receipt.dataset, receipt.settings)
                 count_sample(counts, kind, facts, shape)
         return counts
 
@@ -439,11 +435,10 @@ class UnitChange:
                 gone.append(tape.at(start, end - start))
             tape.check(removal.digest)
         nbytes = removal.nbytes - sum(map(len, gone))
+        self._check_keys(removal, gone)
         return RewrittenShard(
-            removal=removal,
-            shard=Shard(removal.name, removal.samples - len(rows), nbytes, after.hexdigest()),
-            index=encode_index(offsets_without(offsets, removal.rows)),
-            gone=tuple(self._read_gone(removal, gone[:-1])),
+            Shard(removal.name, removal.samples - len(rows), nbytes, after.hexdigest()),
+            encode_index(offsets_without(offsets, removal.rows)),
         )
 
     def _offsets(self, removal: ShardRemoval) -> Sequence[int]:
@@ -455,15 +450,16 @@ class UnitChange:
             with naming_place(place):
                 return decode_index(make_index(self._store, removal.name), place)
 
-    def _read_gone(self, removal: ShardRemoval, samples: Iterable[bytes]) -> Iterator[Facts]:
-        """Yield the json of removed samples. Raise DamageError if the index has led to others."""
-        what = f"{self._store.url}/{index_name(removal.name)}"
-        for key, sample in zip(removal.keys, samples, strict=True):
-            with naming_place(what):
-                fields = dict(members_of(sample))
-            facts = parse_object(fields.get("json", b"")) or {}
-            if "json" not in fields:  # as in scores
-                facts["key"] = (split_member(name_of(sample[:BLOCK])) or [""])[0]
-            if facts.get("key") != key:
+    def _check_keys(self, removal: ShardRemoval, samples: Iterable[bytes]) -> None:
+        """Raise DamageError if the index has led to others than the removed samples."""
+        for key, sample in zip(removal.keys, samples, strict=False):
+            if _keys_in(sample) != [key]:
+                what = f"{self._store.url}/{index_name(removal.name)}"
                 raise DamageError(what, "it leads to other samples", key)
-            yield facts
+
+
+def _keys_in(data: bytes) -> list[str]:
+    """Return the keys of the samples in a part of a tar, with "" for one that is not whole."""
+    tar = data + END
+    samples = scan(lambda at, nbytes: tar[at : at + nbytes], wants=lambda *_: False)
+    return [one.key if isinstance(one, TarSample) else "" for one in samples]

@@ -180,8 +180,8 @@ def read_sound_columns(
 ) -> pa.Table:
     """Return columns of the rows of a shard, from its table if the receipt states this one.
 
-    They are made of the tar if the table is lost, or is not as it was written; of scores, raise
-    DamageError then.
+    If the table is lost, or is not as it was written, they are made of the tar, which lacks the
+    positions of samples; of scores, raise DamageError.
     """
     name = table_name(shard.name)
     try:
@@ -191,7 +191,9 @@ def read_sound_columns(
     if hex_digest(content) != receipt.table_digest(shard):
         if is_scored(receipt.settings):
             raise DamageError(f"{store.url}/{name}", UNLIKE_RECEIPT)
-        content = make_table(store, shard.name).data
+        columns_told = table_columns(receipt.dataset, receipt.settings)
+        told = {name: kind for name, kind in columns_told.items() if name != ROW}
+        content = make_table(store, shard.name, columns=told).data
     with closing(OpenParquet(store, name, content)) as file:
         if file.rows != shard.samples:
             raise DamageError(f"{store.url}/{shard.name}", "it has other samples than its receipt")

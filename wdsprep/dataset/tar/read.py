@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from wdsprep.dataset.tar import BLOCK, padded
+from wdsprep.dataset.tar import padded
 from wdsprep.dataset.tar.index import encode_index
 from wdsprep.dataset.tar.member_names import split_member
 from wdsprep.dataset.tar.members import GZIP, BadSampleError, Tape, members, truncated
@@ -359,11 +359,3 @@ def index_tar(at: Tape, what: str) -> bytes:
         raise BadSampleError(f"{what}: {error}", code=error.code, key=error.key) from error
     offsets.append(end)
     return encode_index(offsets)
-
-
-def members_of(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yield the field name and the data of each member in the bytes of a sample."""
-    whole = data + bytes(2 * BLOCK)
-    for path, _, start, nbytes, _ in members(lambda offset, n: whole[offset : offset + n]):
-        if split := split_member(path):
-            yield split[1], whole[start : start + nbytes]
