@@ -1,13 +1,14 @@
 """The work of `select`: write one shard of a selection, with samples copied from other shards.
 
-Neighbouring samples are read and written together. The index says where each ends; its headers and
-its json are parsed on the way, for its key and for what receipts count. A thread reads ahead of the
-writer, and another makes the digest.
+Neighbouring samples are read and written together. Their rows are copied from table to table, and
+are counted. The index says where the bytes of each end; its headers are parsed on the way, to know
+that they are those of the sample with its key. A thread reads ahead of the writer, and another
+makes the digest.
 """
 
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
@@ -35,7 +36,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.removed_samples import Removed
 from wdsprep.dataset.sample_selection import Numbers
-from wdsprep.dataset.sample_table import KEY, ROW, table_columns, table_schema
+from wdsprep.dataset.sample_table import KEY, ROW, table_columns
 from wdsprep.dataset.samples import facts_bytes, key_order, parse_object
 from wdsprep.dataset.score_columns import counted_as
 from wdsprep.dataset.shapes import shape_ranges
@@ -218,29 +219,28 @@ class _Source:
         )
 
     @cached_property
-    def _own_shard(self) -> Shard | None:
-        """Return the shard as the receipt states it, or None if all its samples were rejected."""
+    def _own_shard(self) -> Shard:
+        """Return the shard as the receipt states it: without samples if all were rejected."""
         unit, shards = latent_unit(self.shard), self.receipt.shards
-        return next((one for one in shards if latent_unit(one.name) == unit), None)
+        return next(
+            (one for one in shards if latent_unit(one.name) == unit),
+            Shard(self.shard, samples=0, nbytes=0, digest=""),
+        )
 
     @property
     def samples(self) -> int:
-        return self._own_shard.samples if self._own_shard else 0
+        return self._own_shard.samples
 
     @cached_property
     def _offsets(self) -> NDArray[np.int64]:
-        shard = self._own_shard
-        if shard is None or is_table(shard.name):
-            return np.zeros(self.samples + 1, np.int64)
-        return np.array(ShardReader(self.store, shard).offsets, np.int64)
+        if is_table(self._own_shard.name):
+            return np.empty(0, np.int64)
+        return np.array(ShardReader(self.store, self._own_shard).offsets, np.int64)
 
     @cached_property
     def _rows(self) -> pa.Table:
         columns = table_columns(self.receipt.dataset, self.receipt.settings)
-        shard = self._own_shard
-        if shard is None:
-            return table_schema(columns).empty_table()
-        return read_sound_columns(self.store, self.receipt, shard, columns)
+        return read_sound_columns(self.store, self.receipt, self._own_shard, columns)
 
     @cached_property
     def _rejects(self) -> list[Reject]:
@@ -259,7 +259,7 @@ class _Source:
             return np.arange(self.samples), np.empty(0, np.int64)
         if self.receipt.inputs != self.samples + len(self._rejects):
             raise _index_damage(self.store, self.shard)
-        if not self._own_shard:
+        if not self.samples:
             return np.empty(0, np.int64), np.arange(self.receipt.inputs)
         found = read_positions(self.store, self.receipt)
         rest = found.others(self.receipt.inputs)
@@ -277,16 +277,7 @@ class _Source:
         _, places = self._positions
         chosen = np.isin(places, self.piece.numbers).tolist()
         some = (one for one, is_in in zip(self._rejects, chosen, strict=True) if is_in)
-        return [
-            Reject(
-                key=f"{self._prefix}{one.key}",
-                source=one.source,
-                code=one.code,
-                detail=one.detail,
-                url=one.url,
-            )
-            for one in some
-        ]
+        return [replace(one, key=f"{self._prefix}{one.key}") for one in some]
 
     def part(self, before: int, among: range | None = None, shape: str = "") -> PlacedPart:
         """Return the selected samples; with `among`, those whose numbers here are in that range.
@@ -298,14 +289,13 @@ class _Source:
         numbers = np.flatnonzero(np.isin(positions, self.piece.numbers))
         if among is not None:
             numbers = numbers[(among.start <= numbers) & (numbers < among.stop)]
-        rows, shard = self._rows.take(numbers), self._own_shard or self.piece.shard
+        rows = self._rows.take(numbers)
         if self.receipt.dataset == "latents":
             ranks = np.searchsorted(self.piece.numbers, positions[numbers]) + before
             columns = [column for column in rows.column_names if column != ROW]
             rows = rows.select(columns).append_column(ROW, pa.array(ranks))
-        return PlacedPart(
-            self.piece.origin, shard, self._offsets, numbers.astype(np.uint32), rows, shape
-        )
+        some = numbers.astype(np.uint32)
+        return PlacedPart(self.piece.origin, self._own_shard, self._offsets, some, rows, shape)
 
 
 def _digest_of(receipt: Receipt, shard: str) -> str:
@@ -329,7 +319,7 @@ def place_parts(
     parts = []
     for name in names or [""]:
         for source, start, among in zip(sources, before, ranges, strict=True):
-            if not names or name in among:
+            if source.samples and (not names or name in among):
                 with naming_repair(source.store):
                     parts.append(source.part(start, among.get(name), name))
     rejects: list[Reject] = []
