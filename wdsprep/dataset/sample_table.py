@@ -240,21 +240,30 @@ def open_writer(
     return writer
 
 
-def read_table(data: bytes, columns: Columns, *, what: str, rows: int | None = None) -> "pa.Table":
-    """Return the rows of a table. Raise DamageError, which names the file `what`, if it is none.
+def read_table(
+    data: bytes,
+    columns: Columns,
+    *,
+    what: str,
+    rows: int | None = None,
+    names: Iterable[str] | None = None,
+) -> "pa.Table":
+    """Return the rows of a table, or of those of its columns that have one of the `names`.
 
-    If the number of `rows` is known, they are counted before any are unpacked.
+    Raise DamageError, which names the file `what`, if it is no such table. If the number of `rows`
+    is known, they are counted before any are unpacked.
     """
     import pyarrow as pa
     from pyarrow import parquet as pq
 
     try:
-        if rows not in (None, count := pq.read_metadata(BytesIO(data)).num_rows):
+        file = pq.ParquetFile(BytesIO(data), page_checksum_verification=True)
+        if rows not in (None, count := file.metadata.num_rows):
             raise DamageError(what, f"it has {count:,} rows, and its shard {rows:,} samples")
-        table = pq.read_table(BytesIO(data), page_checksum_verification=True)
+        table = file.read(None if names is None else [name for name in columns if name in names])
     except (pa.ArrowException, OSError) as error:
         raise DamageError(what, f"it is no Parquet file ({one_line(str(error))})") from None
-    check_schema(table.schema, columns, what=what)
+    check_schema(file.schema_arrow, columns, what=what)
     return table
 
 

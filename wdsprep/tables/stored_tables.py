@@ -27,6 +27,7 @@ from wdsprep.dataset.sample_table import (
     ROW,
     Columns,
     check_schema,
+    read_table,
     table_columns,
 )
 from wdsprep.dataset.samples import META, parse_object
@@ -176,28 +177,23 @@ class StoredTables(ShardTables[Shard]):
 
 
 def read_sound_columns(
-    store: Store, receipt: Receipt, shard: Shard, columns: Collection[str]
+    store: Store, receipt: Receipt, shard: Shard, names: Collection[str]
 ) -> pa.Table:
     """Return columns of the rows of a shard, from its table if the receipt states this one.
 
     If the table is lost, or is not as it was written, they are made of the tar, which lacks the
     positions of samples; of scores, raise DamageError.
     """
-    name = table_name(shard.name)
-    try:
-        content = store.read(name)
-    except NotFoundError:
-        content = b""
-    if hex_digest(content) != receipt.table_digest(shard):
+    name, columns = table_name(shard.name), table_columns(receipt.dataset, receipt.settings)
+    place, data = f"{store.url}/{name}", b""
+    with suppress(NotFoundError):
+        data = store.read(name)
+    if hex_digest(data) != receipt.table_digest(shard):
         if is_scored(receipt.settings):
-            raise DamageError(f"{store.url}/{name}", UNLIKE_RECEIPT)
-        columns_told = table_columns(receipt.dataset, receipt.settings)
-        told = {name: kind for name, kind in columns_told.items() if name != ROW}
-        content = make_table(store, shard.name, columns=told).data
-    with closing(OpenParquet(store, name, content)) as file:
-        if file.rows != shard.samples:
-            raise DamageError(f"{store.url}/{shard.name}", "it has other samples than its receipt")
-        return file.read(columns)
+            raise DamageError(place, UNLIKE_RECEIPT)
+        columns = {column: kind for column, kind in columns.items() if column != ROW}
+        data = make_table(store, shard.name, columns=columns).data
+    return read_table(data, columns, what=place, rows=shard.samples, names=names)
 
 
 def _find_names(file: OpenParquet) -> set[str]:
