@@ -14,7 +14,7 @@ from wdsprep.dataset.damage import UNLIKE_RECEIPT, repair_step
 from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.stored_dataset import find_claim, refresh_manifest
-from wdsprep.encoding.captions.report import warn_of_fields
+from wdsprep.encoding.captions.report import warn_of_field
 from wdsprep.encoding.captions.sources import CaptionedDataset, CaptionSource
 from wdsprep.encoding.captions.table import CaptionTable, find_table
 from wdsprep.encoding.image_shards import (
@@ -231,8 +231,10 @@ def _find_captions(
     own = [phase for phase in phases if phase.is_of_text] or phases  # or latents with their text
     source = own[0].source
     tars, layout = tars_of(source.url, int(recipe.max_bytes)), None
-    warn_of_fields(options.of_captions, tars, own[0].wanted, told)
     sources = options.of_captions.sources
+    for one in sources:
+        if one.field and (warning := warn_of_field(one.field, tars, own[0].wanted)):
+            told(warning)
     if table:
         from wdsprep.encoding.captions.laid_out import CaptionLayout  # DuckDB, which few need
 

@@ -61,6 +61,7 @@ class CaptionLayout:
         self._closing = ExitStack()
         self._spool = self._closing.enter_context(closing(Spool(WAITING)))
         self._join: KeyJoin | None = None
+        self._datasets: Sequence[CaptionedDataset] = ()
         self._units: list[tuple[ImageShard, Place]] = []
         records = (CaptionRecord.of(open_store(place)) if is_kept else None for place in places)
         self.records = dict(zip(places, records, strict=True))
@@ -217,7 +218,10 @@ class CaptionLayout:
             start = end
 
     def close(self) -> None:
+        """Drop all but the records: the names of a million shards take half a GB."""
         self._closing.close()
+        self._join, self._datasets = None, ()
+        self._units.clear()
 
 
 def _unit(shard: ImageShard) -> tuple[str, str]:

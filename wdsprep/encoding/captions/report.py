@@ -1,6 +1,6 @@
 """What is said of captions before a run of `encode` and after it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.samples import Sample
-from wdsprep.encoding.captions.options import CaptionOptions
 from wdsprep.encoding.captions.sources import CaptionSource, FieldCaptions
 from wdsprep.encoding.captions.table import CaptionRecord
 from wdsprep.encoding.image_shards import ImageShard
@@ -26,19 +25,7 @@ LOOKED_AT = 1_000
 """The first samples, which are taken to be like the others."""
 
 
-def warn_of_fields(
-    options: CaptionOptions,
-    tars: TarsSource,
-    shards: Sequence[ImageShard],
-    told: Callable[[str], object],
-) -> None:
-    """Tell for each field of captions if none of the first samples has it."""
-    for source in options.sources:
-        if source.field and (missing := _warn_of_field(source.field, tars, shards)):
-            told(missing)
-
-
-def _warn_of_field(path: str, tars: TarsSource, shards: Sequence[ImageShard]) -> str:
+def warn_of_field(path: str, tars: TarsSource, shards: Sequence[ImageShard]) -> str:
     """Return a warning if none of the first samples has a caption at a path of its json, or "".
 
     If the first shard is missing or damaged, a worker reports that later.
