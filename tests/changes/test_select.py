@@ -21,11 +21,19 @@ from tests.kit.packs import SCRIPT, manifest_of, tars, tree
 from tests.kit.paired_latents import latents_of
 from wdsprep.changes.selected_samples import WantedKeys
 from wdsprep.cli import main
+from wdsprep.dataset.reindex import index
 from wdsprep.dataset.stored_dataset import read_receipt
 from wdsprep.dataset.tar.read import file_tape, read_samples
 from wdsprep.encoding.image_shards import find_image_shards
 from wdsprep.encoding.pending_shards import pending_shards
-from wdsprep.errors import FingerprintError, FullError, NotFoundError, UsageError, WdsprepError
+from wdsprep.errors import (
+    DamageError,
+    FingerprintError,
+    FullError,
+    NotFoundError,
+    UsageError,
+    WdsprepError,
+)
 from wdsprep.runners.job import JobListener
 from wdsprep.store import open_store
 
@@ -411,6 +419,20 @@ def test_from_and_to_s3(made: Path, two_places: tuple[str, str]) -> None:
 
 def _digest(files: dict[str, bytes]) -> dict[str, str]:
     return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+
+
+def test_a_table_that_is_lost_or_damaged_is_one_line(made: Path, tmp_path: Path) -> None:
+    images = Path(shutil.copytree(made / "images", tmp_path / "copy"))
+    table = min(images.glob("*/*.parquet"))
+    table.write_bytes(table.read_bytes()[:-1])
+    with pytest.raises(DamageError, match=r"parquet is damaged.*run \"wdsprep repair"):
+        wdsprep.select(images, "sub", keys=all_keys(made)[:3])
+    table.unlink()
+    with pytest.raises(NotFoundError, match=r"parquet is missing: run \"wdsprep index"):
+        wdsprep.select(images, "sub", keys=all_keys(made)[:3])
+    index(str(images))
+    wdsprep.select(images, "sub", keys=all_keys(made)[:3])
+    assert [*members("sub")] == all_keys(made)[:3]
 
 
 def test_a_list_of_keys_is_the_same_in_any_order_and_however_often_a_key_comes(
