@@ -346,9 +346,8 @@ class Multiplies:
 
 def endless_driver(kind: str, folder: str, units_per_worker: str) -> None:
     """A whole driver process, to be interrupted or killed."""
-    from wdsprep.runners.base import Step
+    from wdsprep.runners.base import RunnerSettings, Step
     from wdsprep.runners.make_runner import make_runner
-    from wdsprep.runners.runner_settings import RunnerSettings
 
     count = int(units_per_worker)
     runner = make_runner(kind, RunnerSettings(workers=2, units_per_worker=count))

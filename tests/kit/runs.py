@@ -11,9 +11,8 @@ import psutil
 
 from tests.kit.paths import FIND_TESTS
 from tests.kit.runner_work import Number
-from wdsprep.runners.base import Finished, Quarantined, Step
+from wdsprep.runners.base import Finished, Quarantined, RunnerSettings, Step
 from wdsprep.runners.make_runner import make_runner
-from wdsprep.runners.runner_settings import RunnerSettings
 
 
 def numbers(count: int) -> Iterator[Number]:

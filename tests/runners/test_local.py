@@ -25,8 +25,8 @@ from tests.kit.runner_work import (
 )
 from tests.kit.runs import closed, is_running, numbers, pids, run
 from wdsprep.errors import WorkError
+from wdsprep.runners.base import RunnerSettings
 from wdsprep.runners.make_runner import make_runner
-from wdsprep.runners.runner_settings import RunnerSettings
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -127,7 +127,7 @@ def test_numpy_takes_no_threads_in_a_worker_or_a_command() -> None:
 def test_the_local_runner_does_not_import_ray() -> None:
     code = (
         "import sys; from wdsprep.runners.make_runner import make_runner\n"
-        "from wdsprep.runners.runner_settings import RunnerSettings\n"
+        "from wdsprep.runners.base import RunnerSettings\n"
         "make_runner('local', RunnerSettings());"
         "assert 'ray' not in sys.modules"
     )

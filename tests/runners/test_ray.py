@@ -23,10 +23,9 @@ from tests.kit.gpus import pretend_cuda
 from tests.kit.runner_work import Number, Shared, Slow
 from tests.kit.runs import numbers, wait_until
 from wdsprep.errors import UsageError
-from wdsprep.runners.base import Finished, Quarantined, Step
+from wdsprep.runners.base import Finished, Quarantined, RunnerSettings, Step
 from wdsprep.runners.make_runner import make_runner
 from wdsprep.runners.ray.cluster import cluster_resources
-from wdsprep.runners.runner_settings import RunnerSettings
 from wdsprep.runners.schedule import Lost, Ready, Schedule
 
 
@@ -67,8 +66,8 @@ def test_a_removed_node_costs_no_attempt(
 def test_an_address_where_no_ray_is_gives_one_clear_line(address: str, message: str) -> None:
     code = f"""
 from wdsprep.errors import WorkError
+from wdsprep.runners.base import RunnerSettings
 from wdsprep.runners.make_runner import make_runner
-from wdsprep.runners.runner_settings import RunnerSettings
 try:
     list(make_runner("ray", RunnerSettings(address={address!r})).run(object(), []))
 except WorkError as error:

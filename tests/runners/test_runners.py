@@ -31,9 +31,8 @@ from tests.kit.runner_work import (
 )
 from tests.kit.runs import DRIVER, closed, is_running, numbers, pids, run, wait_until
 from wdsprep.errors import FullError, UsageError, WorkError
-from wdsprep.runners.base import Finished
+from wdsprep.runners.base import Finished, RunnerSettings
 from wdsprep.runners.make_runner import make_runner
-from wdsprep.runners.runner_settings import RunnerSettings
 
 # --- both runners
 

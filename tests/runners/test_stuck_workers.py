@@ -7,12 +7,11 @@ import pytest
 from ray.exceptions import OutOfMemoryError, RayActorError
 
 import wdsprep
-from wdsprep.runners import opening, stuck_workers
-from wdsprep.runners.opening import STEP_NBYTES, awaiting, report_opening
+from wdsprep.runners import stuck_workers
 from wdsprep.runners.out_of_memory import OUT_OF_MEMORY, PERHAPS, KillsCounted, find_counters
 from wdsprep.runners.ray.lost_workers import death_reason
 from wdsprep.runners.schedule import Done, Lost, Opening, Ready, Returned, UnitProgress
-from wdsprep.runners.stuck_workers import LOOK_S, Watch
+from wdsprep.runners.stuck_workers import LOOK_S, STEP_NBYTES, Watch, awaiting, report_opening
 
 PATIENCE_S, OPENING_S = 60.0, 300.0
 PAGE = Path(wdsprep.__file__).parent / "encoding/README.md"
@@ -100,7 +99,7 @@ def test_a_worker_that_opens_no_further_is_overdue_and_one_that_downloads_is_not
 
 @pytest.fixture
 def is_over(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    monkeypatch.setattr(opening, "REPORT_S", 0.01)
+    monkeypatch.setattr(stuck_workers, "REPORT_S", 0.01)
     return threading.Event()
 
 

@@ -26,10 +26,9 @@ from tests.kit.runs import wait_until
 from tests.kit.trackers import curves_of, runs_in
 from wdsprep.errors import UsageError
 from wdsprep.runners import track
-from wdsprep.runners.base import Finished
+from wdsprep.runners.base import Finished, RunnerSettings
 from wdsprep.runners.job import JobListener, JobStatus
 from wdsprep.runners.make_runner import make_runner
-from wdsprep.runners.runner_settings import RunnerSettings
 from wdsprep.runners.track import Tracking, track_run
 
 

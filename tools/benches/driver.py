@@ -20,10 +20,9 @@ from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.pending_shards import PackedShards, largest_first, pending_shards
-from wdsprep.runners.base import Finished
+from wdsprep.runners.base import Finished, RunnerSettings
 from wdsprep.runners.make_runner import make_runner
 from wdsprep.runners.run import Run, do_runs, open_dataset_to_write
-from wdsprep.runners.runner_settings import RunnerSettings
 from wdsprep.store import open_store
 
 SHARDS, OPENED = 1_000_000, 200_000

@@ -15,10 +15,9 @@ from wdsprep.encoding.gpus import prepare_allocator, visible_gpus
 from wdsprep.encoding.options import SHARDS_IN_TURN, EncodeWorkerOptions
 from wdsprep.errors import UsageError
 from wdsprep.limits import MAX_NBYTES
-from wdsprep.runners.base import Runner
+from wdsprep.runners.base import Runner, RunnerSettings
 from wdsprep.runners.make_runner import make_runner
 from wdsprep.runners.options import ray_in_use, with_runner
-from wdsprep.runners.runner_settings import RunnerSettings
 
 if TYPE_CHECKING:
     from wdsprep.encoding.models.base import Encoder

@@ -12,10 +12,9 @@ from wdsprep.cpus import usable_cpus
 from wdsprep.dataset.receipts import Settings
 from wdsprep.fetch.options import FetchRules
 from wdsprep.packing.options import PackRules
-from wdsprep.runners.base import Runner
+from wdsprep.runners.base import Runner, RunnerSettings
 from wdsprep.runners.make_runner import make_runner
 from wdsprep.runners.options import WorkerOptions
-from wdsprep.runners.runner_settings import RunnerSettings
 from wdsprep.sources.base import Source
 
 if TYPE_CHECKING:

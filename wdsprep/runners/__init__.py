@@ -8,7 +8,7 @@
 4. A worker that dies with several units leaves *suspects*: from then on each is given alone,
    so that the one which kills is told from its neighbours, and only that is quarantined. A place
    where all fail or die is given up, and their last attempt is made elsewhere.
-5. A worker whose units, or whose opening, come no further for long (`stuck_workers`, `opening`) is
+5. A worker whose units, or whose opening, come no further for long (`stuck_workers`) is
    ended, and judged as if it had died.
 6. A worker that cannot open costs the run one place, which is given up after `max_attempts`, unless
    what is wrong is the request, or no worker was ever ready: that ends the run.
@@ -22,7 +22,7 @@
 its events. `schedule` decides who gets which unit, and what a failure costs; `local` and `ray`
 carry its messages to workers and back, `stuck_workers` ends what hangs; `in_process` does without
 workers, and judges failures alike. `worker` is the side of a worker that both kinds share,
-`local_worker` the rest of a local one. `make_runner` makes a runner of `runner_settings`. `base`
+`local_worker` the rest of a local one. `make_runner` makes a runner of its `RunnerSettings`. `base`
 has what all of these tell each other, `options` the options that several commands have. `track`
 tells Weights & Biases or TensorBoard how far a run is.
 

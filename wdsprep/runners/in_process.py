@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from wdsprep.cpus import usable_cpus
-from wdsprep.runners.base import Event, Runner, Unit, Work
+from wdsprep.runners.base import Event, Runner, RunnerSettings, Unit, Work
 from wdsprep.runners.make_runner import make_runner
 from wdsprep.runners.options import WorkerOptions, with_runner
-from wdsprep.runners.runner_settings import RunnerSettings
 from wdsprep.runners.schedule import SlotMessage, drive
 from wdsprep.runners.worker import Worker, open_worker
 

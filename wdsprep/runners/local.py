@@ -26,9 +26,8 @@ from pathlib import Path
 
 from wdsprep.cpus import usable_cpus
 from wdsprep.errors import WorkError
-from wdsprep.runners.base import Event, Unit, Work
+from wdsprep.runners.base import Event, RunnerSettings, Unit, Work
 from wdsprep.runners.out_of_memory import ONE_BLAS_THREAD, KillsCounted, reason_of_end
-from wdsprep.runners.runner_settings import RunnerSettings
 from wdsprep.runners.schedule import Fatal, Lost, Opening, SlotMessage, drive
 from wdsprep.runners.stuck_workers import LOOK_S, PATIENCE_S, Watch
 from wdsprep.runners.worker import GRACE_S, place_of

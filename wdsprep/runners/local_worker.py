@@ -28,8 +28,8 @@ from multiprocessing.connection import Connection, wait
 from typing import NoReturn
 
 from wdsprep.runners.base import Unit
-from wdsprep.runners.opening import report_opening
 from wdsprep.runners.schedule import Failed, Lost, Message
+from wdsprep.runners.stuck_workers import report_opening
 from wdsprep.runners.worker import GRACE_S, Worker, error_line, open_worker
 
 

@@ -1,9 +1,8 @@
 """Make a runner: of processes on this machine, or of actors on a Ray cluster."""
 
 from wdsprep.errors import UsageError
-from wdsprep.runners.base import Runner
+from wdsprep.runners.base import Runner, RunnerSettings
 from wdsprep.runners.options import check_span
-from wdsprep.runners.runner_settings import RunnerSettings
 from wdsprep.text import brief
 
 

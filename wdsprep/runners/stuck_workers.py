@@ -5,18 +5,23 @@ the end of the run. What shows it is that nothing it holds comes further, for fa
 step takes. It is ended then, and judged like one that died. Where it goes on after all, as on a
 machine that was paused, there are two attempts at one unit, which is harmless.
 
-A worker that opens is watched too, from when it has its place: `opening` tells how far it is.
+A worker that opens is watched too, from when it has its place. Nobody knows how long it takes to
+load models that may have to be downloaded. What shows that it goes on is that bytes move: those
+that the worker's process reads and writes, and those that another process downloads for it.
 
 Time is counted as the driver lives it: one that was stopped itself finds nobody overdue.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
+from pathlib import Path
 
 from wdsprep.runners.schedule import Lost, Message, Opening, UnitProgress
 
@@ -24,6 +29,13 @@ PATIENCE_S = 2700.0
 """Longer than eight attempts at a server that never answers. Pages say it in minutes."""
 LOOK_S = 5.0
 """The most seconds between two looks."""
+
+REPORT_S = 5.0
+STEP_NBYTES = 1 << 20
+"""The bytes that count as progress. A process that only waits moves some thousand."""
+
+_growing: Counter[Path] = Counter()
+_changing = threading.Lock()
 
 
 class Watch:
@@ -82,3 +94,45 @@ class _Waiting:
 
     def overdue(self, now_s: float) -> Iterator[int]:
         return takewhile(lambda slot: now_s - self.since[slot] >= self.patience_s, self.since)
+
+
+# --- in a worker that opens
+@contextmanager
+def awaiting(folder: Path) -> Iterator[None]:
+    """Count what arrives in a folder as progress of this worker while the block lasts."""
+    with _changing:
+        _growing[folder] += 1
+    try:
+        yield
+    finally:
+        with _changing:
+            _growing[folder] -= 1
+
+
+def report_opening(is_over: threading.Event) -> Iterator[Opening]:
+    """Yield a message now and then if bytes have moved, until the opening is over."""
+    reported = 0
+    while not is_over.wait(REPORT_S):
+        with _changing:
+            folders = [folder for folder, count in _growing.items() if count]
+        moved = _own_nbytes() + sum(map(_nbytes_in, folders))
+        if abs(moved - reported) >= STEP_NBYTES:
+            reported = moved
+            yield Opening(value=moved)
+
+
+def _own_nbytes() -> int:
+    """Return the bytes that this process has read and written, as far as the system tells."""
+    with suppress(OSError):
+        lines = Path("/proc/self/io").read_text().splitlines()
+        counts = dict(line.split(": ") for line in lines)
+        return int(counts["rchar"]) + int(counts["wchar"])
+    return 0
+
+
+def _nbytes_in(folder: Path) -> int:
+    nbytes = 0
+    for path in folder.glob("*"):
+        with suppress(OSError):  # it has just got its final name
+            nbytes += path.stat().st_size
+    return nbytes

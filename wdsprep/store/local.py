@@ -260,27 +260,19 @@ def _entry(path: str, name: str) -> Entry | None:
 
 def open_file(path: Path | str) -> tuple[int, int]:
     """Open a regular file to read it. Return its descriptor and its length."""
+    fd = -1
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would block
-    except OSError as error:
-        raise _store_error(error, path) from error
-    try:
-        return fd, _regular_nbytes(fd, path)
-    except StoreError:
-        os.close(fd)
-        raise
-
-
-def _regular_nbytes(fd: int, path: Path | str) -> int:
-    try:
         status = os.fstat(fd)
     except OSError as error:
+        if fd >= 0:
+            os.close(fd)
         raise _store_error(error, path) from error
     if stat.S_ISREG(status.st_mode):
-        return status.st_size
-    if stat.S_ISDIR(status.st_mode):
-        raise _not_a_file(path, "is a folder")
-    raise _not_a_file(path, "is a device or a pipe")
+        return fd, status.st_size
+    os.close(fd)
+    is_folder = stat.S_ISDIR(status.st_mode)
+    raise _not_a_file(path, "is a folder" if is_folder else "is a device or a pipe")
 
 
 def _read_fully(fd: int, start: int, nbytes: int) -> bytes:

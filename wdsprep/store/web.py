@@ -9,8 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from wdsprep.errors import AccessError, NotFoundError, ShortReadError, StoreError, UsageError
@@ -29,8 +28,7 @@ BUSY = (429, 500, 502, 503, 504)
 BEYOND = 416
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Version:
+class Version(NamedTuple):
     """The version of the file behind a URL, as far as the server tells."""
 
     nbytes: int

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from wdsprep.errors import UsageError, WdsprepError, WorkError
-from wdsprep.runners.opening import awaiting
+from wdsprep.runners.stuck_workers import awaiting
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelInfo

@@ -32,14 +32,13 @@ from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
 from wdsprep.errors import WorkError
 from wdsprep.runners import worker_versions
-from wdsprep.runners.base import Event, Unit, Work
+from wdsprep.runners.base import Event, RunnerSettings, Unit, Work
 from wdsprep.runners.ray import actor
 from wdsprep.runners.ray.actor import WdsprepWorker
 from wdsprep.runners.ray.cluster import connect_to_ray
 from wdsprep.runners.ray.lost_workers import death_reason, is_node_gone, lost_worker
 from wdsprep.runners.ray.metrics import DriversMetrics
 from wdsprep.runners.ray.worker_count import Share, WaitWarning, worker_count
-from wdsprep.runners.runner_settings import RunnerSettings
 from wdsprep.runners.schedule import (
     Done,
     Failed,

@@ -13,9 +13,9 @@ from contextlib import closing
 import ray
 
 from wdsprep.runners.base import Unit
-from wdsprep.runners.opening import report_opening
 from wdsprep.runners.ray.metrics import WorkersMetrics
 from wdsprep.runners.schedule import Message, Opening, UnitProgress
+from wdsprep.runners.stuck_workers import report_opening
 from wdsprep.runners.worker import Worker, open_worker
 
 MESSAGES_A_SECOND = 500.0

@@ -22,12 +22,11 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import chain, islice, product, takewhile
 from operator import attrgetter
 from string import ascii_letters, digits, hexdigits
-from typing import Any
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from wdsprep.errors import StoreError
@@ -40,16 +39,14 @@ STEPS = 2  # of what counts: where it takes more for the first pages, stretches 
 ALPHABETS = (digits, hexdigits[:16], "".join(sorted(digits + ascii_letters)))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Page:
+class Page(NamedTuple):
     """A page of a listing. `token` is that of the next page; empty after the last."""
 
     entries: list[Entry]
     token: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stretch:
+class Stretch(NamedTuple):
     """A part of a listing: the names after `after`, and up to `until` or to the end."""
 
     after: str = ""
@@ -57,8 +54,7 @@ class Stretch:
     token: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StretchFound:
+class StretchFound(NamedTuple):
     """The result of listing a stretch of names.
 
     `rest` is the part that is not listed yet. If all is listed, `beyond` is the name after the
@@ -96,7 +92,7 @@ def _pages(ask: AskForPage, stretch: Stretch) -> Iterator[Page]:
     page = ask(stretch)
     yield page
     while page.token:
-        page = ask(replace(stretch, token=page.token))
+        page = ask(stretch._replace(token=page.token))
         yield page
 
 
@@ -112,7 +108,7 @@ def _list_stretches(
     try:
         while True:
             for mark in islice(marks, STRETCHES - len(lanes)):
-                stretch = replace(left, until=mark)
+                stretch = left._replace(until=mark)
                 lanes.append((stretch, pool.submit(_list, ask, stretch)))
                 left = Stretch(after=mark)
             if not lanes:
@@ -141,7 +137,7 @@ def _list(ask: AskForPage, stretch: Stretch) -> StretchFound:
             return StretchFound(entries=entries, beyond=page.entries[end].name)
         if not page.token:
             return StretchFound(entries=entries)
-    return StretchFound(entries=entries, rest=replace(stretch, token=page.token))
+    return StretchFound(entries=entries, rest=stretch._replace(token=page.token))
 
 
 def guesses(first: str, last: str, *, floor: int) -> Iterator[str]:

@@ -44,7 +44,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from http.client import HTTPException
 from io import BytesIO
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from wdsprep.errors import ShortReadError
 from wdsprep.store.byte_range import Range, length_of
@@ -56,8 +56,7 @@ HEADERS = "Accept-Encoding: identity\r\n"
 PLAIN = frozenset(("content-length", "content-range"))  # what may be said once
 
 
-@dataclass(kw_only=True, slots=True)
-class S3Answer:
+class S3Answer(NamedTuple):
     """The head of an answer of a server.
 
     `nbytes` is the length of its body, -1 where that is unknown; `range` is its Content-Range.
@@ -73,8 +72,7 @@ class S3Answer:
     """Lets go of the answer, and of the connection unless that is kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Pool:
+class _Pool(NamedTuple):
     """The connections of urllib3 to one server."""
 
     take: Callable[[], Any]
