@@ -7,6 +7,8 @@ import pickle
 import random
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from multiprocessing.reduction import ForkingPickler
@@ -106,6 +108,21 @@ def test_what_meets_a_condition_is_served_once_a_pass(data: str) -> None:
     assert "where='aesthetic >= 4'" in repr(stream)
     raw = load(data, global_batch=1, where=FINE, raw=True)
     assert [sample["__key__"] for sample in raw] == served(data, where=FINE)
+
+
+def test_only_conditions_load_pyarrow_and_duckdb_and_none_loads_pandas(
+    data: str, cache_home: Path
+) -> None:
+    script = f"""
+import sys, wdsprep
+def loaded(**options):
+    next(iter(wdsprep.load({data!r}, global_batch=4, rank=0, world_size=1, **options)))
+    return {{"duckdb", "pandas", "pyarrow"}} & sys.modules.keys()
+assert not loaded()
+assert loaded(where={FINE!r}) == {{"duckdb", "pyarrow"}}
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    assert len(list(cache_home.glob("*.arrays"))) == 1
 
 
 KINDS: list[Facts] = [

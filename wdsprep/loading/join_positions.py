@@ -21,7 +21,6 @@ from wdsprep.dataset.reindex import encode_step
 from wdsprep.dataset.sample_selection import Numbers
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.store.base import Store
-from wdsprep.tables.read_positions import read_rows
 
 KEPT_NBYTES = 32 << 20
 """The limit on the rows kept of each joined dataset: those of 8 million samples.
@@ -54,6 +53,8 @@ class DatasetPositions:
             return ImagePositions.plain(count)
         inputs = int(self.inputs[shard])
         with naming_next_step(encode_step(self.store.url)):
+            from wdsprep.tables.read_positions import read_rows  # pyarrow, which few need
+
             return read_rows(self.store, self.names[shard], samples=count, inputs=inputs)
 
     def check(self, read: Ints) -> None:

@@ -22,7 +22,7 @@ from wdsprep.loading.dataset_tables import TablesBeside, open_tables
 from wdsprep.loading.served_datasets import Dataset, JoinedDataset
 from wdsprep.sources.tables.parquet import OpenParquet
 from wdsprep.tables.laid_out import LaidOut
-from wdsprep.tables.query import Mask, Query, open_engine
+from wdsprep.tables.query import Mask, Query, mask_of, open_engine
 from wdsprep.tables.stored_tables import ForeignTables
 from wdsprep.text import nearest_name
 
@@ -104,7 +104,7 @@ class SampleSearch:
         own, rest = self.tables.read_shard(read, self.tables.shards[number])
         is_sound, has_rows = np.ones((2, len(own)), np.bool_)
         if is_foreign:
-            is_sound = ~pc.equal(rest[REST], NO_OBJECT).fill_null(False).to_numpy()
+            is_sound = ~mask_of(pc.equal(rest[REST], NO_OBJECT).fill_null(False))
         sides = []
         names = {str(path[0]) for path in self._condition.names}
         for table in self._laid_out:

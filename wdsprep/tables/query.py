@@ -56,8 +56,16 @@ def open_engine(folder: str = "") -> duckdb.DuckDBPyConnection:
     return engine
 
 
+# `pa.array` and `to_numpy` would import pandas, which takes 0.3 s and 40 MB.
+def mask_of(truths: pa.ChunkedArray) -> Mask:
+    """Return truths without nulls as an array of NumPy."""
+    wholes = truths.cast(pa.uint8()).combine_chunks()
+    values = np.frombuffer(wholes.buffers()[1], np.uint8, len(wholes), wholes.offset)
+    return values.astype(np.bool_)
+
+
 def whole_numbers(values: NDArray[np.int64], is_null: Mask | None = None) -> pa.Array:
-    """Return numbers as an array of Arrow. `pa.array` would import pandas, of 0.3 s and 40 MB."""
+    """Return numbers as an array of Arrow, with nulls where a mask is true."""
     valid = None if is_null is None else pa.py_buffer(np.packbits(~is_null, bitorder="little"))
     return pa.Array.from_buffers(pa.int64(), len(values), [valid, pa.py_buffer(values)])
 
@@ -142,20 +150,20 @@ class Query:
         if (selection := self._compile(rows)) is None:
             return self._decide(rows, everything)
         columns = [f"c{number}" for number in range(rows.num_columns)]
-        numbered = rows.rename_columns(columns).append_column("n", whole_numbers(everything))
-        self._engine.register("rows", numbered)
+        numbers = whole_numbers(everything)
+        self._engine.register("rows", rows.rename_columns(columns).append_column("n", numbers))
         asked = selection.sees if self.unseen else selection.meets
         answer = self._engine.sql(asked).to_arrow_table()
         self._engine.unregister("rows")
-        if not np.array_equal(answer["n"].to_numpy(), everything):  # as after a list of many items
+        if not answer["n"].equals(pa.chunked_array([numbers])):  # as after a list of many items
             answer = answer.sort_by("n")
         meets, *sees = answer.columns[1:]
         for path, has_value in zip(self.condition.names, sees, strict=False):
             if path in self.unseen and self._is_seen(path, rows, has_value):
                 self.unseen.discard(path)
-        found: Mask = pc.and_kleene(meets, meets.is_valid()).to_numpy()
+        found = mask_of(pc.and_kleene(meets, meets.is_valid()))
         if meets.null_count:
-            left = everything[meets.is_null().to_numpy()]
+            left = everything[mask_of(meets.is_null())]
             found[left] = self._decide(rows, left)
         return found
 
@@ -176,7 +184,7 @@ class Query:
         """Return whether one of the rows has a value for a name."""
         if pc.any(has_value).as_py():
             return True
-        left = np.flatnonzero(has_value.is_null().to_numpy())
+        left = np.flatnonzero(mask_of(has_value.is_null()))
         return any(_first_value(facts, path) is not None for facts in _facts(rows, left))
 
     def _decide(self, rows: pa.Table, numbers: NDArray[np.int64]) -> Mask:
