@@ -31,9 +31,10 @@ COUNT = 60
 class Far(OverNetwork):
     """A store that is not local, and notes what was asked of it."""
 
+    url = "s3://far/data"
+
     def __init__(self, root: Path) -> None:
         self._store = open_store(str(root))
-        self.url = "s3://far/data"
         self.asked: list[tuple[str, int, int]] = []
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
@@ -196,30 +197,6 @@ def test_small_samples_come_whole_and_of_large_ones_the_ends(tmp_path: Path) -> 
                 assert len([*shard.walk(lambda name, *_: name == "json")]) == COUNT
             assert len(asked(store, made.shard)) < COUNT + 10
             assert sum(asked(store, made.shard)) < COUNT * 10_000
-
-
-# --- finding
-
-
-def test_keys_that_rise_are_found_by_halving(made: Made) -> None:
-    keys = [sample.key for sample in made.samples]
-    wanted = {12: keys[12], 13: keys[13], 59: keys[59], 0: keys[0]}
-    others = ["000000000001", "000000000037", "999999999999"]
-    for store in made.stores():
-        with ShardReader(store, made.shard) as shard:
-            assert shard.find_rising([*wanted.values(), *others]) == wanted
-            assert shard.find({*wanted.values(), *others}) == wanted
-            assert shard.find_rising([]) == {}
-            assert shard.find_rising(keys) == dict(enumerate(keys))
-
-
-def test_keys_are_found_in_each_run_in_which_they_rise(made: Made) -> None:
-    """As latents of several shapes stand behind each other."""
-    keys = [sample.key for sample in made.samples]
-    runs = [range(40, COUNT), range(40), range(3, 3)]
-    for wanted in ({2: keys[2], 41: keys[41]}, {39: keys[39]}, {}):
-        with ShardReader(made.stores()[0], made.shard) as shard:
-            assert shard.find_rising(wanted.values(), runs) == wanted
 
 
 # --- damage

@@ -45,18 +45,6 @@ class ScoreReader(ShardReader):
         columns, rows = table_columns("latents", self._settings), self.shard.samples
         return read_table(data, columns, what=place, rows=rows)
 
-    def span(self, number: int) -> tuple[int, int]:
-        return super().span(number) if self._has_tar else (0, 0)
-
-    def keys(
-        self, numbers: Iterable[int] | None = None, *, one_by_one: bool = False
-    ) -> Generator[str, None, None]:
-        del one_by_one
-        yield from self._rows(numbers)[KEY].to_pylist()
-
-    def first_key(self) -> str:
-        return next(self.keys([0]))
-
     def facts(self, numbers: Iterable[int] | None = None) -> list[dict[str, Any]]:
         """Return what the rows of samples say, without nulls and without their positions."""
         rows = self._rows(numbers).drop_columns([ROW]).to_pylist()

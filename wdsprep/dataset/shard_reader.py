@@ -2,7 +2,6 @@
 
     offsets   where samples begin: the index, one request, 8 bytes a sample
     keys      the first header of each sample: 512 bytes, over a network a request
-    find      all keys; of those that rise (`find_rising`) at most log2(n) for each that is sought
     json      of all samples: the ends of these alone, or everything in ranges of 8 MB
     sample    a request with all of it, or one for each of a few members
     walk      of all samples what is wanted of their members, from header to header
@@ -22,10 +21,9 @@ What is wrong is raised as a `DamageError` with its place; whoever reads adds wh
 
 import os
 import struct
-from bisect import bisect_left
-from collections.abc import Callable, Collection, Container, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
@@ -34,7 +32,6 @@ from blake3 import blake3
 
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_place
 from wdsprep.dataset.file_names import index_name
-from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.tar import BLOCK, END, padded
 from wdsprep.dataset.tar.index import decode_index
 from wdsprep.dataset.tar.member_names import split_member
@@ -175,19 +172,13 @@ class ShardReader:
         return ends[1:] - ends[:-1]
 
     # --- by their keys
-    def keys(
-        self, numbers: Iterable[int] | None = None, *, one_by_one: bool = False
-    ) -> Generator[str, None, None]:
+    def keys(self, numbers: Iterable[int] | None = None) -> Generator[str, None, None]:
         """Yield the keys of all samples, or of those with these numbers, in their order.
 
-        Over a network many are read at a time, unless `one_by_one`.
+        Over a network many are read at a time.
         """
         starts = self.offsets[:-1] if numbers is None else map(self.offsets.__getitem__, numbers)
-        return map_ahead(self.key_at, starts, 1 if one_by_one else self.threads)
-
-    def first_key(self) -> str:
-        """Return the key of the first sample. It takes no index."""
-        return self.key_at(0)
+        return map_ahead(self.key_at, starts, self.threads)
 
     def key_at(self, start: int) -> str:
         """Return the key of the sample that begins at this byte."""
@@ -201,36 +192,6 @@ class ShardReader:
             raise DamageError(self.place, f"no sample begins at byte {start:,}")
         return split[0]
 
-    def find(self, keys: Container[str]) -> dict[int, str]:
-        """Return which of these keys the shard has, by the numbers of their samples."""
-        return {number: key for number, key in enumerate(self.keys()) if key in keys}
-
-    def find_rising(self, keys: Iterable[str], runs: Collection[range] = ()) -> dict[int, str]:
-        """Return which of these keys a shard has whose keys rise, by the numbers of their samples.
-
-        Keys rise in all of the shard, or in each of these `runs`. The search goes in rounds, each
-        of which halves what is left between the headers that were read, so that no header is read
-        twice. Over a network those of a round come at once.
-        """
-        wanted = sorted(keys, key=key_order)
-        found: dict[int, str] = {}
-        every = range(self.shard.samples)
-        left = [(run, range(len(wanted))) for run in runs or [every] if run and wanted]
-        while left:
-            middles = [(run.start + run.stop) // 2 for run, _ in left]
-            halves = []
-            for middle, key, (run, some) in zip(middles, self.keys(middles), left, strict=True):
-                at = bisect_left(wanted, key_order(key), some.start, some.stop, key=key_order)
-                is_here = at < some.stop and wanted[at] == key
-                if is_here:
-                    found[middle] = key
-                halves += [
-                    (range(run.start, middle), range(some.start, at)),
-                    (range(middle + 1, run.stop), range(at + is_here, some.stop)),
-                ]
-            left = [(run, some) for run, some in halves if run and some]
-        return found
-
     # --- some of them
     def sample(self, number: int, *, only: Collection[str] = ()) -> TarSample:
         """Return a sample with all of its members, or with `only` these."""
@@ -243,7 +204,7 @@ class ShardReader:
                 raise found
         if found is None:
             raise DamageError(self.place, f"sample {number:,} has no member")
-        return found
+        return replace(found, start=start)
 
     def samples(self, numbers: Collection[int]) -> Generator[TarSample, None, None]:
         """Yield samples whole, by their numbers, in order; over a network many are read at once."""

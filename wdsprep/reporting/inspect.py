@@ -1,19 +1,17 @@
 """`inspect`: what a dataset is, by its manifest alone, or one sample, by a few small reads.
 
-Samples that meet a condition are found in the tables (`matching_samples`).
-
-A key has the number of its slice, as the name of its shard has, and keys rise in a shard or in each
-of its shapes. So a sample is found by bisection over tar headers, whatever the size of the dataset.
-Keys of tars that another program packed follow no rule. For them the first header of every shard is
-read, and if the sample is not found so, all headers are.
+Samples are found in the tables beside the shards, also those that meet a condition
+(`matching_samples`). A key of `pack` begins with the number of its slice, as the name of its shard
+does, so few tables are read, whatever the size of the dataset. Other keys follow no rule, and are
+looked for in all tables.
 """
 
 import os
-from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any, ParamSpec, TypeVar, cast
+from functools import partial
+from typing import Any, ParamSpec, cast
 
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.file_names import SELECTION, latent_unit
@@ -24,22 +22,21 @@ from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.samples import parse_json
 from wdsprep.dataset.score_reader import open_shard
 from wdsprep.dataset.shapes import shape_ranges, shapes_of
-from wdsprep.dataset.shard_reader import ShardReader, ShardSize
 from wdsprep.dataset.stored_dataset import open_dataset
 from wdsprep.dataset.thread_map import map_ahead
-from wdsprep.errors import FormatError, NotFoundError, UsageError
+from wdsprep.errors import DamageError, FormatError, NotFoundError, UsageError
 from wdsprep.options import OverloadedFunction, takes_options
 from wdsprep.reporting.matching_samples import MatchingSamples, find_matching
 from wdsprep.reporting.options import InspectOptions, OverviewOptions
 from wdsprep.reporting.overview import Overview
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, write_bytes
+from wdsprep.tables.read_positions import read_keys
 from wdsprep.text import command
 
 CountHeard = Callable[[int], None]
 
 
-Read = TypeVar("Read")
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 
@@ -205,44 +202,25 @@ class _Finder:
         return self._manifest.dataset == "images" and not is_selection
 
     def find(self, key: str) -> FoundSample | None:
-        likely = [shard for shard in self._manifest.shards if _may_hold(shard.name, key)]
-        for shard in likely:
-            if found := self._find_rising(shard, key):
-                return found
-        return None if self._is_packed else self._find_anywhere(key)
-
-    def _find_anywhere(self, key: str) -> FoundSample | None:
-        """Search the shard whose first key is the last before `key`, then all keys."""
-        shards = self._manifest.shards
-        first_keys = self._read_shards(lambda reader: reader.first_key())
-        firsts = sorted(zip(first_keys, range(len(shards)), strict=True))
-        at = bisect_right(firsts, (key, len(shards)))
-        if at and (found := self._find_rising(shards[firsts[at - 1][1]], key)):
-            return found
-
-        def scan(reader: ShardReader) -> FoundSample | None:
-            keys = enumerate(reader.keys(one_by_one=True))
-            numbers = (number for number, other in keys if other == key)
-            return self._read_first(reader, key, numbers)
-
-        with closing(self._read_shards(scan)) as scans:
-            for count, found in enumerate(scans, 1):
-                self._heard(count)
-                if found:
-                    return found
+        """Search the shards that the key names, then all others if any may have it."""
+        likely, others = list[Shard](), list[Shard]()
+        for shard in self._manifest.shards:
+            (likely if _may_hold(shard.name, key) else others).append(shard)
+        for shards in (likely, () if self._is_packed else others):
+            numbers = map_ahead(partial(self._find_in_shard, key), shards, self._store.readers)
+            with closing(numbers):
+                for count, (shard, number) in enumerate(zip(shards, numbers, strict=True), 1):
+                    if number >= 0:
+                        return self._read(shard, number, key)
+                    self._heard(count)
         return None
 
-    def _read_shards(self, look: Callable[[ShardReader], Read]) -> Generator[Read, None, None]:
-        """Yield what `look` returns for each shard, in order; many are read at a time."""
+    def _find_in_shard(self, key: str, shard: Shard) -> int:
+        """Return the number of the sample with a key, or -1 if a shard has none."""
+        import pyarrow.compute as pc
 
-        def read(shard: Shard) -> Read:
-            with self._open(shard) as reader:
-                return look(reader)
-
-        return map_ahead(read, self._manifest.shards, self._store.readers)
-
-    def _open(self, shard: Shard) -> ShardReader:
-        return open_shard(self._store, shard, self._manifest.settings)
+        keys = read_keys(self._store, shard)
+        return int(pc.index(keys, key.encode("utf-8", "replace").decode()).as_py())
 
     def rejects(self, key: str) -> Iterator[Reject]:
         """Yield the rejects of the units that may have had the key."""
@@ -250,30 +228,21 @@ class _Finder:
             if receipt.rejects and (not self._is_packed or _may_hold(receipt.unit, key)):
                 yield from rejects_in(self._store, receipt.unit)
 
-    def _find_rising(self, shard: Shard, key: str) -> FoundSample | None:
-        """Find a sample in a shard whose keys rise; about a dozen headers are read."""
-        with self._open(shard) as reader:
-            found = reader.find_rising([key], self._runs(shard).values())
-            return self._read_first(reader, key, iter(found))
-
-    def _read_first(
-        self, reader: ShardReader, key: str, numbers: Iterator[int]
-    ) -> FoundSample | None:
-        """Return the sample with the first of these numbers, or None if there is none."""
-        number = next(numbers, None)
-        if number is None:
-            return None
-        runs = self._runs(reader.shard)
+    def _read(self, shard: Shard, number: int, key: str) -> FoundSample:
+        with open_shard(self._store, shard, self._manifest.settings) as reader:
+            sample = reader.sample(number)
+        if sample.key != key:
+            raise DamageError(reader.place, "its table or its index leads to others", key)
         return FoundSample(
             key=key,
-            shard=reader.shard.name,
+            shard=shard.name,
             number=number,
-            start=reader.span(number)[0],
-            shape=next((name for name, run in runs.items() if number in run), ""),
-            members=reader.sample(number).fields,
+            start=sample.start,
+            shape=next((name for name, run in self._runs(shard).items() if number in run), ""),
+            members=sample.fields,
         )
 
-    def _runs(self, shard: ShardSize) -> Mapping[str, range]:
+    def _runs(self, shard: Shard) -> Mapping[str, range]:
         """Return the range of samples of each shape; empty for a dataset without shapes."""
         settings, unit = self._manifest.settings, latent_unit(shard.name)
         if not shapes_of(settings):

@@ -1,8 +1,9 @@
-"""Read the position of each sample in its image shard: the column `row` of the table of its shard.
+"""Read one column of the table of a shard: the positions of its samples, or their keys.
 
-Nothing is read where the receipt tells that no sample moved. A table of up to `WHOLE_ROWS` rows is
-read whole, by one request; of a larger one that column alone. What is read is checked by the sums
-of its pages, not by the digest of the table, so it may be newer than the manifest.
+A position is the place of a sample in its image shard, in the column `row`. It is not read where
+the receipt tells that no sample moved. A table of up to `WHOLE_ROWS` rows is read whole, by one
+request; of a larger one that column alone. What is read is checked by the sums of its pages, not by
+the digest of the table, so it may be newer than the manifest.
 """
 
 from contextlib import closing
@@ -12,8 +13,8 @@ import pyarrow as pa
 
 from wdsprep.dataset.file_names import table_name
 from wdsprep.dataset.image_positions import DTYPE, ImagePositions, may_have_moved
-from wdsprep.dataset.receipts import Receipt
-from wdsprep.dataset.sample_table import ROW, is_marked
+from wdsprep.dataset.receipts import Receipt, Shard
+from wdsprep.dataset.sample_table import KEY, ROW, is_marked
 from wdsprep.errors import DamageError, NotFoundError, SourceError, UsageError
 from wdsprep.sources.tables.parquet import OpenParquet
 from wdsprep.store.base import Store
@@ -36,21 +37,34 @@ def read_rows(store: Store, tar: str, *, samples: int, inputs: int) -> ImagePosi
 
     Raise UsageError if there is no table, and DamageError if the positions cannot be those.
     """
-    name = table_name(tar)
-    place = f"{store.url}/{name}"
+    rows = _read_column(
+        store, table_name(tar), pa.field(ROW, pa.int64(), False), samples
+    ).to_numpy()
+    positions = ImagePositions(rows.astype(DTYPE))
+    if not np.array_equal(positions.positions, rows) or not positions.is_sound(samples, inputs):
+        place = f"{store.url}/{table_name(tar)}"
+        raise DamageError(place, "its positions cannot be those of its samples")
+    return positions
+
+
+def read_keys(store: Store, shard: Shard) -> pa.ChunkedArray:
+    """Return the keys of the samples of a shard, from its table.
+
+    Raise UsageError if there is no table, and DamageError if it is damaged.
+    """
+    field = pa.field(KEY, pa.string(), False)
+    return _read_column(store, table_name(shard.name), field, shard.samples)
+
+
+def _read_column(store: Store, name: str, field: pa.Field, samples: int) -> pa.ChunkedArray:
+    place, is_small = f"{store.url}/{name}", samples <= WHOLE_ROWS
     try:
-        is_small = samples <= WHOLE_ROWS
         content = store.read(name, nbytes=None if is_small else 1)  # or learns that it is missing
         with closing(OpenParquet(store, name, content if is_small else None)) as file:
-            is_ours = is_marked(file.schema.metadata) and ROW in file.schema.names
-            if not is_ours or file.schema.field(ROW).type != pa.int64():
-                raise DamageError(place, "it is no table of samples with positions")
-            rows = file.read((ROW,)).column(ROW).to_numpy()
+            if not is_marked(file.schema.metadata) or field not in list(file.schema):
+                raise DamageError(place, f"it is no table of samples with a column {field.name}")
+            return file.read((field.name,)).column(field.name)
     except NotFoundError:
         raise UsageError(f"{place} is missing: run {command('index', store.url)}") from None
     except SourceError as error:
         raise DamageError(place, "it is no sound Parquet file") from error
-    positions = ImagePositions(rows.astype(DTYPE))
-    if not np.array_equal(positions.positions, rows) or not positions.is_sound(samples, inputs):
-        raise DamageError(place, "its positions cannot be those of its samples")
-    return positions
