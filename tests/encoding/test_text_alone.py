@@ -341,9 +341,10 @@ def test_a_reader_of_the_page_joins_latents_with_their_images(mixed: Path) -> No
 class Far(OverNetwork):
     """A store that is not local, and counts what was asked of it."""
 
+    url = "s3://far/images"
+
     def __init__(self, root: Path) -> None:
         self._store = open_store(str(root))
-        self.url = "s3://far/images"
         self.read_nbytes = 0
 
     def list(self, prefix: str = "") -> Iterator[Entry]:

@@ -84,7 +84,7 @@ MOST: dict[str, str] = {
     "encode": "73574 bytes, 8 delete, 37 list, 30 put, 30 range",
     "encode nothing more": "20886 bytes, 1 delete, 9 list, 2 put, 18 range",
     "inspect": "2737 bytes, 1 range",
-    "inspect a sample": "8401 bytes, 4 range",
+    "inspect a sample": "13174 bytes, 5 range",
     "verify": "216457 bytes, 8 list, 75 range",
     "verify --quick": "22778 bytes, 8 list, 19 range",
     "repair nothing": "8618 bytes, 2 list, 7 range",
