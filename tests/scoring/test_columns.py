@@ -52,6 +52,13 @@ def test_load_serves_what_a_condition_on_scores_leaves_with_their_columns(
     assert seen == wanted(scores, least)
 
 
+def test_duckdb_gets_scores_beside_what_is_known_of_images(
+    images: Path, scores: Path, least: float
+) -> None:
+    rows = wdsprep.table(images, join=[scores]).filter(f"aesthetic >= {least!r}")
+    assert {key for key, _ in rows.project("key, caption").fetchall()} == wanted(scores, least)
+
+
 def test_select_takes_columns_of_scores_that_are_joined(
     scores: Path, images: Path, least: float, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 import wdsprep
 from tests.kit.packs import jpeg, pack, samples_of, write_files
+from wdsprep.errors import UsageError
 
 
 @pytest.fixture(scope="module")
@@ -42,3 +43,13 @@ if child := os.fork():
 
 def test_a_process_that_asked_can_be_forked(home: Path) -> None:
     subprocess.run([sys.executable, "-c", FORKING, str(home / "images")], check=True, timeout=60)
+
+
+def test_joined_datasets_give_the_columns_that_are_lacking(home: Path) -> None:
+    wdsprep.encode(home / "images", home / "latents-64", resolution=64, model="tiny", workers=1)
+    rows = wdsprep.table(home / "images", join=[home / "latents-64"])
+    assert {"md5", "tokens", "crop"} <= {*rows.columns}
+    assert (rows.columns.count("width"), rows.columns.count("row")) == (1, 0)
+    assert len(rows) == 12
+    with pytest.raises(UsageError, match="has no column that the datasets before it lack"):
+        wdsprep.table(home / "images", join=[home / "images"])
