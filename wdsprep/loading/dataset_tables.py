@@ -31,10 +31,8 @@ class TablesBeside:
 
         `count` is the number of these samples. Rows of lacking samples are null.
         """
-        if not count:
-            return None
         shards, places = self._positions.locate(np.full(count, shard), np.arange(count))
-        if shards[0] < 0:
+        if not count or shards[0] < 0:
             return None
         table = self.tables.read_shard(read, self.tables.shards[int(shards[0])])
         is_lacking = places >= len(table)

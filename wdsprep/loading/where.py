@@ -8,7 +8,6 @@ shards and of what is joined to them (`sample_search`). The samples that meet on
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,7 @@ from wdsprep.loading.served_datasets import Dataset, JoinedDataset
 from wdsprep.loading.shard_access.sample_cache import CacheDir, cache_folder
 from wdsprep.loading.subsets import select
 from wdsprep.sources.patterns import is_table
-from wdsprep.text import Counting, examples, ignore_count, plural
+from wdsprep.text import examples, plural
 
 if TYPE_CHECKING:
     from wdsprep.loading.sample_search import SampleSearch
@@ -67,14 +66,12 @@ class Subset:
         plain = self.condition.plain
         return f"where {EVALUATOR}", *files.names, *files.contents, plain, *tables, *joined
 
-    def selection(self, cache: CacheDir | None, heard: Counting = ignore_count) -> SampleSelection:
+    def selection(self, cache: CacheDir | None) -> SampleSelection:
         """Return the selection, which is searched for once and then kept on this machine.
 
         Log how many samples are left out because they are damaged or have no row in a table.
-        `heard` gets the number of shards searched, and of all.
         """
-        search = partial(self._search, heard)
-        kept = open_or_make(cache_folder(cache), self.cache_key, search)
+        kept = open_or_make(cache_folder(cache), self.cache_key, self._search)
         url = self.whole.store.url
         if damaged := kept.facts["damaged"]:
             what = plural(damaged, "sample")
@@ -96,8 +93,8 @@ class Subset:
             joined=self.joined,
         )
 
-    def _search(self, heard: Counting, writer: KeptWriter, path: Path) -> None:
-        files, shards = self.whole.files, len(self.whole.files.names)
+    def _search(self, writer: KeptWriter, path: Path) -> None:
+        files = self.whole.files
         _log.info(
             "%s: asking the tables of %s for where=%r and %s; the selection is kept in %s",
             files.store.url,
@@ -112,10 +109,9 @@ class Subset:
             for number, selected in enumerate(self.search().run()):
                 left_out["damaged"] += selected.damaged
                 left_out["lacking"] += selected.lacking
-                heard(number + 1, shards)
                 yield ShardSamples(number, np.flatnonzero(selected.mask).astype(np.uint32))
 
-        keep_selection(writer, shards, select_shards())
+        keep_selection(writer, len(files.names), select_shards())
         writer.facts |= left_out
 
 
