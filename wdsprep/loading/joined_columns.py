@@ -77,7 +77,7 @@ def _read_scores(
 ) -> Iterator[pa.Table]:
     """Yield the scores of the samples of each shard, null for samples that have none."""
     kinds = {KEY: TEXT, **columns_of(other.dataset.settings)}
-    columns = {name: kinds[name] for name in (KEY, *names)}
+    columns = {name: kinds[name] for name in names or [KEY]}
     beside, lacking = TablesBeside(other), table_schema(columns).empty_table()
 
     def read(shard: int) -> pa.Table:
