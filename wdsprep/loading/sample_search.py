@@ -101,19 +101,25 @@ class SampleSearch:
         def read(file: OpenParquet) -> tuple[pa.Table, pa.Table]:
             return query.read(file), file.read([REST]) if is_foreign else pa.table({})
 
-        own, rest = self.tables.read_shard(read, self.tables.shards[number])
-        is_sound, has_rows = np.ones((2, len(own)), np.bool_)
-        if is_foreign:
-            is_sound = ~mask_of(pc.equal(rest[REST], NO_OBJECT).fill_null(False))
+        count = int(self._dataset.sizes[number])
+        is_sound, has_rows = np.ones((2, count), np.bool_)
         sides = []
         names = {str(path[0]) for path in self._condition.names}
         for table in self._laid_out:
             rows = table.rows_of(number)
             has_rows &= table.has_row[rows]
             sides.append(table.table(rows, names))
+        if self._laid_out and not is_foreign:
+            columns = {name: side[name] for side in sides[::-1] for name in side.column_names}
+            known = pa.table({**columns, "": has_rows})
+            if not query.may_lack(known.filter(known[""])):
+                return _ShardRows([*sides, known.select([""])], is_sound, has_rows)
+        own, rest = self.tables.read_shard(read, self.tables.shards[number])
+        if is_foreign:
+            is_sound = ~mask_of(pc.equal(rest[REST], NO_OBJECT).fill_null(False))
         sides.append(own)
         if query.may_lack(own):
-            beside = (others.read(query.read, number, len(own)) for others in self._beside)
+            beside = (others.read(query.read, number, count) for others in self._beside)
             sides += [rows for rows in beside if rows is not None]
         return _ShardRows(sides, is_sound, has_rows)
 
