@@ -17,13 +17,12 @@ from PIL import Image, ImageDraw
 
 import wdsprep
 from tests.kit.latent_sets import write_latents
-from tests.kit.packs import manifest_of, pack, run, samples_of, tree, upload, write_files
+from tests.kit.packs import manifest_of, pack, run, samples_of, tree, write_files
 from wdsprep.changes.near_duplicates import bits_set, choose_kept, find_near_pairs, plan
 from wdsprep.changes.options import DISTANCE
 from wdsprep.errors import TarError, UsageError, WdsprepError
 from wdsprep.images.perceptual_hash import NO_HASH, look
 from wdsprep.runners.job import JobListener
-from wdsprep.store import open_store
 
 SIDE = 192
 
@@ -393,18 +392,6 @@ def test_the_command_shows_groups_and_what_to_do_next(images: Path) -> None:
     assert last == "next: wdsprep remove images --keys copies.txt --keep-copies"
     told = run("duplicates", "images", "--json", cwd=tmp_path)
     assert json.loads(told.stdout)["near"] == 3
-
-
-@pytest.mark.system
-def test_images_on_s3_are_compared_and_what_is_kept_lies_beside_them(
-    images: Path, bucket: str
-) -> None:
-    upload(images, f"s3://{bucket}/images")
-    output = f"s3://{bucket}/copies.txt"
-    found = wdsprep.duplicates(f"s3://{bucket}/images", output=output, workers=1)
-    assert (found.equal, found.near) == (1, 3)
-    assert len(open_store(f"s3://{bucket}").read("copies.txt").splitlines()) == 4
-    assert len(list(open_store(f"s3://{bucket}/images-hashes").list())) == 3
 
 
 def test_a_report_shows_groups_side_by_side(images: Path, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -353,19 +352,6 @@ def test_all_takes_along_the_latents_beside(pair: Pair, tmp_path: Path) -> None:
     assert check(images, latents).findings == ()
     assert encode_here(images, latents).samples == 0
     assert GONE[0] in samples(other)
-
-
-@pytest.mark.system
-def test_latents_beside_in_a_bucket_are_found_and_follow(pair: Pair, bucket: str) -> None:
-    _, *places = pair
-    far = [f"s3://{bucket}/some/{place.name}" for place in places]
-    for place, url in zip(places, far, strict=True):
-        upload(place, url)
-    assert remove(far[0], keys=GONE[:1]).beside == (far[1],)
-    assert remove(far[1], keys=GONE[:1]).done
-    removal = remove(far[0], keys=GONE[1:], all=True)
-    assert [place.samples for place in removal.places] == [2, 2]
-    assert not wdsprep.verify(*far).findings
 
 
 def test_latents_of_shapes_and_of_a_limit_follow_their_images(pair: Pair, tmp_path: Path) -> None:
@@ -833,56 +819,6 @@ def harm(path: Path, number: int) -> None:
         path.write_bytes(data[:-1])
     else:
         flip(path, bit=4 * len(data))
-
-
-@pytest.mark.system
-@pytest.mark.parametrize("place", ["local", "s3"])
-def test_killed_at_many_moments_the_same_command_ends_it(
-    pair: Pair, tmp_path: Path, place: str, out_url: str
-) -> None:
-    """With SIGKILL, of the process that does it all."""
-    _, images, latents = pair
-    places = [f"{out_url}/images", f"{out_url}/latents"]
-    keys = [*GONE, *members(images / "128/000001.tar")]
-    words = [sys.executable, "-c", WAITING, *places, ",".join(keys)]
-    began, took_s, attempts = 0, 0.0, 5 if place == "local" else 2
-    for attempt in range(attempts + 1):  # the first one shows how long it takes
-        for dataset, there in zip((images, latents), places, strict=True):
-            for entry in list(open_store(there).list()):
-                open_store(there).delete(entry.name)
-            upload(dataset, there)
-        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "planned\n"
-        if not attempt:
-            start = time.monotonic()
-            assert process.stdout.readline() == "done\n"
-            took_s = time.monotonic() - start
-        time.sleep(took_s * max(0, attempt - 1) / attempts)
-        process.kill()
-        process.communicate()
-        began += any(removed_from(open_store(there)).units for there in places)
-        done = remove(*places, keys=keys)
-        assert done.is_whole
-        assert [finding.kind for finding in check(*places).findings] == []
-        for there in places:
-            files = tree(there)
-            held = b"".join(files.values())
-            assert not any(f"{key}.jpg".encode() in held for key in keys)
-            assert not [name for name in files if name.endswith(".tmp")]
-    assert began
-    shutil.rmtree(tmp_path / "out", ignore_errors=True)
-
-
-WAITING = """
-import sys
-import wdsprep
-from wdsprep.runners.job import JobListener
-def planned(_removal):
-    print("planned", flush=True)
-wdsprep.remove(*sys.argv[1:3], keys=sys.argv[3], yes=True, listener=JobListener(begun=planned))
-print("done", flush=True)
-"""
 
 
 @pytest.mark.parametrize("place", ["local", "s3"])

@@ -1,11 +1,7 @@
 """Selections: which samples, in which shards, and that they are datasets like all others."""
 
-import hashlib
 import json
 import shutil
-import signal
-import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +12,8 @@ import pytest
 
 import wdsprep
 from tests.kit.damaged import findings, flip
-from tests.kit.encodes import packed, pictures, positions_in
-from tests.kit.packs import SCRIPT, manifest_of, tars, tree
-from tests.kit.paired_latents import latents_of
+from tests.kit.encodes import encode_here, packed, pictures, positions_in
+from tests.kit.packs import manifest_of, tars, tree
 from wdsprep.changes.selected_samples import WantedKeys
 from wdsprep.cli import main
 from wdsprep.dataset.reindex import index
@@ -37,8 +32,6 @@ from wdsprep.errors import (
 from wdsprep.runners.job import JobListener
 from wdsprep.store import open_store
 
-SHAPES = ((48, 80), (64, 64), (80, 48))
-
 
 def is_fifth(key: str) -> bool:
     return int(key) % 5 == 2
@@ -49,8 +42,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images, latents of most of them, and latents in shapes."""
     root = tmp_path_factory.mktemp("made")
     packed(pictures(root / "in"), root / "images")
-    latents_of(root / "images", root / "latents", rejected=is_fifth)
-    latents_of(root / "images", root / "shaped", rejected=is_fifth, shapes=SHAPES)
+    for name, options in {"latents": {}, "shaped": {"shapes": "nearest:16,2"}}.items():
+        encode_here(root / "images", root / name, **options)
+        wdsprep.remove(root / name, keys=filter(is_fifth, members(root / name)), yes=True)
     return root
 
 
@@ -187,7 +181,7 @@ def test_equal_keys_are_refused_and_latents_that_are_given_twice(made: Path) -> 
 
 def test_other_datasets_with_the_same_keys_get_a_prefix(made: Path, tmp_path: Path) -> None:
     packed(pictures(tmp_path / "in", range(50, 62)), tmp_path / "more/images")
-    latents_of(tmp_path / "more/images", tmp_path / "more/latents")
+    encode_here(tmp_path / "more/images", tmp_path / "more/latents")
     pairs = [root / name for name in ("images", "latents") for root in (made, tmp_path / "more")]
     wdsprep.select(pairs[::-1], "both/{name}", prefix=True)
     images, latents = members("both/images"), members("both/latents")
@@ -251,20 +245,6 @@ def test_a_run_that_was_stopped_goes_on_and_a_second_one_does_nothing(made: Path
     assert [one.samples for one in again.outcomes.values()] == [0, 0]
     same = {path: path.stat().st_ino for path in Path("cut").rglob("*.*")}
     assert {p for p in before if before[p] != same[p]} <= {*Path("cut").rglob("wdsprep.json")}
-    assert tree("cut") == tree("whole")
-
-
-@pytest.mark.system
-def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(made: Path, tmp_path: Path) -> None:
-    words = [str(made / "images"), str(made / "latents"), "{name}", "--samples-per-shard", "2"]
-    wdsprep.select(words[:2], "whole/{name}", samples_per_shard=2)
-    words[2] = str(tmp_path / "cut/{name}")
-    for pause_s in (0.25, 0.35, 0.45, 0.55, 0.65):
-        killed = subprocess.Popen([str(SCRIPT), "select", *words, "-q"], stderr=subprocess.PIPE)
-        time.sleep(pause_s)
-        killed.send_signal(signal.SIGKILL)
-        killed.communicate()
-    assert main(["select", *words, "-q", "--workers", "2"]) == 0
     assert tree("cut") == tree("whole")
 
 
@@ -396,29 +376,6 @@ def test_the_command_tells_what_came_of_it(made: Path, capsys: pytest.CaptureFix
     first, second = map(json.loads, capsys.readouterr().out.splitlines())
     assert (first["dataset"], first["copied"], first["samples"]) == ("sub/images", 0, 30)
     assert (second["kind"], second["complete"]) == ("latents", True)
-
-
-@pytest.fixture
-def two_places(bucket: str) -> tuple[str, str]:
-    return f"s3://{bucket}/from", f"s3://{bucket}/to"
-
-
-def test_from_and_to_s3(made: Path, two_places: tuple[str, str]) -> None:
-    there, other = two_places
-    names, options = ("images", "latents"), {"count": 30}
-    wdsprep.select([made / name for name in names], "sub/{name}", **options)
-    wdsprep.select([made / name for name in names], f"{there}/{{name}}", **options)
-    wdsprep.select([f"sub/{name}" for name in names], "again/{name}", **options)
-    for out in ("down/{name}", f"{other}/{{name}}"):
-        wdsprep.select([f"{there}/{name}" for name in names], out, **options)
-    for name in names:
-        assert _digest(tree(f"{there}/{name}")) == _digest(tree(f"sub/{name}"))
-        for place in (f"down/{name}", f"{other}/{name}"):
-            assert _digest(tree(place)) == _digest(tree(f"again/{name}")), place
-
-
-def _digest(files: dict[str, bytes]) -> dict[str, str]:
-    return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
 
 
 def test_a_table_that_is_lost_or_damaged_is_one_line(made: Path, tmp_path: Path) -> None:

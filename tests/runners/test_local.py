@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,7 +19,6 @@ from tests.kit.runner_work import (
     Multiplies,
     Square,
     Threadless,
-    Unopenable,
     Visible,
 )
 from tests.kit.runs import closed, is_running, numbers, pids, run
@@ -98,19 +96,6 @@ def test_a_place_without_a_process_is_given_up_and_the_others_do_its_work(
     no_process(0, monkeypatch)
     with pytest.raises(WorkError, match=r"a worker process could not be started: .*annot allocate"):
         run("local", Square(), numbers(20), gpus=("0", "1"))
-
-
-@pytest.mark.parametrize("how", ["full", "dies"])
-def test_a_worker_that_cannot_open_is_told_with_its_gpu(
-    how: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    work = Unopenable(how, frozenset({1}))
-    _, finished, _ = run("local", work, numbers(20), gpus=("0", "1"), max_attempts=2)
-    there = f"{socket.gethostname()}, GPU 1: "
-    told = [line for line in caplog.messages if line.startswith("a worker could not begin")]
-    assert told
-    assert all(line.startswith(f"a worker could not begin on {there}") for line in told)
-    assert len(finished) == 20
 
 
 def test_numpy_takes_no_threads_in_a_worker_or_a_command() -> None:

@@ -1,10 +1,10 @@
 """Models that score: found by what their files say, or refused before the first image."""
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from wdsprep.scoring.models import find_score_model
 from wdsprep.scoring.options import NamedModel
 
 PROCESSOR = "preprocessor_config.json"
+Spoil = Callable[[Path], object]
 
 
 @pytest.fixture
@@ -40,12 +41,64 @@ def change(path: Path, **more: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | more))
 
 
-def test_a_model_without_a_processor_is_refused(
-    images: Path, copied: Callable[[str], Path], tmp_path: Path
+def weights_changed(change_tensors: Callable[[dict[str, torch.Tensor]], object]) -> Spoil:
+    def spoil(model: Path) -> None:
+        tensors = load_file(model / "model.safetensors")
+        change_tensors(tensors)
+        save_file(tensors, model / "model.safetensors", {"format": "pt"})
+
+    return spoil
+
+
+def pickle_weights(model: Path) -> None:
+    torch.save(load_file(model / "model.safetensors"), model / "pytorch_model.bin")
+    (model / "model.safetensors").unlink()
+
+
+STRANGE = {"model_type": "strange", "architectures": ["StrangeModel"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "spoil", "words"),
+    [
+        ("vit", shutil.rmtree, "is not a folder here"),
+        ("vit", lambda model: (model / PROCESSOR).unlink(), "has no image processor"),
+        ("vit", pickle_weights, "has only pickled weights"),
+        ("vit", weights_changed(lambda t: t.pop("classifier.weight")), "lacks 1 tensor"),
+        ("vit", weights_changed(lambda t: t["classifier.bias"].fill_(nan)), "are not finite"),
+        ("vit", lambda model: change(model / "config.json", **STRANGE), "does not know as a clas"),
+        (
+            "dinov2",
+            lambda model: change(model / PROCESSOR, do_center_crop=False),
+            "makes images of different sizes",
+        ),
+    ],
+)
+def test_a_model_that_lacks_something_is_refused(
+    kind: str,
+    spoil: Spoil,
+    words: str,
+    images: Path,
+    copied: Callable[[str], Path],
+    tmp_path: Path,
 ) -> None:
-    model = copied("vit")
-    (model / "preprocessor_config.json").unlink()
-    refused(images, tmp_path / "out", "has no image processor", model=str(model))
+    spoil(model := copied(kind))
+    refused(images, tmp_path / "out", words, model=str(model))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"label": "cat"}, "no model has the label 'cat'"),
+        ({"label": "nsfw=width"}, "cannot be named width"),
+        ({"head": "aesthetic={}/head.safetensors"}, "no model of that name has an embedding"),
+    ],
+)
+def test_what_a_classifier_does_not_have_is_refused(
+    options: dict[str, str], words: str, images: Path, models: Path, tmp_path: Path
+) -> None:
+    asked = {name: value.format(models) for name, value in options.items()}
+    refused(images, tmp_path / "out", words, model=str(models / "vit"), **asked)
 
 
 @pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json"])
@@ -59,47 +112,12 @@ def test_code_that_comes_with_a_model_is_refused(
     assert not (tmp_path / "x").exists()
 
 
-def test_pickles_are_refused(images: Path, copied: Callable[[str], Path], tmp_path: Path) -> None:
-    model = copied("vit")
-    torch.save(load_file(model / "model.safetensors"), model / "pytorch_model.bin")
-    (model / "model.safetensors").unlink()
-    refused(images, tmp_path / "out", "has only pickled weights", model=str(model))
-
-
 def test_weights_in_half_precision_are_taken_if_there_are_no_others(
     images: Path, copied: Callable[[str], Path], tmp_path: Path
 ) -> None:
     model = copied("vit")
     (model / "model.safetensors").rename(model / "model.fp16.safetensors")
     assert score_here(images, tmp_path / "out", model=str(model), limit=3).samples == 3
-
-
-def test_weights_that_lack_a_tensor_are_refused(
-    images: Path, copied: Callable[[str], Path], tmp_path: Path
-) -> None:
-    model = copied("vit")
-    tensors = load_file(model / "model.safetensors")
-    del tensors["classifier.weight"]
-    save_file(tensors, model / "model.safetensors", {"format": "pt"})
-    refused(images, tmp_path / "out", "lacks 1 tensor", model=str(model))
-
-
-def test_weights_that_are_not_finite_are_refused(
-    images: Path, copied: Callable[[str], Path], tmp_path: Path
-) -> None:
-    model = copied("vit")
-    tensors = load_file(model / "model.safetensors")
-    tensors["classifier.bias"][0] = float("nan")
-    save_file(tensors, model / "model.safetensors", {"format": "pt"})
-    refused(images, tmp_path / "out", "its weights are not finite", model=str(model))
-
-
-def test_a_language_model_is_no_model_of_images(
-    images: Path, copied: Callable[[str], Path], tmp_path: Path
-) -> None:
-    model = copied("vit")
-    change(model / "config.json", model_type="strange", architectures=["StrangeModel"])
-    refused(images, tmp_path / "out", "does not know as a classifier or an", model=str(model))
 
 
 def test_outputs_that_depend_on_companions_are_refused(
@@ -118,14 +136,6 @@ def test_outputs_that_depend_on_companions_are_refused(
     refused(
         images, tmp_path / "out", "depends on the others in its batch", model=str(models / "vit")
     )
-
-
-def test_images_of_different_sizes_are_refused(
-    images: Path, copied: Callable[[str], Path], tmp_path: Path
-) -> None:
-    model = copied("dinov2")
-    change(model / "preprocessor_config.json", do_center_crop=False)
-    refused(images, tmp_path / "out", "makes images of different sizes", model=str(model))
 
 
 @pytest.mark.parametrize(
@@ -187,23 +197,6 @@ def test_of_a_thousand_labels_the_user_says_which(images: Path, tmp_path: Path) 
     assert {"seven", "eight"} <= next(iter(columns_in(tmp_path / "out").values())).keys()
 
 
-def test_a_label_that_no_model_has_is_refused(images: Path, models: Path, tmp_path: Path) -> None:
-    refused(
-        images,
-        tmp_path / "out",
-        "no model has the label 'cat'",
-        model=str(models / "vit"),
-        label="cat",
-    )
-
-
-def test_a_column_cannot_have_a_name_that_samples_have(
-    images: Path, models: Path, tmp_path: Path
-) -> None:
-    model = str(models / "vit")
-    refused(images, tmp_path / "out", "cannot be named width", model=model, label="nsfw=width")
-
-
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -246,21 +239,12 @@ def test_a_head_of_several_layers_is_their_chain(tmp_path: Path) -> None:
     assert torch.allclose(LinearHead(read).scores(rows), wanted, atol=1e-4)
 
 
-def test_a_head_on_a_classifier_is_refused(images: Path, models: Path, tmp_path: Path) -> None:
-    given = {"model": str(models / "vit"), "head": f"aesthetic={models / 'head.safetensors'}"}
-    refused(images, tmp_path / "out", "no model of that name has an embedding", **given)
-
-
 def test_the_slow_processor_is_taken_if_asked_and_stands_in_the_settings(
     images: Path, models: Path, tmp_path: Path
 ) -> None:
     out = score_here(images, tmp_path / "o", model=str(models / "vit"), processor="slow", limit=3)
     (model,) = out.manifest.settings["scores"]["models"]
     assert model["processor"] == "ViTImageProcessorPil (slow)"
-
-
-def test_a_folder_that_is_not_there_is_refused(images: Path, tmp_path: Path) -> None:
-    refused(images, tmp_path / "out", "is not a folder here", model=os.fspath(tmp_path / "nothing"))
 
 
 def test_a_cache_without_the_weights_is_completed_by_the_hub(

@@ -1,12 +1,8 @@
 """`score`: columns and embeddings of images, however the run goes."""
 
 import json
-import os
 import shlex
 import shutil
-import signal
-import subprocess
-import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -88,22 +84,6 @@ def test_a_sound_dataset_comes_out_which_verify_holds_to_the_images(
 def scored(out: Path, images: Path, models: Path, *more: str) -> list[str]:
     words = [str(SCRIPT), "score", str(images), str(out), "--model", str(models / "clip")]
     return [*words, "--device", "cpu", "--runner", "local", *more]
-
-
-@pytest.mark.system
-def test_a_killed_run_goes_on_to_the_same_bytes(images: Path, models: Path, tmp_path: Path) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    score_here(images, whole, model=str(models / "clip"))
-    begun = subprocess.Popen(scored(killed, images, models), start_new_session=True)
-    end = time.monotonic() + 120
-    while not [*killed.glob("receipts/*/*.json")] and time.monotonic() < end:
-        assert begun.poll() is None or [*killed.glob("receipts/*/*.json")]
-        time.sleep(0.02)
-    if begun.poll() is None:
-        os.killpg(begun.pid, signal.SIGKILL)
-    begun.wait()
-    subprocess.run(scored(killed, images, models), check=True, timeout=300)
-    assert tree(killed) == tree(whole)
 
 
 def test_a_shard_that_was_lost_is_made_again_to_the_same_bytes(

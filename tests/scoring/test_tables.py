@@ -331,21 +331,3 @@ def test_scores_without_embeddings_are_no_batches_of_their_own(root: Path) -> No
         return
     with pytest.raises(UsageError, match="give it to join="):
         wdsprep.load(root / "scores", global_batch=2)
-
-
-@pytest.mark.system
-@pytest.mark.parametrize("place", ["s3"])
-def test_in_a_bucket_they_have_the_same_bytes_and_are_read_and_changed_there(
-    root: Path, score: Score, out_url: str
-) -> None:
-    scores = f"{out_url}/scores"
-    score(scores)
-    assert tree(scores) == tree(root / "scores")
-    asked = {"join": scores, "where": f"{number_in(root / 'scores')} > -1"}
-    loader = wdsprep.load(root / "images", **asked, pixels=64, global_batch=1)
-    key, *_ = keys = sorted(columns_in(root / "scores"))
-    assert sorted(batch["key"][0] for batch in loader) == keys
-    assert wdsprep.inspect(scores, key).facts["key"] == key
-    wdsprep.remove(scores, keys=[key], yes=True)
-    assert check(scores).findings == ()
-    assert len(wdsprep.table(scores).fetchall()) == len(keys) - 1

@@ -218,45 +218,34 @@ def refused(url: str, kind: type[Exception], *parts: str) -> None:
     assert time.monotonic() - began < 30
 
 
-def test_no_such_bucket(s3_env: dict[str, str]) -> None:  # noqa: ARG001
+@pytest.mark.parametrize(
+    ("changed", "parts"),
+    [
+        ({"ACCESS_KEY_ID": "nobody"}, ["check AWS_ACCESS_KEY_ID"]),
+        ({"SECRET_ACCESS_KEY": "wrong"}, ["check AWS_SECRET_ACCESS_KEY"]),
+        (
+            {"ACCESS_KEY_ID": "", "SECRET_ACCESS_KEY": ""},
+            ["no credentials: set AWS_ACCESS_KEY_ID"],
+        ),
+        ({"SECRET_ACCESS_KEY": ""}, ["AWS_SECRET_ACCESS_KEY"]),
+        ({"PROFILE": "nobody"}, ["(nobody)", "check the AWS settings"]),
+        ({"ENDPOINT_URL": "nonsense"}, ["nonsense", "check the AWS settings"]),
+    ],
+)
+def test_settings_that_open_nothing(
+    changed: dict[str, str], parts: list[str], bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in changed.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+        if not value:
+            monkeypatch.delenv(f"AWS_{name}")
+    refused(f"s3://{bucket}", AccessError, f"s3://{bucket}", *parts)
+
+
+@pytest.mark.usefixtures("s3_env")
+def test_buckets_that_are_not_there() -> None:
     place = "s3://wdsprep-no-such-bucket"
     refused(f"{place}/x", NotFoundError, f"{place}: no such bucket: create it")
-
-
-def test_wrong_key(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
-    refused(f"s3://{bucket}", AccessError, f"s3://{bucket}", "check AWS_ACCESS_KEY_ID")
-
-
-def test_wrong_secret(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    refused(f"s3://{bucket}", AccessError, f"s3://{bucket}", "check AWS_SECRET_ACCESS_KEY")
-
-
-def test_no_credentials(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    refused(
-        f"s3://{bucket}", AccessError, f"s3://{bucket}", "no credentials: set AWS_ACCESS_KEY_ID"
-    )
-
-
-def test_half_a_pair_of_keys(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    refused(f"s3://{bucket}", AccessError, f"s3://{bucket}", "AWS_SECRET_ACCESS_KEY")
-
-
-def test_unknown_profile(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_PROFILE", "nobody")
-    refused(f"s3://{bucket}", AccessError, f"s3://{bucket}", "(nobody)", "check the AWS settings")
-
-
-def test_endpoint_that_is_no_url(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "nonsense")
-    refused(f"s3://{bucket}", AccessError, f"s3://{bucket}", "nonsense", "check the AWS settings")
-
-
-def test_bucket_name_that_cannot_be(s3_env: dict[str, str]) -> None:  # noqa: ARG001
     refused("s3://no*bucket/x", UsageError, "s3://no*bucket/x", "no*bucket")
 
 
