@@ -43,9 +43,9 @@ PACKAGE = Path(wdsprep.__file__).parent
 TAKEN = {
     "encoding.models.compiled": {"_dynamo"},
     "loading.batch_memory": {"_version"},
-    "loading.streaming.pipeline": {"ray.data._internal.execution.backpressure_policy"},
+    "loading.streaming.stream": {"ray.data._internal.execution.backpressure_policy"},
     "loading.streaming.trainer": {"_coord_actor"},
-    "loading.whole_batch": {"_pytree", "torch.utils.data._utils.collate"},
+    "loading.shared_memory": {"_pytree", "torch.utils.data._utils.collate"},
     "runners.ray.cluster": {"_global_node", "_private", "_worker_logs_enabled", "ray._raylet"},
     "store.s3.reads": {"_endpoint", "_fp", "_get_conn", "_pool", "_put_conn"},
 }
@@ -223,7 +223,7 @@ def test_ray_data_has_the_setting_that_turns_its_own_bounds_off() -> None:
     from ray.data import DataContext
     from ray.data._internal.execution import backpressure_policy as policies
 
-    from wdsprep.loading.streaming.pipeline import _tune
+    from wdsprep.loading.streaming.stream import _tune
 
     context = DataContext.get_current().copy()
     assert policies.ENABLED_BACKPRESSURE_POLICIES, "none are left to turn off"

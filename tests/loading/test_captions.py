@@ -17,7 +17,7 @@ from tests.kit.latent_sets import array_of, field, flat
 from tests.kit.packs import jpeg, tar_bytes, write_files
 from wdsprep.dataset.reindex import index
 from wdsprep.dataset.samples import Sample
-from wdsprep.encoding.captions.sources import CaptionSource
+from wdsprep.encoding.captions.sources import FieldCaptions
 from wdsprep.errors import FingerprintError, UsageError
 
 BATCH = 8
@@ -139,7 +139,7 @@ def test_texts_of_the_json_are_picked_where_no_arrays_are_made_of_them(
     assert set(seen) == {("own", 0), ("alt", 0), ("own", 1), ("alt", 1), ("second", 1)}
     assert abs(seen["second", 1] / 200 - 0.5) < 0.15
     assert abs(seen["own", 0] / 200 - 0.75) < 0.15
-    with patch("wdsprep.loading.sample_texts.MANY", 10):
+    with patch("wdsprep.loading.wanted_arrays.MANY", 10):
         list(load(url, captions={"meta.typo": 1, "alt": 1}, epochs=2, **options))
     (line,) = [record.getMessage() for record in caplog.records]
     assert "has a text at meta.typo in its json" in line
@@ -159,11 +159,10 @@ def test_a_caption_out_of_the_json_is_the_one_that_encode_takes(tmp_path: Path) 
     dict(index(url))
     loader = load(url, captions={"long": 1}, fields=("key", "txt"), pixels=32, global_batch=1)
     served = {batch["key"][0]: batch["txt"][0] for batch in loader}
-    captions = CaptionSource(field="long").open()
+    captions = FieldCaptions("long")
     for number, value in enumerate(given):
         sample = Sample(source="", image=b"", facts={"caption": "own", "meta": {"long": value}})
-        found = captions.find("", sample, is_packed=True)
-        assert served[f"{number:02d}"] == ("own" if found is None else found.caption)
+        assert served[f"{number:02d}"] == (captions.find("", sample) or "own")
     assert [*served.values()].count("own") == 6
     assert {"a car", "7", "one", "\u96ea", "0.5", "three"} <= {*served.values()}
 

@@ -16,8 +16,7 @@ from wdsprep.dataset.random_numbers import draw, key_of
 from wdsprep.errors import FingerprintError, FormatError, OtherFormatError, UsageError
 from wdsprep.loading.order.global_order import VERSION, Order, OrderStream, Samples
 from wdsprep.loading.order.mixing import StreamAmount, compute_shares, huffman_tree, split
-from wdsprep.loading.order.permutations import permute_rows, shuffle_range
-from wdsprep.loading.order.shuffle import Passes
+from wdsprep.loading.order.shuffle import Passes, permute_rows, shuffle_range
 from wdsprep.loading.shard_access.remote import group_neighbours
 
 PROPERTY = settings(max_examples=60, deadline=None)

@@ -33,7 +33,7 @@ from wdsprep.encoding.models.find_model import find_model
 from wdsprep.encoding.options import Encode
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import FingerprintError, UsageError
-from wdsprep.loading.streaming.pieces import FILL, PIECE, Pieces, StreamRoom
+from wdsprep.loading.streaming.stages import FILL, PIECE, Pieces, StreamRoom
 
 # What Ray Data says to itself when it makes its own context, and its threads when they end:
 pytestmark = [
@@ -167,7 +167,7 @@ def test_killed_workers_lose_and_repeat_nothing_and_the_state_goes_on_anywhere(
     list(itertools.islice(begun, STOP))
     state = json.loads(json.dumps(begun.state_dict()))
     with (
-        patch.multiple("wdsprep.loading.streaming.pipeline", PER_WORKER=1, PER_TRAINER=1),
+        patch.multiple("wdsprep.loading.streaming.stream", PER_WORKER=1, PER_TRAINER=1),
         stream(images, state=state, trainers=WORLD, tee=str(kept)) as feed,
     ):
         with ThreadPoolExecutor(WORLD) as pool:

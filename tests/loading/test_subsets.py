@@ -14,9 +14,8 @@ from tests.kit.shape_sets import write_shapes
 from wdsprep.dataset.sample_selection import SampleSelection
 from wdsprep.dataset.tar.read import file_tape, read_samples
 from wdsprep.errors import FingerprintError
-from wdsprep.loading.open_datasets import open_datasets
+from wdsprep.loading.open_datasets import open_datasets, select
 from wdsprep.loading.served_datasets import Dataset
-from wdsprep.loading.subsets import select
 
 BATCH = 8
 

@@ -206,7 +206,7 @@ def test_the_pass_is_made_once_and_kept_until_the_dataset_changes(
     first = keys(load(data, where=FINE))
     (line,) = [record.getMessage() for record in caplog.records]
     assert re.search(r"asking the tables of 108 samples .* is kept in " + str(cache_home), line)
-    with patch("wdsprep.loading.sample_search.SampleSearch.run", side_effect=AssertionError):
+    with patch("wdsprep.loading.dataset_tables.SampleSearch.run", side_effect=AssertionError):
         assert keys(load(copy, where=" aesthetic>=4  and (width < 350)")) == first
         cached = {"cache": tmp_path / "cache", "cache_nbytes": 1 << 30}
         with pytest.raises(AssertionError):

@@ -69,7 +69,7 @@ def site(folder: Path, kind: str) -> Path:
         Path(package, "runners/ray.py").touch()
     elif kind == "partial":
         Path(package, "runners/ray/worker.py").unlink()
-        Path(package, "loading/streaming/pieces.py").unlink()
+        Path(package, "loading/streaming/stages.py").unlink()
     return folder
 
 

@@ -160,7 +160,7 @@ def ours(home: str, count: int) -> None:
 def in_any_order(home: str, count: int) -> None:
     from unittest.mock import patch
 
-    from wdsprep.loading.streaming import pipeline as works
+    from wdsprep.loading.streaming import stream as works
     from wdsprep.loading.streaming.trainer import Trainer
 
     def tune(context: Any) -> None:

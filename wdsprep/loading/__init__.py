@@ -3,25 +3,24 @@
 `order` computes which sample comes when, by arithmetic alone. `loader` serves that order:
 
 - `options` declares what `load` and `stream` are given, and `load_plan` checks it;
-- `open_datasets` opens datasets, and `served_datasets` says what is served of each;
+- `open_datasets` opens datasets, and `served_datasets` says what is served of each, and what
+  replaces a sample that cannot be served;
 - `shard_access` reads samples from a disk, from S3, or from a cache of it;
-- `batch_reader` makes batches of them with their `sample_texts`, and `damaged_samples` replaces
-  those that cannot be served;
+- `batch_reader` makes batches of them;
 - `prefetch` has threads do that ahead of the trainer;
 - `sample_layout` says where each part of a sample lies in its bytes, `batch_memory` holds the
-  batch, `padding` fills it up with zeros, and `augmentation` adds what chance decides;
-- `copy_to_device` copies batches to a GPU, and `shared_memory` brings them out of a DataLoader's
-  worker.
+  batch and pads it with zeros, and `augmentation` adds what chance decides;
+- `shared_memory` brings batches out of a DataLoader's worker, and copies them to a GPU.
 
 `on_the_fly` makes latents of images. `streaming` does the same on other machines, with Ray.
 
-A loader may serve a part of a dataset (`subsets`): the samples of one shape, those that meet a
-condition (`where`), or those that have a row in a table (`joined_columns`). Tables of samples
-say which these are (`sample_search`). The answer is kept on this machine, and so are the shapes
+A loader may serve a part of a dataset: the samples of one shape, those that meet a condition
+(`where`), or those that have a row in a table. Tables of samples say which these are
+(`dataset_tables`). The answer is kept on this machine, and so are the shapes
 of images that become latents on the fly.
 
 `join` puts other datasets of the same images beside one. `join_positions` finds their samples,
-`wanted_arrays` says which arrays are read of each dataset, and `row_reads` reads them together.
+`wanted_arrays` says which arrays are read of each dataset, and reads them together.
 
 In: Datasets of images or latents, a seed and a step. Out: Batches in one order, whatever the
 cluster, and the state to go on from.

@@ -25,10 +25,9 @@ from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.images.nearest_shape import Shapes
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.loading.batch_memory import Batch
-from wdsprep.loading.row_reads import select_rows
 from wdsprep.loading.sample_layout import batch_name
 from wdsprep.loading.served_datasets import Dataset
-from wdsprep.loading.wanted_arrays import TEXTS, check_unique_arrays
+from wdsprep.loading.wanted_arrays import TEXTS, check_unique_arrays, select_rows
 from wdsprep.loading.where import shorten_for_state
 from wdsprep.text import brief, real_number
 

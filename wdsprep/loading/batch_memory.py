@@ -3,6 +3,13 @@
 Blocks of memory are used again: fresh memory costs the kernel more time than reading from the page
 cache does. Blocks are mapped, because NumPy asks for huge pages. A virtual machine whose host takes
 back free memory gets huge pages at 3.4 ms for each MB, and small pages at 0.5.
+
+Rows of variable length are padded: each is as long as its caption, with zeros from there on.
+Clearing all bytes after a short caption takes longer than reading the sample, and memory is used
+again and again. So each row remembers how far it may hold nonzero bytes, and only those are
+cleared. A batch of captions of 60 tokens in rows of 300 takes 1.4 times as long as one without
+padding; if everything is cleared, it takes 2.7 times as long. Clearing with one call of the kernel,
+or while holding the interpreter's lock, is no faster.
 """
 
 import mmap
@@ -21,11 +28,45 @@ from wdsprep.dataset.aio import Bytes
 from wdsprep.dataset.npy_arrays import LATENT, MASK, Field
 from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.rejects import Reject
-from wdsprep.loading.padding import PaddedRows
 from wdsprep.loading.sample_layout import batch_name
 from wdsprep.loading.shared_memory import round_up, worker_blocks
 
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+
+
+class PaddedRows:
+    """The rows of a field of variable length, padded with zeros.
+
+    A row is opened, filled from its start, then closed. `used` has how many of each row's first
+    bytes may be nonzero, and is kept up to date.
+    """
+
+    def __init__(self, field: Field, rows: Bytes, used: Ints) -> None:
+        self.row_nbytes = field.array_nbytes
+        self.rows, self._used, self._dirty = rows, used, used.copy()
+
+    def open(self, rows: Sequence[int]) -> None:
+        """Open rows to be filled: until they are closed, any of their bytes may be nonzero."""
+        some = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
+        self._dirty[some] = self._used[some]
+        self._used[some] = self.row_nbytes
+
+    def close(self, rows: Sequence[int], ends: Ints, come: Ints) -> None:
+        """Close rows: keep the bytes of each row up to its end, and set those after it to zero.
+
+        `come` is the number of bytes read into each row, among them bytes of other members.
+        """
+        stops = np.maximum(come, self._dirty[rows])
+        for row, end, stop in zip(rows, ends.tolist(), stops.tolist(), strict=True):
+            self.rows[row, end:stop] = 0
+        self._used[rows] = ends
+
+    def put(self, row: int, array: torch.Tensor) -> None:
+        """Put an array into a row, and fill the rest of the row with padding."""
+        data = array.contiguous().view(torch.uint8).numpy().reshape(-1)
+        self.open(range(row, row + 1))
+        self.rows[row, : len(data)] = data
+        self.close([row], np.array([len(data)]), np.array([len(data)]))
 
 
 class BlockPool:

@@ -10,7 +10,7 @@ An array of variable length is read as far as the sample or its row goes, togeth
 it in the sample. The header says where the array ends. What follows is taken out if it is wanted,
 and zeros replace it.
 
-Joined datasets are read together, into the same rows (`row_reads`). `WantedArrays` decides
+Joined datasets are read together, into the same rows (`wanted_arrays`). `WantedArrays` decides
 beforehand what is taken from which dataset.
 """
 
@@ -36,17 +36,23 @@ from wdsprep.encoding.models.base import TENSORS
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.loading.augmentation import Effects
 from wdsprep.loading.batch_memory import Batch, BlockPool, Memory
-from wdsprep.loading.damaged_samples import ATTEMPTS, MISSING, Fault, Substitutes
-from wdsprep.loading.row_reads import ArrayMemory, RowRead, as_index, read_rows, select_rows
 from wdsprep.loading.sample_layout import batch_name, layout_for
-from wdsprep.loading.sample_texts import DAMAGED_JSON, SampleTexts, parse_sample, parse_tail
-from wdsprep.loading.served_datasets import SHAPE, Dataset
+from wdsprep.loading.served_datasets import ATTEMPTS, MISSING, SHAPE, Dataset, Fault, Substitutes
 from wdsprep.loading.shard_access.local import Shelf
 from wdsprep.loading.wanted_arrays import (
+    DAMAGED_JSON,
     TEXTS,
+    ArrayMemory,
+    RowRead,
+    SampleTexts,
     WantedArrays,
     WantedBySlot,
+    as_index,
     find_wanted,
+    parse_sample,
+    parse_tail,
+    read_rows,
+    select_rows,
     variable_fields,
 )
 

@@ -1,21 +1,43 @@
-"""The tables of samples of opened datasets, and of what is joined to one, shard by shard."""
+"""Read and search the tables of samples of opened datasets, and of what is joined to one.
 
-from collections.abc import Callable
-from typing import Any
+`open_tables` opens them shard by shard, and `lay_out_joined` lays out the columns of tables and
+scores that are joined to a dataset (`tables.lay_out`). `SampleSearch` finds the samples that meet a
+condition. A name in a condition has the value that the first of these has for a sample: the columns
+that are laid out, the rows of the dataset, and those of joined datasets, in the order of `join=`.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from wdsprep.dataset.condition_syntax import Condition, format_path
 from wdsprep.dataset.file_names import MANIFEST
-from wdsprep.dataset.shard_reader import NamedShard
+from wdsprep.dataset.sample_table import KEY, NO_OBJECT, REST, table_schema
+from wdsprep.dataset.samples import PathParts
+from wdsprep.dataset.score_columns import TEXT, columns_of
+from wdsprep.dataset.shard_reader import NamedShard, ShardReader
 from wdsprep.dataset.stored_dataset import read_manifest, rewritten_error
+from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import UsageError
 from wdsprep.loading.served_datasets import Dataset, JoinedDataset
+from wdsprep.loading.shard_access.sample_cache import CacheDir, cache_folder
+from wdsprep.sources.patterns import is_table
 from wdsprep.sources.tables.parquet import OpenParquet
 from wdsprep.store.base import RemoteStore
 from wdsprep.store.schemes import ANY_PLACE
-from wdsprep.tables.query import whole_numbers
+from wdsprep.tables.key_join import NAMES
+from wdsprep.tables.laid_out import LaidOut
+from wdsprep.tables.lay_out import JoinedSamples, lay_out_scores, lay_out_table
+from wdsprep.tables.other_tables import WantedColumns, encode_names
+from wdsprep.tables.query import Mask, Query, mask_of, open_engine, read_texts, whole_numbers
 from wdsprep.tables.stored_tables import ForeignTables, ShardTables, StoredTables
+from wdsprep.text import nearest_name
 
 
 class TablesBeside:
@@ -57,3 +79,186 @@ def open_tables(dataset: Dataset) -> ShardTables[Any]:
         if name not in shards or shards[name].digest != content:
             raise rewritten_error(store, name)
     return StoredTables(store, manifest, [shards[name] for name in dataset.names])
+
+
+def lay_out_joined(
+    dataset: Dataset, cache: CacheDir | None, *, named: Collection[str], for_batches: bool
+) -> tuple[LaidOut, ...]:
+    """Return the columns of all tables, and datasets of scores, that are joined to a dataset.
+
+    They are the columns that are `named`, and `for_batches` all columns of numbers.
+    """
+    wanted = WantedColumns({*named}, for_batches)
+    files, folder = dataset.whole.files, cache_folder(cache)
+    samples = JoinedSamples(
+        url=files.store.url,
+        sizes=files.sizes,
+        contents=(*files.names, *files.contents),
+        read_names=partial(_read_names, files),
+    )
+    places = dict.fromkeys(place for place in dataset.join if is_table(place))
+    laid_out = [lay_out_table(place, samples, folder, wanted=wanted) for place in places]
+    for other in dataset.joined:
+        if other.dataset.has_columns:
+            whole = other.dataset.whole
+            scores = lay_out_scores(
+                whole.store.url,
+                (*whole.names, *whole.contents),
+                columns_of(whole.settings),
+                samples,
+                folder,
+                wanted=wanted,
+                read=partial(_read_scores, files, other),
+            )
+            laid_out.append(scores)
+    there = Counter(name for columns in laid_out for name in columns.numbers)
+    if twice := sorted(name for name, count in there.items() if count > 1):
+        raise UsageError(f"two joined tables have a column {twice[0]}: leave one out")
+    return tuple(laid_out)
+
+
+def _read_names(files: Dataset, by: str) -> Iterator[pa.Array | pa.ChunkedArray]:
+    """Yield a column of names of the samples of each shard."""
+    tables = open_tables(files)
+    columns = tables.read(partial(read_texts, name=by))
+    for shard, names in zip(tables.shards, columns, strict=True):
+        if by == KEY and pc.any(pc.match_substring(names, "?")).as_py():
+            # Tables have it in place of bytes that are not UTF-8, which tell keys apart.
+            with ShardReader(files.store, shard, is_foreign=files.kind == "tars") as reader:
+                yield encode_names([*reader.keys()])
+        else:
+            yield names.cast(pa.large_string()).cast(NAMES)
+
+
+def _read_scores(
+    files: Dataset, other: JoinedDataset, names: Collection[str]
+) -> Iterator[pa.Table]:
+    """Yield the scores of the samples of each shard, null for samples that have none."""
+    kinds = {KEY: TEXT, **columns_of(other.dataset.settings)}
+    columns = {name: kinds[name] for name in names or [KEY]}
+    beside, lacking = TablesBeside(other), table_schema(columns).empty_table()
+
+    def read(shard: int) -> pa.Table:
+        count = int(files.sizes[shard])
+        rows = beside.read(lambda file: file.read(columns), shard, count)
+        return lacking.take(pa.nulls(count, pa.int64())) if rows is None else rows
+
+    return map_ahead(read, range(len(files.names)), beside.tables.threads)
+
+
+class SelectedSamples(NamedTuple):
+    """Which samples of a shard are selected.
+
+    `damaged` counts those without a readable json, and `lacking` the others that have no row in a
+    joined table.
+    """
+
+    mask: Mask
+    damaged: int
+    lacking: int
+
+
+class _ShardRows(NamedTuple):
+    """What is known of the samples of a shard: tables that stand side by side, and two masks."""
+
+    sides: Sequence[pa.Table]
+    is_sound: Mask
+    has_rows: Mask
+
+
+class SampleSearch:
+    """A search of the `tables` of a dataset, for samples that meet a condition.
+
+    They must have a row in all that is laid out. `shown` is the condition as messages have it.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        condition: Condition,
+        *,
+        shown: str,
+        laid_out: Sequence[LaidOut],
+        joined: Sequence[JoinedDataset],
+    ) -> None:
+        self._dataset, self._laid_out = dataset, laid_out
+        self._condition, self._shown = condition, shown
+        self.tables = open_tables(dataset)
+        others = (other for other in joined if not other.dataset.has_columns)  # laid out
+        self._beside = [*map(TablesBeside, others)]
+
+    def run(self) -> Iterator[SelectedSamples]:
+        """Yield for each shard which of its samples are selected.
+
+        At the end, raise UsageError if the condition has a name that no sample has.
+        """
+        threads = self.tables.threads
+        shards = range(len(self._dataset.names))
+        waiting: deque[tuple[Mask, Mask]] = deque()
+        with open_engine() as engine:
+            query = Query(self._condition, engine)
+
+            def sides() -> Iterator[Sequence[pa.Table]]:
+                look = map_ahead(lambda n: self._read(query, n), shards, threads, most=threads)
+                with closing(look) as found:
+                    for rows in found:
+                        waiting.append((rows.is_sound, rows.has_rows))
+                        yield rows.sides
+
+            for mask in query.masks(sides()):
+                is_sound, has_rows = waiting.popleft()
+                lacking = int((is_sound & ~has_rows).sum())
+                yield SelectedSamples(mask & is_sound & has_rows, int((~is_sound).sum()), lacking)
+        for path in self._condition.names:
+            if path in query.unseen:
+                raise self._unknown_name(path)
+
+    def _read(self, query: Query, number: int) -> _ShardRows:
+        """Return what is known of the samples of a shard, in any thread."""
+        is_foreign = isinstance(self.tables, ForeignTables)
+
+        def read(file: OpenParquet) -> tuple[pa.Table, pa.Table]:
+            return query.read(file), file.read([REST]) if is_foreign else pa.table({})
+
+        count = int(self._dataset.sizes[number])
+        is_sound, has_rows = np.ones((2, count), np.bool_)
+        sides = []
+        names = {str(path[0]) for path in self._condition.names}
+        for table in self._laid_out:
+            rows = table.rows_of(number)
+            has_rows &= table.has_row[rows]
+            sides.append(table.table(rows, names))
+        if self._laid_out and not is_foreign:
+            columns = {name: side[name] for side in sides[::-1] for name in side.column_names}
+            known = pa.table({**columns, "": has_rows})
+            if not query.may_lack(known.filter(known[""])):
+                return _ShardRows([*sides, known.select([""])], is_sound, has_rows)
+        own, rest = self.tables.read_shard(read, self.tables.shards[number])
+        if is_foreign:
+            is_sound = ~mask_of(pc.equal(rest[REST], NO_OBJECT).fill_null(False))
+        sides.append(own)
+        if query.may_lack(own):
+            beside = (others.read(query.read, number, count) for others in self._beside)
+            sides += [rows for rows in beside if rows is not None]
+        return _ShardRows(sides, is_sound, has_rows)
+
+    def _unknown_name(self, path: PathParts) -> UsageError:
+        tables = [self.tables, *(others.tables for others in self._beside)]
+        looked_in = ", ".join(each.url for each in tables)
+        names = {name for table in self._laid_out for name in table.offered}
+        for each in tables:
+            names |= each.field_names()
+        wrong = next(part for part in reversed(path) if isinstance(part, str))
+        where = f"{self._condition.option}{self._shown!r}"
+        if near := nearest_name(wrong, names - {wrong}):
+            way_on = f"did you mean {near}?"
+        elif self._dataset.kind == "latents":
+            way_on = (
+                "latents do not keep the columns of their images: join a table that has it, or "
+                "load the images with encode="
+            )
+        else:
+            way_on = '"wdsprep inspect DATASET KEY" shows the json of a sample'
+        return UsageError(
+            f"{looked_in}: no sample has {format_path(path)}, which {where} asks for; {way_on}"
+        )

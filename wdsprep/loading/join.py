@@ -23,10 +23,14 @@ from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import UsageError
 from wdsprep.loading.join_positions import DatasetPositions, JoinPositions
-from wdsprep.loading.open_datasets import counts_by_shape, dataset_from_manifest
+from wdsprep.loading.open_datasets import (
+    counts_by_shape,
+    dataset_from_manifest,
+    select,
+    split_by_shape,
+)
 from wdsprep.loading.order.mixing import StreamAmount
 from wdsprep.loading.served_datasets import Dataset, JoinedDataset
-from wdsprep.loading.subsets import select, split_by_shape
 from wdsprep.sources.patterns import is_table
 from wdsprep.store import open_store
 from wdsprep.store.base import Store

@@ -35,11 +35,10 @@ from wdsprep.dataset.removed_samples import removed_from
 from wdsprep.errors import FingerprintError, FormatError, UsageError
 from wdsprep.limits import MAX_AREA
 from wdsprep.loading.augmentation import make_effects
-from wdsprep.loading.check_batch_size import check_batch_size
-from wdsprep.loading.copy_to_device import copy_batches
 from wdsprep.loading.join import join_datasets
 from wdsprep.loading.load_plan import (
     LoadPlan,
+    check_batch_size,
     check_tee,
     choose_fields,
     default_threads,
@@ -54,8 +53,8 @@ from wdsprep.loading.prefetch import prefetch_depth, serve, serve_raw
 from wdsprep.loading.sample_layout import batch_name
 from wdsprep.loading.served_datasets import Dataset, order_streams
 from wdsprep.loading.shard_access.sample_cache import CacheDir, open_cache_dir
+from wdsprep.loading.shared_memory import WholeBatch, copy_batches
 from wdsprep.loading.where import select_where
-from wdsprep.loading.whole_batch import WholeBatch
 from wdsprep.options import takes_options
 from wdsprep.store import shared_store
 from wdsprep.text import brief, plural, whole_number

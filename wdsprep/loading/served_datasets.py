@@ -12,8 +12,12 @@ and a state carries a fingerprint of them.
 The order does not know shapes and conditions. For the order, a dataset is a number of samples in
 each run of its selection, and a place is a run and a number in it. `selection.locate` finds that
 place in the tars.
+
+`Substitutes` replaces samples that cannot be served by other samples. The substitute depends on
+nothing but the damaged sample. So it is the same on every rank and in every run.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,12 +25,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from wdsprep.dataset.damage import verify_step
 from wdsprep.dataset.npy_arrays import LATENT, Field, fields_of, text_fields
-from wdsprep.dataset.random_numbers import Ints
+from wdsprep.dataset.random_numbers import Ints, key_of
 from wdsprep.dataset.sample_selection import SampleSelection
 from wdsprep.dataset.score_columns import columns_of
 from wdsprep.dataset.shapes import Size, fields_in_shape, shape_name
 from wdsprep.encoding.captions.sources import OWN
+from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.loading.join_positions import JoinPositions
 from wdsprep.loading.order.global_order import OrderStream
 from wdsprep.loading.order.mixing import StreamAmount
@@ -36,6 +42,7 @@ from wdsprep.text import command
 
 if TYPE_CHECKING:
     from wdsprep.tables.laid_out import LaidOut
+
 
 SHAPE = "shape"
 """The name in a batch for the shape of its images."""
@@ -272,3 +279,83 @@ def missing_shard_advice(dataset: Dataset) -> str:
     repair = command("repair", dataset.store.url)
     again = f" or make it again ({repair}, then the command it is from)"
     return f"bring it back{again if dataset.kind != 'tars' else ''}, or load with skip_missing=True"
+
+
+ATTEMPTS = 16  # substitutes tried for a damaged sample before the dataset is taken for lost
+MISSING = "the shard is missing"
+ALL_MISSING = "all its shards are missing"
+StreamChoice = tuple[int, int]
+"""The number of a stream, and of the captions picked for a row."""
+ShardPlace = tuple[int, int]
+"""A shard, and the number of a sample in it."""
+_log = logging.getLogger("wdsprep")
+
+
+class Fault(NamedTuple):
+    """The reason why a sample cannot be served, with its tar and its number in that tar."""
+
+    reason: str
+    tar: str
+    number: int
+
+
+class Substitutes:
+    """A source of samples to serve in place of damaged ones. It remembers missing shards."""
+
+    def __init__(self, datasets: Sequence[Dataset]) -> None:
+        self._datasets = datasets
+        self._told: set[tuple[str, int]] = set()
+        # What stands beside a row may be missing, and be there beside another choice of captions:
+        self._missing: dict[StreamChoice, set[int]] = {}
+
+    def draw(self, stream: int, wanted: ShardPlace, attempt: int) -> ShardPlace:
+        """Return the place of a sample of the stream that may replace the wanted one.
+
+        A hash of the wanted place and the attempt chooses it among all samples.
+        """
+        dataset = self._datasets[stream]
+        number = key_of("substitute", dataset.digest, *wanted, attempt) % int(dataset.ends[-1])
+        runs = np.searchsorted(dataset.ends, [number], side="right")
+        places = number - (dataset.ends[runs] - dataset.sizes[runs])
+        shards, indices = dataset.selection.locate(runs, places)
+        return int(shards[0]), int(indices[0])
+
+    def next(self, choice: StreamChoice, wanted: ShardPlace, drawn: int) -> tuple[int, ShardPlace]:
+        """Draw substitutes until one is in no shard that is known to be missing.
+
+        Return the number of draws, including the `drawn` before, and the place of the last one.
+        Raise NotFoundError if all shards are known to be missing. Passing over missing shards
+        saves time, and does not change the substitute.
+        """
+        dataset, missing = self._datasets[choice[0]], self._missing.get(choice, set())
+        while len(missing) < dataset.filled_shards:
+            place = self.draw(choice[0], wanted, drawn)
+            drawn += 1
+            if place[0] not in missing:
+                return drawn, place
+        joined = " and ".join(each.dataset.store.url for each in dataset.joined)
+        what = f"each of its shards is missing, here or in {joined}" if joined else ALL_MISSING
+        raise NotFoundError(f"{dataset.place}: {what}")
+
+    def warn(self, choice: StreamChoice, shard: int, fault: Fault) -> None:
+        """Log once that a sample is replaced, or all samples of a missing shard.
+
+        A missing shard is remembered, so that `next` passes over it.
+        """
+        reason, tar, number = fault
+        if reason == MISSING:
+            self._missing.setdefault(choice, set()).add(shard)
+        place = (tar, number if reason != MISSING else -1)
+        if place in self._told:
+            return
+        self._told.add(place)
+        what = reason if reason == MISSING else f"sample {number} cannot be served ({reason})"
+        _log.warning("%s: %s; others are served in its place", tar, what)
+
+    def make_error(self, stream: int, fault: Fault) -> FormatError:
+        """Return the error for a dataset with too many damaged samples."""
+        datasets = self._datasets[stream].with_joined
+        damaged = next(each for each in datasets if fault.tar.startswith(f"{each.store.url}/"))
+        next_step = "" if damaged.kind == "tars" else verify_step(damaged.store.url)
+        what = f"{ATTEMPTS} samples in a row cannot be served, the last ({fault.reason})"
+        return FormatError(f"{damaged.place}: {what}").with_next_step(next_step)

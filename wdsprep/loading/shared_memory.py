@@ -1,4 +1,4 @@
-"""Share the memory of batches between a DataLoader's worker and the trainer, and reuse it.
+"""Bring batches to the trainer: from a DataLoader's worker by shared memory, and to a device.
 
 torch shares fresh memory for every tensor: the kernel has to clear it, and its descriptor goes over
 a socket of its own. That takes as long as reading. So a worker keeps its blocks: one goes to the
@@ -10,22 +10,36 @@ is gone with the last process that has it.
 Only whole batches go by number, and only by multiprocessing's pickler. torch copies everything else
 that a worker makes of a batch and sends. A trainer lets go of the blocks of workers that have ended
 when it meets blocks of new workers.
+
+A loader yields a `WholeBatch`, a dict that a DataLoader does not make batches of again.
+`DataLoader(loader)` and `DataLoader(loader, batch_size=4)` would stack whole batches to arrays of
+one more dimension, and train on them without a word. torch asks `default_collate_fn_map` how a type
+is put together, and this one refuses. `batch_size=None` takes batches as they are, and never asks.
+
+`copy_batches` copies batches to a device while the batch before is in use.
 """
 
 import os
 import secrets
 import weakref
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+from torch.utils import _pytree
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from wdsprep.dataset.aio import Bytes
-from wdsprep.loading.whole_batch import WholeBatch
+from wdsprep.errors import UsageError
 
 WORD = 64  # bytes before the data, which stays aligned; the first tells whether they are in use
 MOST = 128  # the most blocks of a worker; more are in use only if a trainer keeps batches
+
+
+class WholeBatch(dict[str, Any]):
+    """A batch of a loader, which a DataLoader must not join with others."""
 
 
 class SharedBatch(WholeBatch):
@@ -174,3 +188,83 @@ def _forget_ended_workers() -> None:
             os.kill(worker[0], 0)
         except (ProcessLookupError, PermissionError):  # gone, or another user's by now
             del _received[worker]
+
+
+def _refuse(_batches: object, **_: object) -> NoReturn:
+    raise UsageError(
+        "a loader's batches are whole already: give DataLoader(loader, batch_size=None), and "
+        "their size as global_batch= to wdsprep.load"
+    )
+
+
+def _flatten(batch: WholeBatch) -> tuple[list[Any], list[str]]:
+    return list(batch.values()), list(batch)
+
+
+def _unflatten(values: Iterable[Any], names: Any) -> WholeBatch:
+    return WholeBatch(zip(names, values, strict=True))
+
+
+default_collate_fn_map[WholeBatch] = _refuse
+_pytree.register_pytree_node(WholeBatch, _flatten, _unflatten)  # as a dict is
+
+
+Numbered = tuple[int, dict[str, Any]]
+
+
+def copy_batches(batches: Iterator[Numbered], device: torch.device) -> Iterator[Numbered]:
+    """Yield batches with their steps, copied to a device.
+
+    For CUDA, each batch is copied from pinned memory while the batch before is in use. For
+    other devices, the copy has finished when the batch is yielded: only CUDA promises not to
+    reuse memory that a copy still reads.
+    """
+    if device.type == "cuda":
+        yield from _copy_ahead(batches, device)
+        return
+    for step, batch in batches:
+        yield step, _move_batch(batch, device)
+
+
+def _copy_ahead(batches: Iterator[Numbered], device: torch.device) -> Iterator[Numbered]:
+    """Yield batches on a CUDA device, while the next batch is copied on another CUDA stream.
+
+    torch frees pinned memory when the copies from it have finished. So a batch may be dropped
+    as soon as its copy has begun.
+    """
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    device = stream.device  # whatever the current device is later
+    before: tuple[Numbered, torch.cuda.Event] | None = None
+    for step, batch in batches:
+        with torch.cuda.stream(stream):
+            moved = _move_batch(batch, device, non_blocking=True)
+            event = stream.record_event()
+        if before is not None:
+            yield _wait_for_copy(*before, device)
+        before = (step, moved), event
+    if before is not None:
+        yield _wait_for_copy(*before, device)
+
+
+def _move_batch(
+    batch: dict[str, Any], device: torch.device, *, non_blocking: bool = False
+) -> dict[str, Any]:
+    return {
+        name: value.to(device, non_blocking=non_blocking)
+        if isinstance(value, torch.Tensor)
+        else value
+        for name, value in batch.items()
+    }
+
+
+def _wait_for_copy(numbered: Numbered, event: torch.cuda.Event, device: torch.device) -> Numbered:
+    """Return a batch after telling the trainer's CUDA stream to wait for its copy.
+
+    The memory of the batch is not freed before that stream has used it.
+    """
+    current = torch.cuda.current_stream(device)
+    current.wait_event(event)
+    for value in numbered[1].values():
+        if isinstance(value, torch.Tensor):
+            value.record_stream(current)
+    return numbered

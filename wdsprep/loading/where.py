@@ -1,7 +1,7 @@
 """Filter samples by a condition: `where="aesthetic >= 6 and width >= 768"`.
 
 Conditions are those of `wdsprep.dataset.condition_syntax`. They are asked of the tables beside the
-shards and of what is joined to them (`sample_search`). The samples that meet one are kept
+shards and of what is joined to them (`dataset_tables`). The samples that meet one are kept
 (`kept_file`), by the contents of the dataset and the condition, so the next run finds them there.
 """
 
@@ -18,14 +18,14 @@ from wdsprep.dataset.kept_file import KeptWriter, open_or_make
 from wdsprep.dataset.random_numbers import key_of
 from wdsprep.dataset.sample_selection import SampleSelection, ShardSamples, keep_selection
 from wdsprep.errors import UsageError
+from wdsprep.loading.open_datasets import select
 from wdsprep.loading.served_datasets import Dataset, JoinedDataset
 from wdsprep.loading.shard_access.sample_cache import CacheDir, cache_folder
-from wdsprep.loading.subsets import select
 from wdsprep.sources.patterns import is_table
 from wdsprep.text import examples, plural
 
 if TYPE_CHECKING:
-    from wdsprep.loading.sample_search import SampleSearch
+    from wdsprep.loading.dataset_tables import SampleSearch
     from wdsprep.tables.laid_out import LaidOut
 
 SHOWN = 200
@@ -83,7 +83,9 @@ class Subset:
         return SampleSelection.from_file(kept)
 
     def search(self) -> "SampleSearch":
-        from wdsprep.loading.sample_search import SampleSearch  # pyarrow and DuckDB, which few need
+        from wdsprep.loading.dataset_tables import (
+            SampleSearch,  # pyarrow and DuckDB, which few need
+        )
 
         return SampleSearch(
             self.whole.files,
@@ -164,7 +166,7 @@ def find_subset(
     condition = join_conditions(given) if given else None
     tables: tuple[LaidOut, ...] = ()
     if any(map(is_table, dataset.join)) or any(o.dataset.has_columns for o in dataset.joined):
-        from wdsprep.loading.joined_columns import lay_out_joined  # DuckDB, which few need
+        from wdsprep.loading.dataset_tables import lay_out_joined  # DuckDB, which few need
 
         paths = condition.names if condition else ()
         named = {*(columns or ()), *(str(name[0]) for name in paths if len(name) == 1)}

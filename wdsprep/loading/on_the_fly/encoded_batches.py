@@ -36,7 +36,6 @@ from wdsprep.images.nearest_shape import cut_of
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.loading.batch_memory import Arrays, Batch, Memory
 from wdsprep.loading.batch_reader import PutSubstitute, Reader
-from wdsprep.loading.damaged_samples import ATTEMPTS
 from wdsprep.loading.load_plan import LoadPlan
 from wdsprep.loading.options import LONGEST
 from wdsprep.loading.order.global_order import Samples
@@ -49,6 +48,7 @@ from wdsprep.loading.prefetch import (
     wanted_by_shelf,
 )
 from wdsprep.loading.sample_layout import batch_name
+from wdsprep.loading.served_datasets import ATTEMPTS
 from wdsprep.loading.wanted_arrays import TEXTS
 
 BEGUN = 2  # steps that the device has

@@ -9,9 +9,9 @@
         state = trainer.state_dict()
 
 1. Numbers of pieces go in, in the order of training, as far ahead as the trainers' pace and the
-   object store allow (`stream`, `piece_source`, `pieces`).
+   object store allow (`stream`, `workers`).
 2. Decoders read and crop on CPUs, encoders make latents on GPUs; Ray Data runs both as pools that
-   grow and shrink (`stages`, `pipeline`).
+   grow and shrink (`stages`).
 3. `streaming_split` deals the pieces out, one trainer after the other. With `preserve_order` that
    is exact: a trainer has every W-th piece, and joins them to batches (`trainer`).
 

@@ -29,8 +29,13 @@ from wdsprep.loading.on_the_fly.encoded_batches import (
     open_tee,
     with_empty_caption,
 )
-from wdsprep.loading.streaming.pieces import Pieces
-from wdsprep.loading.streaming.stages import PackedPiece, PieceMetadata, WorkerStats, unpack_piece
+from wdsprep.loading.streaming.stages import (
+    PackedPiece,
+    PieceMetadata,
+    Pieces,
+    WorkerStats,
+    unpack_piece,
+)
 from wdsprep.loading.streaming.workers import THEN, new_trainer
 from wdsprep.runners.worker_versions import find_refusal
 from wdsprep.version import __version__
