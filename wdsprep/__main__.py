@@ -40,7 +40,7 @@ def _restart_in_utf8() -> None:
 
 def main() -> int:
     _restart_in_utf8()
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # runners/out_of_memory says why
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # runners/stuck_workers says why
     signal.signal(signal.SIGTERM, _interrupt)
     sys.unraisablehook = _resend_interrupt
     try:

@@ -56,7 +56,7 @@ from wdsprep.errors import (
     UsageError,
     WdsprepError,
 )
-from wdsprep.runners.in_process import InProcessRunner
+from wdsprep.runners.make_runner import InProcessRunner
 from wdsprep.store import open_store
 
 SIZES = ((64, 80), (100, 90), (200, 136))  # two of bucket 64, one of 128

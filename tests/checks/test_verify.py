@@ -176,7 +176,7 @@ def test_members_that_lie_across_what_is_read_at_once_are_checked_alike(
 def test_worker_processes_find_what_this_process_finds(
     images: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("wdsprep.runners.in_process.HERE_NBYTES", 0)
+    monkeypatch.setattr("wdsprep.runners.make_runner.HERE_NBYTES", 0)
     assert main(["verify", str(images), "--workers", "2"]) == 0
     assert "sound: 12 samples in 7 shards" in capfd.readouterr().out
     flip(images / "64/000002.tar", 8 * 3_000)

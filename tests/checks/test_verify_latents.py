@@ -15,8 +15,8 @@ from tests.kit.encode_work import Making
 from tests.kit.encodes import encode_here, packed, pictures, positions_in
 from tests.kit.latent_sets import field, npy
 from tests.kit.packs import manifest_of, tree
-from wdsprep.checks.member_rules import array_problem
 from wdsprep.checks.repair import do_repair, plan_repair
+from wdsprep.checks.shard_check import array_problem
 from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import MANIFEST, table_name
 from wdsprep.dataset.receipts import Receipt, Shard

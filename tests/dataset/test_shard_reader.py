@@ -23,7 +23,8 @@ from wdsprep.dataset.tar.read import TarSample, file_tape, read_samples, scan
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.errors import DamageError, NotFoundError, ShortReadError
 from wdsprep.store import open_store
-from wdsprep.store.base import Entry, OverNetwork
+from wdsprep.store.base import Entry
+from wdsprep.store.remote import OverNetwork
 
 COUNT = 60
 

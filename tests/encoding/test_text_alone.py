@@ -42,7 +42,8 @@ from wdsprep.encoding.output_places import TEXT_PLACE
 from wdsprep.encoding.shard_texts import read_texts
 from wdsprep.errors import UsageError
 from wdsprep.store import open_store
-from wdsprep.store.base import Entry, OverNetwork
+from wdsprep.store.base import Entry
+from wdsprep.store.remote import OverNetwork
 from wdsprep.tables.read_positions import read_positions
 
 

@@ -20,8 +20,8 @@ from wdsprep.dataset.latent_scaling import denormalise, patchify
 from wdsprep.dataset.npy_arrays import field_of, values_of
 from wdsprep.errors import FingerprintError, TarError, UsageError
 from wdsprep.exporting import LAYOUTS
-from wdsprep.exporting.convert_arrays import bfloat16_bits
 from wdsprep.exporting.energon import path_between
+from wdsprep.exporting.layout import bfloat16_bits
 
 FLUX = (*LATENTS, *TEXT)
 
@@ -45,7 +45,7 @@ def test_workers_write_what_this_process_writes(
 ) -> None:
     source = latents(tmp_path / "latents")
     here = wdsprep.export(source, tmp_path / "here", to="parquet")
-    monkeypatch.setattr("wdsprep.runners.in_process.HERE_NBYTES", 0)
+    monkeypatch.setattr("wdsprep.runners.make_runner.HERE_NBYTES", 0)
     there = wdsprep.export(source, tmp_path / "there", to="parquet", workers=2, runner="local")
     assert (here.samples, here.files, here.nbytes) == (15, 3, there.nbytes)
     assert tree(tmp_path / "here") == tree(tmp_path / "there")

@@ -6,7 +6,7 @@ import pytest
 
 from tests.kit.fetches import ANSWERS, fetcher
 from tests.kit.webserver import Authority, WebServer
-from wdsprep.fetch.client_thread import Fetcher
+from wdsprep.fetch.client import Fetcher
 
 
 @pytest.fixture(scope="module")
@@ -29,4 +29,4 @@ def answering() -> Iterator[WebServer]:
 
 @pytest.fixture
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wdsprep.fetch.backoff.pause_s", lambda _attempt: 0.0)
+    monkeypatch.setattr("wdsprep.fetch.client.pause_s", lambda _attempt: 0.0)

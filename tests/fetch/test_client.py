@@ -33,7 +33,7 @@ from tests.kit.webserver import (
 )
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import UsageError
-from wdsprep.fetch.client_thread import Fetcher
+from wdsprep.fetch.client import Fetcher
 from wdsprep.fetch.options import TRANSIENT, Fetched, FetchRules
 
 
@@ -207,7 +207,7 @@ def test_bodies_that_are_too_much_together_come_one_after_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ten begin, by the usual size; their first parts alone are more than there is room for."""
-    monkeypatch.setattr("wdsprep.fetch.memory_limit.ROOM_NBYTES", 2_000_000)
+    monkeypatch.setattr("wdsprep.fetch.limits.ROOM_NBYTES", 2_000_000)
     body, begun, number = bytes(500_000), threading.Barrier(10), count()
 
     def half(connection: Connection, _: Request) -> bool:

@@ -12,8 +12,8 @@ from tests.kit.webserver import WebServer, ok
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal
 from wdsprep.dataset.samples import Sample
+from wdsprep.fetch.answer_rules import opt_out
 from wdsprep.fetch.downloads import ASKED_AHEAD, HELD_NBYTES, Downloads, DownloadTurns
-from wdsprep.fetch.opt_outs import opt_out
 from wdsprep.fetch.options import Fetched
 
 

@@ -15,9 +15,15 @@ from tests.kit.fetches import Answers
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.errors import WorkError
-from wdsprep.fetch.backoff import pause_s, retry_after_s
-from wdsprep.fetch.host_limits import FAILURES_IN_A_ROW, HostLimits
-from wdsprep.fetch.memory_limit import ROOM_NBYTES, USUAL_NBYTES, BodyLimit, body_limit_for
+from wdsprep.fetch.answer_rules import pause_s, retry_after_s
+from wdsprep.fetch.limits import (
+    FAILURES_IN_A_ROW,
+    ROOM_NBYTES,
+    USUAL_NBYTES,
+    BodyLimit,
+    HostLimits,
+    body_limit_for,
+)
 from wdsprep.fetch.options import Fetched
 from wdsprep.fetch.outage import NO_SUCH_NAME, OutageCheck, Witnesses
 

@@ -13,7 +13,7 @@ import pytest
 from tests.kit.fetches import IMAGE
 from tests.kit.webserver import WebServer, ok
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.fetch.client_thread import Fetcher
+from wdsprep.fetch.client import Fetcher
 from wdsprep.fetch.options import FetchRules
 from wdsprep.fetch.robots import read_robots
 

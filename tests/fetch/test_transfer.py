@@ -35,7 +35,7 @@ from tests.kit.webserver import (
 )
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import UsageError, WorkError
-from wdsprep.fetch.client_thread import Fetcher
+from wdsprep.fetch.client import Fetcher
 from wdsprep.fetch.transfer import user_agent
 
 
@@ -62,10 +62,10 @@ PLACES = {
     "a header": "wdsprep.fetch.transfer.Head",
     "a body": "wdsprep.fetch.transfer.too_many_bytes",
     "a socket": "wdsprep.fetch.transfer.is_public",
-    "an opt-out": "wdsprep.fetch.opt_outs.opt_out",
+    "an opt-out": "wdsprep.fetch.answer_rules.opt_out",
     "a redirect": "wdsprep.fetch.client.follow",
     "a robots.txt": "wdsprep.fetch.client.read_robots",
-    "a turn": "wdsprep.fetch.host_limits.HostLimits.take",
+    "a turn": "wdsprep.fetch.limits.HostLimits.take",
     "a URL": "wdsprep.fetch.client.parse",
 }
 THROWING = {

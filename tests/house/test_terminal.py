@@ -284,7 +284,7 @@ def test_no_error_of_the_library_has_a_query_nor_has_its_traceback(tmp_path: Pat
 def test_a_signed_url_of_s3_is_in_no_error_nor_in_its_traceback(
     bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wdsprep.store.failures.ATTEMPTS", 2)
+    monkeypatch.setattr("wdsprep.store.remote.ATTEMPTS", 2)
     store = open_store(f"s3://{bucket}/data")
     write_bytes(store, "f", b"x")
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{refused_port()}")

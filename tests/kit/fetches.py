@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.kit.webserver import Behaviour, Connection, Request, ok, raw, redirect, response, status
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.fetch.client_thread import Fetcher
+from wdsprep.fetch.client import Fetcher
 from wdsprep.fetch.options import Fetched, FetchRules
 
 IMAGE = bytes(range(256)) * 40

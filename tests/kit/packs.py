@@ -32,7 +32,7 @@ from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.read import file_tape, index_tar
 from wdsprep.packing.slices import survey_source
 from wdsprep.runners.base import Event, Quarantined, Unit, Work
-from wdsprep.runners.in_process import InProcessRunner
+from wdsprep.runners.make_runner import InProcessRunner
 from wdsprep.sources.base import Columns, Source
 from wdsprep.sources.recognise import recognise
 from wdsprep.store import open_store

@@ -24,7 +24,8 @@ from wdsprep.errors import NotFoundError
 from wdsprep.runners.base import Event
 from wdsprep.runners.schedule import Done, Ready, SlotMessage, drive
 from wdsprep.sources.base import Item
-from wdsprep.store.base import HELD, Entry, OverNetwork
+from wdsprep.store.base import HELD, Entry
+from wdsprep.store.remote import OverNetwork
 
 FIELDS = (
     Field(name="latent.npy", dtype="<f2", shape=(4, 32, 32)),

@@ -32,7 +32,7 @@ from wdsprep.dataset.samples import facts_bytes, value_at_path
 from wdsprep.errors import DamageError, FingerprintError, NotFoundError, StoreError, UsageError
 from wdsprep.loading.where import Where
 from wdsprep.packing.filters import Filter
-from wdsprep.reporting.matching_samples import MatchingSamples
+from wdsprep.reporting.inspect import MatchingSamples
 from wdsprep.store.local import LocalStore
 
 SIZES = (60, 0, 45, 3)

@@ -35,13 +35,12 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
 from wdsprep.errors import NotFoundError, StoreError, UsageError
 from wdsprep.reporting.contact_sheet import facts_of_image
-from wdsprep.reporting.datasets import open_all
+from wdsprep.reporting.datasets import ReadSample, SamplePlace, open_all, pick
 from wdsprep.reporting.distributions import latent_of, spectrum_of
 from wdsprep.reporting.funnel import pace_of
 from wdsprep.reporting.page import UNREADABLE, fill
 from wdsprep.reporting.pictures import find_decoding
 from wdsprep.reporting.report import ReportListener, report
-from wdsprep.reporting.samples import ReadSample, SamplePlace, pick
 from wdsprep.store.local import LocalStore
 
 PLACE = SamplePlace(Shard(name="64/0.tar", samples=1, nbytes=1, digest=""), 0)

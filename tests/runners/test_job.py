@@ -22,8 +22,8 @@ from tests.kit.packs import pack, photos, tree
 from wdsprep.cli import main
 from wdsprep.errors import BusyError, FormatError
 from wdsprep.runners.base import BrokenWorkerError, Event, HopelessError, Unit, Work
-from wdsprep.runners.in_process import InProcessRunner
 from wdsprep.runners.job import Job, JobStatus, job_largest_first
+from wdsprep.runners.make_runner import InProcessRunner
 
 
 # --- the job alone

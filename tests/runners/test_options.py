@@ -12,7 +12,7 @@ from wdsprep import cpus
 from wdsprep.checks.options import VerifyOptions
 from wdsprep.errors import UsageError
 from wdsprep.runners.base import Runner
-from wdsprep.runners.in_process import HERE_NBYTES, InProcessRunner, runner_for
+from wdsprep.runners.make_runner import HERE_NBYTES, InProcessRunner, runner_for
 from wdsprep.runners.options import (
     THIS_RAY,
     WorkerOptions,

@@ -8,10 +8,19 @@ from ray.exceptions import OutOfMemoryError, RayActorError
 
 import wdsprep
 from wdsprep.runners import stuck_workers
-from wdsprep.runners.out_of_memory import OUT_OF_MEMORY, PERHAPS, KillsCounted, find_counters
 from wdsprep.runners.ray.lost_workers import death_reason
 from wdsprep.runners.schedule import Done, Lost, Opening, Ready, Returned, UnitProgress
-from wdsprep.runners.stuck_workers import LOOK_S, STEP_NBYTES, Watch, awaiting, report_opening
+from wdsprep.runners.stuck_workers import (
+    LOOK_S,
+    OUT_OF_MEMORY,
+    PERHAPS,
+    STEP_NBYTES,
+    KillsCounted,
+    Watch,
+    awaiting,
+    find_counters,
+    report_opening,
+)
 
 PATIENCE_S, OPENING_S = 60.0, 300.0
 PAGE = Path(wdsprep.__file__).parent / "encoding/README.md"

@@ -17,7 +17,7 @@ from tests.kit.scores import columns_in, pictures_in, score_here
 from tests.kit.sealed_files import resealed
 from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.errors import FingerprintError, FormatError, UsageError
-from wdsprep.reporting.matching_samples import MatchingSamples
+from wdsprep.reporting.inspect import MatchingSamples
 from wdsprep.store import open_store
 
 

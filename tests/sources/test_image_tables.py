@@ -18,7 +18,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.errors import SourceError, UsageError
-from wdsprep.images.raw_pixels import HEAD, png_of_pixels
+from wdsprep.images.formats import HEAD, png_of_pixels
 from wdsprep.sources.tables.mds import value_of
 
 

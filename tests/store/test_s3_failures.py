@@ -11,7 +11,7 @@ from tests.kit.s3 import S3Server
 from tests.kit.stores import BIG, one_line, through, uploads
 from wdsprep.errors import ExistsError, ShortReadError, StoreError
 from wdsprep.store.base import stream, write_bytes
-from wdsprep.store.failures import ATTEMPTS
+from wdsprep.store.remote import ATTEMPTS
 from wdsprep.store.s3.s3_store import S3Store
 
 FAULTS: list[Fault] = [

@@ -23,7 +23,7 @@ from wdsprep.errors import StoreError
 from wdsprep.runners.run import sweep
 from wdsprep.store import open_store
 from wdsprep.store.base import stream, write_bytes
-from wdsprep.store.failures import ATTEMPTS
+from wdsprep.store.remote import ATTEMPTS
 from wdsprep.store.s3 import uploads as s3_uploads
 from wdsprep.store.s3.s3_store import S3Store
 

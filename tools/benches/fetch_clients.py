@@ -15,7 +15,7 @@ PLACES = 64
 
 def by_fetcher(urls: list[str], **rules: object) -> None:
     """Where one has come the next is asked for, in the fetcher's own thread like the others do."""
-    from wdsprep.fetch.client_thread import Fetcher
+    from wdsprep.fetch.client import Fetcher
     from wdsprep.fetch.options import FetchRules
 
     defaults = {"allow_private": True, "in_flight": PLACES, "per_host": PLACES}

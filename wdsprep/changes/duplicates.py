@@ -36,8 +36,8 @@ from wdsprep.dataset.damage import verify_step
 from wdsprep.errors import UsageError
 from wdsprep.options import Place, as_places, takes_datasets
 from wdsprep.runners.base import Runner
-from wdsprep.runners.in_process import runner_for
 from wdsprep.runners.job import JobListener, JobStatus, check_all_done, job_largest_first
+from wdsprep.runners.make_runner import runner_for
 from wdsprep.store.base import absolute
 from wdsprep.store.schemes import place_scheme
 from wdsprep.text import NotebookTable

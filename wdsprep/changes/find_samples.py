@@ -35,7 +35,7 @@ from wdsprep.dataset.tar.read import open_tape, scan
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import DamageError
-from wdsprep.images.extensions import IMAGES
+from wdsprep.images.headers import IMAGES
 from wdsprep.store.base import Store
 from wdsprep.tables.stored_tables import read_sound_columns
 

@@ -34,8 +34,8 @@ from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.stored_dataset import dated_manifest, find_claim, refresh_manifest
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import ExistsError, FingerprintError, FullError, NotFoundError, UsageError
-from wdsprep.runners.in_process import runner_for
 from wdsprep.runners.job import JobListener
+from wdsprep.runners.make_runner import runner_for
 from wdsprep.runners.options import WorkerOptions
 from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write
 from wdsprep.runners.track import track_run

@@ -4,9 +4,8 @@
    and which there are.
 2. `unit_check` checks one unit of work after another, on any number of processes. Each file of a
    unit is read once (`dataset.shard_reader`): a thread hashes it while `shard_check` compares the
-   samples with the format (`member_rules`).
-3. `verify` puts both together; given images and their latents it also pairs them
-   (`matching_images`).
+   samples with the format.
+3. `verify` puts both together; given images and their latents it also pairs them.
 4. `repair` removes what they find damaged, so that `pack` or `encode` makes that again.
 
 `options` has the options of the last two. What is wrong becomes a *finding* (`findings`), which

@@ -95,7 +95,7 @@ class UnitFindings:
     """The result of checking one unit of work.
 
     `keys` has a digest of the keys of each shard. It stands under the name by which a latent shard
-    states that shard as its input (see `matching_images`).
+    states that shard as its input (see `verify`).
     """
 
     findings: tuple[Finding, ...] = ()

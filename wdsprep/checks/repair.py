@@ -48,7 +48,7 @@ from wdsprep.dataset.tar.read import read_samples, stream_tape
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.options import takes_options
 from wdsprep.packing.retry_rejected import read_retries
-from wdsprep.runners.in_process import runner_for
+from wdsprep.runners.make_runner import runner_for
 from wdsprep.store.base import Store, stream, write_bytes
 from wdsprep.text import NotebookTable, plural
 

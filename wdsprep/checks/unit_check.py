@@ -9,9 +9,7 @@ from itertools import pairwise
 
 from wdsprep.checks.dataset_check import DatasetSurvey, damage_text, smallest_unit
 from wdsprep.checks.findings import CheckedDataset, Finding, Kind, UnitFindings
-from wdsprep.checks.matching_images import keys_digest
-from wdsprep.checks.member_rules import array_problem, rules_of
-from wdsprep.checks.shard_check import CheckedShard, check_shard
+from wdsprep.checks.shard_check import CheckedShard, array_problem, check_shard, rules_of
 from wdsprep.dataset.coarse_histograms import sum_counts
 from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import (
@@ -380,7 +378,7 @@ class _Checker:
         both = [*keys, *self._rejected]
         if all(_rise(keys[place.start : place.stop]) for place in self._runs(len(keys))):
             both.sort(key=key_order)
-        return {self._receipt.input: keys_digest(both)}
+        return {self._receipt.input: _keys_digest(both)}
 
     def _runs(self, count: int) -> list[range]:
         """Return the ranges of samples in which keys rise: one for each shape, or one for all."""
@@ -390,10 +388,14 @@ class _Checker:
     def _image_digests(self) -> Iterable[tuple[str, str]]:
         for shard in self._receipt.shards:
             if keys := self._keys.get(shard.name):
-                yield shard.digest, keys_digest(keys)
+                yield shard.digest, _keys_digest(keys)
                 if first := self._unit.firsts.get(shard.name):
-                    yield f"{shard.digest}:{first}", keys_digest(keys[:first])
+                    yield f"{shard.digest}:{first}", _keys_digest(keys[:first])
 
 
 def _rise(keys: Iterable[str]) -> bool:
     return all(a < b for a, b in pairwise(map(key_order, keys)))
+
+
+def _keys_digest(keys: Iterable[str]) -> str:
+    return hex_digest("\n".join(keys).encode("utf-8", "surrogateescape"))

@@ -145,7 +145,7 @@ def _main(arguments: list[str]) -> int:
         sys.stderr.close()
         return 1
     except Exception as error:  # noqa: BLE001 (a bug: reported as one line, whole with --debug)
-        from wdsprep.runners.out_of_memory import is_of_memory
+        from wdsprep.runners.stuck_workers import is_of_memory
 
         if is_of_memory(error):
             complain("out of memory: give the command more (ulimit -v), and run it again")

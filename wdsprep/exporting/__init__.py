@@ -2,10 +2,9 @@
 
 1. A *layout* is what one reader expects. Each has a module here, named as in `--to`. It says which
    datasets fit, what becomes of a shard, and what is written after all shards.
-2. `layout` has what all layouts share, and finds one by its name. `output` writes their files, with
-   digests, and checks those that are there.
-3. `read_samples` reads a shard and what is joined to it, and checks digests. `renamed_tars` writes
-   shards whose members have other names.
+2. `layout` has what all layouts share, also tars whose members have other names, and finds a layout
+   by its name. `output` writes their files, with digests, and checks those that are there.
+3. `read_samples` reads a shard and what is joined to it, and checks digests.
 4. `export` is the run, and `options` has its options: workers export the shards, and a shard that
    is exported is not exported again.
 

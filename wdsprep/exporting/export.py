@@ -31,8 +31,8 @@ from wdsprep.exporting.output import CLAIM, MARKS, CheckWork, ExportMark, Output
 from wdsprep.exporting.read_samples import ExportUnit, UnitReader, UnitSource
 from wdsprep.options import takes_options
 from wdsprep.runners.base import PROGRESS_S, Unit, Work
-from wdsprep.runners.in_process import runner_for
 from wdsprep.runners.job import Job, JobListener, check_all_done, job_largest_first
+from wdsprep.runners.make_runner import runner_for
 from wdsprep.runners.options import WorkerOptions
 from wdsprep.store import open_store, shared_store
 from wdsprep.store.base import Store, absolute, check_apart, is_hidden, write_bytes

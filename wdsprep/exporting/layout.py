@@ -1,17 +1,33 @@
-"""The interface of layouts: what they receive of a dataset, and what they return for an export."""
+"""The interface of layouts: what they receive of a dataset, and what they return for an export.
+
+What several of them need is here too: arrays in the types and shapes that readers expect, and tars
+whose members have other names.
+"""
 
 import importlib
 import json
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
-from wdsprep.dataset.npy_arrays import Field, is_of_text, text_fields
+from wdsprep.dataset.file_names import index_name
+from wdsprep.dataset.npy_arrays import (
+    BFLOAT16,
+    Field,
+    field_of,
+    is_of_text,
+    text_fields,
+    to_bfloat16,
+    values_of,
+)
 from wdsprep.dataset.score_columns import SCORES, is_scored
 from wdsprep.dataset.shapes import shapes_of
-from wdsprep.dataset.tar.write import Buffer
+from wdsprep.dataset.tar.write import Buffer, TarWriter
 from wdsprep.errors import FormatError, UsageError
 from wdsprep.exporting.output import ExportedFile, Output
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,3 +152,75 @@ def layout_of(to: str, tower: str) -> Layout:
 
 def to_json(body: object) -> bytes:
     return json.dumps(body, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def bfloat16_bits(field: Field, data: Buffer) -> "NDArray[Any]":
+    """Return an array as bfloat16, whose bits are in unsigned integers."""
+    import numpy as np
+
+    if field.dtype == BFLOAT16:
+        return np.frombuffer(data, "<u2", offset=len(field.header)).reshape(field.shape)
+    bits: NDArray[Any] = to_bfloat16(values_of(field, data))
+    return bits
+
+
+def pad_to(array: "NDArray[Any]", length: int) -> "NDArray[Any]":
+    """Pad an array with zeros at its end, up to `length` rows."""
+    import numpy as np
+
+    short = length - len(array)
+    if not short:
+        return array
+    return np.concatenate([array, np.zeros((short, *array.shape[1:]), array.dtype)])
+
+
+def split_npy(name: str, data: Buffer, count: int) -> list[Buffer]:
+    """Split an `.npy` file along the first axis of its array into `count` files."""
+    if count == 1:
+        return [data]
+    field = field_of(name, data)
+    part = replace(field, shape=(field.shape[0] // count, *field.shape[1:]))
+    starts = range(len(field.header), len(data), part.array_nbytes)
+    return [part.header + data[start : start + part.array_nbytes] for start in starts]
+
+
+def npy_bytes(array: "NDArray[Any]") -> bytes:
+    """Return the `.npy` file of an array."""
+    import io
+
+    import numpy as np
+
+    out = io.BytesIO()
+    np.save(out, np.ascontiguousarray(array))
+    return out.getvalue()
+
+
+Members = list[tuple[str, Buffer]]
+
+
+def write_tar(
+    out: Output,
+    unit: str,
+    samples: Iterator[ExportSample],
+    members: Callable[[ExportSample], Members],
+    *,
+    indexed: bool = False,
+) -> Writing:
+    """Write one tar, with its index if `indexed`. Yield after each sample.
+
+    Nothing is written if there is no sample.
+    """
+    name = f"{unit}.tar"
+    first = next(samples, None)
+    if first is None:
+        return
+    with out.open(name) as file, TarWriter(file, hashed=False) as tar:
+        tar.add(first.key, members(first))
+        yield
+        for sample in samples:
+            tar.add(sample.key, members(sample))
+            yield
+        written = tar.finish()
+        file.samples = written.samples
+    if indexed:
+        out.write(index_name(name), written.index)

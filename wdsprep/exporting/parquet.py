@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.npy_arrays import EMB, FLIPPED, LATENT, POOLED, field_of
 from wdsprep.dataset.score_columns import NUMBER, TEXT, WHOLE
-from wdsprep.exporting.convert_arrays import bfloat16_bits, npy_bytes, split_npy
 from wdsprep.exporting.layout import (
     Exportable,
     ExportSample,
     Layout,
     Writing,
+    bfloat16_bits,
+    npy_bytes,
+    split_npy,
     to_json,
 )
 from wdsprep.exporting.output import ExportedFile, Output, OutputFile

@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.npy_arrays import EMB, LATENT, POOLED, field_of
 from wdsprep.errors import UsageError
-from wdsprep.exporting.convert_arrays import bfloat16_bits, pad_to
 from wdsprep.exporting.energon import metadata_files
 from wdsprep.exporting.layout import (
     Exportable,
     ExportSample,
     Layout,
+    Members,
     Writing,
+    bfloat16_bits,
+    pad_to,
+    write_tar,
 )
 from wdsprep.exporting.output import ExportedFile, Output
-from wdsprep.exporting.renamed_tars import Members, write_tar
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -15,11 +15,12 @@ from wdsprep.exporting.layout import (
     Exportable,
     ExportSample,
     Layout,
+    Members,
     Writing,
     to_json,
+    write_tar,
 )
 from wdsprep.exporting.output import ExportedFile, Output
-from wdsprep.exporting.renamed_tars import Members, write_tar
 
 META = "wids-meta.json"
 DECODED = ("jpg", "png")

@@ -1,32 +1,46 @@
-"""From a URL to an image's bytes: robots.txt, opt-outs, attempts, redirects.
+"""From a URL to an image's bytes: robots.txt, opt-outs, attempts, redirects, URLs of stores.
 
 A redirect is a request like the first: its target is parsed, its host's robots.txt asked, its turn
 waited for, its address checked. The time limit of an attempt is shared by its hops; waiting for a
 turn does not count, and neither does the robots.txt, which has a limit of its own.
+
+Images behind s3://, gs://, az:// and hf:// URLs are read through the project's own store. It has
+its own time limits and attempts. Its calls block, so a few threads wait for them; they are daemons,
+as nothing can be done about a call that hangs when all else has ended.
+
+`Fetcher` is the client in a thread of its own, for callers that are no coroutines.
 """
 
 import asyncio
+import contextlib
+import threading
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from queue import SimpleQueue
+from typing import Any
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError, as_rejected
-from wdsprep.fetch import backoff
+from wdsprep.errors import AccessError, NotFoundError, ShortReadError, StoreError, UsageError
 from wdsprep.fetch.answer_rules import (
+    LONGEST_WAIT_S,
     LaterError,
     asks_too_long_pause,
     is_redirect,
     judge_image,
     judge_robots,
+    pause_s,
 )
-from wdsprep.fetch.host_limits import HostLimits
-from wdsprep.fetch.memory_limit import CrowdedError
-from wdsprep.fetch.object_urls import ObjectReader
+from wdsprep.fetch.limits import CrowdedError, HostLimits
 from wdsprep.fetch.options import TRANSIENT, Fetched, FetchRules
 from wdsprep.fetch.robots import ALL_ALLOWED, MAX_NBYTES, Robots, RobotsCache, read_robots
 from wdsprep.fetch.transfer import Answer, AnswerRule, Handles
 from wdsprep.fetch.urls import Target, follow, parse
+from wdsprep.store import open_store
+from wdsprep.store.base import Store
+from wdsprep.store.local import allow_files
 from wdsprep.store.schemes import is_keyed, root_and_name
 
 SHORT_ROBOTS = 1 << 14  # bytes; a longer one takes its time, and is read in a thread
@@ -83,7 +97,7 @@ class Client:
             except RejectedError as error:
                 if error.code not in TRANSIENT or asks_too_long_pause(error):
                     raise
-            await asyncio.sleep(backoff.pause_s(attempt))
+            await asyncio.sleep(pause_s(attempt))
         return await self._get_image(target)
 
     async def _get_image(self, target: Target) -> bytes:
@@ -164,6 +178,197 @@ class Client:
         self._turns.give_back(
             host,
             failure,
-            pause_s=min(after_s, backoff.LONGEST_WAIT_S),
-            for_all=after_s > backoff.LONGEST_WAIT_S,
+            pause_s=min(after_s, LONGEST_WAIT_S),
+            for_all=after_s > LONGEST_WAIT_S,
         )
+
+
+THREADS = 16
+BUCKETS = 16  # whose clients are kept
+_Job = tuple[str, "asyncio.Future[Fetched]"]
+
+
+class ObjectReader:
+    """A reader of images in buckets and on the hub, for one event loop."""
+
+    def __init__(self, *, max_nbytes: int) -> None:
+        self._max_nbytes = max_nbytes
+        self._loop = asyncio.get_running_loop()
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._stores: OrderedDict[str, Store] = OrderedDict()
+        self._lock = threading.Lock()
+
+    async def fetch(self, url: str) -> Fetched:
+        if len(self._threads) < THREADS:
+            thread = threading.Thread(target=self._work, name="wdsprep-fetch-s3", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        future: asyncio.Future[Fetched] = self._loop.create_future()
+        self._jobs.put((url, future))
+        return await future
+
+    def close(self) -> None:
+        for _ in self._threads:
+            self._jobs.put(None)
+
+    def _work(self) -> None:
+        while job := self._jobs.get():
+            url, future = job
+            if future.cancelled():
+                continue
+            act: Callable[[Any], None] = future.set_result
+            try:
+                value: object = self._read(url)
+            except Exception as error:  # noqa: BLE001 (a bug, told where the future is waited for)
+                act, value = future.set_exception, error
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                self._loop.call_soon_threadsafe(_unless_done, future, act, value)
+
+    def _read(self, url: str) -> Fetched:
+        root, name = root_and_name(url)
+        bucket = root.partition("://")[2]
+        try:
+            data = self._store(root).read(name, nbytes=self._max_nbytes + 1)
+        except (StoreError, UsageError) as error:
+            return Fetched(code=_code_of(error), detail=str(error), host=bucket)
+        if len(data) > self._max_nbytes:
+            too_many = f"more than {self._max_nbytes:,}"
+            return Fetched(code=Code.TOO_MANY_BYTES, detail=too_many, host=bucket)
+        return Fetched(data=data, code=None if data else Code.EMPTY, host=bucket)
+
+    def _store(self, root: str) -> Store:
+        with self._lock:
+            store = self._stores.get(root) or open_store(root)
+            self._stores[root] = store
+            self._stores.move_to_end(root)
+            if len(self._stores) > BUCKETS:
+                self._stores.popitem(last=False)
+            return store
+
+
+def _code_of(error: Exception) -> Code:
+    """Return the reject code for an error of the store.
+
+    The store has made its attempts already. The error that it met last tells whether another
+    day may help.
+    """
+    if isinstance(error, UsageError):
+        return Code.BAD_URL
+    if isinstance(error, (NotFoundError, AccessError)):
+        return Code.HTTP_4XX
+    if isinstance(error, ShortReadError):
+        return Code.BROKEN_OFF
+    status = error.status if isinstance(error, StoreError) else 0
+    if not status:
+        return Code.UNREACHABLE
+    return Code.HTTP_429 if status == 429 else Code.HTTP_5XX
+
+
+def _unless_done(
+    future: "asyncio.Future[Fetched]", act: Callable[[Any], None], value: object
+) -> None:
+    if not future.done():
+        act(value)
+
+
+OTHER_FILES = 256
+CLOSING_S = 2.0
+
+
+class Fetcher:
+    """A client in a thread of its own; there is one for each process.
+
+    Any number of threads may submit. A forked child cannot use it, because it does not have the
+    thread. The callbacks of a future run in the fetcher's thread, so they must be quick.
+    """
+
+    def __init__(self, rules: FetchRules) -> None:
+        wanted = 3 * rules.in_flight + OTHER_FILES  # two for a request, one for what is kept
+        if (allowed := allow_files(wanted)) < wanted:
+            raise UsageError(
+                f"so many requests in flight need {wanted} open files, and {allowed} are allowed: "
+                "ask for fewer (--requests), or raise the limit (ulimit -n)"
+            )
+        self._rules = rules
+        self._lock = threading.Lock()
+        self._loop = asyncio.new_event_loop()
+        self._closed = False
+        self._submitted: list[tuple[str, Future[Fetched]]] = []
+        opened: Future[Client] = Future()
+        self._thread = threading.Thread(
+            target=self._run, args=(opened,), name="wdsprep-fetch", daemon=True
+        )
+        self._thread.start()
+        self._client = opened.result()
+
+    def submit(self, url: str) -> "Future[Fetched]":
+        """Begin to fetch a URL. Cancelling the future gives the request up."""
+        future: Future[Fetched] = Future()
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the fetcher is closed")
+            self._submitted.append((url, future))
+            if len(self._submitted) == 1:
+                self._loop.call_soon_threadsafe(self._take_in)
+        return future
+
+    def _take_in(self) -> None:
+        with self._lock:
+            submitted, self._submitted = self._submitted, []
+        for url, future in submitted:
+            task = self._loop.create_task(self._serve(url, future))
+            future.add_done_callback(partial(self._give_up_if_cancelled, task))
+
+    async def _serve(self, url: str, future: "Future[Fetched]") -> None:
+        try:
+            fetched = await self._client.fetch(url)
+        except asyncio.CancelledError:
+            future.cancel()
+        except BaseException as error:  # noqa: BLE001 (a bug, told where the future is waited for)
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
+        else:
+            if future.set_running_or_notify_cancel():
+                future.set_result(fetched)
+
+    def _give_up_if_cancelled(self, task: "asyncio.Task[None]", future: "Future[Fetched]") -> None:
+        if future.cancelled():
+            with contextlib.suppress(RuntimeError):  # closed meanwhile
+                self._loop.call_soon_threadsafe(task.cancel)
+
+    def close(self) -> None:
+        """Cancel the requests that are not done, and end the thread.
+
+        To call this twice does no harm. libcurl waits for name servers that do not answer; we do
+        not: the thread is a daemon.
+        """
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CLOSING_S)
+
+    def _run(self, opened: "Future[Client]") -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            opened.set_result(self._loop.run_until_complete(self._open()))
+        except BaseException as error:  # noqa: BLE001 (raised where the fetcher is made)
+            opened.set_exception(error)
+        else:
+            self._loop.run_forever()
+            self._loop.run_until_complete(self._give_up())
+        finally:
+            self._loop.close()
+
+    async def _open(self) -> Client:
+        return Client(self._rules)
+
+    async def _give_up(self) -> None:
+        self._take_in()
+        await asyncio.sleep(0)  # let each begin, so that it cancels its future
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        self._client.close()

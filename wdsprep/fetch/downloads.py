@@ -28,7 +28,7 @@ from typing import Protocol, TypeVar
 
 from wdsprep.dataset.rejects import Refusal
 from wdsprep.dataset.samples import Sample
-from wdsprep.fetch.memory_limit import USUAL_NBYTES
+from wdsprep.fetch.limits import USUAL_NBYTES
 from wdsprep.fetch.options import Fetched
 from wdsprep.fetch.outage import OutageCheck, Witnesses
 from wdsprep.store.spool import Spool

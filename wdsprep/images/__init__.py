@@ -1,9 +1,9 @@
 """Images: what is recognised as one, what of it is kept, and the crop that the VAE gets.
 
-`pixel_rule` makes a picture fit to be stored, by what `headers` say, `formats` open, `orientation`
-turns upright and `colour` turns into sRGB. `nearest_shape` says which part of an image is taken,
-and `crop` cuts it out. `extensions` has what the names of image files end in, and `options` what a
-user decides: `Limits` and `Recode`.
+`pixel_rule` makes a picture fit to be stored, by what `headers` say, `formats` open, and `colour`
+turns upright and into sRGB. `nearest_shape` says which part of an image is taken, and `crop` cuts
+it out. `headers` also has what the names of image files end in, and `options` has what a user
+decides: `Limits` and `Recode`.
 
 In: The bytes of an image, whatever made it.
 Out: A picture that every trainer can read, or its crop for the VAE; or the code of why not.

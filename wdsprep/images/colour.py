@@ -11,8 +11,7 @@ from io import BytesIO
 
 from PIL import Image, ImageChops, ImageCms, TiffImagePlugin
 
-from wdsprep.images.headers import Header
-from wdsprep.images.orientation import turn_upright
+from wdsprep.images.headers import Header, turn_upright
 
 _SPACES = {b"RGB ": "RGB", b"GRAY": "L", b"CMYK": "CMYK"}
 

@@ -1,18 +1,25 @@
-"""What an image file says about itself before a pixel is decoded.
+"""What an image file says about itself before a pixel is decoded: its name, its header, its EXIF.
 
 Most of a download can be kept as it came, and its header tells so. Pillow's plugins need 30 to
 80 µs for that, warn, inflate text chunks and may allocate the canvas; the walks here need 10 to
 20 µs and allocate nothing, whatever size a header claims. They read the formats that can be kept
 (JPEG, PNG, WebP) and GIF, whose plugin allocates when it opens. The others are left to theirs.
+
+An image is turned upright by its EXIF alone. Pillow also believes XMP's `tiff:Orientation`, which
+neither browsers nor torchvision do: a picture kept must mean the same to whoever reads it later.
 """
 
 import struct
 import zlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.images.orientation import orientation
+
+if TYPE_CHECKING:
+    from PIL import Image
+
 
 MAX_PROFILE_NBYTES = 1 << 20  # inflated; Pillow's bound too, so that the two agree
 
@@ -301,3 +308,55 @@ def gif_size(data: bytes) -> tuple[int, int]:
     if mark != 0x2C:
         raise RejectedError(Code.CORRUPT, "no frame where one should be")
     return max(width, left + wide), max(height, top + high)
+
+
+TURNS = {  # what Pillow calls the way back
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
+
+
+def turn_upright(image: "Image.Image", orientation: int) -> "Image.Image":
+    """Return an upright copy of an image that is stored with this EXIF orientation, from 2 to 8."""
+    from PIL import Image
+
+    return image.transpose(Image.Transpose[TURNS[orientation]])
+
+
+def orientation(exif: bytes) -> int:
+    """Return the orientation in EXIF, 1 (upright) if there is none that makes sense."""
+    tiff = exif.removeprefix(b"Exif\0\0")
+    order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
+    if order is None:
+        return 1
+    try:
+        (ifd,) = struct.unpack_from(order + "I", tiff, 4)
+        (count,) = struct.unpack_from(order + "H", tiff, ifd)
+        for at in range(ifd + 2, ifd + 2 + 12 * count, 12):
+            tag, kind = struct.unpack_from(order + "HH", tiff, at)
+            if tag == 0x0112:
+                (value,) = struct.unpack_from(order + ("I" if kind == 4 else "H"), tiff, at + 8)
+                return int(value) if 1 <= value <= 8 else 1
+    except struct.error:
+        pass
+    return 1
+
+
+IMAGES = frozenset(
+    {"jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "gif", "bmp", "dib", "tif", "tiff"}
+    | {"avif", "heic", "heif", "jp2", "j2k", "jpf", "jpx", "mpo", "pbm", "ppm", "pgm", "pnm"}
+)
+OTHER_IMAGES = frozenset(
+    {"jxl", "jxr", "fli", "flc", "svg", "svgz", "ico", "cur", "icns", "psd", "psb", "tga", "pcx"}
+    | {"dds", "exr", "hdr", "qoi", "eps", "sgi", "xbm", "xpm", "xcf", "wmf", "emf", "dcm", "fits"}
+    | {"djvu", "bpg", "hif", "dng", "cr2", "cr3", "crw", "nef", "arw", "orf", "raf", "rw2", "pef"}
+)
+"""Extensions of images that nobody decodes here. A file may be another kind by its first bytes; if
+not, it is a reject."""
+CAPTIONS = (".txt",)
+"""Extensions of caption files, unless the user names others."""

@@ -13,7 +13,7 @@ from PIL.ImageFile import ImageFile
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.images import colour, formats, headers, orientation
+from wdsprep.images import colour, formats, headers
 from wdsprep.images.headers import Header
 from wdsprep.images.options import Limits, Recode
 
@@ -172,10 +172,10 @@ def _other_header(image: ImageFile, kind: str) -> Header:
         if isinstance(image, TiffImagePlugin.TiffImageFile):
             depth = max(image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,)))
             lossy = image.info.get("compression") in ("jpeg", "tiff_jpeg", "webp")
-            if image.tag_v2.get(0x0112, 1) in orientation.TURNS:  # Pillow turns it on loading
+            if image.tag_v2.get(0x0112, 1) in headers.TURNS:  # Pillow turns it on loading
                 needs.append("orientation")
         else:
-            turned = orientation.orientation(image.info.get("exif") or b"")
+            turned = headers.orientation(image.info.get("exif") or b"")
     except formats.DAMAGE as error:
         raise formats.rejection(error, kind) from error
     return Header(

@@ -206,7 +206,7 @@ def _find_pending(
 def _runner(
     options: WorkerOptions, pending: "Sequence[ImageShard]", listener: JobListener
 ) -> "Runner":
-    from wdsprep.runners.in_process import runner_for
+    from wdsprep.runners.make_runner import runner_for
 
     nbytes = sum(shard.item.nbytes for shard in pending)
     return runner_for(options, len(pending), nbytes, told=listener.told, name="import")

@@ -14,7 +14,7 @@ from wdsprep.dataset.buckets import parse_buckets
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import UsageError
 from wdsprep.fetch.options import DOWNLOADING, FetchOptions, FetchRules
-from wdsprep.images import extensions
+from wdsprep.images import headers
 from wdsprep.images.options import HEADING, ImageOptions, Limits, Recode, jpeg_quality
 from wdsprep.limits import MAX_DOWNLOAD_NBYTES, MAX_NBYTES
 from wdsprep.options import Options, about, options_in_settings
@@ -77,7 +77,7 @@ def _input_format(given: Any) -> str:
 
 def _caption_extensions(given: Any) -> tuple[str, ...]:
     found = tuple(f".{name.lower().removeprefix('.')}" for name in parse_names(given))
-    kinds = {"json", *extensions.IMAGES, *extensions.OTHER_IMAGES}
+    kinds = {"json", *headers.IMAGES, *headers.OTHER_IMAGES}
     if not found or any(not re.fullmatch(r"\.[\w-]+", e) or e[1:] in kinds for e in found):
         raise UsageError(f"{brief(given)}: give extensions of caption files, as .caption,.txt")
     return found
@@ -181,14 +181,14 @@ class PackRules(ShardSizes, ImageOptions):
         ),
     )
     caption_ext: str | Iterable[str] = field(
-        default=extensions.CAPTIONS,
+        default=headers.CAPTIONS,
         metadata=about(
             "Take captions from files of this extension beside the images of a folder or in tars, "
             "such as .caption; of several, as .caption,.txt, the first that an image has.",
             COLUMNS,
             read=_caption_extensions,
             metavar="EXT,...",
-            usual=extensions.CAPTIONS[0],
+            usual=headers.CAPTIONS[0],
             decides=True,
             example=".caption,.txt",
             page="the extensions of caption files beside the images of a folder, or of caption "

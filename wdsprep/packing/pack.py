@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from wdsprep.errors import UsageError
 from wdsprep.fetch.options import DOWNLOADING
-from wdsprep.images.extensions import CAPTIONS
+from wdsprep.images.headers import CAPTIONS
 from wdsprep.options import options_given_under, takes_options
 from wdsprep.packing.options import PackOptions, PackRules, settings_of
 from wdsprep.runners.options import with_runner

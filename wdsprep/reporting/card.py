@@ -26,9 +26,15 @@ from wdsprep.dataset.shapes import batch_that_fits
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.options import Place, takes_datasets
-from wdsprep.reporting.datasets import ReportDataset, check_folder, open_each
+from wdsprep.reporting.datasets import (
+    ReadSample,
+    ReportDataset,
+    check_folder,
+    open_each,
+    pick,
+    read_sample,
+)
 from wdsprep.reporting.options import REPO, CardOptions
-from wdsprep.reporting.samples import ReadSample, pick, read_sample
 from wdsprep.store import split_url
 from wdsprep.store.base import local_path, write_bytes
 from wdsprep.store.schemes import place_scheme, root_and_name

@@ -12,7 +12,16 @@ from wdsprep.dataset.score_columns import TEXT
 from wdsprep.dataset.shapes import shapes_of
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import FormatError, WdsprepError, without_secrets
-from wdsprep.reporting.datasets import Datasets, ReportDataset
+from wdsprep.reporting.datasets import (
+    Datasets,
+    LatentFinder,
+    ReadSample,
+    ReportDataset,
+    SamplePlace,
+    find_image,
+    pick,
+    read_sample,
+)
 from wdsprep.reporting.distributions import latent_of
 from wdsprep.reporting.pictures import (
     Decoders,
@@ -24,14 +33,6 @@ from wdsprep.reporting.pictures import (
     open_picture,
     psnr,
     thumbnail,
-)
-from wdsprep.reporting.samples import (
-    LatentFinder,
-    ReadSample,
-    SamplePlace,
-    find_image,
-    pick,
-    read_sample,
 )
 from wdsprep.text import plural
 

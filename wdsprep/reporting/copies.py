@@ -15,9 +15,8 @@ import pyarrow.parquet as pq
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import FormatError, UsageError
 from wdsprep.reporting.contact_sheet import SheetItem, facts_of_image, unread_item
-from wdsprep.reporting.datasets import Datasets
+from wdsprep.reporting.datasets import Datasets, ReadSample, places_of, read_sample
 from wdsprep.reporting.pictures import open_picture
-from wdsprep.reporting.samples import ReadSample, places_of, read_sample
 from wdsprep.store import split_url
 from wdsprep.text import command
 

@@ -21,8 +21,7 @@ from wdsprep.dataset.receipts import Settings
 from wdsprep.dataset.shapes import cut_size, fields_in_shape, shapes_of
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import FormatError
-from wdsprep.reporting.datasets import ReportDataset
-from wdsprep.reporting.samples import ReadSample, pick, read_sample
+from wdsprep.reporting.datasets import ReadSample, ReportDataset, pick, read_sample
 from wdsprep.text import Counting
 
 SAMPLES = 256

@@ -21,8 +21,7 @@ from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.reject_codes import Code, by_stage
 from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.thread_map import read_each
-from wdsprep.reporting.datasets import Datasets, ReportDataset
-from wdsprep.reporting.samples import DAMAGE
+from wdsprep.reporting.datasets import DAMAGE, Datasets, ReportDataset
 from wdsprep.text import Counting
 
 LOST_BY_STAGE = {

@@ -23,8 +23,7 @@ from wdsprep.errors import UsageError, WdsprepError
 from wdsprep.images import formats
 from wdsprep.images.options import Limits
 from wdsprep.images.pixel_rule import prepare
-from wdsprep.reporting.datasets import ReportDataset
-from wdsprep.reporting.samples import ReadSample
+from wdsprep.reporting.datasets import ReadSample, ReportDataset
 
 if TYPE_CHECKING:
     from wdsprep.encoding.models.vae import Decoder

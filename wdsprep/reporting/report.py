@@ -41,8 +41,7 @@ def report(datasets: Sequence[Place], options: ReportOptions) -> WrittenReport:
     where pictures are decoded on the same device.
     """
     from wdsprep.reporting.datasets import check_output, open_all
-    from wdsprep.reporting.gather import gather, plan_of
-    from wdsprep.reporting.page import page_of
+    from wdsprep.reporting.page import gather, page_of, plan_of
 
     output, listener = os.fspath(options.output), options.heard_by
     opened = open_all([os.fspath(dataset) for dataset in datasets])

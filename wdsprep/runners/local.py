@@ -27,9 +27,15 @@ from pathlib import Path
 from wdsprep.cpus import usable_cpus
 from wdsprep.errors import WorkError
 from wdsprep.runners.base import Event, RunnerSettings, Unit, Work
-from wdsprep.runners.out_of_memory import ONE_BLAS_THREAD, KillsCounted, reason_of_end
 from wdsprep.runners.schedule import Fatal, Lost, Opening, SlotMessage, drive
-from wdsprep.runners.stuck_workers import LOOK_S, PATIENCE_S, Watch
+from wdsprep.runners.stuck_workers import (
+    LOOK_S,
+    ONE_BLAS_THREAD,
+    PATIENCE_S,
+    KillsCounted,
+    Watch,
+    reason_of_end,
+)
 from wdsprep.runners.worker import GRACE_S, place_of
 from wdsprep.runners.worker_versions import Installed, installed, refusal
 from wdsprep.version import __version__

@@ -29,8 +29,8 @@ from wdsprep.errors import (
     without_secrets,
 )
 from wdsprep.runners.base import BrokenWorkerError, HopelessError, Unit, Work
-from wdsprep.runners.out_of_memory import FEWER, is_of_memory
 from wdsprep.runners.schedule import Done, Failed, Fatal, Lost, Message, Ready, UnitProgress
+from wdsprep.runners.stuck_workers import FEWER, is_of_memory
 
 GRACE_S = 5.0
 """The seconds that a worker may clean up before it is killed."""

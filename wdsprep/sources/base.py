@@ -16,7 +16,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, as_rejected
 from wdsprep.dataset.samples import Sample
 from wdsprep.errors import UsageError
-from wdsprep.images.extensions import CAPTIONS
+from wdsprep.images.headers import CAPTIONS
 from wdsprep.text import list_columns, shown
 
 MOST_SLICES = 1_000_000

@@ -13,7 +13,7 @@ from itertools import islice
 from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.errors import SourceError, UsageError
-from wdsprep.images.extensions import IMAGES
+from wdsprep.images.headers import IMAGES
 from wdsprep.limits import MAX_NBYTES
 from wdsprep.sources.base import Columns, Source
 from wdsprep.sources.folder import FolderSource

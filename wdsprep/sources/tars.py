@@ -23,7 +23,7 @@ from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.members import GZIP, BadSampleError, members
 from wdsprep.dataset.tar.read import TarSample, open_unpacked_tape, scan, stream_tape
 from wdsprep.errors import NotFoundError, SourceError
-from wdsprep.images.extensions import IMAGES, OTHER_IMAGES
+from wdsprep.images.headers import IMAGES, OTHER_IMAGES
 from wdsprep.limits import MAX_NBYTES, MAX_TEXT_NBYTES
 from wdsprep.sources.base import Columns, Item, Told, ignore_left_out, make_or_refuse
 from wdsprep.sources.captions import (

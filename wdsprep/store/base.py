@@ -4,18 +4,15 @@ import io
 import math
 import os
 import re
-import threading
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from wdsprep.errors import UsageError
-from wdsprep.store.failures import Failures
 from wdsprep.store.schemes import SCHEMES
 
 CHUNK_NBYTES = 8 << 20
@@ -158,102 +155,6 @@ class Store(Protocol):
 
     def let_go(self, name: str, /) -> None:
         """Remove the lock on a name if its process has died. The lock of one that lives stays."""
-
-
-class PerProcess(Generic[T]):
-    """A value that each process makes when it first asks for it, such as a client.
-
-    A forked child must not use its parent's connections, nor wait for a lock that one of its
-    threads had. Nothing of a parent is freed in a child.
-    """
-
-    def __init__(self, make: Callable[[], T]) -> None:
-        self._make, self._made = make, dict[int, T]()
-        self._locks: dict[int, threading.RLock] = {}
-
-    @property
-    def lock(self) -> "threading.RLock":
-        """Return the lock of this process. Many threads want the same value at the start."""
-        return self._locks.setdefault(os.getpid(), threading.RLock())
-
-    def get(self) -> T:
-        process = os.getpid()
-        if process not in self._made:
-            with self.lock:
-                if process not in self._made:
-                    self._made[process] = self._make()
-        return self._made[process]
-
-    def pop(self) -> T | None:
-        """Return the value of this process, if it has made one, and forget it."""
-        return self._made.pop(os.getpid(), None)
-
-
-class OverNetwork(ABC):
-    """A store below a folder of a place in the network, such as a bucket."""
-
-    root: Path | None = None
-    readers = READERS
-    failures: ClassVar[Failures]
-
-    def __init__(self, place: str, folder: str, first_pause_s: float) -> None:
-        folder = folder.strip("/")
-        self.place, self.prefix = place, f"{folder}/" if folder else ""
-        self.first_pause_s = first_pause_s
-
-    @property
-    def url(self) -> str:
-        return f"{self.place}/{self.prefix}".rstrip("/")
-
-    @abstractmethod
-    def read(self, name: str, /, *, start: int = 0, nbytes: int | None = None) -> bytes: ...
-
-    def read_into(self, name: str, buffer: memoryview, /, *, start: int) -> int:
-        """Fill a buffer with the bytes of a file from `start` on, and return how many came.
-
-        Fewer come only if the file ends before.
-        """
-        data = self.read(name, start=start, nbytes=len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def key(self, name: str) -> str:
-        return self.prefix + check_name(name)
-
-    def retrying(self, act: Callable[[], T]) -> T:
-        return self.failures.retrying(act, pause_s=self.first_pause_s)
-
-    def store_errors(self, name: str = "") -> AbstractContextManager[None]:
-        """Explain the errors of the block, which are about the file of this name, or about all."""
-        return self.failures.explained(f"{self.url}/{name}" if name else self.url, self.place)
-
-
-class ReadOnly(ABC):
-    """A store that refuses all that would change it."""
-
-    @abstractmethod
-    def write_error(self, name: str) -> UsageError:
-        """Return the error for an attempt to change the file of this name."""
-
-    def write(self, name: str, /, *, exclusive: bool = False) -> AbstractContextManager[FileSink]:
-        del exclusive
-        raise self.write_error(name)
-
-    def delete(self, name: str, /) -> None:
-        raise self.write_error(name)
-
-    def sweep(self, ours: Ours = none_of_ours) -> Swept:
-        del ours
-        return Swept()
-
-    def hold(
-        self, name: str, /, *, giving: Sequence[FileSink] = ()
-    ) -> AbstractContextManager[None]:
-        del giving
-        raise self.write_error(name)
-
-    def let_go(self, name: str, /) -> None:
-        raise self.write_error(name)
 
 
 @runtime_checkable

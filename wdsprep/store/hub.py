@@ -21,9 +21,16 @@ from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
 from wdsprep.errors import AccessError, NotFoundError, ShortReadError, StoreError, UsageError
-from wdsprep.store.base import Entry, OverNetwork, PerProcess, ReadOnly, check_prefix
-from wdsprep.store.byte_range import Range, length_of
-from wdsprep.store.failures import FIRST_PAUSE_S, Failures
+from wdsprep.store.base import Entry, check_prefix
+from wdsprep.store.remote import (
+    FIRST_PAUSE_S,
+    Failures,
+    OverNetwork,
+    PerProcess,
+    Range,
+    ReadOnly,
+    length_of,
+)
 
 URL = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?(?:/(.*))?", re.IGNORECASE)
 LISTINGS = 64  # so many folders' listings are kept: what is in a commit never changes

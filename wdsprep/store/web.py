@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from wdsprep.errors import AccessError, NotFoundError, ShortReadError, StoreError, UsageError
-from wdsprep.store.base import READERS, Entry, ReadOnly
-from wdsprep.store.byte_range import Range
+from wdsprep.store.base import READERS, Entry
+from wdsprep.store.remote import Range, ReadOnly
 from wdsprep.store.schemes import WRITABLE_PLACE
 
 if TYPE_CHECKING:

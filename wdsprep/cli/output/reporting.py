@@ -15,8 +15,7 @@ from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.score_columns import SCORES
 from wdsprep.errors import UsageError
 from wdsprep.reporting.card import LICENCE, Card
-from wdsprep.reporting.inspect import FoundSample, inspect
-from wdsprep.reporting.matching_samples import MatchingSamples
+from wdsprep.reporting.inspect import FoundSample, MatchingSamples, inspect
 from wdsprep.reporting.overview import Overview
 from wdsprep.reporting.report import ReportListener, WrittenReport
 from wdsprep.runners.job import JobListener

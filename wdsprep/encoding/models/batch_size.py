@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from wdsprep.runners.out_of_memory import is_of_memory
+from wdsprep.runners.stuck_workers import is_of_memory
 
 if TYPE_CHECKING:
     from wdsprep.encoding.models.base import Encoder

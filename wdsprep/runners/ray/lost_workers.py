@@ -9,8 +9,8 @@ import re
 import ray
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 
-from wdsprep.runners.out_of_memory import FEWER, OUT_OF_MEMORY
 from wdsprep.runners.schedule import Lost
+from wdsprep.runners.stuck_workers import FEWER, OUT_OF_MEMORY
 
 LOW = re.compile("low on memory|out of memory issue")  # where Ray itself has killed a worker
 FACT = re.compile(r"\t\w+: ")  # as Ray lists them of a dead actor: its class, its id, its address

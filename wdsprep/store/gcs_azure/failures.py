@@ -16,7 +16,7 @@ from wdsprep.errors import (
     StoreError,
     UsageError,
 )
-from wdsprep.store.failures import NOT_SUPPORTED, Failures
+from wdsprep.store.remote import NOT_SUPPORTED, Failures
 
 BEYOND = 416
 PAST_ITS_END = "Wanted range starting at"

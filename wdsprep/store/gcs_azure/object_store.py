@@ -15,21 +15,12 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from wdsprep.errors import ShortReadError, UsageError
-from wdsprep.store.base import (
-    Entry,
-    FileSink,
-    Ours,
-    OverNetwork,
-    PerProcess,
-    Swept,
-    check_prefix,
-    none_of_ours,
-)
-from wdsprep.store.failures import ATTEMPTS, FIRST_PAUSE_S, LONGEST_PAUSE_S
+from wdsprep.store.base import Entry, FileSink, Ours, Swept, check_prefix, none_of_ours
 from wdsprep.store.gcs_azure.failures import FAILURES, is_beyond
 from wdsprep.store.gcs_azure.library import own_library
 from wdsprep.store.gcs_azure.uploads import PART_NBYTES, PARTS_IN_FLIGHT, WRITER, ObjectSink
 from wdsprep.store.object_locks import Holds, Mark
+from wdsprep.store.remote import ATTEMPTS, FIRST_PAUSE_S, LONGEST_PAUSE_S, OverNetwork, PerProcess
 
 STORES = {"gs": "GCSStore", "az": "AzureStore"}
 HTTP = {"allow_http": True, "connect_timeout": "10s", "timeout": "300s", "read_timeout": "60s"}

@@ -7,7 +7,7 @@ from queue import Full, Queue
 from typing import Any
 
 from wdsprep.errors import ExistsError, NotFoundError, StoreError
-from wdsprep.store.part_upload import PartSink
+from wdsprep.store.remote import PartSink
 
 PART_NBYTES = 8 << 20  # GCS takes 10,000 parts: 80 GB
 PARTS_IN_FLIGHT = 3

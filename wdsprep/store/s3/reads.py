@@ -47,7 +47,7 @@ from io import BytesIO
 from typing import Any, NamedTuple, TypeVar
 
 from wdsprep.errors import ShortReadError
-from wdsprep.store.byte_range import Range, length_of
+from wdsprep.store.remote import Range, length_of
 from wdsprep.store.s3.failures import status_of
 
 LONGEST_LINE = 1 << 16

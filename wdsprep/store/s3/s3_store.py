@@ -16,19 +16,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from wdsprep.errors import ShortReadError, UsageError
-from wdsprep.store.base import (
-    Entry,
-    FileSink,
-    Ours,
-    OverNetwork,
-    PerProcess,
-    Swept,
-    check_prefix,
-    none_of_ours,
-)
-from wdsprep.store.byte_range import Range
-from wdsprep.store.failures import FIRST_PAUSE_S
+from wdsprep.store.base import Entry, FileSink, Ours, Swept, check_prefix, none_of_ours
 from wdsprep.store.object_locks import Holds, Mark
+from wdsprep.store.remote import FIRST_PAUSE_S, OverNetwork, PerProcess, Range
 from wdsprep.store.s3.failures import FAILURES, settings_error
 from wdsprep.store.s3.listing import Page, Stretch, listing, page_of, quicken_listings
 from wdsprep.store.s3.reads import BROKE_OFF, GetRequest, Reads

@@ -26,9 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from wdsprep.store.failures import NOT_SUPPORTED
 from wdsprep.store.lock_holder import boot
-from wdsprep.store.part_upload import PartSink
+from wdsprep.store.remote import NOT_SUPPORTED, PartSink
 from wdsprep.store.s3.failures import status_of
 
 PART_NBYTES = 8 << 20

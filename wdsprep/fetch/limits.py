@@ -1,4 +1,4 @@
-"""Who is asked next: a bound on requests in all and for each host, and the hosts in turn.
+"""Who is asked next: bounds on requests in all and for each host, and on the bytes that come.
 
 A host with a million URLs and one with a single URL get the same share while both wait, and a slow
 one holds no more than its own few requests. A host that asks for a pause gets it, and nobody holds
@@ -8,6 +8,9 @@ A host that failed many times in a row is asked for one thing at a time, and all
 share the fate of that one. Else ten thousand URLs of a dead host, each with its own attempts and
 time limits, would keep a run waiting for hours; and if they failed at once without being asked
 for, a minute without network would cost all of them.
+
+`BodyLimit` says how many bodies may come at a time, so that memory holds whatever they turn out to
+be.
 """
 
 import asyncio
@@ -140,3 +143,54 @@ def _fail_waiting(turns: _HostState, error: RejectedError) -> None:
         if not waiter.done():
             waiter.set_exception(type(error)(*shared))
     turns.waiting.clear()
+
+
+ROOM_NBYTES = 128 << 20
+USUAL_NBYTES = 100_000  # of a body, until some have come
+
+
+class CrowdedError(Exception):
+    """The error for a response body given up to save memory, and to be fetched again later."""
+
+
+@dataclass(slots=True)
+class BodyLimit:
+    """A limit of the bytes of response bodies that are being received.
+
+    No body is begun while those under way fill half of the limit, or will by the mean size of
+    those before. If bodies turn out larger, one after another is given up until the rest
+    fits. `max_nbytes` is at least twice the largest body, so some always end.
+    """
+
+    max_nbytes: int
+    nbytes: int = 0
+    """The bytes that have come."""
+    bodies: int = 0
+    usual_nbytes: float = USUAL_NBYTES
+    share: float = 0.25
+    """The share of the bodies under way that is usually there: most requests wait for their first
+    byte. Where memory was ever crowded, all of it is counted."""
+
+    @property
+    def takes_one_more(self) -> bool:
+        expected = max(self.nbytes, self.bodies * self.usual_nbytes * self.share)
+        return not self.bodies or expected < self.max_nbytes / 2
+
+    def is_crowded(self) -> bool:
+        """Return whether more bytes have come than the limit allows.
+
+        If so, all bodies under way are counted in full from then on.
+        """
+        if self.nbytes <= self.max_nbytes:
+            return False
+        self.share = 1.0
+        return True
+
+    def learn(self, nbytes: int) -> None:
+        """Take the size of a finished body into the mean."""
+        self.usual_nbytes += (nbytes - self.usual_nbytes) / 16
+
+
+def body_limit_for(max_nbytes: int) -> BodyLimit:
+    """Return a limit that fits bodies of up to `max_nbytes`."""
+    return BodyLimit(max(ROOM_NBYTES, 2 * max_nbytes))

@@ -1,0 +1,301 @@
+"""What stores over a network share: their failures, ranges of files, and uploads in parts.
+
+Each library behind a store has errors of its own. What they mean is a `Failures` beside the store.
+How often and how long one tries again is the same for all of them.
+
+A `Range` of a file is what a server is asked for, and checks what it says that it serves. A proxy
+that drops the request's range, or serves another one, answers with bytes that look as good as the
+right ones. What came is taken only where the answer's head says that it is what was asked.
+
+`PartSink` is a file that is uploaded in parts, to whatever store.
+"""
+
+import os
+import random
+import re
+import secrets
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Generic, TypeVar
+
+from wdsprep.errors import StoreError, UsageError
+from wdsprep.store.base import (
+    CONTENT_TYPES,
+    READERS,
+    FileSink,
+    Ours,
+    Swept,
+    check_name,
+    none_of_ours,
+)
+
+ATTEMPTS = 8
+FIRST_PAUSE_S = 0.4  # before the second attempt; eight attempts take about 40 s
+LONGEST_PAUSE_S = 20.0
+NOT_SUPPORTED = (400, 501)  # statuses of a server that does not know what a header asks for
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """What the errors of one library mean.
+
+    `explain` gets an error, the URL of the file, and that of its bucket or repository. It returns
+    an error that says what a user can do, or None for an error that is not the library's.
+    """
+
+    is_transient: Callable[[Exception], bool]
+    status_of: Callable[[BaseException], int]
+    explain: Callable[[Exception, str, str], StoreError | UsageError | None]
+
+    def retrying(self, act: Callable[[], T], *, pause_s: float = FIRST_PAUSE_S) -> T:
+        """Return the result of `act`, which is called again after each error that is transient.
+
+        There are at most ATTEMPTS calls, with pauses that grow from `pause_s`. The error of the
+        last one is raised, and so is any error that is not transient.
+        """
+        for attempt in range(ATTEMPTS - 1):
+            try:
+                return act()
+            except Exception as error:
+                if not self.is_transient(error):
+                    raise
+            pause = min(LONGEST_PAUSE_S, pause_s * 2**attempt)
+            time.sleep(random.uniform(pause / 2, pause))  # noqa: S311 (jitter, not a secret)
+        return act()
+
+    @contextmanager
+    def explained(self, what: str, place: str) -> Iterator[None]:
+        """Turn the library's errors in the block into errors of wdsprep."""
+        try:
+            yield
+        except (StoreError, UsageError):
+            raise
+        except Exception as error:
+            explained = self.explain(error, what, place)
+            if explained is None:
+                raise
+            if isinstance(explained, StoreError):
+                explained.status = self.status_of(error)
+            raise explained from None  # its own words may have a signed URL
+
+
+CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.IGNORECASE | re.ASCII)
+MOST_SHOWN = 60
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Range:
+    """A range of the bytes of a file, from `start` on; without `nbytes`, up to the end."""
+
+    start: int = 0
+    nbytes: int | None = None
+
+    @property
+    def header(self) -> str:
+        if self.nbytes is None:
+            return f"bytes={self.start}-"
+        return f"bytes={self.start}-{self.start + max(self.nbytes, 1) - 1}"  # there is none of 0
+
+    def covers_file(self, length: int) -> bool:
+        """Return whether the range has the whole of a file of that length."""
+        return self.start == 0 <= length and (self.nbytes is None or length <= self.nbytes)
+
+    def check_answer(self, said: str, what: str) -> tuple[int, int | None]:
+        """Return how many bytes an answer brings, and the length of the file if it is told.
+
+        `said` is the Content-Range of the answer. Raise StoreError, which names the file `what`,
+        if it is not this range: only the end of the file may cut it short.
+        """
+        match = CONTENT_RANGE.fullmatch(said.strip())
+        if match is None:
+            raise self.range_error(said, what)
+        start, last = int(match[1]), int(match[2])
+        total = None if match[3] == "*" else int(match[3])
+        ends = [] if total is None else [total - 1]
+        if self.nbytes is not None:
+            ends.append(self.start + max(self.nbytes, 1) - 1)
+        if start != self.start or last < start or not ends or last != min(ends):
+            raise self.range_error(said, what)
+        return last - start + 1, total
+
+    def check_beyond(self, said: str, what: str) -> int | None:
+        """Return the length of a file that ends before this range, by the answer that says so.
+
+        `said` is the Content-Range of the answer. Return None if it does not tell the length.
+        Raise StoreError, which names the file `what`, if the length is beyond the start of the
+        range.
+        """
+        match = re.fullmatch(r"bytes \*/(\d{1,18})", said.strip(), re.IGNORECASE | re.ASCII)
+        if match is None:
+            return None
+        if int(match[1]) > self.start:
+            raise self.range_error(said, what)
+        return int(match[1])
+
+    def range_error(self, said: str, what: str) -> StoreError:
+        gave = repr(said[:MOST_SHOWN]) if said else "no range"
+        return StoreError(
+            f"{what}: the server gave {gave} when asked for {self.header}, so it or a proxy before "
+            "it does not keep to ranges: avoid the proxy, or copy the file"
+        )
+
+
+def length_of(said: str) -> int:
+    """Parse a Content-Length. Return -1 if it is none."""
+    return int(said) if re.fullmatch(r"\d{1,18}", said, re.ASCII) else -1
+
+
+class PartSink(ABC):
+    """A file that is sent in parts, each when it is full."""
+
+    def __init__(self, name: str) -> None:
+        self.writer = secrets.token_hex(8)
+        """Tells this writer from others of the same file."""
+        self.kind = CONTENT_TYPES.get(name.rpartition(".")[2].lower())
+        self.pending: list[bytes] = []
+        self._pending_nbytes = 0
+        self._failure: BaseException | None = None
+
+    @property
+    def waiting(self) -> str:
+        return ""
+
+    @abstractmethod
+    def part_nbytes(self) -> int:
+        """Return the size of the next part."""
+
+    @abstractmethod
+    def send_part(self) -> None:
+        """Send the bytes that are pending as a part."""
+
+    def writelines(self, pieces: Sequence[bytes | memoryview], /) -> None:
+        for piece in pieces:
+            self.write(piece)
+
+    def write(self, data: bytes | memoryview, /) -> None:
+        try:
+            self._collect(memoryview(data))
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    def _collect(self, view: memoryview) -> None:
+        while view:
+            nbytes = self.part_nbytes()
+            self.pending.append(bytes(view[: nbytes - self._pending_nbytes]))
+            self._pending_nbytes += len(self.pending[-1])
+            view = view[len(self.pending[-1]) :]
+            if self._pending_nbytes == nbytes:
+                self.send_part()
+
+    def take_pending(self) -> bytes:
+        data = b"".join(self.pending)
+        self.pending, self._pending_nbytes = [], 0
+        return data
+
+    def check(self) -> None:
+        """Raise the error of an earlier write, for a caller that went on after it."""
+        if self._failure is not None:
+            raise self._failure
+
+
+class PerProcess(Generic[T]):
+    """A value that each process makes when it first asks for it, such as a client.
+
+    A forked child must not use its parent's connections, nor wait for a lock that one of its
+    threads had. Nothing of a parent is freed in a child.
+    """
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make, self._made = make, dict[int, T]()
+        self._locks: dict[int, threading.RLock] = {}
+
+    @property
+    def lock(self) -> "threading.RLock":
+        """Return the lock of this process. Many threads want the same value at the start."""
+        return self._locks.setdefault(os.getpid(), threading.RLock())
+
+    def get(self) -> T:
+        process = os.getpid()
+        if process not in self._made:
+            with self.lock:
+                if process not in self._made:
+                    self._made[process] = self._make()
+        return self._made[process]
+
+    def pop(self) -> T | None:
+        """Return the value of this process, if it has made one, and forget it."""
+        return self._made.pop(os.getpid(), None)
+
+
+class OverNetwork(ABC):
+    """A store below a folder of a place in the network, such as a bucket."""
+
+    root: Path | None = None
+    readers = READERS
+    failures: ClassVar[Failures]
+
+    def __init__(self, place: str, folder: str, first_pause_s: float) -> None:
+        folder = folder.strip("/")
+        self.place, self.prefix = place, f"{folder}/" if folder else ""
+        self.first_pause_s = first_pause_s
+
+    @property
+    def url(self) -> str:
+        return f"{self.place}/{self.prefix}".rstrip("/")
+
+    @abstractmethod
+    def read(self, name: str, /, *, start: int = 0, nbytes: int | None = None) -> bytes: ...
+
+    def read_into(self, name: str, buffer: memoryview, /, *, start: int) -> int:
+        """Fill a buffer with the bytes of a file from `start` on, and return how many came.
+
+        Fewer come only if the file ends before.
+        """
+        data = self.read(name, start=start, nbytes=len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def key(self, name: str) -> str:
+        return self.prefix + check_name(name)
+
+    def retrying(self, act: Callable[[], T]) -> T:
+        return self.failures.retrying(act, pause_s=self.first_pause_s)
+
+    def store_errors(self, name: str = "") -> AbstractContextManager[None]:
+        """Explain the errors of the block, which are about the file of this name, or about all."""
+        return self.failures.explained(f"{self.url}/{name}" if name else self.url, self.place)
+
+
+class ReadOnly(ABC):
+    """A store that refuses all that would change it."""
+
+    @abstractmethod
+    def write_error(self, name: str) -> UsageError:
+        """Return the error for an attempt to change the file of this name."""
+
+    def write(self, name: str, /, *, exclusive: bool = False) -> AbstractContextManager[FileSink]:
+        del exclusive
+        raise self.write_error(name)
+
+    def delete(self, name: str, /) -> None:
+        raise self.write_error(name)
+
+    def sweep(self, ours: Ours = none_of_ours) -> Swept:
+        del ours
+        return Swept()
+
+    def hold(
+        self, name: str, /, *, giving: Sequence[FileSink] = ()
+    ) -> AbstractContextManager[None]:
+        del giving
+        raise self.write_error(name)
+
+    def let_go(self, name: str, /) -> None:
+        raise self.write_error(name)
