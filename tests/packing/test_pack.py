@@ -64,6 +64,12 @@ def test_a_folder_of_photos_packs_with_no_option_at_all(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("place", ["https://example.org/images", "hf://datasets/owner/name"])
+def test_a_place_that_is_only_read_is_refused_before_the_source_is_looked_at(place: str) -> None:
+    with pytest.raises(UsageError, match=f"^{place}: .* is only read: "):
+        wdsprep.pack("/nowhere", place)
+
+
 def test_a_sample_holds_its_image_facts_and_captions(tmp_path: Path) -> None:
     facts = {
         "captions": ["a 👩🏽‍🚀", "שלום\nline"],

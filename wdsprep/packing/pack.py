@@ -40,10 +40,14 @@ def pack(options: PackOptions) -> "Outcome":
     from wdsprep.sources.base import check_slices
     from wdsprep.sources.patterns import is_glob
     from wdsprep.sources.recognise import recognise
+    from wdsprep.store import open_store
     from wdsprep.store.base import absolute, check_apart
+    from wdsprep.store.remote import ReadOnly
 
     source, images = absolute(options.source), absolute(options.images)  # workers run elsewhere
     rules, fetch = options.part(PackRules), options.fetching
+    if isinstance(place := open_store(images), ReadOnly):  # said before a long listing
+        raise place.write_error()
     listener = options.heard_by
     found = recognise(
         source,

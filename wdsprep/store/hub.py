@@ -128,8 +128,7 @@ class HubStore(ReadOnly, OverNetwork):
                 return entry.stamp
         raise NotFoundError(f"{self.url}/{name}: no such file")
 
-    def write_error(self, name: str) -> UsageError:
-        del name
+    def write_error(self) -> UsageError:
         return UsageError(
             f"{self.url}: the hub is only read: write into a folder or a bucket, and publish the "
             f'finished folder with "hf upload {self._repository} FOLDER --repo-type dataset"'

@@ -277,15 +277,16 @@ class ReadOnly(ABC):
     """A store that refuses all that would change it."""
 
     @abstractmethod
-    def write_error(self, name: str) -> UsageError:
-        """Return the error for an attempt to change the file of this name."""
+    def write_error(self) -> UsageError:
+        """Return the error for an attempt to change a file."""
 
     def write(self, name: str, /, *, exclusive: bool = False) -> AbstractContextManager[FileSink]:
-        del exclusive
-        raise self.write_error(name)
+        del name, exclusive
+        raise self.write_error()
 
     def delete(self, name: str, /) -> None:
-        raise self.write_error(name)
+        del name
+        raise self.write_error()
 
     def sweep(self, ours: Ours = none_of_ours) -> Swept:
         del ours
@@ -294,8 +295,9 @@ class ReadOnly(ABC):
     def hold(
         self, name: str, /, *, giving: Sequence[FileSink] = ()
     ) -> AbstractContextManager[None]:
-        del giving
-        raise self.write_error(name)
+        del name, giving
+        raise self.write_error()
 
     def let_go(self, name: str, /) -> None:
-        raise self.write_error(name)
+        del name
+        raise self.write_error()

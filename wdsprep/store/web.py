@@ -79,10 +79,8 @@ class WebStore(ReadOnly):
             )
         return data[:nbytes]
 
-    def write_error(self, name: str) -> UsageError:
-        return UsageError(
-            f"{self._shown}: {name} cannot be written to a web server: give {WRITABLE_PLACE}"
-        )
+    def write_error(self) -> UsageError:
+        return UsageError(f"{self._shown}: a web server is only read: give {WRITABLE_PLACE}")
 
     def _get(self, asked: Range) -> tuple[bytes, Version]:
         """Return the bytes of a range, and the version of the file that they are from.
