@@ -1,4 +1,4 @@
-"""Tables of samples: each row says what the json says, whatever that is, and nothing else."""
+"""Tables of samples say what the json says, and where samples stand in their image shard."""
 
 import json
 import sys
@@ -11,6 +11,7 @@ import pytest
 from pyarrow import parquet as pq
 
 from wdsprep.dataset import sample_table
+from wdsprep.dataset.image_positions import NOWHERE, ImagePositions
 from wdsprep.dataset.sample_table import (
     GROUP_ROWS,
     IMAGE_COLUMNS,
@@ -154,3 +155,18 @@ def test_writing_loads_no_pandas() -> None:
         "assert writer.finish()\nassert 'pandas' not in sys.modules, 'pandas'"
     )
     assert run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_each_sample_has_a_position_of_its_own_inside_the_shard() -> None:
+    assert ImagePositions.from_numbers([4, 0, 2]).is_sound(3, 5)
+    assert ImagePositions.from_numbers([]).is_sound(0, 0)
+    assert not ImagePositions.from_numbers([4, 0, 2]).is_sound(3, 4)
+    assert not ImagePositions.from_numbers([4, 0, 2]).is_sound(2, 5)
+    assert not ImagePositions.from_numbers([4, 0, 0]).is_sound(3, 5)
+
+
+def test_samples_are_found_by_their_positions() -> None:
+    found = ImagePositions.from_numbers([4, 0, 2])
+    assert found.numbers(5).tolist() == [1, NOWHERE, 2, NOWHERE, 0]
+    assert found.numbers(3).tolist() == [1, NOWHERE, 2]
+    assert found.others(5).tolist() == [1, 3]

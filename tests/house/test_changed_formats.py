@@ -1,5 +1,6 @@
-"""Whatever the small files of a dataset say, a command says one line about them, in its time."""
+"""The format is as frozen; files that say another one, or that somebody changed, are one line."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.kit.fuzz.datasets import make_datasets
 from tests.kit.fuzz.judge import at_most, said_by
 from tests.kit.packs import manifest_of
 from tests.kit.sealed_files import resealed
+from tests.kit.small_sets import ENCODE, FIXTURE, LOAD, PACK, copied_fixture, run_in
 from wdsprep.errors import FingerprintError, FormatError
 from wdsprep.store import open_store
 
@@ -106,10 +108,8 @@ def test_a_state_of_another_kind_is_refused_in_few_words(
 def test_each_command_says_what_mends_a_missing_shard(own: Path) -> None:
     images, out = own / "images", str(own / "out")
     (images / manifest_of(images).shards[0].name).unlink()
-    sources = own / "sources.txt"
-    sources.write_text("no such source\n")
     for words in (
-        ("remove", str(images), "--sources", str(sources), "--yes"),
+        ("remove", str(images), "--keys", "000000000000", "--yes"),
         ("select", str(images), out, "--count", "8", "--workers", "1"),
         ("export", str(images), out, "--to", "wids", "--workers", "1"),
         ("duplicates", str(images), "--workers", "1"),
@@ -128,3 +128,41 @@ def test_samples_go_out_of_a_folder_whose_name_is_no_utf8(sound: Path, tmp_path:
     assert [place.samples for place in removal.places] == [1, 1]
     assert not wdsprep.verify(root / "images", root / "latents", workers=1).findings
     assert open_store(str(root / "latents")).read("removed")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return copied_fixture(tmp_path / "home")
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    """The files of a dataset, without those by which runs take turns."""
+    paths = (path for path in root.rglob("*") if path.is_file() and path.suffix != ".hold")
+    return {str(path.relative_to(root)): path.read_bytes() for path in paths}
+
+
+def test_it_is_sound(home: Path) -> None:
+    assert not wdsprep.verify(str(home / "images"), str(home / "latents")).findings
+
+
+def test_what_is_done_is_not_done_again(home: Path) -> None:
+    run_in(home, "pack", "downloads", "images", *PACK)
+    run_in(home, "encode", "images", "latents", *ENCODE)
+    assert tree(home) == tree(FIXTURE)
+
+
+def test_what_is_packed_anew_has_the_same_bytes(home: Path) -> None:
+    (home / "images/receipts/000001.json").unlink()
+    (home / "images/128/000001.tar").unlink()
+    run_in(home, "rebuild", "images")
+    run_in(home, "pack", "downloads", "images", *PACK)
+    assert tree(home / "images") == tree(FIXTURE / "images")
+
+
+def test_a_loader_goes_on_from_its_state(home: Path) -> None:
+    said = json.loads((FIXTURE / "loader.json").read_bytes())
+    loader = wdsprep.load(str(home / "latents"), **LOAD)
+    loader.load_state_dict(said["state"])
+    assert [batch["key"] for batch in loader] == said["rest"]
+    again = wdsprep.load(str(home / "latents"), **LOAD)
+    assert [batch["key"] for batch in again] == said["served"] + said["rest"]

@@ -1,25 +1,41 @@
-"""Scores are computed by the engine of `encode`, and keep what it promises."""
+"""Scores are computed by the engine of `encode` from what transformers alone prepares."""
 
+import os
+import shutil
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
-from transformers import ViTForImageClassification
+from transformers import (
+    AutoImageProcessor,
+    ConvNextImageProcessor,
+    ViTForImageClassification,
+    ViTImageProcessor,
+)
 
-from tests.kit.encodes import pictures
-from tests.kit.packs import pack
+from tests.kit.encodes import packed, pictures
+from tests.kit.packs import pack, tree
 from tests.kit.scores import columns_in, score_here
-from tests.kit.scoring_models import small
+from tests.kit.scoring_models import KINDS, SQUARE, small
+from wdsprep.encoding import worker_plan
 from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.models.device import Device
+from wdsprep.encoding.worker_plan import Machine
 from wdsprep.runners.base import BrokenWorkerError
 from wdsprep.scoring.engine import ScoreEngine
+from wdsprep.scoring.image_processors import DecodedImage, ImageProcessor
 from wdsprep.scoring.models import find_score_model
 from wdsprep.scoring.networks import ScoreEncoder
 from wdsprep.scoring.options import NamedModel
+from wdsprep.scoring.score import score
+from wdsprep.scoring.work import ScoreWork
 
 CHECKS = [2, 2]
 """The batches by which a model is tried before a run."""
@@ -150,3 +166,96 @@ def test_many_damaged_images_after_a_good_one_hold_up_nothing(models: Path, tmp_
     outcome = score_here(images, tmp_path / "scores", **given)
     assert outcome.samples + sum(outcome.manifest.rejects.values()) == 80
     assert outcome.samples < 10
+
+
+SIZES = ((300, 200), (20, 500), (31, 33), (32, 32))
+
+
+def prepare_and_compare(
+    folder: Path, images: Sequence[DecodedImage] = ()
+) -> Sequence[DecodedImage]:
+    """Prepare images of noise, check each bit against transformers, and return the images."""
+    processor = ImageProcessor(find_score_model(NamedModel("", str(folder))))
+    own = AutoImageProcessor.from_pretrained(folder)
+    random = np.random.default_rng(1)
+    noises = [random.integers(0, 256, (*size, 3), np.uint8) for size in SIZES]
+    images = images or [DecodedImage(Image.fromarray(noise)) for noise in noises]
+    for image, found in zip(images, processor.prepare(images), strict=True):
+        (wanted,) = own(images=[image.image], return_tensors="pt")["pixel_values"]
+        assert torch.equal(found["pixel_values"], wanted)
+    return images
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_four_channels_are_scaled_without_a_copy_to_the_values_of_three(
+    kind: str, models: Path
+) -> None:
+    assert not any("planes" in vars(image) for image in prepare_and_compare(models / kind))
+
+
+def test_a_processor_that_scales_in_another_way_is_given_planes(
+    models: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(models / "vit", tmp_path / "convnext"))
+    ConvNextImageProcessor(size={"shortest_edge": 32}, crop_pct=0.5).save_pretrained(folder)
+    assert all("planes" in vars(image) for image in prepare_and_compare(folder))
+
+
+@pytest.mark.parametrize(("resample", "times"), [(2, 1), (3, 2)])
+def test_processors_that_scale_alike_share_the_scaled_image(
+    resample: int, times: int, models: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(models / "vit", tmp_path / "other"))
+    other = ViTImageProcessor(size=SQUARE, image_mean=[0.4, 0.5, 0.6], resample=resample)
+    other.save_pretrained(folder)
+    images = prepare_and_compare(folder, prepare_and_compare(models / "vit"))
+    assert {len(image.scaled) for image in images} == {times}
+
+
+SAMPLES, LOST_GPU, FAILS_FROM = 60, "1", 3
+
+
+class WorkOnLostGpu(ScoreWork):
+    """The work of `score`. On one GPU the third batch fails, and all after it.
+
+    The other waits until then with its first batch, however long either takes to open.
+    """
+
+    __slots__ = ()
+
+    def open(self) -> Any:
+        from torch.nn.modules.module import register_module_forward_pre_hook
+        from transformers import ViTForImageClassification
+
+        batches, failed = 0, Path(self.images).with_name("failed")
+
+        def hook(module: object, _inputs: object) -> None:
+            nonlocal batches
+            if isinstance(module, ViTForImageClassification):
+                batches += 1
+                is_lost = os.environ["CUDA_VISIBLE_DEVICES"] == LOST_GPU
+                if is_lost and batches >= FAILS_FROM:
+                    failed.touch()
+                    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+                until = time.monotonic() + 120
+                while not (is_lost or failed.exists()) and time.monotonic() < until:
+                    time.sleep(0.01)
+
+        register_module_forward_pre_hook(hook)
+        return ScoreWork.open(replace(self, device="cpu"))
+
+
+@pytest.mark.system
+def test_a_lost_gpu_costs_no_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    images = packed(pictures(tmp_path / "in", range(SAMPLES)), tmp_path / "images")
+    model = small("vit", tmp_path / "vit")
+    wish: dict[str, Any] = {"model": str(model), "dtype": "fp32", "batch_size": 4}
+    score_here(images, tmp_path / "undisturbed", **wish)
+    monkeypatch.setattr("wdsprep.scoring.score.ScoreWork", WorkOnLostGpu)
+    monkeypatch.setattr(worker_plan, "this_machine", lambda _d: Machine(cpus=2, gpus=("0", "1")))
+    outcome = score(str(images), str(tmp_path / "out"), runner="local", **wish)
+    assert (outcome.samples, outcome.quarantined) == (SAMPLES, ())
+    assert "illegal memory access" in caplog.text
+    assert tree(tmp_path / "out") == tree(tmp_path / "undisturbed")

@@ -1,4 +1,4 @@
-"""`score`: columns and embeddings of images, however the run goes."""
+"""`score`: columns and embeddings of images, however the run goes, and columns of captions."""
 
 import json
 import shlex
@@ -8,19 +8,24 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import wdsprep
-from tests.kit.encodes import Here, packed, pictures
-from tests.kit.packs import SCRIPT, tree, write_files
+from tests.kit.encodes import Here, encode_here, packed, pictures
+from tests.kit.packs import SCRIPT, jpeg, pack, tree, write_files
 from tests.kit.scores import arrays_in, columns_in, members, pictures_in, score_here
 from tests.kit.scoring_models import KINDS, LABELS, alone, small
+from tests.kit.webserver import Connection, Request, WebServer, ok, status
 from tools.tiny.drawings import draw
 from wdsprep.cli import main
 from wdsprep.cli.demo.pictures import KINDS as PICTURES
 from wdsprep.cli.demo.pictures import SUFFIXES
 from wdsprep.dataset.score_columns import columns_of
 from wdsprep.errors import FingerprintError, UsageError
+from wdsprep.scoring.languages import RepeatedCaptions, share_of_letters
+from wdsprep.scoring.score import example_condition
 
 CLOSE = 1e-5
 
@@ -221,3 +226,112 @@ def test_without_a_model_or_language_there_is_nothing_to_do(images: Path, tmp_pa
 def test_a_tar_of_embeddings_holds_nothing_else(scores: Path) -> None:
     kept = {f"{kind}_image_emb.npy" for kind in KINDS if kind not in LABELS}
     assert {frozenset(own) for own in members(scores).values()} == {frozenset(kept)}
+
+
+CAPTIONS = (
+    "a dog on a beach",
+    "ein Hund am Strand",
+    "un chien sur la plage",
+    "A  dog on a beach",
+    "",
+)
+
+
+def test_share_of_letters_leaves_out_white_space() -> None:
+    assert share_of_letters("ab 12") == 0.5
+    assert share_of_letters("") == 0.0
+    assert share_of_letters("雪 🐕") == 0.5
+
+
+def test_captions_that_differ_in_case_and_space_alone_are_repeated() -> None:
+    repeats = RepeatedCaptions()
+    repeats.add(CAPTIONS)
+    assert [repeats.of(each) for each in CAPTIONS] == [2, 1, 1, 2, 1]
+
+
+def test_without_the_library_a_line_says_how_to_get_it(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wdsprep.scoring.languages.LIBRARY", "no-such-library")
+    with pytest.raises(UsageError, match=r"pip install '\.\[language\]'"):
+        score_here(images, tmp_path / "scores", language=True)
+
+
+def test_languages_are_told_without_a_look_at_images(tmp_path: Path) -> None:
+    pytest.importorskip("py3langid")
+    files: dict[str, bytes | str] = {}
+    for number, caption in enumerate(CAPTIONS):
+        files |= {f"{number}.jpg": jpeg(number, (64, 64)), f"{number}.txt": caption}
+    images = pack(write_files(tmp_path / "in", files), tmp_path / "images", "--buckets", "64")
+    outcome = score_here(images, tmp_path / "scores", language=True)
+    assert example_condition(str(tmp_path / "scores"), outcome.manifest) == 'language == "en"'
+    found = list(columns_in(tmp_path / "scores").values())
+    assert [each["language"] for each in found] == ["en", "de", "fr", "en", "und"]
+    assert [each["caption_repeats"] for each in found] == [2, 1, 1, 2, 1]
+    assert [each["caption_length"] for each in found] == [*map(len, CAPTIONS)]
+    assert all(0 < each["language_probability"] <= 1 for each in found[:4])
+    assert not wdsprep.verify(str(images), str(tmp_path / "scores")).findings
+
+
+TITLES = (
+    "a dog on a beach",
+    "ein Hund am Strand",
+    "red car in front of a house",
+    "",
+)
+
+
+@pytest.mark.system
+def test_urls_become_chosen_latents_of_both_phases(models: Path, tmp_path: Path) -> None:
+    pytest.importorskip("py3langid")
+    sizes = ((96, 80), (200, 150))
+    drawn = [
+        PICTURES[kind](draw(f"{kind} {number}", sizes[number % 2]).image)
+        for number in range(2)
+        for kind in PICTURES
+    ]
+
+    def answer(connection: Connection, request: Request) -> bool:
+        name = request.path.strip("/")
+        behave = ok(drawn[int(name)]) if name.isdecimal() else status(404)  # of robots.txt
+        return behave(connection, request)
+
+    with WebServer(answer) as server:
+        rows = [
+            {
+                "url": f"{server.url}/{number}",
+                "caption": TITLES[number % len(TITLES)],
+            }
+            for number in range(len(drawn))
+        ]
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "urls.parquet")
+        images = tmp_path / "images"
+        wdsprep.pack(
+            str(tmp_path / "urls.parquet"),
+            str(images),
+            buckets=(64, 128),
+            samples_per_shard=6,
+            allow_private_hosts=True,
+        )
+    given = {"model": str(models / "clip"), "head": f"aesthetic={models / 'head.safetensors'}"}
+    score_here(images, tmp_path / "scores", language=True, **given)
+    columns = columns_in(tmp_path / "scores")
+    least = sorted(each["aesthetic"] for each in columns.values())[len(columns) // 3]
+    condition = f"language == 'en' and aesthetic >= {least}"
+    good = {
+        key
+        for key, each in columns.items()
+        if each["language"] == "en" and each["aesthetic"] >= least
+    }
+    wdsprep.select(
+        [str(images), str(tmp_path / "scores")], str(tmp_path / "good/{name}"), where=condition
+    )
+    assert columns_in(tmp_path / "good/scores").keys() == good
+    for resolution in (64, 128):
+        latents = tmp_path / f"good/latents-{resolution}"
+        encode_here(tmp_path / "good/images", latents, resolution=resolution)
+        loader = wdsprep.load(str(latents), join=str(tmp_path / "good/scores"), global_batch=1)
+        for batch in loader:
+            assert batch["key"][0] in good
+            assert batch["aesthetic"].item() >= least - 1e-6
+    assert len(list(wdsprep.load(str(tmp_path / "good/latents-64"), global_batch=1))) == len(good)
