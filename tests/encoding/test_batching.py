@@ -12,11 +12,9 @@ import torch
 
 from tests.kit.encodes import Broken, Means
 from wdsprep.encoding.batching import MOST_LAUNCHED, Batcher, DeviceBatches
-from wdsprep.encoding.encoded_samples import NO_CROP, PendingBlock, SampleUnderWay
+from wdsprep.encoding.encoded_samples import NO_CROP, EngineLimit, PendingBlock, SampleUnderWay
 from wdsprep.encoding.engine import MOST_WAITING
-from wdsprep.encoding.memory_limit import EngineLimit
-from wdsprep.encoding.models.base import Part, Tokens
-from wdsprep.encoding.models.batch_size import GROUPED_BATCH, text_size
+from wdsprep.encoding.models.base import GROUPED_BATCH, Part, Tokens, text_size
 from wdsprep.encoding.models.device import Device, ImageBatch
 
 USUAL = 32

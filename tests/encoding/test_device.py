@@ -21,9 +21,8 @@ from wdsprep.encoding import gpus
 from wdsprep.encoding.encode import make_encoder
 from wdsprep.encoding.gpus import ALLOCATOR, has_bf16, prepare_allocator
 from wdsprep.encoding.models.device import check_age, check_precision
-from wdsprep.encoding.models.encoder import load_encoder
+from wdsprep.encoding.models.encoder import load_encoder, precision_of, whole_fp32
 from wdsprep.encoding.models.find_model import TINY, find_model
-from wdsprep.encoding.models.precision import precision_of, whole_fp32
 from wdsprep.encoding.recipe_defaults import settings_of, settle_recipe
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import UsageError, WorkError

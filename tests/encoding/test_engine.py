@@ -20,8 +20,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.encoding.encoded_samples import PendingBlock, Result, SampleInput
 from wdsprep.encoding.engine import Engine, EngineError
-from wdsprep.encoding.models.base import Encoded, Part, Tokens
-from wdsprep.encoding.models.batch_size import fitting_batch_size, is_out_of_memory
+from wdsprep.encoding.models.base import Encoded, Part, Tokens, fitting_batch_size, is_out_of_memory
 from wdsprep.encoding.models.device import Device, ImageBatch
 from wdsprep.images import formats
 from wdsprep.images.nearest_shape import Shapes

@@ -26,7 +26,6 @@ from tests.kit.runs import wait_until
 from tests.kit.serving import serving
 from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.npy_arrays import Field
-from wdsprep.encoding.latent_arrays import fields
 from wdsprep.encoding.models import weights
 from wdsprep.encoding.models.find_model import (
     TINY,
@@ -36,6 +35,7 @@ from wdsprep.encoding.models.find_model import (
     find_model,
 )
 from wdsprep.encoding.models.weights import weights_digest
+from wdsprep.encoding.recipe_defaults import fields
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import UsageError, WorkError
 

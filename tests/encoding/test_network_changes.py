@@ -20,13 +20,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.kit.families import OF_EACH_VAE
 from tests.kit.families.weights import randomised
-from wdsprep.encoding.models import compiled
-from wdsprep.encoding.models.compiled import CompiledNetwork, check_compiler
+from wdsprep.encoding.models import load_networks
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.find_model import find_model
-from wdsprep.encoding.models.load_networks import load_vae
-from wdsprep.encoding.models.vae import Moments
-from wdsprep.encoding.models.vae_shortcuts import FrameConv, flatten_frames, leave_out_divisions
+from wdsprep.encoding.models.load_networks import CompiledNetwork, check_compiler, load_vae
+from wdsprep.encoding.models.vae import FrameConv, Moments, flatten_frames, leave_out_divisions
 from wdsprep.encoding.recipe_defaults import settle_recipe
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import WorkError
@@ -276,7 +274,7 @@ def test_every_shape_is_compiled_in_batches_of_several_sizes(
 def test_further_shapes_are_computed_all_the_same_and_that_is_said_once(
     graphs: list[Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled, "MOST_VARIANTS", 12)
+    monkeypatch.setattr(load_networks, "MOST_VARIANTS", 12)
     network = CompiledNetwork(Doubling())
     with caplog.at_level(logging.WARNING, "wdsprep"), torch.inference_mode():
         for side in 2 * [*range(2, 20)]:

@@ -34,16 +34,14 @@ from tests.kit.packs import tree
 from wdsprep.checks.verify import verify
 from wdsprep.cli import main
 from wdsprep.dataset.npy_arrays import OF_SIZES, text_fields
-from wdsprep.encoding.latent_arrays import fields
-from wdsprep.encoding.models import batch_size
+from wdsprep.encoding.models import base
 from wdsprep.encoding.models.base import Tokens
-from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
+from wdsprep.encoding.models.encoder import LatentEncoder, is_split, load_encoder
 from wdsprep.encoding.models.families import BY_MASK, BY_ZEROS, member_name
 from wdsprep.encoding.models.find_model import find_model
-from wdsprep.encoding.models.gpu_memory import is_split
 from wdsprep.encoding.models.noise import noise_keys, normal
 from wdsprep.encoding.models.presets import PRESETS
-from wdsprep.encoding.recipe_defaults import settle_recipe
+from wdsprep.encoding.recipe_defaults import fields, settle_recipe
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.encoding.sample_sizes import CLIP_ALONE
 from wdsprep.errors import UsageError, WdsprepError
@@ -324,8 +322,8 @@ def test_a_gpu_holds_both_kinds_of_network_or_one_or_says_what_it_lacks(
     pretend_cuda(
         monkeypatch, mem_get_info=(free, free), set_per_process_memory_fraction=shares.append
     )
-    monkeypatch.setattr(batch_size, "_gpu_share", 1.0)
-    batch_size.limit_memory(share)
+    monkeypatch.setattr(base, "_gpu_share", 1.0)
+    base.limit_memory(share)
     assert shares == [share]
     model = find_model(str(family("QwenImage")), text="emb")
     recipe = Recipe(resolution=SIDE, dtype="half")

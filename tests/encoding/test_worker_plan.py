@@ -13,13 +13,12 @@ import pytest
 
 from tests.kit.gpus import pretend_cuda
 from tests.kit.packs import tree
-from wdsprep.encoding import gpus, network_swaps, worker_plan
+from wdsprep.encoding import gpus, two_passes, worker_plan
 from wdsprep.encoding.encode import encode
 from wdsprep.encoding.models import encoder as encoders
 from wdsprep.encoding.models.base import Part
-from wdsprep.encoding.network_swaps import Turns
 from wdsprep.encoding.options import EncodeWorkerOptions
-from wdsprep.encoding.two_passes import TextPass
+from wdsprep.encoding.two_passes import TextPass, Turns
 from wdsprep.encoding.worker_plan import Machine, plan_workers, settle_runner
 from wdsprep.errors import UsageError, WorkError
 from wdsprep.runners.base import Event, Finished, Unit, Work
@@ -238,7 +237,7 @@ def test_captions_that_wait_take_no_more_than_a_share_of_the_disk(
     nbytes: int, free: int, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = type("Usage", (), {"free": free})
-    monkeypatch.setattr(network_swaps.shutil, "disk_usage", lambda _folder: usage)
+    monkeypatch.setattr(two_passes.shutil, "disk_usage", lambda _folder: usage)
     device = Device()
     held = done(turns_of(device), [BOTH] * 32, nbytes)
     assert held["most"] == together * nbytes

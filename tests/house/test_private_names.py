@@ -41,7 +41,7 @@ from wdsprep.store.s3.s3_store import S3Store
 
 PACKAGE = Path(wdsprep.__file__).parent
 TAKEN = {
-    "encoding.models.compiled": {"_dynamo"},
+    "encoding.models.load_networks": {"_dynamo"},
     "loading.batch_memory": {"_version"},
     "loading.streaming.stream": {"ray.data._internal.execution.backpressure_policy"},
     "loading.streaming.trainer": {"_coord_actor"},

@@ -32,7 +32,7 @@ from tests.kit.encodes import in_this_process
 from tests.kit.packs import BUCKETS, jpeg, once, packing_here, tree, wait_gone, write_files
 from wdsprep.cli import main
 from wdsprep.encoding import encode as encoding
-from wdsprep.packing import worker_plan
+from wdsprep.packing import pack
 from wdsprep.runners.base import Event, Finished, Runner, Unit, Work
 from wdsprep.runners.ray.cluster import without_death_notices
 
@@ -282,7 +282,7 @@ class Job:
             enter = stack.enter_context
             enter(patch.object(encoding, "make_encoder", Making(pause_s=self.pause_s)))
             enter(patch.object(encoding, "runner_of", wrapped(encoding.runner_of)))
-            enter(patch.object(worker_plan, "make_runner", wrapped(worker_plan.make_runner)))
+            enter(patch.object(pack, "make_runner", wrapped(pack.make_runner)))
             log = enter(logged())
             code = main([*self.command(out, workers, cpus)])
         begun = scene.diary.begun()

@@ -15,9 +15,9 @@ import torch
 from torch.nn.functional import avg_pool2d
 
 from wdsprep.encoding import encode as encoding
-from wdsprep.encoding.latent_arrays import fields
 from wdsprep.encoding.models.base import Encoded, Part, Tokens
 from wdsprep.encoding.models.find_model import Model
+from wdsprep.encoding.recipe_defaults import fields
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import WorkError
 from wdsprep.store import base as store

@@ -17,7 +17,7 @@ from tests.kit.latent_sets import array_of, field, flat
 from tests.kit.packs import jpeg, tar_bytes, write_files
 from wdsprep.dataset.reindex import index
 from wdsprep.dataset.samples import Sample
-from wdsprep.encoding.captions.sources import FieldCaptions
+from wdsprep.encoding.captions.options import FieldCaptions
 from wdsprep.errors import FingerprintError, UsageError
 
 BATCH = 8

@@ -28,9 +28,9 @@ from tests.kit.encode_work import Making
 from tests.kit.encodes import COUNT, encode_here, packed, pictures
 from tests.kit.packs import tars, tree, write_files
 from wdsprep import errors
-from wdsprep.encoding.latent_arrays import fields
 from wdsprep.encoding.models.find_model import find_model
 from wdsprep.encoding.options import Encode
+from wdsprep.encoding.recipe_defaults import fields
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.loading.streaming.stages import FILL, PIECE, Pieces, StreamRoom

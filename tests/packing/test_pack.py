@@ -37,7 +37,7 @@ from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.fetch.options import FetchRules
-from wdsprep.packing.worker_plan import PackWorkerPlan, WantedWorkers, plan_workers
+from wdsprep.packing.pack import PackWorkerPlan, WantedWorkers, plan_workers
 from wdsprep.runners.job import JobListener
 from wdsprep.store import open_store
 

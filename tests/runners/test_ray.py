@@ -324,7 +324,7 @@ def test_without_a_number_workers_follow_the_room_of_the_cluster() -> None:
 def test_each_kind_of_gpu_gets_a_batch_of_its_own_size(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from wdsprep.encoding.models.batch_size import auto_batch_size
+    from wdsprep.encoding.models.base import auto_batch_size
 
     def size(gigabytes: int, resolution: int) -> int:
         free = gigabytes << 30

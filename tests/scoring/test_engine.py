@@ -29,13 +29,11 @@ from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.models.device import Device
 from wdsprep.encoding.worker_plan import Machine
 from wdsprep.runners.base import BrokenWorkerError
-from wdsprep.scoring.engine import ScoreEngine
-from wdsprep.scoring.image_processors import DecodedImage, ImageProcessor
 from wdsprep.scoring.models import find_score_model
-from wdsprep.scoring.networks import ScoreEncoder
+from wdsprep.scoring.networks import DecodedImage, ImageProcessor, ScoreEncoder
 from wdsprep.scoring.options import NamedModel
-from wdsprep.scoring.score import score
-from wdsprep.scoring.work import ScoreWork
+from wdsprep.scoring.score import ScoreWork, score
+from wdsprep.scoring.worker import ScoreEngine
 
 CHECKS = [2, 2]
 """The batches by which a model is tried before a run."""
@@ -136,7 +134,7 @@ def test_fewer_images_of_a_large_side_share_a_batch(
 ) -> None:
     encoder = ScoreEncoder([find_score_model(NamedModel("", str(models / "vit")))], "cpu", "fp32")
     given: dict[str, Any] = {"seed": 0, "max_area": 1, "decoders": 1, "threads": 1}
-    monkeypatch.setattr("wdsprep.scoring.engine.BATCH_NBYTES", 5 * 4 * 3 * 32 * 32)
+    monkeypatch.setattr("wdsprep.scoring.worker.BATCH_NBYTES", 5 * 4 * 3 * 32 * 32)
     for wanted, size in ((4, 4), (16, 5)):
         made = ScoreEngine(encoder, batch_size=wanted, **given)
         assert made.stats.batch_size == size

@@ -346,7 +346,7 @@ def make_tight(model: Any, recipe: Any, device: str) -> "LatentEncoder":
     """Make an encoder that lacks memory: on a GPU really, on a CPU by what it raises."""
     import torch
 
-    from wdsprep.encoding.models.batch_size import peak_nbytes
+    from wdsprep.encoding.models.base import peak_nbytes
     from wdsprep.encoding.models.encoder import LatentEncoder
 
     encoder = LatentEncoder(model, recipe, torch.device(device))

@@ -29,8 +29,7 @@ import torch
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import Size
 from wdsprep.encoding.encoded_samples import PendingBlock, Row, SampleUnderWay
-from wdsprep.encoding.models.base import Encoder, Part
-from wdsprep.encoding.models.batch_size import text_size
+from wdsprep.encoding.models.base import Encoder, Part, text_size
 from wdsprep.encoding.models.device import Arrays, Device, DeviceBatch, Launched, Stats, combine
 from wdsprep.images.crop import Crop
 

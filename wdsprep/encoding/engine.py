@@ -6,11 +6,11 @@
    is stored apart, one of the cuts is empty, so that no image can stop the text. The *assembler*
    thread takes the blocks in the order they were fed and fills batches (`batching`), across shards.
 3. `DeviceBatches` computes several batches at a time. One of its threads hands out the results.
-4. `memory_limit` limits what is inside at once: the number of samples, which is enough for the
+4. `EngineLimit` limits what is inside at once: the number of samples, which is enough for the
    device never to wait, and larger if samples wait for others of their shape; and the bytes that
    they take. Room is free again when the results of a block have been taken.
 
-`score` has an engine of its own kind (`scoring.engine`), whose samples are prepared by the image
+`score` has an engine of its own kind (`scoring.worker`), whose samples are prepared by the image
 processors of models, and whose batches never span shards.
 
 The arrays of a sample depend on the sample and the size of a batch alone, never on its neighbours.
@@ -40,12 +40,12 @@ from wdsprep.dataset.shapes import Size
 from wdsprep.encoding.batching import MOST_LAUNCHED, Batcher, DeviceBatches, Rows
 from wdsprep.encoding.encoded_samples import (
     NO_CROP,
+    EngineLimit,
     PendingBlock,
     Row,
     SampleInput,
     SampleUnderWay,
 )
-from wdsprep.encoding.memory_limit import EngineLimit
 from wdsprep.encoding.models.base import Encoder, Part
 from wdsprep.encoding.models.device import Arrays, DeviceBatch, ImageBatch, Stats, TextBatch
 from wdsprep.images import formats

@@ -10,7 +10,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, Reject
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.member_names import leads_out
-from wdsprep.encoding.captions.sources import Captions, replace_surrogates
+from wdsprep.encoding.captions.options import Captions, replace_surrogates
 from wdsprep.encoding.encoded_samples import PendingBlock, SampleInput
 from wdsprep.encoding.engine import Engine
 from wdsprep.encoding.image_shards import ImageShard

@@ -1,14 +1,16 @@
 """A latent shard being written: arrays of fixed shape first in each sample, then json and txt.
 
 Samples come in the order of the image shard. In a dataset with several shapes, samples of one shape
-stand together: all wait until the last has come, and are then written shape by shape. The table
-beside the shard says which samples of the image shard it has. A shard of text alone is one whose
-fields are those of captions.
+stand together: all wait until the last has come, and are then written shape by shape. They wait on
+a local disk (in TMPDIR), in a `SampleSpool`: each takes some hundred bytes of memory, and its
+members lie in a file without a name. The table beside the shard says which samples of the image
+shard it has. A shard of text alone is one whose fields are those of captions.
 """
 
 from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -27,16 +29,55 @@ from wdsprep.dataset.sample_table import ROW, table_columns
 from wdsprep.dataset.samples import Sample, facts_bytes, parse_json
 from wdsprep.dataset.score_columns import counted_as
 from wdsprep.dataset.shapes import fields_by_shape, shape_name
-from wdsprep.dataset.tar.write import Data, nbytes_of
+from wdsprep.dataset.tar.write import Data, nbytes_of, pieces_of
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.encoded_samples import Result
 from wdsprep.encoding.image_shards import ImageShard
-from wdsprep.encoding.sample_spool import Members, SampleSpool, SpooledSample
 from wdsprep.errors import ExistsError, NotFoundError, TarError
 from wdsprep.images.crop import Crop
 from wdsprep.store.base import write_bytes
+from wdsprep.store.spool import Spool
 
 Files = Mapping[str, str]
+
+
+Members = Sequence[tuple[str, Data]]
+
+
+"""The members of a sample, with their names and in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpooledSample:
+    """A sample that waits on disk: names and sizes of its members, and their place in a file."""
+
+    key: str
+    members: Sequence[tuple[str, int]]
+    place: tuple[int, int]
+
+
+class SampleSpool:
+    """A file on disk that holds finished samples, and is deleted when it is closed."""
+
+    def __init__(self) -> None:
+        self._spool = Spool()
+
+    def put(self, key: str, members: Members) -> SpooledSample:
+        pieces = chain.from_iterable(pieces_of(data) for _, data in members)
+        place = self._spool.put(b"".join(pieces))
+        sizes = tuple((name, nbytes_of(data)) for name, data in members)
+        return SpooledSample(key, sizes, place)
+
+    def members(self, one: SpooledSample) -> list[tuple[str, bytes]]:
+        data, start = self._spool.get(one.place), 0
+        members = []
+        for name, nbytes in one.members:
+            members.append((name, data[start : start + nbytes]))
+            start += nbytes
+        return members
+
+    def close(self) -> None:
+        self._spool.close()
 
 
 class LatentShard:

@@ -14,9 +14,8 @@ from wdsprep.dataset.damage import UNLIKE_RECEIPT, repair_step
 from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.stored_dataset import find_claim, refresh_manifest
-from wdsprep.encoding.captions.report import warn_of_field
-from wdsprep.encoding.captions.sources import CaptionedDataset, CaptionSource
-from wdsprep.encoding.captions.table import CaptionTable, find_table
+from wdsprep.encoding.captions.options import CaptionedDataset, CaptionSource
+from wdsprep.encoding.captions.table import CaptionTable, find_table, warn_of_field
 from wdsprep.encoding.image_shards import (
     ImageShard,
     ImageShards,

@@ -4,8 +4,7 @@ import os
 from collections.abc import Sequence
 from itertools import product
 
-from wdsprep.encoding.captions.options import OWN_CAPTIONS, CaptionOptions
-from wdsprep.encoding.captions.sources import CAPTION, OWN
+from wdsprep.encoding.captions.options import CAPTION, OWN, OWN_CAPTIONS, CaptionOptions
 from wdsprep.errors import UsageError
 from wdsprep.store.base import lies_in
 

@@ -1,13 +1,15 @@
-"""Defaults of a recipe, chosen for a model and a device, and the settings that follow."""
+"""Defaults of a recipe, chosen for a model and a device, and the settings that follow.
+
+`fields` says which arrays a latent sample then has, with their types and shapes.
+"""
 
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from wdsprep.dataset.npy_arrays import layout
+from wdsprep.dataset.npy_arrays import EMB, FLIPPED, LATENT, TOKENS, Field, layout, text_fields
 from wdsprep.dataset.settings import as_json
 from wdsprep.encoding import HALF, TF32
 from wdsprep.encoding.gpus import has_bf16, has_tf32
-from wdsprep.encoding.latent_arrays import fields
 from wdsprep.encoding.models.find_model import Model, rule_of
 from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.encoding.recipe_options import Recipe
@@ -122,3 +124,33 @@ def settings_of(model: Model, recipe: Recipe) -> dict[str, Any]:
         **{name: limit for name, limit in limits.items() if limit != usual[name]},
     }
     return as_json(settings)
+
+
+def fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:
+    """Return the fields of a latent sample, which are the arrays that are stored for it.
+
+    If text comes from a pipeline, `model` has to be one that `settle_recipe` has returned. Arrays
+    that are made from sizes of the image are stored with the latents.
+    """
+    if recipe.is_of_text:
+        return text_fields(_text_fields(model, recipe))
+    latent = _latent_field(model, recipe)
+    flipped = (replace(latent, name=FLIPPED),) if recipe.flip else ()
+    return latent, *flipped, *_text_fields(model, recipe)
+
+
+def _latent_field(model: Model, recipe: Recipe) -> Field:
+    """Return the field of the latent; moments have the shape that the VAE gives."""
+    channels, side = model.channels, recipe.resolution // model.factor
+    if recipe.latents == "moments":
+        channels, side = 2 * channels // model.patch**2, side * model.patch
+    return Field(name=LATENT, dtype="<f2", shape=(channels, side, side))
+
+
+def _text_fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:
+    if recipe.text == "none" or model.pipeline is not None:
+        return model.outputs
+    tower = model.towers[0]
+    if recipe.text == "tokens":
+        return (Field(name=TOKENS, dtype="<i4", shape=(tower.length,)),)
+    return (Field(name=EMB, dtype="<f2", shape=(tower.length, tower.width)),)

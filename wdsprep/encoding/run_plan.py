@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from wdsprep.dataset.receipts import Settings
 from wdsprep.dataset.stored_dataset import DatasetClaim
 from wdsprep.encoding import HALF
-from wdsprep.encoding.captions.sources import CaptionSource
+from wdsprep.encoding.captions.options import CaptionSource
 from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.options import Encode, EncodeWorkerOptions
 from wdsprep.encoding.pending_shards import PackedShards, count_units

@@ -1,7 +1,9 @@
 """The samples of an image shard, with a check that the shard is what was packed.
 
 A shard that pack made is compared with its digest while it is read. If images are not needed, and
-lie on a disk of this machine or are large, their bytes are skipped (`shard_texts`).
+lie on a disk of this machine or are large, their bytes are skipped (`read_texts`). Then the digest
+cannot be compared. The shard's size is compared instead, and its index with its headers
+(`ShardReader.walk`).
 """
 
 from collections.abc import Iterator
@@ -11,13 +13,14 @@ from itertools import islice
 from blake3 import blake3
 
 from wdsprep.dataset.damage import repair_step
+from wdsprep.dataset.file_names import index_name
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal
 from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.shard_reader import LARGE_NBYTES, ShardReader
 from wdsprep.dataset.stored_dataset import check_not_rewritten
 from wdsprep.encoding.image_shards import ImageShard
-from wdsprep.encoding.shard_texts import is_read_in_parts, read_texts
-from wdsprep.errors import FingerprintError, FormatError, NotFoundError
+from wdsprep.errors import DamageError, FingerprintError, FormatError, NotFoundError
 from wdsprep.runners.base import HopelessError
 from wdsprep.sources.base import LeftOut
 from wdsprep.sources.fingerprints import Content
@@ -106,3 +109,36 @@ class ShardRows:
             return str(error)
         next_step = repair_step(self.source.url, '"wdsprep pack"')
         return f"{name} {how}: {next_step}"
+
+
+def is_read_in_parts(store: Store, shard: ImageShard) -> bool:
+    """Return whether to skip the images of a shard when only its captions are needed.
+
+    They are skipped if pack made the shard and it lies on a local disk or its images are large.
+    """
+    item = shard.item
+    is_large = item.nbytes >= LARGE_NBYTES * max(1, item.samples)
+    return not shard.is_foreign and (store.root is not None or is_large)
+
+
+def read_texts(
+    source: TarsSource, store: Store, shard: ImageShard
+) -> Iterator[tuple[str, Sample | Refusal]]:
+    """Yield the samples of an image shard with their keys, in order and with empty images.
+
+    Raise FormatError if the shard differs from its index or has another size, and NotFoundError if
+    one of them is missing.
+    """
+    name = shard.item.name
+    sizes = {entry.name: entry.nbytes for entry in store.list(name)}
+    if not sizes.keys() >= {name, index_name(name)}:
+        raise NotFoundError(name)
+    if sizes[name] != shard.item.nbytes:
+        raise FormatError("another size")
+    with ShardReader(store, shard.item) as reader:
+        try:
+            for sample in reader.walk(source.wants):
+                for row in source.rows(sample, name):
+                    yield sample.key, row
+        except DamageError as error:
+            raise FormatError(error.cause) from error

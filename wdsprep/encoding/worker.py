@@ -29,20 +29,18 @@ from wdsprep.dataset.receipts import Receipt, gpu_count
 from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.stored_dataset import find_receipt
 from wdsprep.dataset.unit_locks import Edition
-from wdsprep.encoding.captions.sources import Captions, CaptionSource, FieldCaptions
+from wdsprep.encoding.captions.options import Captions, CaptionSource, FieldCaptions
 from wdsprep.encoding.encoded_samples import Result
 from wdsprep.encoding.engine import Engine, EngineError
 from wdsprep.encoding.feeder import Block, FedSample, Feeder
 from wdsprep.encoding.gpus import require_gpu
 from wdsprep.encoding.image_shards import ImageShard, tars_of
 from wdsprep.encoding.latent_shard import LatentShard, write_empty
-from wdsprep.encoding.models.base import Part
-from wdsprep.encoding.models.batch_size import limit_memory
+from wdsprep.encoding.models.base import Part, limit_memory
 from wdsprep.encoding.models.device import device_name
-from wdsprep.encoding.network_swaps import Turns, Visit
 from wdsprep.encoding.options import SHARDS_IN_TURN, SHARDS_PER_WORKER
 from wdsprep.encoding.progress import EncodeProgress
-from wdsprep.encoding.two_passes import ImagePass, TextPass, text_nbytes
+from wdsprep.encoding.two_passes import ImagePass, TextPass, Turns, Visit, text_nbytes
 from wdsprep.images.nearest_shape import cut_of
 from wdsprep.runners.base import PROGRESS_S, BrokenWorkerError
 from wdsprep.runners.run import JointUnit, RunProgress, share_done

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from wdsprep.cpus import usable_cpus
 from wdsprep.dataset.receipts import Settings
-from wdsprep.encoding.captions.sources import CaptionSource
+from wdsprep.encoding.captions.options import CaptionSource
 from wdsprep.encoding.gpus import prepare_allocator, visible_gpus
 from wdsprep.encoding.options import SHARDS_IN_TURN, EncodeWorkerOptions
 from wdsprep.errors import UsageError

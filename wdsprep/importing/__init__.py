@@ -3,8 +3,8 @@
 `import_latents` is the run, and `options` has its options. `latent_caches` reads the rows of a
 cache: MDS shards, Arrow files of `datasets`, Parquet, or tars. `column_names` is the table of the
 names that trainers give their columns, and `column_arrays` converts values into arrays as wdsprep
-stores them. `import_plan` decides from the first rows which arrays all samples have, and
-`empty_caption` which arrays the empty caption has. `worker` makes a latent shard of each file.
+stores them. `import_plan` decides from the first rows which arrays all samples have, and which the
+empty caption. `worker` makes a latent shard of each file.
 
 In: A folder of cached latents, in any place that `store` can read.
 Out: A dataset of latent shards, for the loader.

@@ -13,12 +13,14 @@ from wdsprep.text import examples, plural, shown
 
 if TYPE_CHECKING:
     from wdsprep.dataset.manifest import Manifest
+    from wdsprep.dataset.receipts import Settings
     from wdsprep.dataset.shapes import Size
     from wdsprep.dataset.unit_locks import Edition
     from wdsprep.encoding.image_shards import ImageShard
     from wdsprep.importing.column_names import CachedColumn
     from wdsprep.importing.import_plan import ImportPlan
     from wdsprep.importing.latent_caches import LatentCache
+    from wdsprep.importing.worker import ImportWorker
     from wdsprep.runners.base import Runner
     from wdsprep.runners.run import Outcome
     from wdsprep.sources.base import Item
@@ -40,6 +42,29 @@ class ImportBegun:
     """The columns whose whole numbers are read as the bits of bfloat16."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportWork:
+    """The work of an import, which can be pickled.
+
+    Its units are `ImageShard`s, each of which is a file of the cache.
+    """
+
+    cache: "LatentCache"
+    plan: "ImportPlan"
+    latents: str
+    settings: "Settings"
+    edition: str = ""
+    """The mark of the dataset's edition."""
+    caption_col: str = ""
+    empty: Mapping[str, bytes]
+    """The arrays of the empty caption by the name of their member, if the user gives them."""
+
+    def open(self) -> "ImportWorker":
+        from wdsprep.importing.worker import ImportWorker  # torch: for workers alone
+
+        return ImportWorker(self)
+
+
 @takes_options(ImportOptions)
 def import_(options: ImportOptions) -> "Outcome":
     """Turn latents that another tool has cached in `source` into the dataset `latents`.
@@ -52,10 +77,8 @@ def import_(options: ImportOptions) -> "Outcome":
     """
     from wdsprep.encoding.shape_lists import sizes_of
     from wdsprep.importing.column_names import parse_columns
-    from wdsprep.importing.empty_caption import empty_of, empty_setting
-    from wdsprep.importing.import_plan import resolution_of, settings_of
+    from wdsprep.importing.import_plan import empty_of, empty_setting, resolution_of, settings_of
     from wdsprep.importing.latent_caches import find_cache
-    from wdsprep.importing.work import ImportWork
     from wdsprep.runners.run import Run, do_runs, open_dataset_to_write
     from wdsprep.runners.track import track_run
     from wdsprep.store.base import absolute, check_apart

@@ -4,6 +4,9 @@ All samples of a dataset have arrays of the same dtypes and shapes. So all sampl
 the first rows have; a sample that differs is a reject. One array of text may be as long as its
 caption, up to the length of its mask or of `--text-length`. Latents may have any shape of
 `--shapes`.
+
+`empty_of` reads the arrays of the empty caption, for classifier-free guidance, from where a user
+says: a cache does not hold them, but its trainer has them in files, or uses zeros.
 """
 
 from collections import Counter
@@ -12,11 +15,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.npy_arrays import EMB as EMB_NPY
 from wdsprep.dataset.npy_arrays import LATENT as LATENT_NPY
 from wdsprep.dataset.npy_arrays import MASK as MASK_NPY
 from wdsprep.dataset.npy_arrays import POOLED as POOLED_NPY
-from wdsprep.dataset.npy_arrays import Field, fields_of, is_finite, layout
+from wdsprep.dataset.npy_arrays import Field, fields_of, is_finite, layout, text_fields
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.shapes import Size
@@ -28,6 +32,7 @@ from wdsprep.importing.column_arrays import (
     npy_of,
     std_to_logvar,
     to_stored,
+    zeros,
 )
 from wdsprep.importing.column_names import (
     CELL,
@@ -38,11 +43,13 @@ from wdsprep.importing.column_names import (
     MEAN,
     MEAN_STD,
     POOLED,
+    CachedColumn,
     ChosenColumns,
 )
 from wdsprep.importing.latent_caches import Row
 from wdsprep.sources.base import make_or_refuse
 from wdsprep.sources.tables import RawArray
+from wdsprep.store import split_url
 
 LOOKED_AT = 64
 """The number of rows that decide."""
@@ -311,3 +318,61 @@ def _scaling(chosen: ChosenColumns, scale: float | None, shift: float | None) ->
             "--shift of the VAE, 0.3611 and 0.1159 for Flux.1, 0.18215 and 0 for SD"
         )
     return {"scale": known, "shift": chosen.shift if shift is None else shift}
+
+
+ZEROS = "zeros"
+Empty = Mapping[str, bytes]
+"""The bytes of the arrays of the empty caption, by the name of their member."""
+
+
+def empty_of(given: str, fields: Sequence[Field]) -> Empty:
+    """Return the arrays of the empty caption that the user gives, or none.
+
+    They are given as `zeros`, or as files: `emb=t5_empty.npy,pooled=clip_empty.npy`. Raise
+    UsageError if these are not the arrays of text in `fields`, and SourceError if an array does not
+    fit its field.
+    """
+    wanted = text_fields(fields)
+    if not given:
+        return {}
+    if given == ZEROS:
+        return {field.name: npy_of(field, zeros(field)) for field in wanted}
+    files = dict(_file(part.strip()) for part in given.split(",") if part.strip())
+    names = {field.name for field in wanted}
+    if files.keys() != names:
+        roles = ",".join(f"{name.removesuffix('.npy')}=FILE" for name in sorted(names))
+        raise UsageError(f"--empty {given}: give {roles or 'none, as there is no text'}, or zeros")
+    return {field.name: _member(field, files[field.name]) for field in wanted}
+
+
+def _file(part: str) -> tuple[str, str]:
+    role, equals, path = part.partition("=")
+    if not equals or role not in MEMBERS:
+        raise UsageError(f"--empty {part}: write ROLE=FILE, as emb=t5_empty.npy, or zeros")
+    return MEMBERS[role], path
+
+
+def _member(field: Field, path: str) -> bytes:
+    role = next(role for role, name in MEMBERS.items() if name == field.name)
+    store, name = split_url(path)
+    data = store.read(name)
+    try:
+        raw = to_stored(array_of(CachedColumn(role=role, name=path), data), SIDES[role])
+        member = npy_of(field, raw)
+    except RejectedError as refused:
+        raise SourceError(
+            f"{path} cannot be the array of an empty caption ({refused.detail})"
+        ) from refused
+    if not is_finite(field.dtype, raw.data):
+        raise SourceError(
+            f"{path} cannot be the array of an empty caption (some values are not finite)"
+        )
+    return member
+
+
+def empty_setting(given: str, empty: Empty) -> dict[str, Any]:
+    """Return the settings about the empty caption: `zeros`, or the digest of its arrays."""
+    if not given:
+        return {}
+    said = given if given == ZEROS else hex_digest(b"".join(empty.values()))
+    return {"empty": said}

@@ -26,7 +26,7 @@ from wdsprep.sources.captions import captions_of, plain_facts
 from wdsprep.store import open_store
 
 if TYPE_CHECKING:
-    from wdsprep.importing.work import ImportWork
+    from wdsprep.importing.import_latents import ImportWork
 
 
 class ImportWorker:

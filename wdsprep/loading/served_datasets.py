@@ -31,7 +31,7 @@ from wdsprep.dataset.random_numbers import Ints, key_of
 from wdsprep.dataset.sample_selection import SampleSelection
 from wdsprep.dataset.score_columns import columns_of
 from wdsprep.dataset.shapes import Size, fields_in_shape, shape_name
-from wdsprep.encoding.captions.sources import OWN
+from wdsprep.encoding.captions.options import OWN
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.loading.join_positions import JoinPositions
 from wdsprep.loading.order.global_order import OrderStream

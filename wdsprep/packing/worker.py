@@ -31,8 +31,13 @@ from wdsprep.dataset.unit_locks import Edition
 from wdsprep.fetch.downloads import Downloads, DownloadTurns
 from wdsprep.images.pixel_rule import Picture
 from wdsprep.packing.options import PackRules
-from wdsprep.packing.sample_checks import CheckedSample, check_samples, repeated_urls
-from wdsprep.packing.sample_json import packed_sample, repeats_of
+from wdsprep.packing.sample_checks import (
+    CheckedSample,
+    check_samples,
+    packed_sample,
+    repeated_urls,
+    repeats_of,
+)
 from wdsprep.packing.slices import check_not_retried
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import RunProgress, share_done
@@ -41,7 +46,7 @@ from wdsprep.sources.fingerprints import Content
 from wdsprep.store import open_store
 
 if TYPE_CHECKING:
-    from wdsprep.packing.worker_plan import PackWork
+    from wdsprep.packing.pack import PackWork
 
 WORST_HOSTS = 20  # so many hosts are told about for each slice
 

@@ -2,7 +2,8 @@
 
 An image shard is a unit of work; its scores have the same name, keys and order. All models are
 loaded once here, before anything is written, so that an unsuitable model is reported at once. Then
-a run does what `encode` does: settings, pending shards, units, receipts, the manifest.
+a run does what `encode` does: settings, pending shards, units, receipts, the manifest. Workers get
+a `ScoreWork`, and load what they need when they open it.
 """
 
 import json
@@ -11,12 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median_low
+from typing import TYPE_CHECKING
 
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.npy_arrays import Field, layout
 from wdsprep.dataset.receipts import Settings
 from wdsprep.dataset.score_columns import NUMBER, SCORES, TEXT, columns_of
 from wdsprep.dataset.score_reader import ScoreReader
+from wdsprep.encoding.gpus import prepare_allocator, require_gpu
 from wdsprep.encoding.image_shards import (
     ImageShard,
     ImageShards,
@@ -34,6 +37,7 @@ from wdsprep.encoding.pending_shards import (
 from wdsprep.encoding.worker_plan import (
     EncodeTarget,
     EncodeWorkerPlan,
+    ShardWork,
     plan_for_machines,
     runner_of,
     settle_runner,
@@ -49,21 +53,51 @@ from wdsprep.scoring.models import (
     Role,
     ScoreModel,
     check_columns,
+    check_here,
     check_names,
     find_score_model,
     settings_of,
     with_labels,
 )
 from wdsprep.scoring.options import ScoreOptions, WantedHead
-from wdsprep.scoring.work import ScoreWork
 from wdsprep.sources.patterns import is_glob
 from wdsprep.store import open_store
 from wdsprep.store.base import absolute, check_apart
+
+if TYPE_CHECKING:
+    from wdsprep.encoding.models.base import Encoder
+    from wdsprep.scoring.worker import ScoreWorker
+
 
 CPU_BATCH, GPU_BATCH = 16, 64
 USEFUL_SHARES = 0.25, 0.75
 """The shares of the samples between which an example of a condition selects."""
 STORED = {"fp16": "<f2", "fp32": "<f4"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreWork(ShardWork):
+    """The picklable description of a worker of `score`, which a runner opens."""
+
+    models: tuple[ScoreModel, ...]
+    device: str
+    dtype: str
+
+    def load(self) -> "Encoder":
+        from torch import device
+
+        from wdsprep.encoding.models.device import check_age
+        from wdsprep.scoring.networks import ScoreEncoder
+
+        require_gpu(self.device)
+        check_age(device(self.device))
+        return ScoreEncoder(list(map(check_here, self.models)), self.device, self.dtype)
+
+    def open(self) -> "ScoreWorker":
+        prepare_allocator()
+        from wdsprep.scoring.worker import ScoreWorker  # torch and models: for workers alone
+
+        return ScoreWorker(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -304,8 +338,7 @@ def _tried(models: Sequence[ScoreModel]) -> list[TriedModel]:
     """
     if not models:
         return []
-    from wdsprep.scoring.image_processors import make_probes
-    from wdsprep.scoring.networks import ScoreEncoder, check_heads
+    from wdsprep.scoring.networks import ScoreEncoder, check_heads, make_probes
 
     found = []
     for model in models:

@@ -20,8 +20,8 @@ from wdsprep.cli.output.shared import (
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import shape_counts
-from wdsprep.encoding.captions.report import CaptionReport
-from wdsprep.encoding.captions.sources import OWN
+from wdsprep.encoding.captions.options import OWN
+from wdsprep.encoding.captions.table import CaptionReport
 from wdsprep.encoding.encode import EncodeListener
 from wdsprep.encoding.options import EncodeOptions
 from wdsprep.encoding.progress import Speeds

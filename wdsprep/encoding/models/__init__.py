@@ -4,10 +4,11 @@
 folder), what its VAE's rule is (`vae_rules`) and by which digest it is known (`weights`); `presets`
 are those with a name. None of these imports torch.
 
-`encoder` is a loaded model (`base` has its inputs and outputs): a VAE (`vae`), of which
-`vae_shortcuts` leave out what changes nothing, and for text one of the `text_encoders`: one
-CLIPTextModel, or the pipeline's own code (`encode_prompt`). Before that, a `dry_run` without
-networks counts the tokens of captions (`caption_tokens`), and what tokenizers made there is used
-again. `families` has what no signature tells. `device` keeps one device busy, with batches of
-a size that fits (`batch_size`); `gpu_memory` says whether both kinds of network fit together.
+`encoder` is a loaded model (`base` has its inputs and outputs), and says whether both kinds of
+network fit together: a VAE (`vae`), without what changes nothing, and for text one of the
+`text_encoders`: one CLIPTextModel, or the pipeline's own code (`encode_prompt`). `load_networks`
+loads and compiles them. Before that, a `dry_run` without networks counts the tokens of captions
+(`caption_tokens`), and what tokenizers made there is used again. `families` has what no signature
+tells, and `noise` the noise of each key. `device` keeps one device busy, with batches of a size
+that fits.
 """

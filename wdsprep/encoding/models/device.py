@@ -24,10 +24,13 @@ from wdsprep.dataset.npy_arrays import is_of_text
 from wdsprep.dataset.shapes import Size
 from wdsprep.encoding import HALF, TF32
 from wdsprep.encoding.gpus import computes_bf16, computes_tf32
-from wdsprep.encoding.models.base import Encoded, Encoder, NoRoomError, Tokens
-from wdsprep.encoding.models.batch_size import (
+from wdsprep.encoding.models.base import (
     EXACT_BATCH,
     TEXT_NBYTES,
+    Encoded,
+    Encoder,
+    NoRoomError,
+    Tokens,
     auto_batch_size,
     free_nbytes,
     is_out_of_memory,

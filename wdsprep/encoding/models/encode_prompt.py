@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from wdsprep.encoding import HALF
-from wdsprep.encoding.models.batch_size import is_device_error
+from wdsprep.encoding.models.base import is_device_error
 from wdsprep.encoding.models.families import (
     BATCH_AXIS,
     BY_MASK,
@@ -37,8 +37,7 @@ from wdsprep.encoding.models.families import (
 )
 from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.models.load_networks import is_panic
-from wdsprep.encoding.models.part_classes import class_of
-from wdsprep.encoding.models.pipeline_parts import Component, TextPipeline
+from wdsprep.encoding.models.pipeline_parts import Component, TextPipeline, class_of
 from wdsprep.errors import UsageError, WdsprepError, WorkError
 
 ALONE = "add --text none to encode the images alone"

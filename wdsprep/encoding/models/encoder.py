@@ -6,10 +6,22 @@ key. So the device and the size of a batch decide no more than the last bits, an
 on CPUs of one kind. A row that does not fit into the storage dtype is marked in `ok`, and `exact`
 computes it again in fp32.
 
-torch is imported with this module, diffusers and transformers when models are loaded.
+torch is imported with this module, diffusers and transformers when models are loaded. `is_split`
+says whether a GPU has room for the networks of images and text together, or for one after the
+other.
+
+`precision_of` says what fp32 means in a process: whole, or TF32 in convolutions, whatever its
+trainer has allowed. TF32 has the range of fp32 and a mantissa of 10 bits. Whether it is used is a
+setting of the whole process, so it is changed around our own work alone, and put back. Meanwhile it
+holds for the trainer's fp32 too, and what it has compiled may be compiled once more. TF32 in
+convolutions alone is what torch does by default, so most trainers notice nothing of it.
 """
 
-from collections.abc import Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,10 +29,10 @@ from torch import Tensor
 
 from wdsprep.dataset.npy_arrays import LATENT, Field, is_of_text, text_fields
 from wdsprep.encoding import HALF, TF32
-from wdsprep.encoding.latent_arrays import fields
 from wdsprep.encoding.models.base import (
     DTYPES,
     TENSORS,
+    TEXT_NBYTES,
     Encoded,
     Encoder,
     InTwoPrecisions,
@@ -29,18 +41,25 @@ from wdsprep.encoding.models.base import (
     TextEncoder,
     TokenIds,
     Tokens,
+    free_nbytes,
+    peak_nbytes,
 )
-from wdsprep.encoding.models.compiled import CompiledNetwork, check_compiler
 from wdsprep.encoding.models.dry_run import token_source
+from wdsprep.encoding.models.encode_prompt import dtype_of_tower
 from wdsprep.encoding.models.find_model import Model
-from wdsprep.encoding.models.gpu_memory import is_split
-from wdsprep.encoding.models.load_networks import load_vae, silence_libraries
-from wdsprep.encoding.models.precision import precision_of, whole_fp32
+from wdsprep.encoding.models.load_networks import (
+    CompiledNetwork,
+    check_compiler,
+    load_vae,
+    silence_libraries,
+)
 from wdsprep.encoding.models.text_encoders import ClipText, ClipTokens, PipelineText
-from wdsprep.encoding.models.vae import Moments, Rule
-from wdsprep.encoding.models.vae_shortcuts import leave_out_divisions
+from wdsprep.encoding.models.vae import Moments, Rule, leave_out_divisions
+from wdsprep.encoding.models.weights import tensors_in
+from wdsprep.encoding.recipe_defaults import fields
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import WorkError
+from wdsprep.text import human_bytes
 
 
 def load_encoder(model: Model, recipe: Recipe, device: str) -> Encoder:
@@ -206,3 +225,131 @@ def _check_shape(model: Model, made: Tensor) -> None:
             f"the VAE of {model.name} makes {found} of an image of {side} x {side}, where its "
             f"config.json says {wanted}: choose another --model"
         )
+
+
+def is_split(model: Model, recipe: Recipe, device: torch.device, itemsize: int) -> bool:
+    """Return whether a GPU has room for the networks of images and text only in turn.
+
+    Raise WorkError if one of them alone does not fit.
+    """
+    if device.type != "cuda":
+        return False
+    images = 0
+    if not recipe.is_of_text:
+        images = weights_nbytes(model, model.vae, itemsize)
+        images += peak_nbytes(1, recipe.resolution, itemsize)
+    text = _text_nbytes(model, recipe) if recipe.text == "emb" else 0
+    free = free_nbytes(device)
+    if images + text <= free:
+        return False
+    if max(images, text) > free:
+        raise WorkError(
+            f"{model.name} needs {human_bytes(max(images, text))} of a GPU "
+            f"({human_bytes(images)} for images, {human_bytes(text)} for text), which has "
+            f"{human_bytes(free)} free here: use a larger GPU, or give --text none or tokens"
+        )
+    return True
+
+
+def _text_nbytes(model: Model, recipe: Recipe) -> int:
+    pipeline = model.pipeline
+    parts = [part for part in pipeline.components if part.has_weights] if pipeline else []
+    towers = [(tower.folder, "CLIPTextModel") for tower in model.towers]
+    towers += [(part.name, part.kind) for part in parts]
+    of = pipeline.kind if pipeline else ""
+    dtypes = {name: dtype_of_tower(recipe.dtype, of, kind) for name, kind in towers}
+    weights = (
+        weights_nbytes(model, name, DTYPES[dtype].itemsize) for name, dtype in dtypes.items()
+    )
+    return sum(weights) + TEXT_NBYTES
+
+
+def weights_nbytes(model: Model, folder: str, itemsize: int) -> int:
+    """Return the bytes that the weights in a folder of a model take in memory.
+
+    The headers of their files tell the numbers of values.
+    """
+    names = [name for name in model.files if name.rpartition("/")[0] == folder]
+    files = [Path(model.folder, name) for name in names if name.endswith(".safetensors")]
+    return itemsize * sum(entry.numel for path in files for entry in tensors_in(path))
+
+
+class _Fp32:
+    """A context in which fp32 is computed in a chosen way.
+
+    Any number of threads may be in it together. One that wants the other way waits for them, or the
+    bits of a result would depend on who came first. The last one restores the settings.
+    """
+
+    def __init__(self) -> None:
+        self._left = threading.Condition()
+        self._inside = 0
+        self._has_tf32 = False
+        self._before: list[str | bool] = []
+
+    @contextlib.contextmanager
+    def __call__(self, *, tf32: bool) -> Iterator[None]:
+        """Let convolutions use TF32 in this context, or nothing at all."""
+        with self._left:
+            self._left.wait_for(lambda: not self._inside or self._has_tf32 is tf32)
+            if not self._inside:
+                self._has_tf32 = tf32
+                name, operators = _settings(tf32=tf32)
+                self._before = [getattr(operator, name) for operator, _ in operators]
+                for operator, value in operators:
+                    setattr(operator, name, value)
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._left:
+                self._inside -= 1
+                if not self._inside:
+                    name, operators = _settings(tf32=tf32)
+                    for (operator, _), value in zip(operators, self._before, strict=True):
+                        _restore_setting(operator, name, value)
+                    self._left.notify_all()
+
+
+def _restore_setting(operator: Any, name: str, value: str | bool) -> None:
+    """Restore a setting of an operator.
+
+    If it equals the common setting, the operator follows that again and has none of its own.
+    """
+    if name == "fp32_precision":
+        operator.fp32_precision = "none"
+        if operator.fp32_precision == value:
+            return
+    setattr(operator, name, value)
+
+
+def _settings(*, tf32: bool) -> tuple[str, list[tuple[Any, str | bool]]]:
+    """Return the name of the setting, and the operators to set, each with its value.
+
+    Settings of single operators override common ones. Both operators of cuDNN are set, since torch
+    refuses to tell `allow_tf32` if they differ. Until torch 2.9 there was only `allow_tf32`.
+    """
+    backends: Any = torch.backends
+    if not hasattr(backends.cudnn, "conv"):
+        return "allow_tf32", [(backends.cuda.matmul, False), (backends.cudnn, tf32)]
+    cudnn, mkldnn = backends.cudnn, backends.mkldnn
+    of_cudnn = "tf32" if tf32 else "ieee"
+    return "fp32_precision", [
+        (backends.cuda.matmul, "ieee"),
+        (mkldnn.matmul, "ieee"),
+        (mkldnn.conv, "ieee"),
+        (cudnn.conv, of_cudnn),
+        (cudnn.rnn, of_cudnn),
+    ]
+
+
+_fp32 = _Fp32()
+Precision = Callable[[], "contextlib.AbstractContextManager[None]"]
+whole_fp32: Precision = partial(_fp32, tf32=False)
+
+
+def precision_of(dtype: str) -> Precision:
+    """Return the context in which a network of a dtype computes; half precision needs none."""
+    if dtype in (TF32, "fp32"):
+        return partial(_fp32, tf32=dtype == TF32)
+    return contextlib.nullcontext

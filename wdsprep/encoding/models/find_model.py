@@ -31,12 +31,12 @@ from wdsprep.encoding.models.model_files import (
     find_on_node,
     is_local,
 )
-from wdsprep.encoding.models.part_classes import is_ported
 from wdsprep.encoding.models.pipeline_parts import (
     INDEX,
     VAE_WEIGHTS,
     ModelParts,
     TextPipeline,
+    is_ported,
     parts_of,
     variant_of,
 )

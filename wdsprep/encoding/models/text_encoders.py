@@ -15,10 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from wdsprep.dataset.npy_arrays import EMB, TOKENS
-from wdsprep.encoding.models.base import DTYPES, InTwoPrecisions, Rows, Tokens
-from wdsprep.encoding.models.batch_size import caption_batch_size
+from wdsprep.encoding.models.base import DTYPES, InTwoPrecisions, Rows, Tokens, caption_batch_size
 from wdsprep.encoding.models.caption_tokens import KnownResults
-from wdsprep.encoding.models.compiled import CompiledNetwork
 from wdsprep.encoding.models.dry_run import DryRun
 from wdsprep.encoding.models.encode_prompt import (
     ALONE,
@@ -32,7 +30,7 @@ from wdsprep.encoding.models.encode_prompt import (
 )
 from wdsprep.encoding.models.families import member_name
 from wdsprep.encoding.models.find_model import Model
-from wdsprep.encoding.models.load_networks import load_tokenizer, load_tower
+from wdsprep.encoding.models.load_networks import CompiledNetwork, load_tokenizer, load_tower
 from wdsprep.encoding.models.pipeline_parts import Component
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import WorkError

@@ -31,9 +31,10 @@ from wdsprep.dataset.stored_dataset import find_receipt, refresh_manifest, write
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.encoded_samples import Result
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
-from wdsprep.encoding.latent_arrays import fields
 from wdsprep.encoding.latent_shard import (
     LatentShard,
+    SampleSpool,
+    SpooledSample,
     facts_of,
     members_of,
     shape_of,
@@ -41,7 +42,7 @@ from wdsprep.encoding.latent_shard import (
 )
 from wdsprep.encoding.on_the_fly.image_preparation import Encoding, prepare_image, reject_of
 from wdsprep.encoding.pending_shards import pending_shards, remove_stale_units
-from wdsprep.encoding.sample_spool import SampleSpool, SpooledSample
+from wdsprep.encoding.recipe_defaults import fields
 from wdsprep.errors import DamageError
 from wdsprep.images.nearest_shape import cut_of
 from wdsprep.runners.run import open_dataset_to_write

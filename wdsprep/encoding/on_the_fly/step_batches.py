@@ -14,8 +14,13 @@ from torch import Tensor
 
 from wdsprep.dataset.npy_arrays import FLIPPED, LATENT
 from wdsprep.encoding.batching import DeviceBatches, Rows
-from wdsprep.encoding.models.base import Encoder, Tokens
-from wdsprep.encoding.models.batch_size import auto_batch_size, limit_for_trainer, text_size
+from wdsprep.encoding.models.base import (
+    Encoder,
+    Tokens,
+    auto_batch_size,
+    limit_for_trainer,
+    text_size,
+)
 from wdsprep.encoding.models.device import ImageBatch, Stats, TextBatch
 from wdsprep.encoding.models.noise import mirrored_noise_key
 from wdsprep.errors import WorkError
