@@ -180,6 +180,10 @@ def test_a_table_is_read_once(
         ({"key": ["x"], "score": [1.0]}, "no sample has a row in each of the joined tables"),
         ({"key": ["x"], "score": [None]}, "has no row with a key and numbers"),
         (
+            {"key": pa.array([], pa.string()), "score": pa.array([], pa.int64())},
+            "has no row with a key and numbers",
+        ),
+        (
             {"key": ["x"], "big": pa.array([2**63], pa.uint64())},
             "column big of .* has numbers beyond 2\\^63",
         ),

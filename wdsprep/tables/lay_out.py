@@ -81,7 +81,7 @@ def lay_out_table(
         rows = open_other_table(place, table, by, wanted)
         with open_join() as join:
             rows.add_to(join)
-            join.find_first(rows.numbers)
+            join.find_first(rows.numbers if join.rows else ())  # no rows have no columns
             for why, count in (
                 (f"without a {by} or a number", join.unnamed + join.lacking),
                 (f"with a {by} that an earlier row has", join.repeated),
