@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Mapping
 
+from wdsprep.dataset.file_names import is_table
 from wdsprep.errors import UsageError
 from wdsprep.exporting.layout import Exportable, to_json
 from wdsprep.store.base import local_path
@@ -21,7 +22,15 @@ _BRACES = re.compile(r"([\\{},])")
 
 
 def metadata_beside(dataset: Exportable, out: str) -> dict[str, bytes]:
-    """Return the files by which Energon reads the tars of a dataset where they are, by name."""
+    """Return the files by which Energon reads the tars of a dataset where they are, by name.
+
+    Raise UsageError if it has none.
+    """
+    if any(is_table(name) for name, _ in dataset.shards):
+        raise UsageError(
+            f"{dataset.url} has scores without embeddings, so no tars for Energon: give --to mds "
+            "or --to parquet"
+        )
     way = path_between(out, dataset.url)
     return metadata_files({f"{way}{name}": samples for name, samples in dataset.shards}, {})
 
