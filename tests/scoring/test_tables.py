@@ -25,7 +25,7 @@ from wdsprep.cli import main
 from wdsprep.dataset.file_names import is_table
 from wdsprep.dataset.sample_table import TableWriter, read_table, table_columns
 from wdsprep.dataset.score_columns import NUMBER, TEXT, columns_of
-from wdsprep.errors import UsageError, WdsprepError
+from wdsprep.errors import NotFoundError, UsageError, WdsprepError
 
 Score = Callable[..., Any]
 KINDS = {"tables": {"language": True}, "embeddings": {"model": "clip", "embedding": "fp16"}}
@@ -206,16 +206,26 @@ def test_index_rebuild_and_a_run_with_nothing_left_to_do_leave_every_byte(
     assert tree(scores) == before
 
 
-def test_index_names_a_lost_table_beside_a_tar_and_makes_none_up(
-    root: Path, capsys: pytest.CaptureFixture[str]
+def test_a_lost_table_leads_to_repair_and_index_makes_none_up(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scores = root / "scores"
-    for tar in scores.glob("64/000001.tar"):
-        tar.with_suffix(".parquet").unlink()
-        before = tree(scores)
-        assert main(["index", str(scores)]) == 0
-        assert re.search(r"000001.parquet cannot be made: .*wdsprep score", capsys.readouterr().err)
-        assert tree(scores) == before
+    (scores / "64/000001.parquet").unlink()
+    before = tree(scores)
+    assert main(["index", str(scores)]) == 0
+    assert re.search(r"000001.parquet cannot be made: .*wdsprep score", capsys.readouterr().err)
+    assert tree(scores) == before
+    with pytest.raises(NotFoundError, match=r'000001.parquet is missing: run "wdsprep repair'):
+        wdsprep.select(scores, tmp_path / "out", count=3)
+
+
+def test_energon_gets_no_scores_without_tars(root: Path, tmp_path: Path) -> None:
+    if [*(root / "scores").glob("*/*.tar")]:
+        assert wdsprep.export(root / "scores", tmp_path / "out", to="energon").samples == 15
+        return
+    with pytest.raises(UsageError, match="no tars for Energon: give --to mds"):
+        wdsprep.export(root / "scores", tmp_path / "out", to="energon")
+    assert not (tmp_path / "out").exists()
 
 
 # --- kills, and samples that go

@@ -39,7 +39,7 @@ from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import DamageError, SourceError
 from wdsprep.store import open_store
 from wdsprep.store.base import Entry, Store, write_bytes
-from wdsprep.text import Counting, ignore_count
+from wdsprep.text import Counting, command, ignore_count
 
 UNTOLD = "no keys tell which images its samples are of"
 """The reason why a table of samples of tars that pack did not make cannot be made."""
@@ -50,6 +50,18 @@ SCORES_ALONE = "no other file has its scores"
 def encode_step(url: str) -> str:
     """Return the next step for a damaged file of latents that a receipt names."""
     return repair_step(url, 'the same "wdsprep encode"')
+
+
+def table_step(store: Store, manifest: Manifest) -> str:
+    """Return the next step for a missing table."""
+    if manifest.is_scored:
+        return _make_step(store, manifest)
+    return f"run {command('index', store.url)}, which makes tables"
+
+
+def _make_step(store: Store, manifest: Manifest) -> str:
+    maker = maker_of(manifest.dataset, manifest.settings)
+    return repair_step(store.url, f'the same "{maker}"')
 
 
 def index(
@@ -129,7 +141,7 @@ def _write_tables(
         (receipt.unit, shard)
         for receipt in manifest.receipts
         for shard in receipt.shards
-        if table_name(shard.name) not in there and shard.name in there
+        if table_name(shard.name) not in there and (shard.name in there or is_table(shard.name))
     ]
     for number, (unit, shard) in enumerate(lacking):
         heard(number, len(lacking))
@@ -142,9 +154,7 @@ def _write_tables(
     if lost:
         more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
         why = SCORES_ALONE if manifest.is_scored else UNTOLD
-        maker = maker_of(manifest.dataset, manifest.settings)
-        step = repair_step(store.url, f'the same "{maker}"')
-        told(f"{store.url}/{lost[0]}{more} cannot be made: {why}: {step}")
+        told(f"{store.url}/{lost[0]}{more} cannot be made: {why}: {_make_step(store, manifest)}")
     return done
 
 

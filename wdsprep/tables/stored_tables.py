@@ -20,7 +20,7 @@ from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import foreign_table_name, index_name, table_name
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt, Shard
-from wdsprep.dataset.reindex import is_older, make_table
+from wdsprep.dataset.reindex import is_older, make_table, table_step
 from wdsprep.dataset.sample_table import (
     IMAGE_COLUMNS,
     REST,
@@ -142,7 +142,7 @@ class StoredTables(ShardTables[Shard]):
             check_not_rewritten(store, first.name, first.digest)
             raise NotFoundError(
                 f"{store.url}/{table_name(first.name)}{f' and {more:,} more' if more else ''} is "
-                f"missing: run {command('index', store.url)}, which makes tables"
+                f"missing: {table_step(store, manifest)}"
             )
         self._units = {
             shard.name: (receipt.unit, receipt.table_digest(shard))
