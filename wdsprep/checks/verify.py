@@ -22,7 +22,7 @@ from wdsprep.checks.options import VerifyOptions
 from wdsprep.checks.unit_check import Checking, CheckUnit, check_empty
 from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.file_names import latent_shard, latent_unit, receipt_name
-from wdsprep.dataset.receipts import Receipt, Shard, image_shard_digest
+from wdsprep.dataset.receipts import Shard, image_shard_digest
 from wdsprep.dataset.removed_samples import NONE_REMOVED, removed_from
 from wdsprep.errors import DamageError, UsageError
 from wdsprep.options import Place, takes_datasets
@@ -172,21 +172,17 @@ class _ByteCheck:
         _log.info("%s is checked: %s", unit.name, plural(len(made.findings), "finding"))
         self._keys[unit.place.url] |= made.keys
         found = self._by_url[unit.place.url]
-        if made.findings and not self._is_being_changed(found, unit.receipt):
+        is_in_removal = made.findings and unit.receipt.unit in found.removing
+        names = [file.name for file in expected_files(unit.receipt)] if is_in_removal else []
+        if not found.has_changed(names):  # by the removal, while it was checked
             found.findings.extend(made.findings)
 
-    def _is_being_changed(self, found: DatasetSurvey, receipt: Receipt) -> bool:
-        """Return whether a removal has changed a unit while it was checked."""
-        if receipt.unit not in found.removing:
-            return False
-        return found.has_changed([file.name for file in expected_files(receipt)])
-
     def _heard(self, status: Callable[[], JobStatus]) -> None:
-        self._listener.status(lambda: replace(status(), findings=self._findings))
+        def with_findings() -> JobStatus:
+            findings = (f for found in self._surveys for f in found.findings)
+            return replace(status(), findings=sum(not f.kind.is_note for f in findings))
 
-    @property
-    def _findings(self) -> int:
-        return sum(not f.kind.is_note for found in self._surveys for f in found.findings)
+        self._listener.status(with_findings)
 
 
 def find_images(latents: DatasetSurvey, others: Sequence[DatasetSurvey]) -> DatasetSurvey | None:

@@ -216,7 +216,9 @@ def _units(
                 UnitSource(
                     url=place,
                     shard=there[unit],
-                    arrays=_members_to_read(manifest, names, layout),
+                    arrays=None  # of images all members are read
+                    if manifest.dataset == "images"
+                    else tuple(sorted(names.intersection(layout.arrays))),
                     scores=manifest.settings if manifest.is_scored else None,
                     gives_caption=bool(_text_names(manifest) & names),
                     receipt=units.get(unit),
@@ -236,13 +238,6 @@ def _images_of(manifest: Manifest) -> dict[str, str]:
     if manifest.dataset == "images":
         return {latent_unit(shard.name): shard.digest for shard in manifest.shards}
     return {receipt.unit: receipt.input for receipt in manifest.receipts}
-
-
-def _members_to_read(manifest: Manifest, names: set[str], layout: Layout) -> tuple[str, ...] | None:
-    """Return the names of the members to read; None for images, of which all are read."""
-    if manifest.dataset == "images":
-        return None
-    return tuple(sorted(names.intersection(layout.arrays)))
 
 
 def _export_metadata(dataset: Exportable, target: str) -> Exported:

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain, islice
 from queue import Empty, SimpleQueue
 from typing import Protocol, TypeVar
@@ -212,11 +211,8 @@ class Downloads:
             self._asked += 1
             if row.url in self._repeated:
                 self._by_url[row.url] = download
-            future.add_done_callback(partial(self._note_arrival, download))
+            future.add_done_callback(lambda _: self._arrived.put(download))
         return download
-
-    def _note_arrival(self, download: _Download, _: "Future[Fetched]") -> None:
-        self._arrived.put(download)
 
     def _hear(self, timeout_s: float = 0.0) -> bool:
         """Take note of the answers that have arrived. Return whether there were any.

@@ -237,17 +237,14 @@ class Handle:
             raise self._failure
         if self._head is None and self._barred is not None:
             raise self._barred
-        if self._head is None or (error and self._wanted and not self._is_full):
+        is_full = self._want.cut and self._nbytes >= self._want.max_nbytes
+        if self._head is None or (error and self._wanted and not is_full):
             system = self._handle.getinfo(pycurl.OS_ERRNO)
             resolved = self._has_address or bool(self._handle.getinfo(pycurl.PRIMARY_IP))
             raise rejection_for_curl(error, message, system=system, resolved=resolved)
         if self._wanted and not self._want.cut:
             self._room.learn(self._nbytes)
         return Answer(head=self._head, body=b"".join(chunks)[: self._want.max_nbytes])
-
-    @property
-    def _is_full(self) -> bool:
-        return self._want.cut and self._nbytes >= self._want.max_nbytes
 
     def _on_connect(self, _purpose: int, address: Any) -> Any:
         self._has_address = True

@@ -229,7 +229,8 @@ def _yaml_header(placed: Sequence[PlacedDataset], repo: str, license: str) -> It
         yield "  data_files:\n  - split: train\n    path:\n"
         kind = "parquet" if one.dataset.manifest.is_scored else "tar"
         for bucket in one.dataset.buckets:
-            yield f"    - {json.dumps(f'{path}{_escape_glob(bucket)}/**/*.{kind}')}\n"
+            folder = re.sub(r"([*?\[])", r"[\1]", bucket)  # which else is a pattern
+            yield f"    - {json.dumps(f'{path}{folder}/**/*.{kind}')}\n"
     images = [one for one in placed if one.dataset.is_of_images]
     if images:
         yield "dataset_info:\n"
@@ -249,10 +250,6 @@ IMAGE_FEATURES = "".join(
 )
 """The features of image samples. A reader that guesses features from the first samples expects only
 the image format, and the fields of json, that it meets there."""
-
-
-def _escape_glob(folder: str) -> str:
-    return re.sub(r"([*?\[])", r"[\1]", folder)
 
 
 def size_category(samples: int) -> str:

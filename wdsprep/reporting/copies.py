@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import FormatError, UsageError
 from wdsprep.reporting.contact_sheet import SheetItem, facts_of_image, unread_item
-from wdsprep.reporting.datasets import Datasets, ReadSample, places_of, read_sample
+from wdsprep.reporting.datasets import Datasets, places_of, read_sample
 from wdsprep.reporting.pictures import open_picture
 from wdsprep.store import split_url
 from wdsprep.text import command
@@ -77,8 +77,13 @@ def choose_copies(
         raise mismatch
 
     def item(row: int) -> SheetItem:
+        sample = samples[row]
+        if sample.problem:
+            return unread_item(sample)
         text = "equal to the byte" if duplicate[row] == 2 else f"{distance[row]} of 64 bits differ"
-        return _item(samples[row], text if is_copy[row] else "it stays", max_area)
+        title = text if is_copy[row] else "it stays"
+        picture = open_picture(sample, max_area)[1]._replace(title=title)
+        return SheetItem(sample.key, sample.caption, facts_of_image(sample.facts), [picture])
 
     groups = [
         CopyGroup([item(row) for row in rows[: 1 + COPIES].tolist()], len(rows) - 1)
@@ -99,13 +104,6 @@ def _choose_groups(group: Any, duplicate: Any, distance: Any) -> list[Any]:
     groups = np.split(order, starts[1:])
     whole = [rows for rows in groups if len(rows) > 1 and not duplicate[rows[0]]]
     return sorted(whole, key=lambda rows: -int(distance[rows].max()))[:GROUPS]
-
-
-def _item(sample: ReadSample, title: str, max_area: int) -> SheetItem:
-    if sample.problem:
-        return unread_item(sample)
-    picture = open_picture(sample, max_area)[1]._replace(title=title)
-    return SheetItem(sample.key, sample.caption, facts_of_image(sample.facts), [picture])
 
 
 def _columns(url: str, *names: str) -> list[Any]:

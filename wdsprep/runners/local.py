@@ -37,7 +37,7 @@ from wdsprep.runners.stuck_workers import (
     reason_of_end,
 )
 from wdsprep.runners.worker import GRACE_S, place_of
-from wdsprep.runners.worker_versions import Installed, installed, refusal
+from wdsprep.runners.worker_versions import installed, refusal
 from wdsprep.version import __version__
 
 _log = logging.getLogger("wdsprep")
@@ -138,7 +138,9 @@ class _Processes:
             try:
                 order, message = pipe.recv()
                 if isinstance(message, tuple):  # what a worker finds instead of our version
-                    message = Fatal(error=_version_error(message), trace="")
+                    remedy = "run again, with what is installed now: it goes on from there"
+                    error = WorkError(refusal("a worker process", message, __version__, remedy))
+                    message = Fatal(error=error, trace="")
             except (EOFError, OSError):
                 reason = reason_of_end(self._bury(slot), self._kills)
                 order, message = 0, Lost(reason=reason, place=self._place(slot))
@@ -180,11 +182,6 @@ def _spawn(units_at_once: int, environment: dict[str, str]) -> _Worker:
             pass_fds=[theirs.fileno()],
         )
         return _Worker(process=process, pipe=Connection(ours.detach()))
-
-
-def _version_error(there: Installed) -> WorkError:
-    remedy = "run again, with what is installed now: it goes on from there"
-    return WorkError(refusal("a worker process", there, __version__, remedy))
 
 
 def _send(pipe: Connection, data: bytes) -> None:

@@ -48,6 +48,8 @@ class HubStore(ReadOnly, OverNetwork):
     """A store in a dataset of the Hugging Face hub, or in a folder of it, which is only read."""
 
     def __init__(self, url: str, *, commit: str = "", first_pause_s: float = FIRST_PAUSE_S) -> None:
+        from huggingface_hub import get_token
+
         match = URL.fullmatch(url.rstrip("/"))
         if match is None:
             raise UsageError(
@@ -59,7 +61,9 @@ class HubStore(ReadOnly, OverNetwork):
         self._revision, self._commit = revision.replace("%2F", "/") or "main", commit
         endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
         self._apis = PerProcess(partial(_new_api, endpoint))
-        self._reads = HubReads(endpoint, self._repository, _headers())
+        token = get_token()
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._reads = HubReads(endpoint, self._repository, headers)
         self._listings: dict[str, dict[str, Entry]] = {}
 
     def __reduce__(self) -> tuple[Callable[..., "HubStore"], tuple[str]]:
@@ -139,14 +143,6 @@ def _new_api(endpoint: str) -> Any:
     from huggingface_hub import HfApi
 
     return HfApi(endpoint=endpoint)
-
-
-def _headers() -> dict[str, str]:
-    """Return the headers of a request, with the user's token if there is one."""
-    from huggingface_hub import get_token
-
-    token = get_token()
-    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def _leave_session_to_parent() -> None:

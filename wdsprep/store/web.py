@@ -45,16 +45,12 @@ class WebStore(ReadOnly):
     readers = READERS
 
     def __init__(self, url: str, *, first_pause_s: float = FIRST_PAUSE_S) -> None:
-        self._url, self._first_pause_s = url, first_pause_s
+        self.url, self._first_pause_s = url, first_pause_s
         self.name = unquote(urlsplit(url).path.rpartition("/")[2])
         self._shown = url.partition("?")[0]  # what follows may be a secret
         self._lock = threading.Lock()
         self._pool: PoolManager | None = None
         self._version: Version | None = None
-
-    @property
-    def url(self) -> str:
-        return self._url
 
     def list(self, prefix: str = "", /) -> Iterator[Entry]:
         """List the one file if its name begins with `prefix`.
@@ -105,7 +101,7 @@ class WebStore(ReadOnly):
     def _answer(self, asked: Range) -> "BaseHTTPResponse":
         headers = {"Range": asked.header, "Accept-Encoding": "identity"}
         return self._open().request(
-            "GET", self._url, headers=headers, preload_content=False, decode_content=False
+            "GET", self.url, headers=headers, preload_content=False, decode_content=False
         )
 
     def _read_answer(self, asked: Range, answer: "BaseHTTPResponse") -> tuple[bytes, Version]:
