@@ -32,7 +32,7 @@ from wdsprep.dataset.rejects import RejectedError
 from wdsprep.errors import NotFoundError
 from wdsprep.images import formats
 from wdsprep.runners.ray import cluster
-from wdsprep.runners.ray.lost_workers import death_reason
+from wdsprep.runners.ray.runner import death_reason
 from wdsprep.runners.stuck_workers import FEWER
 from wdsprep.store.base import write_bytes
 from wdsprep.store.gcs_azure import library

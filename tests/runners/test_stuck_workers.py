@@ -8,7 +8,7 @@ from ray.exceptions import OutOfMemoryError, RayActorError
 
 import wdsprep
 from wdsprep.runners import stuck_workers
-from wdsprep.runners.ray.lost_workers import death_reason
+from wdsprep.runners.ray.runner import death_reason
 from wdsprep.runners.schedule import Done, Lost, Opening, Ready, Returned, UnitProgress
 from wdsprep.runners.stuck_workers import (
     LOOK_S,

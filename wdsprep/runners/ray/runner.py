@@ -12,10 +12,14 @@ fault a death was. Ray tells of a death in three ways, and none alone says why:
 A worker's units are streams, each in a thread of the actor, with one thread more to tell it to
 stop. (`ray.cancel` cannot reach a thread.) When one stream breaks, its worker is *doubted*: its
 other streams still deliver what they have, until there is a verdict on the worker.
+
+A node that is drained, preempted or dead costs its unit no attempt. A worker that died by itself
+does: `lost_worker` says which it was, and `death_reason` words it.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 import uuid
@@ -28,7 +32,13 @@ from typing import Any
 
 import ray
 from ray import cloudpickle
-from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
+from ray.exceptions import (
+    ActorUnavailableError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+)
 
 from wdsprep.errors import WorkError
 from wdsprep.runners import worker_versions
@@ -36,7 +46,6 @@ from wdsprep.runners.base import Event, RunnerSettings, Unit, Work
 from wdsprep.runners.ray import actor
 from wdsprep.runners.ray.actor import WdsprepWorker
 from wdsprep.runners.ray.cluster import connect_to_ray
-from wdsprep.runners.ray.lost_workers import death_reason, is_node_gone, lost_worker
 from wdsprep.runners.ray.metrics import DriversMetrics
 from wdsprep.runners.ray.worker_count import Share, WaitWarning, worker_count
 from wdsprep.runners.schedule import (
@@ -50,7 +59,7 @@ from wdsprep.runners.schedule import (
     SlotMessage,
     drive,
 )
-from wdsprep.runners.stuck_workers import LOOK_S, PATIENCE_S, Watch
+from wdsprep.runners.stuck_workers import FEWER, LOOK_S, OUT_OF_MEMORY, PATIENCE_S, Watch
 from wdsprep.runners.worker import GRACE_S
 from wdsprep.version import __version__
 
@@ -288,3 +297,43 @@ def _with_returned(slot: int, order: int, actor: _Actor, message: Message) -> It
         for unsent in actor.unsent:
             yield slot, unsent, Returned()
     yield slot, order, message
+
+
+LOW = re.compile("low on memory|out of memory issue")  # where Ray itself has killed a worker
+FACT = re.compile(r"\t\w+: ")  # as Ray lists them of a dead actor: its class, its id, its address
+
+
+def is_node_gone(error: RayError, node: str) -> bool:
+    """Return whether the worker was lost because its node was drained, preempted or died.
+
+    `node` is its id, or "" if the worker died before it could tell; then only the error says so.
+    """
+    if isinstance(error, RayActorError) and error.preempted:
+        return True
+    if not node:
+        return "node has died" in str(error)
+    return any(known["NodeID"] == node and not known["Alive"] for known in ray.nodes())
+
+
+def lost_worker(error: RayError | None, node: str) -> Lost:
+    """Return what the schedule is told of a worker that is lost.
+
+    `error` is None if the connection to the worker broke and Ray does not call it dead: this costs
+    no attempt.
+    """
+    if error is None:
+        return Lost(reason="the connection to the worker broke", trace="", costs=False)
+    costs = not is_node_gone(error, node)
+    return Lost(reason=death_reason(error), trace=str(error), costs=costs)
+
+
+def death_reason(error: Exception) -> str:
+    """Return, in one short line, why Ray says that a worker died."""
+    if isinstance(error, RayActorError) and error.preempted:
+        return "worker died: its machine was taken back"
+    if isinstance(error, OutOfMemoryError) or LOW.search(str(error)):
+        return OUT_OF_MEMORY
+    text = str(error).strip().split("Worker exit detail: ")[-1].split(" Some common causes")[0]
+    said = [line.strip() for line in text.splitlines() if not FACT.match(line)]
+    perhaps = f": it may have lacked memory: {FEWER}" if "OOM killer" in str(error) else ""
+    return f"worker died: {said[-1].rstrip('.')}"[:300] + perhaps
