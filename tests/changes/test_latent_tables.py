@@ -17,10 +17,10 @@ from tests.kit.encodes import encode_here, members, packed, positions_in, reject
 from tests.kit.packs import check_tables, jpeg, manifest_of, tar_bytes, tree, write_files
 from wdsprep.checks.findings import Kind
 from wdsprep.checks.repair import do_repair, plan_repair
-from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import MANIFEST, receipt_name, table_name
 from wdsprep.dataset.reindex import index
 from wdsprep.dataset.sample_table import LATENT_COLUMNS, TableWriter
+from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.stored_dataset import write_rebuilt
 
 SIZES = ((64, 80), (100, 70), (300, 66), (70, 120), (66, 66), (64, 300))

@@ -35,8 +35,8 @@ from tests.kit.packs import (
 )
 from tests.kit.sites import FAST, open_site, table_of, write_parquet
 from wdsprep.changes import copy_samples, find_samples
+from wdsprep.changes.find_samples import WantedSamples
 from wdsprep.changes.remove import Removal
-from wdsprep.changes.samples_to_remove import WantedSamples
 from wdsprep.checks.findings import Kind
 from wdsprep.checks.repair import do_repair, plan_repair
 from wdsprep.cli import main

@@ -14,11 +14,11 @@ from pyarrow import parquet as pq
 from tests.kit.damaged import check, findings, flip, pack_here, restore, source_of_photos
 from tests.kit.packs import photos, tree
 from wdsprep.cli import main
-from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.sample_table import IMAGE_COLUMNS, read_table
+from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.stored_dataset import rewrite_manifest
 from wdsprep.dataset.tar.read import file_tape, read_samples
 from wdsprep.dataset.tar.write import TarWriter

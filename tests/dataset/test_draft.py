@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from tests.kit.packs import temporaries
-from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.file_names import (
     FIRST_RETRY,
@@ -30,6 +29,7 @@ from wdsprep.dataset.file_names import (
     unit_of_receipt,
 )
 from wdsprep.dataset.receipts import Receipt
+from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.store.local import LocalStore

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from wdsprep.dataset.coarse_histograms import sum_counts
-from wdsprep.dataset.digests import FORMAT
 from wdsprep.dataset.file_names import receipt_name
 from wdsprep.dataset.manifest import Manifest, differences
 from wdsprep.dataset.receipts import Receipt, Shard, fingerprint
-from wdsprep.dataset.sealed_json import seal
+from wdsprep.dataset.sealed_json import FORMAT, seal
 from wdsprep.dataset.settings import (
     allowed_more,
     as_json,

@@ -5,10 +5,18 @@ from typing import Any
 
 import pytest
 
-from wdsprep.dataset.buckets import bucket_of, buckets_encoded, buckets_of_phase, parse_buckets
 from wdsprep.dataset.coarse_histograms import count_sample
 from wdsprep.dataset.npy_arrays import Field, layout
-from wdsprep.dataset.shapes import batch_that_fits, fields_in_shape, shape_name, shapes_of
+from wdsprep.dataset.shapes import (
+    batch_that_fits,
+    bucket_of,
+    buckets_encoded,
+    buckets_of_phase,
+    fields_in_shape,
+    parse_buckets,
+    shape_name,
+    shapes_of,
+)
 from wdsprep.errors import FormatError, UsageError
 
 FIELDS = (

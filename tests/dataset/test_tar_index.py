@@ -17,9 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wdsprep.dataset.tar.index import decode_index, encode_index
-from wdsprep.dataset.tar.member_names import split_member
-from wdsprep.dataset.tar.members import BadSampleError
+from wdsprep.dataset.tar.members import BadSampleError, decode_index, encode_index, split_member
 from wdsprep.dataset.tar.read import file_tape, index_tar, scan, stream_tape
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.errors import FormatError

@@ -15,9 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wdsprep.dataset.tar.index import decode_index
-from wdsprep.dataset.tar.member_names import split_member
-from wdsprep.dataset.tar.members import MAX_EXTENSION_NBYTES, MAX_PADDING_NBYTES, BadSampleError
+from wdsprep.dataset.tar.members import (
+    MAX_EXTENSION_NBYTES,
+    MAX_PADDING_NBYTES,
+    BadSampleError,
+    decode_index,
+    split_member,
+)
 from wdsprep.dataset.tar.read import (
     TarSample,
     file_tape,

@@ -15,7 +15,7 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wdsprep.dataset.tar.index import decode_index
+from wdsprep.dataset.tar.members import decode_index
 from wdsprep.dataset.tar.read import read_samples, stream_tape
 from wdsprep.dataset.tar.write import (
     MAX_MEMBER_NBYTES,

@@ -30,7 +30,7 @@ from tests.kit.encodes import (
 from tests.kit.families import latent_of
 from tests.kit.packs import jpeg, manifest_of, pack, write_files
 from wdsprep.dataset.npy_arrays import fields_of
-from wdsprep.dataset.tar.index import decode_index
+from wdsprep.dataset.tar.members import decode_index
 from wdsprep.encoding.models.find_model import TINY, find_model
 from wdsprep.encoding.models.noise import noise_keys, normal
 from wdsprep.encoding.models.vae import Decoder

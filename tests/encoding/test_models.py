@@ -24,8 +24,8 @@ from tests.kit.hub import set_constants
 from tests.kit.model_files import VAE, flux_files, lay_out, sd_files, without
 from tests.kit.runs import wait_until
 from tests.kit.serving import serving
-from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.npy_arrays import Field
+from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.encoding.models import weights
 from wdsprep.encoding.models.find_model import (
     TINY,

@@ -34,7 +34,7 @@ from wdsprep.checks.findings import Kind
 from wdsprep.dataset.file_names import is_table, tar_of
 from wdsprep.dataset.reindex import UNTOLD, index
 from wdsprep.dataset.tar import BLOCK
-from wdsprep.dataset.tar.index import decode_index
+from wdsprep.dataset.tar.members import decode_index
 from wdsprep.encoding import shard_rows
 from wdsprep.encoding.image_shards import find_image_shards, tars_of
 from wdsprep.encoding.models.find_model import TINY, find_model

@@ -17,9 +17,9 @@ from PIL import Image, ImageFilter
 
 from tests.kit import corpus
 from tests.kit.corpus import CASES, DEEP
-from wdsprep.dataset.buckets import buckets_encoded, least_side_of
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
+from wdsprep.dataset.shapes import buckets_encoded, least_side_of
 from wdsprep.images import pixel_rule as images
 from wdsprep.images.crop import Crop, crop, crops, reduction_factor
 from wdsprep.images.nearest_shape import OVERSAMPLING, Fit, Shapes, covering_size, cut_of

@@ -7,7 +7,6 @@ from typing import Any
 
 from tests.kit.latent_sets import LATENT, array_of, empty_of, npy
 from tests.kit.latent_sets import field as array_field
-from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import table_name
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.npy_arrays import Field, layout, text_fields
@@ -15,6 +14,7 @@ from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.sample_table import TableWriter, table_columns
+from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.shapes import Size, fields_in_shape, shape_name
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.store import open_store

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import table_name
 from wdsprep.dataset.image_positions import ImagePositions
 from wdsprep.dataset.manifest import Manifest
@@ -17,6 +16,7 @@ from wdsprep.dataset.npy_arrays import BFLOAT16, Field, layout, text_fields
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reindex import make_table
 from wdsprep.dataset.sample_table import LATENT_COLUMNS
+from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.tar.write import TarWriter, WrittenTar
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, write_bytes

@@ -8,8 +8,8 @@ from typing import Any
 from blake3 import blake3
 
 from tests.kit.fuzz.mutations import mutate, mutate_json, mutate_json_line
-from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import MANIFEST, REMOVED
+from wdsprep.dataset.sealed_json import hex_digest
 
 _LENGTH = len(b'{"digest":"","') - 2 + 64 + 1
 

@@ -24,8 +24,7 @@ from tests.kit.conditions import a_condition, a_row
 from tests.kit.latent_sets import field, flat, keys, npy, write_latents
 from tests.kit.packs import TWENTY, jpeg, pack, samples_of, upload, write_files
 from tests.kit.shape_sets import SHAPES, write_shapes
-from wdsprep.changes.compared_samples import find_compared
-from wdsprep.changes.image_hashes import ImagesLooked, open_images
+from wdsprep.changes.image_hashes import ImagesLooked, find_compared, open_images
 from wdsprep.dataset.npy_arrays import layout
 from wdsprep.dataset.reindex import index
 from wdsprep.dataset.samples import facts_bytes, value_at_path

@@ -15,12 +15,12 @@ import pytest
 import wdsprep
 from tests.kit.latent_sets import write_latents
 from tests.kit.packs import jpeg, manifest_of, pack, samples_of, upload, write_files
-from wdsprep.changes.joined_columns import select_samples
+from wdsprep.changes.merged_datasets import select_samples
 from wdsprep.cli import main
-from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import MANIFEST, receipt_name, table_name
 from wdsprep.dataset.sample_table import MARK
 from wdsprep.dataset.samples import value_at_path
+from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.stored_dataset import read_receipt
 from wdsprep.errors import DamageError, FingerprintError, NotFoundError, UsageError
 from wdsprep.loading.where import Where

@@ -108,7 +108,7 @@ class NoHash:
 
 
 def write_unhashed(ready: list[Sample], target: Path) -> None:
-    with mock.patch("wdsprep.dataset.digests.blake3", NoHash):
+    with mock.patch("wdsprep.dataset.sealed_json.blake3", NoHash):
         write_wdsprep(ready, target)
 
 

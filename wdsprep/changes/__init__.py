@@ -1,11 +1,12 @@
 """Change finished datasets, make new ones of them, and find copies in them.
 
-- `remove` removes samples: `samples_to_remove` has the samples that a user lists, `find_samples`
-  finds them, and `rewrite_units` writes a unit of work again without them. `forgotten_latents`
-  finds latents beside the images, and what they have to lose later.
+- `remove` removes samples: `find_samples` finds those that a user lists, and `rewrite_units` writes
+  a unit of work again without them. `forgotten_latents` finds latents beside the images, and what
+  they have to lose later.
 - `select` copies samples into new datasets: `selected_samples` says which samples,
-  `merged_datasets` which datasets become one, and `shard_plan` which shards. `selected_datasets`
-  has a run for each new dataset, and `copy_samples` the work on a shard.
+  `merged_datasets` which datasets become one and what is joined to them, and `shard_plan` which
+  shards. `selected_datasets` has a run for each new dataset, and `copy_samples` the work on a
+  shard.
 - `duplicates` finds copies among images: `image_hashes` keeps what each picture looks like,
   `near_duplicates` finds which look alike, and `duplicate_groups` lists the copies.
 

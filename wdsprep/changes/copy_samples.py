@@ -19,8 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from wdsprep.changes.find_samples import image_digests
-from wdsprep.changes.shard_plan import SamplesToCopy
-from wdsprep.dataset.byte_spans import Span, spans
+from wdsprep.changes.shard_plan import SamplesToCopy, Span, spans
 from wdsprep.dataset.coarse_histograms import COUNTED, count_sample
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.draft import Draft, DraftShard
@@ -43,8 +42,7 @@ from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.stored_dataset import find_receipt, read_receipt
 from wdsprep.dataset.tar import BLOCK, padded
-from wdsprep.dataset.tar.member_names import split_member
-from wdsprep.dataset.tar.members import name_of
+from wdsprep.dataset.tar.members import name_of, split_member
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import (

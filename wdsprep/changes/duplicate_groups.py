@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from wdsprep.changes.compared_samples import ComparedSamples
-from wdsprep.changes.image_hashes import HashUnit, ImagesLooked
+from wdsprep.changes.image_hashes import ComparedSamples, HashUnit, ImagesLooked
 from wdsprep.changes.near_duplicates import bits_set, choose_kept, find_near_pairs
 from wdsprep.errors import UsageError
 from wdsprep.images.perceptual_hash import NO_HASH

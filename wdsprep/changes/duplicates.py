@@ -3,7 +3,7 @@
 1. Each image shard is read once, on any number of workers, and what its pictures look like is kept
    in a file of its own (`image_hashes`): a run that was killed goes on, a later one reads these
    files alone, and a shard that was packed anew is looked at again.
-2. Samples that do not meet `where` are left out (`compared_samples`). The others stand in an order
+2. Samples that do not meet `where` are left out (`find_compared`). The others stand in an order
    of who is to be kept: the highest value of the column `keep` first, then more pixels, then as the
    datasets are named and as they lie there, which is by key. Those of one hash are one thing, whose
    best sample stands for them. `near_duplicates` finds all pairs of things within a distance.
@@ -28,9 +28,14 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 
-from wdsprep.changes.compared_samples import find_compared
 from wdsprep.changes.duplicate_groups import CopySearch, DuplicateGroup, copy_files, largest_groups
-from wdsprep.changes.image_hashes import Hashing, ImagesLooked, hashes_folder, open_images
+from wdsprep.changes.image_hashes import (
+    Hashing,
+    ImagesLooked,
+    find_compared,
+    hashes_folder,
+    open_images,
+)
 from wdsprep.changes.options import DuplicatesOptions
 from wdsprep.dataset.damage import verify_step
 from wdsprep.errors import UsageError

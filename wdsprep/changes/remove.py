@@ -38,7 +38,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from wdsprep.changes.find_samples import DatasetPlace, Finder, FoundSamples, by_latent_unit
+from wdsprep.changes.find_samples import (
+    DatasetPlace,
+    Finder,
+    FoundSamples,
+    WantedSamples,
+    by_latent_unit,
+)
 from wdsprep.changes.forgotten_latents import (
     NO_NEIGHBOURS,
     Neighbours,
@@ -48,7 +54,6 @@ from wdsprep.changes.forgotten_latents import (
 from wdsprep.changes.image_hashes import delete_hashes
 from wdsprep.changes.options import RemoveOptions
 from wdsprep.changes.rewrite_units import UnitChange
-from wdsprep.changes.samples_to_remove import WantedSamples
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.file_names import (
     CAPTIONS,

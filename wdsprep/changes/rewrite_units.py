@@ -21,10 +21,9 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
-from wdsprep.dataset.byte_spans import offsets_without
+from wdsprep.changes.shard_plan import offsets_without
 from wdsprep.dataset.coarse_histograms import COUNTED, count_sample
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_place
-from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import (
     captions_name,
     index_name,
@@ -44,11 +43,12 @@ from wdsprep.dataset.removed_samples import Removed, ShardRemoval, UnitRemoval
 from wdsprep.dataset.sample_table import table_columns, table_without
 from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.score_columns import SCORES, counted_as
+from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.dataset.shard_reader import HashedTape, ShardReader
 from wdsprep.dataset.stored_dataset import read_receipt
 from wdsprep.dataset.tar import END
-from wdsprep.dataset.tar.index import decode_index, encode_index
+from wdsprep.dataset.tar.members import decode_index, encode_index
 from wdsprep.dataset.tar.read import TarSample, scan
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import DamageError, FormatError, NotFoundError

@@ -142,8 +142,7 @@ def _select(
     *,
     join: Sequence[str],
 ) -> Selected:
-    from wdsprep.changes.joined_columns import find_columns
-    from wdsprep.changes.merged_datasets import SPLIT, group_datasets
+    from wdsprep.changes.merged_datasets import SPLIT, find_columns, group_datasets
     from wdsprep.changes.selected_datasets import SelectedDataset, check_room, plan_shards
 
     if asked.parts and SPLIT not in out:

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from wdsprep.changes.copy_samples import CopyUnit, CopyWork
-from wdsprep.changes.joined_columns import JoinedColumns, subsets_of
-from wdsprep.changes.merged_datasets import NAME, Group
+from wdsprep.changes.merged_datasets import NAME, Group, JoinedColumns, subsets_of
 from wdsprep.changes.selected_samples import (
     OriginShards,
     Parts,
@@ -23,13 +22,12 @@ from wdsprep.changes.selected_samples import (
     split_samples,
 )
 from wdsprep.changes.shard_plan import PlannedShard, SamplesToCopy, ShardLimits, cut_into_shards
-from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.damage import naming_repair
-from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import SELECTION, empty_name, latent_unit
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Shard
-from wdsprep.dataset.sealed_json import canonical_json
+from wdsprep.dataset.sealed_json import canonical_json, hex_digest
+from wdsprep.dataset.shapes import buckets_encoded
 from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.stored_dataset import dated_manifest, find_claim, refresh_manifest
 from wdsprep.dataset.unit_locks import Edition

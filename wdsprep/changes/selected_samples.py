@@ -15,14 +15,14 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.changes.key_lists import NameList, read_lines
-from wdsprep.dataset.digests import hex_digest
+from wdsprep.changes.options import NameList, read_lines
 from wdsprep.dataset.file_names import SHARD
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.random_numbers import draw, key_of
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.sample_selection import Numbers, SampleSelection, ShardSamples
 from wdsprep.dataset.sample_table import KEY
+from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import UsageError
 from wdsprep.loading.where import Subset

@@ -2,11 +2,18 @@
 
 A shard has samples of one bucket. It also ends where the next key does not rise, which is usually
 between two datasets. So keys rise in each shard, as `verify` and `inspect` expect.
+
+`spans` has the byte ranges of samples in a tar, and `offsets_without` the index of a tar that lacks
+some of its samples. Their offsets are those of an index: where each sample begins, and where the
+last one ends.
 """
 
-from collections.abc import Sequence
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -191,3 +198,45 @@ def _check_apart(selection: SampleSelection, shards: OriginShards) -> None:
                     f"{both} both have the key {key}: give --prefix, which puts the number of "
                     "its dataset (0, 1, ...) before each key"
                 )
+
+
+class Span(NamedTuple):
+    """The bytes of samples that lie together in a tar, from `start` to `end`.
+
+    `first` and `last` are places in the list of sample numbers that were asked for. The span
+    has the samples from `first` up to, but not including, `last`.
+    """
+
+    first: int
+    last: int
+    start: int
+    end: int
+
+
+def spans(
+    offsets: NDArray[np.int64],
+    numbers: NDArray[np.uint32],
+    *,
+    gap_nbytes: int = 0,
+    most_nbytes: int = sys.maxsize,
+) -> Iterator[Span]:
+    """Yield the byte ranges in a tar that hold the samples with these numbers, which rise.
+
+    Samples share a range if the gap between them has at most `gap_nbytes`. No range has more
+    than `most_nbytes`, unless a single sample has more.
+    """
+    starts, ends = (offsets[which].tolist() for which in (numbers, numbers + 1))
+    first = 0
+    for at in range(1, len(starts)):
+        if starts[at] - ends[at - 1] > gap_nbytes or ends[at] - starts[first] > most_nbytes:
+            yield Span(first, at, starts[first], ends[at - 1])
+            first = at
+    if starts:
+        yield Span(first, len(starts), starts[first], ends[-1])
+
+
+def offsets_without(offsets: NDArray[np.int64], numbers: Sequence[int]) -> "array[int]":
+    """Return the offsets that a tar has after the samples with these numbers are taken out."""
+    sizes = np.delete(np.diff(offsets), np.asarray(numbers, np.int64))
+    left = np.concatenate([offsets[:1], sizes]).cumsum()
+    return array("Q", left.astype("u8").tobytes())

@@ -12,19 +12,29 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
-from wdsprep.dataset.buckets import bucket_of
 from wdsprep.dataset.npy_arrays import Field, fields_of, is_finite, is_imported, is_of_text
 from wdsprep.dataset.receipts import Receipt, Settings, Shard
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.sample_table import ROW, Columns, TableWriter
 from wdsprep.dataset.samples import parse_json
 from wdsprep.dataset.score_columns import is_scored
-from wdsprep.dataset.shapes import cut_size, fields_by_shape, shape_name, shape_ranges, shapes_of
+from wdsprep.dataset.shapes import (
+    bucket_of,
+    cut_size,
+    fields_by_shape,
+    shape_name,
+    shape_ranges,
+    shapes_of,
+)
 from wdsprep.dataset.shard_reader import HashedTape
 from wdsprep.dataset.tar import BLOCK, padded
-from wdsprep.dataset.tar.index import encode_index
-from wdsprep.dataset.tar.member_names import split_member
-from wdsprep.dataset.tar.members import BadSampleError, members, truncated
+from wdsprep.dataset.tar.members import (
+    BadSampleError,
+    encode_index,
+    members,
+    split_member,
+    truncated,
+)
 from wdsprep.dataset.tar.write import header
 from wdsprep.images.nearest_shape import cut_of
 from wdsprep.limits import MAX_TEXT_NBYTES

@@ -11,7 +11,6 @@ from wdsprep.checks.dataset_check import DatasetSurvey, damage_text, smallest_un
 from wdsprep.checks.findings import CheckedDataset, Finding, Kind, UnitFindings
 from wdsprep.checks.shard_check import CheckedShard, array_problem, check_shard, rules_of
 from wdsprep.dataset.coarse_histograms import sum_counts
-from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import (
     SELECTION,
     captions_name,
@@ -39,6 +38,7 @@ from wdsprep.dataset.sample_table import (
 )
 from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.score_columns import is_scored
+from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.dataset.shard_reader import HashedTape
 from wdsprep.dataset.unit_locks import Edition

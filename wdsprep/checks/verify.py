@@ -20,10 +20,10 @@ from wdsprep.checks.dataset_check import DatasetSurvey, expected_files, survey
 from wdsprep.checks.findings import Finding, Kind, UnitFindings
 from wdsprep.checks.options import VerifyOptions
 from wdsprep.checks.unit_check import Checking, CheckUnit, check_empty
-from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.file_names import latent_shard, latent_unit, receipt_name
 from wdsprep.dataset.receipts import Shard, image_shard_digest
 from wdsprep.dataset.removed_samples import NONE_REMOVED, removed_from
+from wdsprep.dataset.shapes import buckets_encoded
 from wdsprep.errors import DamageError, UsageError
 from wdsprep.options import Place, takes_datasets
 from wdsprep.runners.base import Runner

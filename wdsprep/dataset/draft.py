@@ -10,7 +10,6 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import (
     index_name,
     inputs_name,
@@ -24,6 +23,7 @@ from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.rejects import RejectsFile
 from wdsprep.dataset.removed_samples import removed_from
 from wdsprep.dataset.sample_table import Columns, TableWriter
+from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.stored_dataset import check_same, find_receipt
 from wdsprep.dataset.tar.write import Data, TarWriter
 from wdsprep.dataset.unit_locks import Edition

@@ -12,7 +12,6 @@ from itertools import chain, islice
 from operator import eq, itemgetter
 from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints, overload
 
-from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import is_table, latent_unit, table_name
 from wdsprep.dataset.json_records import (
     Count,
@@ -29,7 +28,7 @@ from wdsprep.dataset.json_records import (
     matching,
 )
 from wdsprep.dataset.schemas import CountName, ReceiptHead, checked_settings
-from wdsprep.dataset.sealed_json import canonical_json, check_seal, seal, unseal
+from wdsprep.dataset.sealed_json import canonical_json, check_seal, hex_digest, seal, unseal
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.errors import DamageError
 from wdsprep.text import brief, one_line, plural, shortened, shown

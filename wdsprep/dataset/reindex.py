@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from wdsprep.dataset.damage import naming_repair, repair_step
-from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import (
     MANIFEST,
     foreign_table_name,
@@ -31,6 +30,7 @@ from wdsprep.dataset.rejects import rejects_in
 from wdsprep.dataset.sample_table import IMAGE_COLUMNS, ROW, Columns, TableWriter, table_columns
 from wdsprep.dataset.samples import parse_object
 from wdsprep.dataset.score_columns import is_scored
+from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.shard_reader import NamedShard, ShardReader
 from wdsprep.dataset.stored_dataset import read_manifest, read_receipt
 from wdsprep.dataset.tar.members import BadSampleError

@@ -8,12 +8,12 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.damage import UNLIKE_RECEIPT
-from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import is_table, table_name
 from wdsprep.dataset.receipts import Settings, Shard
 from wdsprep.dataset.sample_table import KEY, ROW, read_table, table_columns
 from wdsprep.dataset.samples import facts_bytes
 from wdsprep.dataset.score_columns import is_scored
+from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.shard_reader import ShardReader, ShardSize
 from wdsprep.dataset.tar.read import TarSample
 from wdsprep.dataset.thread_map import map_ahead

@@ -2,6 +2,9 @@
 
 Each is one line of canonical JSON that begins with a digest of all that follows it, so one flipped
 bit anywhere is found. A large one is written piece by piece.
+
+Here too are the number of the format of datasets, and the digest by which a dataset knows its
+files: BLAKE3.
 """
 
 import json
@@ -10,7 +13,6 @@ from typing import Any, TypedDict
 
 from blake3 import blake3
 
-from wdsprep.dataset.digests import FORMAT, hex_digest
 from wdsprep.dataset.json_records import Count, Text, check_record, read_record
 from wdsprep.errors import DamageError, OtherFormatError
 from wdsprep.text import brief
@@ -83,3 +85,11 @@ def unseal(kind: str, head: Any, data: bytes, what: str) -> dict[str, Any]:
         raise DamageError(what, f"it holds a {found} where a {kind} should be")
     check_record(head, body, what)
     return body
+
+
+FORMAT = 1
+"""The format of the datasets that are written and read."""
+
+
+def hex_digest(data: bytes | memoryview) -> str:
+    return blake3(data).hexdigest()

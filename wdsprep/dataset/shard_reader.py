@@ -33,9 +33,15 @@ from blake3 import blake3
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_place
 from wdsprep.dataset.file_names import index_name
 from wdsprep.dataset.tar import BLOCK, END, padded
-from wdsprep.dataset.tar.index import decode_index
-from wdsprep.dataset.tar.member_names import split_member
-from wdsprep.dataset.tar.members import BadSampleError, Tape, members, name_of, truncated
+from wdsprep.dataset.tar.members import (
+    BadSampleError,
+    Tape,
+    decode_index,
+    members,
+    name_of,
+    split_member,
+    truncated,
+)
 from wdsprep.dataset.tar.read import ChunkTape, TarSample, Wants, file_tape, scan
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import DamageError, NotFoundError, ShortReadError

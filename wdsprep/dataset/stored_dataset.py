@@ -12,7 +12,6 @@ from functools import cache
 from itertools import islice
 from typing import TypeVar
 
-from wdsprep.dataset.buckets import buckets_of_phase
 from wdsprep.dataset.damage import naming_next_step, naming_repair
 from wdsprep.dataset.file_names import (
     BESIDE,
@@ -43,6 +42,7 @@ from wdsprep.dataset.removed_samples import check_no_removal, forget_removal
 from wdsprep.dataset.schemas import check_storable
 from wdsprep.dataset.score_columns import SCORES, is_scored
 from wdsprep.dataset.settings import changed_settings, is_same, say_changes
+from wdsprep.dataset.shapes import buckets_of_phase
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.dataset.unit_locks import Edition, wait_for_holders
 from wdsprep.errors import (

@@ -9,14 +9,14 @@ from itertools import chain, islice
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, Reject
 from wdsprep.dataset.samples import Sample
-from wdsprep.dataset.tar.member_names import leads_out
+from wdsprep.dataset.tar.members import leads_out
 from wdsprep.encoding.captions.options import Captions, replace_surrogates
 from wdsprep.encoding.encoded_samples import PendingBlock, SampleInput
 from wdsprep.encoding.engine import Engine
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.shard_rows import ShardRows
-from wdsprep.sources.fingerprints import Content
+from wdsprep.sources.base import Content
 from wdsprep.sources.tars import TarsSource
 
 JOIN_S = 0.05

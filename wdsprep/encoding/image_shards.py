@@ -8,11 +8,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from wdsprep.dataset.buckets import buckets_encoded, least_side_of
-from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import RECEIPTS, latent_unit
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.shapes import Size
+from wdsprep.dataset.sealed_json import hex_digest
+from wdsprep.dataset.shapes import Size, buckets_encoded, least_side_of
 from wdsprep.dataset.stored_dataset import check_kind, check_place, dated_manifest, refresh_manifest
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.sources.base import Columns, Item

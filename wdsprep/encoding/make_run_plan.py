@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, repair_step
-from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.stored_dataset import find_claim, refresh_manifest
 from wdsprep.encoding.captions.options import CaptionedDataset, CaptionSource
 from wdsprep.encoding.captions.table import CaptionTable, find_table, warn_of_field

@@ -19,7 +19,7 @@ from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.errors import FingerprintError
 from wdsprep.runners.run import JointUnit, mark_incomplete
-from wdsprep.sources.fingerprints import find_changed_units
+from wdsprep.sources.base import find_changed_units
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store.base import Store
 from wdsprep.text import examples, plural

@@ -22,8 +22,7 @@ from wdsprep.dataset.stored_dataset import check_not_rewritten
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.errors import DamageError, FingerprintError, FormatError, NotFoundError
 from wdsprep.runners.base import HopelessError
-from wdsprep.sources.base import LeftOut
-from wdsprep.sources.fingerprints import Content
+from wdsprep.sources.base import Content, LeftOut
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store import shared_store
 from wdsprep.store.base import Store

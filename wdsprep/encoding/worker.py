@@ -21,12 +21,12 @@ from queue import Empty
 from typing import TYPE_CHECKING, Any, cast
 
 from wdsprep.dataset.coarse_histograms import sum_counts
-from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.file_names import captions_name
 from wdsprep.dataset.npy_arrays import fields_of
 from wdsprep.dataset.receipts import Receipt, gpu_count
 from wdsprep.dataset.rejects import Reject, RejectedError
+from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.stored_dataset import find_receipt
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.captions.options import Captions, CaptionSource, FieldCaptions
@@ -44,7 +44,7 @@ from wdsprep.encoding.two_passes import ImagePass, TextPass, Turns, Visit, text_
 from wdsprep.images.nearest_shape import cut_of
 from wdsprep.runners.base import PROGRESS_S, BrokenWorkerError
 from wdsprep.runners.run import JointUnit, RunProgress, share_done
-from wdsprep.sources.fingerprints import Content
+from wdsprep.sources.base import Content
 from wdsprep.store import open_store
 from wdsprep.store.base import Store
 

@@ -28,8 +28,7 @@ from wdsprep.dataset.samples import facts_bytes, parse_object
 from wdsprep.dataset.score_reader import ScoreReader, open_shard
 from wdsprep.dataset.shard_reader import HashedTape
 from wdsprep.dataset.stored_dataset import read_shard
-from wdsprep.dataset.tar.member_names import split_member
-from wdsprep.dataset.tar.members import Tape, members, truncated
+from wdsprep.dataset.tar.members import Tape, members, split_member, truncated
 from wdsprep.dataset.tar.read import open_tape
 from wdsprep.dataset.tar.write import LARGE_NBYTES, Buffer
 from wdsprep.errors import DamageError, UsageError

@@ -11,10 +11,9 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from wdsprep.dataset.buckets import least_to_reach
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.dataset.shapes import Size, shape_name, shapes_of
+from wdsprep.dataset.shapes import Size, least_to_reach, shape_name, shapes_of
 
 DECODE = "decode"
 """The setting of latents that says how JPEGs are decoded."""

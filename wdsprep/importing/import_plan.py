@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.npy_arrays import EMB as EMB_NPY
 from wdsprep.dataset.npy_arrays import LATENT as LATENT_NPY
 from wdsprep.dataset.npy_arrays import MASK as MASK_NPY
@@ -23,6 +22,7 @@ from wdsprep.dataset.npy_arrays import POOLED as POOLED_NPY
 from wdsprep.dataset.npy_arrays import Field, fields_of, is_finite, layout, text_fields
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, RejectedError
+from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.shapes import Size
 from wdsprep.errors import FormatError, SourceError, UsageError
 from wdsprep.importing.column_arrays import (

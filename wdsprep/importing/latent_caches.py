@@ -28,8 +28,14 @@ from wdsprep.sources.patterns import is_glob, is_tar, table_kind, tar_stem
 from wdsprep.sources.recognise import recognise
 from wdsprep.sources.tables import TableRow
 from wdsprep.sources.tables.arrow import arrow_batches, arrow_files, arrow_schema
-from wdsprep.sources.tables.mds import fields_in, read_samples, value_of
-from wdsprep.sources.tables.mds_index import MdsShard, read_index, shards_there
+from wdsprep.sources.tables.mds import (
+    MdsShard,
+    fields_in,
+    read_index,
+    read_samples,
+    shards_there,
+    value_of,
+)
 from wdsprep.sources.tables.parquet import open_parquet, rows_in
 from wdsprep.sources.tars import TarsSource
 from wdsprep.sources.url_tables import UrlSource

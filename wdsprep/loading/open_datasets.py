@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.dataset.buckets import buckets_encoded, buckets_of_phase
 from wdsprep.dataset.damage import verify_step
 from wdsprep.dataset.file_names import MANIFEST, index_name, latent_unit, maker_of
 from wdsprep.dataset.manifest import Manifest
@@ -29,7 +28,7 @@ from wdsprep.dataset.sample_selection import (
     digest_of_shape,
     digest_of_shards,
 )
-from wdsprep.dataset.shapes import Size, shape_name, shapes_of
+from wdsprep.dataset.shapes import Size, buckets_encoded, buckets_of_phase, shape_name, shapes_of
 from wdsprep.dataset.stored_dataset import check_place, read_manifest
 from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.loading.options import Places, Stream, Streams

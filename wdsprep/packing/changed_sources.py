@@ -16,8 +16,7 @@ from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.file_names import REMOVED, inputs_name
 from wdsprep.dataset.json_records import read_lines
 from wdsprep.errors import NotFoundError
-from wdsprep.sources.base import Item, ItemLine, Slice, Source
-from wdsprep.sources.fingerprints import find_changed_units
+from wdsprep.sources.base import Item, ItemLine, Slice, Source, find_changed_units
 from wdsprep.store.base import Store
 
 Compared = Callable[[int, int], object]

@@ -10,8 +10,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from wdsprep.dataset.buckets import parse_buckets
 from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.shapes import parse_buckets
 from wdsprep.errors import UsageError
 from wdsprep.fetch.options import DOWNLOADING, FetchOptions, FetchRules
 from wdsprep.images import headers

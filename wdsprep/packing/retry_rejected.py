@@ -31,7 +31,6 @@ from dataclasses import dataclass, replace
 from io import BytesIO
 
 from wdsprep.dataset.damage import DELETE_STEP, UNLIKE_RECEIPT, naming_repair, repair_step
-from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import (
     FIRST_RETRY,
     RETRIES,
@@ -51,6 +50,7 @@ from wdsprep.dataset.rejects import (
     read_rejects,
     rejects_in,
 )
+from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.stored_dataset import done_units, read_receipt
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import DamageError, NotFoundError

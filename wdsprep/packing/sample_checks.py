@@ -21,8 +21,7 @@ from wdsprep.dataset.thread_map import IDLE, map_ahead
 from wdsprep.fetch.downloads import Downloads
 from wdsprep.images.pixel_rule import Picture, prepare
 from wdsprep.packing.options import PackRules
-from wdsprep.sources.base import Item, Slice, Source, Told, ignore_left_out
-from wdsprep.sources.fingerprints import Content
+from wdsprep.sources.base import Content, Item, Slice, Source, Told, ignore_left_out
 from wdsprep.sources.folder import check_nbytes
 from wdsprep.sources.url_tables import UrlSource
 from wdsprep.store import shared_store

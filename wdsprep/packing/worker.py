@@ -15,9 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from wdsprep import fetch
-from wdsprep.dataset.buckets import bucket_of
 from wdsprep.dataset.coarse_histograms import count_sample
-from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.draft import Draft, DraftShard
 from wdsprep.dataset.file_names import image_shard, inputs_name, rejects_name, sample_key
 from wdsprep.dataset.receipts import RETRIED, Receipt, Shard
@@ -25,7 +23,9 @@ from wdsprep.dataset.rejects import Refusal, RejectsFile
 from wdsprep.dataset.removed_samples import Removed
 from wdsprep.dataset.sample_table import IMAGE_COLUMNS
 from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.settings import allowed_more
+from wdsprep.dataset.shapes import bucket_of
 from wdsprep.dataset.stored_dataset import find_receipt
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.fetch.downloads import Downloads, DownloadTurns
@@ -41,8 +41,7 @@ from wdsprep.packing.sample_checks import (
 from wdsprep.packing.slices import check_not_retried
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import RunProgress, share_done
-from wdsprep.sources.base import LeftOut, Slice
-from wdsprep.sources.fingerprints import Content
+from wdsprep.sources.base import Content, LeftOut, Slice
 from wdsprep.store import open_store
 
 if TYPE_CHECKING:

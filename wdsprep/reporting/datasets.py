@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wdsprep.dataset.buckets import buckets_encoded
 from wdsprep.dataset.file_names import latent_shard, latent_unit
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt, Shard
@@ -30,6 +29,7 @@ from wdsprep.dataset.rejects import rejects_in
 from wdsprep.dataset.samples import parse_object
 from wdsprep.dataset.score_columns import SCORES, columns_of
 from wdsprep.dataset.score_reader import open_shard
+from wdsprep.dataset.shapes import buckets_encoded
 from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.stored_dataset import open_dataset, refresh_manifest
 from wdsprep.errors import (

@@ -86,7 +86,7 @@ def find_matching(
     and of all.
     """
     # DuckDB takes 0.2 s, which few need
-    from wdsprep.changes.joined_columns import select_samples
+    from wdsprep.changes.merged_datasets import select_samples
     from wdsprep.loading.open_datasets import join_places
 
     subset = select_samples(dataset, join_places(join), where)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from wdsprep.dataset.digests import hex_digest
+from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.encoding.models import weights
 from wdsprep.encoding.models.load_networks import cause_of
 from wdsprep.errors import NotFoundError, UsageError

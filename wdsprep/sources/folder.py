@@ -3,9 +3,19 @@
 The listing comes in name order, in which all that lies between `a.jpg` and `a.txt` begins with
 `a.` too. So images meet their sidecars in one pass that holds only the names still open, and a
 folder of any size takes little memory.
+
+A folder may have `metadata.jsonl` and `metadata.csv` as Hugging Face's imagefolder uses them: a row
+for each file. A row may stand anywhere in its table, so rows wait in a temporary SQLite file, not
+in memory, for the image they belong to. What no image takes is a caption without its image.
 """
 
+import contextlib
+import csv
+import io
+import json
+import posixpath
 import re
+import sqlite3
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -17,11 +27,10 @@ from wdsprep.images.headers import IMAGES, OTHER_IMAGES
 from wdsprep.limits import MAX_NBYTES, MAX_TEXT_NBYTES
 from wdsprep.sources.base import Columns, Item, Told, ignore_left_out, make_or_refuse
 from wdsprep.sources.captions import apply_caption_file, captions_of, decode_facts, decode_text
-from wdsprep.sources.metadata_files import is_metadata, open_metadata
 from wdsprep.sources.patterns import extension, kind_of
 from wdsprep.store import shared_store
-from wdsprep.store.base import Entry, Store, is_hidden
-from wdsprep.text import shown
+from wdsprep.store.base import Entry, Store, is_hidden, stream
+from wdsprep.text import list_columns, shown
 
 NOT_OF_A_SAMPLE = re.compile(r"(^|/)(\d+_stats|dataset_info|dataset_infos|state)\.json$")
 
@@ -175,3 +184,86 @@ def _groups(
         else:
             open_groups[-1].images.append(entry)
     yield from reversed(open_groups)
+
+
+def is_metadata(name: str) -> bool:
+    return name.rpartition("/")[2] in ("metadata.jsonl", "metadata.csv")
+
+
+class Metadata:
+    """The rows of all metadata tables of a folder, by the image they name."""
+
+    def __init__(self, rows: sqlite3.Connection | None) -> None:
+        self._rows = rows
+
+    def take(self, name: str) -> str:
+        """Remove the row of an image, and return it as JSON, or "" if there is none."""
+        if self._rows is None:
+            return ""
+        key = shown(name)
+        found = self._rows.execute("SELECT row FROM rows WHERE name = ?", (key,)).fetchone()
+        if found is None:
+            return ""
+        self._rows.execute("DELETE FROM rows WHERE name = ?", (key,))
+        return str(found[0])
+
+    def left(self) -> Iterator[tuple[str, str]]:
+        """Yield the rows that nothing has taken, in the order of their names."""
+        if self._rows is not None:
+            yield from self._rows.execute("SELECT name, row FROM rows ORDER BY name")
+
+
+@contextlib.contextmanager
+def open_metadata(store: Store, tables: tuple[str, ...]) -> Iterator[Metadata]:
+    """Read metadata tables into a temporary database, which lasts as long as the block."""
+    if not tables:
+        yield Metadata(None)
+        return
+    with contextlib.closing(sqlite3.connect("")) as rows:  # a file that SQLite removes itself
+        rows.execute("PRAGMA journal_mode = OFF")
+        rows.execute("CREATE TABLE rows (name TEXT PRIMARY KEY, row TEXT) WITHOUT ROWID")
+        for table in tables:
+            rows.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?)", _read_rows(store, table))
+        yield Metadata(rows)
+
+
+def _read_rows(store: Store, table: str) -> Iterator[tuple[str, str]]:
+    folder, what = posixpath.dirname(table), f"{store.url}/{table}"
+    with io.TextIOWrapper(stream(store, table), encoding="utf-8-sig", newline="") as text:
+        is_csv = table.endswith(".csv")
+        rows = _csv_rows(text) if is_csv else _json_rows(text, what)
+        try:
+            for row, as_json in rows:
+                name = row.get("file_name")
+                if not isinstance(name, str):
+                    there = list_columns([name for name in row if name])
+                    raise SourceError(
+                        f"{what} has a row without file_name (it has {there}): rename the column "
+                        "of the files, or move the table away"
+                    )
+                yield shown(posixpath.normpath(posixpath.join(folder, name))), as_json
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise SourceError(
+                f"{what} cannot be read ({error}): mend it or move it away"
+            ) from error
+
+
+def _csv_rows(lines: Iterable[str]) -> Iterator[tuple[dict[str, object], str]]:
+    return ((row, json.dumps(row)) for row in csv.DictReader(lines, restkey=""))
+
+
+def _json_rows(lines: Iterable[str], what: str) -> Iterator[tuple[dict[str, object], str]]:
+    """Yield each row of a table of JSON lines, with the text that it was parsed from.
+
+    Rows keep that text, as JSON nested very deep can be parsed but not written again. Raise
+    SourceError for a line that is not a JSON object. The error calls the table `what`.
+    """
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise SourceError(f"{what}, line {number}: not JSON ({error}): mend it") from error
+            if not isinstance(row, dict):
+                raise SourceError(f"{what}, line {number}: not a JSON object: mend it")
+            yield row, line.strip()

@@ -23,8 +23,16 @@ from wdsprep.sources.patterns import table_files
 from wdsprep.sources.tables import TableRow
 from wdsprep.sources.tables.arrow import arrow_batches, arrow_files, arrow_schema
 from wdsprep.sources.tables.mds import IMAGES as MDS_IMAGES
-from wdsprep.sources.tables.mds import SCALARS, TEXTS, fields_in, read_samples, value_of
-from wdsprep.sources.tables.mds_index import MdsShard, read_index, shards_there
+from wdsprep.sources.tables.mds import (
+    SCALARS,
+    TEXTS,
+    MdsShard,
+    fields_in,
+    read_index,
+    read_samples,
+    shards_there,
+    value_of,
+)
 from wdsprep.sources.tables.parquet import open_parquet, rows_in
 from wdsprep.store import shared_store
 from wdsprep.store.base import Entry

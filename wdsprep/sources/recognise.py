@@ -31,7 +31,7 @@ from wdsprep.sources.patterns import (
     table_files,
     table_kind,
 )
-from wdsprep.sources.tables.files import TableFiles
+from wdsprep.sources.tables.text import TableFiles
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store import did_you_mean_place, open_store, shared_store, split_url
 from wdsprep.store.base import Store, expand_home, is_hidden, is_web, stream

@@ -18,7 +18,7 @@ from wdsprep.errors import SourceError
 from wdsprep.sources.base import Columns, Item, Told, ignore_left_out, make_or_refuse
 from wdsprep.sources.captions import NAMES, captions_of, first_of, plain_facts
 from wdsprep.sources.patterns import TEXT_TABLES, table_files
-from wdsprep.sources.tables.files import Table, open_table
+from wdsprep.sources.tables.text import Table, open_table
 from wdsprep.store.base import Entry
 from wdsprep.text import list_columns, shown
 

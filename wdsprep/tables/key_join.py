@@ -25,8 +25,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.random_numbers import Ints
+from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.errors import FullError
 from wdsprep.store.spool import spool_folder
 from wdsprep.tables.query import open_engine

@@ -24,7 +24,7 @@ from wdsprep.dataset.score_columns import NUMBER, WHOLE
 from wdsprep.dataset.score_columns import TEXT as SCORED_TEXT
 from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.sources.captions import first_of
-from wdsprep.sources.tables.files import BY, open_table
+from wdsprep.sources.tables.text import BY, open_table
 from wdsprep.store import did_you_mean_place, split_url
 from wdsprep.store.spool import Place, Spool
 from wdsprep.tables.key_join import NAME, SAMPLE, open_join

@@ -20,8 +20,8 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from wdsprep.errors import UsageError
-from wdsprep.sources.tables.files import Table
 from wdsprep.sources.tables.parquet import NUMBERS, ParquetTable, values_in
+from wdsprep.sources.tables.text import Table
 from wdsprep.tables.key_join import NAMES, KeyJoin
 from wdsprep.text import plural
 

@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from wdsprep.cpus import usable_cpus
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_next_step
-from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import foreign_table_name, index_name, table_name
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt, Shard
@@ -32,6 +31,7 @@ from wdsprep.dataset.sample_table import (
 )
 from wdsprep.dataset.samples import META, parse_object
 from wdsprep.dataset.score_columns import is_scored
+from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.shard_reader import NamedShard, ShardSize
 from wdsprep.dataset.stored_dataset import check_not_rewritten, read_receipt, read_shard
 from wdsprep.dataset.thread_map import map_ahead

@@ -17,9 +17,15 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from wdsprep.dataset.tar import padded
-from wdsprep.dataset.tar.index import encode_index
-from wdsprep.dataset.tar.member_names import split_member
-from wdsprep.dataset.tar.members import GZIP, BadSampleError, Tape, members, truncated
+from wdsprep.dataset.tar.members import (
+    GZIP,
+    BadSampleError,
+    Tape,
+    encode_index,
+    members,
+    split_member,
+    truncated,
+)
 from wdsprep.store.base import Chunks, OnBytes, Store, StoreReader, stream
 
 CHUNK_NBYTES = 16 << 20  # read at once: a header may claim more bytes than there are

@@ -16,8 +16,7 @@ from zlib import adler32
 from blake3 import blake3
 
 from wdsprep.dataset.tar import BLOCK, END, ZEROS
-from wdsprep.dataset.tar.index import encode_index
-from wdsprep.dataset.tar.member_names import leads_out
+from wdsprep.dataset.tar.members import encode_index, leads_out
 from wdsprep.errors import TarError
 from wdsprep.store.base import Sink
 

@@ -24,7 +24,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import (
     CAPTION_TABLE,
     CAPTIONS,
@@ -35,6 +34,7 @@ from wdsprep.dataset.file_names import (
 from wdsprep.dataset.reindex import is_older
 from wdsprep.dataset.sample_table import KEY, REST
 from wdsprep.dataset.samples import META, Sample, parse_object, value_at_path
+from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.shard_reader import NamedShard
 from wdsprep.dataset.stored_dataset import dated_manifest, refresh_manifest
 from wdsprep.dataset.thread_map import map_ahead
@@ -43,8 +43,8 @@ from wdsprep.encoding.captions.table import CaptionRecord, CaptionTable
 from wdsprep.encoding.captions.unit_captions import CAPTION, SCHEMA, encode_captions
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, SourceError, UsageError
-from wdsprep.sources.tables.files import BY
 from wdsprep.sources.tables.parquet import OpenParquet
+from wdsprep.sources.tables.text import BY
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store import open_store, shared_store
 from wdsprep.store.base import Store, write_bytes

@@ -16,7 +16,7 @@ from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.errors import UsageError
 from wdsprep.options import Options, about
 from wdsprep.sources.captions import caption_at
-from wdsprep.sources.tables.files import BY
+from wdsprep.sources.tables.text import BY
 from wdsprep.text import brief, parse_names
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")

@@ -13,12 +13,12 @@ from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.file_names import CAPTION_TABLE
 from wdsprep.dataset.json_records import Hex, Nbytes, Text, read_record
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import Sample, facts_bytes
+from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.encoding.captions.options import (
     OWN,
     CaptionOptions,
@@ -31,10 +31,10 @@ from wdsprep.encoding.shard_rows import ShardRows
 from wdsprep.errors import FormatError, NotFoundError, SourceError, UsageError
 from wdsprep.limits import MAX_TEXT_NBYTES
 from wdsprep.runners.base import HopelessError
+from wdsprep.sources.base import Content
 from wdsprep.sources.captions import first_of
-from wdsprep.sources.fingerprints import Content
 from wdsprep.sources.recognise import recognise_tables
-from wdsprep.sources.tables.files import BY, Table, TableFiles
+from wdsprep.sources.tables.text import BY, Table, TableFiles
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store.base import Entry, Store
 from wdsprep.text import human_bytes, list_columns, plural

@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wdsprep.dataset.digests import hex_digest
 from wdsprep.dataset.npy_arrays import BFLOAT16, MASK, OF_SIZES, Field
+from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.encoding import HALF
 from wdsprep.encoding.models.base import DTYPES, TokenizerResult, TokenizerResultKey, Tokens
 from wdsprep.encoding.models.caption_tokens import (

@@ -20,7 +20,7 @@ from typing import IO, Any, NamedTuple, Protocol
 
 from blake3 import blake3
 
-from wdsprep.dataset.digests import hex_digest
+from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import WorkError
 
