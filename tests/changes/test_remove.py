@@ -21,7 +21,7 @@ from pyarrow import parquet as pq
 import wdsprep
 from tests.kit.damaged import check, findings, flip, restore
 from tests.kit.encode_work import Making
-from tests.kit.encodes import Here, encode_here, members, positions_in
+from tests.kit.encodes import Here, encode_here, members, positions_in, samples_in
 from tests.kit.kills import Cut, CutError
 from tests.kit.packs import (
     check_tables,
@@ -110,15 +110,8 @@ def remove(*datasets: Path | str, **asked: Any) -> Removal:
     return wdsprep.remove(*datasets, yes=True, **asked)
 
 
-def samples(root: Path) -> dict[str, dict[str, bytes]]:
-    found: dict[str, dict[str, bytes]] = {}
-    for shard in manifest_of(root).shards:
-        found |= members(root / shard.name)
-    return found
-
-
 def sources_of(root: Path) -> set[str]:
-    return {json.loads(fields["json"])["source"] for fields in samples(root).values()}
+    return {json.loads(fields["json"])["source"] for fields in samples_in(root).values()}
 
 
 def traces(gone: dict[str, dict[str, bytes]]) -> list[bytes]:
@@ -141,16 +134,16 @@ def in_files(root: Path, bits: list[bytes]) -> list[str]:
 
 def test_no_byte_of_it_is_left_and_all_others_are_as_before(pair: Pair) -> None:
     _, images, latents = pair
-    before = {place: samples(place) for place in (images, latents)}
+    before = {place: samples_in(place) for place in (images, latents)}
     files = {place: tree(place) for place in (images, latents)}
     gone = {place: {key: found.pop(key) for key in GONE if key in found}
             for place, found in before.items()}  # fmt: skip
     assert len(gone[images]) == len(gone[latents]) == 3
     done = remove(images, latents, keys=GONE)
     assert [(p.samples, p.rejects) for p in done.places] == [(3, 0), (3, 0)]
-    assert {place: samples(place) for place in before} == before
+    assert {place: samples_in(place) for place in before} == before
     for place in before:
-        assert list(samples(place)) == list(before[place])
+        assert list(samples_in(place)) == list(before[place])
         assert in_files(place, traces(gone[place])) == []
         check_tables(place)
         assert manifest_of(place).complete
@@ -244,7 +237,7 @@ def test_a_table_that_is_not_the_one_of_its_tar_hides_no_sample(pair: Pair, harm
         table.write_bytes(table.read_bytes()[:-1])
     else:
         table.unlink()
-    gone = {key: fields for key, fields in samples(images).items() if key in GONE[1:]}
+    gone = {key: fields for key, fields in samples_in(images).items() if key in GONE[1:]}
     sources = [json.loads(fields["json"])["source"] for fields in gone.values()]
     assert remove(images, latents, sources=sources).unmatched == 0
     assert in_files(images, traces(gone)) == []
@@ -262,7 +255,7 @@ def test_digests_of_what_came_are_asked_of_the_tables_where_it_was_kept(
         packed(write_files(tmp_path / name, files), tmp_path / f"{name}-out", hashed)
         for name, files in (("kept", kept), ("converted", converted))
     )
-    (stored,) = (fields["png"] for fields in samples(other).values())
+    (stored,) = (fields["png"] for fields in samples_in(other).values())
     digests = [hashlib.sha256(data).hexdigest() for data in (photo(2), stored)]
     removal = wdsprep.remove(images, other, sha256=digests)
     assert [place.samples for place in removal.places] == [1, 1]
@@ -302,7 +295,7 @@ def test_latents_alone_keep_a_reject_and_the_numbers_of_those_that_stay(pair: Pa
     (latents / f"receipts/{shard.removesuffix('.tar')}.json").unlink()
     encode_here(images, latents)
     assert manifest_of(latents).rejects == {"removed": 1}
-    assert GONE[1] not in samples(latents)
+    assert GONE[1] not in samples_in(latents)
     assert positions_in(latents, shard) == kept
     remove(images, latents, keys=keys[0])
     assert positions_in(latents, shard) == [n - 1 for n in kept if n]
@@ -318,7 +311,7 @@ def test_latents_that_were_forgotten_follow_their_images_later(pair: Pair, then:
     """By two removals, of which the second has other numbers; one shard loses all it has."""
     _, images, latents = pair
     lost = [*GONE, *members(images / "128/000001.tar")]
-    before = {place: samples(place) for place in (images, latents)}
+    before = {place: samples_in(place) for place in (images, latents)}
     if then == "latents again":
         remove(latents, keys=lost[1])
     first = wdsprep.remove(images, keys=lost[:2])
@@ -333,8 +326,8 @@ def test_latents_that_were_forgotten_follow_their_images_later(pair: Pair, then:
     assert check(images, latents).findings == check(images, latents).notes == ()
     for place, there in before.items():
         left = {key: each for key, each in there.items() if key not in (*lost, *later)}
-        assert samples(place) == left
-        assert list(samples(place)) == list(left)
+        assert samples_in(place) == left
+        assert list(samples_in(place)) == list(left)
     assert encode_here(images, latents).samples == 0
     assert not remove(images, latents, keys=lost).is_needed
 
@@ -351,7 +344,7 @@ def test_all_takes_along_the_latents_beside(pair: Pair, tmp_path: Path) -> None:
     assert removal.beside == ()
     assert check(images, latents).findings == ()
     assert encode_here(images, latents).samples == 0
-    assert GONE[0] in samples(other)
+    assert GONE[0] in samples_in(other)
 
 
 def test_latents_of_shapes_and_of_a_limit_follow_their_images(pair: Pair, tmp_path: Path) -> None:
@@ -359,11 +352,11 @@ def test_latents_of_shapes_and_of_a_limit_follow_their_images(pair: Pair, tmp_pa
     shaped, first = tmp_path / "shaped", tmp_path / "first"
     encode_here(images, shaped, shapes="nearest:8,2", max_crop=0.5)
     encode_here(images, first, limit=3)
-    before = {place: samples(place) for place in (shaped, first)}
+    before = {place: samples_in(place) for place in (shaped, first)}
     remove(images, shaped, first, keys=GONE)
     assert check(images, shaped, first).findings == ()
     for place, found in before.items():
-        assert samples(place) == {key: each for key, each in found.items() if key not in GONE}
+        assert samples_in(place) == {key: each for key, each in found.items() if key not in GONE}
     assert encode_here(images, shaped, shapes="nearest:8,2", max_crop=0.5).samples == 0
     assert encode_here(images, first, limit=2).samples == 0
 
@@ -384,12 +377,12 @@ def test_text_follows_its_images_and_captions_of_its_table_go(pair: Pair, tmp_pa
     """What is made of the images after it has the same numbers as what was made before."""
     _, images, latents = pair
     text, later = tmp_path / "text", tmp_path / "later"
-    lines = (f"{key},told by a table: {key}" for key in samples(images))
+    lines = (f"{key},told by a table: {key}" for key in samples_in(images))
     (table := tmp_path / "captions.csv").write_text("\n".join(["key,caption", *lines]))
     told = {"latents": "none", "resolution": 0, "captions": str(table)}
     encode_here(images, text, **told)
     remove(latents, keys="000000000003")
-    gone = samples(text)[GONE[0]]
+    gone = samples_in(text)[GONE[0]]
     waiting = Path(shutil.copytree(text, tmp_path / "waiting"))
     for path in (*waiting.glob("*/000000.tar*"), *waiting.glob("r*/*/000000.*")):
         path.unlink()  # as a run leaves it that is killed before it makes these units
@@ -400,14 +393,14 @@ def test_text_follows_its_images_and_captions_of_its_table_go(pair: Pair, tmp_pa
     remove(images, latents, text, waiting, keys=GONE)
     assert in_files(text, [gone["txt"], gone["emb.npy"]]) == []
     assert not any(told_of_gone in captions_laid_out(place) for place in (text, waiting))
-    assert manifest_of(text).counts["named"] == manifest_of(text).samples == len(samples(images))
+    assert manifest_of(text).counts["named"] == manifest_of(text).samples == len(samples_in(images))
     assert encode_here(images, text, **told).samples == 0
     encode_here(images, later, latents="none", resolution=0)
     assert check(images, latents, text, later).findings == ()
     for shard in manifest_of(text).shards:
         assert positions_in(text, shard.name) == positions_in(later, shard.name)
     for join in (text, later):
-        left = sorted(samples(latents))
+        left = sorted(samples_in(latents))
         batch = next(iter(wdsprep.load(str(latents), join=[str(join)], global_batch=len(left))))
         assert sorted(batch["key"]) == left
 
@@ -553,7 +546,7 @@ def test_latents_whose_images_are_gone_lose_samples_all_the_same(
     _, _, latents = pair
     shutil.copytree(latents, tmp_path / "alone")
     remove(tmp_path / "alone", keys=GONE)
-    assert not set(GONE) & samples(tmp_path / "alone").keys()
+    assert not set(GONE) & samples_in(tmp_path / "alone").keys()
     assert findings(tmp_path / "alone") == []
 
 
@@ -631,8 +624,8 @@ def test_a_manifest_that_is_lost_in_an_unfinished_removal_is_written_by_repair(p
         wdsprep.repair(name, yes=True)
     remove(images, latents)
     assert check(images, latents).findings == ()
-    assert samples(images).keys() == samples(latents).keys()
-    assert not samples(images).keys() & {*GONE}
+    assert samples_in(images).keys() == samples_in(latents).keys()
+    assert not samples_in(images).keys() & {*GONE}
 
 
 @pytest.mark.parametrize("gives_images", [False, True])
@@ -773,7 +766,7 @@ def test_latents_whose_images_are_packed_over_meanwhile_are_not_said_to_be_of_th
         encode_here(images, latents, redo_changed=True)
         encode_here(images, tmp_path / "fresh", overwrite=True)
         assert kinds(images, latents) == set(), step
-        found, fresh = samples(latents), samples(tmp_path / "fresh")
+        found, fresh = samples_in(latents), samples_in(tmp_path / "fresh")
         assert {key: found[key]["latent.npy"] for key in found} == {
             key: fresh[key]["latent.npy"] for key in fresh
         }
@@ -857,7 +850,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(pair: Pair, small_disk: Path)
     (small_disk / "ballast").unlink()
     remove(out, keys=GONE)
     assert findings(out) == []
-    assert not set(GONE) & samples(out).keys()
+    assert not set(GONE) & samples_in(out).keys()
 
 
 def ballast(root: Path, left: int) -> None:

@@ -12,13 +12,12 @@ import pytest
 
 import wdsprep
 from tests.kit.damaged import findings, flip
-from tests.kit.encodes import encode_here, packed, pictures, positions_in
+from tests.kit.encodes import encode_here, members, packed, pictures, positions_in, samples_in
 from tests.kit.packs import manifest_of, tars, tree
 from wdsprep.changes.selected_samples import WantedKeys
 from wdsprep.cli import main
 from wdsprep.dataset.reindex import index
 from wdsprep.dataset.stored_dataset import read_receipt
-from wdsprep.dataset.tar.read import file_tape, read_samples
 from wdsprep.encoding.image_shards import find_image_shards
 from wdsprep.encoding.pending_shards import pending_shards
 from wdsprep.errors import (
@@ -44,7 +43,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     packed(pictures(root / "in"), root / "images")
     for name, options in {"latents": {}, "shaped": {"shapes": "nearest:16,2"}}.items():
         encode_here(root / "images", root / name, **options)
-        wdsprep.remove(root / name, keys=filter(is_fifth, members(root / name)), yes=True)
+        wdsprep.remove(root / name, keys=filter(is_fifth, samples_in(root / name)), yes=True)
     return root
 
 
@@ -54,23 +53,12 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def members(root: Path | str) -> dict[str, dict[str, bytes]]:
-    """All samples by their keys, as they stand in the tars."""
-    found = {}
-    for shard in manifest_of(Path(root)).shards:
-        with file_tape(Path(root) / shard.name) as tape:
-            for sample in read_samples(tape, shard.name):
-                assert sample.key not in found
-                found[sample.key] = sample.fields
-    return found
-
-
 def sound(*datasets: Path | str) -> bool:
     return findings(*datasets) == []
 
 
 def all_keys(made: Path) -> list[str]:
-    return sorted(members(made / "images"))
+    return sorted(samples_in(made / "images"))
 
 
 # --- what it gives
@@ -82,23 +70,18 @@ def test_images_and_what_was_made_of_them_are_a_pair_again(made: Path, latents: 
         [made / "images", made / latents], "sub/{name}", count=30, seed=3, samples_per_shard=8
     )
     assert [one.manifest.complete for one in selected.outcomes.values()] == [True, True]
-    images, of = members("sub/images"), members(f"sub/{latents}")
+    images, of = samples_in("sub/images"), samples_in(f"sub/{latents}")
     assert len(images) == 30
-    assert images.items() <= members(made / "images").items()
-    assert of.items() <= members(made / latents).items()
+    assert images.items() <= samples_in(made / "images").items()
+    assert of.items() <= samples_in(made / latents).items()
     assert images.keys() - of.keys() == set(filter(is_fifth, images)) != set()
     assert sound("sub/images", f"sub/{latents}")
     shards = manifest_of(Path("sub/images")).shards
     assert max(shard.samples for shard in shards) == 8
     for shard in manifest_of(Path(f"sub/{latents}")).shards:
-        keys = _keys(f"sub/images/{shard.name}")
+        keys = list(members(Path(f"sub/images/{shard.name}")))
         rows = positions_in(Path(f"sub/{latents}"), shard.name)
-        assert [keys[row] for row in rows] == _keys(f"sub/{latents}/{shard.name}")
-
-
-def _keys(tar: str) -> list[str]:
-    with file_tape(tar) as tape:
-        return [sample.key for sample in read_samples(tape, tar)]
+        assert [keys[row] for row in rows] == list(members(Path(f"sub/{latents}/{shard.name}")))
 
 
 def test_encode_finds_nothing_left_to_do(made: Path) -> None:
@@ -127,13 +110,13 @@ def test_a_reshard_has_the_bytes_of_a_pack_in_such_shards(made: Path, tmp_path: 
 def test_the_parts_of_a_split_are_all_of_it_and_become_one_again(made: Path) -> None:
     for name in ("one", "other"):
         wdsprep.select(made / "images", f"{name}/{{split}}", split="train=0.7,val=0.2,test=0.1")
-    train, val, test = (members(f"one/{part}") for part in ("train", "val", "test"))
+    train, val, test = (samples_in(f"one/{part}") for part in ("train", "val", "test"))
     assert (len(train), len(val), len(test)) == (29, 8, 5)
-    assert train | val | test == members(made / "images")
+    assert train | val | test == samples_in(made / "images")
     assert tree("one") == tree("other")
     assert train.keys() != set(all_keys(made)[:29])
     wdsprep.select(["one/val", "one/test", "one/train"], "whole")
-    assert members("whole") == members(made / "images")
+    assert samples_in("whole") == samples_in(made / "images")
     assert sound("whole", "one/val")
 
 
@@ -147,18 +130,18 @@ def test_a_condition_asks_of_a_table_only_the_columns_that_it_names(
     for number, where in enumerate(["a >= 5", f"huge <= {2**64 - 6}", "width > 0"]):
         out = f"out-{number}"
         wdsprep.select(made / "images", out, join=tmp_path / "t.parquet", where=where)
-        assert members(out).keys() == {*(keys if number == 2 else keys[5:])}
+        assert samples_in(out).keys() == {*(keys if number == 2 else keys[5:])}
 
 
 def test_a_condition_and_keys_are_both_met(made: Path) -> None:
     keys = all_keys(made)[3:33]
     Path("keys.txt").write_text("\n".join(keys))
     wdsprep.select(made / "images", "sub", keys="keys.txt", where="width >= 100")
-    images = members(made / "images")
+    images = samples_in(made / "images")
     wide = [k for k in keys if json.loads(images[k]["json"])["width"] >= 100]
-    assert sorted(members("sub")) == wide != []
+    assert sorted(samples_in("sub")) == wide != []
     wdsprep.select(made / "shaped", "of-latents", keys=[k for k in keys if not is_fifth(k)])
-    assert sorted(members("of-latents")) == [k for k in keys if not is_fifth(k)]
+    assert sorted(samples_in("of-latents")) == [k for k in keys if not is_fifth(k)]
     assert sound("of-latents")
     assert sound("sub")
 
@@ -184,11 +167,11 @@ def test_other_datasets_with_the_same_keys_get_a_prefix(made: Path, tmp_path: Pa
     encode_here(tmp_path / "more/images", tmp_path / "more/latents")
     pairs = [root / name for name in ("images", "latents") for root in (made, tmp_path / "more")]
     wdsprep.select(pairs[::-1], "both/{name}", prefix=True)
-    images, latents = members("both/images"), members("both/latents")
+    images, latents = samples_in("both/images"), samples_in("both/latents")
     assert {key[0] for key in images} == {"0", "1"}
     assert len(images) == 54
     for key, sample in images.items():
-        before = members((tmp_path / "more", made)[int(key[0])] / "images")[key[1:]]
+        before = samples_in((tmp_path / "more", made)[int(key[0])] / "images")[key[1:]]
         assert sample["jpg"] == before["jpg"]
         assert json.loads(sample["json"]) == {**json.loads(before["json"]), "key": key}
     assert images.keys() - latents.keys() == {k for k in images if k[0] == "1" and is_fifth(k[1:])}
@@ -197,7 +180,7 @@ def test_other_datasets_with_the_same_keys_get_a_prefix(made: Path, tmp_path: Pa
 
 def test_a_selection_is_inspected_reported_and_loaded(made: Path) -> None:
     wdsprep.select([made / "images", made / "latents"], "sub/{name}", count=30)
-    for key in members("sub/images"):
+    for key in samples_in("sub/images"):
         assert wdsprep.inspect("sub/images", key).key == key
         assert wdsprep.inspect("sub/latents", key).key == key
     with pytest.raises(NotFoundError):
@@ -206,7 +189,7 @@ def test_a_selection_is_inspected_reported_and_loaded(made: Path) -> None:
     assert page.nbytes
     batches = wdsprep.load("sub/latents", global_batch=4, epochs=1, seed=1)
     served = [key for batch in batches for key in batch["key"]]
-    assert set(served) <= members("sub/latents").keys()
+    assert set(served) <= samples_in("sub/latents").keys()
 
 
 # --- runs
@@ -276,16 +259,16 @@ def test_a_dataset_that_changes_meanwhile_is_not_copied(made: Path) -> None:
 def test_what_was_removed_from_a_selection_stays_away(made: Path) -> None:
     datasets = [made / "images", made / "latents"]
     wdsprep.select(datasets, "sub/{name}", count=30, samples_per_shard=8)
-    gone = sorted(members("sub/latents"))[:2]
+    gone = sorted(samples_in("sub/latents"))[:2]
     removed = wdsprep.remove("sub/images", "sub/latents", keys=gone, yes=True)
     assert removed.is_whole
-    assert not members("sub/images").keys() & {*gone}
+    assert not samples_in("sub/images").keys() & {*gone}
     assert sound("sub/images", "sub/latents")
-    before = members("sub/images"), members("sub/latents")
+    before = samples_in("sub/images"), samples_in("sub/latents")
     shutil.rmtree("sub/images/receipts")
     shutil.rmtree("sub/latents")
     wdsprep.select(datasets, "sub/{name}", count=30, samples_per_shard=8)
-    assert (members("sub/images"), members("sub/latents")) == before
+    assert (samples_in("sub/images"), samples_in("sub/latents")) == before
     assert manifest_of(Path("sub/images")).rejects == {"removed": 2}
     assert sound("sub/images", "sub/latents")
 
@@ -342,7 +325,7 @@ def test_nothing_is_written_into_a_source_or_over_another_selection(made: Path) 
     with pytest.raises(FingerprintError, match="source: selection, now folder"):
         packed(made / "in", Path("sub/images"))
     wdsprep.select(["images", "latents"], "sub/{name}", count=8, overwrite=True)
-    assert len(members("sub/latents")) <= len(members("sub/images")) == 8
+    assert len(samples_in("sub/latents")) <= len(samples_in("sub/images")) == 8
     assert sound("sub/images", "sub/latents")
 
 
@@ -389,7 +372,7 @@ def test_a_table_that_is_lost_or_damaged_is_one_line(made: Path, tmp_path: Path)
         wdsprep.select(images, "sub", keys=all_keys(made)[:3])
     index(str(images))
     wdsprep.select(images, "sub", keys=all_keys(made)[:3])
-    assert [*members("sub")] == all_keys(made)[:3]
+    assert sorted(samples_in("sub")) == all_keys(made)[:3]
 
 
 def test_a_list_of_keys_is_the_same_in_any_order_and_however_often_a_key_comes(

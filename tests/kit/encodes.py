@@ -152,6 +152,12 @@ def members(tar: Path) -> dict[str, dict[str, bytes]]:
     return found
 
 
+def samples_in(root: Path | str) -> dict[str, dict[str, bytes]]:
+    """The fields of each sample of a dataset by key, as its tars have them."""
+    tars = sorted(Path(root).glob("*/*.tar"))
+    return {key: fields for tar in tars for key, fields in members(tar).items()}
+
+
 def latents_of(root: Path) -> dict[str, dict[str, Any]]:
     """All samples of a latent dataset by key: arrays, facts and caption."""
     found: dict[str, dict[str, Any]] = {}

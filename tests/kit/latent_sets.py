@@ -111,7 +111,9 @@ def write_latents(
     return url
 
 
-def receipt_of(shard: Shard, settings: Mapping[str, Any], *, input: str = "") -> Receipt:
+def receipt_of(
+    shard: Shard, settings: Mapping[str, Any], *, input: str = "", **more: Mapping[str, Any]
+) -> Receipt:
     """Of a unit that lost no sample; `input` is the digest of its image shard."""
     return Receipt(
         dataset="latents",
@@ -122,6 +124,7 @@ def receipt_of(shard: Shard, settings: Mapping[str, Any], *, input: str = "") ->
         inputs=shard.samples,
         shards=(shard,),
         rejects={},
+        **more,
     )
 
 

@@ -1,7 +1,6 @@
 """Scores for tests: made in this process, and read back."""
 
 import io
-import tarfile
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -10,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from PIL import Image
 
-from tests.kit.encodes import Here
+from tests.kit.encodes import Here, samples_in
 from wdsprep.runners.run import Outcome
 from wdsprep.scoring.score import score
 
@@ -21,19 +20,6 @@ def score_here(images: Path | str, out: Path | str, **options: Any) -> Outcome:
         return score(str(images), str(out), **{"device": "cpu", "runner": "local", **options})
 
 
-def members(dataset: Path) -> dict[str, dict[str, bytes]]:
-    """The members of each sample of a dataset, by its key."""
-    found: dict[str, dict[str, bytes]] = {}
-    for path in sorted(dataset.glob("*/*.tar")):
-        with tarfile.open(path) as tar:
-            for member in tar:
-                key, _, field = member.name.partition(".")
-                data = tar.extractfile(member)
-                assert data is not None
-                found.setdefault(key, {})[field] = data.read()
-    return found
-
-
 def columns_in(scores: Path) -> dict[str, dict[str, Any]]:
     """The row of each sample of scores, by its key."""
     tables = map(pq.read_table, sorted(scores.glob("*/*.parquet")))
@@ -42,13 +28,13 @@ def columns_in(scores: Path) -> dict[str, dict[str, Any]]:
 
 
 def arrays_in(scores: Path, name: str) -> dict[str, Any]:
-    return {key: np.load(io.BytesIO(own[f"{name}.npy"])) for key, own in members(scores).items()}
+    return {key: np.load(io.BytesIO(own[f"{name}.npy"])) for key, own in samples_in(scores).items()}
 
 
 def pictures_in(images: Path) -> dict[str, tuple[Image.Image, str]]:
     """The image and caption of each sample."""
     found = {}
-    for key, own in members(images).items():
+    for key, own in samples_in(images).items():
         data = next(own[name] for name in ("jpg", "png", "webp") if name in own)
         found[key] = Image.open(io.BytesIO(data)).convert("RGB"), own["txt"].decode()
     return found

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tests.kit.latent_sets import EMB, field, publish, write_tar
+from tests.kit.latent_sets import EMB, field, publish, receipt_of, write_tar
 from wdsprep.dataset.npy_arrays import Field, layout
-from wdsprep.dataset.receipts import Receipt, Shard
+from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.shapes import Size, fields_in_shape, shape_name
 from wdsprep.store import open_store
 
@@ -71,19 +71,8 @@ def write_shapes(
         made = ((key, fields_in_shape(settings, size)) for key, size in own.items())
         shard = write_tar(store, f"64/{number:06d}.tar", made)
         named = zip(map(shape_name, shapes), row, strict=True)
-        receipts.append(
-            Receipt(
-                dataset="latents",
-                unit=f"64/{number:06d}",
-                generation=0,
-                settings=settings,
-                input="",
-                inputs=sum(row),
-                shards=(shard,),
-                rejects={},
-                counts={"cut": 1, **{name: count for name, count in named if count}},
-            )
-        )
+        counts = {"cut": 1, **{name: count for name, count in named if count}}
+        receipts.append(receipt_of(shard, settings, counts=counts))
     publish(store, settings, receipts, fields, {})
     return ShapeSet(url=url, shape_of=shape_of)
 
@@ -115,19 +104,9 @@ def write_manifest(url: str, shards: int, shapes: int, *, samples: int = 10) -> 
         row = chance.integers(-samples // 4, samples, shapes, endpoint=True).clip(0).tolist()
         name = f"64/{number:06d}"
         shard = Shard(f"{name}.tar", sum(row), sum(row) << 17, f"{number:064x}")
-        receipts.append(
-            Receipt(
-                dataset="latents",
-                unit=name,
-                generation=0,
-                settings=settings,
-                input=f"{number:064x}",
-                inputs=sum(row),
-                shards=(shard,),
-                rejects={},
-                counts={name: count for name, count in zip(names, row, strict=True) if count},
-                files={f"rejects/{name}.jsonl": f"{number:064x}"},
-            )
-        )
+        counts = {name: count for name, count in zip(names, row, strict=True) if count}
+        files = {f"rejects/{name}.jsonl": f"{number:064x}"}
+        made = receipt_of(shard, settings, input=shard.digest, counts=counts, files=files)
+        receipts.append(made)
     publish(open_store(url), settings, receipts, FIELDS, {})
     return url

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import wdsprep
-from tests.kit.encodes import Here, encode_here, packed, pictures
+from tests.kit.encodes import Here, encode_here, packed, pictures, samples_in
 from tests.kit.packs import SCRIPT, jpeg, pack, tree, write_files
-from tests.kit.scores import arrays_in, columns_in, members, pictures_in, score_here
+from tests.kit.scores import arrays_in, columns_in, pictures_in, score_here
 from tests.kit.scoring_models import KINDS, LABELS, alone, small
 from tests.kit.webserver import Connection, Request, WebServer, ok, status
 from tools.tiny.drawings import draw
@@ -225,7 +225,7 @@ def test_without_a_model_or_language_there_is_nothing_to_do(images: Path, tmp_pa
 
 def test_a_tar_of_embeddings_holds_nothing_else(scores: Path) -> None:
     kept = {f"{kind}_image_emb.npy" for kind in KINDS if kind not in LABELS}
-    assert {frozenset(own) for own in members(scores).values()} == {frozenset(kept)}
+    assert {frozenset(own) for own in samples_in(scores).values()} == {frozenset(kept)}
 
 
 CAPTIONS = (

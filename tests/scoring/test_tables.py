@@ -16,10 +16,11 @@ from blake3 import blake3
 
 import wdsprep
 from tests.kit.damaged import check, findings, restore
+from tests.kit.encodes import samples_in
 from tests.kit.kills import Cut, CutError
 from tests.kit.packs import manifest_of, tree
 from tests.kit.paths import ROOT, blocks, format_recipe
-from tests.kit.scores import arrays_in, columns_in, members, score_here
+from tests.kit.scores import arrays_in, columns_in, score_here
 from tests.kit.sealed_files import resealed
 from wdsprep.cli import main
 from wdsprep.dataset.file_names import is_table
@@ -263,7 +264,7 @@ def test_no_row_of_a_removed_sample_is_left_and_the_others_stay(
     whole = table_of(scores, "128/000001.parquet")["key"].to_pylist()
     keys = ["000000000001", *whole]
     gone = {key: before.pop(key) for key in keys}
-    arrays = [name.removesuffix(".npy") for own in members(scores).values() for name in own][:1]
+    arrays = [name.removesuffix(".npy") for own in samples_in(scores).values() for name in own][:1]
     kept = {name: arrays_in(scores, name) for name in arrays}
     wdsprep.remove(*([] if alone else [images]), scores, keys=keys, yes=True)
     assert columns_in(scores) == before
@@ -314,7 +315,7 @@ def test_scores_follow_the_images_that_are_selected_into_other_shards(
     for key, row in chosen.items():
         assert {**row, "key": key.removeprefix(start)} == before[key.removeprefix(start)]
     assert check(tmp_path / "images", tmp_path / "scores").findings == ()
-    assert {*members(tmp_path / "scores")} in ({*chosen}, set())
+    assert {*samples_in(tmp_path / "scores")} in ({*chosen}, set())
 
 
 def test_scores_alone_are_selected_by_their_columns(root: Path, tmp_path: Path) -> None:
