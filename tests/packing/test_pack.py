@@ -37,7 +37,7 @@ from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.fetch.options import FetchRules
-from wdsprep.packing.pack import PackWorkerPlan, WantedWorkers, plan_workers
+from wdsprep.packing.pack import PackWorkerPlan, plan_workers
 from wdsprep.runners.job import JobListener
 from wdsprep.store import open_store
 
@@ -363,11 +363,11 @@ RULES = FetchRules(in_flight=256, per_host=8)
 
 
 def local(workers: int, *, slices: int = 1_000) -> PackWorkerPlan:
-    return plan_workers(WantedWorkers(workers=workers), slices=slices, fetch=RULES)
+    return plan_workers(workers, slices=slices, fetch=RULES)
 
 
 def on_ray(workers: int, cpus: int) -> PackWorkerPlan:
-    return plan_workers(WantedWorkers(workers=workers, node_cpus=cpus), slices=1_000, fetch=RULES)
+    return plan_workers(workers, node_cpus=cpus, slices=1_000, fetch=RULES)
 
 
 def share(plan: PackWorkerPlan) -> tuple[int, int]:

@@ -28,10 +28,9 @@ from wdsprep.encoding.options import EncodeOne, EncodeOptions
 from wdsprep.encoding.pending_shards import joint_units, remove_stale_units
 from wdsprep.encoding.progress import Speeds
 from wdsprep.encoding.recipe_options import Recipe
-from wdsprep.encoding.run_plan import DatasetPlan, EncodePlan, area_warning
+from wdsprep.encoding.run_plan import EncodePlan, area_warning
 from wdsprep.encoding.worker_plan import EncodeTarget, EncodeWork, runner_of
 from wdsprep.options import OverloadedFunction, takes_options
-from wdsprep.runners.base import Runner
 from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome, Run, RunProgress, do_runs, sweep_to_begin
 from wdsprep.runners.track import track_run
@@ -111,7 +110,11 @@ def _run_encode(options: EncodeOptions, listener: EncodeListener) -> list[Outcom
     trial = speeds if len(plan.datasets) == 1 else Speeds()
     runs = _make_runs(plan, editions, options.limit, trial if options.limit else None)
     places = [dataset.place for dataset in plan.datasets]
-    runner = _make_runner(plan, places) if plan.units else None
+    runner = (
+        runner_of(plan.worker_options, plan.worker_plan, units=plan.units, phase=",".join(places))
+        if plan.units
+        else None
+    )
     work = _make_work(plan, editions)
     with track_run(
         options.track if runner else "",
@@ -153,17 +156,19 @@ def _begin_datasets(plan: EncodePlan) -> list[Edition]:
     return editions
 
 
-def _make_runner(plan: EncodePlan, places: Sequence[str]) -> Runner:
-    return runner_of(
-        plan.worker_options, plan.worker_plan, units=plan.units, phase=",".join(places)
-    )
-
-
 def _make_work(plan: EncodePlan, editions: Sequence[Edition]) -> EncodeWork:
     worker_plan, recipe = plan.worker_plan, plan.recipe
     return EncodeWork(
         images=plan.url,
-        targets=tuple(map(_make_target, plan.datasets, editions)),
+        targets=tuple(
+            EncodeTarget(
+                latents=dataset.place,
+                settings=dataset.settings,
+                edition=edition.mark,
+                captions=dataset.captions,
+            )
+            for dataset, edition in zip(plan.datasets, editions, strict=True)
+        ),
         make_encoder=partial(make_encoder, plan.model, recipe, worker_plan.device),
         max_area=recipe.max_area,
         max_nbytes=int(recipe.max_bytes),
@@ -172,15 +177,6 @@ def _make_work(plan: EncodePlan, editions: Sequence[Edition]) -> EncodeWork:
         threads=worker_plan.threads,
         gpus=worker_plan.gpus_per_worker,
         gpu_share=worker_plan.gpu_share,
-    )
-
-
-def _make_target(dataset: DatasetPlan, edition: Edition) -> EncodeTarget:
-    return EncodeTarget(
-        latents=dataset.place,
-        settings=dataset.settings,
-        edition=edition.mark,
-        captions=dataset.captions,
     )
 
 

@@ -34,7 +34,6 @@ from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.encoded_samples import Result
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.errors import ExistsError, NotFoundError, TarError
-from wdsprep.images.crop import Crop
 from wdsprep.store.base import write_bytes
 from wdsprep.store.spool import Spool
 
@@ -186,11 +185,6 @@ def shape_of(result: Result) -> str:
     return shape_name((fit.width, fit.height))
 
 
-def _upscaled(crop: Crop) -> dict[str, float]:
-    """Return the fact that an image was scaled up, and how much; {} if it was not."""
-    return {"upscaled": round(crop.scale, 4)} if crop.width and crop.scale > 1 else {}
-
-
 def members_of(
     fields: Sequence[Field], facts: Mapping[str, Any], result: Result
 ) -> list[tuple[str, Data]]:
@@ -255,7 +249,7 @@ def facts_of(
         "source_height": crop.height,
         "source_width": crop.width,
         "width": crop.width,
-        **_upscaled(crop),
+        **({"upscaled": round(crop.scale, 4)} if crop.width and crop.scale > 1 else {}),
         **(_copy_facts(sample.facts, "source_height", "source_width") if is_packed else {}),
     }
 

@@ -76,7 +76,9 @@ class ImportWorker:
         if shape and shape not in self._shapes:
             raise RejectedError(Code.OTHER_SHAPE, f"latents of {shape}, which is not in --shapes")
         stored = [*members_of(self._shapes.get(shape, plan.fields), arrays)]
-        facts = _plain(row.columns, plan.names)
+        facts = plain_facts(
+            {name: value for name, value in row.columns.items() if name not in plan.names}
+        )
         captions = captions_of(facts, self._work.caption_col)
         caption = captions[0] if captions else ""
         said: dict[str, Any] = {
@@ -91,10 +93,6 @@ class ImportWorker:
             said["captions"] = captions
         texts = ("json", facts_bytes(said)), ("txt", caption.encode("utf-8", "replace"))
         output.add_members(row.key, [*stored, *texts], said, shape=shape)
-
-
-def _plain(columns: Mapping[str, Any], arrays: tuple[str, ...]) -> dict[str, Any]:
-    return plain_facts({name: value for name, value in columns.items() if name not in arrays})
 
 
 def _progress(shard: ImageShard, output: LatentShard) -> RunProgress:

@@ -37,18 +37,6 @@ SLICES_OF_URLS = 3  # under way in a worker: the last rows of one hold up nobody
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WantedWorkers:
-    """The workers that the user asks for.
-
-    On a cluster, 0 `workers` means as many as it has room for, and `node_cpus` is the number of
-    cores of its largest machine. Otherwise all workers are on one machine.
-    """
-
-    workers: int
-    node_cpus: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PackWorkerPlan:
     workers: int
     threads: int
@@ -60,39 +48,40 @@ class PackWorkerPlan:
     """The rules of downloads with a worker's share of requests, for a table of URLs."""
 
 
-def plan_workers(wanted: WantedWorkers, *, slices: int, fetch: FetchRules | None) -> PackWorkerPlan:
+def plan_workers(
+    wanted: int, *, node_cpus: int = 0, slices: int, fetch: FetchRules | None
+) -> PackWorkerPlan:
     """Return the plan of the workers for a given number of slices.
+
+    `wanted` is the number of workers that the user asks for. On a cluster, 0 means as many as it
+    has room for, and `node_cpus` is the number of cores of its largest machine. Otherwise all
+    workers are on one machine.
 
     If there are fewer slices than workers, fewer workers start, and each decodes in several
     threads. The workers of a machine share the requests that `fetch` allows.
     """
-    threads = max(1, wanted.workers // max(1, slices))
-    workers = min(wanted.workers, slices)
+    threads = max(1, wanted // max(1, slices))
+    workers = min(wanted, slices)
     if fetch is None:
         return PackWorkerPlan(workers=workers, threads=threads)
     bound = min(fetch.per_host, fetch.in_flight)
     cpus, here = 1, min(workers, bound)
-    if cores := wanted.node_cpus:
-        cpus = 1 if min(cores, workers or cores) <= bound else -(-cores // bound)
-        here = min(cores // cpus, workers or cores)
+    if node_cpus:
+        cpus = 1 if min(node_cpus, workers or node_cpus) <= bound else -(-node_cpus // bound)
+        here = min(node_cpus // cpus, workers or node_cpus)
         threads = max(threads, cpus)
     elif here:
-        workers, threads = here, max(1, wanted.workers // here)
+        workers, threads = here, max(1, wanted // here)
     return PackWorkerPlan(
         workers=workers,
         threads=threads,
         slices=min(SLICES_OF_URLS, -(-slices // workers)) if workers else SLICES_OF_URLS,
         cpus=cpus,
-        fetch=_share(fetch, here),
-    )
-
-
-def _share(rules: FetchRules, workers: int) -> FetchRules:
-    """Return the rules of one worker, with its share of the requests that a machine may make."""
-    return replace(
-        rules,
-        in_flight=max(1, rules.in_flight // max(1, workers)),
-        per_host=max(1, rules.per_host // max(1, workers)),
+        fetch=replace(
+            fetch,
+            in_flight=max(1, fetch.in_flight // max(1, here)),
+            per_host=max(1, fetch.per_host // max(1, here)),
+        ),
     )
 
 
@@ -112,8 +101,7 @@ def plan_for_machines(
             node_cpus = max(1, max((int(node.get("CPU", 0)) for node in nodes), default=0))
     if not node_cpus:
         workers = workers or usable_cpus()
-    wanted = WantedWorkers(workers=workers, node_cpus=node_cpus)
-    return plan_workers(wanted, slices=slices, fetch=fetch)
+    return plan_workers(workers, node_cpus=node_cpus, slices=slices, fetch=fetch)
 
 
 def runner_of(options: WorkerOptions, worker_plan: PackWorkerPlan) -> Runner:

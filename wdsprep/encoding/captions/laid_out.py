@@ -165,7 +165,8 @@ class CaptionLayout:
         start = 0
         every = read_names(self._tars, shards, self.table.by, told=self._told)
         for shard, (keys, names) in zip(shards, every, strict=True):
-            self._units.append((shard, self._spool.put(_pack(keys))))
+            data = memoryview(pa.record_batch([keys], [KEY]).serialize())
+            self._units.append((shard, self._spool.put(data)))
             numbers = pa.array(np.arange(start, start := start + len(keys)))
             has_name = pc.greater(pc.fill_null(pc.binary_length(names), 0), 0)
             self._named += pc.sum(has_name).as_py() or 0
@@ -256,10 +257,6 @@ def _with_numbers(samples: pa.Table) -> pa.Table:
     short = pc.if_else(pc.equal(short, ""), "0", short)
     columns = {NAME: short, SAMPLE: padded[SAMPLE], CHOICE: pa.array(np.ones(len(short), np.int64))}
     return pa.concat_tables([samples, pa.table(columns)])
-
-
-def _pack(keys: pa.Array) -> memoryview:
-    return memoryview(pa.record_batch([keys], [KEY]).serialize())
 
 
 def _unpack(data: bytes) -> pa.Array:

@@ -294,11 +294,11 @@ class DryRun:
         if not self._call.is_masked:
             return found
         _, lengths = self._call.rows(made)[self._call.first]
-        return found if lengths is None else self._mark_cut(found, int(lengths[0]))
-
-    def _mark_cut(self, found: Tokens, length: int) -> Tokens:
-        """Return the tokens, marked as cut if the pipeline cuts the caption after its encoder."""
-        return replace(found, cut=found.cut or found.count - self._template_length > length)
+        if lengths is None:
+            return found
+        # The pipeline may cut the caption after its encoder.
+        is_cut = found.count - self._template_length > int(lengths[0])
+        return replace(found, cut=found.cut or is_cut)
 
     @cached_property
     def _template_length(self) -> int:

@@ -9,14 +9,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from wdsprep.errors import UsageError, WdsprepError, WorkError
 from wdsprep.runners.stuck_workers import awaiting
-
-if TYPE_CHECKING:
-    from huggingface_hub import ModelInfo
-
 
 TIMEOUT_S = 10.0
 BRANCH = "main"
@@ -198,7 +194,8 @@ def ask_hub(what: str, repo: str, revision: str, tell: Callable[[str], None]) ->
         info = HfApi().model_info(
             repo, revision=revision or None, files_metadata=True, timeout=TIMEOUT_S
         )
-    return Repository(what, repo, revision or BRANCH, info.sha or "", _file_sizes(info), tell)
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+    return Repository(what, repo, revision or BRANCH, info.sha or "", sizes, tell)
 
 
 def ask_hub_or_keep(
@@ -214,10 +211,6 @@ def ask_hub_or_keep(
         if kept is None:
             raise
         return kept
-
-
-def _file_sizes(info: "ModelInfo") -> dict[str, int]:
-    return {file.rfilename: file.size or 0 for file in info.siblings or ()}
 
 
 class _HubErrors:
