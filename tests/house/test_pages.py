@@ -118,11 +118,11 @@ def test_every_command_and_option_is_in_a_page() -> None:
                 assert not spelling.startswith("--") or spelling in text, f"{name} {spelling}"
 
 
-def test_the_guide_for_contributors_names_files_that_are_there() -> None:
+def test_the_guide_for_contributors_and_ci_name_files_that_are_there() -> None:
     guide = ROOT / "wdsprep/README.md"
     named = re.findall(r"`((?:[\w.]+/)+[\w.]+)`", guide.read_text())
     assert len(named) > 30
-    for name in named:
+    for name in named + re.findall(r"tests/[\w/]+\.py", (ROOT / ".ci/run").read_text()):
         assert (ROOT / name).exists() or (ROOT / "wdsprep" / name).exists(), name
 
 
