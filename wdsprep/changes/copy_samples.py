@@ -200,7 +200,8 @@ class _Source:
             receipt = read_receipt(self.store, self.piece.unit)
         except NotFoundError:
             raise self._changed() from None
-        made = receipt.input if self._by_images else _digest_of(receipt, self.shard)
+        digests = {shard.name: shard.digest for shard in receipt.shards}
+        made = receipt.input if self._by_images else digests.get(self.piece.shard.name, "")
         if made != self.piece.shard.digest:
             raise self._changed()
         return receipt
@@ -294,10 +295,6 @@ class _Source:
             rows = rows.select(columns).append_column(ROW, pa.array(ranks))
         some = numbers.astype(np.uint32)
         return PlacedPart(self.piece.origin, self._own_shard, self._offsets, some, rows, shape)
-
-
-def _digest_of(receipt: Receipt, shard: str) -> str:
-    return next((one.digest for one in receipt.shards if one.name == shard), "")
 
 
 def place_parts(

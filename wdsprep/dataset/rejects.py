@@ -7,7 +7,7 @@ import traceback
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 from blake3 import blake3
 
@@ -46,18 +46,14 @@ def as_rejected(error: Exception, unforeseen: Code) -> RejectedError:
         return error
     if isinstance(error, WdsprepError | MemoryError):
         raise error
-    frames = [(frame.f_globals.get("__name__", ""), line) for frame, line in _frames(error)]
-    place = next((f"{name}:{line}" for name, line in frames if name.startswith("wdsprep.")), "")
+    frames = reversed([*traceback.walk_tb(error.__traceback__)])  # the innermost first
+    named = ((frame.f_globals.get("__name__", ""), line) for frame, line in frames)
+    place = next((f"{name}:{line}" for name, line in named if name.startswith("wdsprep.")), "")
     bug = f"a bug: {type(error).__name__} at {place}"
     if bug not in _told:
         _told.add(bug)
         _log.warning("%s; its sample is a reject (%s): please report it", bug, unforeseen)
     return RejectedError(unforeseen, f"{bug}: {error}"[:200])
-
-
-def _frames(error: Exception) -> list[tuple[Any, int]]:
-    """Return the frames of a traceback, the innermost first."""
-    return list(traceback.walk_tb(error.__traceback__))[::-1]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

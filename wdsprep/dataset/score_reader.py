@@ -47,15 +47,11 @@ class ScoreReader(ShardReader):
 
     def facts(self, numbers: Iterable[int] | None = None) -> list[dict[str, Any]]:
         """Return what the rows of samples say, without nulls and without their positions."""
-        rows = self._rows(numbers).drop_columns([ROW]).to_pylist()
-        return [{name: value for name, value in row.items() if value is not None} for row in rows]
-
-    def _rows(self, numbers: Iterable[int] | None) -> "pa.Table":
         import numpy as np
 
-        if numbers is None:
-            return self.table
-        return self.table.take(np.fromiter(numbers, np.int64))
+        table = self.table if numbers is None else self.table.take(np.fromiter(numbers, np.int64))
+        rows = table.drop_columns([ROW]).to_pylist()
+        return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
     def sample(self, number: int, *, only: Collection[str] = ()) -> TarSample:
         return next(self._read_samples([number], only))

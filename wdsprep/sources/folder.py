@@ -230,8 +230,9 @@ def open_metadata(store: Store, tables: tuple[str, ...]) -> Iterator[Metadata]:
 def _read_rows(store: Store, table: str) -> Iterator[tuple[str, str]]:
     folder, what = posixpath.dirname(table), f"{store.url}/{table}"
     with io.TextIOWrapper(stream(store, table), encoding="utf-8-sig", newline="") as text:
-        is_csv = table.endswith(".csv")
-        rows = _csv_rows(text) if is_csv else _json_rows(text, what)
+        rows: Iterable[tuple[dict[str, object], str]] = _json_rows(text, what)
+        if table.endswith(".csv"):
+            rows = ((row, json.dumps(row)) for row in csv.DictReader(text, restkey=""))
         try:
             for row, as_json in rows:
                 name = row.get("file_name")
@@ -246,10 +247,6 @@ def _read_rows(store: Store, table: str) -> Iterator[tuple[str, str]]:
             raise SourceError(
                 f"{what} cannot be read ({error}): mend it or move it away"
             ) from error
-
-
-def _csv_rows(lines: Iterable[str]) -> Iterator[tuple[dict[str, object], str]]:
-    return ((row, json.dumps(row)) for row in csv.DictReader(lines, restkey=""))
 
 
 def _json_rows(lines: Iterable[str], what: str) -> Iterator[tuple[dict[str, object], str]]:

@@ -225,7 +225,9 @@ class EncodeStage:
         """
         number, facts, tensors = unpack_piece(wire)
         batch = facts.batch
-        rows = self._encode(batch, tensors["pixels"])
+        pixels = tensors["pixels"]
+        batch.out["pixels"] = pixels.pin_memory() if self._pin else pixels
+        rows = self._encoding.collect_rows(batch, self._encoding.begin(batch))
         arrays, lengths = join_rows(self._fields, [row.result.arrays for row in rows])
         facts = PieceMetadata(
             batch=_without_arrays(batch),
@@ -234,10 +236,6 @@ class EncodeStage:
             worked=(*facts.worked, self._worked()),
         )
         return pack_piece(number, facts, arrays)
-
-    def _encode(self, batch: Batch, pixels: torch.Tensor) -> list[EncodedRow]:
-        batch.out["pixels"] = pixels.pin_memory() if self._pin else pixels
-        return self._encoding.collect_rows(batch, self._encoding.begin(batch))
 
 
 def encode_empty_caption(pieces: Pieces) -> dict[str, torch.Tensor]:

@@ -88,7 +88,8 @@ def stream(options: StreamOptions) -> "Feed":
         arrays = fields_of(loader.encoding.settings["layout"])
         room = StreamRoom.from_store(_total("object_store_memory"), encode.resolution, arrays)
         decoders = options.decoders or (1, max(1, int(_total("CPU"))))
-        encoders = options.encoders or (1, max(1, int(_most_encoders(gpus))))
+        most = _total("GPU") / gpus if gpus else _total("CPU") / 2
+        encoders = options.encoders or (1, max(1, int(most)))
         least = least_ahead(decoders, encoders, trainers)
         pieces = Pieces(
             plan=loader.plan, encoding=loader.encoding, most=room.piece_limit(least), kept=bool(tee)
@@ -171,10 +172,6 @@ def _check_room(gpus: float) -> None:
 
 def _total(kind: str) -> float:
     return float(ray.cluster_resources().get(kind, 0))
-
-
-def _most_encoders(gpus: float) -> float:
-    return _total("GPU") / gpus if gpus else _total("CPU") / 2
 
 
 for _by_value in (worker_versions, workers):
