@@ -405,6 +405,22 @@ def test_text_follows_its_images_and_captions_of_its_table_go(pair: Pair, tmp_pa
         assert sorted(batch["key"]) == left
 
 
+def test_texts_of_a_joined_table_leave_the_cache_of_this_machine(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, images, _ = pair
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    lines = [f"{key},{n},told of {key}" for n, key in enumerate(samples_in(images))]
+    (table := tmp_path / "t.csv").write_text("\n".join(["key,n,text", *lines]))
+    for where in ("like(text, 'told%')", "width > 0"):
+        assert main(["inspect", str(images), "--join", str(table), "--where", where]) == 0
+    told = f"told of {GONE[0]}".encode()
+    assert in_files(tmp_path / "cache", [told])
+    remove(images, keys=GONE)
+    assert in_files(tmp_path / "cache", [told]) == []
+    assert [*tmp_path.glob("cache/wdsprep/kept/*.arrays")]  # those without texts
+
+
 def captions_laid_out(place: Path) -> set[str]:
     files = (place / "captions").glob("*/*.parquet")
     return {text for path in files for text in pq.read_table(path)["caption"].to_pylist()}

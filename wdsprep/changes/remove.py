@@ -62,6 +62,7 @@ from wdsprep.dataset.file_names import (
     latent_unit,
     maker_of,
 )
+from wdsprep.dataset.kept_file import delete_texts
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt, image_shard_digest
 from wdsprep.dataset.removed_samples import (
@@ -481,7 +482,8 @@ class _RemovalJob:
     def change(self, heard: Callable[[int, int], object]) -> None:
         """Rewrite the units, images first and then latents, and finish each dataset.
 
-        `heard` gets the number of units done, and of all units.
+        Columns of texts that were joined to samples are deleted on this machine. `heard` gets the
+        number of units done, and of all units.
         """
         count = sum(len(found.units) for found in self._found.values())
         done = 0
@@ -510,6 +512,7 @@ class _RemovalJob:
                     digests[url] |= _digests_after(unit, receipt)
         for place in (*self._latents, *self._images):
             self._finish_dataset(place, gone[place.url], digests[place.url])
+        delete_texts()
 
     def _successors_of(self, latents: str, units: Sequence[UnitRemoval]) -> dict[str, str]:
         """Return by unit the digests of image shards that lost samples in an earlier removal."""

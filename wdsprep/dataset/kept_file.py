@@ -40,6 +40,8 @@ DIGEST_NBYTES = 32
 TAIL_NBYTES = DIGEST_NBYTES + 8
 CHUNK_NBYTES = 16 << 20
 UNUSED_S = 30 * 24 * 3600
+WITH_TEXTS = "-texts"
+"""How the names of files end that may have texts of samples, such as captions."""
 MOST_NBYTES = 20_000_000_000
 """The most bytes that the files of a folder may take, but for those in use and the newest."""
 
@@ -126,16 +128,18 @@ def open_or_make(
     what: Iterable[str],
     make: Callable[[KeptWriter, Path], None],
     *,
+    has_texts: bool = False,
     most_nbytes: int = MOST_NBYTES,
 ) -> KeptFile:
     """Return the cached file whose content depends on `what`. Make it if it is missing or damaged.
 
     `make` gets a writer, and the path at which the file will be. After the file is made, other
     files of the folder are deleted: those unused for `UNUSED_S`, and more, the longest unused
-    first, until all take `most_nbytes` at most. Files in use stay.
+    first, until all take `most_nbytes` at most. Files in use stay. One that `has_texts` has a name
+    by which `delete_texts` finds it.
     """
     folder = kept_folder(cache)
-    name = f"{key_of(VERSION, 'kept', *what):016x}"
+    name = f"{key_of(VERSION, 'kept', *what):016x}{WITH_TEXTS if has_texts else ''}"
     path = folder / f"{name}.arrays"
     with _store_errors(path):
         if (found := _open_whole(path)) is not None:
@@ -204,6 +208,14 @@ def _delete_unused(folder: Path, made: str, most_nbytes: int) -> None:
             with suppress(OSError):
                 _delete_unless_used(folder, name)
                 left -= status.st_size
+
+
+def delete_texts() -> None:
+    """Delete the files in the user's cache folder that may have texts, but those in use."""
+    with suppress(UsageError):  # without a home, nothing was cached there
+        for path in kept_folder(None).glob(f"*{WITH_TEXTS}.lock"):
+            with suppress(OSError):
+                _delete_unless_used(path.parent, path.stem)
 
 
 def _statuses(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:

@@ -97,7 +97,7 @@ def lay_out_table(
                     layout.put(match.samples, numbers, {n: match.columns[n] for n in rows.texts})
                 layout.finish(rows.offered, rows.digest)
 
-    return _open(place, samples, cache, what, make)
+    return _open(place, samples, cache, what, make, has_texts=bool(wanted.named))
 
 
 def _number_names(names: Iterable[pa.Array | pa.ChunkedArray]) -> Iterator[pa.RecordBatch]:
@@ -143,7 +143,7 @@ def lay_out_scores(
                 layout.put(start + np.flatnonzero(has_row), values, columns)
             layout.finish(offered, f"{key_of(*what):016x}")
 
-    return _open(url, samples, cache, what, make)
+    return _open(url, samples, cache, what, make, has_texts=bool(texts))
 
 
 def _open(
@@ -152,8 +152,11 @@ def _open(
     cache: Path | None,
     what: Sequence[str],
     make: Callable[[KeptWriter, Path], None],
+    *,
+    has_texts: bool,
 ) -> LaidOut:
-    file = open_or_make(cache, ("laid out", *what, "", *samples.contents), make)
+    told_by = ("laid out", *what, "", *samples.contents)
+    file = open_or_make(cache, told_by, make, has_texts=has_texts)
     return LaidOut(url=url, file=file, **file.facts)
 
 
