@@ -263,6 +263,16 @@ def test_digests_of_what_came_are_asked_of_the_tables_where_it_was_kept(
     assert remove(images, sha256=digests).places[0].samples == 1
 
 
+def test_a_url_that_another_program_fetched_is_found_in_the_json(tmp_path: Path) -> None:
+    files: dict[str, bytes | str] = {f"{n}.jpg": photo(n) for n in range(3)}
+    files |= {f"{n}.json": json.dumps({"url": f"http://host/ü/{n}"}) for n in range(3)}
+    images = packed(write_files(tmp_path / "in", files), tmp_path / "images")
+    removal = remove(images, urls=["http://host/ü/1", "http://host"])
+    assert [place.samples for place in removal.places] == [1]
+    assert sorted(samples_in(images)) == ["000000000000", "000000000002"]
+    assert check(images).findings == ()
+
+
 def test_a_shard_that_loses_all_goes_and_so_does_what_was_made_of_it(pair: Pair) -> None:
     _, images, latents = pair
     keys = list(members(images / "128/000001.tar"))

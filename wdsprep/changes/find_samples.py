@@ -33,7 +33,8 @@ from wdsprep.dataset.receipts import CONTENT, Receipt, Shard, image_shard_digest
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.removed_samples import ShardRemoval, UnitRemoval, mark_of
-from wdsprep.dataset.sample_table import KEY
+from wdsprep.dataset.sample_table import KEY, REST
+from wdsprep.dataset.samples import META
 from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import open_tape, scan
@@ -42,12 +43,15 @@ from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import DamageError, UsageError
 from wdsprep.images.headers import IMAGES
 from wdsprep.store.base import Store, local_path
+from wdsprep.tables.query import texts_in
 from wdsprep.tables.stored_tables import read_sound_columns
 from wdsprep.tables.wanted_texts import WantedTexts
 from wdsprep.text import EXAMPLES
 
 NAMES = (KEY, "source", "url")
 """The columns by which rejects are found, too."""
+JSON = (META, REST)
+"""The columns that may have a URL that is in no column."""
 Rows = dict[int, dict[str, Any]]
 """Rows of the table of a shard, by their numbers, which rise."""
 Fields = Mapping[str, bytes]
@@ -305,14 +309,18 @@ class Finder:
     ) -> Rows:
         """Return the rows of the samples of a shard that are wanted or lost, by their numbers."""
         hashed = {"sha256"} & kinds
-        names = {*NAMES, "sha256", *(("changes",) if hashed else ())}
+        has_urls = "url" in kinds
+        names = {*NAMES, "sha256", *(("changes",) if hashed else ()), *(JSON if has_urls else ())}
         table = read_sound_columns(store, receipt, shard, names)
         texts = {name: table.column(name).to_pylist() for name in (KEY, *kinds)}
+        if has_urls and _may_have_urls(table):
+            texts["url"] = texts_in(table.select(["url", *JSON]), "url").to_pylist()
         numbers = self._find_numbers(texts, kinds, lost_keys)
         if hashed and not _has_all_digests(table):
             stored = self.wanted.texts["sha256"].find(_digests_of_images(store, shard))
             numbers = sorted({*numbers, *stored.tolist()})
-        rows = table.take(np.array(numbers, np.int64)).to_pylist()
+        found = table.select([n for n in table.column_names if n not in JSON])
+        rows = found.take(np.array(numbers, np.int64)).to_pylist()
         return dict(zip(numbers, rows, strict=True))
 
     def _find_rejects(
@@ -339,6 +347,12 @@ class Finder:
         is_alone = self.keeps_copies or not place.has_images
         kinds = ("source",) if is_alone else ("source", "url", "sha256")
         return {mark_of(kind, facts[kind]) for kind in kinds if facts.get(kind)}
+
+
+def _may_have_urls(table: pa.Table) -> bool:
+    """Return whether samples may have URLs in JSON, as those that another program fetched have."""
+    has_url = (pc.any(pc.match_substring(table.column(name), '"url"')).as_py() for name in JSON)
+    return bool(table.column("url").null_count) and any(has_url)
 
 
 def _has_all_digests(table: pa.Table) -> bool:

@@ -206,7 +206,11 @@ def read_texts(file: OpenParquet, name: str) -> pa.ChunkedArray:
         column = file.read([name]).column(name)
         if not column.null_count:
             return column.cast(pa.string())
-    rows = file.read({name, META, REST} - {ROW})
+    return texts_in(file.read({name, META, REST} - {ROW}), name)
+
+
+def texts_in(rows: pa.Table, name: str) -> pa.ChunkedArray:
+    """Return what rows of tables of samples say of a name as texts: in a column, or in JSON."""
     facts = _facts(rows.rename_columns([f"0 {n}" for n in rows.column_names]), np.arange(len(rows)))
     values = (_first_value(sources, (name,)) for sources in facts)
     texts = [None if value is None else str(value).encode("utf-8", "replace") for value in values]
