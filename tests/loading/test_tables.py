@@ -205,6 +205,13 @@ def test_a_table_that_will_not_do_is_one_line(
         load(data, join=table, raw="__key__" in rows or "latent.npy" in rows)
 
 
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_an_empty_file_is_one_line(data: str, tmp_path: Path, kind: str) -> None:
+    (table := tmp_path / f"t.{kind}").touch()
+    with pytest.raises(UsageError, match=rf"t\.{kind} is empty: give a table"):
+        load(data, join=str(table))
+
+
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 def test_rows_that_cannot_be_of_a_sample_are_passed_over_and_counted(
     data: str, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture

@@ -329,6 +329,13 @@ def test_scores_alone_are_selected_by_their_columns(root: Path, tmp_path: Path) 
     assert check(tmp_path / "out").findings == ()
 
 
+def test_a_column_of_the_images_is_asked_of_the_images(root: Path) -> None:
+    with pytest.raises(UsageError, match="ask the images, and join scores"):
+        wdsprep.inspect(root / "scores", where="width > 1")
+    found = wdsprep.inspect(root / "images", where="width > 1", join=[root / "scores"])
+    assert found.matching == 15
+
+
 def test_a_sample_is_found_by_its_key_with_its_row_as_json(root: Path) -> None:
     scores = root / "scores"
     for key, row in columns_in(scores).items():

@@ -252,6 +252,10 @@ class SampleSearch:
         where = f"{self._condition.option}{self._shown!r}"
         if near := nearest_name(wrong, names - {wrong}):
             way_on = f"did you mean {near}?"
+        elif self._dataset.has_columns:
+            way_on = (
+                "scores do not keep the columns of their images: ask the images, and join scores"
+            )
         elif self._dataset.kind == "latents":
             way_on = (
                 "latents do not keep the columns of their images: join a table that has it, or "

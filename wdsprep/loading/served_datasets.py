@@ -150,7 +150,7 @@ class Dataset:
 
     @property
     def has_columns(self) -> bool:
-        """True if the json of the samples has columns of scores."""
+        """True if the samples have columns of scores."""
         return bool(columns_of(self.settings))
 
     @property

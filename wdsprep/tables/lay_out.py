@@ -67,6 +67,8 @@ def lay_out_table(
         raise NotFoundError(f"{place} does not exist: give the path or URL of a table{meant}")
     table = open_table(store.url, name)
     columns = table.columns()
+    if not columns:
+        raise UsageError(f"{place} is empty: give a table with a row of names")
     if not (by := first_of(BY, columns)):
         raise UsageError(
             f"{place} has no column {', '.join(BY[:-1])} or {BY[-1]} (it has {examples(columns)}): "
