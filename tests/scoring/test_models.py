@@ -91,6 +91,7 @@ def test_a_model_that_lacks_something_is_refused(
     [
         ({"label": "cat"}, "no model has the label 'cat'"),
         ({"label": "nsfw=width"}, "cannot be named width"),
+        ({"label": "nsfw=SHA256"}, "cannot be named SHA256"),
         ({"head": "aesthetic={}/head.safetensors"}, "no model of that name has an embedding"),
     ],
 )
@@ -174,8 +175,9 @@ def test_two_models_with_the_same_column_are_refused(
     both = [str(models / "clip"), str(models / "siglip")]
     refused(images, tmp_path / "out", "two models give the column 'similarity'", model=both)
     both = [str(models / "vit"), str(models / "swin")]
-    same = ["nsfw=bad", "logo=bad"]
-    refused(images, tmp_path / "out", "two models give the column 'bad'", model=both, label=same)
+    for same in (["nsfw=bad", "logo=bad"], ["nsfw=bad", "logo=Bad"]):
+        out = tmp_path / "out"
+        refused(images, out, "two models give the column 'bad'", model=both, label=same)
     both = [str(models / "dinov2"), f"{models}/dinov2/"]
     refused(images, tmp_path / "out", "give the column 'image_emb.npy'", model=both)
 

@@ -12,6 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from wdsprep.dataset.sample_table import IMAGE_COLUMNS, LATENT_COLUMNS
 from wdsprep.encoding.models.config_files import (
     Config,
     check_part,
@@ -51,9 +52,20 @@ ADAPTER = "adapter_config.json"
 MOST_LABELS = 64
 """The most labels that a model may have without the user saying which are wanted."""
 RESERVED = frozenset(
-    {"caption", "captions", "emb", "height", "image", "json", "key", "latent", "made", "mask"}
-    | {"meta", "pixels", "pooled", "rest", "row", "samples", "shape", "source", "tokens", "txt"}
-    | {"url", "width"}
+    {
+        "emb",
+        "image",
+        "json",
+        "latent",
+        "made",
+        "mask",
+        "pixels",
+        "pooled",
+        "samples",
+        "shape",
+        "txt",
+    }
+    | {*IMAGE_COLUMNS, *LATENT_COLUMNS}
 )
 """Names that the json of images, tables or batches use already."""
 ANOTHER = "which wdsprep never does: choose another --model"
@@ -328,7 +340,7 @@ def _check_labels(model: ScoreModel) -> None:
 
 def check_names(columns: Sequence[str]) -> None:
     """Raise UsageError if a column has a name that samples or batches use already."""
-    if taken := sorted(RESERVED.intersection(columns)):
+    if taken := [name for name in columns if name.lower() in RESERVED]:
         raise UsageError(
             f"a column cannot be named {taken[0]}, as samples use that name already: give --label "
             "LABEL=COLUMN, or --model NAME=MODEL"
@@ -336,9 +348,13 @@ def check_names(columns: Sequence[str]) -> None:
 
 
 def check_columns(columns: Iterable[str]) -> None:
-    """Raise UsageError if two models give a column or an array of the same name."""
-    seen = Counter(columns)
-    if twice := [name for name, count in seen.items() if count > 1]:
+    """Raise UsageError if two models give a column or an array of the same name.
+
+    SQL takes names that differ in capital letters alone as the same.
+    """
+    names = [*columns]
+    seen = Counter(map(str.lower, names))
+    if twice := [name for name in names if seen[name.lower()] > 1]:
         raise UsageError(
             f"two models give the column {brief(twice[0])}: give --model another NAME=, or "
             "--label LABEL=COLUMN"
