@@ -81,7 +81,7 @@ def undisturbed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     outcome = encode(images, out, workers=1)
     assert (outcome.samples, outcome.quarantined) == (SHARDS * 20, ())
     found = tree(out)
-    assert len(found) == SHARDS * 4 + 2
+    assert len(found) == SHARDS * 5 + 2
     return found
 
 
@@ -332,7 +332,7 @@ def test_ctrl_c_of_the_command_is_one_line_and_the_rerun_completes(
     go_on(images, out)
     assert done.look() == SHARDS
     assert manifest_of(out).complete
-    assert len(tree(out)) == SHARDS * 4 + 2
+    assert len(tree(out)) == SHARDS * 5 + 2
 
 
 # --- disk
@@ -461,7 +461,7 @@ def test_damaged_missing_and_other_shards_are_left_out_with_their_reason(
     rerun(images, out, undisturbed, *reasons)
 
 
-SHARDS, SAMPLES = 11, 200  # of a shard: of two workers one comes to a thousandth image
+LONG_SHARDS, SAMPLES = 11, 200  # of a shard: of two workers one comes to a thousandth image
 FAILED = "CUDA error: an illegal memory access was encountered"
 
 
@@ -470,7 +470,7 @@ def few_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("images")
     (root / "in").mkdir()
     pixels = numpy.random.default_rng(0).integers(0, 255, (64, 64, 3), numpy.uint8)
-    for number in range(SHARDS * SAMPLES):
+    for number in range(LONG_SHARDS * SAMPLES):
         colours = numpy.roll(pixels, number, 1)[:, :, :: (-1) ** number]
         Image.fromarray(colours).save(root / f"in/{number:04d}.jpg", quality=50)
     return pack(root / "in", root / "out", "--buckets", "64", "--samples-per-shard", str(SAMPLES))
@@ -480,7 +480,7 @@ def few_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def undisturbed_few(few_images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     out = tmp_path_factory.mktemp("undisturbed") / "out"
     outcome = encode_on(few_images, out, Making(), gpus="01")
-    assert (outcome.samples, outcome.quarantined) == (SHARDS * SAMPLES, ())
+    assert (outcome.samples, outcome.quarantined) == (LONG_SHARDS * SAMPLES, ())
     return tree(out)
 
 
@@ -543,6 +543,6 @@ def test_shards_of_gpus_that_fail_at_their_thousandth_batch_are_all_done(
     """Again and again: each worker does some before that."""
     making = Making(fails_at=1000, bad_places=("0", "1"))
     outcome = encode_on(few_images, tmp_path / "out", making, gpus="01")
-    assert outcome.samples == SHARDS * SAMPLES
+    assert outcome.samples == LONG_SHARDS * SAMPLES
     check_done(tmp_path / "out", undisturbed_few, outcome)
     assert FAILED in caplog.text

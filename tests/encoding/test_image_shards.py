@@ -261,13 +261,13 @@ def cut_short(path: Path) -> None:
 )
 def test_a_damaged_shard_is_left_out_and_done_once_it_is_packed_anew(
     own: Path,
-    latents: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     damage: Callable[[Path], None],
     words: str,
 ) -> None:
-    out, shard = tmp_path / "out", "64/000001.tar"
+    out, whole, shard = tmp_path / "out", tmp_path / "whole", "64/000001.tar"
+    encode_here(own, whole)
     damage(own / shard)
     assert command(own, out) == 3
     told = capsys.readouterr().out
@@ -276,16 +276,17 @@ def test_a_damaged_shard_is_left_out_and_done_once_it_is_packed_anew(
     assert "run the same command again" in told
     assert "next:" not in told
     assert not manifest_of(out).complete
-    assert set(tree(latents)) - set(tree(out)) == {
-        shard, f"{shard}.idx", f"receipts/{shard[:-4]}.json", f"rejects/{shard[:-4]}.jsonl",
-    }  # fmt: skip
+    assert set(tree(whole)) - set(tree(out)) == {
+        *(shard, f"{shard}.idx", f"{shard[:-4]}.parquet"),
+        *(f"receipts/{shard[:-4]}.json", f"rejects/{shard[:-4]}.jsonl"),
+    }
     assert not temporaries(out)
 
     (own / "receipts/000001.json").unlink()
     packed(own.parent / "downloads", own)
     assert command(own, out) == 0
     assert f"after {SHARDS - 1} shards encoded before" in capsys.readouterr().out
-    assert tree(out) == tree(latents)
+    assert tree(out) == tree(whole)
 
 
 def test_a_bad_image_that_pack_did_not_decode_is_a_reject(tmp_path: Path) -> None:

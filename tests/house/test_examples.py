@@ -232,8 +232,8 @@ def drawn(pipeline: Any) -> Any:
 
 
 PHASES = (("latents-256", 8), ("latents-512", 16))
-STEPS = (9, 3)
-SAVED, KILLED = 4, 7
+TRAINER_STEPS = (9, 3)
+TRAINER_SAVED, TRAINER_KILLED = 4, 7
 TRAINER_OPTIONS = [
     "--steps",
     "9,3",
@@ -242,7 +242,7 @@ TRAINER_OPTIONS = [
     "--width",
     "8",
     "--save-every",
-    str(SAVED),
+    str(TRAINER_SAVED),
 ]
 Losses = list[tuple[str, str, float]]
 
@@ -310,14 +310,16 @@ def undisturbed(folder: Path) -> Losses:
     """The losses of a run to its end; another is killed meanwhile, in mid-epoch."""
     tracked = trainer(folder, "whole", more=["--track", "tensorboard"])
     with tracked as whole, trainer(folder, "killed") as victim:
-        victim.wait_for(f"phase 0 step {KILLED} ")
+        victim.wait_for(f"phase 0 step {TRAINER_KILLED} ")
         victim.process.kill()
         whole.end()
     return losses_of(folder / "whole")
 
 
 def test_a_run_leaves_losses_a_plot_and_grids_of_samples(undisturbed: Losses, folder: Path) -> None:
-    wanted = [(str(n), str(step + 1)) for n, count in enumerate(STEPS) for step in range(count)]
+    wanted = [
+        (str(n), str(step + 1)) for n, count in enumerate(TRAINER_STEPS) for step in range(count)
+    ]
     assert [(phase, step) for phase, step, _loss in undisturbed] == wanted
     assert undisturbed[-1][2] < undisturbed[0][2]
     for name in ("losses", "samples-64", "samples-128"):
@@ -326,7 +328,7 @@ def test_a_run_leaves_losses_a_plot_and_grids_of_samples(undisturbed: Losses, fo
     (told,) = (folder / "runs/whole").iterdir()
     points, settings = curves_of(told)
     step, loss = points["loss"][-1]
-    assert (step, loss) == (sum(STEPS), pytest.approx(undisturbed[-1][2], rel=1e-6))
+    assert (step, loss) == (sum(TRAINER_STEPS), pytest.approx(undisturbed[-1][2], rel=1e-6))
     assert "    batch: 4\n" in settings
 
 
@@ -334,7 +336,7 @@ def test_killed_and_run_again_it_has_the_losses_of_an_undisturbed_run(
     undisturbed: Losses, folder: Path
 ) -> None:
     """Also where the checkpoint says that its tensors were on a GPU, and there is none."""
-    assert losses_of(folder / "killed") == undisturbed[:SAVED]
+    assert losses_of(folder / "killed") == undisturbed[:TRAINER_SAVED]
     save_as_on_a_gpu(folder / "killed/checkpoint.pt")
     with trainer(folder, "killed") as again:
         again.end()
@@ -345,11 +347,13 @@ def test_killed_and_run_again_it_has_the_losses_of_an_undisturbed_run(
 def test_ctrl_c_saves_the_step_under_way_and_says_how_to_go_on(
     undisturbed: Losses, folder: Path
 ) -> None:
-    ctrl_c = Interrupt(at=f"phase 0 step {SAVED + 1} ", signum=signal.SIGINT)
+    ctrl_c = Interrupt(at=f"phase 0 step {TRAINER_SAVED + 1} ", signum=signal.SIGINT)
     with trainer(folder, "stopped", ctrl_c) as stopped:
-        stopped.wait_for(f"saved at phase 0 step {SAVED + 2}: run the same command to go on")
+        stopped.wait_for(
+            f"saved at phase 0 step {TRAINER_SAVED + 2}: run the same command to go on"
+        )
         stopped.end(130)
-    assert losses_of(folder / "stopped") == undisturbed[: SAVED + 2]
+    assert losses_of(folder / "stopped") == undisturbed[: TRAINER_SAVED + 2]
 
 
 @pytest.mark.parametrize("folder", [TRANSFORMER], indirect=True)
@@ -359,12 +363,12 @@ def test_two_ranks_have_the_losses_of_one_and_stop_together(
     world = world_of(2)
     for code in (130, 0):
         with trainer(folder, "ranks", RANK="1", **world) as second:
-            last_saved = f"phase 0 step {SAVED} " if code else "never"
+            last_saved = f"phase 0 step {TRAINER_SAVED} " if code else "never"
             asks = Interrupt(at=last_saved, signum=signal.SIGTERM, pid=second.process.pid)
             with trainer(folder, "ranks", asks, RANK="0", **world) as first:
                 first.end(code)
                 second.end(code)
-        assert (len(losses_of(folder / "ranks")) == sum(STEPS)) == (code == 0)
+        assert (len(losses_of(folder / "ranks")) == sum(TRAINER_STEPS)) == (code == 0)
     found = losses_of(folder / "ranks")
     assert [row[:2] for row in found] == [row[:2] for row in undisturbed]
     assert [row[2] for row in found] == pytest.approx([row[2] for row in undisturbed], rel=1e-4)

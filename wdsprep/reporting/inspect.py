@@ -292,7 +292,8 @@ class _Finder:
                 for count, (shard, number) in enumerate(zip(shards, numbers, strict=True), 1):
                     if number >= 0:
                         return self._read(shard, number, key)
-                    self._heard(count)
+                    if shards is others:  # many, and not the few that the key names
+                        self._heard(count)
         return None
 
     def _find_in_shard(self, key: str, shard: Shard) -> int:
