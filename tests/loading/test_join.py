@@ -446,7 +446,7 @@ def test_tables_that_are_missing_or_damaged(
         (whole[:-4], "no sound Parquet file"),
         ((tmp_path / "t/256/000003.parquet").read_bytes(), "those of its samples"),
         ((tmp_path / "t/256/000002.parquet").read_bytes(), "those of its samples"),
-        (_parquet({"key": ["a"] * 59, "row": [0] * 59}), "no table of samples with positions"),
+        (_parquet({"key": ["a"] * 59, "row": [0] * 59}), "no table of samples with a column row"),
     ):
         table.write_bytes(data)
         assert refused(latents, texts).endswith(f"{what}: {again}")
