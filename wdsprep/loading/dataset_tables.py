@@ -147,7 +147,7 @@ def _read_scores(
 
 
 class SelectedSamples(NamedTuple):
-    """Which samples of a shard are selected.
+    """The samples of a shard that are selected, as a mask.
 
     `damaged` counts those without a readable json, and `lacking` the others that have no row in a
     joined table.
@@ -159,7 +159,7 @@ class SelectedSamples(NamedTuple):
 
 
 class _ShardRows(NamedTuple):
-    """What is known of the samples of a shard: tables that stand side by side, and two masks."""
+    """The columns of the samples of a shard, in tables that stand side by side, and two masks."""
 
     sides: Sequence[pa.Table]
     is_sound: Mask

@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """What the errors of one library mean.
+    """The meaning of the errors of one library that stores use.
 
     `explain` gets an error, the URL of the file, and that of its bucket or repository. It returns
     an error that says what a user can do, or None for an error that is not the library's.

@@ -44,7 +44,7 @@ FULL = "No space left on device", "Disk quota exceeded", "max_temp_directory_siz
 
 
 class Matches(NamedTuple):
-    """Some samples that have a row: their numbers, those of the rows, and columns of the rows."""
+    """Samples that have a row: their numbers, the numbers of their rows, and columns of these."""
 
     samples: Ints
     rows: Ints

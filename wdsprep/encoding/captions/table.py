@@ -143,7 +143,7 @@ class CaptionTable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CaptionRecord:
-    """What was read of a table, and what became of its names, for one dataset."""
+    """A record, kept in a dataset, of the table that its captions came from and of its names."""
 
     identity: Hex
     """Of the files of the table."""
