@@ -15,6 +15,7 @@ from tests.kit.encodes import encode_here, packed, pictures
 from tests.kit.packs import write_files
 from tests.kit.scores import columns_in, pictures_in, score_here
 from tests.kit.sealed_files import resealed
+from wdsprep.cli import main
 from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.errors import FingerprintError, FormatError, UsageError
 from wdsprep.reporting.inspect import MatchingSamples
@@ -50,6 +51,15 @@ def test_load_serves_what_a_condition_on_scores_leaves_with_their_columns(
         assert batch["aesthetic"].item() == pytest.approx(columns[key]["aesthetic"])
         assert batch["clip_image_emb"].shape == (1, 24)
     assert seen == wanted(scores, least)
+
+
+def test_a_list_of_scores_has_no_sizes_and_captions(
+    scores: Path, least: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(scores), "--where", f"aesthetic >= {least}", "--limit", "2"]) == 0
+    _, heads, *rows, more = capsys.readouterr().out.splitlines()
+    assert heads.split() == ["key", "shard", "sample"]
+    assert ([len(row.split()) for row in rows], more[:4]) == ([3, 3], "and ")
 
 
 def test_duckdb_gets_scores_beside_what_is_known_of_images(

@@ -215,22 +215,28 @@ def _sample(sample: FoundSample) -> Iterator[str]:
 def _matching(found: MatchingSamples) -> Iterator[str]:
     of = plural(found.samples, "sample")
     yield f"{found.matching:,} of {of} of {found.dataset} meet {found.where!r}"
-    rows = [
-        (row.key, row.shard, f"{row.number:,}", f"{row.width or '?'}x{row.height or '?'}")
-        for row in found.first
-    ]
-    heads = ("key", "shard", "sample", "size")
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    captions = [
-        "caption",
-        *(json.dumps(row.caption or "", ensure_ascii=False) for row in found.first),
-    ]
-    for row, caption in zip((heads, *rows) if rows else (), captions, strict=False):
-        cells = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        start = caption if len(caption) <= CAPTION else f"{caption[:CAPTION]}..."
-        yield "  ".join([*cells, start])
+    rows = found.first
+    columns = {
+        "key": [row.key for row in rows],
+        "shard": [row.shard for row in rows],
+        "sample": [f"{row.number:,}" for row in rows],
+    }
+    if any(row.width for row in rows):  # scores and text alone have no sizes
+        columns["size"] = [f"{row.width or '?'}x{row.height or '?'}" for row in rows]
+    cells = []
+    for head, column in columns.items():
+        width = max(map(len, [head, *column]))
+        cells.append([cell.rjust(width) for cell in [head, *column]])
+    if any(row.caption for row in rows):
+        captions = [json.dumps(row.caption or "", ensure_ascii=False) for row in rows]
+        cells.append(["caption", *map(_shorten_caption, captions)])
+    yield from map("  ".join, zip(*cells, strict=True) if rows else ())
     if 0 < len(rows) < found.matching:
         yield f"and {found.matching - len(rows):,} more: --limit shows more of them"
+
+
+def _shorten_caption(caption: str) -> str:
+    return caption if len(caption) <= CAPTION else f"{caption[:CAPTION]}..."
 
 
 def _statistics(member: Mapping[str, Any]) -> str:
