@@ -313,7 +313,7 @@ class Finder:
         names = {*NAMES, "sha256", *(("changes",) if hashed else ()), *(JSON if has_urls else ())}
         table = read_sound_columns(store, receipt, shard, names)
         texts = {name: table.column(name).to_pylist() for name in (KEY, *kinds)}
-        if has_urls and _may_have_urls(table):
+        if has_urls:
             texts["url"] = texts_in(table.select(["url", *JSON]), "url").to_pylist()
         numbers = self._find_numbers(texts, kinds, lost_keys)
         if hashed and not _has_all_digests(table):
@@ -347,12 +347,6 @@ class Finder:
         is_alone = self.keeps_copies or not place.has_images
         kinds = ("source",) if is_alone else ("source", "url", "sha256")
         return {mark_of(kind, facts[kind]) for kind in kinds if facts.get(kind)}
-
-
-def _may_have_urls(table: pa.Table) -> bool:
-    """Return whether samples may have URLs in JSON, as those that another program fetched have."""
-    has_url = (pc.any(pc.match_substring(table.column(name), '"url"')).as_py() for name in JSON)
-    return bool(table.column("url").null_count) and any(has_url)
 
 
 def _has_all_digests(table: pa.Table) -> bool:

@@ -210,11 +210,28 @@ def read_texts(file: OpenParquet, name: str) -> pa.ChunkedArray:
 
 
 def texts_in(rows: pa.Table, name: str) -> pa.ChunkedArray:
-    """Return what rows of tables of samples say of a name as texts: in a column, or in JSON."""
-    facts = _facts(rows.rename_columns([f"0 {n}" for n in rows.column_names]), np.arange(len(rows)))
+    """Return what rows of tables of samples say of a name as texts: in a column, or in JSON.
+
+    Only the JSON of rows that lack it in the column, and that has the name, is parsed.
+    """
+    column = rows[name] if name in rows.column_names else pa.chunked_array([pa.nulls(len(rows))])
+    texts = column.cast(pa.string())
+    is_named = np.zeros(len(rows), np.bool_)
+    for json in {META, REST}.intersection(rows.column_names):
+        is_named |= mask_of(pc.match_substring(rows[json], f'"{name}"').fill_null(False))
+    may_be_there = is_named & mask_of(texts.is_null())
+    if not may_be_there.any():
+        return texts
+    numbered = rows.rename_columns([f"0 {n}" for n in rows.column_names])
+    facts = _facts(numbered, np.flatnonzero(may_be_there))
     values = (_first_value(sources, (name,)) for sources in facts)
-    texts = [None if value is None else str(value).encode("utf-8", "replace") for value in values]
-    return pa.chunked_array([pa.array(texts, pa.binary())]).cast(pa.string())
+    others = [None if value is None else str(value).encode("utf-8", "replace") for value in values]
+    found = pc.replace_with_mask(
+        texts.combine_chunks(),
+        pa.array(may_be_there),
+        pa.array(others, pa.binary()).cast(pa.string()),
+    )
+    return pa.chunked_array([found])
 
 
 def _by_source(columns: Mapping[str, Value]) -> list[dict[str, Value]]:

@@ -32,8 +32,8 @@ from wdsprep.dataset.file_names import (
     index_name,
 )
 from wdsprep.dataset.reindex import is_older
-from wdsprep.dataset.sample_table import KEY, REST
-from wdsprep.dataset.samples import META, Sample, parse_object, value_at_path
+from wdsprep.dataset.sample_table import KEY
+from wdsprep.dataset.samples import Sample, value_at_path
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.shard_reader import NamedShard
 from wdsprep.dataset.stored_dataset import dated_manifest, refresh_manifest
@@ -50,6 +50,7 @@ from wdsprep.store import open_store, shared_store
 from wdsprep.store.base import Store, write_bytes
 from wdsprep.store.spool import Place, Spool
 from wdsprep.tables.key_join import CHOICE, NAME, SAMPLE, KeyJoin, open_join
+from wdsprep.tables.query import read_texts
 from wdsprep.tables.stored_tables import MOST_THREADS, ForeignTables, StoredTables
 from wdsprep.text import EXAMPLES, command, human_time, plural, shown
 
@@ -349,23 +350,7 @@ def _read_tar(tars: TarsSource, shard: ImageShard, by: str) -> SampleNames:
 
 def _read_table(file: OpenParquet, by: str, tar: str = "") -> SampleNames:
     """Return the names in a table of samples; `tar` is the name of a foreign tar."""
-    table = file.read({KEY} if tar and by == SOURCE else {KEY, by})
-    if by not in table.column_names:
-        keys = table.column(KEY)
-        names: list[str | None] = [shown(f"{tar}/{key}") for key in keys.to_pylist()]
-    elif table.column(by).null_count:
-        table = file.read({KEY, by, REST, META})
-        texts = (table.column(name).to_pylist() for name in (by, REST, META))
-        names = [_find_name(by, *row) for row in zip(*texts, strict=True)]
-    else:
-        return SampleNames(*(table.column(name).combine_chunks() for name in (KEY, by)))
-    return SampleNames(table.column(KEY).combine_chunks(), pa.array(names, pa.string()))
-
-
-def _find_name(by: str, own: str | None, rest: str | None, meta: str | None) -> str | None:
-    """Return what a sample has in the column `by`, or else in its other facts, as a text."""
-    if own is not None or f'"{by}"' not in f"{rest}{meta}":
-        return own
-    facts = {**(parse_object(rest or "") or {}), META: parse_object(meta or "")}
-    found = value_at_path(facts, by)
-    return None if found is None else str(found)
+    keys = file.read({KEY}).column(KEY).combine_chunks()
+    if tar and by == SOURCE:
+        return SampleNames(keys, pa.array([shown(f"{tar}/{key}") for key in keys.to_pylist()]))
+    return SampleNames(keys, keys if by == KEY else read_texts(file, by).combine_chunks())
