@@ -14,6 +14,7 @@ from wdsprep.errors import UsageError
 from wdsprep.options import Place, about, as_places
 from wdsprep.packing.options import ShardSizes
 from wdsprep.runners.options import (
+    JOIN,
     OUTPUT,
     TRACK,
     ListenedOptions,
@@ -167,14 +168,7 @@ class SelectOptions(WorkerRangeOptions, ShardSizes, ListenedOptions):
         ),
     )
     join: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]" = field(
-        default=(),
-        metadata=about(
-            "Let --where use the columns of these too: scores, or tables by key or URL.",
-            SAMPLES,
-            is_place=True,
-            is_many=True,
-            metavar="PLACE",
-        ),
+        default=(), metadata=JOIN
     )
     keys: NameList = field(
         default="",

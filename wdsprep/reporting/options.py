@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from wdsprep.encoding import MODELS
 from wdsprep.limits import MAX_AREA
 from wdsprep.options import About, Options, about
-from wdsprep.runners.options import ListenedOptions
+from wdsprep.runners.options import JOIN, ListenedOptions
 from wdsprep.text import Counting, ignore_count
 
 SAMPLES, CARD, OUTPUT = "Samples", "Card", "Output"
@@ -36,14 +36,7 @@ class InspectOptions(OverviewOptions):
         ),
     )
     join: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]" = field(
-        default=(),
-        metadata=about(
-            "Let --where use the columns of these too: scores, or tables by key or URL.",
-            SAMPLES,
-            is_place=True,
-            is_many=True,
-            metavar="PLACE",
-        ),
+        default=(), metadata=JOIN
     )
     limit: int = field(
         default=20,

@@ -21,6 +21,14 @@ from wdsprep.runners.track import TRACKERS, check_tracker
 from wdsprep.text import brief, parse_auto
 
 OUTPUT = "Output"
+JOIN = about(
+    "Let --where use the columns of these too: scores, or tables by key or URL.",
+    "Samples",
+    is_place=True,
+    is_many=True,
+    metavar="PLACE",
+)
+"""The declaration of `join` in commands that select samples by --where."""
 TRACK = about(
     "Tell Weights & Biases or TensorBoard how far the run is, every ten seconds.",
     OUTPUT,
