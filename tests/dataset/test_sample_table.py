@@ -32,8 +32,8 @@ ODD: list[dict[str, Any]] = [
         "width": 512,
         "height": True,
         "bucket": 256.0,
-        "source_width": 2**63,
-        "source_height": -(2**63),
+        "original_width": 2**63,
+        "original_height": -(2**63),
     },
     {"captions": ["a", 1], "changes": "format", "caption": ["a"], "source": {"a": 1}},
     {"captions": [], "changes": ["é", ""], "caption": "", "url": None, "meta": None},
@@ -79,7 +79,7 @@ def test_every_field_is_in_its_column_or_in_the_rest(
         wanted = json.loads(facts_bytes(there))
         assert back(row, f"{number:06d}") == wanted
     assert table["width"].to_pylist()[1] == 512
-    assert table["source_height"].to_pylist()[1] == -(2**63)
+    assert table["original_height"].to_pylist()[1] == -(2**63)
     assert table["captions"].to_pylist()[3] == []
     if columns is LATENT_COLUMNS:
         assert table["cut"].to_pylist()[-5:] == [True, None, False, None, None]

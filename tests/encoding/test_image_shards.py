@@ -91,7 +91,7 @@ def test_tars_of_others_are_encoded_and_what_is_bad_is_told(tmp_path: Path) -> N
     assert list(members(tmp_path / "out/64/a/b.tar")) == ["one", "turned", "deep/er"]
     assert found["turned"]["txt"] == found["turned"]["json"]["caption"] == "seen upright"
     facts = found["turned"]["json"]
-    assert (facts["width"], facts["height"], facts["source_width"]) == (160, 190, 160)
+    assert (facts["width"], facts["height"], facts["original_width"]) == (160, 190, 160)
     assert found["deep/er"]["txt"] == ""
     lost = rejected(tmp_path / "out")
     assert lost == {
@@ -196,7 +196,7 @@ def test_a_strangers_dataset_brings_no_number_that_json_cannot_hold(tmp_path: Pa
     rows = [
         (
             f"{key}.{name}",
-            data.replace(b'"source_height":80', b'"source_height":' + b"8" * 400 + b".0"),
+            data.replace(b'"original_height":80', b'"original_height":' + b"8" * 400 + b".0"),
         )
         for key, fields in members(images / shard.name).items()
         for name, data in fields.items()
@@ -210,7 +210,7 @@ def test_a_strangers_dataset_brings_no_number_that_json_cannot_hold(tmp_path: Pa
     write_rebuilt(str(images))
     assert not encode_here(images, tmp_path / "out").quarantined
     (sample,) = members(tmp_path / "out" / shard.name).values()
-    assert json.loads(sample["json"], parse_constant=pytest.fail)["source_height"] == 80
+    assert json.loads(sample["json"], parse_constant=pytest.fail)["original_height"] == 80
 
 
 def test_foreign_tars_of_another_date_are_not_encoded_again_unless_their_bytes_are_others(

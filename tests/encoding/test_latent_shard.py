@@ -165,7 +165,8 @@ def test_the_json_says_how_the_array_came_about(images: Path, latents: Path) -> 
             "caption": of_image["caption"], "crop": box, "cut": count > 77, "key": key,
             "height": of_image["height"], "width": of_image["width"],
             "scaled_height": scaled[1], "scaled_width": scaled[0], "source": of_image["source"],
-            "source_height": of_image["source_height"], "source_width": of_image["source_width"],
+            "original_height": of_image["original_height"],
+            "original_width": of_image["original_width"],
             "tokens": count,
         }  # fmt: skip
         assert sample["txt"] == of_image["caption"]

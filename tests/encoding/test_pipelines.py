@@ -175,7 +175,7 @@ def test_a_dataset_holds_what_the_models_make_and_verifies(
         facts = sample["json"]
         if "time_ids.npy" in sample:
             left, top, right, bottom = facts["crop"]
-            sizes = [facts["source_height"], facts["source_width"], top, left]
+            sizes = [facts["original_height"], facts["original_width"], top, left]
             assert sample["time_ids.npy"].tolist() == [*sizes, bottom - top, right - left]
         assert facts["tokens"] > 0
     settings = json.loads((out / "wdsprep.json").read_bytes())["settings"]

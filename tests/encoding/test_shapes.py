@@ -116,7 +116,9 @@ def test_what_a_denoiser_is_told_of_sizes_is_that_of_the_shape() -> None:
     for size in ((200, 90), (90, 200), (100, 100)):
         cut = crop(jpeg(1, size), shapes)
         result = Result(crop=cut, tokens=Tokens(""), arrays={})
-        sample = Sample(source="a", image=b"", facts={"source_width": 999, "source_height": 777})
+        sample = Sample(
+            source="a", image=b"", facts={"original_width": 999, "original_height": 777}
+        )
         made = members_of(fields, facts_of("1", sample, result, is_packed=True), result)
         arrays = {name: torch.frombuffer(bytearray(b"".join(data)[128:]), dtype=torch.int32)
                   for name, data in made if name.endswith("npy")}  # fmt: skip

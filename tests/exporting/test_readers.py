@@ -112,7 +112,7 @@ def test_streaming_reads_images(images: Path, streamed: Any, tmp_path: Path) -> 
         data, text, facts = kept[sample["key"]]
         assert (sample["image"], sample["caption"]) == (data, text)
         assert (sample["width"], sample["height"]) == (facts["width"], facts["height"])
-        assert sample["original_width"] == facts["source_width"]
+        assert sample["original_width"] == facts["original_width"]
 
 
 @SYSTEM
@@ -271,7 +271,7 @@ def test_sd_scripts_finds_latents_and_text_beside_images(
         for values, name in ((one.latents, "latent.npy"), (one.flipped, "latent_flipped.npy")):
             assert np.allclose((values - shift) * scale, ours[name], atol=1e-5)
         facts = ours["json"]
-        assert one.original_size == [facts["source_width"], facts["source_height"]]
+        assert one.original_size == [facts["original_width"], facts["original_height"]]
         assert one.crop_ltrb == facts["crop"]
         (image,) = (tmp_path / "out").glob(f"*/{one.key}.jpg")
         assert image.read_bytes() == data

@@ -288,8 +288,8 @@ def test_what_is_decoded_leaves_about_twice_the_pixels(
 ):
     width, height = size
     picture = images.Picture(
-        data=b"", extension="jpg", width=width, height=height, source_width=width,
-        source_height=height, changes=(),
+        data=b"", extension="jpg", width=width, height=height, original_width=width,
+        original_height=height, changes=(),
     )  # fmt: skip
     shapes = Shapes.square(side, OVERSAMPLING)
     if min(size) < side * 2:

@@ -75,7 +75,7 @@ def test_stored_picture_is_upright_with_the_right_colours(name: str, full: bool)
     picture = prepare(case.data, limits=LIMITS, full=full)
     assert (picture.extension, picture.changes) == (case.extension, case.changes)
     assert (picture.width, picture.height) == case.size
-    assert (picture.source_width, picture.source_height) == case.size
+    assert (picture.original_width, picture.original_height) == case.size
     image = opened(picture)
     assert image.size == case.size
     for found, wanted in zip(means(image), expected(case), strict=True):
@@ -169,7 +169,7 @@ def test_recode_writes_jpeg_of_that_quality_and_shrinks():
     for name in ("jpeg", "png-alpha", "webp", "jpeg-orientation-6", "png-16-grey"):
         picture = prepare(CASES[name].data, limits=LIMITS, full=True, recode=recode)
         assert (picture.extension, picture.width, picture.height) == ("jpg", 48, 32)
-        assert (picture.source_width, picture.source_height) == corpus.SIZE
+        assert (picture.original_width, picture.original_height) == corpus.SIZE
         assert picture.changes[-2:] == ("resize", "recode")
         for found, wanted in zip(means(opened(picture)), expected(CASES[name]), strict=True):
             assert found[:1] == pytest.approx(wanted[:1], abs=25)

@@ -146,7 +146,7 @@ def members(key: str, fields: Sequence[Field], tag: str) -> list[tuple[str, byte
     ]
     facts: dict[str, Any] = {"key": key, "source": f"a/{key}"}
     if len(of_text) < len(fields):
-        facts |= {"width": int(key), "height": 9, "source_width": int(key), "source_height": 18}
+        facts |= {"width": int(key), "height": 9, "original_width": int(key), "original_height": 18}
     if of_text:
         facts |= {"caption": caption(key, tag), "tokens": int(key) % 7}
     return [

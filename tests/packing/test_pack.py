@@ -90,8 +90,8 @@ def test_a_sample_holds_its_image_facts_and_captions(tmp_path: Path) -> None:
     assert large["txt"] == "a 👩🏽‍🚀"
     assert large["json"] == {
         "bucket": 64, "caption": "a 👩🏽‍🚀", "captions": ["a 👩🏽‍🚀", "שלום\nline"], "changes": [],
-        "height": 64, "key": "000000000000", "source": "a/b c.jpg", "source_height": 64,
-        "source_width": 70, "width": 70,
+        "height": 64, "key": "000000000000", "original_height": 64, "original_width": 70,
+        "source": "a/b c.jpg", "width": 70,
         "meta": {"captions": facts["captions"], "aesthetic": 5.5, "bad": "x?y"},
     }  # fmt: skip
     assert (small["txt"], small["json"]["caption"]) == ("nul \0 here", "nul \0 here")
@@ -206,7 +206,7 @@ def test_reencode_writes_every_image_as_jpeg_of_the_size_asked_for(tmp_path: Pat
     write_files(tmp_path / "in", {"a.png": jpeg(1, (200, 100), "PNG"), "b.jpg": jpeg(2, (40, 40))})
     out = pack(tmp_path / "in", tmp_path / "out", "--reencode", "jpg:80", "--max-side", "128")
     found = {sample["json"]["source"]: sample["json"] for sample in samples_of(out)}
-    assert (found["a.png"]["width"], found["a.png"]["source_width"]) == (128, 200)
+    assert (found["a.png"]["width"], found["a.png"]["original_width"]) == (128, 200)
     assert (found["b.jpg"]["width"], found["b.jpg"]["changes"]) == (40, ["recode"])
     check_dataset(out)
 

@@ -67,8 +67,8 @@ def image(key: str) -> Members:
         "key": key,
         "meta": {"aesthetic": 5.1, "similarity": 0.31},
         "source": f"part-00000.parquet#{key}",
-        "source_height": 300,
-        "source_width": 400,
+        "original_height": 300,
+        "original_width": 400,
         "width": 400,
     }
     picture = b"\xff\xd8\xff" + os.urandom(60_000)
@@ -82,7 +82,7 @@ def latent(key: str) -> Members:
         "cut": False,
         "key": key,
         "source": key,
-        **dict.fromkeys(("source_width", "source_height", "width", "height"), 300),
+        **dict.fromkeys(("original_width", "original_height", "width", "height"), 300),
         **dict.fromkeys(("scaled_width", "scaled_height", "tokens"), 256),
     }
     finite = bytes(range(60)) * 4  # no pair of these is an infinity or a not-a-number

@@ -43,7 +43,7 @@ IMAGES = {"jpg": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n", "webp": b"RIFF"}
 HEAD_NBYTES = 8
 IMAGE_FACTS: dict[str, type] = {
     **dict.fromkeys(("key", "source", "caption"), str),
-    **dict.fromkeys(("width", "height", "source_width", "source_height", "bucket"), int),
+    **dict.fromkeys(("width", "height", "original_width", "original_height", "bucket"), int),
     "changes": list,
     "meta": dict,
 }
@@ -55,7 +55,7 @@ TEXT_FACTS: dict[str, type] = {
 }
 LATENT_FACTS: dict[str, type] = {
     **TEXT_FACTS,
-    **dict.fromkeys(("source_width", "source_height", "width", "height"), int),
+    **dict.fromkeys(("original_width", "original_height", "width", "height"), int),
     **dict.fromkeys(("scaled_width", "scaled_height"), int),
     "crop": list,
 }

@@ -209,7 +209,7 @@ def arrays_of(
 def _size_array(name: str, facts: Mapping[str, Any]) -> Tensor:
     """Return the array that tells a denoiser the sizes of an image: heights before widths."""
     left, top, right, bottom = facts["crop"]
-    original = [facts["source_height"], facts["source_width"]]
+    original = [facts["original_height"], facts["original_width"]]
     crop, target = [top, left], [bottom - top, right - left]
     numbers = {
         "time_ids.npy": original + crop + target,
@@ -244,13 +244,13 @@ def facts_of(
         **text_facts_of(key, sample, result, is_packed=is_packed),
         "crop": [fit.left, fit.top, fit.left + fit.width, fit.top + fit.height],
         "height": crop.height,
+        "original_height": crop.height,
+        "original_width": crop.width,
         "scaled_height": fit.scaled_height,
         "scaled_width": fit.scaled_width,
-        "source_height": crop.height,
-        "source_width": crop.width,
         "width": crop.width,
         **({"upscaled": round(crop.scale, 4)} if crop.width and crop.scale > 1 else {}),
-        **(_copy_facts(sample.facts, "source_height", "source_width") if is_packed else {}),
+        **(_copy_facts(sample.facts, "original_height", "original_width") if is_packed else {}),
     }
 
 

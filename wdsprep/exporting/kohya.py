@@ -111,7 +111,7 @@ class KohyaLayout:
         if is_raw:
             latents = {n: denormalise(v, self.settings or {}) for n, v in latents.items()}
         height, width = latents["latents"].shape[-2:]
-        size = [sample.number("source_width"), sample.number("source_height")]
+        size = [sample.number("original_width"), sample.number("original_height")]
         found = {
             **latents,
             "original_size": np.array(size),

@@ -50,8 +50,8 @@ HASH = "sha256"
 NAMED = {"<f2": "float16", "<f4": "float32", "<i4": "int32", "|u1": "uint8", BFLOAT16: "float32"}
 IMAGES = {LATENT: "img_latent", FLIPPED: "img_latent_flipped"}
 INT, TEXT, BYTES = "int", "str", "bytes"
-SIZES = {"height": "height", "width": "width"}
-ORIGINAL = {"original_height": "source_height", "original_width": "source_width"}
+SIZES = ("height", "width")
+ORIGINAL = ("original_height", "original_width")
 
 
 def layout(*, tower: str) -> "MdsLayout":
@@ -225,7 +225,7 @@ class MdsLayout:
 
     def _value(self, column: Column, sample: ExportSample) -> Data:
         if column.kind == INT:
-            return struct.pack("<q", sample.number({**SIZES, **ORIGINAL}[column.name]))
+            return struct.pack("<q", sample.number(column.name))
         if column.kind == TEXT:
             return (sample.caption if column.name == "caption" else sample.key).encode()
         if column.kind == BYTES:

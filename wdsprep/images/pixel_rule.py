@@ -44,8 +44,8 @@ class Picture:
     extension: str
     width: int
     height: int
-    source_width: int
-    source_height: int
+    original_width: int
+    original_height: int
     changes: tuple[str, ...]
 
 
@@ -80,8 +80,8 @@ def prepare(data: bytes, *, limits: Limits, full: bool, recode: Recode | None = 
         extension=_EXTENSIONS[kind],
         width=width,
         height=height,
-        source_width=width,
-        source_height=height,
+        original_width=width,
+        original_height=height,
         changes=(),
     )
 
@@ -201,7 +201,7 @@ def _convert(image: Image.Image, header: Header, limits: Limits, recode: Recode 
     if alpha is not None:
         _check_alpha(alpha, limits)
         image = colour.onto_white(image, alpha)
-    source_width, source_height = image.size
+    original_width, original_height = image.size
     if recode:
         done.add("recode")
         shrunk = _shrink(image, recode.max_side, limits.min_side)
@@ -214,8 +214,8 @@ def _convert(image: Image.Image, header: Header, limits: Limits, recode: Recode 
         extension=extension,
         width=image.width,
         height=image.height,
-        source_width=source_width,
-        source_height=source_height,
+        original_width=original_width,
+        original_height=original_height,
         changes=tuple(change for change in CHANGES if change in done),
     )
 

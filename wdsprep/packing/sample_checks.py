@@ -175,9 +175,7 @@ def _add_digest(rules: PackRules, sample: Sample) -> Sample:
     return replace(sample, digests={rules.compute_hash: digest})
 
 
-_META = b',"meta":'
-_AFTER_META = {name: f',"{name}":'.encode() for name in ("repeats", "sha256", "sha512", "source")}
-"""The fields that may follow `meta`, as they are sorted, in the json. The last is always there."""
+_META, _AFTER_META = b',"meta":', b',"original_height":'
 
 
 class PackedSample(NamedTuple):
@@ -211,9 +209,9 @@ def packed_sample(
         "height": picture.height,
         "key": key,
         META: meta,
+        "original_height": picture.original_height,
+        "original_width": picture.original_width,
         "source": sample.source,
-        "source_height": picture.source_height,
-        "source_width": picture.source_width,
         "width": picture.width,
     }
     if len(sample.captions) > 1:
@@ -228,17 +226,16 @@ def packed_sample(
         ("json", data),
         ("txt", sample.caption.encode("utf-8", "replace")),
     ]
-    return PackedSample(members, facts, _cut_meta(data, facts))
+    return PackedSample(members, facts, _cut_meta(data))
 
 
-def _cut_meta(data: bytes, facts: Mapping[str, Any]) -> bytes:
+def _cut_meta(data: bytes) -> bytes:
     """Return the text of `meta` in a json. No other field is or has an object.
 
     So the first text of its name is its name, and the last of the next field's is that.
     """
     start = data.index(_META) + len(_META)
-    after = next(text for name, text in _AFTER_META.items() if name in facts)
-    return data[start : data.rindex(after, start)]
+    return data[start : data.rindex(_AFTER_META, start)]
 
 
 def repeats_of(source: str) -> int:

@@ -49,9 +49,9 @@ SHARES = (0.05, 0.5, 0.95)
 IMAGE_FACTS = {
     "bucket": "int64",
     "height": "int64",
+    "original_height": "int64",
+    "original_width": "int64",
     "source": "string",
-    "source_height": "int64",
-    "source_width": "int64",
     "width": "int64",
 }
 """The fields that the json of every image has; others differ between samples."""
