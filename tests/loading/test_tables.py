@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import tarfile
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,16 @@ def test_a_condition_may_ask_for_columns_texts_too(data: str, scores: str) -> No
         load(data, join=[scores], where="scored > 1")
 
 
+def test_decimals_of_a_table_are_numbers(data: str, tmp_path: Path) -> None:
+    prices = pa.array([Decimal(n) / 4 for n in range(COUNT)], pa.decimal128(9, 2))
+    path = tmp_path / "prices.parquet"
+    pq.write_table(pa.table({"key": [*map(key, range(COUNT))], "price": prices}), path)
+    batches = load(data, join=str(path), where="price >= 10.25 and price < 12", global_batch=1)
+    assert sorted(flat(batch["price"].tolist() for batch in batches)) == [
+        n / 4 for n in range(41, 48)
+    ]
+
+
 def test_a_condition_on_joined_columns_alone_reads_no_table_of_the_dataset(
     data: str, scores: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +189,7 @@ def test_a_table_is_read_once(
         ({"score": [1.0]}, "has no column key"),
         ({"key": [1, 2], "score": [1.0, 2.0]}, "holds int: write its values as texts"),
         ({"key": ["x"], "score": [1.0]}, "no sample has a row in each of the joined tables"),
+        ({"key": ["x"], "day": [[1]]}, r"column day of .* holds list<.*>, neither numbers nor"),
         ({"key": ["x"], "score": [None]}, "has no row with a key and numbers"),
         (
             {"key": pa.array([], pa.string()), "score": pa.array([], pa.int64())},
@@ -202,7 +214,12 @@ def test_a_table_that_will_not_do_is_one_line(
         rows = rows | {"score": pa.array([None], pa.float32())}  # type: ignore[dict-item]
     table = write_table(tmp_path / "t.parquet", rows)
     with pytest.raises(UsageError, match=wrong):
-        load(data, join=table, raw="__key__" in rows or "latent.npy" in rows)
+        load(
+            data,
+            join=table,
+            raw="__key__" in rows or "latent.npy" in rows,
+            where="day == 1" if "day" in rows else None,
+        )
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])

@@ -112,6 +112,11 @@ class _ParquetTable(OtherTable):
                 f"the column {by} of {place} holds {kinds[by] or 'something else'}: write its "
                 f"values {_as_texts(by)}"
             )
+        if other := next((n for n in sorted(wanted.named) if not kinds[n]), ""):
+            raise UsageError(
+                f"the column {other} of {place} holds {table.schema.field(other).type}, neither "
+                "numbers nor texts: write it as one of these"
+            )
         self._table = table
         offered = {n: NUMBERS[kind] for n, kind in kinds.items() if kind in NUMBERS}
         if wanted.for_batches:  # tensors of unsigned numbers are of little use

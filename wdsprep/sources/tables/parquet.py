@@ -57,7 +57,10 @@ class ParquetTable:
         return list(self.schema.names)
 
     def kinds(self) -> dict[str, str]:
-        """Return the kind of each column: "text", a key of NUMBERS, or "" for any other type."""
+        """Return the kind of each column: "text", a key of NUMBERS, or "" for any other type.
+
+        Decimals count as doubles, which hold them but for rounding.
+        """
         return {field.name: _kind(field.type) for field in self.schema}
 
     def batches(self, columns: Sequence[str], rows: int) -> Iterator[dict[str, Any]]:
@@ -111,6 +114,8 @@ def _kind(kind: pa.DataType) -> str:
         return "bool"
     if pa.types.is_integer(kind):
         return "uint64" if pa.types.is_uint64(kind) else "int"
+    if pa.types.is_decimal(kind):
+        return "double"
     if pa.types.is_floating(kind):
         return "double" if pa.types.is_float64(kind) else "float"
     return ""
