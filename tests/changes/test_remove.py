@@ -263,11 +263,17 @@ def test_digests_of_what_came_are_asked_of_the_tables_where_it_was_kept(
     assert remove(images, sha256=digests).places[0].samples == 1
 
 
-def test_a_url_that_another_program_fetched_is_found_in_the_json(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("field", "value", "other"),
+    [("url", "http://host/ü/{}", "http://host"), ("sha256", "{:064X}", f"{9:064x}")],
+)
+def test_what_another_program_noted_of_an_image_is_found_in_the_json(
+    tmp_path: Path, field: str, value: str, other: str
+) -> None:
     files: dict[str, bytes | str] = {f"{n}.jpg": photo(n) for n in range(3)}
-    files |= {f"{n}.json": json.dumps({"url": f"http://host/ü/{n}"}) for n in range(3)}
+    files |= {f"{n}.json": json.dumps({field: value.format(n)}) for n in range(3)}
     images = packed(write_files(tmp_path / "in", files), tmp_path / "images")
-    removal = remove(images, urls=["http://host/ü/1", "http://host"])
+    removal = remove(images, **{field.replace("url", "urls"): [value.format(1), other]})
     assert [place.samples for place in removal.places] == [1]
     assert sorted(samples_in(images)) == ["000000000000", "000000000002"]
     assert check(images).findings == ()

@@ -51,7 +51,8 @@ from wdsprep.text import EXAMPLES
 NAMES = (KEY, "source", "url")
 """The columns by which rejects are found, too."""
 JSON = (META, REST)
-"""The columns that may have a URL that is in no column."""
+IN_JSON = frozenset({"url", "sha256"})
+"""What JSON of these columns may say of a sample whose own column for it is empty."""
 Rows = dict[int, dict[str, Any]]
 """Rows of the table of a shard, by their numbers, which rise."""
 Fields = Mapping[str, bytes]
@@ -308,15 +309,16 @@ class Finder:
         lost_keys: Collection[str],
     ) -> Rows:
         """Return the rows of the samples of a shard that are wanted or lost, by their numbers."""
-        hashed = {"sha256"} & kinds
-        has_urls = "url" in kinds
-        names = {*NAMES, "sha256", *(("changes",) if hashed else ()), *(JSON if has_urls else ())}
+        names = {*NAMES, "sha256", "changes"} if "sha256" in kinds else {*NAMES, "sha256"}
+        if in_json := IN_JSON & kinds:
+            names |= {*JSON}
         table = read_sound_columns(store, receipt, shard, names)
-        texts = {name: table.column(name).to_pylist() for name in (KEY, *kinds)}
-        if has_urls:
-            texts["url"] = texts_in(table.select(["url", *JSON]), "url").to_pylist()
+        texts = {name: table.column(name).to_pylist() for name in (KEY, *kinds - in_json)}
+        for name in in_json:
+            column = texts_in(table.select([name, *JSON]), name)
+            texts[name] = (pc.utf8_lower(column) if name == "sha256" else column).to_pylist()
         numbers = self._find_numbers(texts, kinds, lost_keys)
-        if hashed and not _has_all_digests(table):
+        if "sha256" in kinds and not _has_all_digests(table):
             stored = self.wanted.texts["sha256"].find(_digests_of_images(store, shard))
             numbers = sorted({*numbers, *stored.tolist()})
         found = table.select([n for n in table.column_names if n not in JSON])
