@@ -29,9 +29,11 @@ MOST_ROWS = 50_000
 MOST_NBYTES = 64 << 20
 PARSED_ROWS = 4096
 """Rows that Python holds at a time."""
-CONFIG: dict[str, str | bool | int | float | list[str]] = {
-    "threads": 1,
-    "async_threads": 0,
+Settings = dict[str, str | bool | int | float | list[str]]
+NO_THREADS: Settings = {"threads": 1, "async_threads": 0}
+"""Threads of DuckDB would end a process that is forked from this one, such as a DataLoader's."""
+CONFIG: Settings = {
+    **NO_THREADS,
     "python_enable_replacements": False,
     "enable_external_access": False,
     "autoinstall_known_extensions": False,

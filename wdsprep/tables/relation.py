@@ -14,10 +14,8 @@ from wdsprep.dataset.stored_dataset import open_dataset
 from wdsprep.errors import UsageError
 from wdsprep.sources.tables.parquet import StoreFile
 from wdsprep.store.base import Store
+from wdsprep.tables.query import NO_THREADS
 from wdsprep.tables.stored_tables import StoredTables
-
-CONFIG: dict[str, str | bool | int | float | list[str]] = {"threads": 1, "async_threads": 0}
-"""Threads of DuckDB would end a process that is forked from this one, such as a DataLoader's."""
 
 
 def table(
@@ -35,7 +33,7 @@ def table(
 
     Conditions are those of SQL here, which differ from those of `where=`: NULL meets none.
     """
-    connection = duckdb.connect(":memory:", config=CONFIG)
+    connection = duckdb.connect(":memory:", config=NO_THREADS)
     rows = connection.from_arrow(_open(os.fspath(dataset)))
     for place in join:
         other = connection.from_arrow(_open(os.fspath(place)))
