@@ -481,6 +481,7 @@ def test_a_shard_that_the_other_dataset_lacks_needs_no_rows_of_its_last_one(tmp_
         names = [f"256/{number:06}.tar" for number in range(len(moved))]
         return DatasetPositions(
             store=LocalStore(tmp_path),
+            settings={},
             names=names,
             sizes=counts,
             inputs=counts,

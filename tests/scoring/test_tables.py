@@ -218,6 +218,17 @@ def test_a_lost_table_leads_to_repair_and_index_makes_none_up(
     assert tree(scores) == before
     with pytest.raises(NotFoundError, match=r'000001.parquet is missing: run "wdsprep repair'):
         wdsprep.select(scores, tmp_path / "out", count=3)
+    with pytest.raises(UsageError, match=r'000001.parquet is missing: run "wdsprep repair'):
+        wdsprep.inspect(scores, "000001000002")
+
+
+def test_scores_where_images_are_asked_for_are_called_scores(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UsageError, match="is a dataset of scores: give the images"):
+        wdsprep.duplicates(root / "scores")
+    assert main(["plan", str(root / "scores")]) == 2
+    assert "is a dataset of scores: give a dataset of images" in capsys.readouterr().err
 
 
 def test_energon_gets_no_scores_without_tars(root: Path, tmp_path: Path) -> None:

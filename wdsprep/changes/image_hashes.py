@@ -211,7 +211,8 @@ def open_images(url: str, shown: str, kept: str) -> ImagesLooked:
     if manifest is None:
         _store, manifest = open_dataset(shown)  # which says what is there instead
     if manifest.dataset == "latents":
-        raise UsageError(f"{shown} is a dataset of latents: give the images that it was made of")
+        made = f"{shown} is a dataset of {manifest.kind}"
+        raise UsageError(f"{made}: give the images that it was made of")
     check_kind(store, manifest.dataset, "images")
     manifest = refresh_manifest(store, manifest)
     if not manifest.shards:

@@ -115,7 +115,7 @@ def _group(place: str, origins: list[Origin]) -> Group:
         both, hint = f"{first.shown} and {other.shown}", f"give each a place, such as OUT/{NAME}"
         settings = first.manifest.settings, other.manifest.settings
         if first.manifest.dataset != other.manifest.dataset:
-            kinds = f"one of {first.manifest.dataset} and one of {other.manifest.dataset}"
+            kinds = f"one of {first.manifest.kind} and one of {other.manifest.kind}"
             raise UsageError(f"{both} are {kinds}: {hint}")
         if first.manifest.dataset == "latents" and (changes := changed_settings(*settings)):
             shown = say_changes(changes, " and ")

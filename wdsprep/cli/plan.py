@@ -246,7 +246,7 @@ def images_at(options: PlanOptions, resolutions: Sequence[int]) -> dict[int, Ima
     place = os.fspath(options.images)
     _, manifest = open_dataset(place)
     if manifest.dataset != "images":
-        raise UsageError(f"{place} is a dataset of {manifest.dataset}: give a dataset of images")
+        raise UsageError(f"{place} is a dataset of {manifest.kind}: give a dataset of images")
     return {side: _images_in(manifest, side) for side in resolutions}
 
 

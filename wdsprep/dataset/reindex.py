@@ -25,7 +25,7 @@ from wdsprep.dataset.image_positions import (
     positions_from_keys,
 )
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.receipts import Receipt
+from wdsprep.dataset.receipts import Receipt, Settings
 from wdsprep.dataset.rejects import rejects_in
 from wdsprep.dataset.sample_table import IMAGE_COLUMNS, ROW, Columns, TableWriter, table_columns
 from wdsprep.dataset.samples import parse_object
@@ -47,21 +47,16 @@ SCORES_ALONE = "no other file has its scores"
 """The reason why a table of scores cannot be made."""
 
 
-def encode_step(url: str) -> str:
-    """Return the next step for a damaged file of latents that a receipt names."""
-    return repair_step(url, 'the same "wdsprep encode"')
+def make_step(url: str, dataset: str, settings: Settings) -> str:
+    """Return the next step for a damaged file of a dataset, given its kind and its settings."""
+    return repair_step(url, f'the same "{maker_of(dataset, settings)}"')
 
 
-def table_step(store: Store, manifest: Manifest) -> str:
+def table_step(url: str, dataset: str, settings: Settings) -> str:
     """Return the next step for a missing table."""
-    if manifest.is_scored:
-        return _make_step(store, manifest)
-    return f"run {command('index', store.url)}, which makes tables"
-
-
-def _make_step(store: Store, manifest: Manifest) -> str:
-    maker = maker_of(manifest.dataset, manifest.settings)
-    return repair_step(store.url, f'the same "{maker}"')
+    if is_scored(settings):
+        return make_step(url, dataset, settings)
+    return f"run {command('index', url)}, which makes tables"
 
 
 def index(
@@ -154,7 +149,8 @@ def _write_tables(
     if lost:
         more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
         why = SCORES_ALONE if manifest.is_scored else UNTOLD
-        told(f"{store.url}/{lost[0]}{more} cannot be made: {why}: {_make_step(store, manifest)}")
+        step = make_step(store.url, manifest.dataset, manifest.settings)
+        told(f"{store.url}/{lost[0]}{more} cannot be made: {why}: {step}")
     return done
 
 

@@ -106,6 +106,7 @@ def _make_positions(dataset: Dataset, inputs: Ints, parts: Sequence[Dataset]) ->
             count[part.selection.shards] += 1
     return DatasetPositions(
         store=dataset.store,
+        settings=dataset.settings,
         names=dataset.names,
         sizes=dataset.sizes,
         inputs=inputs,

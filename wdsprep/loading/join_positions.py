@@ -17,7 +17,8 @@ from wdsprep.dataset.damage import naming_next_step
 from wdsprep.dataset.file_names import table_name
 from wdsprep.dataset.image_positions import NBYTES, NOWHERE, ImagePositions
 from wdsprep.dataset.random_numbers import Ints
-from wdsprep.dataset.reindex import encode_step
+from wdsprep.dataset.receipts import Settings
+from wdsprep.dataset.reindex import make_step
 from wdsprep.dataset.sample_selection import Numbers
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.store.base import Store
@@ -41,6 +42,7 @@ class DatasetPositions:
     """
 
     store: Store
+    settings: Settings
     names: Sequence[str]
     sizes: Ints
     inputs: Ints
@@ -52,10 +54,11 @@ class DatasetPositions:
         if not self.moved[shard]:
             return ImagePositions.plain(count)
         inputs = int(self.inputs[shard])
-        with naming_next_step(encode_step(self.store.url)):
+        with naming_next_step(make_step(self.store.url, "latents", self.settings)):
             from wdsprep.tables.read_positions import read_rows  # pyarrow, which few need
 
-            return read_rows(self.store, self.names[shard], samples=count, inputs=inputs)
+            name = self.names[shard]
+            return read_rows(self.store, name, self.settings, samples=count, inputs=inputs)
 
     def check(self, read: Ints) -> None:
         """Check that the positions in all shards can be found, except in the shards `read`.

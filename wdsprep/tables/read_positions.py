@@ -13,12 +13,12 @@ import pyarrow as pa
 
 from wdsprep.dataset.file_names import table_name
 from wdsprep.dataset.image_positions import DTYPE, ImagePositions, may_have_moved
-from wdsprep.dataset.receipts import Receipt, Shard
+from wdsprep.dataset.receipts import Receipt, Settings, Shard
+from wdsprep.dataset.reindex import table_step
 from wdsprep.dataset.sample_table import KEY, ROW, is_marked
 from wdsprep.errors import DamageError, NotFoundError, SourceError, UsageError
 from wdsprep.sources.tables.parquet import OpenParquet
 from wdsprep.store.base import Store
-from wdsprep.text import command
 
 WHOLE_ROWS = 10_000
 """The rows of a table that takes about a megabyte, with captions of usual length."""
@@ -29,17 +29,20 @@ def read_positions(store: Store, receipt: Receipt) -> ImagePositions:
     (shard,) = receipt.shards
     if not may_have_moved(receipt):
         return ImagePositions.plain(shard.samples)
-    return read_rows(store, shard.name, samples=shard.samples, inputs=receipt.inputs)
+    return read_rows(
+        store, shard.name, receipt.settings, samples=shard.samples, inputs=receipt.inputs
+    )
 
 
-def read_rows(store: Store, tar: str, *, samples: int, inputs: int) -> ImagePositions:
+def read_rows(
+    store: Store, tar: str, settings: Settings, *, samples: int, inputs: int
+) -> ImagePositions:
     """Return the positions in the table of a tar with so many samples of so many inputs.
 
     Raise UsageError if there is no table, and DamageError if the positions cannot be those.
     """
-    rows = _read_column(
-        store, table_name(tar), pa.field(ROW, pa.int64(), False), samples
-    ).to_numpy()
+    field = pa.field(ROW, pa.int64(), False)
+    rows = _read_column(store, table_name(tar), field, settings, samples=samples).to_numpy()
     positions = ImagePositions(rows.astype(DTYPE))
     if not np.array_equal(positions.positions, rows) or not positions.is_sound(samples, inputs):
         place = f"{store.url}/{table_name(tar)}"
@@ -47,16 +50,18 @@ def read_rows(store: Store, tar: str, *, samples: int, inputs: int) -> ImagePosi
     return positions
 
 
-def read_keys(store: Store, shard: Shard) -> pa.ChunkedArray:
+def read_keys(store: Store, shard: Shard, settings: Settings) -> pa.ChunkedArray:
     """Return the keys of the samples of a shard, from its table.
 
     Raise UsageError if there is no table, and DamageError if it is damaged.
     """
     field = pa.field(KEY, pa.string(), False)
-    return _read_column(store, table_name(shard.name), field, shard.samples)
+    return _read_column(store, table_name(shard.name), field, settings, samples=shard.samples)
 
 
-def _read_column(store: Store, name: str, field: pa.Field, samples: int) -> pa.ChunkedArray:
+def _read_column(
+    store: Store, name: str, field: pa.Field, settings: Settings, *, samples: int
+) -> pa.ChunkedArray:
     place, is_small = f"{store.url}/{name}", samples <= WHOLE_ROWS
     try:
         content = store.read(name, nbytes=None if is_small else 1)  # or learns that it is missing
@@ -65,6 +70,7 @@ def _read_column(store: Store, name: str, field: pa.Field, samples: int) -> pa.C
                 raise DamageError(place, f"it is no table of samples with a column {field.name}")
             return file.read((field.name,)).column(field.name)
     except NotFoundError:
-        raise UsageError(f"{place} is missing: run {command('index', store.url)}") from None
+        step = table_step(store.url, "latents", settings)
+        raise UsageError(f"{place} is missing: {step}") from None
     except SourceError as error:
         raise DamageError(place, "it is no sound Parquet file") from error

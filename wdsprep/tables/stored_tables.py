@@ -142,7 +142,7 @@ class StoredTables(ShardTables[Shard]):
             check_not_rewritten(store, first.name, first.digest)
             raise NotFoundError(
                 f"{store.url}/{table_name(first.name)}{f' and {more:,} more' if more else ''} is "
-                f"missing: {table_step(store, manifest)}"
+                f"missing: {table_step(store.url, manifest.dataset, manifest.settings)}"
             )
         self._units = {
             shard.name: (receipt.unit, receipt.table_digest(shard))
