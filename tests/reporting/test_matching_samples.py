@@ -247,8 +247,12 @@ def test_a_condition_goes_with_no_key(images: Path, capfd: pytest.CaptureFixture
     for words in (["000000000001"], ["--urls"]):
         assert main(["inspect", str(images), *words, "--where", "width"]) == 2
         assert "leave out KEY" in capfd.readouterr().err
-    assert main(["inspect", str(images), "--join", "scores.csv"]) == 2
-    assert "--join adds columns for --where: give a condition too" in capfd.readouterr().err
+    for words, line in (
+        (["--join", "scores.csv"], "--join adds columns for --where: give a condition too"),
+        (["--limit", "5"], "--limit counts the samples that --where shows: give a condition too"),
+    ):
+        assert main(["inspect", str(images), *words]) == 2
+        assert line in capfd.readouterr().err
 
 
 def a_copy(images: Path, tmp_path: Path) -> tuple[Path, str]:

@@ -151,6 +151,8 @@ def inspect(options: InspectOptions) -> "Inspected":
         raise UsageError("--where finds samples by a condition: leave out KEY")
     if options.join and not options.where:
         raise UsageError("--join adds columns for --where: give a condition too")
+    if options.limit != InspectOptions.limit and not options.where:
+        raise UsageError("--limit counts the samples that --where shows: give a condition too")
     if options.where:
         return find_matching(
             dataset,
