@@ -302,7 +302,7 @@ class _Finder:
         """Return the number of the sample with a key, or -1 if a shard has none."""
         import pyarrow.compute as pc
 
-        keys = read_keys(self._store, shard)
+        keys = read_keys(self._store, shard, self._manifest.settings)
         return int(pc.index(keys, key.encode("utf-8", "replace").decode()).as_py())
 
     def rejects(self, key: str) -> Iterator[Reject]:
