@@ -17,7 +17,8 @@
 
 So a kill before step 2 has changed nothing, and after it the dataset itself knows what is left to
 do: the same command does that first, or `wdsprep remove DATASET` alone. Latents are marked before
-their images: if images are not marked, nothing was begun, and the marks of the latents are dropped.
+their images: if images are not marked, nothing was begun, and the next removal replaces the marks
+of the latents, or drops them.
 
 A removed sample is recognised by its source, its URL, or the SHA-256 of its image (with
 `keep_copies`, for duplicates, by its source alone), and becomes a reject `removed`: in a `pack`, an
@@ -71,6 +72,7 @@ from wdsprep.dataset.removed_samples import (
     ShardRemoval,
     ShardSuccessor,
     UnitRemoval,
+    forget_removal,
     removed_from,
     write_removed,
 )
@@ -120,10 +122,10 @@ def remove(datasets: Sequence[Place], options: RemoveOptions) -> "Removal":
     wanted = WantedSamples.of(
         keys=options.keys, urls=options.urls, sha256=options.sha256, sources=options.sources
     )
-    ended = _finish_begun(urls_of, listener)
+    ended, only_marked = _finish_begun(urls_of, listener)
     places = [_open(*both) for both in zip(urls_of, shown, strict=True)]
     finder = Finder(wanted=wanted, keeps_copies=options.keep_copies, heard=listener.listed)
-    job = _RemovalJob(places, finder, neighbours)
+    job = _RemovalJob(places, finder, neighbours, only_marked)
     job.find()
     removal = job.removal(ended=ended)
     if not (wanted or ended or removal.is_needed):
@@ -133,6 +135,7 @@ def remove(datasets: Sequence[Place], options: RemoveOptions) -> "Removal":
         return removal
     listener.begun(removal)
     if not (options.yes or listener.asked(removal)):
+        job.drop_marks()
         return removal
     job.mark()
     job.catch_up()
@@ -224,14 +227,18 @@ def _open(url: str, shown: str) -> DatasetPlace:
     )
 
 
-def _finish_begun(urls: Sequence[str], listener: JobListener) -> tuple[str, ...]:
+def _finish_begun(
+    urls: Sequence[str], listener: JobListener
+) -> tuple[tuple[str, ...], frozenset[str]]:
     """Finish removals that were begun in these datasets and killed; return those datasets.
 
-    The images that latents among them were made of are included, even if they were not given.
+    The images that latents among them were made of are included, even if they were not given. The
+    latents that are returned second were marked alone: nothing was removed there, and their marks
+    are left for the removal that follows to replace or to drop.
     """
     begun = {url: found for url in urls if (found := removed_from(open_store(url))).units}
     if not begun:
-        return ()
+        return (), frozenset()
     for url, removed in tuple(begun.items()):
         if removed.images and removed.images not in urls:
             if images := _moved_images(removed, urls):
@@ -243,9 +250,9 @@ def _finish_begun(urls: Sequence[str], listener: JobListener) -> tuple[str, ...]
             begun[removed.images] = removed_from(open_store(removed.images))
     listener.told(f"finishing a removal that was begun in {', '.join(sorted(begun))}")
     job = _RemovalJob([_open(url, url) for url in begun])
-    job.resume(begun)
+    only_marked = job.resume(begun)
     job.change(listener.changed)
-    return tuple(begun)
+    return tuple(begun), only_marked
 
 
 def _moved_images(latents: Removed, urls: Sequence[str]) -> str:
@@ -285,11 +292,13 @@ class _RemovalJob:
         places: Sequence[DatasetPlace],
         finder: Finder | None = None,
         neighbours: Neighbours = NO_NEIGHBOURS,
+        only_marked: frozenset[str] = frozenset(),
     ) -> None:
+        """Take the datasets; `only_marked` are latents where a killed removal changed nothing."""
         self._images = [place for place in places if place.has_images]
         self._latents = [place for place in places if not place.has_images]
         self._places = {place.url: place for place in (*self._latents, *self._images)}
-        self._finder, self._neighbours = finder, neighbours
+        self._finder, self._neighbours, self._only_marked = finder, neighbours, only_marked
         self._found = {url: FoundSamples() for url in self._places}
         self._made_of: dict[str, str] = {}  # by latents, their images
         self._removed = {url: removed_from(place.store) for url, place in self._places.items()}
@@ -431,7 +440,7 @@ class _RemovalJob:
         found = self._found[place.url]
         with place.edition.holding_manifest():
             there = removed_from(place.store)
-            if there.units and not is_more:
+            if there.units and not (is_more or place.url in self._only_marked):
                 raise BusyError(
                     f"another removal from {place.shown} has begun: wait for it to end, or, "
                     f"if it was killed, run {command('remove', place.url)}, then the same command "
@@ -459,12 +468,13 @@ class _RemovalJob:
                 self._mark(now, is_more=True)
 
     # --- change
-    def resume(self, begun: Mapping[str, Removed]) -> None:
+    def resume(self, begun: Mapping[str, Removed]) -> frozenset[str]:
         """Take over what a removal of an earlier run has left to do, for `change`.
 
-        If images were never marked, nothing was removed from their latents either: what is left to
-        do for these latents is dropped, but for what their images had lost before.
+        If images were never marked, nothing was removed from their latents either: these latents
+        are returned, and nothing is done there, but for what their images had lost before.
         """
+        only_marked = set()
         for url, removed in begun.items():
             self._made_of[url] = removed.images
             units = {unit.unit: unit for unit in removed.units}
@@ -476,8 +486,11 @@ class _RemovalJob:
                     or ((lost := before.follow(unit.made_of)) and lost.rows != unit.lost_rows)
                     for unit in units.values()
                 ):
-                    units = {}
+                    only_marked.add(url)
+                    continue
             self._found[url].units = units
+        self._latents = [place for place in self._latents if place.url not in only_marked]
+        return frozenset(only_marked)
 
     def change(self, heard: Callable[[int, int], object]) -> None:
         """Rewrite the units, images first and then latents, and finish each dataset.
@@ -523,9 +536,16 @@ class _RemovalJob:
         return {unit: successor.digest for unit, successor in each if successor}
 
     def settle(self) -> None:
-        """Let go the lock on a manifest that an earlier removal has left if it was killed."""
+        """Clear the locks on manifests and the marks that a removal leaves if it is killed."""
         for place in self._places.values():
             place.store.let_go(MANIFEST_HOLD)
+        self.drop_marks()
+
+    def drop_marks(self) -> None:
+        """Drop the marks of latents in which an earlier removal has changed nothing."""
+        for url in self._only_marked:
+            with self._places[url].edition.holding_manifest():
+                forget_removal(self._places[url].store)
 
     def _finish_dataset(
         self, place: DatasetPlace, gone: set[str], digests: Mapping[str, str]

@@ -36,11 +36,14 @@ def mark_of(kind: str, value: str) -> bytes:
     return blake3(f"{kind}\0{value}".encode("utf-8", "surrogatepass")).digest(MARK_NBYTES)
 
 
+@dataclass(frozen=True, slots=True)
 class Marks:
-    """A set of marks, in no more memory than they are long: of 10 million, 160 MB."""
+    """A set of marks, in no more memory than they are long: of 10 million, 160 MB.
 
-    def __init__(self, sorted_marks: bytes = b"") -> None:
-        self.data = sorted_marks
+    `data` has them one after another, sorted.
+    """
+
+    data: bytes = b""
 
     @classmethod
     def sort(cls, marks: Iterable[bytes]) -> "Marks":
