@@ -2,17 +2,25 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal
 
 import pytest
 
 from tests.kit.sealed_files import resealed, sealed, unsealed
-from wdsprep.dataset.json_records import Count, Name, Text, ValueRule, check_record, read_record
+from wdsprep.dataset.json_records import (
+    Count,
+    Fields,
+    Name,
+    Text,
+    ValueRule,
+    check_record,
+    read_record,
+)
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.rejects import read_rejects
 from wdsprep.dataset.removed_samples import Marks, Removed
-from wdsprep.dataset.schemas import checked_settings
+from wdsprep.dataset.settings import checked_settings
 from wdsprep.errors import FormatError
 
 SETTINGS = {"buckets": [256, 512], "max_area": 10**8, "source": "folder"}
@@ -27,11 +35,15 @@ class Part:
     kinds: Mapping[Text, Count] = field(default_factory=dict)
 
 
-class Whole(TypedDict, total=False):
-    parts: list[Part]
-    side: Literal["left", "right"]
-    pair: tuple[int, str]
-    either: float | list[float]
+WHOLE = Fields(
+    {},
+    {
+        "parts": list[Part],
+        "side": Literal["left", "right"],
+        "pair": tuple[int, str],
+        "either": float | list[float],
+    },
+)
 
 
 SOUND = {"parts": [{"name": "a/b", "count": 1, "share": 0.5}], "side": "left", "either": [1, 2.5]}

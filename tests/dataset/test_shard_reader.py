@@ -15,7 +15,6 @@ from wdsprep.dataset.file_names import index_name
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.shard_reader import (
     HashedTape,
-    NamedShard,
     ShardReader,
 )
 from wdsprep.dataset.tar import BLOCK
@@ -151,7 +150,7 @@ def test_a_json_before_others_is_found_from_header_to_header(tmp_path: Path) -> 
     (tmp_path / index_name("a.tar")).write_bytes(index)
     for is_foreign in (False, True):
         for store in (open_store(str(tmp_path)), Far(tmp_path)):
-            shard: Any = NamedShard("a.tar", 5)
+            shard: Any = Shard("a.tar", 5)
             with ShardReader(store, shard, is_foreign=is_foreign) as reader:  # type: ignore[arg-type]
                 (block,) = reader.json()
             assert block.keys == [key(number) for number in range(5)]

@@ -17,8 +17,7 @@ from tests.kit.latent_sets import array_of, field, npy
 from tests.kit.packs import jpeg, pack, photos, write_files
 from tests.kit.shape_sets import SHAPES
 from wdsprep.cli import cli
-from wdsprep.dataset.latent_scaling import denormalise, patchify
-from wdsprep.dataset.npy_arrays import field_of, values_of
+from wdsprep.dataset.npy_arrays import denormalise, field_of, patchify, values_of
 from wdsprep.errors import FingerprintError, TarError, UsageError
 from wdsprep.exporting import LAYOUTS
 from wdsprep.exporting.energon import path_between

@@ -16,8 +16,7 @@ import wdsprep
 from tests.kit.batches import assert_same
 from tests.kit.latent_sets import array_of, field, npy, write_latents
 from tests.kit.slow_reads import WAYS, read_in_way
-from wdsprep.dataset.latent_scaling import normalise, patchify
-from wdsprep.dataset.npy_arrays import layout
+from wdsprep.dataset.npy_arrays import layout, normalise, patchify
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.write import header
 from wdsprep.encoding.models.noise import noise_keys, normal

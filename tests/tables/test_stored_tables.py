@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.kit.packs import jpeg, manifest_of, pack, write_files
+from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.reindex import index
-from wdsprep.dataset.shard_reader import NamedShard
 from wdsprep.errors import DamageError
 from wdsprep.store import open_store
 from wdsprep.tables.stored_tables import ForeignTables, StoredTables
@@ -32,7 +32,7 @@ def stored_rows(images: Path) -> list[Rows]:
 
 def foreign_rows(tars: Path) -> list[Rows]:
     names = sorted(path.name for path in tars.glob("*.tar"))
-    tables = ForeignTables(open_store(str(tars)), [NamedShard(name, 3) for name in names])
+    tables = ForeignTables(open_store(str(tars)), [Shard(name, 3) for name in names])
     return [table.to_pylist() for table in tables.columns(COLUMNS)]
 
 

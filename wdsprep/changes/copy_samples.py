@@ -30,7 +30,7 @@ from wdsprep.dataset.file_names import (
     latent_unit,
     rejects_name,
 )
-from wdsprep.dataset.receipts import Receipt, Settings, Shard
+from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.removed_samples import Removed
@@ -38,6 +38,7 @@ from wdsprep.dataset.sample_selection import Numbers
 from wdsprep.dataset.sample_table import KEY, ROW, table_columns
 from wdsprep.dataset.samples import facts_bytes, key_order, parse_object
 from wdsprep.dataset.score_columns import counted_as
+from wdsprep.dataset.settings import Settings
 from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.stored_dataset import find_receipt, read_receipt

@@ -16,9 +16,8 @@ from itertools import chain
 from wdsprep.changes.selected_samples import Origin
 from wdsprep.dataset.file_names import latent_unit, maker_of
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.receipts import Settings
 from wdsprep.dataset.sealed_json import hex_digest
-from wdsprep.dataset.settings import changed_settings, say_changes
+from wdsprep.dataset.settings import Settings, changed_settings, say_changes
 from wdsprep.dataset.shapes import buckets_encoded
 from wdsprep.dataset.stored_dataset import dated_manifest, open_dataset, refresh_manifest
 from wdsprep.errors import UsageError

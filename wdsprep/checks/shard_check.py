@@ -13,11 +13,12 @@ from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 from wdsprep.dataset.npy_arrays import Field, fields_of, is_finite, is_imported, is_of_text
-from wdsprep.dataset.receipts import Receipt, Settings, Shard
+from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.sample_table import ROW, Columns, TableWriter
 from wdsprep.dataset.samples import parse_json
 from wdsprep.dataset.score_columns import is_scored
+from wdsprep.dataset.settings import Settings
 from wdsprep.dataset.shapes import (
     bucket_of,
     cut_size,

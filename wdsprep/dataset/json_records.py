@@ -2,7 +2,7 @@
 
 A seal tells that a file is as it was written, and nothing of who wrote it. So whoever reads JSON
 that others may have written names a *kind* of value, as annotations have it: a dataclass, a named
-tuple or a TypedDict, lists and mappings of kinds, and `Annotated` ones with a `ValueRule`. All that
+tuple or `Fields`, lists and mappings of kinds, and `Annotated` ones with a `ValueRule`. All that
 comes after may rely on it. Fields that a kind does not have are let be: a newer version may have
 them.
 
@@ -22,15 +22,26 @@ import json
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from itertools import chain
 from operator import itemgetter
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NoReturn,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from wdsprep.errors import DamageError
 from wdsprep.text import brief
 
+Record = TypeVar("Record")
 Values = Sequence[Any]
 Check = Callable[[Values], None]
 NOTHING = object()
@@ -40,9 +51,13 @@ FEW = 1 << 31
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Fields:
-    """The type of a JSON object: the type of each of its fields, and rules for whole objects."""
+    """The type of a JSON object: the types of the fields that it has, and of those it may have.
 
-    kinds: Mapping[str, Any]
+    `rules` are for whole objects.
+    """
+
+    needed: Mapping[str, Any]
+    optional: Mapping[str, Any] = field(default_factory=dict)
     rules: tuple["ValueRule", ...] = ()
 
 
@@ -167,6 +182,12 @@ def read_record(kind: Any, data: bytes, what: str) -> Any:
     return found
 
 
+def make_record(kind: type[Record], body: Mapping[str, Any]) -> Record:
+    """Return an object of a dataclass from a checked JSON object. Lists become tuples."""
+    values = {field.name: body[field.name] for field in fields(kind) if field.name in body}  # type: ignore[arg-type]
+    return kind(**{n: tuple(v) if type(v) is list else v for n, v in values.items()})
+
+
 def read_lines(kind: Any, data: bytes, what: str) -> list[Any]:
     """Parse lines of JSON and check their type. An error names the file `what`."""
     try:
@@ -221,8 +242,10 @@ def check_of(kind: Any) -> Check:
         )
     if isinstance(origin, type) and issubclass(origin, Collection):
         return _joint_check([_type_check((list,), "a list"), _list_check(check_of(parts[0]))])
-    rules = kind.rules if isinstance(kind, Fields) else ()
-    return _joint_check([_type_check((dict,), "an object"), *_field_checks(kind), *rules])
+    record = kind if isinstance(kind, Fields) else _fields_of_class(kind)
+    checks = [_field_check(name, hint, is_needed=True) for name, hint in record.needed.items()]
+    checks += [_field_check(name, hint, is_needed=False) for name, hint in record.optional.items()]
+    return _joint_check([_type_check((dict,), "an object"), *checks, *record.rules])
 
 
 _PLAIN = {
@@ -325,32 +348,19 @@ def _mapping_check(check_name: Check, check_value: Check) -> Check:
     return check
 
 
-def _field_checks(kind: Any) -> list[Check]:
-    is_own = isinstance(kind, Fields)
-    hints = kind.kinds if is_own else get_type_hints(kind, include_extras=True)
-    needed = hints.keys() if is_own else _required_fields(kind, hints)
-    return [
-        _field_check(name, check_of(hint), is_needed=name in needed) for name, hint in hints.items()
-    ]
+def _fields_of_class(kind: type) -> Fields:
+    """Return the fields of a dataclass or a named tuple. It needs those without a default."""
+    hints = get_type_hints(kind, include_extras=True)
+    optional = {
+        field.name: hints.pop(field.name)
+        for field in (fields(kind) if is_dataclass(kind) else ())
+        if (field.default, field.default_factory) != (MISSING, MISSING)
+    }
+    return Fields(hints, optional)
 
 
-def _required_fields(kind: Any, hints: Mapping[str, Any]) -> Collection[str]:
-    """Return the names of the fields that an object of this type must have."""
-    if is_dataclass(kind):
-        both = ((f.default, f.default_factory) for f in fields(kind))
-        return {
-            field.name
-            for field, defaults in zip(fields(kind), both, strict=True)
-            if defaults == (MISSING, MISSING)
-        }
-    if issubclass(kind, tuple):
-        return hints.keys()
-    needed: frozenset[str] = kind.__required_keys__
-    return needed
-
-
-def _field_check(name: str, check: Check, *, is_needed: bool) -> Check:
-    get = itemgetter(name)
+def _field_check(name: str, kind: Any, *, is_needed: bool) -> Check:
+    get, check = itemgetter(name), check_of(kind)
 
     def check_field(values: Values) -> None:
         try:

@@ -24,13 +24,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, TypedDict, cast
+from typing import Annotated, Any, BinaryIO, cast
 
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from wdsprep.dataset.json_records import Nbytes, matching, read_record
+from wdsprep.dataset.json_records import Fields, Nbytes, matching, read_record
 from wdsprep.dataset.random_numbers import key_of
 from wdsprep.errors import DamageError, FormatError, StoreError, UsageError
 
@@ -299,15 +299,13 @@ def _mark_used(file: BinaryIO, path: Path) -> bool:
 Dtype = Annotated[str, matching(r"\|b1|\|S[1-9]\d*|[<|][iuf][1248]", "a dtype")]
 
 
-class _Body(TypedDict):
-    arrays: dict[str, tuple[Nbytes, Nbytes, Dtype]]
-    facts: dict[str, Any]
+_BODY = Fields({"arrays": dict[str, tuple[Nbytes, Nbytes, Dtype]], "facts": dict[str, Any]})
 
 
 def _parse(path: Path, data: mmap.mmap) -> KeptFile:
     end = len(data) - TAIL_NBYTES
     start = end - int.from_bytes(data[end : end + 8], "little")
-    body = read_record(_Body, data[max(0, start) : end], str(path))
+    body = read_record(_BODY, data[max(0, start) : end], str(path))
     if any(at + nbytes > start for at, nbytes, _ in body["arrays"].values()):
         raise DamageError(str(path), "its arrays lead out of it")
     arrays = {

@@ -12,16 +12,24 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Annotated, Any
 
 from wdsprep.dataset.coarse_histograms import sum_counts
 from wdsprep.dataset.file_names import MANIFEST
-from wdsprep.dataset.json_records import check_record
+from wdsprep.dataset.json_records import (
+    Count,
+    Fields,
+    Nbytes,
+    Text,
+    ValueRule,
+    between,
+    check_record,
+)
 from wdsprep.dataset.npy_arrays import fields_of, is_of_text
 from wdsprep.dataset.receipts import (
+    HEAD_FIELDS,
     Receipt,
     Receipts,
-    Settings,
     Shard,
     fingerprint,
     image_shard_digest,
@@ -29,12 +37,32 @@ from wdsprep.dataset.receipts import (
     line_of,
     split_receipts,
 )
-from wdsprep.dataset.schemas import ManifestHead, Stated, checked_settings
 from wdsprep.dataset.score_columns import SCORES, is_scored
 from wdsprep.dataset.sealed_json import check_seal, seal, unseal
+from wdsprep.dataset.settings import Settings, Stated, are_rising, checked_settings
 from wdsprep.text import brief, command, human_bytes, human_counts, shortened
 
 UNITS = b',"units":['  # the last that it says
+TRIAL = Fields({}, {"busy": float, "device": Text, "each": float, "launching": float})
+EXTRA = Fields(
+    {},
+    {
+        "left_out": dict[Text, Count],
+        "limit": Annotated[int, between(0, 1 << 63, "a count")],
+        "model": str,  # which may be a folder whose name is not UTF-8
+        "selection": Text,
+        "trial": TRIAL,
+    },
+)
+"""Facts about a run beside the settings."""
+HEAD = Fields(
+    {
+        **HEAD_FIELDS,
+        "complete": bool,
+        "extra": EXTRA,
+        "generations": Annotated[list[Nbytes], ValueRule("rising numbers of units", are_rising)],
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +158,7 @@ class Manifest:
     def from_bytes(cls, data: bytes, what: str) -> "Manifest":
         check_seal(data, what)
         head, lines = split_receipts(data, UNITS)
-        body = unseal("manifest", ManifestHead, head, what)
+        body = unseal("manifest", HEAD, head, what)
         dataset = body["dataset"]
         settings = checked_settings(dataset, body["settings"], what)
         units = body.get("units", [])

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import chain, islice
 from operator import eq, itemgetter
-from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints, overload
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_type_hints, overload
 
 from wdsprep.dataset.file_names import is_table, latent_unit, table_name
 from wdsprep.dataset.json_records import (
@@ -27,13 +27,12 @@ from wdsprep.dataset.json_records import (
     decode_json,
     matching,
 )
-from wdsprep.dataset.schemas import CountName, ReceiptHead, checked_settings
 from wdsprep.dataset.sealed_json import canonical_json, check_seal, hex_digest, seal, unseal
+from wdsprep.dataset.settings import Settings, checked_settings
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.errors import DamageError
 from wdsprep.text import brief, one_line, plural, shortened, shown
 
-Settings = Mapping[str, Any]
 Part = TypeVar("Part")
 LINES_AT_ONCE = 400
 FIELDS = ("counts", "files", "generation", "input", "inputs", "rejects", "shards", "unit")
@@ -42,13 +41,29 @@ RETRIED = "retried"
 CONTENT = "what was read"
 """The name by which the files of a receipt have the BLAKE3 of what its source gave out, if
 anything."""
+HEAD_FIELDS: Mapping[str, Any] = {
+    "dataset": Literal["images", "latents"],
+    "settings": dict[str, Any],
+}
+"""The types of what a receipt and the manifest say of the whole dataset."""
 # What stands around a receipt in a list of them. A quotation mark that belongs to a text has a
 # backslash before it, so these are found nowhere else, and the name of no field is.
 START, BETWEEN, END = b'{"counts":', b'},{"counts":', b"}"
 
 
+def _have_edges(names: Any) -> bool:
+    """Return whether each name of a count that has a `<`, as `side<512`, ends in a number."""
+    edges = (name.partition("<") for name in names)
+    return all(not sign or (edge.isdecimal() and len(edge) < 20) for _, sign, edge in edges)
+
+
+CountName = Annotated[Text, ValueRule("the name of a count", _have_edges)]
+
+
 class Shard(NamedTuple):
     """One tar or table, with its name in the dataset, such as 256/000000.tar.
+
+    Without a receipt of it, `nbytes` are 0 and the digest is empty.
 
     It is a tuple, since a manifest may hold hundreds of thousands: they are made and sorted in
     a third of a dataclass's time.
@@ -56,8 +71,8 @@ class Shard(NamedTuple):
 
     name: Name
     samples: Count
-    nbytes: Nbytes
-    digest: Hex
+    nbytes: Nbytes = 0
+    digest: Hex = ""
 
     @property
     def bucket(self) -> int:
@@ -102,7 +117,7 @@ class Receipt:
     @classmethod
     def from_bytes(cls, data: bytes, what: str) -> "Receipt":
         check_seal(data, what)
-        body = unseal("receipt", ReceiptHead, data, what)
+        body = unseal("receipt", Fields(HEAD_FIELDS), data, what)
         dataset = body["dataset"]
         settings = checked_settings(dataset, body["settings"], what)
         check_record(kind_of_bodies(dataset), body, what)
@@ -165,10 +180,10 @@ def kind_of_bodies(dataset: str) -> Fields:
     shard["blake3"] = shard.pop("digest")
     holds_samples = ValueRule("a shard that is large enough for its samples", _are_large_enough)
     kinds = get_type_hints(Receipt, include_extras=True)
-    shards: Any = list[Fields(shard, (holds_samples,))]  # type: ignore[misc]
+    shards: Any = list[Fields(shard, rules=(holds_samples,))]  # type: ignore[misc]
     kinds |= {"unit": UNITS[dataset], "shards": shards}
     rules = (ValueRule("a unit whose shards have its name", partial(_have_names, dataset)),)
-    return Fields({name: kinds[name] for name in FIELDS}, rules)
+    return Fields({name: kinds[name] for name in FIELDS}, rules=rules)
 
 
 def _are_large_enough(shards: Sequence[Mapping[str, Any]]) -> bool:
@@ -284,7 +299,7 @@ class Receipts(Sequence[Receipt]):
         if not self._lines:
             return
         bodies = kind_of_bodies(self._dataset)
-        kind = bodies.kinds[name] if name else bodies
+        kind = bodies.needed[name] if name else bodies
         for some in _batches(self._lines):
             try:
                 found = _read_lines(some, name, kind)

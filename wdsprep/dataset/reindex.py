@@ -25,13 +25,14 @@ from wdsprep.dataset.image_positions import (
     positions_from_keys,
 )
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.receipts import Receipt, Settings
+from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.rejects import rejects_in
 from wdsprep.dataset.sample_table import IMAGE_COLUMNS, ROW, Columns, TableWriter, table_columns
 from wdsprep.dataset.samples import parse_object
 from wdsprep.dataset.score_columns import is_scored
 from wdsprep.dataset.sealed_json import hex_digest
-from wdsprep.dataset.shard_reader import NamedShard, ShardReader
+from wdsprep.dataset.settings import Settings
+from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.stored_dataset import read_manifest, read_receipt
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import index_tar, open_tape
@@ -178,7 +179,7 @@ def make_table(
     table = TableWriter(columns)
     samples = len(store.read(index_name(tar))) // 8 - 1
     rows = positions.positions.tolist() if positions else ()
-    with ShardReader(store, NamedShard(tar, samples), is_foreign=is_foreign) as reader:
+    with ShardReader(store, Shard(tar, samples), is_foreign=is_foreign) as reader:
         for block in reader.json():
             for number, (key, data) in enumerate(zip(block.keys, block.json, strict=True)):
                 if data is None and not is_foreign:

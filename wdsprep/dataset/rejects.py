@@ -7,12 +7,12 @@ import traceback
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import Literal
 
 from blake3 import blake3
 
 from wdsprep.dataset.file_names import rejects_name
-from wdsprep.dataset.json_records import read_lines
+from wdsprep.dataset.json_records import Fields, read_lines
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.removed_samples import mark_of
 from wdsprep.errors import WdsprepError
@@ -77,17 +77,15 @@ class Reject:
         return json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
-class _Needs(TypedDict):
-    code: Literal[tuple(code.value for code in Code)]  # type: ignore[valid-type]
-    detail: str
-    key: str
-    source: str
-
-
-class _Line(_Needs, total=False):
-    url: str
-
-
+_LINE = Fields(
+    {
+        "code": Literal[tuple(code.value for code in Code)],
+        "detail": str,
+        "key": str,
+        "source": str,
+    },
+    {"url": str},
+)
 UNSETTLED = "rejects that rows are leaving"
 """The name of the old rejects' digest in a receipt's `files`, while a retry writes new ones."""
 
@@ -138,13 +136,13 @@ def read_rejects(data: bytes, what: str) -> list[Reject]:
     """Parse a file of rejects. Raise an error that names `what` if a line is none."""
     return [
         Reject(
-            key=found["key"],
-            source=found["source"],
-            code=Code.named(found["code"]),
-            detail=found["detail"],
-            url=found.get("url", ""),
+            key=line["key"],
+            source=line["source"],
+            code=Code.named(line["code"]),
+            detail=line["detail"],
+            url=line.get("url", ""),
         )
-        for found in read_lines(_Line, data, what)
+        for line in read_lines(_LINE, data, what)
     ]
 
 

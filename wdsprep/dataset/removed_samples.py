@@ -13,13 +13,21 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, pairwise
-from typing import Any, TypedDict
 
 from blake3 import blake3
 
 from wdsprep.dataset.damage import naming_next_step
 from wdsprep.dataset.file_names import REMOVED
-from wdsprep.dataset.json_records import Count, Hex, Name, Nbytes, Text, read_record
+from wdsprep.dataset.json_records import (
+    Count,
+    Fields,
+    Hex,
+    Name,
+    Nbytes,
+    Text,
+    make_record,
+    read_record,
+)
 from wdsprep.dataset.receipts import Receipt, image_shard_digest
 from wdsprep.dataset.sealed_json import OTHER_DIGEST, canonical_json, check_format
 from wdsprep.errors import BusyError, DamageError, NotFoundError
@@ -128,27 +136,6 @@ class UnitRemoval:
             return all(digests.get(each.name) == each.digest for each in self.shards)
         return bool(self.made_of) and image_shard_digest(receipt.input) == self.made_of
 
-    @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> "UnitRemoval":
-        shards = (
-            ShardRemoval(
-                name=one["name"],
-                samples=one["samples"],
-                nbytes=one["nbytes"],
-                digest=one["digest"],
-                rows=tuple(one["rows"]),
-                keys=tuple(one["keys"]),
-            )
-            for one in found.get("shards", ())
-        )
-        return cls(
-            unit=found["unit"],
-            shards=tuple(shards),
-            rejects=tuple(found.get("rejects", ())),
-            made_of=found.get("made_of", ""),
-            lost_rows=tuple(found.get("lost_rows", ())),
-        )
-
 
 def _fits(shard: ShardRemoval) -> bool:
     """Return whether the rows of a removal rise, are in its shard, and have a key each."""
@@ -167,15 +154,15 @@ class ShardSuccessor:
     rows: tuple[Count, ...]
 
 
-class _Format(TypedDict):
-    format: Count
-
-
-class _Head(_Format):
-    changes: Nbytes
-    images: str
-    successors: dict[Hex, ShardSuccessor]
-    units: list[UnitRemoval]
+_FORMAT = Fields({"format": Count})
+_HEAD = Fields(
+    {
+        "changes": Nbytes,
+        "images": str,
+        "successors": dict[Hex, ShardSuccessor],
+        "units": list[UnitRemoval],
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -233,21 +220,23 @@ class Removed:
         if digest != blake3(body).hexdigest().encode():
             raise DamageError(what, OTHER_DIGEST)
         head, _, marks = body.partition(b"\n")
-        check_format(read_record(_Format, head, what)["format"], what)
-        found = read_record(_Head, head, what)
-        units = tuple(map(UnitRemoval.from_json, found["units"]))
-        if len(marks) % MARK_NBYTES or not all(_fits(s) for u in units for s in u.shards):
+        check_format(read_record(_FORMAT, head, what)["format"], what)
+        found = read_record(_HEAD, head, what)
+        units = []
+        for unit in found["units"]:
+            shards = [make_record(ShardRemoval, shard) for shard in unit.get("shards", ())]
+            units.append(make_record(UnitRemoval, {**unit, "shards": shards}))
+            if not all(map(_fits, shards)):
+                raise DamageError(what, "its marks or rows cannot be right")
+        if len(marks) % MARK_NBYTES:
             raise DamageError(what, "its marks or rows cannot be right")
-        successors = {
-            name: ShardSuccessor(digest=one["digest"], rows=tuple(one["rows"]))
-            for name, one in found["successors"].items()
-        }
+        successors = found["successors"].items()
         return cls(
             marks=Marks(marks),
             changes=found["changes"],
-            units=units,
+            units=tuple(units),
             images=found["images"],
-            successors=successors,
+            successors={name: make_record(ShardSuccessor, one) for name, one in successors},
         )
 
 

@@ -9,11 +9,11 @@ files: BLAKE3.
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypedDict
+from typing import Any
 
 from blake3 import blake3
 
-from wdsprep.dataset.json_records import Count, Text, check_record, read_record
+from wdsprep.dataset.json_records import Count, Fields, Text, check_record, read_record
 from wdsprep.errors import DamageError, OtherFormatError
 from wdsprep.text import brief
 
@@ -23,11 +23,8 @@ OTHER_DIGEST = "its digest does not match what it holds"
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
 
 
-class Sealed(TypedDict):
-    """The fields that all sealed files have."""
-
-    format: Count
-    kind: Text
+SEALED = Fields({"format": Count, "kind": Text})
+"""The fields that all sealed files have."""
 
 
 def canonical_json(body: object) -> bytes:
@@ -73,12 +70,12 @@ def check_format(stated: int, what: str) -> None:
         )
 
 
-def unseal(kind: str, head: Any, data: bytes, what: str) -> dict[str, Any]:
+def unseal(kind: str, head: Fields, data: bytes, what: str) -> dict[str, Any]:
     """Return the body of a sealed file, checked to be of this kind with the fields of `head`.
 
     Its digest is not checked: `check_seal` does that.
     """
-    body: dict[str, Any] = read_record(Sealed, data, what)
+    body: dict[str, Any] = read_record(SEALED, data, what)
     check_format(body["format"], what)
     if body["kind"] != kind:
         found = brief(body["kind"])[1:-1]

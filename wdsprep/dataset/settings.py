@@ -1,4 +1,6 @@
-"""The settings that decide the bytes of a dataset: which of them differ from those of now.
+"""The settings that decide the bytes of a dataset: what they may be, and which differ from others.
+
+A setting that has no type here is of a newer version, or of a test, and nothing reads it.
 
 What a table of URLs may be fetched from is the exception among settings: a later run may allow more
 than the dataset was begun with, and never less. So the settings say what each slice was allowed at
@@ -9,11 +11,33 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from itertools import chain, pairwise
+from math import prod
+from typing import Annotated, Any, TypeAlias
 
-from wdsprep.dataset.receipts import Settings
+from wdsprep.dataset.json_records import (
+    Fields,
+    Hex,
+    Length,
+    Nbytes,
+    Text,
+    ValueRule,
+    Whole,
+    WrongValueError,
+    between,
+    check_record,
+    check_values,
+    matching,
+)
+from wdsprep.dataset.npy_arrays import DTYPES, FLIPPED, LATENT, Field, fields_of, is_of_text
+from wdsprep.dataset.score_columns import is_scored
 from wdsprep.dataset.sealed_json import canonical_json
+from wdsprep.dataset.shapes import fields_by_shape, shapes_of
+from wdsprep.errors import DamageError, FormatError, UsageError
+from wdsprep.limits import MAX_ARRAY_NBYTES
+from wdsprep.text import brief
 
+Settings = Mapping[str, Any]
 Changes: TypeAlias = Mapping[str, tuple[Any, Any]]
 """The settings that have changed, each with its old and its new value."""
 SAID = {"of": "the datasets to select from", "weights": "the weights of the model"}
@@ -26,6 +50,172 @@ STRICT = ("opt_outs", "robots")
 POLICIES = ("allow_s3", *STRICT, "max_bytes")
 """The settings that may be loosened."""
 ALLOWED_MORE = "allowed_more:"
+
+
+def are_rising(values: Any) -> bool:
+    """Return whether no list is empty and the numbers in each rise."""
+    return all(each and all(a < b for a, b in pairwise(each)) for each in values)
+
+
+def _differ(values: Any) -> bool:
+    return all(each and len({*map(str, each)}) == len(each) for each in values)
+
+
+def _same_type(kind: Any, names: str) -> dict[str, Any]:
+    """Return the types of several settings of one type, from their names with spaces between."""
+    return dict.fromkeys(names.split(), kind)
+
+
+Pixels = Annotated[int, between(1, 1 << 53, "a number of pixels")]
+ArrayName = Annotated[str, matching(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.npy", "the name of an array")]
+IMAGE_SETTINGS = Fields(
+    {"buckets": Annotated[list[Length], ValueRule("rising sizes", are_rising)]},
+    {
+        **_same_type(bool, "allow_s3 opt_outs prefix repeats_from_folders robots"),
+        **_same_type(Text, "caption_col check compute_hash filter image_col join keys part"),
+        **_same_type(Text, "reencode source url_col verify_hash where"),
+        **_same_type(list[Text], "caption_ext save_additional_columns"),
+        **_same_type(Nbytes, "max_bytes max_caption max_shard_size max_side min_caption min_size"),
+        "samples_per_shard": Nbytes,
+        "count": Whole | None,
+        "max_area": Pixels,
+        "max_aspect_ratio": float,
+        "of": list[Text] | Text,
+        "seed": Whole,
+        "split": list[list[Text]],
+    },
+)
+"""The settings of a dataset of images that were packed or selected."""
+LAYOUT_LINE = Fields(
+    {
+        "dtype": Text,
+        "name": ArrayName,
+        "offset": Nbytes,
+        "shape": list[Length],
+    },
+    {"variable": bool},
+)
+SCORED_MODEL = Fields(
+    {},
+    {
+        **_same_type(Text, "dtype embedding processor weights"),
+        "columns": list[Text],
+        "heads": dict[Text, Hex],
+    },
+)
+SCORE_SETTINGS = Fields(
+    {
+        "columns": dict[Text, Annotated[str, matching("number|whole|text", "what a column holds")]],
+        "language": Text,
+        "models": list[SCORED_MODEL],  # type: ignore[valid-type]
+    },
+)
+"""The settings of scores: their columns and the models that made them."""
+LATENT_SETTINGS = Fields(
+    {"layout": list[LAYOUT_LINE]},  # type: ignore[valid-type]
+    {
+        **_same_type(bool, "compile flip"),
+        **_same_type(Text, "caption_col caption_field caption_name captions_by crop dtype empty"),
+        **_same_type(Text, "latents pipeline source template text weights"),
+        **_same_type(Nbytes, "max_area max_bytes"),
+        **_same_type(float | list[float], "scale shift"),
+        "captions": Hex,
+        "columns": dict[Text, Text],
+        "max_crop": float,
+        "patch": Annotated[int, between(1, 64, "a size of patches")],
+        "resolution": Length,
+        "scores": SCORE_SETTINGS,
+        "seed": Whole,
+        "shapes": Annotated[list[tuple[Length, Length]], ValueRule("different shapes", _differ)],
+        "text_arguments": dict[Text, Any],
+        "upscale": Annotated[float, between(1, 17, "how much images are scaled up")],
+    },
+)
+"""The settings of latents or text that were encoded or imported."""
+_RECORDS = {
+    "images": Fields({"settings": IMAGE_SETTINGS}),
+    "latents": Fields({"settings": LATENT_SETTINGS}),
+}
+
+
+class Stated(dict[str, Any]):
+    """Settings or facts as a file has them. A name that the file lacks is a DamageError.
+
+    Which names exist depends on the dataset.
+    """
+
+    def __init__(self, found: Mapping[str, Any], what: str) -> None:
+        super().__init__(found)
+        self.what = what
+
+    def __missing__(self, name: str) -> Any:
+        raise DamageError(self.what, f"it says no {name}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Stated, (dict(self), self.what)
+
+
+def check_storable(dataset: str, settings: Mapping[str, Any]) -> None:
+    """Check that files of a dataset can hold these settings, before anything is written."""
+    try:
+        check_values(_RECORDS[dataset], [{"settings": json.loads(json.dumps(settings))}])
+    except WrongValueError as error:
+        option = error.path.removeprefix("settings.").replace("_", "-")
+        raise UsageError(f"--{option} {brief(error.value)}: give {error.wanted}") from None
+
+
+def checked_settings(dataset: str, found: Mapping[str, Any], what: str) -> Stated:
+    """Check the settings that a file has, and return them.
+
+    Raise DamageError for settings that no dataset can have.
+    """
+    check_record(_RECORDS[dataset], {"settings": found}, what)
+    settings = Stated(found, what)
+    try:
+        if dataset == "latents":
+            _check_layout(settings)
+    except DamageError:
+        raise
+    except FormatError as error:
+        raise DamageError(what, f"settings have {error}") from None
+    return settings
+
+
+def _check_layout(settings: Mapping[str, Any]) -> None:
+    fields = fields_of(settings["layout"])
+    names = {field.name for field in fields}
+    if not (fields or is_scored(settings)) or len(names) < len(fields):
+        raise FormatError("a layout of no arrays, or with one twice")
+    if shapes_of(settings) and is_of_text(fields):
+        raise FormatError("shapes, and no latents")
+    for field in fields:
+        if field.name in (LATENT, FLIPPED):
+            _check_latents(field, settings)
+    in_shapes = fields_by_shape(settings) if LATENT in names else {}
+    for field in chain(fields, *in_shapes.values()):
+        if prod(field.shape) * DTYPES[field.dtype] > MAX_ARRAY_NBYTES:
+            raise FormatError(f"{field.name} of {field}, which is too large for a sample")
+
+
+def _check_latents(field: Field, settings: Mapping[str, Any]) -> None:
+    """Check that a field of latents has the channels that its patch, shift and scale need."""
+    patch = settings.get("patch", 1)
+    lists = [name for name in ("scale", "shift") if isinstance(settings.get(name), list)]
+    is_moments = settings.get("latents") == "moments"
+    if not (lists or is_moments or patch > 1 or "shapes" in settings):
+        return
+    if field.is_variable or len(field.shape) != 3:
+        raise FormatError(f"{field.name} of {field}, which are not latents")
+    channels, high, wide = field.shape
+    if is_moments:
+        if channels % 2 or high % patch or wide % patch:
+            raise FormatError(f"{field.name} of {field}, which are not a mean and a log-variance")
+        channels = channels // 2 * patch**2
+    elif channels % patch**2:
+        raise FormatError(f"{field.name} of {field}, which have no patches of {patch}")
+    for name in lists:
+        if len(settings[name]) != channels:
+            raise FormatError(f"a {name} for {len(settings[name])} channels, of {channels}")
 
 
 def as_json(settings: Settings) -> dict[str, Any]:

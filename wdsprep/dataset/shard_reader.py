@@ -6,7 +6,9 @@
     sample    a request with all of it, or one for each of a few members
     walk      of all samples what is wanted of their members, from header to header
 
-`HashedTape` reads every byte of a shard, and makes its digest.
+`HashedTape` reads every byte of a shard, and makes its digest. A shard of scores is a table, or, if
+embeddings are kept, a tar of arrays with a table beside it: `ScoreReader` makes the json of a
+sample of its row.
 
 On a local disk the ends of samples are read alone, many in a system call: json and caption stand
 there, behind an image or arrays that nobody wants. From S3, one read costs the processor half a
@@ -24,14 +26,20 @@ import struct
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from blake3 import blake3
 
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_place
-from wdsprep.dataset.file_names import index_name
+from wdsprep.dataset.file_names import index_name, is_table, table_name
+from wdsprep.dataset.receipts import Shard
+from wdsprep.dataset.sample_table import KEY, ROW, read_table, table_columns
+from wdsprep.dataset.samples import facts_bytes
+from wdsprep.dataset.score_columns import is_scored
+from wdsprep.dataset.sealed_json import hex_digest
+from wdsprep.dataset.settings import Settings
 from wdsprep.dataset.tar import BLOCK, END, padded
 from wdsprep.dataset.tar.members import (
     BadSampleError,
@@ -50,6 +58,7 @@ from wdsprep.store.local import open_file
 
 if TYPE_CHECKING:
     import numpy as np
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     Offsets = NDArray[np.int64]
@@ -77,14 +86,6 @@ class ShardSize(Protocol):
     def samples(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
-
-
-class NamedShard(NamedTuple):
-    """The name and the size of a shard, for callers that have no receipt of it."""
-
-    name: str
-    samples: int
-    nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,6 +372,62 @@ def _read_members(at: Tape, only: Collection[str]) -> TarSample | None:
             if found.fields.keys() >= set(only):
                 break
     return found
+
+
+class ScoreReader(ShardReader):
+    """A reader of a shard of scores. The json of a sample is made of its row."""
+
+    def __init__(self, store: Store, shard: Shard, settings: Settings) -> None:
+        super().__init__(store, shard)
+        self._settings, self._digest = settings, shard.digest
+        self._has_tar = not is_table(shard.name)
+
+    @cached_property
+    def table(self) -> "pa.Table":
+        """Return the table. Raise DamageError if it is not one of the samples of the shard."""
+        place = f"{self.store.url}/{table_name(self.shard.name)}"
+        data = self.store.read(table_name(self.shard.name))
+        if not self._has_tar and hex_digest(data) != self._digest:
+            raise DamageError(place, UNLIKE_RECEIPT)
+        columns, rows = table_columns("latents", self._settings), self.shard.samples
+        return read_table(data, columns, what=place, rows=rows)
+
+    def facts(self, numbers: Iterable[int] | None = None) -> list[dict[str, Any]]:
+        """Return what the rows of samples say, without nulls and without their positions."""
+        import numpy as np
+
+        table = self.table if numbers is None else self.table.take(np.fromiter(numbers, np.int64))
+        rows = table.drop_columns([ROW]).to_pylist()
+        return [{name: value for name, value in row.items() if value is not None} for row in rows]
+
+    def sample(self, number: int, *, only: Collection[str] = ()) -> TarSample:
+        return next(self._read_samples([number], only))
+
+    def samples(self, numbers: Collection[int]) -> Generator[TarSample, None, None]:
+        if self._has_tar and numbers:
+            _ = self.offsets  # one request before all others
+        return self._read_samples(numbers, ())
+
+    def _read_samples(
+        self, numbers: Collection[int], only: Collection[str]
+    ) -> Generator[TarSample, None, None]:
+        facts = self.facts(numbers)
+        found: Iterable[TarSample] = (TarSample(key=own[KEY], start=0, fields={}) for own in facts)
+        arrays = [name for name in only if name != "json"]
+        if self._has_tar and (arrays or not only):
+            read = partial(super().sample, only=arrays)
+            found = map_ahead(read, numbers, self.threads, most=self.store.readers)
+        for one, own in zip(found, facts, strict=True):
+            if one.key != own[KEY]:
+                raise DamageError(self.place, "its table has another key", one.key)
+            one.fields["json"] = facts_bytes(own)
+            yield one
+
+
+def open_shard(store: Store, shard: Shard, settings: Settings) -> ShardReader:
+    """Return a reader of a shard of a dataset with these settings."""
+    is_of_scores = is_scored(settings)
+    return ScoreReader(store, shard, settings) if is_of_scores else ShardReader(store, shard)
 
 
 class _PartsTape:

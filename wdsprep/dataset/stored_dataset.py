@@ -37,11 +37,16 @@ from wdsprep.dataset.file_names import (
     unit_of_receipt,
 )
 from wdsprep.dataset.manifest import Manifest, rebuild_hint
-from wdsprep.dataset.receipts import Receipt, Receipts, Settings, Shard, line_of, sort_by_unit
+from wdsprep.dataset.receipts import Receipt, Receipts, Shard, line_of, sort_by_unit
 from wdsprep.dataset.removed_samples import check_no_removal, forget_removal
-from wdsprep.dataset.schemas import check_storable
 from wdsprep.dataset.score_columns import SCORES, is_scored
-from wdsprep.dataset.settings import changed_settings, is_same, say_changes
+from wdsprep.dataset.settings import (
+    Settings,
+    changed_settings,
+    check_storable,
+    is_same,
+    say_changes,
+)
 from wdsprep.dataset.shapes import buckets_of_phase
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.dataset.unit_locks import Edition, wait_for_holders

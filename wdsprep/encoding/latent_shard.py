@@ -21,13 +21,14 @@ from wdsprep.dataset.coarse_histograms import count_sample
 from wdsprep.dataset.draft import Draft, DraftShard
 from wdsprep.dataset.file_names import empty_name, latent_shard, rejects_name
 from wdsprep.dataset.npy_arrays import OF_SIZES, Field, fields_of, is_of_text, text_fields
-from wdsprep.dataset.receipts import Receipt, Settings
+from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.sample_table import ROW, table_columns
 from wdsprep.dataset.samples import Sample, facts_bytes, parse_json
 from wdsprep.dataset.score_columns import counted_as
 from wdsprep.dataset.sealed_json import hex_digest
+from wdsprep.dataset.settings import Settings
 from wdsprep.dataset.shapes import fields_by_shape, shape_name
 from wdsprep.dataset.tar.write import Data, nbytes_of, pieces_of
 from wdsprep.dataset.unit_locks import Edition

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wdsprep.dataset.receipts import Settings
+from wdsprep.dataset.settings import Settings
 from wdsprep.dataset.stored_dataset import DatasetClaim
 from wdsprep.encoding import HALF
 from wdsprep.encoding.captions.options import CaptionSource

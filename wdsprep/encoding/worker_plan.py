@@ -9,7 +9,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from wdsprep.cpus import usable_cpus
-from wdsprep.dataset.receipts import Settings
+from wdsprep.dataset.settings import Settings
 from wdsprep.encoding.captions.options import CaptionSource
 from wdsprep.encoding.gpus import prepare_allocator, visible_gpus
 from wdsprep.encoding.options import SHARDS_IN_TURN, EncodeWorkerOptions

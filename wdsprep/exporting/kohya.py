@@ -17,8 +17,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from wdsprep.dataset.latent_scaling import denormalise
-from wdsprep.dataset.npy_arrays import EMB, FLIPPED, LATENT, POOLED, field_of, values_of
+from wdsprep.dataset.npy_arrays import (
+    EMB,
+    FLIPPED,
+    LATENT,
+    POOLED,
+    denormalise,
+    field_of,
+    values_of,
+)
 from wdsprep.dataset.shapes import cut_size, shape_name, shapes_of
 from wdsprep.errors import FormatError, UsageError
 from wdsprep.exporting.imagefolder import folder_of, stem_of, write_captioned

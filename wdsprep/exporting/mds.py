@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from wdsprep.dataset.latent_scaling import denormalise
 from wdsprep.dataset.npy_arrays import (
     BFLOAT16,
     EMB,
@@ -26,6 +25,7 @@ from wdsprep.dataset.npy_arrays import (
     LATENT,
     MASK,
     Field,
+    denormalise,
     field_of,
     is_imported,
     values_of,

@@ -8,11 +8,10 @@ those that are damaged, cut or gone.
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from typing import TypedDict
 
 from blake3 import blake3
 
-from wdsprep.dataset.json_records import Hex, Name, Nbytes, Text, read_record
+from wdsprep.dataset.json_records import Fields, Hex, Name, Nbytes, Text, read_record
 from wdsprep.dataset.sealed_json import canonical_json
 from wdsprep.dataset.tar.write import Buffer
 from wdsprep.errors import FormatError, NotFoundError
@@ -121,7 +120,7 @@ class ExportMark:
     def read(cls, store: Store, unit: str) -> "ExportMark | None":
         """Read the mark of a shard, or None if there is none, or none that can be read."""
         with suppress(NotFoundError, FormatError):
-            body = read_record(_Mark, store.read(mark_name(unit)), mark_name(unit))
+            body = read_record(_MARK, store.read(mark_name(unit)), mark_name(unit))
             files = tuple(ExportedFile(**{n: each[n] for n in _FIELDS}) for each in body["files"])
             inputs = tuple(body["inputs"])
             return cls(name=unit, inputs=inputs, files=files, left_out=body["left_out"])
@@ -131,10 +130,7 @@ class ExportMark:
 _FIELDS = tuple(ExportedFile.__dataclass_fields__)
 
 
-class _Mark(TypedDict):
-    files: list[ExportedFile]
-    inputs: list[Text]
-    left_out: Nbytes
+_MARK = Fields({"files": list[ExportedFile], "inputs": list[Text], "left_out": Nbytes})
 
 
 def mark_name(unit: str) -> str:

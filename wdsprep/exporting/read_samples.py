@@ -22,11 +22,11 @@ from wdsprep.dataset.damage import (
 )
 from wdsprep.dataset.file_names import is_table
 from wdsprep.dataset.image_positions import NOWHERE, ImagePositions
-from wdsprep.dataset.receipts import Receipt, Settings, Shard
+from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.sample_table import KEY
 from wdsprep.dataset.samples import facts_bytes, parse_object
-from wdsprep.dataset.score_reader import ScoreReader, open_shard
-from wdsprep.dataset.shard_reader import HashedTape
+from wdsprep.dataset.settings import Settings
+from wdsprep.dataset.shard_reader import HashedTape, ScoreReader, open_shard
 from wdsprep.dataset.stored_dataset import read_shard
 from wdsprep.dataset.tar.members import Tape, members, split_member, truncated
 from wdsprep.dataset.tar.read import open_tape

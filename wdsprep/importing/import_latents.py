@@ -13,7 +13,7 @@ from wdsprep.text import examples, plural, shown
 
 if TYPE_CHECKING:
     from wdsprep.dataset.manifest import Manifest
-    from wdsprep.dataset.receipts import Settings
+    from wdsprep.dataset.settings import Settings
     from wdsprep.dataset.shapes import Size
     from wdsprep.dataset.unit_locks import Edition
     from wdsprep.encoding.image_shards import ImageShard

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from wdsprep.dataset.file_names import IMPORTER, empty_name
-from wdsprep.dataset.latent_scaling import normalise
-from wdsprep.dataset.npy_arrays import LATENT, is_imported, text_fields
+from wdsprep.dataset.npy_arrays import LATENT, is_imported, normalise, text_fields
 from wdsprep.dataset.random_numbers import Ints, Words, draw, key_of
 from wdsprep.dataset.receipts import fingerprint
 from wdsprep.dataset.tar.read import TarSample

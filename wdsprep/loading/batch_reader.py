@@ -24,8 +24,7 @@ import numpy as np
 import torch
 
 from wdsprep.dataset.damage import verify_step
-from wdsprep.dataset.latent_scaling import patched_shape
-from wdsprep.dataset.npy_arrays import FLIPPED, LATENT, MASK, Field
+from wdsprep.dataset.npy_arrays import FLIPPED, LATENT, MASK, Field, patched_shape
 from wdsprep.dataset.open_shards import too_short
 from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.rejects import RejectedError

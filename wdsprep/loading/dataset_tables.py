@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,10 +18,11 @@ import pyarrow.compute as pc
 
 from wdsprep.dataset.condition_syntax import Condition, format_path
 from wdsprep.dataset.file_names import MANIFEST
+from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.sample_table import KEY, NO_OBJECT, REST, table_schema
 from wdsprep.dataset.samples import PathParts
 from wdsprep.dataset.score_columns import TEXT, columns_of
-from wdsprep.dataset.shard_reader import NamedShard, ShardReader
+from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.stored_dataset import read_manifest, rewritten_error
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import UsageError
@@ -63,14 +64,14 @@ class TablesBeside:
         return table.take(whole_numbers(np.where(is_lacking, 0, places), is_lacking))
 
 
-def open_tables(dataset: Dataset) -> ShardTables[Any]:
+def open_tables(dataset: Dataset) -> ShardTables:
     """Return the tables of the shards of an opened dataset."""
     store = dataset.store
     if not (store.root or isinstance(store, RemoteStore)):
         raise UsageError(f"{store.url} cannot be loaded: give {ANY_PLACE}")
     if dataset.kind == "tars":
         sizes = zip(dataset.names, dataset.sizes.tolist(), strict=True)
-        return ForeignTables(store, [NamedShard(name, count) for name, count in sizes])
+        return ForeignTables(store, [Shard(name, count) for name, count in sizes])
     manifest = read_manifest(store)
     if manifest is None:
         raise rewritten_error(store, MANIFEST)

@@ -17,9 +17,9 @@ from wdsprep.dataset.damage import naming_next_step
 from wdsprep.dataset.file_names import table_name
 from wdsprep.dataset.image_positions import NBYTES, NOWHERE, ImagePositions
 from wdsprep.dataset.random_numbers import Ints
-from wdsprep.dataset.receipts import Settings
 from wdsprep.dataset.reindex import make_step
 from wdsprep.dataset.sample_selection import Numbers
+from wdsprep.dataset.settings import Settings
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.store.base import Store
 

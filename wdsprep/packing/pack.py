@@ -16,7 +16,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from wdsprep.cpus import usable_cpus
-from wdsprep.dataset.receipts import Settings
+from wdsprep.dataset.settings import Settings
 from wdsprep.errors import UsageError
 from wdsprep.fetch.options import DOWNLOADING, FetchRules
 from wdsprep.images.headers import CAPTIONS

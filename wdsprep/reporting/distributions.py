@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wdsprep.dataset.coarse_histograms import bin_name, histogram
-from wdsprep.dataset.latent_scaling import patchify
-from wdsprep.dataset.npy_arrays import LATENT, field_of, fields_of, values_of
-from wdsprep.dataset.receipts import Settings
+from wdsprep.dataset.npy_arrays import LATENT, field_of, fields_of, patchify, values_of
+from wdsprep.dataset.settings import Settings
 from wdsprep.dataset.shapes import cut_size, fields_in_shape, shapes_of
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import FormatError

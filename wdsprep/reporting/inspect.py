@@ -19,8 +19,8 @@ from wdsprep.dataset.npy_arrays import BFLOAT16, field_of, values_of
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.samples import parse_json
-from wdsprep.dataset.score_reader import open_shard
 from wdsprep.dataset.shapes import shape_ranges, shapes_of
+from wdsprep.dataset.shard_reader import open_shard
 from wdsprep.dataset.stored_dataset import open_dataset
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import DamageError, FormatError, NotFoundError, UsageError

@@ -15,8 +15,9 @@ from typing import Any, cast
 
 from wdsprep.dataset.coarse_histograms import bin_name, sum_counts
 from wdsprep.dataset.manifest import Manifest, table_rows
-from wdsprep.dataset.receipts import Receipt, Receipts, Settings, line_of, sort_by_unit
+from wdsprep.dataset.receipts import Receipt, Receipts, line_of, sort_by_unit
 from wdsprep.dataset.reject_codes import ENDS_A_TAR
+from wdsprep.dataset.settings import Settings
 from wdsprep.dataset.stored_dataset import (
     file_filter,
     open_edition,

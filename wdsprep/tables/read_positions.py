@@ -13,9 +13,10 @@ import pyarrow as pa
 
 from wdsprep.dataset.file_names import table_name
 from wdsprep.dataset.image_positions import DTYPE, ImagePositions, may_have_moved
-from wdsprep.dataset.receipts import Receipt, Settings, Shard
+from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reindex import table_step
 from wdsprep.dataset.sample_table import KEY, ROW, is_marked
+from wdsprep.dataset.settings import Settings
 from wdsprep.errors import DamageError, NotFoundError, SourceError, UsageError
 from wdsprep.sources.tables.parquet import OpenParquet
 from wdsprep.store.base import Store

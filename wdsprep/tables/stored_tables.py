@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from contextlib import closing, suppress
 from functools import partial
 from itertools import chain, islice
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -32,7 +32,6 @@ from wdsprep.dataset.sample_table import (
 from wdsprep.dataset.samples import META, parse_object
 from wdsprep.dataset.score_columns import is_scored
 from wdsprep.dataset.sealed_json import hex_digest
-from wdsprep.dataset.shard_reader import NamedShard, ShardSize
 from wdsprep.dataset.stored_dataset import check_not_rewritten, read_receipt, read_shard
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import DamageError, NotFoundError, SourceError
@@ -45,14 +44,13 @@ MOST_THREADS = 16
 NAMED_ROWS = 1_000
 """Rows whose fields are suggested for a name that no sample has."""
 Read = TypeVar("Read")
-AnyShard = TypeVar("AnyShard", bound=ShardSize)
 
 
-class ShardTables(Generic[AnyShard]):
+class ShardTables:
     """The tables of `shards`, one for each, which any number of threads may read."""
 
     def __init__(
-        self, store: Store, shards: Sequence[AnyShard], columns: Columns = IMAGE_COLUMNS
+        self, store: Store, shards: Sequence[Shard], columns: Columns = IMAGE_COLUMNS
     ) -> None:
         """List the tables of shards, which have these columns."""
         self._store, self.shards, self._columns = store, shards, columns
@@ -61,13 +59,13 @@ class ShardTables(Generic[AnyShard]):
         self._files: dict[str, Entry] = {entry.name: entry for entry in listed}
 
     def columns(
-        self, names: Collection[str], shards: Iterable[AnyShard] | None = None
+        self, names: Collection[str], shards: Iterable[Shard] | None = None
     ) -> Generator[pa.Table, None, None]:
         """Yield for each shard, in order, a table of those of these columns that it has."""
         return self.read(lambda file: file.read(names), shards)
 
     def read(
-        self, read: Callable[[OpenParquet], Read], shards: Iterable[AnyShard] | None = None
+        self, read: Callable[[OpenParquet], Read], shards: Iterable[Shard] | None = None
     ) -> Generator[Read, None, None]:
         """Yield what `read` returns for the table of each shard, in order; threads read ahead."""
         wanted = self.shards if shards is None else shards
@@ -79,7 +77,7 @@ class ShardTables(Generic[AnyShard]):
         most = max(2, usable_cpus()) if self._store.root else MOST_THREADS
         return min(self._store.readers, most)
 
-    def read_shard(self, read: Callable[[OpenParquet], Read], shard: AnyShard) -> Read:
+    def read_shard(self, read: Callable[[OpenParquet], Read], shard: Shard) -> Read:
         """Return what `read` returns for the table of a shard."""
         raise NotImplementedError
 
@@ -93,7 +91,7 @@ class ShardTables(Generic[AnyShard]):
         return set[str]().union(*self.read(_find_names, first))
 
     def _open(
-        self, read: Callable[[OpenParquet], Read], shard: AnyShard, name: str, data: bytes | None
+        self, read: Callable[[OpenParquet], Read], shard: Shard, name: str, data: bytes | None
     ) -> Iterator[Read]:
         """Yield what `read` returns for a table, given its bytes if they are known, and close it.
 
@@ -111,10 +109,10 @@ class ShardTables(Generic[AnyShard]):
             raise DamageError(place, "it is no sound Parquet file") from error
 
 
-class ForeignTables(ShardTables[NamedShard]):
+class ForeignTables(ShardTables):
     """The tables of tars that another program packed."""
 
-    def read_shard(self, read: Callable[[OpenParquet], Read], shard: NamedShard) -> Read:
+    def read_shard(self, read: Callable[[OpenParquet], Read], shard: Shard) -> Read:
         name, index = foreign_table_name(shard.name), command("index", self.url)
         entry, data = self._files.get(name), None
         if entry is None or is_older(entry, self._files[shard.name]):
@@ -127,7 +125,7 @@ class ForeignTables(ShardTables[NamedShard]):
         return value
 
 
-class StoredTables(ShardTables[Shard]):
+class StoredTables(ShardTables):
     """The tables of a dataset, or of some of its shards."""
 
     def __init__(

@@ -31,11 +31,11 @@ from wdsprep.dataset.file_names import (
     foreign_table_name,
     index_name,
 )
+from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.reindex import is_older
 from wdsprep.dataset.sample_table import KEY
 from wdsprep.dataset.samples import Sample, value_at_path
 from wdsprep.dataset.sealed_json import hex_digest
-from wdsprep.dataset.shard_reader import NamedShard
 from wdsprep.dataset.stored_dataset import dated_manifest, refresh_manifest
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.encoding.captions.options import CaptionedDataset, replace_surrogates
@@ -327,7 +327,7 @@ def _foreign_tables(store: Store, shards: Sequence[ImageShard], by: str) -> Tabl
         index, table = files.get(index_name(name)), files.get(foreign_table_name(name))
         tells_all = by in (KEY, SOURCE) or len(parts) == 1  # and no file of img2dataset tells more
         if tells_all and index and table and not is_older(table, files[name]):
-            named.append(NamedShard(name, index.nbytes // 8 - 1))
+            named.append(Shard(name, index.nbytes // 8 - 1))
     tables = ForeignTables(store, named)
     return {
         shard.name: partial(tables.read_shard, partial(_read_table, by=by, tar=shard.name), shard)

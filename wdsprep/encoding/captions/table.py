@@ -8,13 +8,13 @@ many samples have a caption of the table or the field.
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.file_names import CAPTION_TABLE
-from wdsprep.dataset.json_records import Hex, Nbytes, Text, read_record
+from wdsprep.dataset.json_records import Hex, Nbytes, Text, make_record, read_record
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import Sample, facts_bytes
@@ -171,9 +171,7 @@ class CaptionRecord:
         """
         with suppress(NotFoundError, FormatError):
             said = read_record(cls, store.read(CAPTION_TABLE), CAPTION_TABLE)
-            values = {field.name: said[field.name] for field in fields(cls)}
-            lists = {name: tuple(value) for name, value in values.items() if type(value) is list}
-            return cls(**{**values, **lists})
+            return make_record(cls, said)
         return None
 
 

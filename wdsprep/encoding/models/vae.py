@@ -32,7 +32,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from wdsprep.dataset.latent_scaling import normalise
+from wdsprep.dataset.npy_arrays import normalise
 from wdsprep.encoding.models.find_model import Model, rule_of
 from wdsprep.encoding.models.load_networks import load_vae, silence_libraries
 from wdsprep.encoding.models.noise import normal
