@@ -7,7 +7,11 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from tests.kit.sealed_files import resealed, sealed, unsealed
-from wdsprep.dataset.json_records import (
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.receipts import Receipt, Shard
+from wdsprep.dataset.rejects import read_rejects
+from wdsprep.dataset.removed_samples import Marks, Removed
+from wdsprep.dataset.sealed_json import (
     Count,
     Fields,
     Name,
@@ -16,10 +20,6 @@ from wdsprep.dataset.json_records import (
     check_record,
     read_record,
 )
-from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.receipts import Receipt, Shard
-from wdsprep.dataset.rejects import read_rejects
-from wdsprep.dataset.removed_samples import Marks, Removed
 from wdsprep.dataset.settings import checked_settings
 from wdsprep.errors import FormatError
 

@@ -36,7 +36,7 @@ from wdsprep.runners.ray.runner import death_reason
 from wdsprep.runners.stuck_workers import FEWER
 from wdsprep.store.base import write_bytes
 from wdsprep.store.gcs_azure import library
-from wdsprep.store.gcs_azure.failures import kind_of
+from wdsprep.store.gcs_azure.object_store import kind_of
 from wdsprep.store.s3.s3_store import S3Store
 
 PACKAGE = Path(wdsprep.__file__).parent

@@ -22,7 +22,7 @@ from tools.tiny.drawings import draw
 from wdsprep.cli import main
 from wdsprep.cli.demo.pictures import KINDS as PICTURES
 from wdsprep.cli.demo.pictures import SUFFIXES
-from wdsprep.dataset.score_columns import columns_of
+from wdsprep.dataset.settings import columns_of
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.scoring.languages import RepeatedCaptions, share_of_letters
 from wdsprep.scoring.score import example_condition

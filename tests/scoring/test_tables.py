@@ -25,7 +25,7 @@ from tests.kit.sealed_files import resealed
 from wdsprep.cli import main
 from wdsprep.dataset.file_names import is_table
 from wdsprep.dataset.sample_table import TableWriter, read_table, table_columns
-from wdsprep.dataset.score_columns import NUMBER, TEXT, columns_of
+from wdsprep.dataset.settings import NUMBER, TEXT, columns_of
 from wdsprep.errors import NotFoundError, UsageError, WdsprepError
 
 Score = Callable[..., Any]

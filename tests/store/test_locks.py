@@ -13,8 +13,7 @@ import pytest
 
 from wdsprep.errors import BusyError
 from wdsprep.store.base import Store, write_bytes
-from wdsprep.store.lock_holder import Holder, this_process
-from wdsprep.store.object_locks import FRESH_S
+from wdsprep.store.object_locks import FRESH_S, Holder, this_process
 from wdsprep.store.s3.s3_store import S3Store
 
 NAME = "receipts/000001.hold"

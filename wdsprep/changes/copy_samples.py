@@ -37,8 +37,7 @@ from wdsprep.dataset.removed_samples import Removed
 from wdsprep.dataset.sample_selection import Numbers
 from wdsprep.dataset.sample_table import KEY, ROW, table_columns
 from wdsprep.dataset.samples import facts_bytes, key_order, parse_object
-from wdsprep.dataset.score_columns import counted_as
-from wdsprep.dataset.settings import Settings
+from wdsprep.dataset.settings import Settings, counted_as
 from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.stored_dataset import find_receipt, read_receipt

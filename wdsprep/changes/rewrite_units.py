@@ -34,7 +34,6 @@ from wdsprep.dataset.file_names import (
     rejects_name,
     table_name,
 )
-from wdsprep.dataset.json_records import read_lines
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reindex import can_make_table, make_index, write_index, write_table
 from wdsprep.dataset.reject_codes import Code
@@ -42,8 +41,8 @@ from wdsprep.dataset.rejects import Reject, RejectsFile, hide_source, read_rejec
 from wdsprep.dataset.removed_samples import Removed, ShardRemoval, UnitRemoval
 from wdsprep.dataset.sample_table import table_columns, table_without
 from wdsprep.dataset.samples import key_order
-from wdsprep.dataset.score_columns import SCORES, counted_as
-from wdsprep.dataset.sealed_json import hex_digest
+from wdsprep.dataset.sealed_json import hex_digest, read_lines
+from wdsprep.dataset.settings import SCORES, counted_as
 from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.dataset.shard_reader import HashedTape, ShardReader
 from wdsprep.dataset.stored_dataset import read_receipt

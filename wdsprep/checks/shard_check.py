@@ -17,8 +17,7 @@ from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.sample_table import ROW, Columns, TableWriter
 from wdsprep.dataset.samples import parse_json
-from wdsprep.dataset.score_columns import is_scored
-from wdsprep.dataset.settings import Settings
+from wdsprep.dataset.settings import Settings, is_scored
 from wdsprep.dataset.shapes import (
     bucket_of,
     cut_size,

@@ -37,8 +37,8 @@ from wdsprep.dataset.sample_table import (
     table_columns,
 )
 from wdsprep.dataset.samples import key_order
-from wdsprep.dataset.score_columns import is_scored
 from wdsprep.dataset.sealed_json import hex_digest
+from wdsprep.dataset.settings import is_scored
 from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.dataset.shard_reader import HashedTape
 from wdsprep.dataset.unit_locks import Edition

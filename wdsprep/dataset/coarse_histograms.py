@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from wdsprep.dataset.score_columns import SCORES
+from wdsprep.dataset.settings import SCORES
 
 COUNTED = ("caption", "width", "height", "repeats", "cut", "upscaled")
 """The fields of json, and the columns of tables, by which samples are counted."""

@@ -27,7 +27,7 @@ captions come from a table, these lie there:
 import re
 from collections.abc import Mapping
 
-from wdsprep.dataset.score_columns import SCORER, is_scored
+from wdsprep.dataset.settings import SCORER, is_scored
 from wdsprep.store.base import HELD
 
 MAKERS = {"images": "wdsprep pack", "latents": "wdsprep encode"}

@@ -30,8 +30,8 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from wdsprep.dataset.json_records import Fields, Nbytes, matching, read_record
 from wdsprep.dataset.random_numbers import key_of
+from wdsprep.dataset.sealed_json import Fields, Nbytes, matching, read_record
 from wdsprep.errors import DamageError, FormatError, StoreError, UsageError
 
 VERSION = 1

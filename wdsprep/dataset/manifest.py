@@ -16,15 +16,6 @@ from typing import Annotated, Any
 
 from wdsprep.dataset.coarse_histograms import sum_counts
 from wdsprep.dataset.file_names import MANIFEST
-from wdsprep.dataset.json_records import (
-    Count,
-    Fields,
-    Nbytes,
-    Text,
-    ValueRule,
-    between,
-    check_record,
-)
 from wdsprep.dataset.npy_arrays import fields_of, is_of_text
 from wdsprep.dataset.receipts import (
     HEAD_FIELDS,
@@ -37,9 +28,26 @@ from wdsprep.dataset.receipts import (
     line_of,
     split_receipts,
 )
-from wdsprep.dataset.score_columns import SCORES, is_scored
-from wdsprep.dataset.sealed_json import check_seal, seal, unseal
-from wdsprep.dataset.settings import Settings, Stated, are_rising, checked_settings
+from wdsprep.dataset.sealed_json import (
+    Count,
+    Fields,
+    Nbytes,
+    Text,
+    ValueRule,
+    between,
+    check_record,
+    check_seal,
+    seal,
+    unseal,
+)
+from wdsprep.dataset.settings import (
+    SCORES,
+    Settings,
+    Stated,
+    are_rising,
+    checked_settings,
+    is_scored,
+)
 from wdsprep.text import brief, command, human_bytes, human_counts, shortened
 
 UNITS = b',"units":['  # the last that it says

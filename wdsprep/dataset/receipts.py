@@ -13,7 +13,7 @@ from operator import eq, itemgetter
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_type_hints, overload
 
 from wdsprep.dataset.file_names import is_table, latent_unit, table_name
-from wdsprep.dataset.json_records import (
+from wdsprep.dataset.sealed_json import (
     Count,
     Fields,
     Hex,
@@ -22,12 +22,16 @@ from wdsprep.dataset.json_records import (
     Text,
     ValueRule,
     WrongValueError,
+    canonical_json,
     check_record,
+    check_seal,
     check_values,
     decode_json,
+    hex_digest,
     matching,
+    seal,
+    unseal,
 )
-from wdsprep.dataset.sealed_json import canonical_json, check_seal, hex_digest, seal, unseal
 from wdsprep.dataset.settings import Settings, checked_settings
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.errors import DamageError
@@ -175,7 +179,7 @@ SHARDS: Mapping[str, Any] = {
 
 @cache
 def kind_of_bodies(dataset: str) -> Fields:
-    """Return the type of a receipt's JSON without dataset and settings, for `json_records`."""
+    """Return the type of a receipt's JSON without dataset and settings."""
     shard = get_type_hints(Shard, include_extras=True) | {"name": SHARDS[dataset]}
     shard["blake3"] = shard.pop("digest")
     holds_samples = ValueRule("a shard that is large enough for its samples", _are_large_enough)

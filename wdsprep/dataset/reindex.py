@@ -29,9 +29,8 @@ from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.rejects import rejects_in
 from wdsprep.dataset.sample_table import IMAGE_COLUMNS, ROW, Columns, TableWriter, table_columns
 from wdsprep.dataset.samples import parse_object
-from wdsprep.dataset.score_columns import is_scored
 from wdsprep.dataset.sealed_json import hex_digest
-from wdsprep.dataset.settings import Settings
+from wdsprep.dataset.settings import Settings, is_scored
 from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.stored_dataset import read_manifest, read_receipt
 from wdsprep.dataset.tar.members import BadSampleError

@@ -12,9 +12,9 @@ from typing import Literal
 from blake3 import blake3
 
 from wdsprep.dataset.file_names import rejects_name
-from wdsprep.dataset.json_records import Fields, read_lines
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.removed_samples import mark_of
+from wdsprep.dataset.sealed_json import Fields, read_lines
 from wdsprep.errors import WdsprepError
 from wdsprep.store.base import Sink, Store
 

@@ -18,24 +18,26 @@ from blake3 import blake3
 
 from wdsprep.dataset.damage import naming_next_step
 from wdsprep.dataset.file_names import REMOVED
-from wdsprep.dataset.json_records import (
+from wdsprep.dataset.receipts import Receipt, image_shard_digest
+from wdsprep.dataset.sealed_json import (
+    FORMAT,
+    OTHER_DIGEST,
     Count,
     Fields,
     Hex,
     Name,
     Nbytes,
     Text,
+    canonical_json,
+    check_format,
     make_record,
     read_record,
 )
-from wdsprep.dataset.receipts import Receipt, image_shard_digest
-from wdsprep.dataset.sealed_json import OTHER_DIGEST, canonical_json, check_format
 from wdsprep.errors import BusyError, DamageError, NotFoundError
 from wdsprep.store.base import Entry, Store, write_bytes
 from wdsprep.text import command
 
 MARK_NBYTES = 16
-FORMAT = 1
 KEPT = 4  # datasets of which a process keeps what it has read
 
 

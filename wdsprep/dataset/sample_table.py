@@ -37,7 +37,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.samples import META, facts_bytes
-from wdsprep.dataset.score_columns import NUMBER, TEXT, WHOLE, columns_of, is_scored
+from wdsprep.dataset.settings import NUMBER, TEXT, WHOLE, columns_of, is_scored
 from wdsprep.errors import DamageError
 from wdsprep.text import one_line
 

@@ -1,28 +1,395 @@
-"""Small files that say themselves whether they are whole.
+"""Files of JSON that say themselves whether they are whole, and are checked when they are read.
 
-Each is one line of canonical JSON that begins with a digest of all that follows it, so one flipped
-bit anywhere is found. A large one is written piece by piece.
+A sealed file is one line of canonical JSON that begins with a digest of all that follows it, so one
+flipped bit anywhere is found. A large one is written piece by piece. Here too are the number of the
+format of datasets, and the digest by which a dataset knows its files: BLAKE3.
 
-Here too are the number of the format of datasets, and the digest by which a dataset knows its
-files: BLAKE3.
+A seal tells that a file is as it was written, and nothing of who wrote it. So whoever reads JSON
+that others may have written names a *kind* of value, as annotations have it: a dataclass, a named
+tuple or `Fields`, lists and mappings of kinds, and `Annotated` ones with a `ValueRule`. All that
+comes after may rely on it. Fields that a kind does not have are let be: a newer version may have
+them.
+
+Many values are checked at once, one field after the other: of a million shards that takes a tenth
+of the time that reading their JSON takes.
+
+msgspec 0.22 was tried in its place. To parse and check the 100,000 receipts of a manifest takes 0.6
+to 0.85 s of the processor here, and 0.7 to 1.0 s if `msgspec.convert` checks what json has parsed.
+msgspec's own parser takes 0.4 s, but it refuses paths that are no UTF-8, which files of a dataset
+may have. Its errors show neither the wrong value nor the name in a mapping. Conditions on several
+values, such as rising sizes or shards that are named like their unit, would stay. To import it
+takes 30 ms, where `wdsprep --help` takes 105. Look again when it reads such texts.
 """
 
+import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from itertools import chain
+from operator import itemgetter
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NoReturn,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from blake3 import blake3
 
-from wdsprep.dataset.json_records import Count, Fields, Text, check_record, read_record
 from wdsprep.errors import DamageError, OtherFormatError
 from wdsprep.text import brief
 
+FORMAT = 1
+"""The format of the datasets that are written and read."""
 _HEAD, _MIDDLE, _END = b'{"digest":"', b'",', b"}\n"
 _BODY = len(_HEAD) + 64 + len(_MIDDLE)
 OTHER_DIGEST = "its digest does not match what it holds"
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
+Record = TypeVar("Record")
+Values = Sequence[Any]
+Check = Callable[[Values], None]
+NOTHING = object()
+LARGEST = 1e300  # so that no sum and no product of two is infinite, or no number
+FEW = 1 << 31
 
 
+# --- what values may be
+@dataclass(frozen=True, eq=False, slots=True)
+class Fields:
+    """The type of a JSON object: the types of the fields that it has, and of those it may have.
+
+    `rules` are for whole objects.
+    """
+
+    needed: Mapping[str, Any]
+    optional: Mapping[str, Any] = field(default_factory=dict)
+    rules: tuple["ValueRule", ...] = ()
+
+
+class WrongValueError(Exception):
+    """The error that a JSON value is not of its type; `path` is where the value stands."""
+
+    def __init__(self, value: Any, wanted: str) -> None:
+        super().__init__(value, wanted)
+        self.value, self.wanted, self.path = value, wanted, ""
+
+    def __str__(self) -> str:
+        if self.value is NOTHING:
+            return f"it has no {self.path}"
+        return f"{self.path or 'it'} is {brief(self.value)}, not {self.wanted}"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ValueRule:
+    """A condition that values must meet beside their type; `holds` checks many values at once."""
+
+    wanted: str
+    holds: Callable[[Values], bool]
+
+    def __call__(self, values: Values) -> None:
+        if not self.holds(values):
+            _refuse(values, lambda value: self.holds([value]), self.wanted)
+
+
+def between(least: int, end: int, wanted: str) -> ValueRule:
+    return ValueRule(
+        wanted, lambda values: not values or (min(values) >= least and max(values) < end)
+    )
+
+
+def matching(pattern: str, wanted: str) -> ValueRule:
+    """Return the rule that a pattern matches the whole of each text.
+
+    The pattern must not match a zero character, so that many texts can be matched at once.
+    """
+
+    def holds(values: Values) -> bool:
+        joined = "\0".join(values) + "\0" if values else ""
+        return _compile_many(pattern).fullmatch(joined) is not None and joined.count("\0") == len(
+            values
+        )
+
+    return ValueRule(wanted, holds)
+
+
+@functools.cache
+def _compile_many(pattern: str) -> re.Pattern[str]:
+    """Compile a pattern that matches many texts, each with a zero character behind it.
+
+    This is done when a pattern is first needed: most commands need few of them.
+    """
+    return re.compile(rf"(?:(?:{pattern})\0)*")
+
+
+def _are_hex(values: Values) -> bool:
+    joined = "".join(values).encode("utf-8", "surrogatepass")
+    return not joined.translate(None, b"0123456789abcdef") and all(values)
+
+
+def _are_utf8(values: Values) -> bool:
+    """Return whether UTF-8 can hold all texts: none has half of a surrogate pair."""
+    try:
+        "".join(values).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _are_names(values: Values) -> bool:
+    """Return whether all texts can be names of files in a store, and none leads out of it."""
+    joined = "/" + "/\0/".join(values or "_") + "/"
+    is_inside = not any(way in joined for way in ("//", "/./", "/../"))
+    return is_inside and joined.count("\0") == max(0, len(values) - 1)
+
+
+TEXT = ValueRule("a text in UTF-8", _are_utf8)
+Text = Annotated[str, TEXT]
+Name = Annotated[Text, ValueRule("a name in a dataset", _are_names)]
+Count = Annotated[int, between(0, FEW, "a count")]
+"""A count of samples: rows have 32 bits for the number of one."""
+Length = Annotated[int, between(1, FEW, "a length")]
+Nbytes = Annotated[int, between(0, 1 << 53, "a number of bytes")]
+Whole = Annotated[int, between(-1 << 63, 1 << 63, "a whole number of 64 bits")]
+Hex = Annotated[str, ValueRule("a digest", _are_hex)]
+
+
+def decode_json(data: bytes) -> Any:
+    """Parse JSON that wdsprep has written.
+
+    Raise ValueError if the bytes are no JSON, are nested too deeply, or have a number that is not
+    finite.
+    """
+    try:
+        return _DECODER.decode(data.decode("utf-8", "surrogatepass"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number")
+
+
+def _parse_finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refuse_constant(brief(text))
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_parse_finite)
+
+
+def read_record(kind: Any, data: bytes, what: str) -> Any:
+    """Parse the JSON in a file's bytes and check its type. An error names the file `what`."""
+    try:
+        found = decode_json(data)
+    except ValueError as error:
+        raise DamageError(what, str(error)) from None
+    check_record(kind, found, what)
+    return found
+
+
+def make_record(kind: type[Record], body: Mapping[str, Any]) -> Record:
+    """Return an object of a dataclass from a checked JSON object. Lists become tuples."""
+    values = {field.name: body[field.name] for field in fields(kind) if field.name in body}  # type: ignore[arg-type]
+    return kind(**{n: tuple(v) if type(v) is list else v for n, v in values.items()})
+
+
+def read_lines(kind: Any, data: bytes, what: str) -> list[Any]:
+    """Parse lines of JSON and check their type. An error names the file `what`."""
+    try:
+        found = [decode_json(line) for line in data.splitlines()]
+    except ValueError as error:
+        raise DamageError(what, f"a line of it is no JSON ({error})") from None
+    try:
+        check_values(kind, found)
+    except WrongValueError as error:
+        raise DamageError(what, str(error)) from None
+    return found
+
+
+def check_record(kind: Any, value: Any, what: str) -> None:
+    """Check that a JSON value has this type. An error names the file `what`."""
+    try:
+        check_values(kind, [value])
+    except WrongValueError as error:
+        raise DamageError(what, str(error)) from None
+
+
+def check_values(kind: Any, values: Values) -> None:
+    """Check that all values have this type. Raise a WrongValueError about one of another type."""
+    check_of(kind)(values)
+
+
+@functools.cache
+def check_of(kind: Any) -> Check:
+    """Return the function that raises a WrongValueError unless all its values have this type."""
+    if kind in (Any, object):
+        return lambda _values: None
+    if kind is float:
+        return _check_reals
+    if kind in _PLAIN:
+        return _type_check((kind,), _PLAIN[kind])
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _joint_check([check_of(parts[0]), *parts[1:]])
+    if origin is Literal:
+        return ValueRule(
+            f"one of {', '.join(map(str, parts))}", functools.partial(_are_among, parts)
+        )
+    if origin in (Union, UnionType):
+        return functools.partial(_check_any, [check_of(part) for part in parts])
+    if origin is tuple and parts[-1] is not Ellipsis:
+        return _joint_check(
+            [_type_check((list,), "a list"), _fixed_list_check(tuple(map(check_of, parts)))]
+        )
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return _joint_check(
+            [_type_check((dict,), "an object"), _mapping_check(*map(check_of, parts))]
+        )
+    if isinstance(origin, type) and issubclass(origin, Collection):
+        return _joint_check([_type_check((list,), "a list"), _list_check(check_of(parts[0]))])
+    record = kind if isinstance(kind, Fields) else _fields_of_class(kind)
+    checks = [_field_check(name, hint, is_needed=True) for name, hint in record.needed.items()]
+    checks += [_field_check(name, hint, is_needed=False) for name, hint in record.optional.items()]
+    return _joint_check([_type_check((dict,), "an object"), *checks, *record.rules])
+
+
+_PLAIN = {
+    bool: "true or false",
+    int: "a whole number",
+    str: "a text",
+    NoneType: "null",
+    dict: "an object",
+    list: "a list",
+}
+
+
+def _joint_check(checks: Sequence[Check]) -> Check:
+    def check(values: Values) -> None:
+        for each in checks:
+            each(values)
+
+    return check
+
+
+def _refuse(values: Values, is_right: Callable[[Any], bool], wanted: str) -> NoReturn:
+    raise WrongValueError(next(value for value in values if not is_right(value)), wanted)
+
+
+def _type_check(types: tuple[type, ...], wanted: str) -> Check:
+    allowed = frozenset(types)
+
+    def check(values: Values) -> None:
+        if not allowed.issuperset(map(type, values)):
+            _refuse(values, lambda value: type(value) in allowed, wanted)
+
+    return check
+
+
+_check_numbers = _type_check((int, float), "a number")
+_is_finite = ValueRule(
+    "a number", lambda values: all(-LARGEST < value < LARGEST for value in values)
+)
+
+
+def _check_reals(values: Values) -> None:
+    _check_numbers(values)
+    _is_finite(values)
+
+
+def _are_among(known: Sequence[Any], values: Values) -> bool:
+    both = {(type(value), value) for value in known}
+    return all(type(value) in (str, int, bool) for value in values) and both.issuperset(
+        (type(value), value) for value in values
+    )
+
+
+def _check_any(checks: Sequence[Check], values: Values) -> None:
+    for value in values:
+        wanted = []
+        for check in checks:
+            try:
+                check([value])
+                break
+            except WrongValueError as error:
+                wanted.append(error)
+        else:
+            raise max(wanted, key=lambda error: len(error.path))
+
+
+def _check_at(path: str, check: Check, values: Values) -> None:
+    try:
+        check(values)
+    except WrongValueError as error:
+        error.path = f"{path}.{error.path}".rstrip(".") if path else error.path
+        raise
+
+
+def _list_check(check: Check) -> Check:
+    return lambda values: check(list(chain.from_iterable(values)))
+
+
+def _fixed_list_check(checks: tuple[Check, ...]) -> Check:
+    count = len(checks)
+    has_all = ValueRule(f"a list of {count}", lambda values: {*map(len, values)} <= {count})
+
+    def check(values: Values) -> None:
+        has_all(values)
+        for at, each in enumerate(checks):
+            each([value[at] for value in values])
+
+    return check
+
+
+def _mapping_check(check_name: Check, check_value: Check) -> Check:
+    def check(values: Values) -> None:
+        check_name(list({name for value in values for name in value}))
+        try:
+            check_value(list(chain.from_iterable(value.values() for value in values)))
+        except WrongValueError:
+            for value in values:  # which says of which name it is
+                for name, one in value.items():
+                    _check_at(brief(name)[1:-1], check_value, [one])
+
+    return check
+
+
+def _fields_of_class(kind: type) -> Fields:
+    """Return the fields of a dataclass or a named tuple. It needs those without a default."""
+    hints = get_type_hints(kind, include_extras=True)
+    optional = {
+        field.name: hints.pop(field.name)
+        for field in (fields(kind) if is_dataclass(kind) else ())
+        if (field.default, field.default_factory) != (MISSING, MISSING)
+    }
+    return Fields(hints, optional)
+
+
+def _field_check(name: str, kind: Any, *, is_needed: bool) -> Check:
+    get, check = itemgetter(name), check_of(kind)
+
+    def check_field(values: Values) -> None:
+        try:
+            found = list(map(get, values))
+        except KeyError:
+            if is_needed:
+                missing = WrongValueError(NOTHING, "")
+                missing.path = name
+                raise missing from None
+            found = [value[name] for value in values if name in value]
+        _check_at(name, check, found)
+
+    return check_field
+
+
+# --- sealed files
 SEALED = Fields({"format": Count, "kind": Text})
 """The fields that all sealed files have."""
 
@@ -82,10 +449,6 @@ def unseal(kind: str, head: Fields, data: bytes, what: str) -> dict[str, Any]:
         raise DamageError(what, f"it holds a {found} where a {kind} should be")
     check_record(head, body, what)
     return body
-
-
-FORMAT = 1
-"""The format of the datasets that are written and read."""
 
 
 def hex_digest(data: bytes | memoryview) -> str:

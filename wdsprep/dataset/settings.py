@@ -2,6 +2,10 @@
 
 A setting that has no type here is of a newer version, or of a test, and nothing reads it.
 
+A dataset of scores, whose tables have columns for each sample, is one of latents without latents or
+text, as text alone is one without latents. Its arrays, if it has any, are embeddings of images; if
+it has none, its shards are tables alone.
+
 What a table of URLs may be fetched from is the exception among settings: a later run may allow more
 than the dataset was begun with, and never less. So the settings say what each slice was allowed at
 least, and the receipt of a slice that was allowed more counts that (`ALLOWED_MORE`).
@@ -15,7 +19,8 @@ from itertools import chain, pairwise
 from math import prod
 from typing import Annotated, Any, TypeAlias
 
-from wdsprep.dataset.json_records import (
+from wdsprep.dataset.npy_arrays import DTYPES, FLIPPED, LATENT, Field, fields_of, is_of_text
+from wdsprep.dataset.sealed_json import (
     Fields,
     Hex,
     Length,
@@ -25,19 +30,21 @@ from wdsprep.dataset.json_records import (
     Whole,
     WrongValueError,
     between,
+    canonical_json,
     check_record,
     check_values,
     matching,
 )
-from wdsprep.dataset.npy_arrays import DTYPES, FLIPPED, LATENT, Field, fields_of, is_of_text
-from wdsprep.dataset.score_columns import is_scored
-from wdsprep.dataset.sealed_json import canonical_json
 from wdsprep.dataset.shapes import fields_by_shape, shapes_of
 from wdsprep.errors import DamageError, FormatError, UsageError
 from wdsprep.limits import MAX_ARRAY_NBYTES
 from wdsprep.text import brief
 
 Settings = Mapping[str, Any]
+SCORES = "scores"
+NUMBER, WHOLE, TEXT = "number", "whole", "text"
+"""The kinds of values that a column may hold: real numbers, whole ones or texts."""
+SCORER = "wdsprep score"
 Changes: TypeAlias = Mapping[str, tuple[Any, Any]]
 """The settings that have changed, each with its old and its new value."""
 SAID = {"of": "the datasets to select from", "weights": "the weights of the model"}
@@ -216,6 +223,25 @@ def _check_latents(field: Field, settings: Mapping[str, Any]) -> None:
     for name in lists:
         if len(settings[name]) != channels:
             raise FormatError(f"a {name} for {len(settings[name])} channels, of {channels}")
+
+
+def is_scored(settings: Mapping[str, Any]) -> bool:
+    """Return whether a dataset of these settings holds scores."""
+    return SCORES in settings
+
+
+def counted_as(dataset: str, settings: Mapping[str, Any]) -> str:
+    """Return what the samples of a dataset are counted as: images, latents or scores."""
+    return SCORES if is_scored(settings) else dataset
+
+
+def columns_of(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return which kind of value each column of scores holds, such as `number`.
+
+    The columns stand in the order in which they were asked for.
+    """
+    found = settings.get(SCORES, {}).get("columns", {})
+    return dict(found) if isinstance(found, Mapping) else {}
 
 
 def as_json(settings: Settings) -> dict[str, Any]:

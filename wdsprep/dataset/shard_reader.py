@@ -37,9 +37,8 @@ from wdsprep.dataset.file_names import index_name, is_table, table_name
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.sample_table import KEY, ROW, read_table, table_columns
 from wdsprep.dataset.samples import facts_bytes
-from wdsprep.dataset.score_columns import is_scored
 from wdsprep.dataset.sealed_json import hex_digest
-from wdsprep.dataset.settings import Settings
+from wdsprep.dataset.settings import Settings, is_scored
 from wdsprep.dataset.tar import BLOCK, END, padded
 from wdsprep.dataset.tar.members import (
     BadSampleError,

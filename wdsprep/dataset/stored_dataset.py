@@ -39,12 +39,13 @@ from wdsprep.dataset.file_names import (
 from wdsprep.dataset.manifest import Manifest, rebuild_hint
 from wdsprep.dataset.receipts import Receipt, Receipts, Shard, line_of, sort_by_unit
 from wdsprep.dataset.removed_samples import check_no_removal, forget_removal
-from wdsprep.dataset.score_columns import SCORES, is_scored
 from wdsprep.dataset.settings import (
+    SCORES,
     Settings,
     changed_settings,
     check_storable,
     is_same,
+    is_scored,
     say_changes,
 )
 from wdsprep.dataset.shapes import buckets_of_phase

@@ -26,9 +26,8 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.sample_table import ROW, table_columns
 from wdsprep.dataset.samples import Sample, facts_bytes, parse_json
-from wdsprep.dataset.score_columns import counted_as
 from wdsprep.dataset.sealed_json import hex_digest
-from wdsprep.dataset.settings import Settings
+from wdsprep.dataset.settings import Settings, counted_as
 from wdsprep.dataset.shapes import fields_by_shape, shape_name
 from wdsprep.dataset.tar.write import Data, nbytes_of, pieces_of
 from wdsprep.dataset.unit_locks import Edition

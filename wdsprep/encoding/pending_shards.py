@@ -13,7 +13,7 @@ from itertools import groupby, repeat
 
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import image_shard_digest
-from wdsprep.dataset.score_columns import SCORER
+from wdsprep.dataset.settings import SCORER
 from wdsprep.dataset.stored_dataset import retract
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.image_shards import ImageShard

@@ -17,10 +17,10 @@ from typing import Any
 
 from wdsprep.dataset.file_names import HUB_FILES, empty_name, latent_unit
 from wdsprep.dataset.image_positions import may_have_moved
-from wdsprep.dataset.json_records import read_record
 from wdsprep.dataset.manifest import Manifest, differences
 from wdsprep.dataset.npy_arrays import fields_of, text_fields
-from wdsprep.dataset.score_columns import columns_of
+from wdsprep.dataset.sealed_json import read_record
+from wdsprep.dataset.settings import columns_of
 from wdsprep.dataset.stored_dataset import check_kind, open_dataset
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError

@@ -20,7 +20,7 @@ from wdsprep.dataset.npy_arrays import (
     to_bfloat16,
     values_of,
 )
-from wdsprep.dataset.score_columns import SCORES, is_scored
+from wdsprep.dataset.settings import SCORES, is_scored
 from wdsprep.dataset.shapes import shapes_of
 from wdsprep.dataset.tar.write import Buffer, TarWriter
 from wdsprep.errors import FormatError, UsageError

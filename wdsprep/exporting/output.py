@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass, field
 
 from blake3 import blake3
 
-from wdsprep.dataset.json_records import Fields, Hex, Name, Nbytes, Text, read_record
-from wdsprep.dataset.sealed_json import canonical_json
+from wdsprep.dataset.sealed_json import Fields, Hex, Name, Nbytes, Text, canonical_json, read_record
 from wdsprep.dataset.tar.write import Buffer
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.store import shared_store

@@ -15,7 +15,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.npy_arrays import EMB, FLIPPED, LATENT, POOLED, field_of
-from wdsprep.dataset.score_columns import NUMBER, TEXT, WHOLE
+from wdsprep.dataset.settings import NUMBER, TEXT, WHOLE
 from wdsprep.exporting.layout import (
     Exportable,
     ExportSample,

@@ -21,7 +21,7 @@ from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.sample_table import KEY, NO_OBJECT, REST, table_schema
 from wdsprep.dataset.samples import PathParts
-from wdsprep.dataset.score_columns import TEXT, columns_of
+from wdsprep.dataset.settings import TEXT, columns_of
 from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.stored_dataset import read_manifest, rewritten_error
 from wdsprep.dataset.thread_map import map_ahead

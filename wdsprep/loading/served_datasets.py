@@ -29,7 +29,7 @@ from wdsprep.dataset.damage import verify_step
 from wdsprep.dataset.npy_arrays import LATENT, Field, fields_of, text_fields
 from wdsprep.dataset.random_numbers import Ints, key_of
 from wdsprep.dataset.sample_selection import SampleSelection
-from wdsprep.dataset.score_columns import columns_of
+from wdsprep.dataset.settings import columns_of
 from wdsprep.dataset.shapes import Size, fields_in_shape, shape_name
 from wdsprep.encoding.captions.options import OWN
 from wdsprep.errors import FormatError, NotFoundError

@@ -14,7 +14,7 @@ from enum import Enum, auto
 
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.file_names import REMOVED, inputs_name
-from wdsprep.dataset.json_records import read_lines
+from wdsprep.dataset.sealed_json import read_lines
 from wdsprep.errors import NotFoundError
 from wdsprep.sources.base import Item, ItemLine, Slice, Source, find_changed_units
 from wdsprep.store.base import Store

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from wdsprep.dataset.score_columns import TEXT
+from wdsprep.dataset.settings import TEXT
 from wdsprep.dataset.shapes import shapes_of
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import FormatError, WdsprepError, without_secrets

@@ -27,7 +27,7 @@ from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.rejects import rejects_in
 from wdsprep.dataset.samples import parse_object
-from wdsprep.dataset.score_columns import SCORES, columns_of
+from wdsprep.dataset.settings import SCORES, columns_of
 from wdsprep.dataset.shapes import buckets_encoded
 from wdsprep.dataset.shard_reader import ShardReader, open_shard
 from wdsprep.dataset.stored_dataset import open_dataset, refresh_manifest

@@ -13,7 +13,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from wdsprep.dataset.score_columns import NUMBER, TEXT, WHOLE
+from wdsprep.dataset.settings import NUMBER, TEXT, WHOLE
 from wdsprep.errors import UsageError
 from wdsprep.text import install_extra
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.npy_arrays import Field, layout
-from wdsprep.dataset.score_columns import NUMBER, SCORES, TEXT, columns_of
-from wdsprep.dataset.settings import Settings
+from wdsprep.dataset.settings import NUMBER, SCORES, TEXT, Settings, columns_of
 from wdsprep.dataset.shard_reader import ScoreReader
 from wdsprep.encoding.gpus import prepare_allocator, require_gpu
 from wdsprep.encoding.image_shards import (

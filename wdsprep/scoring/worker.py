@@ -21,7 +21,7 @@ from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError, as_rejected
 from wdsprep.dataset.samples import Sample
-from wdsprep.dataset.score_columns import SCORES, columns_of
+from wdsprep.dataset.settings import SCORES, columns_of
 from wdsprep.dataset.shapes import Size
 from wdsprep.encoding.batching import Batcher
 from wdsprep.encoding.encoded_samples import PendingBlock, Result, Row, SampleInput, SampleUnderWay

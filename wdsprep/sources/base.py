@@ -21,12 +21,11 @@ from blake3 import blake3
 
 from wdsprep.cpus import usable_cpus
 from wdsprep.dataset.file_names import is_retry, slice_name
-from wdsprep.dataset.json_records import Nbytes
 from wdsprep.dataset.receipts import CONTENT
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, as_rejected
 from wdsprep.dataset.samples import Sample
-from wdsprep.dataset.sealed_json import hex_digest
+from wdsprep.dataset.sealed_json import Nbytes, hex_digest
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import UsageError
 from wdsprep.images.headers import CAPTIONS

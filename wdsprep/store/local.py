@@ -44,7 +44,7 @@ from wdsprep.store.base import (
     expand_home,
     none_of_ours,
 )
-from wdsprep.store.lock_holder import Wait
+from wdsprep.store.object_locks import Wait
 
 HOST = re.sub(r"[^A-Za-z0-9]", "-", socket.gethostname()) or "host"
 TEMPORARY = re.compile(r"\.wdsprep-([A-Za-z0-9-]+)\.[0-9a-f]{16}\.tmp")

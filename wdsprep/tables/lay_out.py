@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from wdsprep.dataset.kept_file import KeptWriter, open_or_make
 from wdsprep.dataset.random_numbers import Ints, key_of
-from wdsprep.dataset.score_columns import NUMBER, WHOLE
-from wdsprep.dataset.score_columns import TEXT as SCORED_TEXT
+from wdsprep.dataset.settings import NUMBER, WHOLE
+from wdsprep.dataset.settings import TEXT as SCORED_TEXT
 from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.sources.captions import first_of
 from wdsprep.sources.tables.text import BY, open_table

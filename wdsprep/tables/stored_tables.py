@@ -30,8 +30,8 @@ from wdsprep.dataset.sample_table import (
     table_columns,
 )
 from wdsprep.dataset.samples import META, parse_object
-from wdsprep.dataset.score_columns import is_scored
 from wdsprep.dataset.sealed_json import hex_digest
+from wdsprep.dataset.settings import is_scored
 from wdsprep.dataset.stored_dataset import check_not_rewritten, read_receipt, read_shard
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import DamageError, NotFoundError, SourceError

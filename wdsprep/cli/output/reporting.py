@@ -11,8 +11,7 @@ import click
 from wdsprep.cli.output.shared import CommandOutput, echo
 from wdsprep.dataset.npy_arrays import fields_of
 from wdsprep.dataset.rejects import Reject
-from wdsprep.dataset.score_columns import SCORES
-from wdsprep.dataset.settings import Settings
+from wdsprep.dataset.settings import SCORES, Settings
 from wdsprep.errors import UsageError
 from wdsprep.reporting.card import LICENCE, Card
 from wdsprep.reporting.inspect import FoundSample, MatchingSamples, inspect

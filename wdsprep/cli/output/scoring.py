@@ -5,7 +5,7 @@ from typing import Any
 
 from wdsprep.cli.base_command import DONE_WITH_DAMAGE
 from wdsprep.cli.output.shared import LOADS_TORCH, CommandOutput, rejects_lines
-from wdsprep.dataset.score_columns import columns_of
+from wdsprep.dataset.settings import columns_of
 from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome
 from wdsprep.scoring.score import ScorePlan, example_condition

@@ -14,11 +14,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.file_names import CAPTION_TABLE
-from wdsprep.dataset.json_records import Hex, Nbytes, Text, make_record, read_record
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import Sample, facts_bytes
-from wdsprep.dataset.sealed_json import hex_digest
+from wdsprep.dataset.sealed_json import Hex, Nbytes, Text, hex_digest, make_record, read_record
 from wdsprep.encoding.captions.options import (
     OWN,
     CaptionOptions,

@@ -14,7 +14,7 @@ from wdsprep.dataset.damage import DELETE_STEP
 from wdsprep.dataset.file_names import captions_name
 from wdsprep.dataset.sample_table import GROUP_ROWS, KEY, MARK, open_writer, table_schema
 from wdsprep.dataset.samples import Sample
-from wdsprep.dataset.score_columns import TEXT
+from wdsprep.dataset.settings import TEXT
 from wdsprep.encoding.captions.options import Captions, replace_surrogates
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.errors import DamageError, NotFoundError, SourceError

@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from wdsprep.store.lock_holder import boot
+from wdsprep.store.object_locks import boot
 from wdsprep.store.remote import NOT_SUPPORTED, PartSink
 from wdsprep.store.s3.failures import status_of
 
