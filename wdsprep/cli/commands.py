@@ -73,8 +73,8 @@ def dataset_command(
             kind = import_function(f"wdsprep.cli.output.{room}:{class_of(name)}Output")
             output: CommandOutput[Any] = kind(given, as_json=as_json)
             places = given.pop("datasets") if takes_several else ()
-            result = getattr(wdsprep, name)(*places, listener=output.listener, **given)
-            tell(output.result(result))
+            result = getattr(wdsprep, name)(*places, listener=output, **given)
+            tell(output.last_lines(result))
             return output.exit_code(result)
 
         run.__doc__ = describe.__doc__

@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 from wdsprep.errors import WorkError
 from wdsprep.runners.base import Event, Finished, Quarantined, Runner, Step, Unit, Work
-from wdsprep.text import ignore_count, plural
+from wdsprep.text import plural
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,29 +44,50 @@ Heard = Callable[[Callable[[], JobStatus]], None]
 workers are under way."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class JobListener:
-    """Callbacks that report the progress of a command; each may be left out."""
+    """A listener to the progress of a command. A subclass overrides what it wants to hear.
 
-    told: Callable[[str], None] = lambda _text: None
-    """A line to keep."""
-    listed: Callable[[str, int, int], None] = lambda _place, _done, _of: None
-    """Hears how many files or units of a place have been looked at, of how many; 0 where nobody
-    knows."""
-    compared: Callable[[int, int], None] = ignore_count
-    """Hears how much has been compared, of how much: with what was made before, or with each
-    other."""
-    begun: Callable[[Any], None] = lambda _what: None
-    """Hears what is known before the first worker starts, or before anything is changed."""
-    changed: Callable[[int, int], None] = ignore_count
-    """Hears how many units or files have been changed, of how many; 0 where nobody knows."""
-    status: Heard = lambda _status: None
-    heard: Callable[[Any], None] = lambda _step: None
-    """Hears each step of `encode`, as the progress of a unit, and of `report`, as a text."""
-    captioned: Callable[[Any, Any], None] = lambda _outcome, _report: None
-    """Hears how captions that are not the samples' own were used, for each dataset of `encode`."""
-    asked: Callable[[Any], bool] = lambda _what: False
-    """Answers whether to do what is done without asking where `yes` is given."""
+    Functions can be given by name instead: `JobListener(told=print)`.
+    """
+
+    def __init__(self, **functions: Callable[..., Any]) -> None:
+        for name, function in functions.items():
+            getattr(JobListener, name)  # raises AttributeError for a name that nobody calls
+            setattr(self, name, function)
+
+    def told(self, text: str) -> None:
+        """Hear a line to keep."""
+
+    def listed(self, place: str, done: int, of: int) -> None:
+        """Hear how many files or units of a place have been looked at.
+
+        `of` is how many there are; 0 where nobody knows.
+        """
+
+    def compared(self, done: int, of: int) -> None:
+        """Hear how much has been compared with what was made before, or with each other."""
+
+    def begun(self, plan: Any) -> None:
+        """Hear what is known before the first worker starts, or before anything is changed."""
+
+    def changed(self, done: int, of: int) -> None:
+        """Hear how many units or files have been changed, of how many; 0 where nobody knows."""
+
+    def status(self, status: Callable[[], JobStatus]) -> None:
+        """Hear of an event, with a function that returns the status of the job.
+
+        The function takes a while where many workers are under way.
+        """
+
+    def heard(self, step: Any) -> None:
+        """Hear each step of `encode`, as the progress of a unit, and of `report`, as a text."""
+
+    def captioned(self, outcome: Any, report: Any) -> None:
+        """Hear how captions that are not the samples' own were used, for each dataset of encode."""
+
+    def asked(self, _question: Any) -> bool:
+        """Answer whether to do what is done without asking where `yes` is given."""
+        return False
 
 
 class SizedUnit(Unit, Protocol):

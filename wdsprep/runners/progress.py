@@ -21,8 +21,8 @@ IN_WORKER = "RAY_RAYLET_PID"
 """The environment variable that Ray sets for the workers of a cluster."""
 
 
-class JobProgress:
-    """A progress line of jobs, in bytes, or in samples if these are `counted`."""
+class JobProgress(JobListener):
+    """A listener that draws a progress line of jobs, in bytes, or in samples if `counted`."""
 
     unit, done, touched = "shard", "done", "touched unit"
     """A unit of work, what becomes of it, and what is read again where dates alone have changed."""
@@ -34,6 +34,7 @@ class JobProgress:
     """The words for the time until the first sample, if that may be long."""
 
     def __init__(self, *, waits: bool = True) -> None:
+        super().__init__()
         self._at_work = 0.0
         self.line = ProgressLine()
         if waits:
@@ -121,19 +122,13 @@ class CallProgress(JobProgress):
         super().__init__()
         self.unit = unit
 
-    def listener(self) -> JobListener:
-        """Return a listener that draws the progress of any function."""
-        return JobListener(
-            told=self.told,
-            listed=lambda _place, done, _of: self.line.show(f"listing: {done:,} so far"),
-            compared=self.compared,
-            begun=lambda _what: self.start_counting(),
-            changed=self.changed,
-            status=self.status,
-            heard=self._step,
-        )
+    def listed(self, _place: str, done: int, _of: int) -> None:
+        self.line.show(f"listing: {done:,} so far")
 
-    def _step(self, step: object) -> None:
+    def begun(self, _plan: object) -> None:
+        self.start_counting()
+
+    def heard(self, step: object) -> None:
         if isinstance(step, str):  # what a report does now
             self.line.show(step)
 
@@ -160,7 +155,7 @@ def progress_of_call(unit: str) -> Iterator[JobListener]:
     progress = CallProgress(unit)
     other, logging.lastResort = logging.lastResort, LogLines(logging.WARNING)
     try:
-        yield progress.listener()
+        yield progress
     finally:
         logging.lastResort = other
         progress.line.clear()

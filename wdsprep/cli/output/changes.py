@@ -1,7 +1,7 @@
 """What `select`, `remove` and `duplicates` print: progress, plans, results, groups of copies."""
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -10,10 +10,9 @@ from wdsprep.changes.duplicates import Duplicates
 from wdsprep.changes.remove import Removal, RemovalPlace
 from wdsprep.changes.select import Selected
 from wdsprep.cli.base_command import DONE_WITH_DAMAGE
-from wdsprep.cli.output.shared import CommandOutput, KeptLine, echo, rejects_lines
+from wdsprep.cli.output.shared import CommandOutput, KeptLine, echo
 from wdsprep.errors import UsageError
-from wdsprep.runners.job import JobListener, JobStatus
-from wdsprep.runners.run import Outcome
+from wdsprep.runners.job import JobStatus
 from wdsprep.store.schemes import place_scheme
 from wdsprep.text import command_line, examples, human_bytes, human_time, join_lines, plural
 
@@ -24,40 +23,18 @@ class SelectOutput(CommandOutput[Selected]):
     unit, done, counted = "shard", "copied", "sample"
     spared = "--max-shard-size"
 
-    def exit_code(self, selected: Selected) -> int:
-        return DONE_WITH_DAMAGE if selected.is_damaged else 0
-
     def facts(self, selected: Selected) -> Iterator[dict[str, Any]]:
         for place, outcome in selected.outcomes.items():
-            manifest = outcome.manifest
-            yield {
-                "complete": manifest.complete,
-                "copied": outcome.samples,
-                "copied_bytes": outcome.nbytes,
-                "dataset": place,
-                "kind": manifest.dataset,
-                "quarantined": [failed.unit.name for failed in outcome.quarantined],
-                "rejects": manifest.rejects,
-                "samples": manifest.samples,
-                "shards": len(manifest.shards),
-                "shards_before": outcome.units_before,
-            }
+            yield {**self.outcome_facts(outcome, place), "kind": outcome.manifest.dataset}
 
     def summary(self, selected: Selected) -> Iterator[str]:
         outcomes = list(selected.outcomes.values())
         yield self.headline(outcomes)
         for place, outcome in selected.outcomes.items():
-            yield from self._dataset(place, outcome)
+            yield from self.dataset_lines(outcome, place)
         yield from self.retry_lines(outcomes) or [
             f"next: {command_line('verify', *selected.outcomes)}"
         ]
-
-    def _dataset(self, place: str, outcome: Outcome) -> Iterator[str]:
-        manifest = outcome.manifest
-        held = f"{plural(manifest.samples, 'sample')} in {plural(len(manifest.shards), 'shard')}"
-        yield f"{place}: {held}, {human_bytes(manifest.nbytes)}"
-        yield from rejects_lines(manifest.rejects, place)
-        yield from self.failed_units(outcome)
 
 
 class RemoveOutput(CommandOutput[Removal]):
@@ -65,20 +42,10 @@ class RemoveOutput(CommandOutput[Removal]):
 
     unit, waits = "unit", False
 
-    def __init__(self, options: Mapping[str, Any], *, as_json: bool) -> None:
-        super().__init__(options, as_json=as_json)
-        self.listener = JobListener(
-            told=self.told,
-            listed=self._searched,
-            begun=self._planned,
-            asked=self.asked,
-            changed=self.changed,
-        )
-
-    def _searched(self, place: str, done: int, of: int) -> None:
+    def listed(self, place: str, done: int, of: int) -> None:
         self.line.show(f"{place}: searching {self.unit} {done + 1:,} of {of:,}")
 
-    def _planned(self, removal: Removal) -> None:
+    def begun(self, removal: Removal) -> None:
         """Print what would be removed. With --json it is in the result at the end."""
         self.line.clear()
         if not self.as_json:
@@ -93,7 +60,17 @@ class RemoveOutput(CommandOutput[Removal]):
         yield asdict(removal)
 
     def summary(self, removal: Removal) -> Iterator[str]:
-        return _removed_lines(removal)
+        if not removal.is_needed:
+            yield from _planned_lines(removal)
+            if removal.is_unknown:
+                yield KeptLine("nothing was removed: none of these datasets has these keys")
+            else:
+                has_ended = "the removal that was begun before has finished"
+                yield "nothing to remove" if not removal.ended else has_ended
+        elif not removal.done:
+            yield KeptLine("nothing was removed: give --yes, or run the same command at a terminal")
+        else:
+            yield from _removed_lines(removal)
 
 
 def _planned_lines(removal: Removal) -> Iterator[str]:
@@ -102,8 +79,8 @@ def _planned_lines(removal: Removal) -> Iterator[str]:
     if removal.known:
         yield f"{plural(removal.known, 'key')} removed before"
     if removal.nowhere:
-        some = examples(removal.examples)
-        yield f"{plural(removal.nowhere, 'key')} in none of these datasets ({some})"
+        keys = examples(removal.examples)
+        yield f"{plural(removal.nowhere, 'key')} in none of these datasets ({keys})"
     if removal.unmatched:
         yield f"{plural(removal.unmatched, 'line')} of the lists that match no image here"
     if removal.beside:
@@ -129,17 +106,6 @@ def _place_line(place: RemovalPlace) -> str:
 
 
 def _removed_lines(removal: Removal) -> Iterator[str]:
-    if not removal.is_needed:
-        yield from _planned_lines(removal)
-        if removal.is_unknown:
-            yield KeptLine("nothing was removed: none of these datasets has these keys")
-        else:
-            has_ended = "the removal that was begun before has finished"
-            yield "nothing to remove" if not removal.ended else has_ended
-        return
-    if not removal.done:
-        yield KeptLine("nothing was removed: give --yes, or run the same command at a terminal")
-        return
     samples = sum(place.samples for place in removal.places)
     yield f"removed: {plural(samples, 'sample')}; later packs leave them out"
     kinds = {place.dataset for place in removal.places}
@@ -148,13 +114,7 @@ def _removed_lines(removal: Removal) -> Iterator[str]:
         yield f'{", ".join(removal.beside)} still has them: "{words}" removes them'
     elif "latents" not in kinds:
         yield "latents made of these images, if there are any elsewhere, still have them"
-    yield from _beyond_lines(removal)
-
-
-def _beyond_lines(removal: Removal) -> Iterator[str]:
-    """Yield where removed bytes may still be, out of reach of this command."""
-    schemes = {place_scheme(place.shown) for place in removal.places} - {""}
-    if schemes:
+    if {place_scheme(place.shown) for place in removal.places} - {""}:  # out of our reach
         yield KeptLine(
             "if the bucket keeps versions or deleted objects, it still has the old ones: delete "
             "their noncurrent versions there"
@@ -168,64 +128,54 @@ SHOWN_COPIES = 3
 class DuplicatesOutput(CommandOutput[Duplicates]):
     """The output of `duplicates`: a progress line, and at the end the groups of copies."""
 
-    def __init__(self, options: Mapping[str, Any], *, as_json: bool) -> None:
-        super().__init__(options, as_json=as_json)
-        comparing = self.line.counting("comparison")
-        self.listener = JobListener(told=self.told, status=self.status, compared=comparing)
+    def compared(self, done: int, of: int) -> None:
+        self.line.counting("comparison")(done, of)
 
     def details(self, status: JobStatus) -> list[str]:
         return [f"{plural(status.samples, 'image')} looked at"]
 
-    def facts(self, found: Duplicates) -> Iterator[dict[str, Any]]:
-        yield asdict(found)
+    def facts(self, result: Duplicates) -> Iterator[dict[str, Any]]:
+        yield asdict(result)
 
-    def summary(self, found: Duplicates) -> Iterator[str]:
-        return _duplicates_lines(found, self.line.elapsed_s)
-
-
-def _duplicates_lines(found: Duplicates, elapsed_s: float) -> Iterator[str]:
-    for group in found.largest:
-        yield _group(group, len(found.datasets) > 1)
-    if found.groups > len(found.largest):
-        yield f"and {plural(found.groups - len(found.largest), 'more group')}"
-    yield (
-        f"{plural(found.equal + found.near, 'copy', 'copies')} in {plural(found.groups, 'group')}: "
-        f"{found.equal:,} equal to the byte, {found.near:,} within {found.distance} bits; "
-        f"{found.samples:,} samples compared in {human_time(elapsed_s)}"
-    )
-    if found.flat:
-        yield f"{found.flat:,} with too little detail, compared by their bytes alone"
-    if found.damaged:
-        damaged = plural(found.damaged, "image")
-        yield KeptLine(f"{damaged} that cannot be decoded, compared by their bytes alone")
-    if not found.complete:
-        yield "pack has not finished these datasets: run this again after it has"
-    yield from found.table
-    yield from _next_steps(found)
+    def summary(self, result: Duplicates) -> Iterator[str]:
+        for group in result.largest:
+            yield _group(group, len(result.datasets) > 1)
+        if result.groups > len(result.largest):
+            yield f"and {plural(result.groups - len(result.largest), 'more group')}"
+        copies = plural(result.equal + result.near, "copy", "copies")
+        yield (
+            f"{copies} in {plural(result.groups, 'group')}: "
+            f"{result.equal:,} equal to the byte, {result.near:,} within {result.distance} bits; "
+            f"{result.samples:,} samples compared in {human_time(self.line.elapsed_s)}"
+        )
+        if result.flat:
+            yield f"{result.flat:,} with too little detail, compared by their bytes alone"
+        if result.damaged:
+            damaged = plural(result.damaged, "image")
+            yield KeptLine(f"{damaged} that cannot be decoded, compared by their bytes alone")
+        if not result.complete:
+            yield "pack has not finished these datasets: run this again after it has"
+        yield from result.table
+        if result.equal + result.near:
+            yield from _removing_lines(result)
 
 
 def _group(group: DuplicateGroup, is_of_several: bool) -> str:
+    def shown(sample: CopiedSample) -> str:
+        place = f"{sample.dataset} " if is_of_several else ""
+        return f"{place}{sample.key} ({sample.width} x {sample.height})"
+
     copies = [
-        f"{_sample(one, is_of_several)} {_likeness(one)}" for one in group.copies[:SHOWN_COPIES]
+        f"{shown(copy)} {'equal' if copy.is_equal else plural(copy.distance, 'bit')}"
+        for copy in group.copies[:SHOWN_COPIES]
     ]
     more = [f"{group.count - SHOWN_COPIES:,} more"] * (group.count > SHOWN_COPIES)
-    return f"{_sample(group.stays, is_of_several)} stays: {'; '.join([*copies, *more])}"
+    return f"{shown(group.stays)} stays: {'; '.join([*copies, *more])}"
 
 
-def _sample(one: CopiedSample, is_of_several: bool) -> str:
-    place = f"{one.dataset} " if is_of_several else ""
-    return f"{place}{one.key} ({one.width} x {one.height})"
-
-
-def _likeness(one: CopiedSample) -> str:
-    return "equal" if one.is_equal else plural(one.distance, "bit")
-
-
-def _next_steps(found: Duplicates) -> Iterator[str]:
+def _removing_lines(result: Duplicates) -> Iterator[str]:
     """Yield the next commands, which remove the copies."""
-    if not found.equal + found.near:
-        return
-    for dataset, keys in zip(found.datasets, found.output, strict=False):
+    for dataset, keys in zip(result.datasets, result.output, strict=False):
         yield f"next: {command_line('remove', dataset, '--keys', keys, '--keep-copies')}"
-    if not found.output and not found.table:
+    if not result.output and not result.table:
         yield "next: run the same with -o FILE to write the keys of the copies, for wdsprep remove"

@@ -1,7 +1,7 @@
 """What `verify` and `repair` print: progress, findings, what `repair` will do and has done."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from wdsprep.checks.dataset_check import DatasetSurvey
 from wdsprep.checks.findings import Finding
@@ -10,18 +10,17 @@ from wdsprep.checks.verify import Verified
 from wdsprep.cli.base_command import DONE_WITH_DAMAGE
 from wdsprep.cli.output.shared import CommandOutput, KeptLine, echo
 from wdsprep.dataset.file_names import MAKERS
-from wdsprep.runners.job import JobListener, JobStatus
+from wdsprep.dataset.receipts import Shard
+from wdsprep.runners.job import JobStatus
 from wdsprep.text import EXAMPLES, command, examples, human_bytes, human_time, join_lines, plural
 
+T = TypeVar("T")
 
-class VerifyOutput(CommandOutput[Verified]):
-    """The output of `verify`: a progress line, and at the end the findings."""
+
+class CheckOutput(CommandOutput[T]):
+    """The output of a command that verifies: the receipts that were read, then findings."""
 
     unit = "unit"
-
-    def __init__(self, options: Mapping[str, Any], *, as_json: bool) -> None:
-        super().__init__(options, as_json=as_json)
-        self.listener = JobListener(told=self.told, listed=self.listed, status=self.status)
 
     def told(self, text: str) -> None:
         super().told(text)
@@ -33,53 +32,49 @@ class VerifyOutput(CommandOutput[Verified]):
     def details(self, status: JobStatus) -> list[str]:
         return [plural(status.findings, "finding")]
 
+
+class VerifyOutput(CheckOutput[Verified]):
+    """The output of `verify`: a progress line, and at the end the findings."""
+
     def exit_code(self, verified: Verified) -> int:
         return DONE_WITH_DAMAGE if verified.findings else 0
 
     def facts(self, verified: Verified) -> Iterator[dict[str, Any]]:
-        yield _verified_facts(verified)
+        yield {
+            "datasets": [
+                {
+                    "complete": survey.is_complete,
+                    "dataset": survey.place.shown,
+                    "kind": survey.place.dataset,
+                    "nbytes": survey.nbytes,
+                    "samples": sum(shard.samples for shard in _shards(survey)),
+                    "shards": len(_shards(survey)),
+                    "units": len(survey.receipts),
+                }
+                for survey in verified.surveys
+            ],
+            "findings": [*map(finding_facts, verified.findings)],
+            "notes": [*map(finding_facts, verified.notes)],
+            "quick": verified.is_quick,
+        }
 
     def summary(self, verified: Verified) -> Iterator[str]:
-        return _verified_lines(verified, self.line.elapsed_s)
-
-
-def _verified_lines(verified: Verified, elapsed_s: float) -> Iterator[str]:
-    yield from map(KeptLine, verified.findings)
-    yield from (f"note: {note}" for note in verified.notes)
-    for found in verified.surveys:
-        wrong = sum(not finding.kind.is_note for finding in found.findings)
-        verdict = plural(wrong, "finding") if wrong else "sound"
+        yield from map(KeptLine, verified.findings)
+        yield from (f"note: {note}" for note in verified.notes)
         how = "receipts and sizes" if verified.is_quick else "every byte"
-        yield (
-            f"{found.place.shown}: {verdict}: {_survey_size(found)} checked ({how}) "
-            f"in {human_time(elapsed_s)}"
-        )
+        for survey in verified.surveys:
+            wrong = sum(not finding.kind.is_note for finding in survey.findings)
+            shards = _shards(survey)
+            samples = plural(sum(shard.samples for shard in shards), "sample")
+            size = f"{samples} in {plural(len(shards), 'shard')}, {human_bytes(survey.nbytes)}"
+            yield (
+                f"{survey.place.shown}: {plural(wrong, 'finding') if wrong else 'sound'}: {size} "
+                f"checked ({how}) in {human_time(self.line.elapsed_s)}"
+            )
 
 
-def _survey_size(found: DatasetSurvey) -> str:
-    shards = [shard for receipt in found.receipts for shard in receipt.shards]
-    samples = plural(sum(shard.samples for shard in shards), "sample")
-    return f"{samples} in {plural(len(shards), 'shard')}, {human_bytes(found.nbytes)}"
-
-
-def _verified_facts(verified: Verified) -> dict[str, Any]:
-    return {
-        "datasets": [
-            {
-                "complete": found.is_complete,
-                "dataset": found.place.shown,
-                "kind": found.place.dataset,
-                "nbytes": found.nbytes,
-                "samples": sum(s.samples for r in found.receipts for s in r.shards),
-                "shards": sum(len(r.shards) for r in found.receipts),
-                "units": len(found.receipts),
-            }
-            for found in verified.surveys
-        ],
-        "findings": [finding_facts(finding) for finding in verified.findings],
-        "notes": [finding_facts(note) for note in verified.notes],
-        "quick": verified.is_quick,
-    }
+def _shards(survey: DatasetSurvey) -> list[Shard]:
+    return [shard for receipt in survey.receipts for shard in receipt.shards]
 
 
 def finding_facts(finding: Finding) -> dict[str, str]:
@@ -94,38 +89,46 @@ def finding_facts(finding: Finding) -> dict[str, str]:
     }
 
 
-class RepairOutput(CommandOutput[Repair]):
+class RepairOutput(CheckOutput[Repair]):
     """The output of `repair`: what it will do, a question, and what it has done."""
 
-    unit, waits = "file", False
-
-    def __init__(self, options: Mapping[str, Any], *, as_json: bool) -> None:
-        super().__init__(options, as_json=as_json)
-        verifying = VerifyOutput(options, as_json=as_json)
-        self.line = verifying.line
-        self.listener = JobListener(
-            told=verifying.told,
-            listed=verifying.listed,
-            status=verifying.status,
-            begun=self._planned,
-            asked=self.asked,
-            changed=self.changed,
-        )
-
-    def _planned(self, repair: Repair) -> None:
+    def begun(self, repair: Repair) -> None:
         """Print what would be repaired. With --json it is in the result at the end."""
         self.line.clear()
         if not self.as_json and (intent := join_lines(_intent_lines(repair))):
             echo(intent)
 
+    def changed(self, done: int, of: int) -> None:
+        self.unit = "file"
+        super().changed(done, of)
+
     def exit_code(self, repair: Repair) -> int:
         return DONE_WITH_DAMAGE if not repair.is_whole else 0
 
     def facts(self, repair: Repair) -> Iterator[dict[str, Any]]:
-        yield _repair_facts(repair)
+        yield {
+            "changed": repair.changed,
+            "beyond": [*map(finding_facts, repair.beyond)],
+            "dataset": repair.survey.place.shown,
+            "done": repair.done,
+            "indexes": repair.indexes,
+            "manifest": repair.writes_manifest,
+            "mended": _by_unit(repair.mended),
+            "removed": repair.names,
+            "unsettled": [*map(finding_facts, repair.unsettled)],
+            "units": _by_unit(repair.units),
+        }
 
     def summary(self, repair: Repair) -> Iterator[str]:
-        return _repaired_lines(repair)
+        shown = repair.survey.place.shown
+        if not repair.is_needed:
+            sound = f"{shown}: nothing to repair"
+            yield sound if not repair.beyond else f"{sound}, but see above"
+        elif not repair.done:
+            again = command("repair", shown)
+            yield KeptLine(f"nothing was done: give --yes, or run {again} at a terminal")
+        else:
+            yield from _repaired_lines(repair)
 
 
 def _intent_lines(repair: Repair) -> Iterator[str]:
@@ -148,62 +151,28 @@ def _intent_lines(repair: Repair) -> Iterator[str]:
     for finding in repair.beyond:
         yield f"leave alone {finding}"
     if repair.redone:
-        noun = plural(len(repair.names), "file")
-        yield f"{noun} with {plural(repair.samples, 'sample')} would go: {_needs(repair)}"
-
-
-def _needs(repair: Repair) -> str:
-    place = repair.survey.place
-    if place.maker == MAKERS["latents"]:
-        return "their image shards are needed, undamaged, to make them again"
-    return "their source is needed, unchanged, to make them again; without it they are lost"
+        needed = "source is needed, unchanged, to make them again; without it they are lost"
+        if repair.survey.place.maker == MAKERS["latents"]:
+            needed = "image shards are needed, undamaged, to make them again"
+        files = plural(len(repair.names), "file")
+        yield f"{files} with {plural(repair.samples, 'sample')} would go: their {needed}"
 
 
 def _repaired_lines(repair: Repair) -> Iterator[str]:
     place = repair.survey.place
-    if not repair.is_needed:
-        sound = f"{place.shown}: nothing to repair"
-        yield sound if not repair.beyond else f"{sound}, but see above"
-    elif not repair.done:
-        yield KeptLine(f"nothing was done: give --yes, or run {_again(repair)} at a terminal")
-    else:
-        yield from _done(repair)
-        if repair.beyond:
-            left = plural(len(repair.beyond), "finding")
-            yield f"{left} left alone, see above: the exit code is 3 until that is mended"
-
-
-def _done(repair: Repair) -> Iterator[str]:
-    place = repair.survey.place
     if repair.changed:
-        some = examples(repair.changed)
+        units = examples(repair.changed)
         yield KeptLine(
-            f"another run has changed {some} since, so repair left that alone: verify again"
+            f"another run has changed {units} since, so repair left that alone: verify again"
         )
     if repair.redone - set(repair.changed):
         yield f'repaired: now run the same "{place.maker}" again to make what is missing'
     elif not repair.changed:
         yield f"repaired: {place.shown} lacks nothing"
-
-
-def _again(repair: Repair) -> str:
-    return command("repair", repair.survey.place.shown)
-
-
-def _repair_facts(repair: Repair) -> dict[str, Any]:
-    return {
-        "changed": repair.changed,
-        "beyond": [finding_facts(finding) for finding in repair.beyond],
-        "dataset": repair.survey.place.shown,
-        "done": repair.done,
-        "indexes": repair.indexes,
-        "manifest": repair.writes_manifest,
-        "mended": _by_unit(repair.mended),
-        "removed": repair.names,
-        "unsettled": [finding_facts(finding) for finding in repair.unsettled],
-        "units": _by_unit(repair.units),
-    }
+    if repair.beyond:
+        left = plural(len(repair.beyond), "finding")
+        yield f"{left} left alone, see above: the exit code is 3 until that is mended"
 
 
 def _by_unit(findings: Mapping[str, Sequence[Finding]]) -> dict[str, list[dict[str, str]]]:
-    return {unit: [*map(finding_facts, found)] for unit, found in findings.items()}
+    return {unit: [*map(finding_facts, of_unit)] for unit, of_unit in findings.items()}

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from wdsprep.cli.base_command import DONE_WITH_DAMAGE
 from wdsprep.cli.output.shared import (
     LOADS_TORCH,
     CommandOutput,
@@ -13,7 +12,6 @@ from wdsprep.cli.output.shared import (
     left_out_lines,
     load_step,
     many_rejects_lines,
-    rejects_lines,
     shapes_lines,
     void_line,
 )
@@ -22,15 +20,14 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import shape_counts
 from wdsprep.encoding.captions.options import OWN
 from wdsprep.encoding.captions.table import CaptionReport
-from wdsprep.encoding.encode import EncodeListener
 from wdsprep.encoding.options import EncodeOptions
 from wdsprep.encoding.progress import Speeds
 from wdsprep.encoding.run_plan import EncodePlan, headlines
 from wdsprep.options import remedies_of
 from wdsprep.runners.job import JobStatus
-from wdsprep.runners.run import Outcome
+from wdsprep.runners.run import Outcome, RunProgress
 from wdsprep.sources.base import LeftOut
-from wdsprep.text import human_bytes, plural
+from wdsprep.text import plural
 
 CAPTIONLESS = (
     "warning: no image has a caption, so all embeddings are of the empty caption: pack again with "
@@ -50,7 +47,7 @@ class EncodeOutput(CommandOutput["Outcome | list[Outcome]"]):
 
     unit, touched, done = "shard", "touched tar", "encoded"
     counted, spared = "image", "--batch-size or --max-area"
-    first, waiting = "computing the first batch", LOADS_TORCH
+    first, waiting, place_name = "computing the first batch", LOADS_TORCH, "latents"
 
     def __init__(self, options: Mapping[str, Any], *, as_json: bool) -> None:
         """Prepare the output of `encode`.
@@ -65,25 +62,16 @@ class EncodeOutput(CommandOutput["Outcome | list[Outcome]"]):
         if len(places) > 1:  # an image is counted once for each dataset
             self.counted = "sample"
         self._speeds = Speeds()
-        self._captions: list[tuple[Outcome, CaptionReport]] = []
+        self._captions: dict[str, CaptionReport] = {}
         self._noun = "image"
-        self.listener = EncodeListener(
-            told=self.told,
-            compared=self.compared,
-            begun=self._begin,
-            status=self.status,
-            heard=self._speeds.heard,
-            captioned=self._note_captions,
-        )
 
-    def _note_captions(self, outcome: Outcome, report: CaptionReport) -> None:
-        self._captions.append((outcome, report))
+    def heard(self, progress: RunProgress) -> None:
+        self._speeds.heard(progress)
 
-    def _report(self, outcome: Outcome) -> CaptionReport | None:
-        """Return the report on the captions of a dataset; None if it has none."""
-        return next((report for other, report in self._captions if other is outcome), None)
+    def captioned(self, outcome: Outcome, report: CaptionReport) -> None:
+        self._captions[self._place(outcome)] = report
 
-    def _begin(self, plan: EncodePlan) -> None:
+    def begun(self, plan: EncodePlan) -> None:
         for line in headlines(plan):
             self.told(line)
         if plan.recipe.is_of_text:
@@ -104,14 +92,10 @@ class EncodeOutput(CommandOutput["Outcome | list[Outcome]"]):
             parts.append(f"{span} on each of {len(rates)} workers")
         return parts
 
-    def exit_code(self, encoded: Outcome | list[Outcome]) -> int:
-        return DONE_WITH_DAMAGE if any(each.is_damaged for each in _outcomes(encoded)) else 0
-
     def summary(self, encoded: Outcome | list[Outcome]) -> list[str]:
         outcomes = _outcomes(encoded)
-        made = f", {human_bytes(sum(outcome.nbytes for outcome in outcomes))}"
-        samples = sum(outcome.manifest.samples for outcome in outcomes)
-        lines = [self.headline(outcomes, made), *self._speed(samples)]
+        lines = [self.headline(outcomes, has_size=True)]
+        lines += self._speed(sum(outcome.manifest.samples for outcome in outcomes))
         for outcome in outcomes:
             lines += self._dataset(outcome)
         lines += self.retry_lines(outcomes)
@@ -142,44 +126,43 @@ class EncodeOutput(CommandOutput["Outcome | list[Outcome]"]):
             settings.get("caption_name", OWN) if is_of_text else settings["resolution"]
         ]
 
-    def _dataset(self, outcome: Outcome) -> list[str]:
-        """Return the lines about one dataset."""
+    def _dataset(self, outcome: Outcome) -> Iterator[str]:
+        """Yield the lines about one dataset."""
         manifest, place = outcome.manifest, self._place(outcome)
-        shards = plural(len(manifest.shards), "shard")
-        size = human_bytes(manifest.nbytes)
-        lines = [f"{place}: {plural(manifest.samples, 'sample')} in {shards}, {size}"]
-        lines += shapes_lines(manifest)
+        after = left_out_lines(LeftOut.among(manifest.counts))
+        if manifest.settings["text"] != "none":
+            after += self._captionless_lines(outcome)
+        after += broken_tars_lines(outcome.broken_tars, place)
+        yield from self.dataset_lines(outcome, place, before=self._counts(outcome), after=after)
+        remedies = {code: self._name_dataset(line, manifest) for code, line in REMEDIES.items()}
+        if not outcome.is_void:
+            yield from many_rejects_lines(manifest.rejects, manifest.samples, place, remedies)
+        elif not outcome.quarantined:
+            yield self._void_line(manifest, place, remedies)
+
+    def _counts(self, outcome: Outcome) -> Iterator[str]:
+        """Yield the lines on shapes, captions, and images that were scaled up."""
+        manifest = outcome.manifest
+        yield from shapes_lines(manifest)
         if cut := manifest.counts.get("cut"):
-            lines.append(f"{plural(cut, 'caption')} cut to the length of the text encoder")
-        if report := self._report(outcome):
-            lines += captions_lines(report)
+            yield f"{plural(cut, 'caption')} cut to the length of the text encoder"
+        if report := self._captions.get(self._place(outcome)):
+            yield from captions_lines(report)
         if upscaled := manifest.counts.get("upscaled"):
             most = manifest.settings.get("upscale", 1.0)
-            lines.append(f"{plural(upscaled, 'image')} scaled up, by at most {most:g} times")
-        lines += rejects_lines(manifest.rejects, place)
-        lines += left_out_lines(LeftOut.among(manifest.counts))
-        if outcome.has_captions and manifest.settings["text"] != "none":
-            lines += captionless_lines(outcome, "sample" if manifest.is_of_text else "image")
-        elif manifest.settings["text"] != "none":
-            warning = TEXTLESS if manifest.is_of_text else CAPTIONLESS
-            lines.append(KeptLine(self._name_dataset(warning, manifest)))
-        lines += broken_tars_lines(outcome.broken_tars, place)
-        lines += self.failed_units(outcome)
-        if outcome.is_void and not outcome.quarantined:
-            lines.append(self._void_line(manifest, place))
-        elif not outcome.is_void:
-            lines += many_rejects_lines(
-                manifest.rejects, manifest.samples, place, self._remedies(manifest)
-            )
-        return lines
+            yield f"{plural(upscaled, 'image')} scaled up, by at most {most:g} times"
 
-    def _remedies(self, manifest: Manifest) -> dict[str, str]:
-        return {code: self._name_dataset(line, manifest) for code, line in REMEDIES.items()}
+    def _captionless_lines(self, outcome: Outcome) -> list[str]:
+        manifest = outcome.manifest
+        if outcome.has_captions:
+            return captionless_lines(outcome, "sample" if manifest.is_of_text else "image")
+        warning = TEXTLESS if manifest.is_of_text else CAPTIONLESS
+        return [KeptLine(self._name_dataset(warning, manifest))]
 
-    def _void_line(self, manifest: Manifest, place: str) -> str:
+    def _void_line(self, manifest: Manifest, place: str, remedies: Mapping[str, str]) -> str:
         """Return the line for a run that encoded no image: why, and what to do."""
         if manifest.rejects.get(Code.NOT_FINITE.value, 0) < sum(manifest.rejects.values()):
-            return void_line(manifest.rejects, place, self._remedies(manifest))
+            return void_line(manifest.rejects, place, remedies)
         model, dtype = manifest.extra["model"], manifest.settings["dtype"]
         where = "fp32" if dtype == "fp32" else f"{dtype} or in fp32"
         return KeptLine(
@@ -214,62 +197,49 @@ class EncodeOutput(CommandOutput["Outcome | list[Outcome]"]):
         return lines
 
     def facts(self, encoded: Outcome | list[Outcome]) -> Iterator[dict[str, Any]]:
-        return map(self._facts, _outcomes(encoded))
-
-    def _facts(self, outcome: Outcome) -> dict[str, Any]:
-        manifest = outcome.manifest
-        rates = self._speeds.rates()
-        report = self._report(outcome)
-        return {
-            "broken_tars": outcome.broken_tars,
-            "captions": _captions_facts(report) if report else None,
-            "busy": round(self._speeds.busy, 4),
-            "complete": manifest.complete,
-            "cut": manifest.counts.get("cut", 0),
-            "encoded": outcome.samples,
-            "encoded_bytes": outcome.nbytes,
-            "has_captions": outcome.has_captions,
-            "images_per_s": round(sum(rates.values()), 2),
-            "latents": self._place(outcome),
-            "launching": round(self._speeds.launching, 4),
-            "left_out": LeftOut.among(manifest.counts),
-            "quarantined": [failed.unit.name for failed in outcome.quarantined],
-            "rejects": manifest.rejects,
-            "samples": manifest.samples,
-            "shapes": shape_counts(manifest.settings, manifest.counts),
-            "shards": len(manifest.shards),
-            "shards_before": outcome.units_before,
-            "text_share": round(self._speeds.text, 4),
-            "workers": {name: round(rate, 2) for name, rate in rates.items()},
-        }
+        speeds, rates = self._speeds, self._speeds.rates()
+        for outcome in _outcomes(encoded):
+            manifest, place = outcome.manifest, self._place(outcome)
+            report = self._captions.get(place)
+            yield {
+                **self.outcome_facts(outcome, place),
+                "broken_tars": outcome.broken_tars,
+                "captions": _captions_facts(report) if report else None,
+                "busy": round(speeds.busy, 4),
+                "cut": manifest.counts.get("cut", 0),
+                "has_captions": outcome.has_captions,
+                "images_per_s": round(sum(rates.values()), 2),
+                "launching": round(speeds.launching, 4),
+                "left_out": LeftOut.among(manifest.counts),
+                "shapes": shape_counts(manifest.settings, manifest.counts),
+                "text_share": round(speeds.text, 4),
+                "workers": {name: round(rate, 2) for name, rate in rates.items()},
+            }
 
 
 def _outcomes(encoded: Outcome | list[Outcome]) -> list[Outcome]:
     return encoded if isinstance(encoded, list) else [encoded]
 
 
-def captions_lines(report: CaptionReport) -> list[str]:
-    """Return the lines about captions that come from a table or another field."""
+def captions_lines(report: CaptionReport) -> Iterator[str]:
+    """Yield the lines about captions that come from a table or another field."""
     source, read = report.source, report.read
     whence = f"{report.table}, by {source.by}" if read else f"the field {source.field}"
     line = f"{plural(report.named, 'caption')} from {whence}"
     if report.unnamed:
-        own = plural(report.unnamed, "sample")
-        some = _in_brackets(read.unnamed_examples, report.unnamed) if read else ""
-        line += f"; {own} not in it kept their own{some}"
-    lines = [line]
+        names = _in_brackets(read.unnamed_examples, report.unnamed) if read else ""
+        line += f"; {plural(report.unnamed, 'sample')} not in it kept their own{names}"
+    yield line
     if read is None:
-        return lines
+        return
     if read.blank:
-        lines.append(f"{plural(read.blank, 'row')} of the table without a {source.by} or a caption")
+        yield f"{plural(read.blank, 'row')} of the table without a {source.by} or a caption"
     if read.twice:
-        some = _in_brackets(read.twice_examples, read.twice)
-        twice = plural(read.twice, source.by)
-        lines.append(f"{twice} twice in it, of which the first row counts{some}")
-    if missing := report.unmatched:
-        some = _in_brackets(read.unused_examples, missing)
-        lines.append(f"{plural(missing, source.by)} of it that no sample has{some}")
-    return lines
+        names = _in_brackets(read.twice_examples, read.twice)
+        yield f"{plural(read.twice, source.by)} twice in it, of which the first row counts{names}"
+    if report.unmatched:
+        names = _in_brackets(read.unused_examples, report.unmatched)
+        yield f"{plural(report.unmatched, source.by)} of it that no sample has{names}"
 
 
 def _in_brackets(names: Sequence[str], of: int) -> str:

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from wdsprep.cli.base_command import DONE_WITH_DAMAGE
 from wdsprep.cli.output.shared import (
     CommandOutput,
     KeptLine,
@@ -25,7 +24,7 @@ from wdsprep.packing.options import PackOptions
 from wdsprep.packing.retry_rejected import retryable
 from wdsprep.packing.slices import SourceSurvey
 from wdsprep.reporting.overview import images_from
-from wdsprep.runners.job import JobListener, JobStatus
+from wdsprep.runners.job import JobStatus
 from wdsprep.runners.run import Outcome
 from wdsprep.sources.base import LeftOut
 from wdsprep.store.schemes import is_keyed, root_and_name
@@ -67,25 +66,14 @@ class PackOutput(CommandOutput[Outcome]):
     """The output of `pack`: the source, a progress line, and the result."""
 
     unit, touched, done = "slice", "touched input", "packed"
-    counted, spared = "image", "--max-area"
+    counted, spared, place_name = "image", "--max-area", "images"
+    _fetches = False
 
-    def __init__(self, options: Mapping[str, Any], *, as_json: bool) -> None:
-        super().__init__(options, as_json=as_json)
-        self._source, self._images = options["source"], options["images"]
-        self._fetches = False
-        self.listener = JobListener(
-            told=self.told,
-            listed=self._listed,
-            begun=self._begin,
-            compared=self.compared,
-            status=self.status,
-        )
-
-    def _listed(self, _source: str, count: int, _of: int) -> None:
+    def listed(self, _source: str, count: int, _of: int) -> None:
         self.line.show(f"listing the source: {count:,} so far")
 
-    def _begin(self, survey: SourceSurvey) -> None:
-        self.told(f"{self._source}: {describe(survey)}")
+    def begun(self, survey: SourceSurvey) -> None:
+        self.told(f"{self.options['source']}: {describe(survey)}")
         self._fetches = survey.source.kind == "urls"
         self.start_counting()
 
@@ -95,32 +83,44 @@ class PackOutput(CommandOutput[Outcome]):
             parts.append(f"{_fetched_share(status.samples, status.rejects):.0%} fetched")
         return parts
 
-    def exit_code(self, packed: Outcome) -> int:
-        return DONE_WITH_DAMAGE if packed.is_damaged else 0
-
     def facts(self, packed: Outcome) -> Iterator[dict[str, Any]]:
-        yield _facts(packed, self._images)
+        manifest = packed.manifest
+        yield {
+            **self.outcome_facts(packed, self.options["images"]),
+            "broken_tars": packed.broken_tars,
+            "captionless": packed.captionless,
+            "failed_hosts": packed.failed_hosts,
+            "has_captions": packed.has_captions,
+            "left_out": _left_out(manifest),
+            "phases": {
+                str(resolution): {"samples": samples, "shards": shards}
+                for resolution, (samples, shards) in phases(manifest).items()
+            },
+            "retryable": retryable(manifest),
+            "slices": len(manifest.receipts),
+        }
 
-    def summary(self, packed: Outcome) -> list[str]:
-        manifest, images = packed.manifest, self._images
-        lines = [self.headline([packed]), *_table(manifest)]
-        lines += rejects_lines(manifest.rejects, images)
-        lines += left_out_lines(_left_out(manifest))
-        lines += _fetch_report(packed, self.options)
-        lines += self.failed_units(packed)
-        lines += broken_tars_lines(packed.broken_tars, images)
-        lines += captionless_lines(packed) if packed.has_captions else [_captionless(manifest)]
-        lines += _repeats_lines(manifest.counts)
-        lines += self.retry_lines([packed])
+    def summary(self, packed: Outcome) -> Iterator[str]:
+        manifest, images = packed.manifest, self.options["images"]
+        is_fetched = manifest.settings["source"] == "urls"
+        yield self.headline([packed])
+        yield from _table(manifest)
+        yield from rejects_lines(manifest.rejects, images)
+        yield from left_out_lines(_left_out(manifest))
+        if is_fetched:
+            yield from _fetch_report(packed, self.options)
+        yield from self.failed_units(packed)
+        yield from broken_tars_lines(packed.broken_tars, images)
+        yield from captionless_lines(packed) if packed.has_captions else [_captionless(manifest)]
+        yield from _repeats_lines(manifest.counts)
+        yield from self.retry_lines([packed])
         if packed.is_void and not packed.quarantined:
-            fetched = manifest.settings["source"] == "urls"
-            remedies = REMEDIES | (REMEDIES_OF_URLS if fetched else {})
-            lines.append(void_line(manifest.rejects, images, remedies))
+            remedies = REMEDIES | (REMEDIES_OF_URLS if is_fetched else {})
+            yield void_line(manifest.rejects, images, remedies)
         elif manifest.shards and not packed.quarantined:
-            lines += many_rejects_lines(manifest.rejects, manifest.samples, images, REMEDIES)
-            following = next_command(images, _first_phase(manifest))
-            lines.append(f"next: {following}, with --model tiny for a trial")
-        return lines
+            yield from many_rejects_lines(manifest.rejects, manifest.samples, images, REMEDIES)
+            smallest = next(side for side, (samples, _) in phases(manifest).items() if samples)
+            yield f"next: {next_command(images, smallest)}, with --model tiny for a trial"
 
 
 def describe(survey: SourceSurvey) -> str:
@@ -154,43 +154,19 @@ def _fetched_share(samples: int, rejects: Mapping[str, int]) -> float:
     return (asked - stages["fetch"]) / asked if asked else 1.0
 
 
-def _fetch_report(packed: Outcome, options: Mapping[str, Any]) -> list[str]:
-    """Return lines on how much was fetched, the worst hosts, and what another run may fetch.
+def _fetch_report(packed: Outcome, options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield lines on how much was fetched, the worst hosts, and what another run may fetch.
 
-    There are none if the source has no URLs to fetch.
+    What was forbidden is mentioned with the options or the command that allow it. Images whose
+    owner asked to be left alone are mentioned only after the user has allowed them.
     """
     manifest = packed.manifest
-    if manifest.settings["source"] != "urls":
-        return []
-    lines = [
-        f"{_fetched_share(manifest.samples, manifest.rejects):.1%} of the images could be fetched"
-    ]
+    share = _fetched_share(manifest.samples, manifest.rejects)
+    yield f"{share:.1%} of the images could be fetched"
     if packed.failed_hosts:
-        lines.append(f"worst hosts: {_worst_hosts(packed.failed_hosts)}")
+        yield f"worst hosts: {_worst_hosts(packed.failed_hosts)}"
     if count := retryable(manifest):
-        lines.append(
-            f"{count:,} failed in a way that may pass: --retry-rejected fetches them again"
-        )
-    return [*lines, *_forbidden_lines(packed, options)]
-
-
-def _worst_hosts(failed: Mapping[str, int]) -> str:
-    """List the hosts with the most failures, with codes: `example.org (dns 12, timeout 3)`."""
-    codes: dict[str, Counter[str]] = {}
-    for name, count in failed.items():
-        host, _, code = name.rpartition(" (")
-        codes.setdefault(host, Counter())[code.rstrip(")")] += count
-    worst = sorted(codes, key=lambda host: (-codes[host].total(), host))
-    more = ", ..." if len(worst) > WORST_HOSTS else ""
-    return ", ".join(f"{host} ({human_counts(codes[host])})" for host in worst[:WORST_HOSTS]) + more
-
-
-def _forbidden_lines(packed: Outcome, options: Mapping[str, Any]) -> Iterator[str]:
-    """Yield lines on what was forbidden, with the options or the command that allow it.
-
-    Images whose owner asked to be left alone are mentioned only after the user has allowed them.
-    """
-    manifest = packed.manifest
+        yield f"{count:,} failed in a way that may pass: --retry-rejected fetches them again"
     for code, names in ALLOWING.items():
         count = manifest.rejects.get(code.value, 0)
         given = [name for name in names if _allows_more(name, options, manifest.settings)]
@@ -206,6 +182,17 @@ def _forbidden_lines(packed: Outcome, options: Mapping[str, Any]) -> Iterator[st
             yield f"{code} {count:,}: --retry-rejected with a larger --max-bytes fetches them"
 
 
+def _worst_hosts(failed: Mapping[str, int]) -> str:
+    """List the hosts with the most failures, with codes: `example.org (dns 12, timeout 3)`."""
+    codes: dict[str, Counter[str]] = {}
+    for name, count in failed.items():
+        host, _, code = name.rpartition(" (")
+        codes.setdefault(host, Counter())[code.rstrip(")")] += count
+    worst = sorted(codes, key=lambda host: (-codes[host].total(), host))
+    more = ", ..." if len(worst) > WORST_HOSTS else ""
+    return ", ".join(f"{host} ({human_counts(codes[host])})" for host in worst[:WORST_HOSTS]) + more
+
+
 def _allows_more(name: str, options: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
     """Return whether an option allows something that earlier runs of the dataset did not."""
     if name == "max_bytes":
@@ -215,34 +202,26 @@ def _allows_more(name: str, options: Mapping[str, Any], settings: Mapping[str, A
 
 
 def _table(manifest: Manifest) -> Iterator[str]:
-    """Yield the lines of the table of buckets, and on the images for each resolution."""
+    """Yield the lines of the table of buckets, and on the images for each resolution.
+
+    The table has the buckets with samples, or all of them if none has.
+    """
     yield ""
     yield f"{'bucket':>8} {'samples':>12} {'shards':>8} {'size':>10}"
-    yield from _bucket_rows(manifest)
-    yield ""
-    large = _large_enough(manifest)
-    if manifest.samples:
-        parts = [f"{count:,} at {resolution}" for resolution, count in large.items()]
-        yield f"images large enough to encode: {', '.join(parts)}"
-
-
-def _large_enough(manifest: Manifest) -> dict[int, int]:
-    """Return how many images are large enough for each bucket and each usual resolution."""
-    buckets = phases(manifest)
-    usual = (resolution for resolution in USUAL_RESOLUTIONS if resolution > min(buckets))
-    return {side: images_from(manifest, side) for side in sorted({*buckets, *usual})}
-
-
-def _bucket_rows(manifest: Manifest) -> list[str]:
-    """Return a row for each bucket that has samples; for all buckets if none has."""
-    rows = dict.fromkeys(manifest.settings["buckets"], "")
     full = {shard.bucket for shard in manifest.shards}
-    for bucket in rows:
-        shards = [shard for shard in manifest.shards if shard.bucket == bucket]
-        samples = sum(shard.samples for shard in shards)
-        size = human_bytes(sum(shard.nbytes for shard in shards))
-        rows[bucket] = f"{bucket:>8} {samples:>12,} {len(shards):>8,} {size:>10}"
-    return [row for bucket, row in rows.items() if bucket in full or not full]
+    for bucket in manifest.settings["buckets"]:
+        if bucket in full or not full:
+            shards = [shard for shard in manifest.shards if shard.bucket == bucket]
+            samples = sum(shard.samples for shard in shards)
+            size = human_bytes(sum(shard.nbytes for shard in shards))
+            yield f"{bucket:>8} {samples:>12,} {len(shards):>8,} {size:>10}"
+    yield ""
+    if manifest.samples:
+        buckets = phases(manifest)
+        usual = (side for side in USUAL_RESOLUTIONS if side > min(buckets))
+        sides = sorted({*buckets, *usual})
+        parts = [f"{images_from(manifest, side):,} at {side}" for side in sides]
+        yield f"images large enough to encode: {', '.join(parts)}"
 
 
 def _repeats_lines(counts: Mapping[str, int]) -> list[str]:
@@ -286,33 +265,3 @@ def _left_out(manifest: Manifest) -> dict[str, int]:
     """Return how many files of each kind were left out: of the source, and of its tars."""
     beside: Mapping[str, int] = manifest.extra.get("left_out", {})
     return dict(LeftOut.among(manifest.counts) + Counter(beside))
-
-
-def _first_phase(manifest: Manifest) -> int:
-    return next(resolution for resolution, (samples, _) in phases(manifest).items() if samples)
-
-
-def _facts(packed: Outcome, images: str) -> dict[str, Any]:
-    manifest = packed.manifest
-    return {
-        "complete": manifest.complete,
-        "broken_tars": packed.broken_tars,
-        "captionless": packed.captionless,
-        "failed_hosts": packed.failed_hosts,
-        "has_captions": packed.has_captions,
-        "images": images,
-        "left_out": _left_out(manifest),
-        "packed": packed.samples,
-        "packed_bytes": packed.nbytes,
-        "phases": {
-            str(resolution): {"samples": samples, "shards": shards}
-            for resolution, (samples, shards) in phases(manifest).items()
-        },
-        "quarantined": [failed.unit.name for failed in packed.quarantined],
-        "rejects": manifest.rejects,
-        "retryable": retryable(manifest),
-        "samples": manifest.samples,
-        "shards": len(manifest.shards),
-        "slices": len(manifest.receipts),
-        "slices_before": packed.units_before,
-    }

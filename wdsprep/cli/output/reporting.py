@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import click
@@ -16,8 +15,7 @@ from wdsprep.errors import UsageError
 from wdsprep.reporting.card import LICENCE, Card
 from wdsprep.reporting.inspect import FoundSample, MatchingSamples, inspect
 from wdsprep.reporting.overview import Overview
-from wdsprep.reporting.report import ReportListener, WrittenReport
-from wdsprep.runners.job import JobListener
+from wdsprep.reporting.report import WrittenReport
 from wdsprep.terminal import ProgressLine
 from wdsprep.text import human_bytes, human_counts, join_lines, one_line, plural
 
@@ -27,11 +25,11 @@ class ReportOutput(CommandOutput[WrittenReport]):
 
     waits = False
 
-    def __init__(self, options: Mapping[str, Any], *, as_json: bool) -> None:
-        super().__init__(options, as_json=as_json)
-        self.listener = ReportListener(
-            told=self.line.say, heard=self.line.show, asked=ask_to_replace
-        )
+    def heard(self, text: str) -> None:
+        self.line.show(text)
+
+    def asked(self, output: object) -> bool:
+        return ask_to_replace(f"{output}", "not a report")
 
     def facts(self, written: WrittenReport) -> Iterator[dict[str, Any]]:
         yield {"nbytes": written.nbytes, "report": written.output, "samples": written.samples}
@@ -41,7 +39,7 @@ class ReportOutput(CommandOutput[WrittenReport]):
         yield f"{written.output}: {shown}: open it in a browser"
 
 
-def ask_to_replace(output: str, kind: str = "not a report") -> bool:
+def ask_to_replace(output: str, kind: str) -> bool:
     """Ask whether to replace a file, and return the answer; false if nobody can answer.
 
     `kind` says in the question what the file is.
@@ -58,11 +56,8 @@ class CardOutput(CommandOutput[Card]):
 
     waits = False
 
-    def __init__(self, options: Mapping[str, Any], *, as_json: bool) -> None:
-        super().__init__(options, as_json=as_json)
-        self.listener = JobListener(
-            asked=partial(ask_to_replace, kind="not a card, or was changed since")
-        )
+    def asked(self, output: object) -> bool:
+        return ask_to_replace(f"{output}", "not a card, or was changed since")
 
     def facts(self, card: Card) -> Iterator[dict[str, Any]]:
         yield {"card": card.output, "text": card.text, "uploads": card.uploads}

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import click
 
+from wdsprep.cli.base_command import DONE_WITH_DAMAGE
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import batch_that_fits, shape_counts
-from wdsprep.runners.job import JobListener
 from wdsprep.runners.progress import JobProgress
 from wdsprep.terminal import TERMINAL
 from wdsprep.text import (
     escape_controls,
+    human_bytes,
     human_counts,
     human_time,
     join_lines,
@@ -75,6 +76,8 @@ class CommandOutput(ABC, JobProgress, Generic[T]):
 
     spared = ""
     """The option whose smaller values take less memory."""
+    place_name = "dataset"
+    """The name in --json of the place that a run has filled."""
 
     waits = True
     """Whether to print at once that the command gets ready; not if it asks a question."""
@@ -83,34 +86,50 @@ class CommandOutput(ABC, JobProgress, Generic[T]):
         """Prepare the output of a command with these options."""
         super().__init__(waits=self.waits)
         self.options, self.as_json = options, as_json
-        self.listener: Any = JobListener(told=self.told, status=self.status)
 
-    def exit_code(self, _found: T) -> int:
-        """Return the exit code of a command without an error."""
-        return 0
+    def exit_code(self, result: T) -> int:
+        """Return the exit code of a command without an error: 3 if the result is damaged."""
+        results = result if isinstance(result, list) else [result]
+        is_damaged = any(getattr(part, "is_damaged", False) for part in results)
+        return DONE_WITH_DAMAGE if is_damaged else 0
 
-    def result(self, found: T) -> list[str]:
-        """Return the last lines of the output, which say what was found: text, or JSON if asked."""
+    def last_lines(self, result: T) -> list[str]:
+        """Return the last lines of the output: the result as text, or as JSON if asked."""
         self.line.clear()
         if self.as_json:
-            return [KeptLine(json.dumps(each, sort_keys=True)) for each in self.facts(found)]
-        return list(self.summary(found))
+            return [KeptLine(json.dumps(facts, sort_keys=True)) for facts in self.facts(result)]
+        return list(self.summary(result))
 
     @abstractmethod
-    def facts(self, found: T) -> Iterable[Mapping[str, Any]]:
+    def facts(self, result: T) -> Iterable[Mapping[str, Any]]:
         """Yield the objects that --json prints."""
 
     @abstractmethod
-    def summary(self, found: T) -> Iterable[str]:
+    def summary(self, result: T) -> Iterable[str]:
         """Yield the lines that a person reads."""
 
-    def asked(self, _what: object) -> bool:
+    def asked(self, _question: object) -> bool:
         """Ask whether to go on, and return the answer; false if nobody can answer."""
         return sys.stdin.isatty() and click.confirm("do this?", err=True)
 
-    # --- lines about runs
-    def headline(self, outcomes: "Sequence[Outcome]", more: str = "") -> str:
-        """Return the line on what this run has done, with `more` after the time that it took.
+    # --- outcomes of runs
+    def outcome_facts(self, outcome: "Outcome", place: str) -> dict[str, Any]:
+        """Return what --json says of every run that has filled a dataset."""
+        manifest = outcome.manifest
+        return {
+            "complete": manifest.complete,
+            self.done: outcome.samples,
+            f"{self.done}_bytes": outcome.nbytes,
+            self.place_name: place,
+            "quarantined": [failed.unit.name for failed in outcome.quarantined],
+            "rejects": manifest.rejects,
+            "samples": manifest.samples,
+            "shards": len(manifest.shards),
+            f"{self.unit}s_before": outcome.units_before,
+        }
+
+    def headline(self, outcomes: "Sequence[Outcome]", *, has_size: bool = False) -> str:
+        """Return the line on what this run has done, with its bytes if it `has_size`.
 
         If no unit was left to do, the line says that instead.
         """
@@ -120,9 +139,32 @@ class CommandOutput(ABC, JobProgress, Generic[T]):
         if has_all and not any(outcome.quarantined for outcome in outcomes):
             return f"nothing left to do: {before}"
         samples = sum(outcome.samples for outcome in outcomes)
+        size = f", {human_bytes(sum(o.nbytes for o in outcomes))}" if has_size else ""
         took = human_time(self.line.elapsed_s)
-        new = f"{plural(samples, self.counted)} {self.done} in {took}{more}"
+        new = f"{plural(samples, self.counted)} {self.done} in {took}{size}"
         return new + (f", after {before}" if units else "")
+
+    def dataset_lines(
+        self,
+        outcome: "Outcome",
+        place: str,
+        *,
+        before: Iterable[str] = (),
+        after: Iterable[str] = (),
+    ) -> list[str]:
+        """Return the lines about a dataset: its size, its rejects, and the units that failed.
+
+        The lines `before` and `after` stand before and after those about rejects.
+        """
+        manifest = outcome.manifest
+        held = f"{plural(manifest.samples, 'sample')} in {plural(len(manifest.shards), 'shard')}"
+        return [
+            f"{place}: {held}, {human_bytes(manifest.nbytes)}",
+            *before,
+            *rejects_lines(manifest.rejects, place),
+            *after,
+            *self.failed_units(outcome),
+        ]
 
     def failed_units(self, outcome: "Outcome") -> Iterator[str]:
         """Yield a line for each unit that failed, with the reason."""
@@ -130,11 +172,11 @@ class CommandOutput(ABC, JobProgress, Generic[T]):
             times = f" (failed {failed.attempts} times)" if failed.attempts > 1 else ""
             yield KeptLine(f"{self.unit} {failed.unit.name} is left out: {failed.reason}{times}")
 
-    def retry_lines(self, outcomes: "Sequence[Outcome]") -> list[str]:
+    def retry_lines(self, outcomes: "Iterable[Outcome]") -> list[str]:
         """Return the lines on what to do about failed units; none if none failed."""
-        failed = [one for outcome in outcomes for one in outcome.quarantined]
+        failed = [unit for outcome in outcomes for unit in outcome.quarantined]
         less = f"give fewer --workers or a smaller {self.spared}"
-        is_short = bool(self.spared) and any("memory" in one.reason for one in failed)
+        is_short = bool(self.spared) and any("memory" in unit.reason for unit in failed)
         lines = [f"if memory is short, {less}"] if is_short else []
         retried = KeptLine("run the same command again to retry what is left out")
         return [*lines, retried] if failed else []
@@ -160,7 +202,7 @@ def load_step(places: Sequence[str], manifests: "Iterable[Manifest]") -> str:
     The first of `places` has the latents; any others are joined to it.
     """
     joined = "".join(f', join=["{place}"]' for place in places[1:])
-    batch = min(batch_that_fits(one.settings, one.counts, one.samples) for one in manifests)
+    batch = min(batch_that_fits(made.settings, made.counts, made.samples) for made in manifests)
     return f'next: wdsprep.load("{places[0]}"{joined}, global_batch={batch}) in your trainer'
 
 
