@@ -168,7 +168,7 @@ def test_a_bad_image_is_a_reject_and_costs_no_other(models: Path, tmp_path: Path
 
 def test_images_of_every_kind_are_scored_as_they_were_packed(models: Path, tmp_path: Path) -> None:
     files = {
-        f"{kind}{SUFFIXES.get(kind, '.jpg')}": make(draw(kind, (160, 120)).image)
+        f"{kind}{SUFFIXES.get(kind, '.jpg')}": make(draw(kind, (160, 120))[0])
         for kind, make in PICTURES.items()
     }
     images = packed(write_files(tmp_path / "in", dict(files)), tmp_path / "images")
@@ -286,7 +286,7 @@ def test_urls_become_chosen_latents_of_both_phases(models: Path, tmp_path: Path)
     pytest.importorskip("py3langid")
     sizes = ((96, 80), (200, 150))
     drawn = [
-        PICTURES[kind](draw(f"{kind} {number}", sizes[number % 2]).image)
+        PICTURES[kind](draw(f"{kind} {number}", sizes[number % 2])[0])
         for number in range(2)
         for kind in PICTURES
     ]

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 import click
-from click.shell_completion import CompletionItem
 
 from wdsprep.errors import UsageError
 from wdsprep.options import unknown_option_message
@@ -47,16 +46,8 @@ class HeadedOption(click.Option):
 option = partial(click.option, cls=HeadedOption)
 
 
-class Place(click.ParamType):  # type: ignore[type-arg]
-    """The type of a file, folder, pattern or URL, which shells complete with files."""
-
-    name = "text"
-
-    def shell_complete(self, _ctx: Any, _param: Any, incomplete: str) -> list[CompletionItem]:
-        return [CompletionItem(incomplete, type="file")]
-
-
-PLACE = Place()
+PLACE = click.Path(readable=False)
+"""The type of a file, folder, pattern or URL: shells complete it with files, nothing checks it."""
 
 
 def _be_quiet(ctx: click.Context, _param: Any, wanted: bool) -> None:

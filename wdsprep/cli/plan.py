@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from wdsprep.dataset.manifest import Manifest
@@ -140,45 +140,14 @@ class PlanOptions(Options):
             )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trial:
-    """The speed of one GPU and the bytes of a sample, as a run of `encode --limit` had them."""
-
-    resolution: int
-    rate: float
-    nbytes_each: float
-    source: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Images:
-    """The images that a resolution takes, as far as is known: their bytes, and their shards."""
-
-    samples: int
-    shards: int
-    nbytes: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Phase:
-    """The time and bytes of encoding at one resolution; hours and dollars are None if not known."""
-
-    resolution: int
-    samples: int
-    rate: float | None
-    source: str
-    gpu_hours: float | None
-    wall_hours: float | None
-    dollars: float | None
-    nbytes_read: int
-    nbytes_written: int
-    shards: int
+Trial = tuple[float, float, str]
+"""The images a second of one GPU, the bytes of a sample, and the run that measured both."""
 
 
 @takes_options(PlanOptions)
 def plan_lines(options: PlanOptions) -> str:
     """Return the text that `wdsprep plan` prints."""
-    trials = {trial.resolution: trial for trial in map(read_trial, options.trials)}
+    trials = dict(map(read_trial, options.trials))
     choice = Choice(
         model=options.model,
         latents=options.latents,
@@ -188,27 +157,31 @@ def plan_lines(options: PlanOptions) -> str:
     )
     if choice.latents == "moments" and choice.preset.vae == DC:
         raise UsageError(f"--latents moments: the VAE of {choice.model} gives no distribution")
-    wanted = _resolutions(options, trials)
-    if missing := [side for side in wanted if trials and side not in trials]:
+    resolutions = _resolutions(options, trials)
+    if missing := [side for side in resolutions if trials and side not in trials]:
         how = _how_to_try(options, missing[0], count=TRIED)
         raise UsageError(f"no --trial was made at {missing[0]}: {how}, or leave {missing[0]} out")
+    counts = images_at(options, resolutions)
     phases = [
-        phase(side, images, trials.get(side), choice, options)
-        for side, images in images_at(options, wanted).items()
-        if images.samples
+        phase(side, counts[side], trials.get(side), choice, options)
+        for side in resolutions
+        if counts[side][0]
     ]
     if not phases:
         raise UsageError(
-            f"no image is large enough for {', '.join(map(str, wanted))}: give a smaller "
+            f"no image is large enough for {', '.join(map(str, resolutions))}: give a smaller "
             "--resolution, or other images"
         )
     if options.as_json:
-        return json.dumps({"phases": [asdict(each) for each in phases]}, sort_keys=True)
+        return json.dumps({"phases": phases}, sort_keys=True)
     return join_lines(_lines(phases, choice, options, has_trials=bool(trials)))
 
 
-def read_trial(url: str) -> Trial:
-    """Return what a trial has measured; raise UsageError for a dataset that is none."""
+def read_trial(url: str) -> tuple[int, Trial]:
+    """Return the resolution of a trial, and what it has measured.
+
+    Raise UsageError for a dataset that is no trial.
+    """
     _, manifest = open_dataset(url)
     trial = manifest.extra.get("trial")
     if manifest.dataset != "latents" or trial is None or not manifest.samples:
@@ -217,12 +190,8 @@ def read_trial(url: str) -> Trial:
     source = f"{model} on {trial['device']}, busy {trial['busy']:.0%} of the time"
     if "launching" in trial:
         source += f", launching {trial['launching']:.0%}"
-    return Trial(
-        resolution=settings.get("resolution", 0),
-        rate=trial["each"],
-        nbytes_each=manifest.nbytes / manifest.samples,
-        source=f"measured in {url}: {source}",
-    )
+    measured = trial["each"], manifest.nbytes / manifest.samples, f"measured in {url}: {source}"
+    return settings.get("resolution", 0), measured
 
 
 def _resolutions(options: PlanOptions, trials: Mapping[int, Trial]) -> tuple[int, ...]:
@@ -233,16 +202,16 @@ def _resolutions(options: PlanOptions, trials: Mapping[int, Trial]) -> tuple[int
     return USUAL[: 1 if options.latents == "none" else None]
 
 
-def images_at(options: PlanOptions, resolutions: Sequence[int]) -> dict[int, Images]:
-    """Return the images that each resolution takes: those whose shorter side is large enough."""
+def images_at(options: PlanOptions, resolutions: Sequence[int]) -> dict[int, tuple[int, int, int]]:
+    """Return how many images each resolution takes, in how many shards, of how many bytes.
+
+    It takes those whose shorter side is large enough. Bytes that are not known are 0.
+    """
     if options.counts:
-        counts = parse_counts(options.counts)
-        samples = {
-            side: round(sum(count for size, count in counts.items() if size >= side))
-            for side in resolutions
-        }
-        a_shard = options.samples_per_shard
-        return {side: Images(samples=n, shards=-(-n // a_shard)) for side, n in samples.items()}
+        counts = parse_counts(options.counts).items()
+        large = [round(sum(n for size, n in counts if size >= side)) for side in resolutions]
+        sizes = ((count, -(-count // options.samples_per_shard), 0) for count in large)
+        return dict(zip(resolutions, sizes, strict=True))
     place = os.fspath(options.images)
     _, manifest = open_dataset(place)
     if manifest.dataset != "images":
@@ -250,51 +219,57 @@ def images_at(options: PlanOptions, resolutions: Sequence[int]) -> dict[int, Ima
     return {side: _images_in(manifest, side) for side in resolutions}
 
 
-def _images_in(manifest: Manifest, resolution: int) -> Images:
-    samples = images_from(manifest, resolution)
+def _images_in(manifest: Manifest, resolution: int) -> tuple[int, int, int]:
     buckets = sorted(map(int, manifest.settings["buckets"]))
     last_below = max((bucket for bucket in buckets if bucket <= resolution), default=buckets[0])
-    shards = [shard for shard in manifest.shards if int(shard.bucket) >= last_below]
-    nbytes = sum(shard.nbytes for shard in shards)
-    return Images(samples=samples, shards=len(shards), nbytes=nbytes)
+    nbytes = [shard.nbytes for shard in manifest.shards if int(shard.bucket) >= last_below]
+    return images_from(manifest, resolution), len(nbytes), sum(nbytes)
 
 
 def phase(
-    resolution: int, images: Images, trial: Trial | None, choice: Choice, options: PlanOptions
-) -> Phase:
-    """Return what encoding at a resolution takes."""
-    hours = images.samples / trial.rate / 3600 if trial else None
-    each = trial.nbytes_each if trial else sample_nbytes(resolution, choice)
-    return Phase(
-        resolution=resolution,
-        samples=images.samples,
-        rate=trial.rate if trial else None,
-        source=trial.source if trial else "",
-        gpu_hours=hours,
-        wall_hours=None if hours is None else hours / options.gpus,
-        dollars=hours * options.price if hours and options.price else None,
-        nbytes_read=images.nbytes,
-        nbytes_written=round(images.samples * each),
-        shards=images.shards,
-    )
+    resolution: int,
+    images: tuple[int, int, int],
+    trial: Trial | None,
+    choice: Choice,
+    options: PlanOptions,
+) -> dict[str, Any]:
+    """Return what encoding at a resolution takes; hours and dollars are None if not known."""
+    samples, shards, nbytes = images
+    rate, nbytes_each, source = trial or (None, sample_nbytes(resolution, choice), "")
+    hours = samples / rate / 3600 if rate else None
+    return {
+        "resolution": resolution,
+        "samples": samples,
+        "rate": rate,
+        "source": source,
+        "gpu_hours": hours,
+        "wall_hours": hours / options.gpus if hours else None,
+        "dollars": hours * options.price if hours and options.price else None,
+        "nbytes_read": nbytes,
+        "nbytes_written": round(samples * nbytes_each),
+        "shards": shards,
+    }
 
 
 def _lines(
-    phases: Sequence[Phase], choice: Choice, options: PlanOptions, *, has_trials: bool
+    phases: Sequence[Mapping[str, Any]], choice: Choice, options: PlanOptions, *, has_trials: bool
 ) -> Iterator[str]:
-    for each in phases:
-        of = "text" if choice.is_of_text and not has_trials else f"resolution {each.resolution}"
-        yield f"{of}: {plural(each.samples, 'image')}"
-        if each.rate and each.gpu_hours is not None and each.wall_hours is not None:
-            yield f"  speed     {each.rate:,.1f} images/s for a GPU ({each.source})"
-            dollars = "" if each.dollars is None else f", ${each.dollars:,.2f}"
-            hours = each.wall_hours
+    for plan in phases:
+        is_text = choice.is_of_text and not has_trials
+        of = "text" if is_text else f"resolution {plan['resolution']}"
+        yield f"{of}: {plural(plan['samples'], 'image')}"
+        if plan["rate"]:
+            yield f"  speed     {plan['rate']:,.1f} images/s for a GPU ({plan['source']})"
+            dollars = "" if plan["dollars"] is None else f", ${plan['dollars']:,.2f}"
+            hours = plan["wall_hours"]
             wall = f"{hours / 24:,.1f} days" if hours >= DAYS_FROM_H else f"{hours:,.1f} h"
-            yield f"  GPUs      {each.gpu_hours:,.1f} GPU hours{dollars}; {wall} on {options.gpus}"
-        read = f"{human_bytes(each.nbytes_read)} read, " if each.nbytes_read else ""
+            gpu_hours = f"{plan['gpu_hours']:,.1f} GPU hours"
+            yield f"  GPUs      {gpu_hours}{dollars}; {wall} on {options.gpus}"
+        read = f"{human_bytes(plan['nbytes_read'])} read, " if plan["nbytes_read"] else ""
+        written = plan["nbytes_written"]
         yield (
-            f"  bytes     {read}{human_bytes(each.nbytes_written)} written in "
-            f"{plural(each.shards, 'shard')}: {human_bytes(each.nbytes_written / each.samples)} "
+            f"  bytes     {read}{human_bytes(written)} written in "
+            f"{plural(plan['shards'], 'shard')}: {human_bytes(written / plan['samples'])} "
             f"a sample{'' if has_trials else f' of {choice.model}'}"
         )
         yield ""
@@ -303,8 +278,8 @@ def _lines(
     if choice.preset.is_trimmed and choice.text == "emb":
         yield f"captions have {choice.tokens} tokens here (--tokens)"
     yield PUBLISHED
-    first = phases[0]
-    how = _how_to_try(options, first.resolution, count=min(TRIED, first.samples))
+    resolution, samples = phases[0]["resolution"], phases[0]["samples"]
+    how = _how_to_try(options, resolution, count=min(TRIED, samples))
     yield f"to measure a GPU of yours: {how}"
 
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
 
 from PIL import Image, ImageDraw
 
@@ -32,15 +31,8 @@ CORNERS = {"disc": 60, "triangle": 3, "square": 4, "hexagon": 6}
 PLACES = ((0.25, 0.3), (0.75, 0.3), (0.3, 0.7), (0.7, 0.75), (0.5, 0.5))
 
 
-class Drawing(NamedTuple):
-    """A picture with its caption."""
-
-    image: Image.Image
-    caption: str
-
-
-def draw(seed: object, size: PictureSize) -> Drawing:
-    """Draw some shapes on clouds, as seed and size decide, with a caption that names them."""
+def draw(seed: object, size: PictureSize) -> tuple[Image.Image, str]:
+    """Draw some shapes on clouds, as seed and size decide; return them with a caption."""
     random = Random(f"{seed}")  # noqa: S311 (a picture, no secret)
     ground, *colours = random.sample(list(COLOURS), random.randint(2, 4))
     clouds = Image.frombytes("L", (5, 4), random.randbytes(20)).resize(size)
@@ -57,7 +49,7 @@ def draw(seed: object, size: PictureSize) -> Drawing:
             around, CORNERS[name], random.randrange(360), fill=COLOURS[colour]
         )
         shapes.append(f"{_article(colour)} {name}")
-    return Drawing(image, f"{' and '.join(shapes)} on {_article(ground)} background")
+    return image, f"{' and '.join(shapes)} on {_article(ground)} background"
 
 
 def _article(colour: str) -> str:
@@ -76,12 +68,12 @@ def write_pictures(
     for name in FOLDERS:
         (folder / name).mkdir()
     for number in range(count):
-        drawing = draw(f"demo {number}", _size(random, sides))
+        image, caption = draw(f"demo {number}", _size(random, sides))
         kind = list(KINDS)[number % len(KINDS)] if number % 2 else "jpg"
         stem = folder / FOLDERS[number % len(FOLDERS)] / f"{number:04}-{kind}"
         path = stem.with_suffix(SUFFIXES.get(kind, ".jpg"))
-        path.write_bytes(KINDS[kind](drawing.image))
-        _write_caption(stem, number, drawing.caption)
+        path.write_bytes(KINDS[kind](image))
+        _write_caption(stem, number, caption)
     return count, _write_broken(folder / "web")
 
 
@@ -158,18 +150,18 @@ SUFFIXES = {
 
 # --- what goes wrong in downloads
 def _write_broken(folder: Path) -> int:
-    whole, small = draw("broken", (400, 300)), draw("small", SMALL)
-    jpg, png, page = KINDS["jpg"], KINDS["png"], b"<!DOCTYPE html><html><body>404</body></html>"
-    banner = draw("banner", LONG).image
-    sound = jpg(whole.image)
+    whole, whole_caption = draw("broken", (400, 300))
+    small, banner = (draw(seed, size)[0] for seed, size in (("small", SMALL), ("banner", LONG)))
+    jpg, page = KINDS["jpg"], b"<!DOCTYPE html><html><body>404</body></html>"
+    sound = jpg(whole)
     broken = {f"cut-{quarters}.jpg": sound[: len(sound) * quarters // 4] for quarters in (1, 2, 3)}
-    broken |= {"cut.png": png(whole.image)[:5000], "empty.jpg": b"", "banner.jpg": jpg(banner)}
+    broken |= {"cut.png": KINDS["png"](whole)[:5000], "empty.jpg": b"", "banner.jpg": jpg(banner)}
     broken |= {f"moved-{number}.jpg": page for number in range(3)}
-    broken |= {f"small-{number}.jpg": jpg(small.image) for number in range(3)}
+    broken |= {f"small-{number}.jpg": jpg(small) for number in range(3)}
     broken |= {f"foreign-{number}.jpg": sound for number in range(2)}
     for name, data in broken.items():
         (folder / name).write_bytes(data)
-        caption = "un été à la mer" if name.startswith("foreign") else whole.caption
+        caption = "un été à la mer" if name.startswith("foreign") else whole_caption
         encoding = "latin-1" if name.startswith("foreign") else "utf-8"
         (folder / name).with_suffix(".txt").write_text(f"{caption}\n", encoding=encoding)
     return len(broken)

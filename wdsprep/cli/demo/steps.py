@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from wdsprep.cli.demo.pictures import write_pictures
@@ -51,17 +50,6 @@ a folder of images, each with its caption in a .txt beside it
   wdsprep encode --resolution 256       # with a real model, for training: on GPUs"""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DemoStep:
-    """A step of the demo: its title, and the words of its command.
-
-    If the first word is `wdsprep`, the command runs in this process.
-    """
-
-    title: str
-    words: tuple[str, ...]
-
-
 def demo(
     folder: str,
     *,
@@ -82,9 +70,9 @@ def demo(
         raise WorkError(
             f"{home} cannot hold the pictures ({error}): give another folder"
         ) from error
-    for step in steps(folder, overwrite=overwrite):
-        say(f"\n# {step.title}\n$ {shlex.join(step.words)}")
-        program, *arguments = step.words
+    for title, words in steps(folder, overwrite=overwrite):
+        say(f"\n# {title}\n$ {shlex.join(words)}")
+        program, *arguments = words
         code = run(arguments) if program == "wdsprep" else _run_python(arguments)
         if code:
             say(f"\nthe demo stops here: the command above returned exit code {code}")
@@ -93,33 +81,30 @@ def demo(
     return 0
 
 
-def steps(folder: str, *, overwrite: bool = False) -> Iterator[DemoStep]:
-    """Yield the steps of the demo, in their order."""
-    anew = ("--overwrite",) if overwrite else ()
-    options = ("--model", "tiny", *anew)
+def steps(folder: str, *, overwrite: bool = False) -> Iterator[tuple[str, list[str]]]:
+    """Yield the title and the words of each step, in their order.
+
+    A command whose first word is `wdsprep` runs in this process.
+    """
+    anew = ["--overwrite"] if overwrite else []
     images, latents = f"{folder}/images", [f"{folder}/latents-{side}" for side in (256, 512)]
-    yield DemoStep(
-        title="Check the pictures and pack them into tar shards, by resolution",
-        words=("wdsprep", "pack", f"{folder}/downloads", images, *anew),
+    yield (
+        "Check the pictures and pack them into tar shards, by resolution",
+        ["wdsprep", "pack", f"{folder}/downloads", images, *anew],
     )
-    yield DemoStep(
-        title="Encode them in one pass: those large enough for 256 pixels, and for 512",
-        words=(
-            *("wdsprep", "encode", images, f"{folder}/latents-{{resolution}}"),
-            *("--resolution", "256,512", *options),
-        ),
+    words = ["wdsprep", "encode", images, f"{folder}/latents-{{resolution}}"]
+    yield (
+        "Encode them in one pass: those large enough for 256 pixels, and for 512",
+        [*words, "--resolution", "256,512", "--model", "tiny", *anew],
     )
-    yield DemoStep(
-        title="Check every byte, and that images and latents match",
-        words=("wdsprep", "verify", images, *latents),
+    yield (
+        "Check every byte, and that images and latents match",
+        ["wdsprep", "verify", images, *latents],
     )
-    yield DemoStep(
-        title="Load batches, as a trainer does",
-        words=("python", f"{folder}/load.py"),
-    )
-    yield DemoStep(
-        title="Put all of it on one page: what came in, what was rejected, what latents look like",
-        words=("wdsprep", "report", images, *latents, "-o", f"{folder}/report.html"),
+    yield "Load batches, as a trainer does", ["python", f"{folder}/load.py"]
+    yield (
+        "Put all of it on one page: what came in, what was rejected, what latents look like",
+        ["wdsprep", "report", images, *latents, "-o", f"{folder}/report.html"],
     )
 
 
