@@ -1,8 +1,8 @@
 """The commands: the help of each, and what it calls.
 
 A command that works on datasets calls the function of its name in `wdsprep` with its declared
-options, tells what the function's listener hears, and prints the result. `cli.output` has a class
-for that, named after the command, in the file of its room. So such a command has its help here.
+options and a listener, which prints progress and the result. `cli.output` has its class, named
+after the command, in the file of its room. So such a command has only its help here.
 
 The commands stand in the order in which the help lists them. A command imports what takes long to
 import when it runs.
